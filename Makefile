@@ -1,0 +1,51 @@
+# Every target sets up what it needs, so each works from a fresh clone.
+#   make run [PROMPT="..."]   the default model answers
+#   make test                 the whole suite
+#   make lint                 ruff and mypy
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PROMPT ?= The capital of France is
+PIP    := $(BIN)/pip --disable-pip-version-check --quiet
+
+.PHONY: run test lint format clean
+
+run: $(VENV)/.installed
+	@$(BIN)/glassloop generate "$(PROMPT)" --max-tokens 40
+
+test: $(VENV)/.tested
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
+
+lint: $(VENV)/.linted
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(VENV)/.linted
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build
+
+# One stamp for each set of packages; a change of the requirements installs again.
+$(BIN)/python:
+	@echo "Making the environment in $(VENV) ..."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "glassloop needs Python 3.11 or newer")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing glassloop ..."
+	@$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.tested: pyproject.toml constraints.txt $(VENV)/.installed
+	@echo "Installing the test oracles ..."
+	@$(PIP) install -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/.linted: pyproject.toml constraints.txt $(VENV)/.installed
+	@echo "Installing the linters ..."
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@

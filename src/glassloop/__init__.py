@@ -1,0 +1,48 @@
+"""Glassloop: a text-generation engine you can see through.
+
+    from glassloop import LLM, Sampling
+    run = LLM().generate("The capital of France is", Sampling(max_tokens=8))
+
+Names are loaded when they are first used, so `import glassloop` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from glassloop.decode.sampling import Sampling as Sampling
+    from glassloop.engine.llm import LLM as LLM
+    from glassloop.engine.run import Run as Run
+    from glassloop.engine.run import Token as Token
+    from glassloop.errors import GlassloopError as GlassloopError
+    from glassloop.errors import ModelError as ModelError
+    from glassloop.errors import RegistryError as RegistryError
+    from glassloop.errors import SamplingError as SamplingError
+    from glassloop.errors import TextError as TextError
+
+_HOMES = {
+    "LLM": "glassloop.engine.llm",
+    "Run": "glassloop.engine.run",
+    "Token": "glassloop.engine.run",
+    "Sampling": "glassloop.decode.sampling",
+    "GlassloopError": "glassloop.errors",
+    "ModelError": "glassloop.errors",
+    "RegistryError": "glassloop.errors",
+    "SamplingError": "glassloop.errors",
+    "TextError": "glassloop.errors",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'glassloop' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

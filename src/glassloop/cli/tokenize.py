@@ -1,0 +1,125 @@
+"""`glassloop tokenize`: the tokens a model sees in a text, each with its id and its bytes.
+
+On a terminal neighbouring tokens get different colours (or bars between them where colour is not wanted) and
+what is invisible is shown; through a pipe it is one token a line, parted by tabs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from glassloop.errors import TextError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_DEFAULT_MODEL = "smollm2-135m-instruct"
+_COLOURS = (
+    "black on bright_cyan",
+    "black on bright_yellow",
+    "black on bright_green",
+    "black on bright_magenta",
+)
+_SPECIAL = "bold white on red"
+_VISIBLE = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+
+
+def tokenize(
+    text: Annotated[str, typer.Argument(help="What to cut into tokens; '-' reads it from stdin.")],
+    model: Annotated[
+        str,
+        typer.Option("--model", "-m", help="A model, a tokenizer such as cl100k_base, or a path to either."),
+    ] = _DEFAULT_MODEL,
+    special: Annotated[
+        bool, typer.Option("--special/--no-special", help="Read the text of special tokens as those tokens.")
+    ] = True,
+    bos: Annotated[
+        bool, typer.Option("--bos/--no-bos", help="Add the tokens that the model wants around a text.")
+    ] = True,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Show how a text becomes tokens."""
+    from glassloop.cli.terminal import working
+
+    whole = _stdin() if text == "-" else text
+    with working(f"Loading {model}"):
+        from glassloop.model.loader import load_tokenizer
+
+        tokenizer = load_tokenizer(model)
+    ids = tokenizer.encode(whole, add_special=bos, parse_special=special)
+    tokens: list[dict[str, Any]] = []
+    for token_id in ids:
+        data = tokenizer.token_bytes(token_id)
+        tokens.append(
+            {
+                "id": token_id,
+                "piece": tokenizer.piece(token_id),
+                "text": data.decode("utf-8", "replace"),
+                "bytes": data.hex(),
+                "special": token_id in tokenizer.special_ids,
+            }
+        )
+    if json_output:
+        found = {"model": model, "text": whole, "count": len(tokens), "tokens": tokens}
+        print(json.dumps(found, ensure_ascii=False))
+        return
+
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if console.is_terminal:
+        _show(console, model, tokens)
+    else:
+        for token in tokens:
+            print(token["id"], visible(token["piece"]), token["bytes"], sep="\t")
+
+
+def visible(piece: str) -> str:
+    """A piece in which spaces and line ends can be seen and nothing can move the cursor."""
+    return "".join(
+        _VISIBLE.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in piece
+    )
+
+
+def _show(console: Console, model: str, tokens: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    coloured = console.color_system is not None and not console.no_color
+    line = Text()
+    for place, token in enumerate(tokens):
+        if place and not coloured:
+            line.append("│")
+        line.append(visible(token["piece"]), _style(place, token) if coloured else "")
+        if "\n" in token["piece"] and place + 1 < len(tokens):
+            line.append("\n")
+    console.print(line)
+
+    table = Table(box=None, pad_edge=False, header_style="bold" if coloured else "")
+    for header in ("", "id", "piece", "bytes"):
+        table.add_column(header, justify="left" if header in ("piece", "bytes") else "right", overflow="fold")
+    for place, token in enumerate(tokens):
+        piece = Text().append(visible(token["piece"]), _style(place, token) if coloured else "")
+        data = bytes.fromhex(token["bytes"]).hex(" ")
+        table.add_row(str(place), str(token["id"]), piece, "special" if token["special"] else data)
+    if tokens:
+        console.print()
+        console.print(table)
+    console.print(f"\n{len(tokens)} token{'' if len(tokens) == 1 else 's'} · {model}", markup=False)
+
+
+def _style(place: int, token: dict[str, Any]) -> str:
+    return _SPECIAL if token["special"] else _COLOURS[place % len(_COLOURS)]
+
+
+def _stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TextError(
+            f"stdin is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02X}"
+        ) from None

@@ -1,0 +1,135 @@
+"""GGUF metadata to ModelConfig. What it leaves open (biases, a head of its own) the tensors tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from glassloop.model.config import MOST_LAYERS, LayerConfig, ModelConfig
+from glassloop.model.families import FAMILY_BY_TYPE, Family
+from glassloop.model.fields import Fields
+from glassloop.model.rope import Divided, Linear, Rope, Scaling, Yarn
+from glassloop.ops.tensor import Tensor
+
+
+def config_from_gguf(
+    where: str, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> tuple[Family, ModelConfig]:
+    architecture = metadata.get("general.architecture")
+    family = FAMILY_BY_TYPE.get(architecture) if isinstance(architecture, str) else None
+    if family is None:
+        known = ", ".join(sorted(FAMILY_BY_TYPE))
+        raise Fields(where, {}).error(
+            "general.architecture", f"is {architecture!r}; one of {known} is expected"
+        )
+    fields = Fields(where, metadata, prefix=f"{architecture}.")
+
+    count = fields.whole("block_count", most=MOST_LAYERS)
+    dim = fields.whole("embedding_length")
+    heads = _same_for_all(fields, "attention.head_count")
+    head_dim = fields.whole("attention.key_length", max(dim // heads, 1))
+    if fields.whole("attention.value_length", head_dim) != head_dim:
+        raise fields.error("attention.value_length", f"must equal attention.key_length, {head_dim}")
+    wide = family.gguf_wide_scale_layers == count
+    has_norm_bias = family.traits.get("norm") == "layer"
+    settings: dict[str, Any] = {
+        "family": family.name,
+        "vocab_size": fields.whole("vocab_size", _rows(tensors, "token_embd.weight")),
+        "dim": dim,
+        "ffn_dim": _same_for_all(fields, "feed_forward_length"),
+        "heads": heads,
+        "kv_heads": _same_for_all(fields, "attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "context": fields.whole("context_length"),
+        "layers": _layers(fields, family, tensors, count, head_dim),
+        "attention_scale": fields.number("attention.scale", (dim / heads if wide else head_dim) ** -0.5),
+        "norm_eps": fields.number(f"attention.layer_norm_{'' if has_norm_bias else 'rms_'}epsilon"),
+        "embedding_scale": dim**0.5 if family.scaled_embedding else 1.0,
+        "activation": family.gguf_activation,
+        "qkv_bias": "blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
+        "out_bias": "blk.0.attn_output.bias" in tensors,
+        "ffn_bias": "blk.0.ffn_up.bias" in tensors,
+        "tied": "output.weight" not in tensors,
+        "attention_softcap": fields.number_or_none("attn_logit_softcapping"),
+        "logit_softcap": fields.number_or_none("final_logit_softcapping"),
+    }
+    return family, ModelConfig.checked(where, {**settings, **family.traits})
+
+
+def _rows(tensors: Mapping[str, Tensor], name: str) -> int | None:
+    return tensors[name].shape[0] if name in tensors else None
+
+
+def _same_for_all(fields: Fields, key: str, default: int | None = None) -> int:
+    """A number that some files list once for each layer."""
+    value = fields.get(key)
+    if isinstance(value, np.ndarray):
+        if len(set(value.tolist())) != 1:
+            raise fields.error(key, "differs from layer to layer, which is not supported")
+        fields = Fields(fields.where, {fields.prefix + key: int(value[0])}, fields.prefix)
+    return fields.whole(key, default)
+
+
+def _layers(
+    fields: Fields, family: Family, tensors: Mapping[str, Tensor], count: int, head_dim: int
+) -> tuple[LayerConfig, ...]:
+    if family.traits.get("positions", "rotary") != "rotary":
+        return (LayerConfig(),) * count
+    turning = fields.whole("rope.dimension_count", head_dim)
+    scaling = _scaling(fields, tensors, turning)
+    rope = Rope(fields.number("rope.freq_base", 10_000.0), turning, scaling)
+    local_base = fields.number("rope.freq_base_swa", family.local_rope_base or rope.base)
+    local_rope = Rope(local_base, rope.dim, None if family.local_rope_base else scaling)
+    window = fields.whole_or_none("attention.sliding_window")
+    local = _local_layers(fields, family, count) if window is not None else [False] * count
+    return tuple(
+        LayerConfig(
+            window=window if local[index] else None,
+            rope=None
+            if family.nope_every is not None and (index + 1) % family.nope_every == 0
+            else (local_rope if local[index] else rope),
+        )
+        for index in range(count)
+    )
+
+
+def _local_layers(fields: Fields, family: Family, count: int) -> list[bool]:
+    pattern = fields.get("attention.sliding_window_pattern")
+    if isinstance(pattern, np.ndarray):
+        if len(pattern) != count:
+            raise fields.error(
+                "attention.sliding_window_pattern", f"has {len(pattern)} entries for {count} layers"
+            )
+        return [bool(local) for local in pattern]
+    if family.full_every is None:
+        return [True] * count
+    every = fields.whole("attention.sliding_window_pattern", family.full_every)
+    return [(index + 1) % every != 0 for index in range(count)]
+
+
+def _scaling(fields: Fields, tensors: Mapping[str, Tensor], turning: int) -> Scaling | None:
+    if "rope_freqs.weight" in tensors:
+        divisors = tensors["rope_freqs.weight"].float32().reshape(-1)
+        if len(divisors) != turning // 2 or not (np.isfinite(divisors) & (divisors > 0)).all():
+            raise Fields(fields.where, {}).error(
+                "rope_freqs.weight",
+                f"must hold {turning // 2} positive numbers, one for each pair of dimensions",
+            )
+        return Divided(tuple(divisors.tolist()))
+    kind = fields.get("rope.scaling.type", "linear" if fields.get("rope.scale_linear") else "none")
+    match kind:
+        case "none":
+            return None
+        case "linear":
+            return Linear(fields.number("rope.scaling.factor", fields.get("rope.scale_linear")))
+        case "yarn":
+            return Yarn(
+                fields.number("rope.scaling.factor"),
+                fields.whole("rope.scaling.original_context_length", fields.get("context_length")),
+                beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
+                beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
+                attention_factor=fields.number_or_none("rope.scaling.attn_factor"),
+            )
+    raise fields.error("rope.scaling.type", f"is {kind!r}; none, linear or yarn is expected")

@@ -1,0 +1,187 @@
+"""`config.json` to ModelConfig. Both spellings of rotary positions are read: `rope_theta` with
+`rope_scaling`, as most published files have it, and the newer `rope_parameters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import log
+from typing import Any
+
+from glassloop.model.config import MOST_LAYERS, LayerConfig, ModelConfig
+from glassloop.model.families import FAMILY_BY_TYPE, Family
+from glassloop.model.fields import Fields
+from glassloop.model.rope import Linear, Llama3, Rope, Scaling, Yarn
+
+
+def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
+    if isinstance(values.get("text_config"), dict):
+        # A model with more than text: its language part has a config of its own.
+        values = {**values, **values["text_config"]}
+    fields = Fields(where, values)
+    model_type = fields.get("model_type")
+    family = FAMILY_BY_TYPE.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        known = ", ".join(sorted(FAMILY_BY_TYPE))
+        raise fields.error("model_type", f"is {model_type!r}; one of {known} is expected")
+    fields = Fields(where, {**family.defaults, **{k: v for k, v in values.items() if v is not None}})
+    for key, accepted in family.only:
+        if fields.get(key, accepted) != accepted:
+            raise fields.error(key, f"is {fields.get(key)!r}; only {accepted!r} is supported")
+
+    keys = family.keys
+    dim = fields.whole(keys["dim"])
+    heads = fields.whole(keys["heads"])
+    if keys["head_dim"] not in fields.values and dim % heads:
+        raise fields.error(keys["heads"], f"is {heads}, which does not divide {keys['dim']} {dim}")
+    head_dim = fields.whole(keys["head_dim"], dim // heads)
+    attention_bias = fields.flag("attention_bias", False)
+    context = fields.whole(keys["context"])
+    settings: dict[str, Any] = {
+        "family": family.name,
+        "vocab_size": fields.whole(keys["vocab_size"]),
+        "dim": dim,
+        "ffn_dim": fields.whole(keys["ffn_dim"], 4 * dim),
+        "heads": heads,
+        "kv_heads": fields.whole(keys["kv_heads"], heads),
+        "head_dim": head_dim,
+        "context": context,
+        "layers": (),
+        "attention_scale": fields.number("query_pre_attn_scalar", head_dim) ** -0.5,
+        "embedding_scale": dim**0.5 if family.scaled_embedding else 1.0,
+        "activation": _activation(fields, family),
+        "qkv_bias": attention_bias,
+        "out_bias": attention_bias,
+        "ffn_bias": fields.flag("mlp_bias", False),
+        "tied": fields.flag("tie_word_embeddings", False),
+        "attention_softcap": fields.number_or_none("attn_logit_softcapping"),
+        "logit_softcap": fields.number_or_none("final_logit_softcapping"),
+    }
+    if "norm_eps" not in family.traits:
+        settings["norm_eps"] = fields.number(keys["norm_eps"], 1e-5 if "n_embd" in keys.values() else 1e-6)
+    settings |= family.traits
+    if settings.get("positions", "rotary") == "rotary":
+        settings["layers"] = _rotary_layers(fields, family, head_dim, context)
+    else:
+        settings["layers"] = (LayerConfig(),) * fields.whole(keys["layers"], most=MOST_LAYERS)
+    return family, ModelConfig.checked(where, settings)
+
+
+def _activation(fields: Fields, family: Family) -> str:
+    key = family.keys["activation"]
+    name = fields.get(key, "silu")
+    if not isinstance(name, str) or name not in family.activations:
+        raise fields.error(key, f"is {name!r}; one of {', '.join(family.activations)} is expected")
+    return family.activations[name]
+
+
+def _rotary_layers(fields: Fields, family: Family, head_dim: int, context: int) -> tuple[LayerConfig, ...]:
+    count = fields.whole(family.keys["layers"], most=MOST_LAYERS)
+    full_rope, local_rope = _ropes(fields, family, head_dim, context)
+    window = fields.whole_or_none("sliding_window") if fields.flag("use_sliding_window", True) else None
+    local = _local_layers(fields, family, count) if window is not None else [False] * count
+    turned = _turned_layers(fields, family, count)
+    return tuple(
+        LayerConfig(
+            window=window if local[index] else None,
+            rope=(local_rope if local[index] else full_rope) if turned[index] else None,
+        )
+        for index in range(count)
+    )
+
+
+def _local_layers(fields: Fields, family: Family, count: int) -> list[bool]:
+    """Which layers see only their window."""
+    types = fields.get("layer_types")
+    if types is not None:
+        if not isinstance(types, list) or len(types) != count:
+            raise fields.error("layer_types", f"must be a list of {count} names, one for each layer")
+        for name in types:
+            if name not in ("full_attention", "sliding_attention"):
+                raise fields.error(
+                    "layer_types", f"has {name!r}; full_attention or sliding_attention is expected"
+                )
+        return [name == "sliding_attention" for name in types]
+    if family.full_every is not None:
+        every = fields.whole("sliding_window_pattern", family.full_every)
+        return [(index + 1) % every != 0 for index in range(count)]
+    first = fields.get("max_window_layers", 0)
+    if type(first) is not int:
+        raise fields.error("max_window_layers", f"is {first!r}; a whole number is expected")
+    return [index >= first for index in range(count)]
+
+
+def _turned_layers(fields: Fields, family: Family, count: int) -> list[bool]:
+    """Which layers have rotary positions at all."""
+    if family.nope_every is None:
+        return [True] * count
+    turned = fields.get("no_rope_layers")  # 1 where a layer has positions, in spite of its name
+    if turned is not None:
+        if not isinstance(turned, list) or len(turned) != count:
+            raise fields.error("no_rope_layers", f"must be a list of {count} numbers, one for each layer")
+        return [bool(flag) for flag in turned]
+    every = fields.whole("no_rope_layer_interval", family.nope_every)
+    return [(index + 1) % every != 0 for index in range(count)]
+
+
+def _ropes(fields: Fields, family: Family, head_dim: int, context: int) -> tuple[Rope, Rope]:
+    """Rotary positions of layers that see everything, and of layers with a window."""
+    base = fields.number("rope_theta", 10_000.0)
+    share = fields.number("partial_rotary_factor", 1.0)
+    parameters = fields.inner("rope_parameters")
+    if parameters is not None and isinstance(parameters.get("full_attention"), dict):
+        full, local = parameters.inner("full_attention"), parameters.inner("sliding_attention")
+    else:
+        full = parameters or fields.inner("rope_scaling")
+        local = full if family.local_rope_base is None else None
+    local_base = fields.number("rope_local_base_freq", family.local_rope_base or base)
+    return (
+        _rope(full, base, share, head_dim, context),
+        _rope(local, local_base, share, head_dim, context),
+    )
+
+
+def _rope(fields: Fields | None, base: float, share: float, head_dim: int, context: int) -> Rope:
+    if fields is None:
+        return Rope(base, int(head_dim * share))
+    base = fields.number("rope_theta", base)
+    dim = int(head_dim * fields.number("partial_rotary_factor", share))
+    return Rope(base, dim, _scaling(fields, context))
+
+
+def _scaling(fields: Fields, context: int) -> Scaling | None:
+    kind = fields.get("rope_type", fields.get("type", "default"))
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return Linear(fields.number("factor"))
+        case "llama3":
+            low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+            if low >= high:
+                raise fields.error(
+                    "low_freq_factor", f"is {low}; less than high_freq_factor {high} is expected"
+                )
+            return Llama3(
+                fields.number("factor"), low, high, fields.whole("original_max_position_embeddings", context)
+            )
+        case "yarn":
+            return Yarn(
+                fields.number("factor"),
+                fields.whole("original_max_position_embeddings", context),
+                beta_fast=fields.number("beta_fast", 32.0),
+                beta_slow=fields.number("beta_slow", 1.0),
+                attention_factor=_yarn_sharpness(fields),
+                truncate=fields.flag("truncate", True),
+            )
+    raise fields.error("rope_type", f"is {kind!r}; default, linear, llama3 or yarn is expected")
+
+
+def _yarn_sharpness(fields: Fields) -> float | None:
+    """None leaves it to YaRN's own rule; two `mscale`s, where both are given, replace it by their ratio."""
+    given = fields.number_or_none("attention_factor")
+    above, below = fields.get("mscale"), fields.get("mscale_all_dim")
+    if given is not None or not above or not below:
+        return given
+    grown = 0.1 * log(max(fields.number("factor"), 1.0))
+    return (grown * fields.number("mscale") + 1) / (grown * fields.number("mscale_all_dim") + 1)

@@ -1,0 +1,197 @@
+"""Reads GGUF files: one memory-mapped file with metadata, a vocabulary and quantized tensors.
+
+Nothing in the file is believed before it is checked: every count and length is held against the bytes that
+are left, so a damaged or hostile file ends in a `ModelError` that names the file and the field, in time and
+memory bounded by the file's own size.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from glassloop.errors import ModelError
+from glassloop.ops.quant import FORMAT_BY_GGUF_ID, FORMATS
+from glassloop.ops.tensor import Tensor
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MAX_DIMS = 4
+_STRING, _ARRAY = 8, 9
+# GGUF value type -> NumPy type of the plain numbers.
+_NUMBERS: dict[int, np.dtype[Any]] = {
+    0: np.dtype("u1"),
+    1: np.dtype("i1"),
+    2: np.dtype("<u2"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<u4"),
+    5: np.dtype("<i4"),
+    6: np.dtype("<f4"),
+    7: np.dtype("?"),
+    10: np.dtype("<u8"),
+    11: np.dtype("<i8"),
+    12: np.dtype("<f8"),
+}
+_LENGTH = struct.Struct("<Q")
+
+
+class GGUFFile:
+    """`metadata`: plain Python values, string arrays as lists, number arrays as NumPy arrays.
+    `tensors`: by name, still in the file (the memory map lives as long as any of them does).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        cursor = _Cursor(path)
+        if cursor.take(4, "magic") != MAGIC:
+            raise cursor.error("magic", "is not 'GGUF'; this is not a GGUF file")
+        version = cursor.number("<I", "version")
+        if version not in _VERSIONS:
+            raise cursor.error("version", f"is {version}; versions 2 and 3 (little-endian) are read")
+        # A tensor takes at least 32 bytes of header, a metadata entry at least 13: absurd counts end here.
+        tensor_count = cursor.count("tensor_count", at_least=32)
+        entry_count = cursor.count("metadata_kv_count", at_least=13)
+        self.metadata: dict[str, Any] = {}
+        for _ in range(entry_count):
+            key = cursor.string("a metadata key")
+            if key in self.metadata:
+                raise cursor.error(key, "appears twice in the metadata")
+            self.metadata[key] = cursor.value(key)
+        self.tensors = _read_tensors(cursor, tensor_count, self._alignment(cursor))
+
+    def _alignment(self, cursor: _Cursor) -> int:
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
+            raise cursor.error(
+                "general.alignment", f"is {alignment!r}; a number from 1 to 1048576 is expected"
+            )
+        return alignment
+
+
+def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tensor]:
+    infos: list[tuple[int, str, tuple[int, ...], int]] = []
+    for _ in range(count):
+        name = cursor.string("a tensor name")
+        n_dims = cursor.number("<I", f"{name}: n_dims")
+        if not 0 < n_dims <= _MAX_DIMS:
+            raise cursor.error(name, f"has {n_dims} dimensions; 1 to {_MAX_DIMS} are expected")
+        # GGUF lists the fastest axis first; ours is row-major.
+        shape = tuple(reversed([cursor.number("<Q", f"{name}: dimension") for _ in range(n_dims)]))
+        format_id = cursor.number("<I", f"{name}: type")
+        infos.append((cursor.number("<Q", f"{name}: offset"), name, shape, format_id))
+
+    base = -(-cursor.at // alignment) * alignment
+    tensors: dict[str, Tensor] = {}
+    end_of_previous, previous = 0, ""
+    for offset, name, shape, format_id in sorted(infos):
+        format = FORMAT_BY_GGUF_ID.get(format_id)
+        if format is None:
+            raise cursor.error(name, f"has type {format_id}; types {', '.join(FORMATS)} are read")
+        if 0 in shape or shape[-1] % format.block_values:
+            raise cursor.error(name, f"has shape {shape}, which does not fit its type {format.name}")
+        size = format.size_of(prod(shape))
+        if offset % alignment:
+            raise cursor.error(name, f"has offset {offset}, not a multiple of the alignment {alignment}")
+        if base + offset + size > cursor.size:
+            raise cursor.error(
+                name,
+                f"ends at byte {base + offset + size}; the file ends at {cursor.size} (truncated?)",
+            )
+        if name in tensors:
+            raise cursor.error(name, "appears twice")
+        if offset < end_of_previous:
+            raise cursor.error(name, f"overlaps {previous}")
+        end_of_previous, previous = offset + size, name
+        tensors[name] = Tensor(name, shape, format, cursor.bytes[base + offset : base + offset + size])
+    return tensors
+
+
+class _Cursor:
+    """A position in the file that never leaves it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.at = 0
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            raise ModelError(f"{path}: the file is empty") from None
+        except OSError as error:
+            raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+        self.size = len(self._map)
+        self.bytes = np.frombuffer(self._map, np.uint8)
+
+    def error(self, field: str, what: str) -> ModelError:
+        return ModelError(f"{self.path}: {_printable(field)} {what}")
+
+    def take(self, size: int, field: str) -> bytes:
+        end = self.at + size
+        if end > self.size:
+            raise self.error(field, f"needs {size} bytes where {self.size - self.at} are left (truncated?)")
+        taken = self._map[self.at : end]
+        self.at = end
+        return taken
+
+    def number(self, layout: str, field: str) -> int:
+        number: int = struct.unpack(layout, self.take(struct.calcsize(layout), field))[0]
+        return number
+
+    def count(self, field: str, at_least: int) -> int:
+        """A count of things that take `at_least` so many bytes each, checked against what is left."""
+        count = self.number("<Q", field)
+        if count * at_least > self.size - self.at:
+            raise self.error(field, f"is {count}, more than the {self.size - self.at} bytes left can hold")
+        return count
+
+    def string(self, field: str) -> str:
+        # Vocabularies may hold pieces of characters: kept by surrogateescape, given back by the tokenizer.
+        return self.take(self.count(field, at_least=1), field).decode("utf-8", "surrogateescape")
+
+    def strings(self, count: int, field: str) -> list[str]:
+        """Many strings at once: the vocabulary's path, where a call for each would cost a visible wait."""
+        strings, at, size, whole = [], self.at, self.size, self._map
+        length_at = _LENGTH.unpack_from
+        try:
+            for _ in range(count):
+                start = at + 8
+                at = start + length_at(whole, at)[0]
+                if at > size:
+                    break
+                strings.append(whole[start:at].decode("utf-8", "surrogateescape"))
+        except struct.error:
+            pass
+        if len(strings) < count:
+            raise self.error(f"{field}[{len(strings)}]", "reaches past the end of the file (truncated?)")
+        self.at = at
+        return strings
+
+    def value(self, field: str) -> Any:
+        kind = self.number("<I", f"{field}: type")
+        if kind in _NUMBERS:
+            return np.frombuffer(self.take(_NUMBERS[kind].itemsize, field), _NUMBERS[kind])[0].item()
+        if kind == _STRING:
+            return self.string(field)
+        if kind == _ARRAY:
+            return self._array(field)
+        raise self.error(field, f"has the unknown value type {kind}")
+
+    def _array(self, field: str) -> Any:
+        kind = self.number("<I", f"{field}: element type")
+        if kind == _STRING:
+            return self.strings(self.count(field, at_least=8), field)
+        if kind in _NUMBERS:
+            count = self.count(field, at_least=_NUMBERS[kind].itemsize)
+            return np.frombuffer(self.take(count * _NUMBERS[kind].itemsize, field), _NUMBERS[kind])
+        raise self.error(field, f"is an array of value type {kind}; numbers or strings are expected")
+
+
+def _printable(text: str) -> str:
+    """A field name from a hostile file must not break the one line of an error."""
+    short = text if len(text) <= 80 else text[:77] + "..."
+    return short if short.isprintable() else ascii(short)

@@ -1,0 +1,98 @@
+"""From a name or a path to a model and its tokenizer: finds the files, reads config and weights, checks that
+they fit each other, and hands the weights to an op set.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from glassloop.errors import ModelError
+from glassloop.model.config_gguf import config_from_gguf
+from glassloop.model.config_hf import config_from_json
+from glassloop.model.gguf import GGUFFile
+from glassloop.model.registry import fetch
+from glassloop.model.safetensors import read_folder, read_json
+from glassloop.model.transformer import Transformer
+from glassloop.model.weights import weights_from_gguf, weights_from_safetensors
+from glassloop.ops.protocol import Ops
+from glassloop.text.tokenizer import Tokenizer
+
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+
+
+class ModelFiles:
+    """The files of one model, opened: config and tensors checked, nothing computed or copied yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path = _model_path(path)
+        self.metadata: Mapping[str, Any] = {}
+        if path.is_dir():
+            config_file = path / "config.json"
+            family, self.config = config_from_json(str(config_file), read_json(config_file))
+            self.tensors = read_folder(path)
+            self.weights = weights_from_safetensors(str(path), family, self.config, self.tensors)
+        else:
+            file = GGUFFile(path)
+            self.metadata, self.tensors = file.metadata, file.tensors
+            family, self.config = config_from_gguf(str(path), self.metadata, self.tensors)
+            self.weights = weights_from_gguf(str(path), family, self.config, self.tensors)
+
+    def tokenizer(self) -> Tokenizer:
+        if self.path.is_dir():
+            return Tokenizer.from_json_folder(self.path)
+        return Tokenizer.from_gguf(self.metadata, str(self.path))
+
+    def transformer(self, ops: Ops) -> Transformer:
+        return Transformer(self.config, self.weights, ops)
+
+
+def _model_path(path: Path) -> Path:
+    """A .gguf file, or the folder that holds safetensors and their config."""
+    if path.suffix in _PICKLES:
+        raise ModelError(
+            f"{path}: is a pickle, which can run code when it is opened; use safetensors or GGUF"
+        )
+    if path.name == "config.json" or path.suffix == ".safetensors":
+        return path.parent
+    return path
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer of a model or a tokenizer alone, by name or path (.gguf, folder, .json, ranks)."""
+    path = fetch(name)
+    if path.is_dir() or path.suffix == ".json":
+        return Tokenizer.from_json_folder(path if path.is_dir() else path.parent)
+    if path.suffix == ".tiktoken":
+        return Tokenizer.from_tiktoken(path, path.stem)
+    return Tokenizer.from_gguf(GGUFFile(path).metadata, str(path))
+
+
+def describe(path: Path) -> dict[str, object]:
+    """What a person wants to know of a model, in the order in which they would ask."""
+    files = ModelFiles(path)
+    config = files.config
+    types = Counter(tensor.format.name for tensor in files.tensors.values())
+    windows = sorted({layer.window for layer in config.layers if layer.window is not None})
+    tokenizer = files.tokenizer()
+    return {
+        "family": config.family,
+        "title": files.metadata.get("general.name"),
+        "parameters": sum(tensor.size for tensor in files.weights.values()),
+        "layers": len(config.layers),
+        "dim": config.dim,
+        "feed_forward_dim": config.ffn_dim,
+        "heads": config.heads,
+        "kv_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "context": config.context,
+        "sliding_windows": windows,
+        "vocabulary": config.vocab_size,
+        "tied_head": config.tied,
+        "tensor_types": dict(types.most_common()),
+        "eos_ids": list(tokenizer.eos_ids),
+        "adds_bos": tokenizer.add_bos,
+        "chat_template": tokenizer.chat_template is not None,
+    }

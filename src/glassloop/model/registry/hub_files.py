@@ -1,0 +1,89 @@
+"""Which files of a Hugging Face repository make the model: safetensors before GGUF, and pickles never.
+
+Pure functions over file names; `hub.py` downloads what they choose.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+from glassloop.errors import RegistryError
+from glassloop.model.registry.catalog import Kind
+from glassloop.model.registry.manifest import MANIFEST
+from glassloop.model.registry.names import HubName
+
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+# Pickles run code when they are loaded; the last two are weights of other frameworks.
+_NEVER = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.msgpack", "*.h5")
+_WITH_WEIGHTS = ("*.json", "*.jinja", "*.tiktoken", "tokenizer.model", "merges.txt", "vocab.txt")
+_LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to take from a repository; `main` is the GGUF file where the name stands for one file."""
+
+    kind: Kind
+    files: tuple[str, ...]
+    main: str = ""
+
+
+def choose(name: HubName, files: Sequence[str]) -> Choice:
+    """Which of a repository's files make the model: safetensors before GGUF, pickles never."""
+    files = [file for file in files if _is_plain(file)]
+    top = sorted(file for file in files if "/" not in file and not file.startswith("."))
+    licences = tuple(file for file in top if any(fnmatch(file.upper(), pattern) for pattern in _LICENCES))
+    ggufs = sorted(file for file in files if file.endswith(".gguf"))
+    if name.file is not None:
+        if name.file not in ggufs:
+            raise RegistryError(f"{name.repo_id} on Hugging Face has no file {name.file!r}{_listed(ggufs)}")
+        return Choice("model", (*_not_weights(licences), name.file), main=name.file)
+    weights = _safetensors(top)
+    beside = tuple(file for file in top if any(fnmatch(file, pattern) for pattern in _WITH_WEIGHTS))
+    if weights:
+        return Choice("model", _not_weights((*licences, *beside)) + weights)
+    if len(ggufs) == 1:
+        return Choice("model", (*_not_weights(licences), ggufs[0]), main=ggufs[0])
+    if ggufs:
+        raise RegistryError(
+            f"{name.repo_id} on Hugging Face has {len(ggufs)} GGUF files; pick one as "
+            f"{name.repo_id}:FILE{_listed(ggufs)}"
+        )
+    if pickles := [file for file in files if any(fnmatch(file.lower(), pattern) for pattern in _NEVER)]:
+        raise RegistryError(
+            f"{name.repo_id} on Hugging Face has its weights only in a form that glassloop never loads "
+            f"({pickles[0]}); expected .safetensors or .gguf"
+        )
+    if any(file == "tokenizer.json" or file.endswith(".tiktoken") for file in top):
+        return Choice("tokenizer", _not_weights((*licences, *beside)))
+    raise RegistryError(f"{name.repo_id} on Hugging Face has no .safetensors, no .gguf and no tokenizer")
+
+
+def _is_plain(file: str) -> bool:
+    """A path inside the repository (a hub is not trusted with that), and not the name of our own manifest."""
+    return ".." not in file.split("/") and not file.startswith("/") and "\\" not in file and file != MANIFEST
+
+
+def _safetensors(top: Sequence[str]) -> tuple[str, ...]:
+    # Some repositories hold the same weights twice (model.safetensors and consolidated.safetensors).
+    if "model.safetensors" in top:
+        return ("model.safetensors",)
+    shards = tuple(file for file in top if _SHARD.fullmatch(file))
+    return shards or tuple(file for file in top if file.endswith(".safetensors"))
+
+
+def _not_weights(files: Sequence[str]) -> tuple[str, ...]:
+    """Each file once, without any whose name ends like weights (`LICENSE.bin`)."""
+    endings = (*_NEVER, "*.gguf", "*.safetensors")
+    kept = (file for file in files if not any(fnmatch(file.lower(), ending) for ending in endings))
+    return tuple(dict.fromkeys(kept))
+
+
+def _listed(files: Sequence[str], most: int = 12) -> str:
+    if not files:
+        return " (it has no .gguf file)"
+    more = f", and {len(files) - most} more" if len(files) > most else ""
+    return f": {', '.join(files[:most])}{more}"

@@ -1,0 +1,123 @@
+"""What a name stands for: an entry of the catalog, a repository on Hugging Face, or a path on this machine.
+
+Nothing here touches the network. `registry.py` asks `resolve` first, and everything else follows from the
+kind of the answer.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from glassloop.errors import RegistryError
+from glassloop.model.registry.catalog import CATALOG, Entry
+
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
+_HUB_NAME = re.compile(
+    rf"(?:hf:)?(?P<owner>{_PART})/(?P<repo>{_PART})(?:@(?P<revision>[^\s:@]+))?(?::(?P<file>[^:]+))?"
+)
+
+
+@dataclass(frozen=True)
+class HubName:
+    """`owner/repo`, with a revision and a file where they were given."""
+
+    owner: str
+    repo: str
+    revision: str | None = None
+    file: str | None = None
+
+    @property
+    def repo_id(self) -> str:
+        return f"{self.owner}/{self.repo}"
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision}" if self.revision else ""
+        return self.repo_id + revision + (f":{self.file}" if self.file else "")
+
+
+Source = Entry | HubName | Path
+
+
+def resolve(name: str) -> Source:
+    """The catalog wins over a file of the same name (write `./name` for the file), a path that exists over
+    the hub (write `hf:owner/repo` for the hub)."""
+    if name in CATALOG:
+        return CATALOG[name]
+    path = Path(name).expanduser() if name.startswith("~/") else Path(name)
+    if name and _exists(path):
+        return path
+    if not name or not name.isprintable():
+        raise RegistryError(f"a model's name must be printable text, not {name!r}")
+    match = _HUB_NAME.fullmatch(name)
+    # `models/x.gguf` is a path somebody mistyped; no repository that we could load is named so.
+    looks_like_repo = match and (
+        name.startswith("hf:") or match["file"] or not match["repo"].endswith(".gguf")
+    )
+    if match and looks_like_repo:
+        return _hub_name(match, name)
+    if name.startswith("hf:"):
+        raise RegistryError(
+            f"{name!r} is not of the form hf:owner/repo, hf:owner/repo@revision or hf:owner/repo:file.gguf"
+        )
+    if (
+        name.startswith((".", "~", "/"))
+        or "/" in name
+        or "\\" in name
+        or name.endswith((".gguf", ".tiktoken"))
+    ):
+        raise RegistryError(f"no such file or folder: {name!r}")
+    raise RegistryError(_unknown(name))
+
+
+def slug(source: Entry | HubName) -> str:
+    """The folder of a source below `models/`: one plain name, different for every source.
+
+    A hub name always holds `--`, which neither a catalog name nor a part of a hub name may hold.
+    """
+    if isinstance(source, Entry):
+        return source.name
+    revision = f"@{quote(source.revision, safe='')}" if source.revision else ""
+    return f"{source.owner}--{source.repo}{revision}" + (
+        f"+{quote(source.file, safe='')}" if source.file else ""
+    )
+
+
+def _hub_name(match: re.Match[str], name: str) -> HubName:
+    owner, repo, revision, file = match.group("owner", "repo", "revision", "file")
+    for part in (owner, repo):
+        if "--" in part or ".." in part or part.endswith(".git"):
+            raise RegistryError(
+                f"{name!r} cannot be a Hugging Face repository: {part!r} is not allowed there"
+            )
+    if file is not None and not file.endswith(".gguf"):
+        raise RegistryError(
+            f"{name!r} asks for the file {file!r}; only a .gguf file can be picked from a repository"
+        )
+    if file is not None and (file.startswith("/") or "\\" in file or ".." in file.split("/")):
+        raise RegistryError(f"{name!r} asks for the file {file!r}, which is not a path inside a repository")
+    return HubName(owner, repo, revision, file)
+
+
+def _unknown(name: str) -> str:
+    nearest = max(CATALOG, key=lambda known: _likeness(name, known))
+    close = _likeness(name, nearest) >= 0.6
+    hint = f"did you mean {nearest!r}?" if close else "expected a known name, owner/repo, a file or a folder"
+    return f"unknown model {name!r}; {hint} ('glassloop models list' shows all)"
+
+
+def _likeness(name: str, known: str) -> float:
+    """From 0 to 1; the beginning of a name is as good as the whole of it."""
+    return max(
+        difflib.SequenceMatcher(None, name.lower(), target).ratio() for target in (known, known[: len(name)])
+    )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long a name, a folder that may not be read, a NUL
+        return False

@@ -1,0 +1,124 @@
+"""What a person sees while something is pulled: a bar on a terminal, one line before and one after elsewhere.
+
+All of it goes to stderr. Downloads are done by others (pip, huggingface_hub), which tell us nothing on the
+way; so the bar follows the bytes that appear in the staging folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from glassloop.model.registry.store import tree_size
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+_POLL_SECONDS = 0.1
+
+
+class PullProgress:
+    """One pull as it goes. `say` prints a line that stays; `phase` names what is being done now."""
+
+    def __init__(self, *, show: bool) -> None:
+        self._show = show
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._started = time.monotonic()
+
+    def __enter__(self) -> PullProgress:
+        if self._show and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            self._bar = _make_bar()
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def say(self, line: str, *, always: bool = False) -> None:
+        if not (self._show or always):
+            return
+        if self._bar is not None:
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def phase(self, doing: str, total: int | None = None) -> None:
+        """A new bar from zero; without a total it only shows that something is alive."""
+        if self._bar is not None:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(doing, total=total)
+
+    def reached(self, completed: int) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=completed)
+
+    @contextmanager
+    def watching(self, folder: Path, before: int, expected: int) -> Iterator[None]:
+        """While the block runs, the bar stands at `before` plus the bytes in `folder`, at most `expected`."""
+        if self._bar is None:
+            yield
+            return
+        ended = threading.Event()
+
+        def follow() -> None:
+            while not ended.wait(_POLL_SECONDS):
+                self.reached(before + min(tree_size(folder), expected))
+
+        follower = threading.Thread(target=follow, name="glassloop-pull-progress", daemon=True)
+        follower.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            follower.join()
+        self.reached(before + expected)
+
+
+def _make_bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TransferSpeedColumn,
+    )
+    from rich.theme import Theme
+
+    theme = {
+        "progress.spinner": "cyan",
+        "bar.complete": "cyan",
+        "bar.finished": "cyan",
+        "bar.pulse": "cyan",
+        "progress.download": "default",
+        "progress.data.speed": "dim",
+        "progress.elapsed": "dim",
+    }
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True, theme=Theme(theme)),
+        transient=True,
+    )

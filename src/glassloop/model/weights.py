@@ -1,0 +1,127 @@
+"""Finds each weight of a model among the tensors of a file, checks its shape, and brings it to our layout.
+
+Every weight ends up as [out, in], with rotary halves side by side, fused matrices cut apart and norms as the
+plain factor, so that the forward pass has one case. A tensor that no weight asks for is an error too: it
+means that file and config do not belong together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from glassloop.errors import ModelError
+from glassloop.model.config import ModelConfig
+from glassloop.model.families import GGUF_FUSED_LAYER, GGUF_LAYER, GGUF_TOP, Family, Part
+from glassloop.ops.tensor import Tensor
+
+# What checkpoints carry beside weights: old buffers, rotary tables, and the parts of models that see images.
+_IGNORED = re.compile(
+    r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|masked_bias|embed_positions\.weights|rope_freqs\.weight)$"
+    r"|(model\.)?(vision_tower|multi_modal_projector)\."
+)
+_HF_PREFIXES = (
+    "",
+    "model.",
+    "transformer.",
+    "language_model.model.",
+    "model.language_model.",
+    "language_model.",
+)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the weights of one file come from: what they are called, and what brings them to our layout."""
+
+    where: str
+    tensors: Mapping[str, Tensor]
+    top: Mapping[str, str]
+    layer: Mapping[str, str | Part]
+    prefixes: tuple[str, ...]
+    adapt: Callable[[str, Tensor], Tensor]
+
+
+def weights_from_gguf(
+    where: str, family: Family, config: ModelConfig, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    def adapt(name: str, tensor: Tensor) -> Tensor:
+        kind = name.split(".")[-2]
+        if family.gguf_pairs and kind in ("q", "k"):
+            return _halves_side_by_side(tensor, config.head_dim)
+        return tensor
+
+    layer = GGUF_FUSED_LAYER if "blk.0.attn_qkv.weight" in tensors else GGUF_LAYER
+    return _collect(_Source(where, tensors, GGUF_TOP, layer, ("",), adapt), config)
+
+
+def weights_from_safetensors(
+    where: str, family: Family, config: ModelConfig, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    def adapt(name: str, tensor: Tensor) -> Tensor:
+        if family.norms_from_zero and name.endswith("_norm.weight"):
+            return Tensor.of(tensor.name, tensor.float32() + np.float32(1))
+        return tensor
+
+    if family.transposed:
+        # Only the matrices of layers are stored as [in, out]; embeddings are looked up by row as everywhere.
+        matrices = {name for name, tensor in tensors.items() if ".c_" in name and len(tensor.shape) == 2}
+        tensors = {name: t.transposed() if name in matrices else t for name, t in tensors.items()}
+    return _collect(_Source(where, tensors, family.top, family.layer, _HF_PREFIXES, adapt), config)
+
+
+def _collect(source: _Source, config: ModelConfig) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = {}
+    used: set[str] = set()
+    for name, shape in config.shapes().items():
+        theirs, tensor = _find(source, name)
+        used.add(theirs)
+        if tensor.shape != shape:
+            raise ModelError(
+                f"{source.where}: {theirs} has shape {tensor.shape}; its config makes {name} {shape}"
+            )
+        weights[name] = source.adapt(name, tensor)
+    if config.tied:
+        # Files often store the shared matrix a second time, under the head's name.
+        used |= {prefix + source.top["head"] + ".weight" for prefix in source.prefixes}
+    for name in source.tensors:
+        if name not in used and not _IGNORED.match(name):
+            raise ModelError(f"{source.where}: {name} has no place in a {config.family} model of this config")
+    return weights
+
+
+def _find(source: _Source, name: str) -> tuple[str, Tensor]:
+    """The tensor behind one of our names, and what the file calls it."""
+    stem, _, suffix = name.rpartition(".")
+    index, kind = "", stem
+    if stem.startswith("layers."):
+        _, index, kind = stem.split(".")
+    entry = source.layer[kind] if index else source.top[stem]
+    part = entry if isinstance(entry, Part) else None
+    pattern = part.name if part else entry
+    assert isinstance(pattern, str)
+    wanted = f"{pattern.format(i=index)}.{suffix}"
+    for prefix in source.prefixes:
+        theirs = prefix + wanted
+        if theirs in source.tensors:
+            tensor = source.tensors[theirs]
+            return theirs, _third(source.where, tensor, part) if part else tensor
+    raise ModelError(f"{source.where}: {wanted} is missing ({name} of the model)")
+
+
+def _third(where: str, tensor: Tensor, part: Part) -> Tensor:
+    if tensor.shape[0] % part.of:
+        raise ModelError(
+            f"{where}: {tensor.name} has {tensor.shape[0]} rows, which do not split in {part.of}"
+        )
+    size = tensor.shape[0] // part.of
+    return tensor.rows(slice(part.index * size, (part.index + 1) * size))
+
+
+def _halves_side_by_side(tensor: Tensor, head_dim: int) -> Tensor:
+    """Rows a0 b0 a1 b1 … of each head, as some GGUF files store them, to a0 a1 … b0 b1 …"""
+    order = np.arange(tensor.shape[0]).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
+    return replace(tensor.rows(order), name=tensor.name)

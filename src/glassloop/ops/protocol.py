@@ -1,0 +1,80 @@
+"""The operations that a forward pass is made of. `model/transformer.py` calls these and nothing else.
+
+Three op sets answer to this protocol: `reference` (NumPy, the specification), `native` (C) and `torch`.
+Arrays go in and arrays come out; the type of an array is the op set's own business, and so is the form in
+which it keeps a matrix.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+from glassloop.ops.batch import Batch, Int32, KVCache
+from glassloop.ops.quant import Float32
+from glassloop.ops.tensor import Tensor
+
+Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
+Array = Any
+Matrix = Any
+
+
+class Ops(Protocol):
+    name: str
+
+    def matrix(self, tensor: Tensor) -> Matrix:
+        """A weight matrix [out, in], in the form in which this op set multiplies with it."""
+
+    def vector(self, tensor: Tensor) -> Array:
+        """A norm's weight or a bias."""
+
+    def embed(self, table: Matrix, ids: Int32) -> Array:
+        """Rows `ids` of a table: [rows, dim]."""
+
+    def linear(self, x: Array, weight: Matrix, bias: Array | None) -> Array:
+        """x @ weight.T + bias: [rows, out]."""
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """Over the last axis."""
+
+    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Array:
+        """Over the last axis."""
+
+    def split_heads(self, x: Array, heads: int) -> Array:
+        """[rows, heads * head dim] to [rows, heads, head dim]."""
+
+    def angles(self, positions: Int32, frequencies: Float32, factor: float) -> Array:
+        """Cosines and sines of `positions * frequencies`, each times `factor`: what `rotate` turns by."""
+
+    def rotate(self, x: Array, angles: Array) -> Array:
+        """Turn pair (i, i + half) of the leading dims of each head by its angle."""
+
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        batch: Batch,
+        cache: KVCache,
+        layer: int,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Array:
+        """Write k and v to the cache, then let each row attend to its branch: [rows, heads * head dim].
+
+        With a window a row sees itself and the `window - 1` positions before it.
+        """
+
+    def activate(self, x: Array, kind: Activation) -> Array: ...
+
+    def gate(self, gate: Array, up: Array, kind: Activation) -> Array:
+        """activate(gate) * up."""
+
+    def add(self, x: Array, y: Array) -> Array: ...
+
+    def scale(self, x: Array, factor: float) -> Array: ...
+
+    def softcap(self, x: Array, cap: float) -> Array:
+        """cap * tanh(x / cap)."""
+
+    def take(self, x: Array, rows: Int32) -> Array: ...

@@ -1,0 +1,143 @@
+"""The reference op set: NumPy in float32. The specification of every operation, the oracle of the tests, and
+what runs on a machine without a compiler. Written to be read; a matrix is kept as plain float32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from glassloop.ops.batch import Batch, Int32, KVCache, Span
+from glassloop.ops.protocol import Activation
+from glassloop.ops.quant import Float32
+from glassloop.ops.tensor import Tensor
+
+# Queries that attend at a time: bounds the score matrix of a long prompt.
+_QUERIES_AT_ONCE = 256
+
+
+class ReferenceOps:
+    name = "reference"
+
+    def matrix(self, tensor: Tensor) -> Float32:
+        return tensor.float32()
+
+    def vector(self, tensor: Tensor) -> Float32:
+        return tensor.float32()
+
+    def embed(self, table: Float32, ids: Int32) -> Float32:
+        return table[ids]
+
+    def linear(self, x: Float32, weight: Float32, bias: Float32 | None) -> Float32:
+        y: Float32 = x @ weight.T
+        return y if bias is None else y + bias
+
+    def rms_norm(self, x: Float32, weight: Float32, eps: float) -> Float32:
+        mean_square: Float32 = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)
+        out: Float32 = x / np.sqrt(mean_square + np.float32(eps)) * weight
+        return out
+
+    def layer_norm(self, x: Float32, weight: Float32, bias: Float32, eps: float) -> Float32:
+        centred: Float32 = x - np.mean(x, axis=-1, keepdims=True, dtype=np.float32)
+        variance: Float32 = np.mean(np.square(centred), axis=-1, keepdims=True, dtype=np.float32)
+        out: Float32 = centred / np.sqrt(variance + np.float32(eps)) * weight + bias
+        return out
+
+    def split_heads(self, x: Float32, heads: int) -> Float32:
+        return x.reshape(len(x), heads, -1)
+
+    def angles(self, positions: Int32, frequencies: Float32, factor: float) -> tuple[Float32, Float32]:
+        turns = positions[:, None, None].astype(np.float32) * frequencies  # [rows, 1, half]
+        return np.cos(turns) * np.float32(factor), np.sin(turns) * np.float32(factor)
+
+    def rotate(self, x: Float32, angles: tuple[Float32, Float32]) -> Float32:
+        cos, sin = angles
+        half = cos.shape[-1]
+        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+    def attention(
+        self,
+        q: Float32,
+        k: Float32,
+        v: Float32,
+        batch: Batch,
+        cache: KVCache,
+        layer: int,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Float32:
+        cache.write(layer, batch, k, v)
+        out = np.empty_like(q)  # [rows, heads, head dim]
+        for span in batch.spans:
+            keys, values = cache.read(layer, span)
+            for start in range(span.start, span.stop, _QUERIES_AT_ONCE):
+                rows = slice(start, min(start + _QUERIES_AT_ONCE, span.stop))
+                visible = _visible(span, batch.positions[rows], window)
+                out[rows] = _attend(q[rows], keys, values, visible, scale, softcap)
+        return out.reshape(len(q), -1)
+
+    def activate(self, x: Float32, kind: Activation) -> Float32:
+        out: Float32
+        match kind:
+            case "relu":
+                out = np.maximum(x, np.float32(0))
+            case "silu":
+                # exp overflows to inf for very negative x, and x / inf is the right limit, 0.
+                with np.errstate(over="ignore"):
+                    out = x / (1 + np.exp(-x))
+            case "gelu_tanh":
+                inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+                out = np.float32(0.5) * x * (1 + np.tanh(inner))
+            case "gelu":
+                out = np.float32(0.5) * x * (1 + _erf(x * np.float32(math.sqrt(0.5))))
+        return out
+
+    def gate(self, gate: Float32, up: Float32, kind: Activation) -> Float32:
+        return self.activate(gate, kind) * up
+
+    def add(self, x: Float32, y: Float32) -> Float32:
+        return x + y
+
+    def scale(self, x: Float32, factor: float) -> Float32:
+        return x * np.float32(factor)
+
+    def softcap(self, x: Float32, cap: float) -> Float32:
+        out: Float32 = np.tanh(x / np.float32(cap)) * np.float32(cap)
+        return out
+
+    def take(self, x: Float32, rows: Int32) -> Float32:
+        return x[rows]
+
+
+def _visible(span: Span, positions: Int32, window: int | None) -> np.ndarray:
+    """The causal mask: which positions of its branch each row may look at. [rows, length]"""
+    key = np.arange(span.length)
+    query = positions[:, None]
+    return key <= query if window is None else (key <= query) & (key > query - window)
+
+
+def _attend(
+    q: Float32, keys: Float32, values: Float32, visible: np.ndarray, scale: float, softcap: float | None
+) -> Float32:
+    """Softmax-weighted values. Several query heads share a key-value head. [rows, heads, head dim]"""
+    rows, heads, head_dim = q.shape
+    kv_heads = keys.shape[1]
+    grouped = q.reshape(rows, kv_heads, heads // kv_heads, head_dim).transpose(1, 2, 0, 3)
+    scores = grouped @ keys.transpose(1, 2, 0)[:, None] * np.float32(scale)  # [kv heads, group, rows, length]
+    if softcap is not None:
+        scores = np.tanh(scores / np.float32(softcap)) * np.float32(softcap)
+    scores = np.where(visible, scores, np.float32(-np.inf))
+    scores -= scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    mixed: Float32 = weights @ values.transpose(1, 0, 2)[:, None]  # [kv heads, group, rows, head dim]
+    return mixed.transpose(2, 0, 1, 3).reshape(rows, heads, -1)
+
+
+def _erf(x: Float32) -> Float32:
+    """NumPy has no erf; the C library's, value by value, is exact; only old models need plain GELU."""
+    flat = x.reshape(-1)
+    return np.fromiter(map(math.erf, flat.tolist()), np.float32, len(flat)).reshape(x.shape)

@@ -1,0 +1,44 @@
+"""A weight as it lies in a file: a shape, a number format and the bytes, usually memory-mapped.
+
+Loaders make these, `Ops.matrix` and `Ops.vector` turn them into what an op set computes with. Rows can be
+picked and reordered without leaving the stored format, since no block reaches over the end of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glassloop.ops.quant import F32, Bytes, Float32, Format, dequantize
+
+
+@dataclass(frozen=True)
+class Tensor:
+    name: str
+    shape: tuple[int, ...]  # row-major: the last axis runs fastest
+    format: Format
+    data: Bytes  # flat
+
+    @staticmethod
+    def of(name: str, values: Float32) -> Tensor:
+        """A tensor that holds these float32 values."""
+        values = np.ascontiguousarray(values, np.float32)
+        return Tensor(name, values.shape, F32, values.reshape(-1).view(np.uint8))
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    def float32(self) -> Float32:
+        return dequantize(self.format, self.data).reshape(self.shape)
+
+    def rows(self, index: slice | NDArray[np.intp]) -> Tensor:
+        """The same tensor with only these rows (first axis), in this order, still in its stored format."""
+        taken = self.data.reshape(self.shape[0], -1)[index]
+        return Tensor(self.name, (len(taken), *self.shape[1:]), self.format, taken.reshape(-1))
+
+    def transposed(self) -> Tensor:
+        return Tensor.of(self.name, self.float32().T)

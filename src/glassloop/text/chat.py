@@ -1,0 +1,163 @@
+"""Chat templates: a conversation written out as the one text that the model was trained to read.
+
+A template is a small Jinja program that comes with the model. It runs in the bounds of `sandbox`, which is
+imported when the first template is rendered, and not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from glassloop.errors import TextError
+
+# Stands at the end of the message to be continued while the template runs; the text is cut there. The space
+# at its end shows whether the template trims messages.
+_HERE = "\u2403continue-here\u2403 "
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    source: str
+    bos: str = ""  # the text of the model's BOS and EOS, which templates write themselves
+    eos: str = ""
+    name: str = "chat template"  # what errors call it
+    variants: Mapping[str, str] = field(default_factory=dict)  # by name, such as "tool_use" and "rag"
+
+    @classmethod
+    def choose(cls, sources: Mapping[str, str], *, bos: str, eos: str, name: str) -> ChatTemplate | None:
+        """The template of a model that brings several, each with a name; None when there is none."""
+        if not sources:
+            return None
+        source = sources.get("default") or next(iter(sources.values()))
+        return cls(source, bos, eos, name, {key: text for key, text in sources.items() if key != "default"})
+
+    @classmethod
+    def from_file(cls, path: Path, *, bos: str = "", eos: str = "") -> ChatTemplate:
+        try:
+            return cls(path.read_text(encoding="utf-8"), bos, eos, str(path))
+        except OSError as error:
+            raise TextError(f"{path}: cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise TextError(f"{path}: is not UTF-8 text") from None
+
+    def variant(self, name: str) -> ChatTemplate:
+        if name not in self.variants:
+            known = ", ".join(sorted(self.variants)) or "none"
+            raise TextError(f"{self.name}: has no variant {name!r}; there are: {known}")
+        return ChatTemplate(self.variants[name], self.bos, self.eos, f"{self.name}.{name}")
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        tools: Sequence[Any] | None = None,
+        **extra: Any,
+    ) -> str:
+        """The prompt. `continue_final` leaves the last message, the assistant's, open for the model to go on
+        with; `add_generation_prompt` opens a new one. `extra` names are seen by the template as they are."""
+        checked = check_messages(messages)
+        if continue_final:
+            add_generation_prompt = False
+            final = checked[-1]
+            if final["role"] != "assistant" or not isinstance(final.get("content"), str):
+                raise TextError(
+                    f"messages[{len(checked) - 1}] is to be continued: it must be text by the assistant"
+                )
+            checked[-1] = {**final, "content": final["content"] + _HERE}
+        if tools is not None and "tool_use" in self.variants:
+            return self.variant("tool_use")._run(checked, add_generation_prompt, continue_final, tools, extra)
+        return self._run(checked, add_generation_prompt, continue_final, tools, extra)
+
+    def _run(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        continue_final: bool,
+        tools: Sequence[Any] | None,
+        extra: Mapping[str, Any],
+    ) -> str:
+        from jinja2 import TemplateError, TemplateSyntaxError
+
+        from glassloop.text.sandbox import render
+
+        values: dict[str, Any] = {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "bos_token": self.bos,
+            "eos_token": self.eos,
+            "add_generation_prompt": add_generation_prompt,
+            **extra,
+        }
+        try:
+            text = render(self.source, values)
+        except TemplateSyntaxError as error:
+            raise TextError(f"{self.name}: line {error.lineno}: {_one_line(error.message)}") from None
+        except TemplateError as error:
+            raise TextError(f"{self.name}: {_one_line(error.message)}") from None
+        except RecursionError:
+            raise TextError(f"{self.name}: is nested too deeply") from None
+        except MemoryError:
+            raise TextError(f"{self.name}: needs too much memory") from None
+        except Exception as error:  # a template is a program, and can fail in every way that Python has
+            raise TextError(f"{self.name}: {type(error).__name__}: {_one_line(str(error))}") from None
+        return _cut(self.name, text) if continue_final else text
+
+
+def _cut(name: str, text: str) -> str:
+    place = text.rfind(_HERE.strip())
+    if place < 0:
+        raise TextError(f"{name}: leaves out the last message, so it cannot be continued")
+    kept = text.startswith(_HERE, place)  # the template keeps white space at the end of a message
+    return text[:place] if kept else text[:place].rstrip()
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation as templates expect it: a role and text in each message. Parts in OpenAI's form
+    (`[{"type": "text", "text": "…"}]`) are joined, a line each."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise TextError(f"messages must be a list of messages, not {type(messages).__name__}")
+    if not messages:
+        raise TextError("messages is empty; at least one message is expected")
+    return [_check_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def _check_message(where: str, message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise TextError(f"{where} must be an object with role and content, not {type(message).__name__}")
+    if not isinstance(message.get("role"), str):
+        raise TextError(f"{where}.role must be text, not {_type(message, 'role')}")
+    content = message.get("content")
+    if isinstance(content, str):
+        return dict(message)
+    if isinstance(content, Sequence) and not isinstance(content, bytes):
+        return {
+            **message,
+            "content": "\n".join(_part(f"{where}.content[{i}]", p) for i, p in enumerate(content)),
+        }
+    if content is None and message.get("tool_calls"):  # a message that only calls tools says nothing
+        return dict(message)
+    raise TextError(f"{where}.content must be text or a list of text parts, not {_type(message, 'content')}")
+
+
+def _part(where: str, part: object) -> str:
+    if not isinstance(part, Mapping):
+        raise TextError(f"{where} must be an object with type and text, not {type(part).__name__}")
+    if part.get("type", "text") != "text":
+        raise TextError(f"{where}.type is {part.get('type')!r:.40}; only text is understood")
+    if not isinstance(part.get("text"), str):
+        raise TextError(f"{where}.text must be text, not {_type(part, 'text')}")
+    return str(part["text"])
+
+
+def _type(mapping: Mapping[str, Any], key: str) -> str:
+    return type(mapping[key]).__name__ if key in mapping else "missing"
+
+
+def _one_line(message: str | None) -> str:
+    return " ".join((message or "failed").split())[:300]

@@ -1,0 +1,260 @@
+"""A tokenizer out of GGUF metadata, the `tokenizer.*` keys.
+
+Two kinds of vocabulary are read: "gpt2" (byte-level BPE with merges, words cut as `tokenizer.ggml.pre` says)
+and "llama" (SentencePiece BPE with a score for each piece). A field means what llama.cpp takes it to mean.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from math import isnan
+
+from glassloop.errors import TextError
+from glassloop.text.alphabet import SPACE_MARK, byte_name, named_byte
+from glassloop.text.chat import ChatTemplate
+from glassloop.text.merges import LONGEST_PIECE, many_small_objects, merges_from_order
+from glassloop.text.pipeline import Pipeline, SpacePrefix, TokenizerParts, build_pipeline
+from glassloop.text.pretokenizers import GGUF_RULES, WordRule
+from glassloop.text.vocabulary import Kind, Spelling, Vocabulary
+
+_PREFIX = "tokenizer.ggml."
+_TEMPLATE = "tokenizer.chat_template"
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Files often name one end of text and leave out the end of a turn (or the other way round). A control token
+# with one of these names ends the text wherever it stands.
+_END_NAMES = frozenset(
+    {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>"}
+)
+
+
+def read_gguf(metadata: Mapping[str, object], name: str) -> TokenizerParts:
+    fields = _Fields(metadata, name)
+    model = fields.string("model")
+    pieces = fields.strings("tokens")
+    if not pieces:
+        raise fields.error("tokens", "is empty")
+    longest = max(map(len, pieces))
+    if longest > LONGEST_PIECE:
+        where = next(i for i, piece in enumerate(pieces) if len(piece) == longest)
+        raise fields.error(
+            f"tokens[{where}]", f"has {longest} characters; at most {LONGEST_PIECE} are expected"
+        )
+    bos = fields.token_id("bos_token_id", len(pieces))
+    ends = [fields.token_id(key, len(pieces)) for key in _ENDS]
+    kinds = _kinds(fields, len(pieces), [i for i in (bos, *ends) if i is not None])
+
+    with many_small_objects():
+        if model == "gpt2":
+            vocabulary = Vocabulary(name, pieces, kinds, Spelling.BYTE_LEVEL)
+            rule = _word_rule(fields)
+            pipeline, prefix = _byte_level(fields, vocabulary, pieces, rule), False
+            bos_by_default = rule.add_bos
+        elif model == "llama":
+            vocabulary = Vocabulary(name, pieces, kinds, Spelling.SENTENCEPIECE)
+            prefix, bos_by_default = fields.flag("add_space_prefix", True), True
+            pipeline = _sentencepiece(fields, vocabulary, pieces, prefix)
+        else:
+            raise fields.error("model", f"is {model!r}; 'gpt2' and 'llama' are read")
+
+    ends += [i for i in vocabulary.literal_ids if kinds[i] == Kind.CONTROL and pieces[i] in _END_NAMES]
+    eos_ids = tuple(dict.fromkeys(i for i in ends if i is not None))
+    # A default is a wish: a file with no BOS simply has none to add. What the file asks for it must name.
+    add_bos = fields.flag("add_bos_token", bos_by_default and bos is not None)
+    add_eos = fields.flag("add_eos_token", False)
+    if add_bos and bos is None:
+        raise fields.error("add_bos_token", "is true, but there is no tokenizer.ggml.bos_token_id")
+    if add_eos and ends[0] is None:
+        raise fields.error("add_eos_token", "is true, but there is no tokenizer.ggml.eos_token_id")
+
+    def text_of(token_id: int | None) -> str:
+        return "" if token_id is None else vocabulary.token_bytes(token_id).decode("utf-8", "replace")
+
+    return TokenizerParts(
+        vocabulary,
+        pipeline,
+        bos_id=bos,
+        eos_ids=eos_ids,
+        before=(bos,) if add_bos and bos is not None else (),
+        after=eos_ids[:1] if add_eos else (),
+        space_prefix=SpacePrefix.ALWAYS if prefix else SpacePrefix.NEVER,
+        chat_template=_chat_template(fields, text_of(bos), text_of(ends[0])),
+    )
+
+
+def _byte_level(fields: _Fields, vocabulary: Vocabulary, pieces: list[str], rule: WordRule) -> Pipeline:
+    lines = fields.strings("merges")
+    merges = [tuple(line.split(" ")) for line in lines]
+    if set(map(len, merges)) - {2}:
+        where = next(i for i, merge in enumerate(merges) if len(merge) != 2)
+        raise fields.error(
+            f"merges[{where}]", f"is {lines[where][:60]!r}; two tokens and a space are expected"
+        )
+    vocab = _vocab(pieces, pieces, vocabulary)
+    return build_pipeline(
+        vocabulary,
+        vocab,
+        merges,  # type: ignore[arg-type]  # every one was seen to be a pair
+        words=rule.build(),
+        ignore_merges=rule.ignore_merges,
+    )
+
+
+def _sentencepiece(fields: _Fields, vocabulary: Vocabulary, pieces: list[str], prefix: bool) -> Pipeline:
+    from tokenizers import normalizers
+
+    scores = fields.numbers("scores", len(pieces))
+    if isnan(sum(scores)):
+        raise fields.error("scores", "has a value that is not a number")
+    # The model's vocabulary writes a space as a space. So a "▁" in somebody's text is no piece of ours, and
+    # falls back to its bytes: it comes back as what it was.
+    texts = _replace_all(pieces, SPACE_MARK, " ")
+    kinds = (Kind.NORMAL, Kind.UNUSED)
+    mergeable = [i for i, kind in enumerate(vocabulary.kinds) if kind in kinds]
+    mergeable.sort(key=scores.__getitem__, reverse=True)
+    vocab = _vocab(pieces, texts, vocabulary)
+    order = list(map(texts.__getitem__, mergeable))
+    if len(vocab) < len(texts):  # some have no text of their own (see _vocab)
+        order = [text for text in order if text in vocab]
+    return build_pipeline(
+        vocabulary,
+        vocab,
+        merges_from_order(order),
+        normalizer=normalizers.Prepend(" ") if prefix else None,
+        byte_fallback=True,
+    )
+
+
+def _vocab(pieces: list[str], texts: list[str], vocabulary: Vocabulary) -> dict[str, int]:
+    """Text → id for the BPE model. Where two tokens have one text the last is used, as llama.cpp has it, but
+    a literal token goes before a normal one: it is found before anything is merged."""
+    vocab = dict(zip(texts, range(len(texts)), strict=True))
+    kinds = vocabulary.kinds
+    for i in vocabulary.literal_ids:
+        vocab[texts[i] if kinds[i] == Kind.USER_DEFINED else pieces[i]] = i
+    named_bytes = [
+        i for i, kind in enumerate(kinds) if kind == Kind.BYTE and named_byte(pieces[i]) is not None
+    ]
+    for i in named_bytes:
+        vocab[byte_name(named_byte(pieces[i]) or 0)] = i
+    try:
+        "".join(vocab).encode()
+    except UnicodeEncodeError:
+        # Pieces that are not valid UTF-8 (kept as surrogates) have bytes, but no text can lead to them.
+        vocab = {text: i for text, i in vocab.items() if _is_text(text)}
+    return vocab
+
+
+def _is_text(piece: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in piece)
+
+
+def _replace_all(pieces: list[str], old: str, new: str) -> list[str]:
+    # One replace over all of them is several times faster than one for each, when there is a separator.
+    joined = "\0".join(pieces)
+    if joined.count("\0") == len(pieces) - 1:
+        return joined.replace(old, new).split("\0")
+    return [piece.replace(old, new) for piece in pieces]
+
+
+def _word_rule(fields: _Fields) -> WordRule:
+    pre = fields.string("pre", "default")
+    if pre not in GGUF_RULES:
+        known = ", ".join(sorted(GGUF_RULES))
+        raise fields.error("pre", f"is {pre[:60]!r}, which is not known here; known are {known}")
+    return GGUF_RULES[pre]
+
+
+def _kinds(fields: _Fields, count: int, named: list[int]) -> list[int]:
+    if not fields.has("token_type"):
+        kinds = [Kind.NORMAL] * count
+        for token_id in named:
+            kinds[token_id] = Kind.CONTROL
+        return kinds
+    kinds = fields.integers("token_type", count)
+    if strange := set(kinds) - set(range(1, 7)):
+        if strange != {0}:
+            raise fields.error("token_type", f"has the value {min(strange - {0})}; 1 to 6 are expected")
+        kinds = [kind or Kind.NORMAL for kind in kinds]  # 0: undefined
+    return kinds
+
+
+def _chat_template(fields: _Fields, bos: str, eos: str) -> ChatTemplate | None:
+    sources: dict[str, str] = {}
+    for key, value in fields.metadata.items():
+        if key == _TEMPLATE or key.startswith(f"{_TEMPLATE}."):
+            if not isinstance(value, str):
+                raise TextError(f"{fields.name}: {key} is a {type(value).__name__}; text is expected")
+            sources[key[len(_TEMPLATE) + 1 :] or "default"] = value
+    return ChatTemplate.choose(sources, bos=bos, eos=eos, name=f"{fields.name}: {_TEMPLATE}")
+
+
+def _shown(value: object) -> str:
+    return " ".join(repr(value).split())[:60]  # an array's has lines
+
+
+class _Fields:
+    """The `tokenizer.ggml.*` values, each checked for its type where it enters."""
+
+    def __init__(self, metadata: Mapping[str, object], name: str) -> None:
+        self.metadata = metadata
+        self.name = name
+
+    def error(self, key: str, what: str) -> TextError:
+        return TextError(f"{self.name}: {_PREFIX}{key} {what}")
+
+    def has(self, key: str) -> bool:
+        return self.metadata.get(_PREFIX + key) is not None
+
+    def _get(self, key: str) -> object:
+        value = self.metadata.get(_PREFIX + key)
+        if value is None:
+            raise self.error(key, "is missing")
+        return value
+
+    def string(self, key: str, default: str | None = None) -> str:
+        value = default if default is not None and not self.has(key) else self._get(key)
+        if not isinstance(value, str):
+            raise self.error(key, f"is a {type(value).__name__}; text is expected")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key) if self.has(key) else default
+        if not isinstance(value, bool):
+            raise self.error(key, f"is {_shown(value)}; true or false is expected")
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        value = self._get(key)
+        if not isinstance(value, list) or set(map(type, value)) - {str}:
+            raise self.error(key, "is not a list of texts")
+        return value
+
+    def integers(self, key: str, count: int) -> list[int]:
+        numbers = self.numbers(key, count)
+        if set(map(type, numbers)) - {int}:
+            raise self.error(key, "is not a list of whole numbers")
+        return numbers  # type: ignore[return-value]  # just seen
+
+    def numbers(self, key: str, count: int) -> list[float]:
+        value = self._get(key)
+        numbers = value.tolist() if hasattr(value, "tolist") else value
+        if not isinstance(numbers, list) or set(map(type, numbers)) - {int, float}:
+            raise self.error(key, "is not a list of numbers")
+        if len(numbers) != count:
+            raise self.error(
+                key, f"has {len(numbers)} values; one for each of the {count} tokens is expected"
+            )
+        return numbers
+
+    def token_id(self, key: str, count: int) -> int | None:
+        if not self.has(key):
+            return None
+        value = self._get(key)
+        try:
+            token_id = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            raise self.error(key, f"is {_shown(value)}; a token id is expected") from None
+        if not 0 <= token_id < count:
+            raise self.error(key, f"is {token_id}, outside the vocabulary of {count} tokens")
+        return token_id

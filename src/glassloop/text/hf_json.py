@@ -1,0 +1,217 @@
+"""A tokenizer out of a folder with `tokenizer.json`, and what its neighbours say about it.
+
+`tokenizers` runs the file as it stands, normalizer and all. What is read here is how its pieces spell bytes,
+which tokens stand around a text, and where a text ends; `tokenizer_config.json`, `special_tokens_map.json`,
+`generation_config.json` and `chat_template.jinja` are used where they exist.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from glassloop.errors import TextError
+from glassloop.text.alphabet import SPACE_MARK, named_byte
+from glassloop.text.chat import ChatTemplate
+from glassloop.text.pipeline import Pipeline, SpacePrefix, TokenizerParts, component_state, first_line
+from glassloop.text.vocabulary import Kind, Spelling, Vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+_LARGEST_ID = 16_000_000  # ids are places in a list; a file that names a larger one is not a vocabulary
+
+
+def read_json_folder(folder: Path) -> TokenizerParts:
+    path = folder / "tokenizer.json"
+    parsing = _backend(path)
+    states = [component_state(c) for c in (parsing.normalizer, parsing.pre_tokenizer, parsing.decoder)]
+    parts = [part for state in states for part in _flat(state)]
+    spelling = _spelling(path, parts)
+    vocabulary = _vocabulary(path, parsing, spelling)
+
+    config = _read_object(folder / "tokenizer_config.json")
+    fallback = _read_object(folder / "special_tokens_map.json")
+    generation = _read_object(folder / "generation_config.json")
+
+    def named(key: str) -> int | None:
+        value = config.get(key, fallback.get(key))
+        text = value.get("content") if isinstance(value, dict) else value
+        if text is None:
+            return None
+        token_id = parsing.token_to_id(text) if isinstance(text, str) else None
+        if token_id is None:
+            raise TextError(f"{folder}: {key} is {text!r:.60}, which is no token of tokenizer.json")
+        return int(token_id)
+
+    bos, eos = named("bos_token"), named("eos_token")
+    before, after = _around(parsing)
+    if bos is None and len(before) == 1:
+        bos = before[0]
+    # Where the config states it, the config decides; else the file's own post-processor does.
+    if isinstance(config.get("add_bos_token"), bool) and bos is not None:
+        before = (bos,) if config["add_bos_token"] else ()
+    if isinstance(config.get("add_eos_token"), bool) and eos is not None:
+        after = (eos,) if config["add_eos_token"] else ()
+    ends = [*([eos] if eos is not None else []), *_generation_ends(folder, generation, len(vocabulary))]
+
+    def text_of(token_id: int | None) -> str:
+        return "" if token_id is None else vocabulary.token_bytes(token_id).decode("utf-8", "replace")
+
+    plain = _without_special(parsing)
+    return TokenizerParts(
+        vocabulary,
+        Pipeline(parsing, plain, plain, SPACE_MARK),
+        bos_id=bos,
+        eos_ids=tuple(dict.fromkeys(ends)),
+        before=before,
+        after=after,
+        space_prefix=_space_prefix(parts),
+        exact=not states[0],
+        chat_template=_chat_template(folder, config, text_of(bos), text_of(eos)),
+    )
+
+
+def _backend(path: Path) -> Backend:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        backend = Backend.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TextError(f"{path}: cannot be read: {error.strerror}") from None
+    except Exception as error:  # the library raises plain Exception, and UnicodeDecodeError is one too
+        raise TextError(f"{path}: is not a tokenizer.json: {first_line(error)}") from None
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _flat(state: Any) -> Iterator[dict[str, Any]]:
+    """The components of a normalizer, pre-tokenizer or decoder, where a Sequence is those inside it."""
+    if isinstance(state, dict):
+        for key in ("normalizers", "pretokenizers", "decoders"):
+            for inner in state.get(key) or ():
+                yield from _flat(inner)
+        yield state
+
+
+def _spelling(path: Path, parts: list[dict[str, Any]]) -> Spelling:
+    kinds = {part.get("type") for part in parts}
+    if "ByteLevel" in kinds:
+        return Spelling.BYTE_LEVEL
+    if kinds & {"Metaspace", "ByteFallback"}:
+        return Spelling.SENTENCEPIECE
+    found = ", ".join(sorted(str(kind) for kind in kinds)) or "none"
+    raise TextError(
+        f"{path}: byte-level and SentencePiece vocabularies are read; its components ({found}) are of neither"
+    )
+
+
+def _vocabulary(path: Path, backend: Backend, spelling: Spelling) -> Vocabulary:
+    vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+    added = backend.get_added_tokens_decoder()
+    if not vocab:
+        raise TextError(f"{path}: has no tokens")
+    largest = max(vocab.values())
+    if largest > _LARGEST_ID:
+        raise TextError(f"{path}: has the token id {largest}; at most {_LARGEST_ID} is expected")
+    pieces: list[str | None] = [None] * (largest + 1)
+    kinds = [Kind.NORMAL] * (largest + 1)
+    for piece, token_id in vocab.items():
+        pieces[token_id] = piece
+        if spelling is Spelling.SENTENCEPIECE and named_byte(piece) is not None:
+            kinds[token_id] = Kind.BYTE
+    for token_id, token in added.items():
+        pieces[token_id] = token.content
+        kinds[token_id] = Kind.CONTROL if token.special else Kind.USER_DEFINED
+    return Vocabulary(str(path), pieces, kinds, spelling)
+
+
+def _without_special(parsing: Backend) -> Backend:
+    """The same model with special tokens left alone in text. (`encode_special_tokens` is the library's switch
+    for that, and belongs to the object: it is set once, here, and not per call.)"""
+    from tokenizers import Tokenizer as Backend
+
+    plain = Backend(parsing.model)
+    added = sorted(parsing.get_added_tokens_decoder().items())
+    plain.normalizer = parsing.normalizer
+    plain.pre_tokenizer = parsing.pre_tokenizer
+    if all(parsing.model.token_to_id(token.content) == token_id for token_id, token in added):
+        added = [(token_id, token) for token_id, token in added if not token.special]
+    # Tokens that the model does not hold get their ids in the order in which they are added.
+    plain.add_tokens([token for _, token in added])
+    if any(plain.token_to_id(token.content) != token_id for token_id, token in added):
+        plain = Backend.from_str(parsing.to_str())
+    plain.encode_special_tokens = True
+    return plain
+
+
+def _around(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the post-processor puts before and after a text, seen on one."""
+    inside = backend.encode("a", add_special_tokens=False).ids
+    whole = backend.encode("a", add_special_tokens=True).ids
+    for start in range(len(whole) - len(inside) + 1):
+        if whole[start : start + len(inside)] == inside:
+            return tuple(whole[:start]), tuple(whole[start + len(inside) :])
+    return (), ()
+
+
+def _space_prefix(parts: list[dict[str, Any]]) -> SpacePrefix:
+    for part in parts:
+        if part.get("type") == "Prepend" and part.get("prepend") == SPACE_MARK:
+            return SpacePrefix.ALWAYS
+        if part.get("type") == "Metaspace":
+            scheme = part.get("prepend_scheme")
+            return {"always": SpacePrefix.ALWAYS, "first": SpacePrefix.FIRST}.get(
+                str(scheme), SpacePrefix.NEVER
+            )
+    return SpacePrefix.NEVER
+
+
+def _generation_ends(folder: Path, generation: dict[str, Any], count: int) -> list[int]:
+    value = generation.get("eos_token_id")
+    ends = [] if value is None else value if isinstance(value, list) else [value]
+    for end in ends:
+        if type(end) is not int or not 0 <= end < count:
+            raise TextError(
+                f"{folder / 'generation_config.json'}: eos_token_id is {end!r:.60}; "
+                f"an id below {count} is expected"
+            )
+    return ends
+
+
+def _chat_template(folder: Path, config: dict[str, Any], bos: str, eos: str) -> ChatTemplate | None:
+    path = folder / "chat_template.jinja"
+    name = f"{folder / 'tokenizer_config.json'}: chat_template"
+    value = config.get("chat_template")
+    sources: dict[str, str] = {}
+    if path.is_file():
+        return ChatTemplate.from_file(path, bos=bos, eos=eos)
+    if isinstance(value, str):
+        sources["default"] = value
+    elif isinstance(value, list):  # [{"name": "default", "template": "…"}, …]
+        for i, entry in enumerate(value):
+            if not isinstance(entry, dict) or not all(
+                isinstance(entry.get(k), str) for k in ("name", "template")
+            ):
+                raise TextError(f"{name}[{i}] is not an object with the texts name and template")
+            sources[entry["name"]] = entry["template"]
+    elif value is not None:
+        raise TextError(f"{name} is a {type(value).__name__}; text or a list is expected")
+    return ChatTemplate.choose(sources, bos=bos, eos=eos, name=name)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise TextError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise TextError(f"{path}: is not JSON: {first_line(error)}") from None
+    if not isinstance(value, dict):
+        raise TextError(f"{path}: is not a JSON object")
+    return value

@@ -1,0 +1,241 @@
+"""Text ⇄ tokens: the first and the last stop of everything the engine does.
+
+A `Tokenizer` turns text into token ids and ids into exact bytes. It is built from GGUF metadata, a folder
+with `tokenizer.json` or a tiktoken rank file, and never changes afterwards, so threads may share it.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from glassloop.errors import TextError
+from glassloop.text.alphabet import BYTE_CHARACTERS, byte_name, read_shown_bytes, show_bytes, to_alphabet
+from glassloop.text.pipeline import SpacePrefix, TokenizerParts, first_line
+from glassloop.text.vocabulary import LITERAL_KINDS, SPECIAL_KINDS, Kind, Spelling
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+_ESCAPED = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, as surrogateescape decodes them
+
+
+class Tokenizer:
+    def __init__(self, parts: TokenizerParts) -> None:
+        self._parts = parts
+        self._vocabulary = parts.vocabulary
+        self.name = parts.vocabulary.name
+        self.vocab_size = len(parts.vocabulary)
+        self.bos_id = parts.bos_id
+        self.eos_ids = parts.eos_ids
+        self.add_bos = parts.bos_id is not None and parts.bos_id in parts.before
+        self.add_eos = bool(parts.after)
+        self.special_ids = frozenset(
+            i for i in self._vocabulary.literal_ids if self._vocabulary.kinds[i] in SPECIAL_KINDS
+        )
+        self.chat_template = parts.chat_template
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, object], name: str = "GGUF") -> Tokenizer:
+        """From the metadata of a GGUF file, its keys as the file has them ("tokenizer.ggml.tokens", …)."""
+        from glassloop.text.gguf_vocab import read_gguf
+
+        return cls(read_gguf(metadata, name))
+
+    @classmethod
+    def from_json_folder(cls, folder: Path) -> Tokenizer:
+        """From a folder with tokenizer.json and, where they exist, the files that go with it."""
+        from glassloop.text.hf_json import read_json_folder
+
+        return cls(read_json_folder(folder))
+
+    @classmethod
+    def from_tiktoken(cls, path: Path, name: str) -> Tokenizer:
+        """From a rank file; `name` ("cl100k_base", …) says which words and special tokens go with it."""
+        from glassloop.text.tiktoken_ranks import read_tiktoken
+
+        return cls(read_tiktoken(path, name))
+
+    # ── text → tokens ──────────────────────────────────────────────────────────────────────────────────────
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        `add_special` puts BOS and EOS around it where the model asks for them. With `parse_special` the text
+        of a special token becomes that token; without, it is text like any other.
+        """
+        pipeline = self._parts.pipeline
+        ids = self._encode(pipeline.parsing if parse_special else pipeline.plain, text)
+        if not parse_special:
+            ids = self._spell_out_special(ids)
+        return [*self._parts.before, *ids, *self._parts.after] if add_special else ids
+
+    def encode_bytes(self, data: bytes) -> list[int]:
+        """Token ids of any bytes, valid text or not, as plain text: `decode_bytes` gives the bytes back."""
+        pipeline = self._parts.pipeline
+        ids: list[int] = []
+        for i, run in enumerate(_ESCAPED.split(data.decode("utf-8", "surrogateescape"))):
+            if i % 2:
+                ids += self._single_bytes(run.encode("utf-8", "surrogateescape"))
+            elif run:
+                ids += self._encode(pipeline.bare if i else pipeline.plain, run)
+        return self._spell_out_special(ids)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        tools: Sequence[Any] | None = None,
+        **extra: Any,
+    ) -> list[int]:
+        """Token ids of a conversation, written by the model's own template. What the model wants before a
+        text (BOS) is added unless the template wrote it already."""
+        if self.chat_template is None:
+            raise TextError(
+                f"{self.name} has no chat template; encode a prompt, or give the model a template"
+            )
+        text = self.chat_template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt and not continue_final,
+            continue_final=continue_final,
+            tools=tools,
+            **extra,
+        )
+        ids = self.encode(text, add_special=False)
+        before = list(self._parts.before)
+        return ids if ids[: len(before)] == before else before + ids
+
+    def _encode(self, backend: Backend, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise TextError(f"text is expected, not {type(text).__name__}")
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            surrogate = ascii(text[error.start])
+            raise TextError(
+                f"character {error.start} of the text is a lone surrogate ({surrogate})"
+            ) from None
+        try:
+            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        except Exception as error:
+            raise TextError(f"{self.name} cannot encode the text: {first_line(error)}") from None
+        if self._missing_bytes and self._parts.exact and not self._missing_bytes.isdisjoint(data):
+            whole = backend is not self._parts.pipeline.bare
+            back = self.decode_bytes(ids) if whole else b"".join(map(self.token_bytes, ids))
+            if back != data:
+                raise self._no_token_for(self._lost_byte(data, back))
+        return ids
+
+    def _lost_byte(self, data: bytes, back: bytes) -> int:
+        """The library drops what it has no token for, and says nothing; we say which byte it was."""
+        start = next((i for i, (a, b) in enumerate(zip(data, back, strict=False)) if a != b), len(back))
+        while start and data[start] & 0xC0 == 0x80:  # back to the start of the character
+            start -= 1
+        return next((byte for byte in data[start:] if byte in self._missing_bytes), data[start])
+
+    def _spell_out_special(self, ids: list[int]) -> list[int]:
+        """Where plain text must not be a special token: a word that merges into one is spelled in bytes."""
+        if self.special_ids.isdisjoint(ids):
+            return ids
+        spelled = (self._single_bytes(self.token_bytes(i)) if i in self.special_ids else (i,) for i in ids)
+        return [i for run in spelled for i in run]
+
+    def _single_bytes(self, data: bytes) -> list[int]:
+        ids = []
+        for byte in data:
+            token_id = self._byte_ids[byte]
+            if token_id is None:
+                raise self._no_token_for(byte)
+            ids.append(token_id)
+        return ids
+
+    def _no_token_for(self, byte: int) -> TextError:
+        return TextError(f"{self.name} has no token for the byte 0x{byte:02X}, so it cannot encode this text")
+
+    @cached_property
+    def _byte_ids(self) -> tuple[int | None, ...]:
+        byte_level = self._vocabulary.spelling is Spelling.BYTE_LEVEL
+        names = BYTE_CHARACTERS if byte_level else map(byte_name, range(256))
+        ids = [self._parts.pipeline.plain.token_to_id(name) for name in names]
+        return tuple(None if i is None or self.token_bytes(i) != bytes([b]) else i for b, i in enumerate(ids))
+
+    @cached_property
+    def _missing_bytes(self) -> frozenset[int]:
+        return frozenset(byte for byte, token_id in enumerate(self._byte_ids) if token_id is None)
+
+    # ── tokens → text ──────────────────────────────────────────────────────────────────────────────────────
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """The text of tokens; bytes that are not UTF-8 become U+FFFD."""
+        return self.decode_bytes(ids, skip_special=skip_special).decode("utf-8", "replace")
+
+    def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = False) -> bytes:
+        """The exact bytes of tokens taken as a whole text.
+
+        They are the tokens' bytes joined, but for one thing: where the vocabulary puts a space in front of
+        text (see `SpacePrefix`), that space was never in the text and is left out.
+        """
+        prefix, kinds = self._parts.space_prefix, self._vocabulary.kinds
+        fresh = prefix is not SpacePrefix.NEVER
+        chunks = []
+        for place, token_id in enumerate(map(self._checked, ids)):
+            data = self._vocabulary.token_bytes(token_id)
+            literal = kinds[token_id] in LITERAL_KINDS
+            if not (skip_special and token_id in self.special_ids):
+                chunks.append(data[1:] if fresh and not literal and data.startswith(b" ") else data)
+            if prefix is SpacePrefix.ALWAYS:
+                fresh = literal
+            elif prefix is SpacePrefix.FIRST:
+                fresh = place == 0 and token_id == self.bos_id
+        return b"".join(chunks)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of one token; of a special one, its name."""
+        return self._vocabulary.token_bytes(self._checked(token_id))
+
+    def piece(self, token_id: int) -> str:
+        """A token as people read it: its text, and `<0xNN>` for each byte that is not text by itself."""
+        token_id = self._checked(token_id)
+        data = self._vocabulary.token_bytes(token_id)
+        if self._vocabulary.kinds[token_id] == Kind.BYTE and len(data) == 1:
+            return byte_name(data[0])
+        return show_bytes(data)
+
+    def id_of(self, piece: str) -> int | None:
+        """The token with this text, or None. A form that `piece` gives is understood, and so is the file's
+        own spelling ("Ġthe", "▁the")."""
+        pipeline = self._parts.pipeline
+        byte_level = self._vocabulary.spelling is Spelling.BYTE_LEVEL
+
+        def spelled(data: bytes) -> str:
+            return (
+                to_alphabet(data)
+                if byte_level
+                else data.decode("utf-8", "replace").replace(" ", pipeline.space)
+            )
+
+        try:
+            literal: int | None = pipeline.parsing.token_to_id(piece)
+            if literal is not None and self._vocabulary.kinds[literal] in LITERAL_KINDS:
+                return literal
+            for form in (spelled(piece.encode()), piece, spelled(read_shown_bytes(piece))):
+                token_id: int | None = pipeline.parsing.token_to_id(form)
+                if token_id is not None:
+                    return token_id
+            return (
+                None if byte_level else pipeline.parsing.token_to_id(piece.replace("\u2581", pipeline.space))
+            )
+        except UnicodeEncodeError:
+            return None
+
+    def _checked(self, token_id: int) -> int:
+        try:
+            return operator.index(token_id)
+        except TypeError:
+            raise TextError(f"a token id is expected, not {token_id!r:.60}") from None

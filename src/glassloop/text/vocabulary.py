@@ -1,0 +1,81 @@
+"""The tokens of a vocabulary: how each is spelled, of what kind it is, and the exact bytes it stands for.
+
+Every loader (GGUF, tokenizer.json, tiktoken ranks) ends in one `Vocabulary`; decoding reads nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+from glassloop.errors import TextError
+from glassloop.text.alphabet import SPACE_MARK, from_alphabet, named_byte
+
+
+class Kind:
+    """What a token is for. The numbers are those of GGUF's `tokenizer.ggml.token_type`; they are plain ones,
+    since a vocabulary holds a quarter of a million of them."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4  # always found whole in text, special or not
+    UNUSED = 5
+    BYTE = 6
+
+
+class Spelling(Enum):
+    BYTE_LEVEL = "byte-level"
+    SENTENCEPIECE = "sentencepiece"
+
+
+SPECIAL_KINDS = frozenset({Kind.CONTROL, Kind.UNKNOWN})
+LITERAL_KINDS = SPECIAL_KINDS | {Kind.USER_DEFINED}  # spelled as plain text, never in a byte alphabet
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    name: str  # what errors call it
+    pieces: Sequence[str | None]  # id → the file's own spelling; None where an id has no token
+    kinds: Sequence[int]  # id → Kind
+    spelling: Spelling
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @cached_property
+    def literal_ids(self) -> tuple[int, ...]:
+        """The tokens that are found whole in text: special and user-defined ones."""
+        return tuple(
+            [i for i, kind in enumerate(self.kinds) if kind != Kind.NORMAL and kind in LITERAL_KINDS]
+        )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        piece = self.pieces[token_id] if 0 <= token_id < len(self.pieces) else None
+        if piece is None:
+            if 0 <= token_id < len(self.pieces):
+                raise TextError(f"token id {token_id} has no token in {self.name}")
+            raise TextError(
+                f"token id {token_id} is outside {self.name}, which has {len(self.pieces)} tokens"
+            )
+        kind = self.kinds[token_id]
+        if kind in SPECIAL_KINDS:
+            return _utf8(piece)
+        if self.spelling is Spelling.BYTE_LEVEL:
+            data = None if kind == Kind.USER_DEFINED else from_alphabet(piece)
+            return _utf8(piece) if data is None else data
+        if kind == Kind.BYTE:
+            byte = named_byte(piece)
+            return _utf8(piece) if byte is None else bytes([byte])
+        return _utf8(piece.replace(SPACE_MARK, " "))
+
+
+def _utf8(piece: str) -> bytes:
+    # Pieces that were not valid UTF-8 in the file carry their bytes as surrogate escapes. (Another surrogate
+    # cannot come from bytes, but JSON can write it; it is kept as the three bytes it would be.)
+    try:
+        return piece.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return piece.encode("utf-8", "surrogatepass")

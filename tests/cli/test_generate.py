@@ -1,0 +1,85 @@
+"""`glassloop generate` as a person runs it: a real process, its two streams and its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+GLASSLOOP = [sys.executable, "-m", "glassloop"]
+PROMPT = "The capital of France is"
+
+
+def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*GLASSLOOP, *arguments], capture_output=True, text=True, timeout=120, **options)
+
+
+def test_the_text_alone_is_on_stdout_and_one_line_on_stderr():
+    done = run("generate", PROMPT, "--temperature", "0", "--max-tokens", "3")
+    assert done.returncode == 0
+    assert done.stdout.startswith(" Paris")
+    assert re.fullmatch(r".*5 \+ 3 tokens.*seed \d+.*ended by length\n", done.stderr)
+
+
+def test_json_has_the_whole_run():
+    done = run("generate", PROMPT, "--seed", "5", "-n", "3", "--json")
+    answer = json.loads(done.stdout)
+    assert {"text", "token_ids", "tokens", "finish_reason", "usage", "timings", "seed", "model"} <= set(
+        answer
+    )
+    assert answer["seed"] == 5 and len(answer["token_ids"]) == 3 and answer["finish_reason"] == "length"
+
+
+def test_the_prompt_can_come_from_stdin():
+    done = run("generate", "-", "--temperature", "0", "-n", "1", input=PROMPT)
+    assert done.stdout == " Paris\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["x", "--model", "smollm2-135m-instuct"], "did you mean 'smollm2-135m-instruct'"),
+        (["x", "--model", "./not/there.gguf"], "not/there.gguf"),
+        (["x", "--temperature", "-1"], "temperature is -1.0"),
+        (["x", "--max-tokens", "0"], "max_tokens is 0"),
+        (["x", "--seed", "-4"], "seed is -4"),
+        ([""], "prompt is empty"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, said):
+    done = run("generate", *arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_keeps_the_text_so_far():
+    child = subprocess.Popen(
+        [*GLASSLOOP, "generate", PROMPT, "--temperature", "0", "-n", "4000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert child.stdout is not None
+    assert child.stdout.read(6) == b" Paris"
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=20)
+    assert child.returncode == 130
+    assert out.endswith(b"\n") and b"ended by cancelled" in err and b"Traceback" not in err
+
+
+def test_a_reader_that_goes_away_is_not_an_error():
+    done = subprocess.run(
+        f"{sys.executable} -m glassloop generate '{PROMPT}' --temperature 0 -n 40 | head -c 3",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == " Pa" and "Traceback" not in done.stderr and "Error" not in done.stderr

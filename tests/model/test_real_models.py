@@ -1,0 +1,92 @@
+"""The real models, from their GGUF files: the same logits and the same greedy tokens as `transformers` gives
+for the same file in float32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from glassloop.model.cache import GrowingCache
+from glassloop.model.loader import ModelFiles
+from glassloop.model.registry import fetch
+from glassloop.ops.batch import Batch
+from glassloop.ops.reference import ReferenceOps
+
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea,",
+    "def fibonacci(n):\n    ",
+    "Water boils at a temperature of",
+    "1, 2, 3, 4, 5, 6,",
+    "The three most important things in life are",
+    "Ein kleines Haus stand",
+    "Q: What is the tallest mountain on Earth?\nA:",
+    "日本の首都は",
+    "Dear Sir or Madam,\n\nI am writing to you because",
+]
+NEW_TOKENS = 32
+
+
+@pytest.fixture(scope="module", params=["smollm2-135m-instruct", "gemma-3-270m"])
+def models(request):
+    path = fetch(request.param)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    ).eval()
+    files = ModelFiles(path)
+    return theirs, files.transformer(ReferenceOps()), files.tokenizer()
+
+
+def test_logits_equal_transformers(models):
+    theirs, ours, tokenizer = models
+    for prompt in PROMPTS:
+        ids = tokenizer.encode(prompt)
+        logits = ours.forward(Batch.of([(0, 0, ids)], every_logit=True), GrowingCache(ours.config))
+        with torch.no_grad():
+            expected = theirs(torch.tensor([ids])).logits[0].numpy()
+        assert np.abs(logits - expected).max() / np.abs(expected).max() < 1e-3
+
+
+def test_a_long_prompt_in_chunks_equals_transformers(models):
+    """Longer than Gemma's window of 512, so that what falls out of it matters."""
+    theirs, ours, tokenizer = models
+    ids = tokenizer.encode(" ".join(PROMPTS * 10))[:700]
+    cache = GrowingCache(ours.config)
+    for start in range(0, len(ids), 160):
+        logits = ours.forward(Batch.of([(0, start, ids[start : start + 160])]), cache)
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0, -1].numpy()
+    assert np.abs(logits[0] - expected).max() / np.abs(expected).max() < 1e-3
+
+
+def test_greedy_tokens_equal_transformers(models):
+    """All ten prompts in one batch of ten branches. A token is the oracle's own greedy choice if it is the
+    oracle's argmax after the same tokens, so one pass of the oracle over the whole text checks all of them.
+    """
+    theirs, ours, tokenizer = models
+    prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
+    cache = GrowingCache(ours.config)
+    made: list[list[int]] = [[] for _ in prompts]
+    batch = Batch.of([(branch, 0, ids) for branch, ids in enumerate(prompts)])
+    for step in range(NEW_TOKENS):
+        best = ours.forward(batch, cache).argmax(axis=-1).tolist()
+        for tokens, token in zip(made, best, strict=True):
+            tokens.append(token)
+        batch = Batch.of([(b, len(prompts[b]) + step, [token]) for b, token in enumerate(best)])
+    for ids, tokens in zip(prompts, made, strict=True):
+        with torch.no_grad():
+            logits = theirs(torch.tensor([ids + tokens[:-1]])).logits[0]
+        assert tokens == logits[len(ids) - 1 :].argmax(dim=-1).tolist()
+
+
+def test_probabilities_sum_to_one(models):
+    from glassloop.decode.choose import log_softmax
+
+    _, ours, tokenizer = models
+    logits = ours.forward(Batch.of([(0, 0, tokenizer.encode(PROMPTS[0]))]), GrowingCache(ours.config))
+    for temperature in (0.1, 1.0, 3.0):
+        total = np.exp(log_softmax(logits[0].astype(np.float64) / temperature)).sum()
+        assert abs(total - 1) < 1e-9

@@ -1,0 +1,67 @@
+"""Every stored number format reads back exactly what the `gguf` package reads, bit for bit."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import dequantize as gguf_dequantize
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glassloop.model.gguf import GGUFFile
+from glassloop.model.registry import fetch
+from glassloop.ops.quant import FORMATS, dequantize
+from glassloop.ops.tensor import Tensor
+
+
+def _assert_same_bits(ours: np.ndarray, theirs: np.ndarray) -> None:
+    # A NaN scale makes every value of its block NaN; which of the many NaNs is not part of the format.
+    numbers = ~np.isnan(theirs)
+    assert (np.isnan(ours) == ~numbers).all()
+    assert ours[numbers].tobytes() == theirs[numbers].tobytes()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(seed=st.integers(0, 2**32 - 1), blocks=st.integers(1, 40))
+def test_random_blocks_equal_the_gguf_package(name, seed, blocks):
+    format = FORMATS[name]
+    raw = np.random.default_rng(seed).integers(0, 256, blocks * format.block_bytes, np.uint8)
+    theirs = gguf_dequantize(raw, gguf.GGMLQuantizationType[name]).reshape(-1)
+    with np.errstate(all="ignore"):
+        _assert_same_bits(dequantize(format, raw), theirs)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_sizes_equal_the_gguf_package(name):
+    assert (FORMATS[name].block_values, FORMATS[name].block_bytes) == gguf.GGML_QUANT_SIZES[
+        gguf.GGMLQuantizationType[name]
+    ]
+    assert FORMATS[name].gguf_id == gguf.GGMLQuantizationType[name].value
+
+
+@pytest.mark.parametrize("model", ["smollm2-135m-instruct", "gemma-3-270m"])
+def test_real_tensors_equal_the_gguf_package(model):
+    """The first rows of every tensor, and the whole of one of each format."""
+    tensors = GGUFFile(fetch(model)).tensors
+    whole: set[str] = set()
+    for tensor in tensors.values():
+        if tensor.format.name in whole:
+            tensor = tensor.rows(slice(0, 32))
+        whole.add(tensor.format.name)
+        kind = gguf.GGMLQuantizationType[tensor.format.name]
+        _assert_same_bits(dequantize(tensor.format, tensor.data), gguf_dequantize(tensor.data, kind))
+    assert whole >= ({"Q4_1", "Q8_0", "F32"} if "smol" in model else {"Q4_K", "Q5_0", "Q6_K", "Q8_0", "F32"})
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "Q6_K", "BF16", "F32"])
+def test_picking_rows_and_reading_them_commute(name):
+    format = FORMATS[name]
+    rng = np.random.default_rng(1)
+    values = 2 * format.block_values if format.block_values > 1 else 7
+    # Finite scales: every byte small enough not to be an infinity or NaN in any float format.
+    raw = rng.integers(0, 60, 6 * format.size_of(values), np.uint8)
+    tensor = Tensor("t", (6, values), format, raw)
+    order = np.array([4, 0, 5, 5])
+    assert (tensor.rows(order).float32() == tensor.float32()[order]).all()
+    assert (tensor.rows(slice(1, 3)).float32() == tensor.float32()[1:3]).all()

@@ -1,0 +1,36 @@
+"""What is imported at start-up: torch never, and nothing heavy for `import glassloop` or `--help`.
+
+Seconds are not asserted here (machines are noisy); what costs them is.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+HEAVY = ("torch", "transformers", "numpy", "tokenizers", "jinja2", "huggingface_hub", "gguf")
+
+
+def _loaded_after(code: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules, file=sys.stderr)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stderr.split())
+
+
+def test_importing_glassloop_loads_nothing_heavy():
+    assert not _loaded_after("import glassloop") & set(HEAVY)
+
+
+def test_help_loads_nothing_heavy():
+    code = "import sys; sys.argv = ['glassloop', '--help']\nfrom glassloop.cli.main import app\n"
+    loaded = _loaded_after(code + "try: app()\nexcept SystemExit: pass")
+    assert "typer" in loaded and not loaded & set(HEAVY)
+
+
+def test_generating_never_loads_torch():
+    code = "from glassloop import LLM, Sampling\nLLM().generate('Hi', Sampling(max_tokens=1))"
+    assert not _loaded_after(code) & {"torch", "transformers", "gguf"}

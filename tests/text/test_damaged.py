@@ -1,0 +1,243 @@
+"""Damaged vocabularies end in one line that names the file and the field."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from text.small import byte_level, byte_level_metadata, sentencepiece_metadata, write_folder
+
+from glassloop.errors import TextError
+from glassloop.text.tokenizer import Tokenizer
+
+KEY = "tokenizer.ggml."
+BYTE_RANKS = [f"{base64.b64encode(bytes([b])).decode()} {b}" for b in range(256)]
+
+
+def _refused(metadata: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(TextError, match=complaint) as caught:
+        Tokenizer.from_gguf(metadata, "m.gguf")
+    assert str(caught.value).startswith("m.gguf: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "complaint"),
+    [
+        ("model", None, "tokenizer.ggml.model is missing"),
+        ("model", 7, "tokenizer.ggml.model is a int; text is expected"),
+        ("model", "t5", "tokenizer.ggml.model is 't5'; 'gpt2' and 'llama' are read"),
+        ("pre", "nonsense", r"tokenizer.ggml.pre is 'nonsense', .* known are .*qwen2.*smollm"),
+        ("tokens", None, "tokenizer.ggml.tokens is missing"),
+        ("tokens", [], "tokenizer.ggml.tokens is empty"),
+        ("tokens", ["a", 3], "tokenizer.ggml.tokens is not a list of texts"),
+        ("tokens", "abc", "tokenizer.ggml.tokens is not a list of texts"),
+        ("token_type", [1, 2], r"token_type has 2 values; one for each of the \d+ tokens"),
+        ("token_type", "x", "token_type is not a list of numbers"),
+        ("merges", None, "tokenizer.ggml.merges is missing"),
+        ("merges", ["a b c"], r"merges\[0\] is 'a b c'; two tokens and a space"),
+        ("merges", ["nope nada"], "the merges do not fit the tokens: .*nope"),
+        ("bos_token_id", 10**6, r"bos_token_id is 1000000, outside the vocabulary of \d+ tokens"),
+        ("eos_token_id", -1, "eos_token_id is -1, outside"),
+        ("eot_token_id", "x", "eot_token_id is 'x'; a token id is expected"),
+        ("add_bos_token", "yes", "add_bos_token is 'yes'; true or false"),
+    ],
+)
+def test_byte_level_fields(field: str, value: Any, complaint: str) -> None:
+    metadata = byte_level_metadata("gpt-2") | {KEY + field: value}
+    if value is None:
+        del metadata[KEY + field]
+    _refused(metadata, complaint)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "complaint"),
+    [
+        ("scores", None, "tokenizer.ggml.scores is missing"),
+        ("scores", [0.5], "scores has 1 values"),
+        ("scores", np.full(2000, np.nan), "scores has"),
+        ("add_space_prefix", 1, "add_space_prefix is 1; true or false"),
+    ],
+)
+def test_sentencepiece_fields(field: str, value: Any, complaint: str) -> None:
+    metadata = sentencepiece_metadata(False) | {KEY + field: value}
+    if value is None:
+        del metadata[KEY + field]
+    _refused(metadata, complaint)
+    nan = np.array(sentencepiece_metadata(False)[KEY + "scores"])
+    nan[5] = np.nan
+    _refused(sentencepiece_metadata(False) | {KEY + "scores": nan}, "scores has a value that is not a number")
+
+
+def test_kinds_out_of_range_and_endless_tokens() -> None:
+    metadata = sentencepiece_metadata(False)
+    types = [*metadata[KEY + "token_type"]]
+    _refused(metadata | {KEY + "token_type": [9, *types[1:]]}, "token_type has the value 9; 1 to 6")
+    _refused(metadata | {KEY + "token_type": [1.5, *types[1:]]}, "token_type is not a list of whole numbers")
+    tokens = [*metadata[KEY + "tokens"]]
+    tokens[300] = "a" * 100_000
+    _refused(metadata | {KEY + "tokens": tokens}, r"tokens\[300\] has 100000 characters; at most 1024")
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: byte_level_metadata("qwen2"), lambda: sentencepiece_metadata(True)]
+)
+def test_any_damage_is_an_error_of_ours_or_still_a_tokenizer(build) -> None:
+    whole = build()
+    count = len(whole[KEY + "tokens"])
+    junk = st.one_of(
+        st.none(), st.booleans(), st.integers(-5, 10**9), st.floats(), st.text(max_size=5),
+        st.binary(max_size=5), st.lists(st.integers(-1, 8), max_size=3),
+        st.lists(st.text(max_size=3), max_size=3),
+        st.just({}), st.just(np.zeros((count, 2))), st.just(np.zeros(count)), st.just(["a"] * count),
+        st.just([""] * count), st.just(["\udcff"] * count), st.just([1] * count), st.just([3] * count),
+        st.just([4] * count), st.just([6] * count), st.just(np.array([0.5] * count)), st.just([[1]] * count),
+    )  # fmt: skip
+
+    @settings(max_examples=250)
+    @given(
+        st.dictionaries(st.sampled_from([*whole, "tokenizer.chat_template"]), junk, min_size=1, max_size=3)
+    )
+    def check(damage: dict[str, Any]) -> None:
+        try:
+            tokenizer = Tokenizer.from_gguf({**whole, **damage}, "m.gguf")
+            ids = tokenizer.encode("ban anna 1 <s> é <|im_end|>\xff")
+            assert all(0 <= i < tokenizer.vocab_size for i in ids)
+            tokenizer.decode(range(tokenizer.vocab_size))
+        except TextError as error:
+            assert "\n" not in str(error)
+
+    check()
+
+
+def test_single_elements_may_be_wrong_too() -> None:
+    whole = byte_level_metadata("gpt-2")
+
+    @settings(max_examples=150)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        metadata = {key: [*value] if isinstance(value, list) else value for key, value in whole.items()}
+        for _ in range(data.draw(st.integers(1, 4))):
+            key = data.draw(st.sampled_from([KEY + "tokens", KEY + "merges", KEY + "token_type"]))
+            place = data.draw(st.integers(0, len(metadata[key]) - 1))
+            wrong: st.SearchStrategy[Any] = (
+                st.integers(-1, 8) if key.endswith("type") else st.text(max_size=3)
+            )
+            metadata[key][place] = data.draw(wrong)
+        try:
+            tokenizer = Tokenizer.from_gguf(metadata)
+        except TextError:
+            return
+        text = "the quick brown fox"
+        try:
+            assert tokenizer.decode(tokenizer.encode(text)) == text
+        except TextError as error:
+            assert "no token for the byte" in str(error)
+
+    check()
+
+
+def test_two_tokens_with_one_text_both_decode() -> None:
+    metadata = byte_level_metadata("gpt-2")
+    tokens = [*metadata[KEY + "tokens"]]
+    the = tokens.index("Ġthe")
+    twin = next(
+        i for i, t in enumerate(tokens) if i > the and len(t) > 6 and metadata[KEY + "token_type"][i] == 1
+    )
+    merges = [m for m in metadata[KEY + "merges"] if tokens[twin] not in (m.replace(" ", ""), *m.split(" "))]
+    tokens[twin] = "Ġthe"
+    tokenizer = Tokenizer.from_gguf(metadata | {KEY + "tokens": tokens, KEY + "merges": merges})
+    assert tokenizer.token_bytes(the) == tokenizer.token_bytes(twin) == b" the"
+    assert tokenizer.encode(" the") == [twin]  # the last, as llama.cpp has it
+
+
+def test_pieces_that_are_not_text_keep_their_bytes() -> None:
+    metadata = sentencepiece_metadata(False)
+    tokens = [*metadata[KEY + "tokens"], b"\xf0\x9f".decode("utf-8", "surrogateescape")]
+    tokenizer = Tokenizer.from_gguf(
+        metadata
+        | {
+            KEY + "tokens": tokens,
+            KEY + "scores": [*metadata[KEY + "scores"], 0.0],
+            KEY + "token_type": [*metadata[KEY + "token_type"], 1],
+        }
+    )
+    assert tokenizer.token_bytes(len(tokens) - 1) == b"\xf0\x9f"
+    assert tokenizer.piece(len(tokens) - 1) == "<0xF0><0x9F>"
+    assert tokenizer.decode(tokenizer.encode("🎈", add_special=False)) == "🎈"
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        ([], "holds no ranks"),
+        (["!!!! 0"], "line 1: '!!!!' is not base64"),
+        (["YQ=="], "line 1: '' is not a rank"),
+        (["YQ== x"], "line 1: 'x' is not a rank"),
+        (["YQ== 99999999"], "line 1: '99999999' is not a rank"),
+        ([*BYTE_RANKS, "YWI= 300"], "no token has rank 256, though others go up to 300"),
+        ([*BYTE_RANKS, "YWI= 255"], "line 257: the rank appears twice"),
+        ([*BYTE_RANKS, "YQ== 256"], "line 257: the token appears twice"),
+        (BYTE_RANKS[1:], "no token has rank 0"),
+        (BYTE_RANKS[:-1], "no token for the byte 0xFF"),
+        ([*BYTE_RANKS, f"{base64.b64encode(b'a' * 5000).decode()} 256"], "line 257: a token of 5000 bytes"),
+        ([*BYTE_RANKS, "YWI= 100257"], "rank 100257 is the id of a special token"),
+    ],
+)
+def test_rank_files(lines: list[str], complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.tiktoken"
+    path.write_text("\n".join(lines))
+    with pytest.raises(TextError, match=complaint) as caught:
+        Tokenizer.from_tiktoken(path, "cl100k_base")
+    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+
+
+def test_rank_files_that_are_not_there_or_not_known(tmp_path: Path) -> None:
+    with pytest.raises(TextError, match="cannot be read: No such file"):
+        Tokenizer.from_tiktoken(tmp_path / "x", "cl100k_base")
+    with pytest.raises(TextError, match=r"'klingon' is not a known encoding; known are .*cl100k_base"):
+        Tokenizer.from_tiktoken(tmp_path / "x", "klingon")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "complaint"),
+    [
+        ("tokenizer.json", None, "tokenizer.json: cannot be read: No such file"),
+        ("tokenizer.json", "{", "tokenizer.json: is not a tokenizer.json"),
+        ("tokenizer.json", "[]", "tokenizer.json: is not a tokenizer.json"),
+        ("tokenizer.json", "\xff", "tokenizer.json: is not a tokenizer.json"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json: is not JSON"),
+        ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json: is not JSON"),
+        ("tokenizer_config.json", "3", "tokenizer_config.json: is not a JSON object"),
+        ("tokenizer_config.json", '{"eos_token": "<nope>"}', "eos_token is '<nope>', which is no token"),
+        ("tokenizer_config.json", '{"chat_template": 3}', "chat_template is a int; text or a list"),
+        ("tokenizer_config.json", '{"chat_template": [3]}', r"chat_template\[0\] is not an object"),
+        ("generation_config.json", '{"eos_token_id": [2, 999999]}', "eos_token_id is 999999; an id below"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id is 'x'; an id below"),
+    ],
+)
+def test_json_folders(file: str, content: str | None, complaint: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, byte_level("gpt-2"))
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(content, encoding="latin-1")
+    with pytest.raises(TextError, match=complaint) as caught:
+        Tokenizer.from_json_folder(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_json_vocabularies_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    state = json.loads(byte_level("gpt-2").to_str())
+    state |= {
+        "pre_tokenizer": {"type": "Whitespace"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(TextError, match=r"its components \(Whitespace, WordPiece\) are of neither"):
+        Tokenizer.from_json_folder(tmp_path)
