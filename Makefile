@@ -35,7 +35,9 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "glassloop needs Python 3.11 or newer")'
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+NATIVE := $(wildcard src/glassloop/ops/native/*.[ch])
+
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt $(NATIVE) | $(BIN)/python
 	@echo "Installing glassloop ..."
 	@$(PIP) install -c constraints.txt -e .
 	@touch $@

@@ -64,7 +64,7 @@ def test_a_full_context_ends_it(llm, monkeypatch):
     run = llm.generate([504] * 5, Sampling(temperature=0, max_tokens=100))
     assert run.finish_reason == "length"
     assert len(run.tokens) == 3 and run.usage.context_left == 0
-    with pytest.raises(TextError, match="8 tokens; .* room for 8"):
+    with pytest.raises(TextError, match=r"8 tokens; .* room for 8"):
         llm.generate([504] * 8)
 
 

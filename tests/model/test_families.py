@@ -7,9 +7,8 @@ import pytest
 import torch
 from model.tiny import TINY, VOCAB, Tiny, make
 
-from glassloop.model.cache import GrowingCache
+from glassloop.model.cache import Branches
 from glassloop.model.loader import ModelFiles
-from glassloop.ops.batch import Batch
 from glassloop.ops.reference import ReferenceOps
 
 LENGTHS = (1, 2, 9, 33)
@@ -42,17 +41,17 @@ def test_logits_equal_transformers_in_one_piece(pair):
     theirs, ours = pair
     for length in LENGTHS:
         ids = _prompt(length)
-        cache = GrowingCache(ours.config)
-        _assert_close(ours.forward(Batch.of([(0, 0, ids)], every_logit=True), cache), _oracle(theirs, ids))
+        cache = Branches(ours, 1024)
+        _assert_close(cache.forward([(0, 0, ids)], every_logit=True), _oracle(theirs, ids))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 16])
 def test_logits_equal_transformers_in_chunks_with_the_cache(pair, chunk):
     theirs, ours = pair
     ids = _prompt(33)
-    cache = GrowingCache(ours.config)
+    cache = Branches(ours, 1024)
     pieces = [
-        ours.forward(Batch.of([(0, at, ids[at : at + chunk])], every_logit=True), cache)
+        cache.forward([(0, at, ids[at : at + chunk])], every_logit=True)
         for at in range(0, len(ids), chunk)
     ]
     _assert_close(np.concatenate(pieces), _oracle(theirs, ids))
@@ -61,10 +60,9 @@ def test_logits_equal_transformers_in_chunks_with_the_cache(pair, chunk):
 def test_branches_of_one_batch_do_not_see_each_other(pair):
     theirs, ours = pair
     prompts = {7: _prompt(5), 3: _prompt(12), 9: _prompt(1)}
-    cache = GrowingCache(ours.config)
-    ours.forward(Batch.of([(3, 0, prompts[3][:4])]), cache)  # a prefix that is in the cache already
-    batch = Batch.of([(7, 0, prompts[7]), (3, 4, prompts[3][4:]), (9, 0, prompts[9])])
-    logits = ours.forward(batch, cache)
+    cache = Branches(ours, 64, branches=3)
+    cache.forward([(3, 0, prompts[3][:4])])  # a prefix that is in the cache already
+    logits = cache.forward([(7, 0, prompts[7]), (3, 4, prompts[3][4:]), (9, 0, prompts[9])])
     for row, branch in enumerate((7, 3, 9)):
         _assert_close(logits[row], _oracle(theirs, prompts[branch])[-1])
 
@@ -72,10 +70,10 @@ def test_branches_of_one_batch_do_not_see_each_other(pair):
 def test_a_later_token_does_not_move_an_earlier_logit_by_one_bit(pair):
     _, ours = pair
     ids = _prompt(12)
-    before = ours.forward(Batch.of([(0, 0, ids)], every_logit=True), GrowingCache(ours.config))
+    before = Branches(ours, 1024).forward([(0, 0, ids)], every_logit=True)
     for changed in (4, 11):
         other = [*ids[:changed], (ids[changed] + 1) % VOCAB, *ids[changed + 1 :]]
-        after = ours.forward(Batch.of([(0, 0, other)], every_logit=True), GrowingCache(ours.config))
+        after = Branches(ours, 1024).forward([(0, 0, other)], every_logit=True)
         assert before[:changed].tobytes() == after[:changed].tobytes()
         assert before[changed].tobytes() != after[changed].tobytes()
 
@@ -85,8 +83,7 @@ def test_older_spelling_of_config_json(tiny: Tiny, tmp_path):
     theirs = make(tiny, tmp_path, old=True)
     ours = ModelFiles(tmp_path).transformer(ReferenceOps())
     ids = _prompt(20)
-    batch = Batch.of([(0, 0, ids)], every_logit=True)
-    _assert_close(ours.forward(batch, GrowingCache(ours.config)), _oracle(theirs, ids))
+    _assert_close(Branches(ours, 1024).forward([(0, 0, ids)], every_logit=True), _oracle(theirs, ids))
 
 
 def test_sharded_safetensors(tmp_path):
@@ -95,8 +92,7 @@ def test_sharded_safetensors(tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     ours = ModelFiles(tmp_path).transformer(ReferenceOps())
     ids = _prompt(6)
-    batch = Batch.of([(0, 0, ids)], every_logit=True)
-    _assert_close(ours.forward(batch, GrowingCache(ours.config)), _oracle(theirs, ids))
+    _assert_close(Branches(ours, 1024).forward([(0, 0, ids)], every_logit=True), _oracle(theirs, ids))
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
@@ -106,8 +102,7 @@ def test_half_precision_safetensors(kind, tmp_path):
     theirs.save_pretrained(tmp_path)
     ours = ModelFiles(tmp_path).transformer(ReferenceOps())
     ids = _prompt(9)
-    batch = Batch.of([(0, 0, ids)], every_logit=True)
-    _assert_close(ours.forward(batch, GrowingCache(ours.config)), _oracle(theirs.float(), ids))
+    _assert_close(Branches(ours, 1024).forward([(0, 0, ids)], every_logit=True), _oracle(theirs.float(), ids))
 
 
 def test_the_language_part_of_a_model_with_more_than_text(tmp_path):
@@ -126,5 +121,4 @@ def test_the_language_part_of_a_model_with_more_than_text(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": settings}))
     ours = ModelFiles(tmp_path).transformer(ReferenceOps())
     ids = _prompt(8)
-    batch = Batch.of([(0, 0, ids)], every_logit=True)
-    _assert_close(ours.forward(batch, GrowingCache(ours.config)), _oracle(theirs, ids))
+    _assert_close(Branches(ours, 1024).forward([(0, 0, ids)], every_logit=True), _oracle(theirs, ids))

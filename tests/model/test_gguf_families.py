@@ -7,9 +7,8 @@ from model.test_families import _assert_close, _oracle, _prompt
 from model.tiny import TINY, make
 from model.tiny_gguf import write_gguf
 
-from glassloop.model.cache import GrowingCache
+from glassloop.model.cache import Branches
 from glassloop.model.loader import ModelFiles
-from glassloop.ops.batch import Batch
 from glassloop.ops.reference import ReferenceOps
 
 ARCHITECTURES = {
@@ -39,8 +38,7 @@ def test_logits_equal_transformers(name, tmp_path):
     write_gguf(theirs, tmp_path / "tiny.gguf", ARCHITECTURES[name])
     ours = ModelFiles(tmp_path / "tiny.gguf").transformer(ReferenceOps())
     ids = _prompt(33)
-    batch = Batch.of([(0, 0, ids)], every_logit=True)
-    _assert_close(ours.forward(batch, GrowingCache(ours.config)), _oracle(theirs, ids))
+    _assert_close(Branches(ours, 1024).forward([(0, 0, ids)], every_logit=True), _oracle(theirs, ids))
 
 
 def test_half_precision_tensors(tmp_path):
@@ -54,5 +52,4 @@ def test_half_precision_tensors(tmp_path):
     assert {tensor.format.name for tensor in files.tensors.values()} == {"F16", "F32"}
     ours = files.transformer(ReferenceOps())
     ids = _prompt(9)
-    batch = Batch.of([(0, 0, ids)], every_logit=True)
-    _assert_close(ours.forward(batch, GrowingCache(ours.config)), _oracle(theirs, ids))
+    _assert_close(Branches(ours, 1024).forward([(0, 0, ids)], every_logit=True), _oracle(theirs, ids))

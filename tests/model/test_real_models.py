@@ -9,10 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from glassloop.model.cache import GrowingCache
+from glassloop.model.cache import Branches
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
-from glassloop.ops.batch import Batch
 from glassloop.ops.reference import ReferenceOps
 
 PROMPTS = [
@@ -44,7 +43,7 @@ def test_logits_equal_transformers(models):
     theirs, ours, tokenizer = models
     for prompt in PROMPTS:
         ids = tokenizer.encode(prompt)
-        logits = ours.forward(Batch.of([(0, 0, ids)], every_logit=True), GrowingCache(ours.config))
+        logits = Branches(ours, 1024).forward([(0, 0, ids)], every_logit=True)
         with torch.no_grad():
             expected = theirs(torch.tensor([ids])).logits[0].numpy()
         assert np.abs(logits - expected).max() / np.abs(expected).max() < 1e-3
@@ -54,9 +53,9 @@ def test_a_long_prompt_in_chunks_equals_transformers(models):
     """Longer than Gemma's window of 512, so that what falls out of it matters."""
     theirs, ours, tokenizer = models
     ids = tokenizer.encode(" ".join(PROMPTS * 10))[:700]
-    cache = GrowingCache(ours.config)
+    cache = Branches(ours, 1024)
     for start in range(0, len(ids), 160):
-        logits = ours.forward(Batch.of([(0, start, ids[start : start + 160])]), cache)
+        logits = cache.forward([(0, start, ids[start : start + 160])])
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0, -1].numpy()
     assert np.abs(logits[0] - expected).max() / np.abs(expected).max() < 1e-3
@@ -68,14 +67,14 @@ def test_greedy_tokens_equal_transformers(models):
     """
     theirs, ours, tokenizer = models
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
-    cache = GrowingCache(ours.config)
+    cache = Branches(ours, 64, branches=len(prompts))
     made: list[list[int]] = [[] for _ in prompts]
-    batch = Batch.of([(branch, 0, ids) for branch, ids in enumerate(prompts)])
+    work = [(branch, 0, ids) for branch, ids in enumerate(prompts)]
     for step in range(NEW_TOKENS):
-        best = ours.forward(batch, cache).argmax(axis=-1).tolist()
+        best = cache.forward(work).argmax(axis=-1).tolist()
         for tokens, token in zip(made, best, strict=True):
             tokens.append(token)
-        batch = Batch.of([(b, len(prompts[b]) + step, [token]) for b, token in enumerate(best)])
+        work = [(b, len(prompts[b]) + step, [token]) for b, token in enumerate(best)]
     for ids, tokens in zip(prompts, made, strict=True):
         with torch.no_grad():
             logits = theirs(torch.tensor([ids + tokens[:-1]])).logits[0]
@@ -86,7 +85,7 @@ def test_probabilities_sum_to_one(models):
     from glassloop.decode.choose import log_softmax
 
     _, ours, tokenizer = models
-    logits = ours.forward(Batch.of([(0, 0, tokenizer.encode(PROMPTS[0]))]), GrowingCache(ours.config))
+    logits = Branches(ours, 1024).forward([(0, 0, tokenizer.encode(PROMPTS[0]))])
     for temperature in (0.1, 1.0, 3.0):
         total = np.exp(log_softmax(logits[0].astype(np.float64) / temperature)).sum()
         assert abs(total - 1) < 1e-9

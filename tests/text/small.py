@@ -65,12 +65,24 @@ def words(pre: str) -> pre_tokenizers.PreTokenizer:
 
 @cache
 def byte_level(pre: str) -> Tokenizer:
-    """A byte-level BPE trained with the words of `pre`."""
-    tokenizer = Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
+    """A byte-level BPE with the words of `pre`. It was trained on whole lines, so that its merges would cross
+    words and join digits if the words let them; and some tokens have no merge, so that only `ignore_merges`
+    leads to them."""
+    state = json.loads(_trained_on_lines().to_str())
+    state["model"]["merges"] = [pair for i, pair in enumerate(state["model"]["merges"]) if i % 40 != 39]
+    state["model"]["ignore_merges"] = pre == "llama-bpe"
+    tokenizer = Tokenizer.from_str(json.dumps(state))
     tokenizer.pre_tokenizer = words(pre)
+    return tokenizer
+
+
+@cache
+def _trained_on_lines() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=1500,
+        vocab_size=2000,
         special_tokens=SPECIAL,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

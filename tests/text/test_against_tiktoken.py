@@ -69,3 +69,16 @@ def test_a_known_sentence(cl100k: Tokenizer) -> None:
     ids = cl100k.encode("How do transformers work?")
     assert [cl100k.decode([i]) for i in ids] == ["How", " do", " transformers", " work", "?"]
     assert ids == [4438, 656, 87970, 990, 30]
+
+
+def test_a_whole_word_is_its_token_even_if_nothing_merges_into_it(tmp_path: Path) -> None:
+    tokens = [*(bytes([b]) for b in range(256)), b"bc", b"abc", b"xyz", b" xyzw"]
+    path = tmp_path / "ranks"
+    path.write_text("".join(f"{base64.b64encode(t).decode()} {i}\n" for i, t in enumerate(tokens)))
+    ours = Tokenizer.from_tiktoken(path, "cl100k_base")
+    ranks = {token: i for i, token in enumerate(tokens)}
+    pattern = openai_public.cl100k_base.__globals__["r50k_pat_str"]  # any that keeps letters together
+    theirs = tiktoken.Encoding("test", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    for text in ("abc", "xyz", " xyzw", "xyz abc", "xyzabc", "aabc", "xyzw"):
+        assert ours.encode(text) == theirs.encode(text)
+    assert ours.encode("xyz") == [258] and len(ours.encode("xyzw")) == 4

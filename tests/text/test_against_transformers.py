@@ -124,6 +124,9 @@ def test_words_are_cut_as_the_models_own_files_cut_them(pre: str, tmp_path: Path
             assert from_json.encode(text, parse_special=False) == plain
 
     check()
+    for token_id in range(len(theirs)):
+        text = from_gguf.decode([token_id])
+        assert from_gguf.encode(text) == from_json.encode(text) == _theirs(theirs, text)
     assert from_gguf.eos_ids[0] == from_json.eos_ids[0] == theirs.eos_token_id
     assert from_gguf.vocab_size == from_json.vocab_size == len(theirs)
 

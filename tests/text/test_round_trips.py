@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from text.small import byte_level_metadata
 from text.strings import BYTES, TEXTS
 
 from glassloop.errors import TextError
@@ -106,6 +107,17 @@ def test_special_text_is_special_only_when_asked(smollm2: Tokenizer) -> None:
     assert end not in smollm2.encode(text, parse_special=False)
     assert smollm2.decode(smollm2.encode(text), skip_special=True) == "ab"
     assert smollm2.decode(smollm2.encode(text, parse_special=False), skip_special=True) == text
+
+
+def test_plain_text_never_becomes_a_special_token_that_is_a_word() -> None:
+    metadata = byte_level_metadata("llama-bpe")
+    tokens, types = metadata["tokenizer.ggml.tokens"], [*metadata["tokenizer.ggml.token_type"]]
+    word = next(t for t in tokens if t.isalpha() and t.isascii() and len(t) > 3)
+    types[tokens.index(word)] = 3
+    tokenizer = Tokenizer.from_gguf(metadata | {"tokenizer.ggml.token_type": types})
+    assert tokenizer.encode(word) == [tokens.index(word)]
+    for ids in (tokenizer.encode(word, parse_special=False), tokenizer.encode_bytes(word.encode())):
+        assert tokenizer.special_ids.isdisjoint(ids) and tokenizer.decode(ids) == word
 
 
 def test_bos_and_ends(smollm2: Tokenizer, gemma: Tokenizer, cl100k: Tokenizer) -> None:

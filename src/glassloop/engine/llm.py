@@ -13,11 +13,10 @@ from glassloop.decode.choose import choose
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.run import Run, Timings, Token
 from glassloop.errors import GlassloopError, TextError
-from glassloop.model.cache import GrowingCache
+from glassloop.model.cache import Branches
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import DEFAULT_MODEL, fetch
-from glassloop.ops.batch import Batch
-from glassloop.ops.reference import ReferenceOps
+from glassloop.ops import choose_ops
 from glassloop.text.stream import TextStream
 
 # Rows of one forward pass while the prompt is computed: bounds memory, and Ctrl-C is heard between two.
@@ -27,12 +26,13 @@ _PREFILL_ROWS = 512
 class LLM:
     """The default model, or a name, a `.gguf` file, a folder with safetensors."""
 
-    def __init__(self, model: str | Path = DEFAULT_MODEL) -> None:
+    def __init__(self, model: str | Path = DEFAULT_MODEL, ops: str | None = None) -> None:
         self.name = str(model)
+        op_set = choose_ops(ops)
         files = ModelFiles(fetch(self.name))
         self.config = files.config
         self.tokenizer = files.tokenizer()
-        self.transformer = files.transformer(ReferenceOps())
+        self.transformer = files.transformer(op_set)
 
     @property
     def ops(self) -> str:
@@ -64,7 +64,9 @@ class LLM:
         """The autoregressive loop. Tokens are put into the run and handed out as they are chosen."""
         sampling = sampling or Sampling()
         text = TextStream()
-        cache = GrowingCache(self.config)
+        cache = Branches(
+            self.transformer, min(len(run.prompt_ids) + sampling.max_tokens, self.config.context)
+        )
         pending, known = run.prompt_ids, 0  # what is still to compute, and how much the cache holds
         began = perf_counter()
         first = None
@@ -74,9 +76,9 @@ class LLM:
             while True:
                 while len(pending) > _PREFILL_ROWS:
                     head, pending = pending[:_PREFILL_ROWS], pending[_PREFILL_ROWS:]
-                    self.transformer.forward(Batch.of([(0, known, head)]), cache)
+                    cache.forward([(0, known, head)])
                     known += len(head)
-                logits = self.transformer.forward(Batch.of([(0, known, pending)]), cache)
+                logits = cache.forward([(0, known, pending)])
                 known += len(pending)
                 choice = choose(logits[0], sampling.temperature, run.seed, known)
                 first = first or perf_counter()

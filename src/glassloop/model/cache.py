@@ -1,45 +1,35 @@
-"""The simplest key-value cache: for each branch, one growing array a layer.
+"""The simplest use of the cache's pages: a few branches, each with a page table of its own, nothing shared.
 
-The forward pass only knows the `KVCache` protocol (`ops/batch.py`); the engine puts its tree of pages there.
+The forward pass only sees pages; the engine will hang them on a tree.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from glassloop.model.config import ModelConfig
-from glassloop.ops.batch import Batch, Span
-from glassloop.ops.quant import Float32
+from glassloop.model.transformer import Transformer
+from glassloop.ops.batch import Batch, pages_for
+from glassloop.ops.protocol import Array
 
 
-class GrowingCache:
-    def __init__(self, config: ModelConfig) -> None:
-        self._shape = (2, len(config.layers), config.kv_heads, config.head_dim)
-        self._branches: dict[int, Float32] = {}  # [keys and values, layers, capacity, kv heads, head dim]
+class Branches:
+    def __init__(self, model: Transformer, tokens: int, branches: int = 1) -> None:
+        """Room for so many tokens in each of so many branches."""
+        self._model = model
+        self._each = pages_for(tokens)
+        self._pages = model.pages(self._each * branches)
+        self._tables: dict[int, np.ndarray] = {}
 
-    def write(self, layer: int, batch: Batch, keys: Float32, values: Float32) -> None:
-        for span in batch.spans:
-            held = self._room(span)
-            held[0, layer, span.first : span.length] = keys[span.start : span.stop]
-            held[1, layer, span.first : span.length] = values[span.start : span.stop]
+    def forward(self, work: Sequence[tuple[int, int, Sequence[int]]], every_logit: bool = False) -> Array:
+        """Logits for (branch, first position, tokens) of each branch."""
+        return self._model.forward(self.batch(work, every_logit), self._pages)
 
-    def read(self, layer: int, span: Span) -> tuple[Float32, Float32]:
-        held = self._branches[span.branch]
-        return held[0, layer, : span.length], held[1, layer, : span.length]
+    def batch(self, work: Sequence[tuple[int, int, Sequence[int]]], every_logit: bool = False) -> Batch:
+        return Batch.of([(self._table(branch), first, ids) for branch, first, ids in work], every_logit)
 
-    def drop(self, branch: int) -> None:
-        self._branches.pop(branch, None)
-
-    def _room(self, span: Span) -> Float32:
-        """The branch's array, grown by doubling so that a token costs constant time on average."""
-        held = self._branches.get(span.branch)
-        capacity = 0 if held is None else held.shape[2]
-        if held is None or capacity < span.length:
-            both, layers, kv_heads, head_dim = self._shape
-            grown = np.empty(
-                (both, layers, max(2 * capacity, span.length, 64), kv_heads, head_dim), np.float32
-            )
-            if held is not None:
-                grown[:, :, :capacity] = held
-            self._branches[span.branch] = held = grown
-        return held
+    def _table(self, branch: int) -> np.ndarray:
+        """Its pages; a branch that was never seen gets the next ones."""
+        first = self._each * len(self._tables)
+        return self._tables.setdefault(branch, np.arange(first, first + self._each, dtype=np.int32))

@@ -14,8 +14,8 @@ import numpy as np
 
 from glassloop.model.config import LayerConfig, ModelConfig
 from glassloop.model.rope import Rope
-from glassloop.ops.batch import Batch, KVCache
-from glassloop.ops.protocol import Array, Matrix, Ops
+from glassloop.ops.batch import Batch
+from glassloop.ops.protocol import Array, Matrix, Ops, Pages
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 
@@ -84,9 +84,17 @@ class Transformer:
         self.head = self.token_embedding if config.tied else ops.matrix(weights["head.weight"])
         ropes = {layer.rope for layer in config.layers if layer.rope is not None}
         self.frequencies: dict[Rope, Float32] = {rope: rope.frequencies() for rope in ropes}
+        self._program = ops.program(self._forward)
 
-    def forward(self, batch: Batch, cache: KVCache) -> Array:
-        """Logits of the wanted rows, [wanted, vocabulary]. Keys and values of all rows go to the cache."""
+    def forward(self, batch: Batch, pages: Pages) -> Array:
+        """Logits of the wanted rows, [wanted, vocabulary]. Keys and values of all rows go to their pages."""
+        return self._program(batch, pages)
+
+    def pages(self, count: int) -> Pages:
+        """Room for the keys and values of `count` pages of tokens."""
+        return self.ops.pages(count, len(self.layers), self.config.kv_heads, self.config.head_dim)
+
+    def _forward(self, batch: Batch, pages: Pages) -> Array:
         ops, config = self.ops, self.config
 
         # Embedding: a vector for each token.
@@ -96,8 +104,7 @@ class Transformer:
 
         # Position: added here by older models, turned into queries and keys by newer ones.
         if self.position_embedding is not None:
-            places = batch.positions + np.int32(config.position_offset)
-            x = ops.add(x, ops.embed(self.position_embedding, places))
+            x = ops.add(x, ops.embed(self.position_embedding, batch.positions))
         angles = {
             rope: ops.angles(batch.positions, frequencies, rope.sharpness)
             for rope, frequencies in self.frequencies.items()
@@ -106,7 +113,7 @@ class Transformer:
         # Layers: each adds what it found to the stream of residuals.
         for index, layer in enumerate(self.layers):
             h = self._before(x, layer.attn_norm)
-            h = self._attention(h, layer, index, batch, cache, angles)
+            h = self._attention(h, layer, index, batch, pages, angles)
             x = self._after(x, h, layer.attn_norm, layer.attn_post_norm)
 
             h = self._before(x, layer.ffn_norm)
@@ -121,7 +128,7 @@ class Transformer:
         return logits if config.logit_softcap is None else ops.softcap(logits, config.logit_softcap)
 
     def _attention(
-        self, x: Array, layer: Layer, index: int, batch: Batch, cache: KVCache, angles: Mapping[Rope, Array]
+        self, x: Array, layer: Layer, index: int, batch: Batch, pages: Pages, angles: Mapping[Rope, Array]
     ) -> Array:
         """Each token looks at those before it in its branch. [rows, dim]"""
         ops, config = self.ops, self.config
@@ -138,7 +145,7 @@ class Transformer:
             k,
             v,
             batch,
-            cache,
+            pages,
             index,
             config.attention_scale,
             layer.config.window,
@@ -179,9 +186,11 @@ class Transformer:
         if config.positions == "rotary":
             return None
         if config.positions == "learned":
-            return self.ops.matrix(weights["position_embedding.weight"])
-        table = sinusoids(config.context + config.position_offset, config.dim)
-        return self.ops.matrix(Tensor.of("position_embedding.weight", table))
+            table = weights["position_embedding.weight"]
+        else:
+            rows = config.context + config.position_offset
+            table = Tensor.of("position_embedding.weight", sinusoids(rows, config.dim))
+        return self.ops.matrix(table.rows(slice(config.position_offset, None)))
 
 
 def sinusoids(count: int, dim: int) -> Float32:

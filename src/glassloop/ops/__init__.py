@@ -1,0 +1,42 @@
+"""Array operations. `choose_ops` picks an op set: the native one where it was built, else the reference."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+
+from glassloop.errors import GlassloopError
+from glassloop.ops.protocol import Ops
+
+NAMES = ("native", "reference")
+
+
+def choose_ops(name: str | None = None) -> Ops:
+    """An op set by name, by GLASSLOOP_OPS, or the best there is."""
+    name = name or os.environ.get("GLASSLOOP_OPS") or None
+    if name not in (None, *NAMES):
+        raise GlassloopError(f"ops is {name!r}; one of {', '.join(NAMES)} is expected")
+    if name != "reference":
+        from glassloop.ops.native import library
+
+        if library.available():
+            from glassloop.ops.native.ops import NativeOps
+
+            return NativeOps()
+        if name == "native":
+            raise GlassloopError(
+                "ops is 'native', which was not built: install a C compiler and glassloop again"
+            )
+        _say_once()
+    from glassloop.ops.reference import ReferenceOps
+
+    return ReferenceOps()
+
+
+@cache
+def _say_once() -> None:
+    print(
+        "glassloop: the native op set was not built (no C compiler?); NumPy computes, several times slower",
+        file=sys.stderr,
+    )

@@ -1,31 +1,30 @@
 """A batch: the rows of one forward pass. Prefill, decode and verification of drafts are all just rows.
 
 Each row is a token at a position of a branch. Rows of one branch stand together, in order of position, as a
-`Span`; what the branch computed earlier is in the cache.
+`Span`; the keys and values of its tokens lie in pages of the cache, and the span says in which.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.ops.quant import Float32
-
 Int32 = NDArray[np.int32]
+
+PAGE = 32  # tokens in one page of the cache
 
 
 @dataclass(frozen=True)
 class Span:
     """Rows `start` to `stop` of a batch: the tokens of one branch from position `first` on."""
 
-    branch: int
     start: int
     stop: int
     first: int
+    pages: Int32  # the branch's pages, from position 0 to at least `length`
 
     @property
     def length(self) -> int:
@@ -41,16 +40,16 @@ class Batch:
     wanted: Int32  # the rows whose logits are asked for
 
     @staticmethod
-    def of(work: Sequence[tuple[int, int, Sequence[int]]], every_logit: bool = False) -> Batch:
-        """A batch from (branch, first position, tokens) of each branch.
+    def of(work: Sequence[tuple[Int32, int, Sequence[int]]], every_logit: bool = False) -> Batch:
+        """A batch from (pages, first position, tokens) of each branch.
 
         Logits are computed for the last token of each branch, or for every token.
         """
         spans: list[Span] = []
         tokens: list[int] = []
         positions: list[int] = []
-        for branch, first, ids in work:
-            spans.append(Span(branch, len(tokens), len(tokens) + len(ids), first))
+        for pages, first, ids in work:
+            spans.append(Span(len(tokens), len(tokens) + len(ids), first, pages))
             tokens.extend(ids)
             positions.extend(range(first, first + len(ids)))
         wanted = range(len(tokens)) if every_logit else [span.stop - 1 for span in spans]
@@ -62,12 +61,5 @@ class Batch:
         )
 
 
-class KVCache(Protocol):
-    """Keys and values of every token computed so far, for each layer and branch."""
-
-    def write(self, layer: int, batch: Batch, keys: Float32, values: Float32) -> None:
-        """Keep the keys and values of the batch's rows, each [rows, kv heads, head dim]."""
-
-    def read(self, layer: int, span: Span) -> tuple[Float32, Float32]:
-        """Keys and values of the span's branch up to the span's end, each [length, kv heads, head dim]."""
-        ...
+def pages_for(tokens: int) -> int:
+    return -(-tokens // PAGE)

@@ -7,19 +7,28 @@ which it keeps a matrix.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
-from glassloop.ops.batch import Batch, Int32, KVCache
+from glassloop.ops.batch import Batch, Int32
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 
 Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
 Array = Any
 Matrix = Any
+Pages = Any
+Forward = Callable[[Batch, Pages], Array]
 
 
 class Ops(Protocol):
     name: str
+
+    def program(self, compute: Forward) -> Forward:
+        """The same computation, made ready to run many times. An op set may record its calls once."""
+
+    def pages(self, count: int, layers: int, kv_heads: int, head_dim: int) -> Pages:
+        """Room for the keys and values of `count` pages of tokens."""
 
     def matrix(self, tensor: Tensor) -> Matrix:
         """A weight matrix [out, in], in the form in which this op set multiplies with it."""
@@ -54,13 +63,13 @@ class Ops(Protocol):
         k: Array,
         v: Array,
         batch: Batch,
-        cache: KVCache,
+        pages: Pages,
         layer: int,
         scale: float,
         window: int | None,
         softcap: float | None,
     ) -> Array:
-        """Write k and v to the cache, then let each row attend to its branch: [rows, heads * head dim].
+        """Write k and v to their pages, then let each row attend to its branch: [rows, heads * head dim].
 
         With a window a row sees itself and the `window - 1` positions before it.
         """

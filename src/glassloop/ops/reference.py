@@ -8,8 +8,8 @@ import math
 
 import numpy as np
 
-from glassloop.ops.batch import Batch, Int32, KVCache, Span
-from glassloop.ops.protocol import Activation
+from glassloop.ops.batch import PAGE, Batch, Int32, Span, pages_for
+from glassloop.ops.protocol import Activation, Forward
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 
@@ -17,8 +17,35 @@ from glassloop.ops.tensor import Tensor
 _QUERIES_AT_ONCE = 256
 
 
+class ReferencePages:
+    """Keys and values as [layers, pages, tokens of a page, kv heads, head dim]."""
+
+    def __init__(self, count: int, layers: int, kv_heads: int, head_dim: int) -> None:
+        self.keys = np.zeros((layers, count, PAGE, kv_heads, head_dim), np.float32)
+        self.values = np.zeros_like(self.keys)
+
+    def write(self, layer: int, span: Span, keys: Float32, values: Float32) -> None:
+        positions = np.arange(span.first, span.length)
+        pages, slots = span.pages[positions // PAGE], positions % PAGE
+        self.keys[layer, pages, slots] = keys
+        self.values[layer, pages, slots] = values
+
+    def read(self, layer: int, span: Span) -> tuple[Float32, Float32]:
+        """Of the span's branch, up to the span's end: each [length, kv heads, head dim]"""
+        pages = span.pages[: pages_for(span.length)]
+        shape = (-1, *self.keys.shape[3:])
+        keys, values = self.keys[layer, pages].reshape(shape), self.values[layer, pages].reshape(shape)
+        return keys[: span.length], values[: span.length]
+
+
 class ReferenceOps:
     name = "reference"
+
+    def program(self, compute: Forward) -> Forward:
+        return compute
+
+    def pages(self, count: int, layers: int, kv_heads: int, head_dim: int) -> ReferencePages:
+        return ReferencePages(count, layers, kv_heads, head_dim)
 
     def matrix(self, tensor: Tensor) -> Float32:
         return tensor.float32()
@@ -63,16 +90,16 @@ class ReferenceOps:
         k: Float32,
         v: Float32,
         batch: Batch,
-        cache: KVCache,
+        pages: ReferencePages,
         layer: int,
         scale: float,
         window: int | None,
         softcap: float | None,
     ) -> Float32:
-        cache.write(layer, batch, k, v)
         out = np.empty_like(q)  # [rows, heads, head dim]
         for span in batch.spans:
-            keys, values = cache.read(layer, span)
+            pages.write(layer, span, k[span.start : span.stop], v[span.start : span.stop])
+            keys, values = pages.read(layer, span)
             for start in range(span.start, span.stop, _QUERIES_AT_ONCE):
                 rows = slice(start, min(start + _QUERIES_AT_ONCE, span.stop))
                 visible = _visible(span, batch.positions[rows], window)

@@ -18,14 +18,15 @@ LONGEST_PIECE = 1024
 def merges_from_order(pieces: Sequence[str]) -> list[tuple[str, str]]:
     """The merges of a vocabulary given best token first.
 
-    Two cuts of one token have the same worth, and then the leftmost place in the text goes first; a list has
-    no ties, so the cut with the longer left part comes first, which is what a run of one character needs.
+    The order among the cuts of one token is free. Wherever its letters stand between two places that nothing
+    has been merged across, they come together in the same steps, so when two neighbours are left they are
+    always the same two: only one of the cuts is ever met.
     """
     known = frozenset(pieces)
     return [
         (left, right)
         for piece in pieces
-        for cut in range(len(piece) - 1, 0, -1)
+        for cut in range(1, len(piece))
         if (left := piece[:cut]) in known and (right := piece[cut:]) in known
     ]
 

@@ -73,7 +73,7 @@ def read_tiktoken(path: Path, name: str) -> TokenizerParts:
             vocab[text] = token_id
         vocabulary = Vocabulary(name, pieces, kinds, Spelling.BYTE_LEVEL)
         pipeline = build_pipeline(
-            vocabulary, vocab, merges_from_order(order), words=encoding.words.build(), ignore_merges=False
+            vocabulary, vocab, merges_from_order(order), words=encoding.words.build(), ignore_merges=True
         )
     return TokenizerParts(vocabulary, pipeline, eos_ids=(encoding.special[_END],))
 

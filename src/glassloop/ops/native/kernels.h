@@ -1,0 +1,580 @@
+/* The kernels, over the vectors of simd.h. Compiled once for each instruction set (kernels_*.c).
+ *
+ * Every thread calls `run_op` for the same op and takes units of work from a shared counter until none is left.
+ * Who computes a unit and how many rows it has never changes a result: an output's sum runs over its inputs in
+ * order, block by block, and within a block it is an exact integer.
+ */
+#include "native.h"
+#include "simd.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+INLINE int64_t take_unit(int32_t *next) { return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); }
+
+/* ---- quantized activations ---- */
+
+typedef struct {
+    const int8_t *codes;
+    const float *scale;
+    const int32_t *sums;
+} quantized_row;
+
+INLINE quantized_row row_of(const uint8_t *quantized, int64_t row, int64_t width) {
+    const uint8_t *at = quantized + row * gl_quantized_bytes(width);
+    int64_t padded = gl_padded(width);
+    return (quantized_row){(const int8_t *)at, (const float *)(at + padded), (const int32_t *)(at + padded + padded / 8)};
+}
+
+/* One block of 32 values to codes of -127 … 127 with one scale. `count` < 32 only at the end of a row. */
+static void quantize_block(const float *x, int64_t count, int8_t *codes, float *scale, int32_t *sums) {
+    float block[GL_BLOCK];
+    if (count < GL_BLOCK) {
+        memcpy(block, x, count * sizeof(float));
+        memset(block + count, 0, (GL_BLOCK - count) * sizeof(float));
+        x = block;
+    }
+    vf largest = vf_abs(vf_load(x));
+    for (int i = LANES; i < GL_BLOCK; i += LANES) largest = vf_max(largest, vf_abs(vf_load(x + i)));
+    float most = vf_largest(largest);
+    vf inverse = vf_set(most > 0 ? 127.0f / most : 0.0f);
+    for (int i = 0; i < GL_BLOCK; i += LANES) vi_store_bytes(codes + i, vf_round(vf_mul(vf_load(x + i), inverse)));
+    *scale = most / 127.0f;
+    for (int half = 0; half < 2; half++) {
+        int32_t sum = 0;
+        for (int i = 0; i < 16; i++) sum += codes[16 * half + i];
+        sums[half] = sum;
+    }
+}
+
+/* Columns `from` to `to` of a row, both multiples of 32 (or the end of the row). */
+static void quantize_columns(const float *x, uint8_t *quantized, int64_t row, int64_t width, int64_t from, int64_t to) {
+    quantized_row q = row_of(quantized, row, width);
+    for (int64_t at = from; at < to; at += GL_BLOCK)
+        quantize_block(x + at, MIN(GL_BLOCK, width - at), (int8_t *)q.codes + at, (float *)q.scale + at / GL_BLOCK,
+                       (int32_t *)q.sums + at / GL_BLOCK * 2);
+}
+
+/* ---- linear ---- */
+
+#define TILES_A_UNIT (64 / LANES)
+#define ROWS_A_UNIT 32
+
+INLINE vf load_scale(const uint8_t *at, int wide) {
+    return wide ? vf_load((const float *)at) : vf_load_half((const uint16_t *)at);
+}
+
+/* One tile (LANES outputs) times ROWS rows. The block is unpacked once and used for all of them. */
+INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quantized_row *x, vf *out, const int rows,
+                           const int packing, const int minimum, const int wide, const int halves) {
+    const int64_t blocks = gl_padded(m->in) / GL_BLOCK;
+    const int vector = (wide ? 4 : 2) * LANES;
+    const int groups = halves ? 2 : 1;
+    for (int r = 0; r < rows; r++) out[r] = vf_set(0.0f);
+    for (int64_t b = 0; b < blocks; b++) {
+        vf scale[2], low = vf_set(0.0f);
+        for (int g = 0; g < groups; g++, tile += vector) scale[g] = load_scale(tile, wide);
+        if (minimum) low = load_scale(tile, wide), tile += vector;
+        vi sum[2][rows];
+        for (int g = 0; g < groups; g++)
+            for (int r = 0; r < rows; r++) sum[g][r] = vi_zero();
+        if (packing == GL_Q4) {
+            /* Byte i of vector j: input 4j + i in the low half, input 16 + 4j + i in the high half. */
+            #pragma GCC unroll 4
+            for (int j = 0; j < 4; j++, tile += 4 * LANES) {
+                vi packed = vi_load(tile), first = low_nibbles(packed), second = high_nibbles(packed);
+                for (int r = 0; r < rows; r++) {
+                    const int8_t *codes = x[r].codes + b * GL_BLOCK + 4 * j;
+                    sum[0][r] = dot_small(sum[0][r], first, four_bytes(codes));
+                    sum[0][r] = dot_small(sum[0][r], second, four_bytes(codes + 16));
+                }
+            }
+        } else {
+            #pragma GCC unroll 8
+            for (int j = 0; j < 8; j++, tile += 4 * LANES) {
+                vi weights = signed_weights(vi_load(tile));
+                for (int r = 0; r < rows; r++) {
+                    vi four = four_bytes(x[r].codes + b * GL_BLOCK + 4 * j);
+                    sum[j / 4 % groups][r] = dot_signed(sum[j / 4 % groups][r], weights, four);
+                }
+            }
+        }
+        for (int r = 0; r < rows; r++) {
+            const int32_t *sums = x[r].sums + 2 * b;
+            vf value;
+            if (packing == GL_Q4 && minimum) value = vf_mul(vf_from_vi(dot_small_sum(sum[0][r])), scale[0]);
+            else if (packing == GL_Q4)
+                value = vf_mul(vf_sub(vf_from_vi(dot_small_sum(sum[0][r])), vf_set(8.0f * (float)(sums[0] + sums[1]))), scale[0]);
+            else if (halves) {
+                value = vf_mul(vf_from_vi(dot_signed_sum(sum[0][r], sums[0])), scale[0]);
+                value = vf_fma(vf_from_vi(dot_signed_sum(sum[1][r], sums[1])), scale[1], value);
+            } else value = vf_mul(vf_from_vi(dot_signed_sum(sum[0][r], sums[0] + sums[1])), scale[0]);
+            if (minimum) value = vf_fma(low, vf_set((float)(sums[0] + sums[1])), value);
+            out[r] = vf_fma(value, vf_set(x[r].scale[b]), out[r]);
+        }
+    }
+}
+
+INLINE void float_tile(const gl_matrix *m, const uint8_t *tile, const float *x, int64_t stride, vf *out, const int rows,
+                       const int packing) {
+    for (int r = 0; r < rows; r++) out[r] = vf_set(0.0f);
+    for (int64_t k = 0; k < m->in; k++) {
+        vf weights = packing == GL_F32   ? vf_load((const float *)tile + k * LANES)
+                     : packing == GL_F16 ? vf_load_half((const uint16_t *)tile + k * LANES)
+                                         : vf_load_bf16((const uint16_t *)tile + k * LANES);
+        for (int r = 0; r < rows; r++) out[r] = vf_fma(weights, vf_set(x[r * stride + k]), out[r]);
+    }
+}
+
+INLINE void store_outputs(const gl_op *op, float *y, int64_t first, vf sum) {
+    int64_t count = op->matrix->out - first;
+    if (count >= LANES) {
+        if (op->bias) sum = vf_add(sum, vf_load(op->bias + first));
+        vf_store(y + first, sum);
+        return;
+    }
+    float lane[LANES];
+    vf_store(lane, sum);
+    for (int64_t i = 0; i < count; i++) y[first + i] = lane[i] + (op->bias ? op->bias[first + i] : 0.0f);
+}
+
+/* `rows` rows from `row` on, times the tiles from `tile` to `last`. */
+INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const int rows, int64_t tile, int64_t last,
+                        const int packing, const int minimum, const int wide, const int halves) {
+    const gl_matrix *m = op->matrix;
+    const gl_buffer *in = &p->buffers[op->a];
+    float *y = p->buffers[op->out].values + row * m->out;
+    quantized_row x[rows];
+    if (packing >= GL_Q4)
+        for (int r = 0; r < rows; r++) x[r] = row_of(in->quantized, row + r, m->in);
+    for (; tile < last; tile++) {
+        vf out[rows];
+        const uint8_t *data = m->data + tile * m->tile_bytes;
+        if (packing >= GL_Q4) quantized_tile(m, data, x, out, rows, packing, minimum, wide, halves);
+        else float_tile(m, data, in->values + row * m->in, m->in, out, rows, packing);
+        for (int r = 0; r < rows; r++) store_outputs(op, y + r * m->out, tile * LANES, out[r]);
+    }
+}
+
+#if LANES == 16
+#define MOST_ROWS 8
+#else
+#define MOST_ROWS 4
+#endif
+
+#define LINEAR(name, packing, minimum, wide, halves)                                                               \
+    static void name(const gl_program *p, const gl_op *op, int64_t row, int64_t end, int64_t tile, int64_t last) { \
+        for (; row + MOST_ROWS <= end; row += MOST_ROWS)                                                           \
+            linear_rows(p, op, row, MOST_ROWS, tile, last, packing, minimum, wide, halves);                        \
+        if (MOST_ROWS == 8 && row + 4 <= end) {                                                                    \
+            linear_rows(p, op, row, 4, tile, last, packing, minimum, wide, halves);                                \
+            row += 4;                                                                                              \
+        }                                                                                                          \
+        if (row + 2 <= end) {                                                                                      \
+            linear_rows(p, op, row, 2, tile, last, packing, minimum, wide, halves);                                \
+            row += 2;                                                                                              \
+        }                                                                                                          \
+        if (row < end) linear_rows(p, op, row, 1, tile, last, packing, minimum, wide, halves);                     \
+    }
+LINEAR(linear_f32, GL_F32, 0, 0, 0)
+LINEAR(linear_f16, GL_F16, 0, 0, 0)
+LINEAR(linear_bf16, GL_BF16, 0, 0, 0)
+LINEAR(linear_q4, GL_Q4, 1, 0, 0)
+LINEAR(linear_q4_centred, GL_Q4, 0, 0, 0)
+LINEAR(linear_q4_wide, GL_Q4, 1, 1, 0)
+LINEAR(linear_q8, GL_Q8, 0, 0, 0)
+LINEAR(linear_q8_minimum, GL_Q8, 1, 0, 0)
+LINEAR(linear_q8_wide_minimum, GL_Q8, 1, 1, 0)
+LINEAR(linear_q8_halves, GL_Q8, 0, 1, 1)
+
+static void linear(const gl_program *p, const gl_op *op, int64_t rows, int32_t *next) {
+    const gl_matrix *m = op->matrix;
+    int64_t tiles = (m->out + LANES - 1) / LANES;
+    int64_t tile_units = (tiles + TILES_A_UNIT - 1) / TILES_A_UNIT;
+    int64_t units = tile_units * ((rows + ROWS_A_UNIT - 1) / ROWS_A_UNIT);
+    for (int64_t unit; (unit = take_unit(next)) < units;) {
+        int64_t row = unit / tile_units * ROWS_A_UNIT, end = MIN(row + ROWS_A_UNIT, rows);
+        int64_t tile = unit % tile_units * TILES_A_UNIT, last = MIN(tile + TILES_A_UNIT, tiles);
+        switch (m->packing) {
+        case GL_F32: linear_f32(p, op, row, end, tile, last); break;
+        case GL_F16: linear_f16(p, op, row, end, tile, last); break;
+        case GL_BF16: linear_bf16(p, op, row, end, tile, last); break;
+        case GL_Q4:
+            (m->wide_scale ? linear_q4_wide : m->has_minimum ? linear_q4 : linear_q4_centred)(p, op, row, end, tile, last);
+            break;
+        default:
+            if (m->half_groups) linear_q8_halves(p, op, row, end, tile, last);
+            else if (!m->has_minimum) linear_q8(p, op, row, end, tile, last);
+            else (m->wide_scale ? linear_q8_wide_minimum : linear_q8_minimum)(p, op, row, end, tile, last);
+        }
+    }
+}
+
+/* ---- embedding ---- */
+
+/* Value `k` of output `row`, out of the packed form. */
+static float packed_value(const gl_matrix *m, int64_t row, int64_t k) {
+    const uint8_t *tile = m->data + row / LANES * m->tile_bytes;
+    int lane = (int)(row % LANES);
+    if (m->packing == GL_F32) return ((const float *)tile)[k * LANES + lane];
+    if (m->packing == GL_F16) return half_to_float(((const uint16_t *)tile)[k * LANES + lane]);
+    if (m->packing == GL_BF16) {
+        uint32_t bits = (uint32_t)((const uint16_t *)tile)[k * LANES + lane] << 16;
+        float f;
+        memcpy(&f, &bits, 4);
+        return f;
+    }
+    int size = m->wide_scale ? 4 : 2, groups = m->half_groups ? 2 : 1;
+    int64_t codes = GL_BLOCK * LANES / (m->packing == GL_Q4 ? 2 : 1);
+    const uint8_t *block = tile + k / GL_BLOCK * ((groups + m->has_minimum) * size * LANES + codes);
+    int i = (int)(k % GL_BLOCK), group = m->half_groups ? i / 16 : 0;
+    #define SCALE(at) (m->wide_scale ? ((const float *)block)[(at) * LANES + lane] : half_to_float(((const uint16_t *)block)[(at) * LANES + lane]))
+    float scale = SCALE(group), low = m->has_minimum ? SCALE(groups) : 0.0f;
+    const uint8_t *code = block + (groups + m->has_minimum) * size * LANES;
+    if (m->packing == GL_Q4) {
+        uint8_t both = code[i % 16 / 4 * 4 * LANES + 4 * lane + i % 4];
+        return scale * (float)((i < 16 ? both & 15 : both >> 4) - (m->has_minimum ? 0 : 8)) + low;
+    }
+    return scale * (float)(int8_t)code[i / 4 * 4 * LANES + 4 * lane + i % 4] + low;
+}
+
+static void embed(const gl_program *p, const gl_op *op, int64_t rows, int32_t *next) {
+    const int32_t *ids = op->i0 == GL_TOKENS ? p->batch->tokens : p->batch->positions;
+    for (int64_t row; (row = take_unit(next)) < rows;) {
+        float *out = p->buffers[op->out].values + row * op->width;
+        for (int64_t k = 0; k < op->width; k++) out[k] = packed_value(op->matrix, ids[row], k) * op->f0;
+    }
+}
+
+/* ---- norms ---- */
+
+static void norm_group(const gl_op *op, const float *x, float *y, int64_t width) {
+    int64_t whole = width / LANES * LANES;
+    float mean = 0.0f;
+    if (op->i1) {
+        vf sum = vf_set(0.0f);
+        for (int64_t i = 0; i < whole; i += LANES) sum = vf_add(sum, vf_load(x + i));
+        mean = vf_sum(sum);
+        for (int64_t i = whole; i < width; i++) mean += x[i];
+        mean /= (float)width;
+    }
+    vf squares = vf_set(0.0f), centre = vf_set(mean);
+    for (int64_t i = 0; i < whole; i += LANES) {
+        vf value = vf_sub(vf_load(x + i), centre);
+        squares = vf_fma(value, value, squares);
+    }
+    float total = vf_sum(squares);
+    for (int64_t i = whole; i < width; i++) total += (x[i] - mean) * (x[i] - mean);
+    float factor = 1.0f / sqrtf(total / (float)width + op->f0);
+    for (int64_t i = 0; i < whole; i += LANES) {
+        vf value = vf_mul(vf_mul(vf_sub(vf_load(x + i), centre), vf_set(factor)), vf_load(op->weight + i));
+        vf_store(y + i, op->bias ? vf_add(value, vf_load(op->bias + i)) : value);
+    }
+    for (int64_t i = whole; i < width; i++) y[i] = (x[i] - mean) * factor * op->weight[i] + (op->bias ? op->bias[i] : 0.0f);
+}
+
+static void norm(const gl_program *p, const gl_op *op, int64_t rows, int32_t *next) {
+    const gl_buffer *out = &p->buffers[op->out];
+    for (int64_t row; (row = take_unit(next)) < rows;) {
+        const float *x = p->buffers[op->a].values + row * op->width;
+        float *y = out->values + row * op->width;
+        int64_t width = op->width / op->i0;
+        for (int group = 0; group < op->i0; group++) norm_group(op, x + group * width, y + group * width, width);
+        if (op->quantize) quantize_columns(y, out->quantized, row, op->width, 0, op->width);
+    }
+}
+
+/* ---- positions ---- */
+
+static void angles(const gl_program *p, const gl_op *op, int64_t rows, int32_t *next) {
+    for (int64_t row; (row = take_unit(next)) < rows;) {
+        float *cosines = p->buffers[op->out].values + row * op->width, *sines = cosines + op->i0;
+        for (int i = 0; i < op->i0; i++) {
+            float turn = (float)p->batch->positions[row] * op->weight[i];
+            cosines[i] = cosf(turn) * op->f0;
+            sines[i] = sinf(turn) * op->f0;
+        }
+    }
+}
+
+static void rotate(const gl_program *p, const gl_op *op, int64_t rows, int32_t *next) {
+    int heads = op->i0, half = op->i1, head_dim = op->width / heads;
+    for (int64_t row; (row = take_unit(next)) < rows;) {
+        const float *cosines = p->buffers[op->b].values + row * 2 * half, *sines = cosines + half;
+        for (int head = 0; head < heads; head++) {
+            const float *x = p->buffers[op->a].values + row * op->width + head * head_dim;
+            float *y = p->buffers[op->out].values + row * op->width + head * head_dim;
+            for (int i = 0; i < half; i++) {
+                float a = x[i], b = x[i + half];
+                y[i] = a * cosines[i] - b * sines[i];
+                y[i + half] = b * cosines[i] + a * sines[i];
+            }
+            memcpy(y + 2 * half, x + 2 * half, (head_dim - 2 * half) * sizeof(float));
+        }
+    }
+}
+
+/* ---- the cache and attention ---- */
+
+typedef struct {
+    uint16_t *keys, *values;
+} page;
+
+INLINE page page_of(const gl_cache *c, int32_t layer, int32_t index, int32_t head) {
+    int64_t at = ((int64_t)layer * c->pages + index) * c->kv_heads + head;
+    return (page){c->keys + at * c->head_dim * GL_PAGE, c->values + at * GL_PAGE * c->padded_head_dim};
+}
+
+static void keep(const gl_program *p, const gl_op *op, int32_t *next) {
+    const gl_cache *c = p->cache;
+    int64_t width = (int64_t)c->kv_heads * c->head_dim;
+    for (int64_t unit; (unit = take_unit(next)) < p->batch->spans;) {
+        const gl_span *span = &p->batch->span[unit];
+        for (int32_t i = 0; i < span->rows; i++) {
+            int32_t position = span->first_position + i, slot = position % GL_PAGE;
+            for (int32_t head = 0; head < c->kv_heads; head++) {
+                page to = page_of(c, op->i0, span->pages[position / GL_PAGE], head);
+                int64_t from = (span->first_row + i) * width + head * c->head_dim;
+                const float *k = p->buffers[op->a].values + from, *v = p->buffers[op->b].values + from;
+                uint16_t *value = to.values + slot * c->padded_head_dim;
+                int32_t d = 0;
+                for (; d + LANES <= c->head_dim; d += LANES) {
+                    uint16_t half[LANES];
+                    vf_store_half(half, vf_load(k + d));
+                    for (int lane = 0; lane < LANES; lane++) to.keys[(d + lane) * GL_PAGE + slot] = half[lane];
+                    vf_store_half(value + d, vf_load(v + d));
+                }
+                for (; d < c->head_dim; d++) {
+                    to.keys[d * GL_PAGE + slot] = float_to_half(k[d]);
+                    value[d] = float_to_half(v[d]);
+                }
+            }
+        }
+    }
+}
+
+#define QUERIES 4       /* that share each load of a key or value */
+#define QUERY_ROWS 4    /* rows of a unit of work */
+
+typedef struct {
+    const float *q;  /* [head dim] */
+    float *out;
+    int32_t position;
+} query;
+
+/* Scores of up to QUERIES queries against all keys from page `first` to `last`: [QUERIES, stride] */
+INLINE void score(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
+                  const int count, int32_t first, int32_t last, float *scores, int64_t stride) {
+    const gl_cache *c = p->cache;
+    for (int32_t index = first; index <= last; index++) {
+        const uint16_t *keys = page_of(c, op->i0, span->pages[index], kv_head).keys;
+        for (int at = 0; at < GL_PAGE; at += 2 * LANES) {
+            vf sum[QUERIES][2];
+            for (int t = 0; t < count; t++) sum[t][0] = sum[t][1] = vf_set(0.0f);
+            for (int32_t d = 0; d < c->head_dim; d++) {
+                vf low = vf_load_half(keys + d * GL_PAGE + at), high = vf_load_half(keys + d * GL_PAGE + at + LANES);
+                for (int t = 0; t < count; t++) {
+                    vf q = vf_set(queries[t].q[d]);
+                    sum[t][0] = vf_fma(q, low, sum[t][0]);
+                    sum[t][1] = vf_fma(q, high, sum[t][1]);
+                }
+            }
+            for (int t = 0; t < count; t++) {
+                float *to = scores + t * stride + (index - first) * GL_PAGE + at;
+                vf_store(to, sum[t][0]);
+                vf_store(to + LANES, sum[t][1]);
+            }
+        }
+    }
+}
+
+/* Scores to weights, in place: scale, cap, mask, softmax without its division. Returns the sum of the weights. */
+static float soften(const gl_op *op, float *scores, int64_t length, int32_t start, int32_t position) {
+    vf scale = vf_set(op->f0), largest = vf_set(-INFINITY);
+    for (int64_t i = 0; i < length; i += LANES) {
+        vf value = vf_mul(vf_load(scores + i), scale);
+        if (op->f1 > 0) value = vf_mul(vf_tanh(vf_div(value, vf_set(op->f1))), vf_set(op->f1));
+        vf_store(scores + i, value);
+    }
+    int64_t seen_from = op->i2 ? MAX(0, position - op->i2 + 1 - start) : 0, seen_to = position + 1 - start;
+    for (int64_t i = 0; i < seen_from; i++) scores[i] = -INFINITY;
+    for (int64_t i = seen_to; i < length; i++) scores[i] = -INFINITY;
+    for (int64_t i = 0; i < length; i += LANES) largest = vf_max(largest, vf_load(scores + i));
+    vf most = vf_set(vf_largest(largest)), sum = vf_set(0.0f);
+    for (int64_t i = 0; i < length; i += LANES) {
+        vf weight = vf_exp(vf_sub(vf_load(scores + i), most));
+        vf_store(scores + i, weight);
+        sum = vf_add(sum, weight);
+    }
+    return vf_sum(sum);
+}
+
+/* Weighted values: for two vectors of dimensions at a time, over all keys in order. */
+INLINE void mix(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
+                const int count, int32_t first, int32_t last, const float *weights, int64_t stride, const float *sums) {
+    const gl_cache *c = p->cache;
+    for (int32_t d = 0; d < c->padded_head_dim; d += 2 * LANES) {
+        const int both = d + LANES < c->padded_head_dim;
+        vf out[QUERIES][2];
+        for (int t = 0; t < count; t++) out[t][0] = out[t][1] = vf_set(0.0f);
+        for (int32_t index = first; index <= last; index++) {
+            const uint16_t *values = page_of(c, op->i0, span->pages[index], kv_head).values + d;
+            const float *weight = weights + (int64_t)(index - first) * GL_PAGE;
+            /* Past the last key lies what another branch may have left there: never touched. */
+            int slots = index < last ? GL_PAGE : queries[count - 1].position % GL_PAGE + 1;
+            for (int slot = 0; slot < slots; slot++, values += c->padded_head_dim) {
+                vf low = vf_load_half(values), high = both ? vf_load_half(values + LANES) : vf_set(0.0f);
+                for (int t = 0; t < count; t++) {
+                    vf w = vf_set(weight[t * stride + slot]);
+                    out[t][0] = vf_fma(w, low, out[t][0]);
+                    out[t][1] = vf_fma(w, high, out[t][1]);
+                }
+            }
+        }
+        for (int t = 0; t < count; t++) {
+            float lane[2 * LANES];
+            vf share = vf_set(1.0f / sums[t]);
+            vf_store(lane, vf_mul(out[t][0], share));
+            vf_store(lane + LANES, vf_mul(out[t][1], share));
+            memcpy(queries[t].out + d, lane, MIN(2 * LANES, c->head_dim - d) * sizeof(float));
+        }
+    }
+}
+
+#define ATTEND(name, count)                                                                                           \
+    static void name(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries, \
+                     int32_t first, int32_t last, float *scratch) {                                                   \
+        int64_t length = (int64_t)(last - first + 1) * GL_PAGE;                                                       \
+        float sums[QUERIES];                                                                                          \
+        score(p, op, span, kv_head, queries, count, first, last, scratch, length);                                    \
+        for (int t = 0; t < count; t++)                                                                               \
+            sums[t] = soften(op, scratch + t * length, length, first * GL_PAGE, queries[t].position);                 \
+        mix(p, op, span, kv_head, queries, count, first, last, scratch, length, sums);                                \
+    }
+ATTEND(attend_1, 1)
+ATTEND(attend_2, 2)
+ATTEND(attend_3, 3)
+ATTEND(attend_4, 4)
+
+static void attend(const gl_program *p, const gl_op *op, int32_t *next, float *scratch) {
+    const gl_cache *c = p->cache;
+    int group = op->i1 / c->kv_heads;
+    int64_t width = (int64_t)op->i1 * c->head_dim, unit = take_unit(next), seen = 0;
+    const gl_buffer *out = &p->buffers[op->out];
+    /* A unit is a few rows of one branch and one key-value head, with all query heads that share it. */
+    for (int32_t s = 0; s < p->batch->spans; s++) {
+        const gl_span *span = &p->batch->span[s];
+        int64_t chunks = (span->rows + QUERY_ROWS - 1) / QUERY_ROWS, units = chunks * c->kv_heads;
+        for (; unit < seen + units; unit = take_unit(next)) {
+            /* The last rows have the most keys: they go first, so that no thread is left with them at the end. */
+            int32_t chunk = (int32_t)(chunks - 1 - (unit - seen) / c->kv_heads), kv_head = (int32_t)((unit - seen) % c->kv_heads);
+            int32_t from = chunk * QUERY_ROWS, to = MIN(from + QUERY_ROWS, span->rows), count = 0;
+            query queries[QUERIES];
+            for (int32_t i = from; i < to; i++)
+                for (int g = 0; g < group; g++) {
+                    int64_t at = (span->first_row + i) * width + (kv_head * group + g) * c->head_dim;
+                    queries[count++] = (query){p->buffers[op->a].values + at, out->values + at, span->first_position + i};
+                    if (count < QUERIES && (i + 1 < to || g + 1 < group)) continue;
+                    int32_t first = op->i2 ? MAX(0, queries[0].position - op->i2 + 1) / GL_PAGE : 0;
+                    int32_t last = queries[count - 1].position / GL_PAGE;
+                    (count == 4 ? attend_4 : count == 3 ? attend_3 : count == 2 ? attend_2 : attend_1)(
+                        p, op, span, kv_head, queries, first, last, scratch);
+                    count = 0;
+                }
+            if (op->quantize) {
+                int64_t columns = (int64_t)group * c->head_dim;
+                for (int64_t row = span->first_row + from; row < span->first_row + to; row++)
+                    quantize_columns(out->values + row * width, out->quantized, row, width, kv_head * columns, (kv_head + 1) * columns);
+            }
+        }
+        seen += units;
+    }
+}
+
+/* ---- one value at a time ---- */
+
+INLINE vf activation(vf x, const int kind) {
+    switch (kind) {
+    case GL_RELU: return vf_max(x, vf_set(0.0f));
+    case GL_SILU: return vf_div(x, vf_add(vf_set(1.0f), vf_exp(vf_sub(vf_set(0.0f), x))));
+    case GL_GELU_TANH: {
+        vf cube = vf_mul(vf_mul(x, x), x);
+        vf inner = vf_mul(vf_set(0.7978845608f), vf_fma(vf_set(0.044715f), cube, x));
+        return vf_mul(vf_mul(vf_set(0.5f), x), vf_add(vf_set(1.0f), vf_tanh(inner)));
+    }
+    default: {
+        float lane[LANES];
+        vf_store(lane, x);
+        for (int i = 0; i < LANES; i++) lane[i] = 0.5f * lane[i] * (1.0f + erff(lane[i] * 0.70710678f));
+        return vf_load(lane);
+    }
+    }
+}
+
+INLINE vf pointwise(const gl_op *op, vf a, vf b, const int kind) {
+    switch (kind) {
+    case GL_ADD: return vf_add(a, b);
+    case GL_SCALE: return vf_mul(a, vf_set(op->f0));
+    case GL_SOFTCAP: return vf_mul(vf_tanh(vf_div(a, vf_set(op->f0))), vf_set(op->f0));
+    default: {
+        vf y = op->i0 == GL_SILU        ? activation(a, GL_SILU)
+               : op->i0 == GL_GELU_TANH ? activation(a, GL_GELU_TANH)
+               : op->i0 == GL_GELU      ? activation(a, GL_GELU)
+                                        : activation(a, GL_RELU);
+        return op->b >= 0 ? vf_mul(y, b) : y;
+    }
+    }
+}
+
+#define COLUMNS_A_UNIT 512 /* a multiple of the block, so that a unit can quantize what it made */
+
+INLINE void each_value(const gl_program *p, const gl_op *op, int64_t rows, int32_t *next, const int kind) {
+    const gl_buffer *out = &p->buffers[op->out];
+    int64_t width = op->width, parts = (width + COLUMNS_A_UNIT - 1) / COLUMNS_A_UNIT;
+    for (int64_t unit; (unit = take_unit(next)) < rows * parts;) {
+        int64_t row = unit / parts, from = unit % parts * COLUMNS_A_UNIT, to = MIN(from + COLUMNS_A_UNIT, width), i = from;
+        const float *a = p->buffers[op->a].values + row * width, *b = op->b >= 0 ? p->buffers[op->b].values + row * width : a;
+        float *y = out->values + row * width;
+        for (; i + LANES <= to; i += LANES) vf_store(y + i, pointwise(op, vf_load(a + i), vf_load(b + i), kind));
+        if (i < to) {
+            float left[LANES] = {0}, right[LANES] = {0}, made[LANES];
+            memcpy(left, a + i, (to - i) * sizeof(float));
+            memcpy(right, b + i, (to - i) * sizeof(float));
+            vf_store(made, pointwise(op, vf_load(left), vf_load(right), kind));
+            memcpy(y + i, made, (to - i) * sizeof(float));
+        }
+        if (op->quantize) quantize_columns(y, out->quantized, row, width, from, to);
+    }
+}
+
+static void take(const gl_program *p, const gl_op *op, int32_t *next) {
+    for (int64_t row; (row = take_unit(next)) < p->batch->wanted_rows;)
+        memcpy(p->buffers[op->out].values + row * op->width,
+               p->buffers[op->a].values + (int64_t)p->batch->wanted[row] * op->width, op->width * sizeof(float));
+}
+
+static void quantize(const gl_program *p, const gl_op *op, int64_t rows, int32_t *next) {
+    const gl_buffer *buffer = &p->buffers[op->a];
+    for (int64_t row; (row = take_unit(next)) < rows;)
+        quantize_columns(buffer->values + row * op->width, buffer->quantized, row, op->width, 0, op->width);
+}
+
+static void run_op(const gl_program *p, const gl_op *op, int32_t *next, float *scratch) {
+    int64_t rows = op->wanted ? p->batch->wanted_rows : p->batch->rows;
+    switch (op->kind) {
+    case GL_EMBED: embed(p, op, rows, next); break;
+    case GL_NORM: norm(p, op, rows, next); break;
+    case GL_LINEAR: linear(p, op, rows, next); break;
+    case GL_ANGLES: angles(p, op, rows, next); break;
+    case GL_ROTATE: rotate(p, op, rows, next); break;
+    case GL_KEEP: keep(p, op, next); break;
+    case GL_ATTEND: attend(p, op, next, scratch); break;
+    case GL_ACTIVATE: each_value(p, op, rows, next, GL_ACTIVATE); break;
+    case GL_ADD: each_value(p, op, rows, next, GL_ADD); break;
+    case GL_SCALE: each_value(p, op, rows, next, GL_SCALE); break;
+    case GL_SOFTCAP: each_value(p, op, rows, next, GL_SOFTCAP); break;
+    case GL_TAKE: take(p, op, next); break;
+    case GL_QUANTIZE: quantize(p, op, rows, next); break;
+    }
+}

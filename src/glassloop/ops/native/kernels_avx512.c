@@ -1,0 +1,11 @@
+/* The kernels for avx512. Compiled with its instructions, run only where gl_active has found them. */
+#if defined(__x86_64__)
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
+#define GL_AVX512
+#include "kernels.h"
+
+const gl_kernels *gl_kernels_avx512(void) {
+    static const gl_kernels kernels = {"avx512", LANES, run_op};
+    return &kernels;
+}
+#endif

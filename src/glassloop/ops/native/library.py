@@ -1,0 +1,128 @@
+"""The C library: found beside this file, loaded through ctypes, its structures spelled out for Python.
+
+`native.h` says what they mean. ctypes releases the GIL around every call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+from glassloop.errors import GlassloopError
+
+BLOCK = 32
+PAGE = 32
+FILE = Path(__file__).with_name("libglassloop.so")
+
+
+class Matrix(Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("out", c_int64),
+        ("into", c_int64),
+        ("tile_bytes", c_int64),
+        ("packing", c_int32),
+        ("has_minimum", c_int32),
+        ("wide_scale", c_int32),
+        ("half_groups", c_int32),
+    )
+
+
+class Op(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("kind", "wait", "wanted", "quantize", "width", "a", "b", "out")),
+        *((name, c_int32) for name in ("i0", "i1", "i2", "i3")),
+        ("f0", c_float),
+        ("f1", c_float),
+        ("matrix", POINTER(Matrix)),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+    )
+
+
+class Buffer(Structure):
+    _fields_ = (("values", c_void_p), ("quantized", c_void_p))
+
+
+class Span(Structure):
+    _fields_ = (
+        ("first_row", c_int32),
+        ("rows", c_int32),
+        ("first_position", c_int32),
+        ("pages", c_void_p),
+    )
+
+
+class Cache(Structure):
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        *((name, c_int32) for name in ("pages", "kv_heads", "head_dim", "padded_head_dim")),
+    )
+
+
+class Batch(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("rows", "wanted_rows", "spans")),
+        *((name, c_void_p) for name in ("tokens", "positions", "wanted")),
+        ("span", POINTER(Span)),
+    )
+
+
+class Program(Structure):
+    _fields_ = (
+        ("ops", POINTER(Op)),
+        ("count", c_int32),
+        ("buffers", POINTER(Buffer)),
+        ("batch", POINTER(Batch)),
+        ("cache", POINTER(Cache)),
+    )
+
+
+def available() -> bool:
+    return FILE.exists()
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The library, loaded once, with its instruction set and threads chosen."""
+    lib = ctypes.CDLL(str(FILE))
+    lib.gl_choose.argtypes = [c_char_p]
+    lib.gl_name.restype = c_char_p
+    lib.gl_set_threads.argtypes = [c_int]
+    lib.gl_pack_size.argtypes = [c_int, c_int64, c_int64, POINTER(Matrix)]
+    lib.gl_pack_size.restype = c_int64
+    lib.gl_pack.argtypes = [c_int, c_void_p, POINTER(Matrix), c_void_p]
+    lib.gl_pack.restype = None
+    lib.gl_run.argtypes = [POINTER(Program), c_void_p, c_void_p, c_int64]
+    lib.gl_run.restype = None
+    wanted = os.environ.get("GLASSLOOP_ISA", "")
+    if not lib.gl_choose(wanted.encode()):
+        raise GlassloopError(f"GLASSLOOP_ISA is {wanted!r}, which this machine does not have")
+    return lib
+
+
+def wanted_threads() -> int:
+    """GLASSLOOP_THREADS, or one thread for each physical core that this process may use."""
+    given = os.environ.get("GLASSLOOP_THREADS")
+    if given is None:
+        return physical_cores()
+    if not given.isdecimal() or not 1 <= int(given) <= 256:
+        raise GlassloopError(f"GLASSLOOP_THREADS is {given!r}; a whole number from 1 to 256 is expected")
+    return int(given)
+
+
+def physical_cores() -> int:
+    """Two hardware threads of one core share its arithmetic: a second one would only wait for the first."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = set()
+    for cpu in usable:
+        try:
+            siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        except OSError:
+            siblings = str(cpu)
+        cores.add(siblings.strip())
+    return max(len(cores), 1)

@@ -1,0 +1,118 @@
+/* The native op set: what Python and the parts of the library say to each other.
+ *
+ * A forward pass is recorded once, in Python, as a list of `gl_op`, and run for any number of rows. Matrices are
+ * packed once (pack.c). Everything is plain data and raw pointers; nothing here knows of Python.
+ */
+#ifndef GLASSLOOP_NATIVE_H
+#define GLASSLOOP_NATIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define GL_BLOCK 32 /* values that share an activation scale */
+#define GL_PAGE 32  /* tokens in one page of the cache */
+
+/* How a matrix is packed. Tiles of `lanes` outputs; within a tile, blocks of 32 inputs, each a scale for every
+ * lane (two of them where groups are of 16), a minimum where there is one, and the codes, four inputs of every
+ * lane at a time. Floats are packed as one vector of lanes for each input. */
+enum gl_packing { GL_F32, GL_F16, GL_BF16, GL_Q4, GL_Q8 };
+
+typedef struct {
+    const uint8_t *data;
+    int64_t out, in;     /* real sizes; `out` is padded to whole tiles, quantized `in` to whole blocks */
+    int64_t tile_bytes;  /* bytes of one tile */
+    int32_t packing;
+    int32_t has_minimum; /* value = scale * code + minimum */
+    int32_t wide_scale;  /* scales and minimums are float32, else float16 */
+    int32_t half_groups; /* a scale for every 16 inputs, else for every 32 */
+} gl_matrix;
+
+enum gl_kind {
+    GL_EMBED,     /* out = rows `ids` of a matrix, times f0 */
+    GL_NORM,      /* i0: groups in a row, i1: 1 for layer norm; f0: eps */
+    GL_LINEAR,    /* out = a @ matrix.T + bias */
+    GL_ANGLES,    /* out = cos and sin of position * frequency, times f0; i0: half */
+    GL_ROTATE,    /* out = a turned by b; i0: heads, i1: half */
+    GL_KEEP,      /* write keys a and values b of layer i0 to the cache */
+    GL_ATTEND,    /* out = attention of a over layer i0; i1: heads, i2: window or 0; f0: scale, f1: softcap or 0 */
+    GL_ACTIVATE,  /* out = activation i0 of a, times b if there is one */
+    GL_ADD,       /* out = a + b */
+    GL_SCALE,     /* out = a * f0 */
+    GL_SOFTCAP,   /* out = tanh(a / f0) * f0 */
+    GL_TAKE,      /* out = the wanted rows of a */
+    GL_QUANTIZE   /* quantize a, for the linears that follow */
+};
+
+enum gl_activation { GL_SILU, GL_GELU_TANH, GL_GELU, GL_RELU };
+enum gl_ids { GL_TOKENS, GL_POSITIONS };
+
+typedef struct {
+    int32_t kind;
+    int32_t wait;      /* everything before must be done: a barrier stands before this op */
+    int32_t wanted;    /* works on the wanted rows only, not on all */
+    int32_t quantize;  /* also quantize the output, for the linears that follow */
+    int32_t width;     /* of the output */
+    int32_t a, b, out; /* buffers; -1: none */
+    int32_t i0, i1, i2, i3;
+    float f0, f1;
+    const gl_matrix *matrix;
+    const float *weight, *bias;
+} gl_op;
+
+/* A buffer is [rows, width] floats; beside it, where a linear reads it, the same quantized. */
+typedef struct {
+    float *values;
+    uint8_t *quantized;
+} gl_buffer;
+
+typedef struct {
+    int32_t first_row, rows, first_position;
+    const int32_t *pages; /* of the branch, from position 0 */
+} gl_span;
+
+/* Keys lie transposed within a page, so that a vector is the same dimension of many keys. */
+typedef struct {
+    uint16_t *keys;   /* [layers, pages, kv heads, head dim, GL_PAGE] */
+    uint16_t *values; /* [layers, pages, kv heads, GL_PAGE, padded head dim] */
+    int32_t pages, kv_heads, head_dim, padded_head_dim;
+} gl_cache;
+
+typedef struct {
+    int32_t rows, wanted_rows, spans;
+    const int32_t *tokens, *positions, *wanted;
+    const gl_span *span;
+} gl_batch;
+
+typedef struct {
+    const gl_op *ops;
+    int32_t count;
+    const gl_buffer *buffers;
+    const gl_batch *batch;
+    const gl_cache *cache;
+} gl_program;
+
+/* One row of a quantized buffer: codes, then a scale for each block, then two sums of 16 codes for each block. */
+static inline int64_t gl_padded(int64_t width) { return (width + GL_BLOCK - 1) / GL_BLOCK * GL_BLOCK; }
+static inline int64_t gl_quantized_bytes(int64_t width) { return gl_padded(width) + gl_padded(width) / GL_BLOCK * 12; }
+
+/* A table of kernels for one instruction set. `part` of `parts` is what this thread does. */
+typedef struct {
+    const char *name;
+    int lanes;
+    void (*op)(const gl_program *, const gl_op *, int32_t *next, float *scratch);
+} gl_kernels;
+
+const gl_kernels *gl_kernels_portable(void);
+const gl_kernels *gl_kernels_avx2(void);
+const gl_kernels *gl_kernels_avxvnni(void);
+const gl_kernels *gl_kernels_avx512(void);
+
+/* The chosen instruction set. */
+const gl_kernels *gl_active(void);
+
+/* Runs `job` on every thread of the pool at once and returns when all are done. Inside, gl_barrier waits for all. */
+typedef void gl_job(void *argument, int thread, int threads);
+void gl_parallel(gl_job *job, void *argument);
+void gl_barrier(int threads);
+
+#endif

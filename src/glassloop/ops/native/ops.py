@@ -1,0 +1,246 @@
+"""The native op set. Its methods record; the recorded program runs in C, for any batch, on all threads.
+
+Weights are packed for the kernels when they are handed in and stay quantized. The forward pass calls these
+methods once, when a model is loaded, with stand-ins for the batch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glassloop.ops.batch import PAGE, Batch, pages_for
+from glassloop.ops.native import library as lib
+from glassloop.ops.native.recorder import Recorder, Room, Value
+from glassloop.ops.protocol import Activation, Forward
+from glassloop.ops.quant import Float32
+from glassloop.ops.tensor import Tensor
+
+_ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")  # enum gl_activation of native.h
+_CACHE_LINE = 64
+_TOKENS, _POSITIONS, _WANTED = range(3)
+
+
+class NativeMatrix:
+    def __init__(self, tensor: Tensor) -> None:
+        native = lib.library()
+        self.out, self.into = tensor.shape
+        self.layout = lib.Matrix()
+        format = tensor.format.gguf_id
+        size = native.gl_pack_size(format, self.out, self.into, ctypes.byref(self.layout))
+        self.data = _aligned(size)
+        raw = np.ascontiguousarray(tensor.data)
+        native.gl_pack(format, raw.ctypes.data, ctypes.byref(self.layout), self.data.ctypes.data)
+        self.is_quantized = tensor.format.take_apart is not None
+
+
+class NativePages:
+    """float16 keys and values; how they lie in a page is in native.h."""
+
+    def __init__(self, count: int, layers: int, kv_heads: int, head_dim: int) -> None:
+        padded = -(-head_dim // 16) * 16
+        # Zeroed memory that nothing has touched costs nothing.
+        self.keys = np.zeros(layers * count * kv_heads * head_dim * PAGE, np.uint16)
+        self.values = np.zeros(layers * count * kv_heads * PAGE * padded, np.uint16)
+        self.count = count
+        self.layout = lib.Cache(
+            self.keys.ctypes.data, self.values.ctypes.data, count, kv_heads, head_dim, padded
+        )
+
+
+class _StandIn:
+    """The batch that a forward pass is recorded with."""
+
+    tokens, positions, wanted = _TOKENS, _POSITIONS, _WANTED
+
+
+class NativeOps:
+    name = "native"
+
+    def __init__(self) -> None:
+        self.threads: int = lib.library().gl_set_threads(lib.wanted_threads())
+        self.instructions: str = lib.library().gl_name().decode()
+        self._recorder = Recorder()
+        self._kept: list[Any] = []  # arrays that recorded ops point to
+
+    def program(self, compute: Forward) -> Forward:
+        self._recorder = Recorder()
+        result = compute(_StandIn(), None)  # type: ignore[arg-type]
+        return _Program(self._recorder, result, self.threads, self._kept)
+
+    def pages(self, count: int, layers: int, kv_heads: int, head_dim: int) -> NativePages:
+        return NativePages(count, layers, kv_heads, head_dim)
+
+    def matrix(self, tensor: Tensor) -> NativeMatrix:
+        return NativeMatrix(tensor)
+
+    def vector(self, tensor: Tensor) -> Float32:
+        return np.ascontiguousarray(tensor.float32())
+
+    def embed(self, table: NativeMatrix, ids: Any) -> Value:
+        self._kept.append(table)
+        return self._recorder.call("embed", table.into, i0=ids, f0=1.0, matrix=table.layout)
+
+    def linear(self, x: Value, weight: NativeMatrix, bias: Float32 | None) -> Value:
+        self._kept.append(weight)
+        if weight.is_quantized:
+            self._recorder.want_quantized(x, x.width // x.heads)
+        return self._recorder.call("linear", weight.out, x, matrix=weight.layout, bias=self._pointer(bias))
+
+    def rms_norm(self, x: Value, weight: Float32, eps: float) -> Value:
+        return self._norm(x, weight, None, eps)
+
+    def layer_norm(self, x: Value, weight: Float32, bias: Float32, eps: float) -> Value:
+        return self._norm(x, weight, bias, eps)
+
+    def _norm(self, x: Value, weight: Float32, bias: Float32 | None, eps: float) -> Value:
+        made = self._recorder.call(
+            "norm",
+            x.width,
+            x,
+            i0=x.heads,
+            i1=bias is not None,
+            f0=eps,
+            weight=self._pointer(weight),
+            bias=self._pointer(bias),
+        )
+        return _with_heads(made, x.heads)
+
+    def split_heads(self, x: Value, heads: int) -> Value:
+        return _with_heads(x, heads)
+
+    def angles(self, positions: Any, frequencies: Float32, factor: float) -> Value:
+        half = len(frequencies)
+        return self._recorder.call(
+            "angles", 2 * half, i0=half, f0=factor, weight=self._pointer(np.ascontiguousarray(frequencies))
+        )
+
+    def rotate(self, x: Value, angles: Value) -> Value:
+        made = self._recorder.call("rotate", x.width, x, angles, i0=x.heads, i1=angles.width // 2)
+        return _with_heads(made, x.heads)
+
+    def attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        batch: Batch,
+        pages: Any,
+        layer: int,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Value:
+        self._recorder.effect("keep", k, v, i0=layer)
+        made = self._recorder.call(
+            "attend", q.width, q, i0=layer, i1=q.heads, i2=window or 0, f0=scale, f1=softcap or 0.0
+        )
+        return _with_heads(made, k.heads)
+
+    def activate(self, x: Value, kind: Activation) -> Value:
+        return self._recorder.call("activate", x.width, x, i0=_ACTIVATIONS.index(kind))
+
+    def gate(self, gate: Value, up: Value, kind: Activation) -> Value:
+        return self._recorder.call("activate", gate.width, gate, up, i0=_ACTIVATIONS.index(kind))
+
+    def add(self, x: Value, y: Value) -> Value:
+        return self._recorder.call("add", x.width, x, y)
+
+    def scale(self, x: Value, factor: float) -> Value:
+        return self._recorder.call("scale", x.width, x, f0=factor)
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        return self._recorder.call("softcap", x.width, x, f0=cap)
+
+    def take(self, x: Value, rows: Any) -> Value:
+        return self._recorder.call("take", x.width, x, wanted=True)
+
+    def _pointer(self, array: Float32 | None) -> int | None:
+        if array is None:
+            return None
+        self._kept.append(array)
+        return array.ctypes.data
+
+
+class _Program:
+    """A recorded forward pass with the memory that it runs in. One run at a time."""
+
+    def __init__(self, recorder: Recorder, result: Value, threads: int, kept: list[Any]) -> None:
+        ops, self._rooms, self._result = recorder.finish(result)
+        self._ops = (lib.Op * len(ops))(*ops)
+        self._kept = kept
+        self._threads = threads
+        self._width = result.width
+        self._next = np.zeros(len(ops), np.int32)
+        self._buffers = (lib.Buffer * len(self._rooms))()
+        self._arrays: dict[int, Any] = {}
+        self._capacity = {True: 0, False: 0}  # rows that the buffers of wanted rows, and of all rows, hold
+        self._scratch = np.zeros(0, np.float32)
+        self._one_run = Lock()
+
+    def __call__(self, batch: Batch, pages: NativePages) -> Float32:
+        with self._one_run:
+            return self._run(batch, pages)
+
+    def _run(self, batch: Batch, pages: NativePages) -> Float32:
+        self._make_room(len(batch.tokens), wanted=False)
+        self._make_room(len(batch.wanted), wanted=True)
+        logits = np.empty((len(batch.wanted), self._width), np.float32)
+        self._buffers[self._result].values = logits.ctypes.data
+        longest = max(span.length for span in batch.spans)
+        # Four queries attend together; each needs a score for every key, to the end of the last page.
+        scratch = 4 * pages_for(longest) * PAGE
+        if len(self._scratch) < scratch * self._threads:
+            self._scratch = np.empty(2 * scratch * self._threads, np.float32)
+        spans = (lib.Span * len(batch.spans))(
+            *(lib.Span(s.start, s.stop - s.start, s.first, s.pages.ctypes.data) for s in batch.spans)
+        )
+        rows = lib.Batch(
+            len(batch.tokens),
+            len(batch.wanted),
+            len(batch.spans),
+            batch.tokens.ctypes.data,
+            batch.positions.ctypes.data,
+            batch.wanted.ctypes.data,
+            spans,
+        )
+        program = lib.Program(
+            self._ops, len(self._ops), self._buffers, ctypes.pointer(rows), ctypes.pointer(pages.layout)
+        )
+        lib.library().gl_run(
+            ctypes.byref(program), self._next.ctypes.data, self._scratch.ctypes.data, scratch
+        )
+        return logits
+
+    def _make_room(self, rows: int, wanted: bool) -> None:
+        if rows <= self._capacity[wanted]:
+            return
+        self._capacity[wanted] = capacity = max(rows, 2 * self._capacity[wanted])
+        for index, room in enumerate(self._rooms):
+            if room.wanted is not wanted or index == self._result:
+                continue
+            values = np.empty(capacity * room.width, np.float32)
+            quantized = np.empty(capacity * _quantized_bytes(room) if room.quantized else 0, np.uint8)
+            self._arrays[index] = values, quantized
+            self._buffers[index].values = values.ctypes.data
+            self._buffers[index].quantized = quantized.ctypes.data
+
+
+def _quantized_bytes(room: Room) -> int:
+    """gl_quantized_bytes of native.h."""
+    padded = -(-room.width // lib.BLOCK) * lib.BLOCK
+    return padded + padded // lib.BLOCK * 12
+
+
+def _with_heads(value: Value, heads: int) -> Value:
+    return Value(value.id, value.width, value.wanted, heads)
+
+
+def _aligned(size: int) -> NDArray[np.uint8]:
+    whole = np.empty(size + _CACHE_LINE, np.uint8)
+    start = -whole.ctypes.data % _CACHE_LINE
+    return whole[start : start + size]

@@ -1,0 +1,155 @@
+"""Records the calls of one forward pass as a program for the C library.
+
+A `Value` stands for an array that does not exist yet: [rows, width], for however many rows a batch will have.
+When the pass is recorded, values are laid onto as few buffers as their lifetimes allow, and a barrier is put
+before an op exactly where it touches what an op since the last barrier has written (or writes what one has
+read). The program then runs for any batch.
+"""
+
+from __future__ import annotations
+
+from ctypes import pointer
+from dataclasses import dataclass, field
+from typing import Any
+
+from glassloop.ops.native.library import BLOCK, Matrix, Op
+
+# enum gl_kind of native.h
+KINDS = (
+    *("embed", "norm", "linear", "angles", "rotate", "keep", "attend"),
+    *("activate", "add", "scale", "softcap", "take", "quantize"),
+)
+# Ops that can quantize their own output while it is in the processor's cache.
+_CAN_QUANTIZE = {"norm", "activate", "add", "scale", "softcap", "attend"}
+_CACHE = -2  # stands for the cache's pages among the things an op reads and writes
+
+
+@dataclass(frozen=True)
+class Value:
+    id: int
+    width: int
+    wanted: bool  # has the wanted rows only
+    heads: int = 1
+
+
+@dataclass
+class Call:
+    kind: str
+    out: Value | None
+    a: Value | None = None
+    b: Value | None = None
+    quantize: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Room:
+    """A buffer of the program: what it takes for each row."""
+
+    width: int
+    wanted: bool
+    quantized: bool
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self._values = 0
+        self._makers: dict[int, Call] = {}
+        self._quantized: set[int] = set()
+
+    def call(
+        self,
+        kind: str,
+        width: int,
+        a: Value | None = None,
+        b: Value | None = None,
+        wanted: bool | None = None,
+        **settings: Any,
+    ) -> Value:
+        """Record an op; the value that it makes."""
+        out = Value(self._values, width, a.wanted if wanted is None and a is not None else bool(wanted))
+        self._values += 1
+        self._makers[out.id] = made = Call(kind, out, a, b, settings=settings)
+        self.calls.append(made)
+        return out
+
+    def effect(self, kind: str, a: Value, b: Value | None = None, **settings: Any) -> None:
+        """Record an op that makes no value."""
+        self.calls.append(Call(kind, None, a, b, settings=settings))
+
+    def want_quantized(self, value: Value, columns: int) -> None:
+        """A linear reads this value quantized. Its maker does that if its units of work are whole blocks."""
+        if value.id in self._quantized:
+            return
+        self._quantized.add(value.id)
+        maker = self._makers[value.id]
+        if maker.kind in _CAN_QUANTIZE and (maker.kind != "attend" or columns % BLOCK == 0):
+            maker.quantize = True
+        else:
+            self.effect("quantize", value)
+
+    def finish(self, result: Value) -> tuple[list[Op], list[Room], int]:
+        """The ops, the buffers that they need, and the number of the one that holds the result."""
+        homes, rooms = self._lay_out(result)
+        ops, written, read = [], set[int](), set[int]()
+        for call in self.calls:
+            reads = {homes[value.id] for value in (call.a, call.b) if value is not None}
+            writes = {homes[call.out.id]} if call.out is not None else set()
+            if call.kind == "attend":
+                reads.add(_CACHE)
+            elif call.kind == "keep":
+                writes.add(_CACHE)
+            elif call.kind == "quantize":
+                writes |= reads
+            wait = bool(reads & written or writes & (written | read))
+            if wait:
+                written, read = set(), set()
+            written |= writes
+            read |= reads
+            ops.append(_op(call, homes, wait))
+        return ops, rooms, homes[result.id]
+
+    def _lay_out(self, result: Value) -> tuple[dict[int, int], list[Room]]:
+        """A buffer for each value. One whose value has been read for the last time is used again."""
+        last_use = {result.id: len(self.calls)}
+        for index, call in enumerate(self.calls):
+            for value in (call.a, call.b):
+                if value is not None:
+                    last_use[value.id] = max(last_use.get(value.id, 0), index)
+        homes: dict[int, int] = {}
+        rooms: list[Room] = []
+        free: list[int] = []
+        for index, call in enumerate(self.calls):
+            if call.out is not None:
+                value = call.out
+                room = Room(value.width, value.wanted, value.id in self._quantized)
+                # The result has a buffer to itself: it is handed out.
+                fits = [home for home in free if rooms[home] == room] if value != result else []
+                if fits:
+                    free.remove(fits[0])
+                else:
+                    rooms.append(room)
+                homes[value.id] = fits[0] if fits else len(rooms) - 1
+            for used in {value.id for value in (call.a, call.b) if value is not None}:
+                if last_use[used] == index:
+                    free.append(homes[used])
+        return homes, rooms
+
+
+def _op(call: Call, homes: dict[int, int], wait: bool) -> Op:
+    shape = call.out if call.out is not None else call.a
+    assert shape is not None
+    op = Op(
+        kind=KINDS.index(call.kind),
+        wait=wait,
+        wanted=shape.wanted,
+        quantize=call.quantize,
+        width=shape.width,
+        a=-1 if call.a is None else homes[call.a.id],
+        b=-1 if call.b is None else homes[call.b.id],
+        out=-1 if call.out is None else homes[call.out.id],
+    )
+    for name, value in call.settings.items():
+        setattr(op, name, pointer(value) if isinstance(value, Matrix) else value)
+    return op

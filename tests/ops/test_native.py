@@ -1,0 +1,206 @@
+"""The native op set: the reference's answers up to rounding, and each row's answer bit for bit its own, whatever
+stands beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from model.tiny import TINY, VOCAB, make
+
+from glassloop.model.cache import Branches
+from glassloop.model.loader import ModelFiles
+from glassloop.model.registry import fetch
+from glassloop.ops.native import library
+from glassloop.ops.native.ops import NativeOps
+from glassloop.ops.reference import ReferenceOps, ReferencePages
+
+INSTRUCTIONS = ["portable", "avx2", "avxvnni", "avx512"]
+
+
+@pytest.fixture(params=INSTRUCTIONS)
+def instructions(request):
+    """Each instruction set that this machine has; what is packed for one must not run on another."""
+    native = library.library()
+    best = native.gl_name()
+    if not native.gl_choose(request.param.encode()):
+        pytest.skip(f"this machine has no {request.param}")
+    yield request.param
+    native.gl_choose(best)
+
+
+class _HalfPages(ReferencePages):
+    """Keys and values rounded to float16, as the native op set keeps them. What is left is rounding, and now
+    and then a value that rounds to the next float16.
+    """
+
+    def write(self, layer, span, keys, values):
+        super().write(layer, span, keys.astype(np.float16), values.astype(np.float16))
+
+
+class _HalfReference(ReferenceOps):
+    def pages(self, count, layers, kv_heads, head_dim):
+        return _HalfPages(count, layers, kv_heads, head_dim)
+
+
+def _ids(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
+
+
+@pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.name)
+def test_logits_equal_the_reference_up_to_rounding(tiny, tmp_path, instructions):
+    make(tiny, tmp_path)
+    files = ModelFiles(tmp_path)
+    native, reference = files.transformer(NativeOps()), files.transformer(_HalfReference())
+    for length in (1, 5, 45):
+        work = [(0, 0, _ids(length))]
+        ours = Branches(native, 64).forward(work, every_logit=True)
+        expected = Branches(reference, 64).forward(work, every_logit=True)
+        assert np.abs(ours - expected).max() / np.abs(expected).max() < 2e-3
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "gemma2", "xglm"])
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_row_is_the_same_bit_for_bit_in_any_batch(name, tmp_path_factory, data):
+    """Random lengths, random cuts into chunks, random neighbours, random order of pages."""
+    model = _tiny_native(name, tmp_path_factory)
+    prompts = data.draw(st.lists(st.integers(1, 60), min_size=1, max_size=7), label="lengths")
+    alone = [
+        Branches(model, 64).forward([(0, 0, _ids(length, branch))], every_logit=True)
+        for branch, length in enumerate(prompts)
+    ]
+    cache = Branches(model, 64, branches=len(prompts))
+    done = [0] * len(prompts)
+    while any(done[branch] < length for branch, length in enumerate(prompts)):
+        work = []
+        for branch, length in enumerate(prompts):
+            step = data.draw(st.integers(0, length - done[branch]), label="step")
+            if step:
+                work.append((branch, done[branch], _ids(length, branch)[done[branch] : done[branch] + step]))
+        if not work:
+            continue
+        logits, row = cache.forward(work, every_logit=True), 0
+        for branch, first, ids in work:
+            expected = alone[branch][first : first + len(ids)]
+            assert logits[row : row + len(ids)].tobytes() == expected.tobytes()
+            row += len(ids)
+            done[branch] += len(ids)
+
+
+_MODELS: dict[str, object] = {}
+
+
+def _tiny_native(name, tmp_path_factory):
+    if name not in _MODELS:
+        folder = tmp_path_factory.mktemp(name)
+        make(next(tiny for tiny in TINY if tiny.name == name), folder)
+        _MODELS[name] = ModelFiles(folder).transformer(NativeOps())
+    return _MODELS[name]
+
+
+@pytest.fixture(scope="module", params=["smollm2-135m-instruct", "gemma-3-270m"])
+def real(request):
+    files = ModelFiles(fetch(request.param))
+    return files.transformer(NativeOps()), files.tokenizer()
+
+
+TEXT = (
+    "The sea was calm that morning, and the fishermen had already gone out when the bell rang. Nobody in the "
+    "village could remember when it had last been heard; the old men said that it meant a storm, and the "
+    "children, who had never seen one, ran down to the harbour to wait for it. "
+) * 12
+
+
+def test_real_logits_are_the_same_alone_and_among_2_to_64_rows(real):
+    model, tokenizer = real
+    ids = tokenizer.encode(TEXT)[:64]
+    alone = Branches(model, 64).forward([(0, 0, ids)])
+    for neighbours in (1, 2, 7, 15, 31, 63):
+        cache = Branches(model, 64, branches=neighbours + 1)
+        others = [(branch, 0, ids[: 1 + branch % 5]) for branch in range(1, neighbours + 1)]
+        cache.forward([(0, 0, ids[:-1]), *others[: neighbours // 2]])
+        last = cache.forward([*others[neighbours // 2 :], (0, 63, ids[-1:])])
+        assert last[-1].tobytes() == alone[0].tobytes()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 32, 100, 599])
+def test_real_logits_are_the_same_in_chunks_of_any_size(real, chunk):
+    """600 tokens: past Gemma's window of 512. The prefix is in the cache when the last chunk comes."""
+    model, tokenizer = real
+    ids = tokenizer.encode(TEXT)[:600]
+    whole = Branches(model, 600).forward([(0, 0, ids)])
+    cache = Branches(model, 600)
+    start = 400 if chunk == 1 else 0  # one token at a time takes a while
+    if start:
+        cache.forward([(0, 0, ids[:start])])
+    for at in range(start, 600, chunk):
+        last = cache.forward([(0, at, ids[at : at + chunk])])
+    assert last.tobytes() == whole.tobytes()
+
+
+_DIGEST = """
+import hashlib
+from glassloop.model.cache import Branches
+from glassloop.model.loader import ModelFiles
+from glassloop.model.registry import fetch
+from glassloop.ops.native.ops import NativeOps
+model = ModelFiles(fetch("smollm2-135m-instruct")).transformer(NativeOps())
+cache = Branches(model, 300)
+digest = hashlib.sha256(cache.forward([(0, 0, list(range(500, 700)))], every_logit=True).tobytes())
+for step in range(5):
+    digest.update(cache.forward([(0, 200 + step, [17])]).tobytes())
+print(model.ops.threads, model.ops.instructions, digest.hexdigest())
+"""
+
+
+def _digest(**environment: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _DIGEST],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def test_threads_do_not_matter():
+    one, two, five = (_digest(GLASSLOOP_THREADS=count) for count in ("1", "2", "5"))
+    assert (one[0], two[0], five[0]) == ("1", "2", "5")
+    assert one[2] == two[2] == five[2]
+
+
+def test_the_pool_survives_a_fork_and_interpreter_exit():
+    code = """
+import os
+from glassloop import LLM, Sampling
+llm = LLM()
+before = llm.generate("One two", Sampling(temperature=0, max_tokens=4)).token_ids
+child = os.fork()
+after = llm.generate("One two", Sampling(temperature=0, max_tokens=4)).token_ids
+if child == 0:
+    os._exit(0 if after == before else 1)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 0 and after == before
+print("fine")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "fine\n" and done.returncode == 0, done.stderr
+
+
+def test_two_models_in_two_threads_share_the_pool(real):
+    from concurrent.futures import ThreadPoolExecutor
+
+    model, tokenizer = real
+    ids = tokenizer.encode(TEXT)[:40]
+    expected = Branches(model, 64).forward([(0, 0, ids)]).tobytes()
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(lambda _: Branches(model, 64).forward([(0, 0, ids)]).tobytes(), range(12)))
+    assert made == [expected] * 12
