@@ -1,5 +1,5 @@
-"""The native op set: the reference's answers up to rounding, and each row's answer bit for bit its own, whatever
-stands beside it.
+"""The native op set: the reference's answers up to rounding, and each row's answer its own bit for bit,
+whatever stands beside it.
 """
 
 from __future__ import annotations

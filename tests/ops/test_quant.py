@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from glassloop.model.gguf import GGUFFile
 from glassloop.model.registry import fetch
-from glassloop.ops.quant import FORMATS, dequantize
+from glassloop.ops.quant import FORMATS, dequantize, quantize
 from glassloop.ops.tensor import Tensor
 
 
@@ -27,8 +27,8 @@ def _assert_same_bits(ours: np.ndarray, theirs: np.ndarray) -> None:
 def test_random_blocks_equal_the_gguf_package(name, seed, blocks):
     format = FORMATS[name]
     raw = np.random.default_rng(seed).integers(0, 256, blocks * format.block_bytes, np.uint8)
-    theirs = gguf_dequantize(raw, gguf.GGMLQuantizationType[name]).reshape(-1)
     with np.errstate(all="ignore"):
+        theirs = gguf_dequantize(raw, gguf.GGMLQuantizationType[name]).reshape(-1)
         _assert_same_bits(dequantize(format, raw), theirs)
 
 
@@ -65,3 +65,22 @@ def test_picking_rows_and_reading_them_commute(name):
     order = np.array([4, 0, 5, 5])
     assert (tensor.rows(order).float32() == tensor.float32()[order]).all()
     assert (tensor.rows(slice(1, 3)).float32() == tensor.float32()[1:3]).all()
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_1"])
+@given(
+    seed=st.integers(0, 2**32 - 1), blocks=st.integers(1, 40), size=st.sampled_from([0.0, 1e-6, 1.0, 300.0])
+)
+def test_quantizing_equals_the_gguf_package(name, seed, blocks, size):
+    format = FORMATS[name]
+    values = (np.random.default_rng(seed).standard_normal(blocks * 32) * size).astype(np.float32)
+    theirs = gguf.quants.quantize(values, gguf.GGMLQuantizationType[name])
+    assert quantize(format, values).tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_1"])
+def test_what_was_quantized_reads_back_within_half_a_step(name):
+    values = np.random.default_rng(5).standard_normal(64 * 32).astype(np.float32)
+    back = Tensor.of("t", values.reshape(64, 32)).stored_as(FORMATS[name]).float32().reshape(-1)
+    steps = {"Q8_0": 2 * np.abs(values).max() / 254, "Q4_1": (values.max() - values.min()) / 15}
+    assert np.abs(back - values).max() <= 0.51 * steps[name] + 1e-3

@@ -5,7 +5,7 @@ they fit each other, and hands the weights to an op set.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ from glassloop.model.safetensors import read_folder, read_json
 from glassloop.model.transformer import Transformer
 from glassloop.model.weights import weights_from_gguf, weights_from_safetensors
 from glassloop.ops.protocol import Ops
+from glassloop.ops.quant import FORMATS
+from glassloop.ops.tensor import Tensor
 from glassloop.text.tokenizer import Tokenizer
 
+WEIGHT_FORMATS = {"q8": "Q8_0", "q4": "Q4_1", "f32": "F32"}
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
@@ -45,8 +48,30 @@ class ModelFiles:
             return Tokenizer.from_json_folder(self.path)
         return Tokenizer.from_gguf(self.metadata, str(self.path))
 
-    def transformer(self, ops: Ops) -> Transformer:
-        return Transformer(self.config, self.weights, ops)
+    def transformer(self, ops: Ops, weights: str | None = None) -> Transformer:
+        """The model on an op set, its matrices as they are stored or as `weights` says (q8, q4, f32)."""
+        return Transformer(self.config, _Requantized(self.weights, weights) if weights else self.weights, ops)
+
+
+class _Requantized(Mapping[str, Tensor]):
+    """Weights whose matrices are brought to another format when they are asked for, one at a time."""
+
+    def __init__(self, weights: Mapping[str, Tensor], name: str) -> None:
+        if name not in WEIGHT_FORMATS:
+            raise ModelError(f"weights is {name!r}; one of {', '.join(WEIGHT_FORMATS)} is expected")
+        self._weights = weights
+        self._format = FORMATS[WEIGHT_FORMATS[name]]
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._weights[name]
+        fits = len(tensor.shape) == 2 and tensor.shape[1] % self._format.block_values == 0
+        return tensor.stored_as(self._format) if fits else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
 
 
 def _model_path(path: Path) -> Path:

@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
 
+# Blocks worked on at a time: the intermediate arrays stay in the processor's cache.
+_BLOCKS_AT_ONCE = 1 << 13
+
 
 class Blocks(NamedTuple):
     """Quantized values taken apart. A group is the run of values that share one scale."""
@@ -153,8 +156,41 @@ FORMATS: dict[str, Format] = {
 }
 FORMAT_BY_GGUF_ID = {format.gguf_id: format for format in FORMATS.values()}
 
-# Blocks taken apart at a time: the intermediate arrays stay in the processor's cache.
-_BLOCKS_AT_ONCE = 1 << 13
+
+def _quantize_q8_0(blocks: Float32) -> Bytes:
+    scale = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
+    codes = _divide(blocks, scale)
+    rounded = np.trunc(codes + np.copysign(np.float32(0.5), codes)).astype(np.int8)
+    return np.concatenate([scale.astype("<f2").view(np.uint8), rounded.view(np.uint8)], axis=-1)
+
+
+def _quantize_q4_1(blocks: Float32) -> Bytes:
+    low = blocks.min(axis=-1, keepdims=True)
+    scale = (blocks.max(axis=-1, keepdims=True) - low) / np.float32(15)
+    codes = np.trunc(_divide(blocks - low, scale) + np.float32(0.5)).astype(np.uint8).clip(0, 15)
+    packed = codes[:, :16] | (codes[:, 16:] << 4)
+    return np.concatenate(
+        [scale.astype("<f2").view(np.uint8), low.astype("<f2").view(np.uint8), packed], axis=-1
+    )
+
+
+def _divide(values: Float32, scale: Float32) -> Float32:
+    """By way of the inverse, and 0 where the scale is 0."""
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+    return values * inverse
+
+
+_QUANTIZERS = {"Q8_0": _quantize_q8_0, "Q4_1": _quantize_q4_1}
+
+
+def quantize(format: Format, values: Float32) -> Bytes:
+    """Float32 values, flat and whole blocks of them, in a stored format (Q8_0 or Q4_1)."""
+    blocks = values.reshape(-1, format.block_values)
+    raw = np.empty((len(blocks), format.block_bytes), np.uint8)
+    for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
+        some = slice(start, start + _BLOCKS_AT_ONCE)
+        raw[some] = _QUANTIZERS[format.name](blocks[some])
+    return raw.reshape(-1)
 
 
 def dequantize(format: Format, raw: Bytes) -> Float32:

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.ops.quant import F32, Bytes, Float32, Format, dequantize
+from glassloop.ops.quant import F32, Bytes, Float32, Format, dequantize, quantize
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,14 @@ class Tensor:
 
     def float32(self) -> Float32:
         return dequantize(self.format, self.data).reshape(self.shape)
+
+    def stored_as(self, format: Format) -> Tensor:
+        """The same tensor in another format, as nearly as that can hold it."""
+        if format is self.format:
+            return self
+        if format is F32:
+            return Tensor.of(self.name, self.float32())
+        return Tensor(self.name, self.shape, format, quantize(format, self.float32().reshape(-1)))
 
     def rows(self, index: slice | NDArray[np.intp]) -> Tensor:
         """The same tensor with only these rows (first axis), in this order, still in its stored format."""

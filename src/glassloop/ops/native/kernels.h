@@ -1,8 +1,8 @@
 /* The kernels, over the vectors of simd.h. Compiled once for each instruction set (kernels_*.c).
  *
- * Every thread calls `run_op` for the same op and takes units of work from a shared counter until none is left.
- * Who computes a unit and how many rows it has never changes a result: an output's sum runs over its inputs in
- * order, block by block, and within a block it is an exact integer.
+ * An op is cut into units of work: `count_units` says into how many, `run_unit` does one. Who does a unit, and how
+ * many rows it has, never changes a result: an output's sum runs over its inputs in order, block by block, and
+ * within a block it is an exact integer.
  */
 #include "native.h"
 #include "simd.h"
@@ -11,7 +11,7 @@
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
-INLINE int64_t take_unit(int32_t *next) { return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); }
+INLINE int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
 /* ---- quantized activations ---- */
 
@@ -58,7 +58,6 @@ static void quantize_columns(const float *x, uint8_t *quantized, int64_t row, in
 
 /* ---- linear ---- */
 
-#define TILES_A_UNIT (64 / LANES)
 #define ROWS_A_UNIT 32
 
 INLINE vf load_scale(const uint8_t *at, int wide) {
@@ -188,26 +187,28 @@ LINEAR(linear_q8_minimum, GL_Q8, 1, 0, 0)
 LINEAR(linear_q8_wide_minimum, GL_Q8, 1, 1, 0)
 LINEAR(linear_q8_halves, GL_Q8, 0, 1, 1)
 
-static void linear(const gl_program *p, const gl_op *op, int64_t rows, int32_t *next) {
+/* Few outputs a unit where there are few rows, so that threads finish together. */
+INLINE int64_t tiles_a_unit(const gl_matrix *m) {
+    int64_t tiles = parts_of(m->out, LANES);
+    return MAX(1, MIN(64 / LANES, tiles / 32));
+}
+
+static void linear(const gl_program *p, const gl_op *op, int64_t rows, int64_t unit) {
     const gl_matrix *m = op->matrix;
-    int64_t tiles = (m->out + LANES - 1) / LANES;
-    int64_t tile_units = (tiles + TILES_A_UNIT - 1) / TILES_A_UNIT;
-    int64_t units = tile_units * ((rows + ROWS_A_UNIT - 1) / ROWS_A_UNIT);
-    for (int64_t unit; (unit = take_unit(next)) < units;) {
-        int64_t row = unit / tile_units * ROWS_A_UNIT, end = MIN(row + ROWS_A_UNIT, rows);
-        int64_t tile = unit % tile_units * TILES_A_UNIT, last = MIN(tile + TILES_A_UNIT, tiles);
-        switch (m->packing) {
-        case GL_F32: linear_f32(p, op, row, end, tile, last); break;
-        case GL_F16: linear_f16(p, op, row, end, tile, last); break;
-        case GL_BF16: linear_bf16(p, op, row, end, tile, last); break;
-        case GL_Q4:
-            (m->wide_scale ? linear_q4_wide : m->has_minimum ? linear_q4 : linear_q4_centred)(p, op, row, end, tile, last);
-            break;
-        default:
-            if (m->half_groups) linear_q8_halves(p, op, row, end, tile, last);
-            else if (!m->has_minimum) linear_q8(p, op, row, end, tile, last);
-            else (m->wide_scale ? linear_q8_wide_minimum : linear_q8_minimum)(p, op, row, end, tile, last);
-        }
+    int64_t tiles = parts_of(m->out, LANES), each = tiles_a_unit(m), across = parts_of(tiles, each);
+    int64_t row = unit / across * ROWS_A_UNIT, end = MIN(row + ROWS_A_UNIT, rows);
+    int64_t tile = unit % across * each, last = MIN(tile + each, tiles);
+    switch (m->packing) {
+    case GL_F32: linear_f32(p, op, row, end, tile, last); break;
+    case GL_F16: linear_f16(p, op, row, end, tile, last); break;
+    case GL_BF16: linear_bf16(p, op, row, end, tile, last); break;
+    case GL_Q4:
+        (m->wide_scale ? linear_q4_wide : m->has_minimum ? linear_q4 : linear_q4_centred)(p, op, row, end, tile, last);
+        break;
+    default:
+        if (m->half_groups) linear_q8_halves(p, op, row, end, tile, last);
+        else if (!m->has_minimum) linear_q8(p, op, row, end, tile, last);
+        else (m->wide_scale ? linear_q8_wide_minimum : linear_q8_minimum)(p, op, row, end, tile, last);
     }
 }
 
@@ -239,12 +240,10 @@ static float packed_value(const gl_matrix *m, int64_t row, int64_t k) {
     return scale * (float)(int8_t)code[i / 4 * 4 * LANES + 4 * lane + i % 4] + low;
 }
 
-static void embed(const gl_program *p, const gl_op *op, int64_t rows, int32_t *next) {
+static void embed(const gl_program *p, const gl_op *op, int64_t row) {
     const int32_t *ids = op->i0 == GL_TOKENS ? p->batch->tokens : p->batch->positions;
-    for (int64_t row; (row = take_unit(next)) < rows;) {
-        float *out = p->buffers[op->out].values + row * op->width;
-        for (int64_t k = 0; k < op->width; k++) out[k] = packed_value(op->matrix, ids[row], k) * op->f0;
-    }
+    float *out = p->buffers[op->out].values + row * op->width;
+    for (int64_t k = 0; k < op->width; k++) out[k] = packed_value(op->matrix, ids[row], k) * op->f0;
 }
 
 /* ---- norms ---- */
@@ -274,44 +273,38 @@ static void norm_group(const gl_op *op, const float *x, float *y, int64_t width)
     for (int64_t i = whole; i < width; i++) y[i] = (x[i] - mean) * factor * op->weight[i] + (op->bias ? op->bias[i] : 0.0f);
 }
 
-static void norm(const gl_program *p, const gl_op *op, int64_t rows, int32_t *next) {
+static void norm(const gl_program *p, const gl_op *op, int64_t row) {
     const gl_buffer *out = &p->buffers[op->out];
-    for (int64_t row; (row = take_unit(next)) < rows;) {
-        const float *x = p->buffers[op->a].values + row * op->width;
-        float *y = out->values + row * op->width;
-        int64_t width = op->width / op->i0;
-        for (int group = 0; group < op->i0; group++) norm_group(op, x + group * width, y + group * width, width);
-        if (op->quantize) quantize_columns(y, out->quantized, row, op->width, 0, op->width);
-    }
+    const float *x = p->buffers[op->a].values + row * op->width;
+    float *y = out->values + row * op->width;
+    int64_t width = op->width / op->i0;
+    for (int group = 0; group < op->i0; group++) norm_group(op, x + group * width, y + group * width, width);
+    if (op->quantize) quantize_columns(y, out->quantized, row, op->width, 0, op->width);
 }
 
 /* ---- positions ---- */
 
-static void angles(const gl_program *p, const gl_op *op, int64_t rows, int32_t *next) {
-    for (int64_t row; (row = take_unit(next)) < rows;) {
-        float *cosines = p->buffers[op->out].values + row * op->width, *sines = cosines + op->i0;
-        for (int i = 0; i < op->i0; i++) {
-            float turn = (float)p->batch->positions[row] * op->weight[i];
-            cosines[i] = cosf(turn) * op->f0;
-            sines[i] = sinf(turn) * op->f0;
-        }
+static void angles(const gl_program *p, const gl_op *op, int64_t row) {
+    float *cosines = p->buffers[op->out].values + row * op->width, *sines = cosines + op->i0;
+    for (int i = 0; i < op->i0; i++) {
+        float turn = (float)p->batch->positions[row] * op->weight[i];
+        cosines[i] = cosf(turn) * op->f0;
+        sines[i] = sinf(turn) * op->f0;
     }
 }
 
-static void rotate(const gl_program *p, const gl_op *op, int64_t rows, int32_t *next) {
+static void rotate(const gl_program *p, const gl_op *op, int64_t row) {
     int heads = op->i0, half = op->i1, head_dim = op->width / heads;
-    for (int64_t row; (row = take_unit(next)) < rows;) {
-        const float *cosines = p->buffers[op->b].values + row * 2 * half, *sines = cosines + half;
-        for (int head = 0; head < heads; head++) {
-            const float *x = p->buffers[op->a].values + row * op->width + head * head_dim;
-            float *y = p->buffers[op->out].values + row * op->width + head * head_dim;
-            for (int i = 0; i < half; i++) {
-                float a = x[i], b = x[i + half];
-                y[i] = a * cosines[i] - b * sines[i];
-                y[i + half] = b * cosines[i] + a * sines[i];
-            }
-            memcpy(y + 2 * half, x + 2 * half, (head_dim - 2 * half) * sizeof(float));
+    const float *cosines = p->buffers[op->b].values + row * 2 * half, *sines = cosines + half;
+    for (int head = 0; head < heads; head++) {
+        const float *x = p->buffers[op->a].values + row * op->width + head * head_dim;
+        float *y = p->buffers[op->out].values + row * op->width + head * head_dim;
+        for (int i = 0; i < half; i++) {
+            float a = x[i], b = x[i + half];
+            y[i] = a * cosines[i] - b * sines[i];
+            y[i + half] = b * cosines[i] + a * sines[i];
         }
+        memcpy(y + 2 * half, x + 2 * half, (head_dim - 2 * half) * sizeof(float));
     }
 }
 
@@ -326,36 +319,40 @@ INLINE page page_of(const gl_cache *c, int32_t layer, int32_t index, int32_t hea
     return (page){c->keys + at * c->head_dim * GL_PAGE, c->values + at * GL_PAGE * c->padded_head_dim};
 }
 
-static void keep(const gl_program *p, const gl_op *op, int32_t *next) {
+INLINE int64_t span_pages(const gl_span *span) {
+    return (span->first_position + span->rows - 1) / GL_PAGE - span->first_position / GL_PAGE + 1;
+}
+
+/* A unit is the rows of one branch that fall into one page. */
+static void keep(const gl_program *p, const gl_op *op, int64_t unit) {
     const gl_cache *c = p->cache;
-    int64_t width = (int64_t)c->kv_heads * c->head_dim;
-    for (int64_t unit; (unit = take_unit(next)) < p->batch->spans;) {
-        const gl_span *span = &p->batch->span[unit];
-        for (int32_t i = 0; i < span->rows; i++) {
-            int32_t position = span->first_position + i, slot = position % GL_PAGE;
-            for (int32_t head = 0; head < c->kv_heads; head++) {
-                page to = page_of(c, op->i0, span->pages[position / GL_PAGE], head);
-                int64_t from = (span->first_row + i) * width + head * c->head_dim;
-                const float *k = p->buffers[op->a].values + from, *v = p->buffers[op->b].values + from;
-                uint16_t *value = to.values + slot * c->padded_head_dim;
-                int32_t d = 0;
-                for (; d + LANES <= c->head_dim; d += LANES) {
-                    uint16_t half[LANES];
-                    vf_store_half(half, vf_load(k + d));
-                    for (int lane = 0; lane < LANES; lane++) to.keys[(d + lane) * GL_PAGE + slot] = half[lane];
-                    vf_store_half(value + d, vf_load(v + d));
-                }
-                for (; d < c->head_dim; d++) {
-                    to.keys[d * GL_PAGE + slot] = float_to_half(k[d]);
-                    value[d] = float_to_half(v[d]);
-                }
+    const gl_span *span = p->batch->span;
+    for (; unit >= span_pages(span); span++) unit -= span_pages(span);
+    int32_t index = span->first_position / GL_PAGE + (int32_t)unit, start = index * GL_PAGE;
+    int32_t from = MAX(span->first_position, start), to = MIN(span->first_position + span->rows, start + GL_PAGE);
+    for (int32_t head = 0; head < c->kv_heads; head++) {
+        page here = page_of(c, op->i0, span->pages[index], head);
+        for (int32_t position = from; position < to; position++) {
+            int64_t row = span->first_row + position - span->first_position, at = (row * c->kv_heads + head) * c->head_dim;
+            const float *k = p->buffers[op->a].values + at, *v = p->buffers[op->b].values + at;
+            uint16_t *value = here.values + (position - start) * c->padded_head_dim, *key = here.keys + (position - start);
+            int32_t d = 0;
+            for (; d + LANES <= c->head_dim; d += LANES) {
+                uint16_t half[LANES];
+                vf_store_half(half, vf_load(k + d));
+                for (int lane = 0; lane < LANES; lane++) key[(d + lane) * GL_PAGE] = half[lane];
+                vf_store_half(value + d, vf_load(v + d));
+            }
+            for (; d < c->head_dim; d++) {
+                key[d * GL_PAGE] = float_to_half(k[d]);
+                value[d] = float_to_half(v[d]);
             }
         }
     }
 }
 
-#define QUERIES 4       /* that share each load of a key or value */
-#define QUERY_ROWS 4    /* rows of a unit of work */
+#define QUERIES (LANES / 2) /* that share each load of a key or value; their sums fill the registers */
+#define QUERY_ROWS 8        /* rows of a unit of work */
 
 typedef struct {
     const float *q;  /* [head dim] */
@@ -456,40 +453,46 @@ ATTEND(attend_1, 1)
 ATTEND(attend_2, 2)
 ATTEND(attend_3, 3)
 ATTEND(attend_4, 4)
+#if QUERIES == 8
+ATTEND(attend_5, 5)
+ATTEND(attend_6, 6)
+ATTEND(attend_7, 7)
+ATTEND(attend_8, 8)
+static void (*const attend_some[])(const gl_program *, const gl_op *, const gl_span *, int32_t, const query *, int32_t, int32_t,
+                                   float *) = {NULL, attend_1, attend_2, attend_3, attend_4, attend_5, attend_6, attend_7, attend_8};
+#else
+static void (*const attend_some[])(const gl_program *, const gl_op *, const gl_span *, int32_t, const query *, int32_t, int32_t,
+                                   float *) = {NULL, attend_1, attend_2, attend_3, attend_4};
+#endif
 
-static void attend(const gl_program *p, const gl_op *op, int32_t *next, float *scratch) {
+INLINE int64_t span_units(const gl_span *span, const gl_cache *c) { return parts_of(span->rows, QUERY_ROWS) * c->kv_heads; }
+
+/* A unit is a few rows of one branch and one key-value head, with all query heads that share it. */
+static void attend(const gl_program *p, const gl_op *op, int64_t unit, float *scratch) {
     const gl_cache *c = p->cache;
-    int group = op->i1 / c->kv_heads;
-    int64_t width = (int64_t)op->i1 * c->head_dim, unit = take_unit(next), seen = 0;
+    const gl_span *span = p->batch->span;
+    for (; unit >= span_units(span, c); span++) unit -= span_units(span, c);
+    /* The last rows have the most keys: they go first, so that no thread is left with them at the end. */
+    int32_t chunk = (int32_t)(parts_of(span->rows, QUERY_ROWS) - 1 - unit / c->kv_heads);
+    int32_t kv_head = (int32_t)(unit % c->kv_heads), group = op->i1 / c->kv_heads;
+    int32_t from = chunk * QUERY_ROWS, to = MIN(from + QUERY_ROWS, span->rows), count = 0;
+    int64_t width = (int64_t)op->i1 * c->head_dim;
     const gl_buffer *out = &p->buffers[op->out];
-    /* A unit is a few rows of one branch and one key-value head, with all query heads that share it. */
-    for (int32_t s = 0; s < p->batch->spans; s++) {
-        const gl_span *span = &p->batch->span[s];
-        int64_t chunks = (span->rows + QUERY_ROWS - 1) / QUERY_ROWS, units = chunks * c->kv_heads;
-        for (; unit < seen + units; unit = take_unit(next)) {
-            /* The last rows have the most keys: they go first, so that no thread is left with them at the end. */
-            int32_t chunk = (int32_t)(chunks - 1 - (unit - seen) / c->kv_heads), kv_head = (int32_t)((unit - seen) % c->kv_heads);
-            int32_t from = chunk * QUERY_ROWS, to = MIN(from + QUERY_ROWS, span->rows), count = 0;
-            query queries[QUERIES];
-            for (int32_t i = from; i < to; i++)
-                for (int g = 0; g < group; g++) {
-                    int64_t at = (span->first_row + i) * width + (kv_head * group + g) * c->head_dim;
-                    queries[count++] = (query){p->buffers[op->a].values + at, out->values + at, span->first_position + i};
-                    if (count < QUERIES && (i + 1 < to || g + 1 < group)) continue;
-                    int32_t first = op->i2 ? MAX(0, queries[0].position - op->i2 + 1) / GL_PAGE : 0;
-                    int32_t last = queries[count - 1].position / GL_PAGE;
-                    (count == 4 ? attend_4 : count == 3 ? attend_3 : count == 2 ? attend_2 : attend_1)(
-                        p, op, span, kv_head, queries, first, last, scratch);
-                    count = 0;
-                }
-            if (op->quantize) {
-                int64_t columns = (int64_t)group * c->head_dim;
-                for (int64_t row = span->first_row + from; row < span->first_row + to; row++)
-                    quantize_columns(out->values + row * width, out->quantized, row, width, kv_head * columns, (kv_head + 1) * columns);
-            }
+    query queries[QUERIES];
+    for (int32_t i = from; i < to; i++)
+        for (int g = 0; g < group; g++) {
+            int64_t at = (span->first_row + i) * width + (kv_head * group + g) * c->head_dim;
+            queries[count++] = (query){p->buffers[op->a].values + at, out->values + at, span->first_position + i};
+            if (count < QUERIES && (i + 1 < to || g + 1 < group)) continue;
+            int32_t first = op->i2 ? MAX(0, queries[0].position - op->i2 + 1) / GL_PAGE : 0;
+            int32_t last = queries[count - 1].position / GL_PAGE;
+            attend_some[count](p, op, span, kv_head, queries, first, last, scratch);
+            count = 0;
         }
-        seen += units;
-    }
+    if (!op->quantize) return;
+    int64_t columns = (int64_t)group * c->head_dim;
+    for (int64_t row = span->first_row + from; row < span->first_row + to; row++)
+        quantize_columns(out->values + row * width, out->quantized, row, width, kv_head * columns, (kv_head + 1) * columns);
 }
 
 /* ---- one value at a time ---- */
@@ -529,52 +532,69 @@ INLINE vf pointwise(const gl_op *op, vf a, vf b, const int kind) {
 
 #define COLUMNS_A_UNIT 512 /* a multiple of the block, so that a unit can quantize what it made */
 
-INLINE void each_value(const gl_program *p, const gl_op *op, int64_t rows, int32_t *next, const int kind) {
+INLINE void each_value(const gl_program *p, const gl_op *op, int64_t unit, const int kind) {
     const gl_buffer *out = &p->buffers[op->out];
-    int64_t width = op->width, parts = (width + COLUMNS_A_UNIT - 1) / COLUMNS_A_UNIT;
-    for (int64_t unit; (unit = take_unit(next)) < rows * parts;) {
-        int64_t row = unit / parts, from = unit % parts * COLUMNS_A_UNIT, to = MIN(from + COLUMNS_A_UNIT, width), i = from;
-        const float *a = p->buffers[op->a].values + row * width, *b = op->b >= 0 ? p->buffers[op->b].values + row * width : a;
-        float *y = out->values + row * width;
-        for (; i + LANES <= to; i += LANES) vf_store(y + i, pointwise(op, vf_load(a + i), vf_load(b + i), kind));
-        if (i < to) {
-            float left[LANES] = {0}, right[LANES] = {0}, made[LANES];
-            memcpy(left, a + i, (to - i) * sizeof(float));
-            memcpy(right, b + i, (to - i) * sizeof(float));
-            vf_store(made, pointwise(op, vf_load(left), vf_load(right), kind));
-            memcpy(y + i, made, (to - i) * sizeof(float));
-        }
-        if (op->quantize) quantize_columns(y, out->quantized, row, width, from, to);
+    int64_t width = op->width, across = parts_of(width, COLUMNS_A_UNIT);
+    int64_t row = unit / across, from = unit % across * COLUMNS_A_UNIT, to = MIN(from + COLUMNS_A_UNIT, width), i = from;
+    const float *a = p->buffers[op->a].values + row * width, *b = op->b >= 0 ? p->buffers[op->b].values + row * width : a;
+    float *y = out->values + row * width;
+    for (; i + LANES <= to; i += LANES) vf_store(y + i, pointwise(op, vf_load(a + i), vf_load(b + i), kind));
+    if (i < to) {
+        float left[LANES] = {0}, right[LANES] = {0}, made[LANES];
+        memcpy(left, a + i, (to - i) * sizeof(float));
+        memcpy(right, b + i, (to - i) * sizeof(float));
+        vf_store(made, pointwise(op, vf_load(left), vf_load(right), kind));
+        memcpy(y + i, made, (to - i) * sizeof(float));
     }
+    if (op->quantize) quantize_columns(y, out->quantized, row, width, from, to);
 }
 
-static void take(const gl_program *p, const gl_op *op, int32_t *next) {
-    for (int64_t row; (row = take_unit(next)) < p->batch->wanted_rows;)
-        memcpy(p->buffers[op->out].values + row * op->width,
-               p->buffers[op->a].values + (int64_t)p->batch->wanted[row] * op->width, op->width * sizeof(float));
+static void take(const gl_program *p, const gl_op *op, int64_t row) {
+    memcpy(p->buffers[op->out].values + row * op->width,
+           p->buffers[op->a].values + (int64_t)p->batch->wanted[row] * op->width, op->width * sizeof(float));
 }
 
-static void quantize(const gl_program *p, const gl_op *op, int64_t rows, int32_t *next) {
+static void quantize(const gl_program *p, const gl_op *op, int64_t row) {
     const gl_buffer *buffer = &p->buffers[op->a];
-    for (int64_t row; (row = take_unit(next)) < rows;)
-        quantize_columns(buffer->values + row * op->width, buffer->quantized, row, op->width, 0, op->width);
+    quantize_columns(buffer->values + row * op->width, buffer->quantized, row, op->width, 0, op->width);
 }
 
-static void run_op(const gl_program *p, const gl_op *op, int32_t *next, float *scratch) {
-    int64_t rows = op->wanted ? p->batch->wanted_rows : p->batch->rows;
+#include "vocabulary.h"
+
+/* ---- what the rest of the library sees ---- */
+
+static int64_t count_units(const gl_program *p, const gl_op *op) {
+    int64_t rows = op->wanted ? p->batch->wanted_rows : p->batch->rows, units = 0;
     switch (op->kind) {
-    case GL_EMBED: embed(p, op, rows, next); break;
-    case GL_NORM: norm(p, op, rows, next); break;
-    case GL_LINEAR: linear(p, op, rows, next); break;
-    case GL_ANGLES: angles(p, op, rows, next); break;
-    case GL_ROTATE: rotate(p, op, rows, next); break;
-    case GL_KEEP: keep(p, op, next); break;
-    case GL_ATTEND: attend(p, op, next, scratch); break;
-    case GL_ACTIVATE: each_value(p, op, rows, next, GL_ACTIVATE); break;
-    case GL_ADD: each_value(p, op, rows, next, GL_ADD); break;
-    case GL_SCALE: each_value(p, op, rows, next, GL_SCALE); break;
-    case GL_SOFTCAP: each_value(p, op, rows, next, GL_SOFTCAP); break;
-    case GL_TAKE: take(p, op, next); break;
-    case GL_QUANTIZE: quantize(p, op, rows, next); break;
+    case GL_LINEAR:
+        return parts_of(parts_of(op->matrix->out, LANES), tiles_a_unit(op->matrix)) * parts_of(rows, ROWS_A_UNIT);
+    case GL_KEEP:
+        for (int32_t s = 0; s < p->batch->spans; s++) units += span_pages(&p->batch->span[s]);
+        return units;
+    case GL_ATTEND:
+        for (int32_t s = 0; s < p->batch->spans; s++) units += span_units(&p->batch->span[s], p->cache);
+        return units;
+    case GL_ACTIVATE: case GL_ADD: case GL_SCALE: case GL_SOFTCAP: return rows * parts_of(op->width, COLUMNS_A_UNIT);
+    default: return rows;
     }
 }
+
+static void run_unit(const gl_program *p, const gl_op *op, int64_t unit, float *scratch) {
+    switch (op->kind) {
+    case GL_EMBED: embed(p, op, unit); break;
+    case GL_NORM: norm(p, op, unit); break;
+    case GL_LINEAR: linear(p, op, op->wanted ? p->batch->wanted_rows : p->batch->rows, unit); break;
+    case GL_ANGLES: angles(p, op, unit); break;
+    case GL_ROTATE: rotate(p, op, unit); break;
+    case GL_KEEP: keep(p, op, unit); break;
+    case GL_ATTEND: attend(p, op, unit, scratch); break;
+    case GL_ACTIVATE: each_value(p, op, unit, GL_ACTIVATE); break;
+    case GL_ADD: each_value(p, op, unit, GL_ADD); break;
+    case GL_SCALE: each_value(p, op, unit, GL_SCALE); break;
+    case GL_SOFTCAP: each_value(p, op, unit, GL_SOFTCAP); break;
+    case GL_TAKE: take(p, op, unit); break;
+    case GL_QUANTIZE: quantize(p, op, unit); break;
+    }
+}
+
+#define KERNELS(name) {name, LANES, count_units, run_unit, summarize, log_sum_exp, rank_of, lucky_ids}

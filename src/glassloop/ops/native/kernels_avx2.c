@@ -5,7 +5,7 @@
 #include "kernels.h"
 
 const gl_kernels *gl_kernels_avx2(void) {
-    static const gl_kernels kernels = {"avx2", LANES, run_op};
+    static const gl_kernels kernels = KERNELS("avx2");
     return &kernels;
 }
 #endif

@@ -5,7 +5,7 @@
 #include "kernels.h"
 
 const gl_kernels *gl_kernels_avx512(void) {
-    static const gl_kernels kernels = {"avx512", LANES, run_op};
+    static const gl_kernels kernels = KERNELS("avx512");
     return &kernels;
 }
 #endif

@@ -5,7 +5,7 @@
 #include "kernels.h"
 
 const gl_kernels *gl_kernels_avxvnni(void) {
-    static const gl_kernels kernels = {"avxvnni", LANES, run_op};
+    static const gl_kernels kernels = KERNELS("avxvnni");
     return &kernels;
 }
 #endif

@@ -2,6 +2,6 @@
 #include "kernels.h"
 
 const gl_kernels *gl_kernels_portable(void) {
-    static const gl_kernels kernels = {"portable", LANES, run_op};
+    static const gl_kernels kernels = KERNELS("portable");
     return &kernels;
 }

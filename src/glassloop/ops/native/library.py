@@ -97,6 +97,8 @@ def library() -> ctypes.CDLL:
     lib.gl_pack_size.restype = c_int64
     lib.gl_pack.argtypes = [c_int, c_void_p, POINTER(Matrix), c_void_p]
     lib.gl_pack.restype = None
+    lib.gl_progress_bytes.argtypes = [c_int32]
+    lib.gl_progress_bytes.restype = c_int64
     lib.gl_run.argtypes = [POINTER(Program), c_void_p, c_void_p, c_int64]
     lib.gl_run.restype = None
     wanted = os.environ.get("GLASSLOOP_ISA", "")

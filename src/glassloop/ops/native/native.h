@@ -6,6 +6,7 @@
 #ifndef GLASSLOOP_NATIVE_H
 #define GLASSLOOP_NATIVE_H
 
+#include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -48,7 +49,7 @@ enum gl_ids { GL_TOKENS, GL_POSITIONS };
 
 typedef struct {
     int32_t kind;
-    int32_t wait;      /* everything before must be done: a barrier stands before this op */
+    int32_t wait;      /* starts only when everything before it is done */
     int32_t wanted;    /* works on the wanted rows only, not on all */
     int32_t quantize;  /* also quantize the output, for the linears that follow */
     int32_t width;     /* of the output */
@@ -95,11 +96,22 @@ typedef struct {
 static inline int64_t gl_padded(int64_t width) { return (width + GL_BLOCK - 1) / GL_BLOCK * GL_BLOCK; }
 static inline int64_t gl_quantized_bytes(int64_t width) { return gl_padded(width) + gl_padded(width) / GL_BLOCK * 12; }
 
-/* A table of kernels for one instruction set. `part` of `parts` is what this thread does. */
+typedef struct {
+    float value;
+    int32_t id;
+} gl_candidate;
+
+/* The kernels of one instruction set. An op is so many units of work, done in any order by any thread. */
 typedef struct {
     const char *name;
     int lanes;
-    void (*op)(const gl_program *, const gl_op *, int32_t *next, float *scratch);
+    int64_t (*count_units)(const gl_program *, const gl_op *);
+    void (*run_unit)(const gl_program *, const gl_op *, int64_t unit, float *scratch);
+    /* Of one row of logits (vocabulary.h). */
+    int (*summarize)(const float *logits, int64_t count, int64_t top, gl_candidate *candidates, double *out);
+    double (*log_sum_exp)(const float *logits, int64_t count, double scale);
+    int64_t (*rank_of)(const float *logits, int64_t count, int64_t id);
+    int64_t (*lucky_ids)(uint64_t key, int64_t count, uint64_t threshold, int32_t *ids, int64_t room);
 } gl_kernels;
 
 const gl_kernels *gl_kernels_portable(void);
@@ -110,9 +122,18 @@ const gl_kernels *gl_kernels_avx512(void);
 /* The chosen instruction set. */
 const gl_kernels *gl_active(void);
 
-/* Runs `job` on every thread of the pool at once and returns when all are done. Inside, gl_barrier waits for all. */
-typedef void gl_job(void *argument, int thread, int threads);
+/* Runs `job` on the threads of the pool. It returns when the caller's own call has returned and no other is under
+ * way: a thread that was not free in time is not waited for, so a job must be done when any one call returns. */
+typedef void gl_job(void *argument, int thread);
 void gl_parallel(gl_job *job, void *argument);
-void gl_barrier(int threads);
+int gl_threads(void);
+
+/* What waits for another thread: a moment busily, then it lets others have the core. */
+static inline void gl_rest(int spins) {
+    if (spins > 4000) sched_yield();
+#if defined(__x86_64__)
+    else __builtin_ia32_pause();
+#endif
+}
 
 #endif

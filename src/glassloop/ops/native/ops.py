@@ -22,17 +22,19 @@ from glassloop.ops.tensor import Tensor
 
 _ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")  # enum gl_activation of native.h
 _CACHE_LINE = 64
+_HUGE_PAGE = 1 << 21
+_CHUNK = 1 << 25
 _TOKENS, _POSITIONS, _WANTED = range(3)
 
 
 class NativeMatrix:
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, arena: _Arena) -> None:
         native = lib.library()
         self.out, self.into = tensor.shape
         self.layout = lib.Matrix()
         format = tensor.format.gguf_id
         size = native.gl_pack_size(format, self.out, self.into, ctypes.byref(self.layout))
-        self.data = _aligned(size)
+        self.data = arena.take(size)
         raw = np.ascontiguousarray(tensor.data)
         native.gl_pack(format, raw.ctypes.data, ctypes.byref(self.layout), self.data.ctypes.data)
         self.is_quantized = tensor.format.take_apart is not None
@@ -64,6 +66,7 @@ class NativeOps:
     def __init__(self) -> None:
         self.threads: int = lib.library().gl_set_threads(lib.wanted_threads())
         self.instructions: str = lib.library().gl_name().decode()
+        self._arena = _Arena()
         self._recorder = Recorder()
         self._kept: list[Any] = []  # arrays that recorded ops point to
 
@@ -76,7 +79,7 @@ class NativeOps:
         return NativePages(count, layers, kv_heads, head_dim)
 
     def matrix(self, tensor: Tensor) -> NativeMatrix:
-        return NativeMatrix(tensor)
+        return NativeMatrix(tensor, self._arena)
 
     def vector(self, tensor: Tensor) -> Float32:
         return np.ascontiguousarray(tensor.float32())
@@ -175,7 +178,7 @@ class _Program:
         self._kept = kept
         self._threads = threads
         self._width = result.width
-        self._next = np.zeros(len(ops), np.int32)
+        self._progress = np.empty(lib.library().gl_progress_bytes(len(ops)), np.uint8)
         self._buffers = (lib.Buffer * len(self._rooms))()
         self._arrays: dict[int, Any] = {}
         self._capacity = {True: 0, False: 0}  # rows that the buffers of wanted rows, and of all rows, hold
@@ -192,8 +195,8 @@ class _Program:
         logits = np.empty((len(batch.wanted), self._width), np.float32)
         self._buffers[self._result].values = logits.ctypes.data
         longest = max(span.length for span in batch.spans)
-        # Four queries attend together; each needs a score for every key, to the end of the last page.
-        scratch = 4 * pages_for(longest) * PAGE
+        # Up to eight queries attend together; each needs a score for every key, to the end of the last page.
+        scratch = 8 * pages_for(longest) * PAGE
         if len(self._scratch) < scratch * self._threads:
             self._scratch = np.empty(2 * scratch * self._threads, np.float32)
         spans = (lib.Span * len(batch.spans))(
@@ -212,7 +215,7 @@ class _Program:
             self._ops, len(self._ops), self._buffers, ctypes.pointer(rows), ctypes.pointer(pages.layout)
         )
         lib.library().gl_run(
-            ctypes.byref(program), self._next.ctypes.data, self._scratch.ctypes.data, scratch
+            ctypes.byref(program), self._progress.ctypes.data, self._scratch.ctypes.data, scratch
         )
         return logits
 
@@ -240,7 +243,18 @@ def _with_heads(value: Value, heads: int) -> Value:
     return Value(value.id, value.width, value.wanted, heads)
 
 
-def _aligned(size: int) -> NDArray[np.uint8]:
-    whole = np.empty(size + _CACHE_LINE, np.uint8)
-    start = -whole.ctypes.data % _CACHE_LINE
-    return whole[start : start + size]
+class _Arena:
+    """Memory for packed weights, handed out of large chunks: the system backs those with huge pages, which a
+    stream of weights goes through faster. A chunk lives as long as any matrix in it.
+    """
+
+    def __init__(self) -> None:
+        self._chunk = np.empty(0, np.uint8)
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        if size > len(self._chunk):
+            whole = np.empty(max(size, _CHUNK) + _HUGE_PAGE, np.uint8)
+            start = -whole.ctypes.data % _HUGE_PAGE
+            self._chunk = whole[start : start + max(size, _CHUNK)]
+        taken, self._chunk = self._chunk[:size], self._chunk[-(-size // _CACHE_LINE) * _CACHE_LINE :]
+        return taken

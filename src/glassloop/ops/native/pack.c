@@ -120,12 +120,12 @@ typedef struct {
     int32_t next;
 } packing;
 
-static void pack_tiles(void *argument, int thread, int threads) {
+static void pack_tiles(void *argument, int thread) {
     packing *p = argument;
     const gl_matrix *m = p->m;
     int lanes = gl_active()->lanes;
     int64_t tiles = (m->out + lanes - 1) / lanes;
-    (void)thread, (void)threads;
+    (void)thread;
     const layout *l = layout_of(p->format);
     int64_t row_bytes = m->in / l->values * l->bytes, stride = block_bytes(l, lanes);
     for (int64_t tile; (tile = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED)) < tiles;) {

@@ -1,54 +1,42 @@
 /* The thread pool: one for the process, shared by all models, so that threads never outnumber cores.
  *
  * Between jobs the workers spin for a moment, since the next token is near, and then sleep. The caller is thread
- * 0. A forked child starts without workers and makes its own when it needs them.
+ * 0 and never waits for a worker that has not joined the job: on a busy machine it does the work alone. A forked
+ * child starts without workers and makes its own when it needs them.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 
 #include "native.h"
 
 #define MOST_THREADS 256
-#define SPINS_BEFORE_YIELD 4000
 #define SPINS_BEFORE_SLEEP 20000
+#define CLOSED 0x40000000
 
 static pthread_mutex_t one_job_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t sleeping = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 static int threads = 1, started = 0;
-static int sleepers;           /* workers that wait on `wake` */
-static unsigned generation;    /* of jobs: a worker runs when it sees a new one */
-static int busy;               /* workers that have not finished the job */
-static unsigned arrived, phase; /* of the barrier */
+static int sleepers;          /* workers that wait on `wake` */
+static unsigned generation;   /* of jobs: a worker looks when it sees a new one */
+static int joined = CLOSED;   /* workers at the job; CLOSED is set while there is none to join */
 static gl_job *job;
 static void *argument;
 
-static inline void rest(int spins) {
-    if (spins > SPINS_BEFORE_YIELD) sched_yield();
-#if defined(__x86_64__)
-    else __builtin_ia32_pause();
-#endif
-}
-
-void gl_barrier(int count) {
-    unsigned now = __atomic_load_n(&phase, __ATOMIC_ACQUIRE);
-    if (__atomic_add_fetch(&arrived, 1, __ATOMIC_ACQ_REL) == (unsigned)count) {
-        __atomic_store_n(&arrived, 0, __ATOMIC_RELAXED);
-        __atomic_store_n(&phase, now + 1, __ATOMIC_RELEASE);
-        return;
-    }
-    for (int spins = 0; __atomic_load_n(&phase, __ATOMIC_ACQUIRE) == now; spins++) rest(spins);
+static int join(void) {
+    int now = __atomic_load_n(&joined, __ATOMIC_ACQUIRE);
+    while (!(now & CLOSED))
+        if (__atomic_compare_exchange_n(&joined, &now, now + 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return 1;
+    return 0;
 }
 
 static void *work(void *index) {
     unsigned seen = 0;
     for (;;) {
-        int spins = 0;
-        while (__atomic_load_n(&generation, __ATOMIC_ACQUIRE) == seen) {
+        for (int spins = 0; __atomic_load_n(&generation, __ATOMIC_ACQUIRE) == seen;) {
             if (++spins < SPINS_BEFORE_SLEEP) {
-                rest(0);
+                gl_rest(0);
                 continue;
             }
             pthread_mutex_lock(&sleeping);
@@ -57,20 +45,22 @@ static void *work(void *index) {
             sleepers--;
             pthread_mutex_unlock(&sleeping);
         }
-        seen++;
-        job(argument, (int)(intptr_t)index, threads);
-        __atomic_sub_fetch(&busy, 1, __ATOMIC_ACQ_REL);
+        seen = __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
+        if (!join()) continue;
+        job(argument, (int)(intptr_t)index);
+        __atomic_sub_fetch(&joined, 1, __ATOMIC_ACQ_REL);
     }
     return NULL;
 }
 
-/* Only the forking thread lives on in a child: no workers, no locks held by anybody. */
+/* Only the forking thread lives on in a child: no workers, and no lock held by anybody. */
 static void after_fork_in_child(void) {
     pthread_mutex_init(&one_job_at_a_time, NULL);
     pthread_mutex_init(&sleeping, NULL);
     pthread_cond_init(&wake, NULL);
-    started = sleepers = busy = 0;
-    arrived = phase = generation = 0;
+    started = sleepers = 0;
+    generation = 0;
+    joined = CLOSED;
 }
 
 static void before_fork(void) { pthread_mutex_lock(&one_job_at_a_time); }
@@ -79,7 +69,6 @@ static void after_fork_in_parent(void) { pthread_mutex_unlock(&one_job_at_a_time
 static void start_workers(void) {
     static int registered;
     if (!registered) registered = 1, pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    generation = 0;
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
@@ -100,19 +89,22 @@ int gl_set_threads(int wanted) {
     return count;
 }
 
+int gl_threads(void) { return threads; }
+
 void gl_parallel(gl_job *wanted, void *data) {
     pthread_mutex_lock(&one_job_at_a_time);
     if (!started) start_workers();
     job = wanted;
     argument = data;
-    __atomic_store_n(&busy, threads - 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&joined, 0, __ATOMIC_RELEASE);
     __atomic_add_fetch(&generation, 1, __ATOMIC_RELEASE);
     if (threads > 1) {
         pthread_mutex_lock(&sleeping);
         if (sleepers) pthread_cond_broadcast(&wake);
         pthread_mutex_unlock(&sleeping);
     }
-    wanted(data, 0, threads);
-    for (int spins = 0; __atomic_load_n(&busy, __ATOMIC_ACQUIRE); spins++) rest(spins);
+    wanted(data, 0);
+    __atomic_or_fetch(&joined, CLOSED, __ATOMIC_ACQ_REL);
+    for (int spins = 0; __atomic_load_n(&joined, __ATOMIC_ACQUIRE) != CLOSED; spins++) gl_rest(spins);
     pthread_mutex_unlock(&one_job_at_a_time);
 }

@@ -32,24 +32,55 @@ const gl_kernels *gl_active(void) { return active; }
 const char *gl_name(void) { return active->name; }
 int gl_lanes(void) { return active->lanes; }
 
+int gl_summarize(const float *logits, int64_t count, int64_t top, gl_candidate *candidates, double *out) {
+    return active->summarize(logits, count, top, candidates, out);
+}
+double gl_log_sum_exp(const float *logits, int64_t count, double scale) { return active->log_sum_exp(logits, count, scale); }
+int64_t gl_rank_of(const float *logits, int64_t count, int64_t id) { return active->rank_of(logits, count, id); }
+int64_t gl_lucky_ids(uint64_t key, int64_t count, uint64_t threshold, int32_t *ids, int64_t room) {
+    return active->lucky_ids(key, count, threshold, ids, room);
+}
+
+/* One for each op of a run, on a cache line of its own. */
+typedef struct {
+    _Alignas(64) int32_t next, done; /* units that were taken, and units that are finished */
+} progress;
+
 typedef struct {
     const gl_program *program;
-    int32_t *next; /* a counter of units for each op */
+    progress *progress;
     float *scratch;
     int64_t scratch_size; /* of each thread */
 } run;
 
-static void run_thread(void *argument, int thread, int threads) {
+/* Every thread goes through all ops and takes units wherever there are any left. An op is waited for by its
+ * units, not by threads: one that has lost its core holds up the others only while it holds a unit. */
+static void run_thread(void *argument, int thread) {
     const run *r = argument;
-    for (int32_t i = 0; i < r->program->count; i++) {
-        const gl_op *op = &r->program->ops[i];
-        if (op->wait && threads > 1) gl_barrier(threads);
-        active->op(r->program, op, &r->next[i], r->scratch + thread * r->scratch_size);
+    const gl_program *program = r->program;
+    for (int32_t i = 0, waited = 0; i <= program->count; i++) {
+        const gl_op *op = &program->ops[i];
+        if (i == program->count || op->wait) {
+            for (; waited < i; waited++) {
+                int64_t units = active->count_units(program, &program->ops[waited]);
+                for (int spins = 0; __atomic_load_n(&r->progress[waited].done, __ATOMIC_ACQUIRE) < units; spins++)
+                    gl_rest(spins);
+            }
+            if (i == program->count) return;
+        }
+        int64_t units = active->count_units(program, op);
+        for (int64_t unit; (unit = __atomic_fetch_add(&r->progress[i].next, 1, __ATOMIC_RELAXED)) < units;) {
+            active->run_unit(program, op, unit, r->scratch + thread * r->scratch_size);
+            __atomic_add_fetch(&r->progress[i].done, 1, __ATOMIC_RELEASE);
+        }
     }
 }
 
-/* `scratch`: threads times `scratch_size` floats; `next`: a number for each op. */
-void gl_run(const gl_program *program, int32_t *next, float *scratch, int64_t scratch_size) {
-    memset(next, 0, program->count * sizeof *next);
-    gl_parallel(run_thread, &(run){program, next, scratch, scratch_size});
+int64_t gl_progress_bytes(int32_t ops) { return ops * (int64_t)sizeof(progress) + 64; }
+
+/* `memory`: gl_progress_bytes of the program's ops; `scratch`: threads times `scratch_size` floats. */
+void gl_run(const gl_program *program, void *memory, float *scratch, int64_t scratch_size) {
+    progress *aligned = (progress *)(((uintptr_t)memory + 63) & ~(uintptr_t)63);
+    memset(aligned, 0, program->count * sizeof *aligned);
+    gl_parallel(run_thread, &(run){program, aligned, scratch, scratch_size});
 }
