@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model.tiny import TINY, VOCAB, make
+from ops.random_models import check
 
 from glassloop.model.cache import Branches
 from glassloop.model.loader import ModelFiles
@@ -204,3 +205,36 @@ def test_two_models_in_two_threads_share_the_pool(real):
     with ThreadPoolExecutor(4) as threads:
         made = list(threads.map(lambda _: Branches(model, 64).forward([(0, 0, ids)]).tobytes(), range(12)))
     assert made == [expected] * 12
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_models_of_odd_sizes_equal_the_reference(seed):
+    check(seed)
+
+
+def test_no_byte_out_of_bounds_and_nothing_undefined(tmp_path):
+    """The same under AddressSanitizer and UBSan, on every instruction set of this machine."""
+    from ops.random_models import __file__ as program
+
+    compiler = os.environ.get("CC", "cc")
+    runtime = subprocess.run(
+        [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if "/" not in runtime:
+        pytest.skip("the compiler has no AddressSanitizer")
+    folder = library.FILE.parent
+    built = tmp_path / "libsanitized.so"
+    flags = ["-std=gnu11", "-O1", "-g", "-ffp-contract=off", "-fno-omit-frame-pointer", "-Wno-psabi"]
+    flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fPIC", "-shared", "-pthread"]
+    sources = [str(file) for file in sorted(folder.glob("*.c"))]
+    subprocess.run([compiler, *flags, *sources, "-o", str(built), "-lm"], check=True)
+    done = subprocess.run(
+        [sys.executable, program, "12"],
+        env=os.environ
+        | {"GLASSLOOP_LIBRARY": str(built), "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
+        | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONMALLOC": "malloc"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "portable fine" in done.stdout, done.stderr[-3000:]

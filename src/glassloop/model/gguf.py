@@ -107,7 +107,9 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
         if offset < end_of_previous:
             raise cursor.error(name, f"overlaps {previous}")
         end_of_previous, previous = offset + size, name
-        tensors[name] = Tensor(name, shape, format, cursor.bytes[base + offset : base + offset + size])
+        tensors[name] = Tensor(
+            name, shape, format, cursor.bytes[base + offset : base + offset + size], cursor.mapping
+        )
     return tensors
 
 
@@ -119,13 +121,13 @@ class _Cursor:
         self.at = 0
         try:
             with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self.mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError:
             raise ModelError(f"{path}: the file is empty") from None
         except OSError as error:
             raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
-        self.size = len(self._map)
-        self.bytes = np.frombuffer(self._map, np.uint8)
+        self.size = len(self.mapping)
+        self.bytes = np.frombuffer(self.mapping, np.uint8)
 
     def error(self, field: str, what: str) -> ModelError:
         return ModelError(f"{self.path}: {_printable(field)} {what}")
@@ -134,7 +136,7 @@ class _Cursor:
         end = self.at + size
         if end > self.size:
             raise self.error(field, f"needs {size} bytes where {self.size - self.at} are left (truncated?)")
-        taken = self._map[self.at : end]
+        taken = self.mapping[self.at : end]
         self.at = end
         return taken
 
@@ -155,7 +157,7 @@ class _Cursor:
 
     def strings(self, count: int, field: str) -> list[str]:
         """Many strings at once: the vocabulary's path, where a call for each would cost a visible wait."""
-        strings, at, size, whole = [], self.at, self.size, self._map
+        strings, at, size, whole = [], self.at, self.size, self.mapping
         length_at = _LENGTH.unpack_from
         try:
             for _ in range(count):

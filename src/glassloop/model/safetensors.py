@@ -63,11 +63,12 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 def read_file(path: Path) -> dict[str, Tensor]:
     try:
         with path.open("rb") as file:
-            whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:
         raise ModelError(f"{path}: the file is empty") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    whole = np.frombuffer(mapping, np.uint8)
     if len(whole) < 8:
         raise ModelError(f"{path}: header size needs 8 bytes where {len(whole)} are left (truncated?)")
     header_size = int(whole[:8].view("<u8")[0])
@@ -90,7 +91,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
         if size:
             ranges.append((begin, end, name))
         if kind in _FORMATS:
-            tensors[name] = Tensor(name, shape, _FORMATS[kind], data[begin:end])
+            tensors[name] = Tensor(name, shape, _FORMATS[kind], data[begin:end], mapping)
     ranges.sort()
     for (_, end, first), (begin, _, second) in pairwise(ranges):
         if begin < end:

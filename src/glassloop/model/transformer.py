@@ -56,12 +56,16 @@ class Transformer:
         self.ops = ops
 
         def linear(name: str) -> Linear | None:
-            return (
-                Linear(ops.matrix(weights[f"{name}.weight"]), vector(f"{name}.bias")) if has(name) else None
-            )
+            return Linear(matrix(f"{name}.weight"), vector(f"{name}.bias")) if has(name) else None
 
         def norm(name: str) -> Norm | None:
             return Norm(vector(f"{name}.weight"), vector(f"{name}.bias")) if has(name) else None
+
+        def matrix(name: str) -> Matrix:
+            tensor = weights[name]
+            made = ops.matrix(tensor)
+            tensor.release()
+            return made
 
         def has(name: str) -> bool:
             return f"{name}.weight" in weights
@@ -77,11 +81,11 @@ class Transformer:
             # The loader has checked that every weight the config asks for is there.
             return Layer(config=config.layers[index], **linears, **norms)  # type: ignore[arg-type]
 
-        self.token_embedding = ops.matrix(weights["token_embedding.weight"])
+        self.token_embedding = matrix("token_embedding.weight")
         self.position_embedding = self._position_table(weights)
         self.layers = [layer(index) for index in range(len(config.layers))]
         self.final_norm = norm("final_norm")
-        self.head = self.token_embedding if config.tied else ops.matrix(weights["head.weight"])
+        self.head = self.token_embedding if config.tied else matrix("head.weight")
         ropes = {layer.rope for layer in config.layers if layer.rope is not None}
         self.frequencies: dict[Rope, Float32] = {rope: rope.frequencies() for rope in ropes}
         self._program = ops.program(self._forward)

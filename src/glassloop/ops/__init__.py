@@ -16,7 +16,7 @@ def choose_ops(name: str | None = None) -> Ops:
     """An op set by name, by GLASSLOOP_OPS, or the best there is."""
     name = name or os.environ.get("GLASSLOOP_OPS") or None
     if name not in (None, *NAMES):
-        raise GlassloopError(f"ops is {name!r}; one of {', '.join(NAMES)} is expected")
+        raise GlassloopError(f"the op set is {name!r}; one of {', '.join(NAMES)} is expected")
     if name != "reference":
         from glassloop.ops.native import library
 

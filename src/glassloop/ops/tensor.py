@@ -6,8 +6,9 @@ picked and reordered without leaving the stored format, since no block reaches o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from mmap import MADV_DONTNEED, PAGESIZE, mmap
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ class Tensor:
     shape: tuple[int, ...]  # row-major: the last axis runs fastest
     format: Format
     data: Bytes  # flat
+    mapping: mmap | None = None  # the file that `data`, or what it was copied from, lies in
 
     @staticmethod
     def of(name: str, values: Float32) -> Tensor:
@@ -46,7 +48,20 @@ class Tensor:
     def rows(self, index: slice | NDArray[np.intp]) -> Tensor:
         """The same tensor with only these rows (first axis), in this order, still in its stored format."""
         taken = self.data.reshape(self.shape[0], -1)[index]
-        return Tensor(self.name, (len(taken), *self.shape[1:]), self.format, taken.reshape(-1))
+        return replace(self, shape=(len(taken), *self.shape[1:]), data=taken.reshape(-1))
+
+    def release(self) -> None:
+        """Its values have been taken over: give the memory of the mapped file back. It can still be read."""
+        if self.mapping is None or not hasattr(self.mapping, "madvise"):
+            return
+        # The pages that lie wholly within; those at the edges are shared with the neighbours.
+        whole = np.frombuffer(self.mapping, np.uint8)
+        start = self.data.ctypes.data - whole.ctypes.data
+        if 0 <= start <= len(whole) - len(self.data):
+            first = -(-start // PAGESIZE) * PAGESIZE
+            length = (start + len(self.data)) // PAGESIZE * PAGESIZE - first
+            if length > 0:
+                self.mapping.madvise(MADV_DONTNEED, first, length)
 
     def transposed(self) -> Tensor:
         return Tensor.of(self.name, self.float32().T)

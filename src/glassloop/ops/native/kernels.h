@@ -315,7 +315,7 @@ typedef struct {
 } page;
 
 INLINE page page_of(const gl_cache *c, int32_t layer, int32_t index, int32_t head) {
-    int64_t at = ((int64_t)layer * c->pages + index) * c->kv_heads + head;
+    int64_t at = ((int64_t)index * c->layers + layer) * c->kv_heads + head;
     return (page){c->keys + at * c->head_dim * GL_PAGE, c->values + at * GL_PAGE * c->padded_head_dim};
 }
 

@@ -15,7 +15,8 @@ from glassloop.errors import GlassloopError
 
 BLOCK = 32
 PAGE = 32
-FILE = Path(__file__).with_name("libglassloop.so")
+# Another build of the library, for those who work on it (the sanitizers' test does).
+FILE = Path(os.environ.get("GLASSLOOP_LIBRARY") or Path(__file__).with_name("libglassloop.so"))
 
 
 class Matrix(Structure):
@@ -60,7 +61,7 @@ class Cache(Structure):
     _fields_ = (
         ("keys", c_void_p),
         ("values", c_void_p),
-        *((name, c_int32) for name in ("pages", "kv_heads", "head_dim", "padded_head_dim")),
+        *((name, c_int32) for name in ("layers", "kv_heads", "head_dim", "padded_head_dim")),
     )
 
 

@@ -73,9 +73,9 @@ typedef struct {
 
 /* Keys lie transposed within a page, so that a vector is the same dimension of many keys. */
 typedef struct {
-    uint16_t *keys;   /* [layers, pages, kv heads, head dim, GL_PAGE] */
-    uint16_t *values; /* [layers, pages, kv heads, GL_PAGE, padded head dim] */
-    int32_t pages, kv_heads, head_dim, padded_head_dim;
+    uint16_t *keys;   /* [pages, layers, kv heads, head dim, GL_PAGE] */
+    uint16_t *values; /* [pages, layers, kv heads, GL_PAGE, padded head dim] */
+    int32_t layers, kv_heads, head_dim, padded_head_dim;
 } gl_cache;
 
 typedef struct {

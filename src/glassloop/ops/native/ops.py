@@ -48,9 +48,8 @@ class NativePages:
         # Zeroed memory that nothing has touched costs nothing.
         self.keys = np.zeros(layers * count * kv_heads * head_dim * PAGE, np.uint16)
         self.values = np.zeros(layers * count * kv_heads * PAGE * padded, np.uint16)
-        self.count = count
         self.layout = lib.Cache(
-            self.keys.ctypes.data, self.values.ctypes.data, count, kv_heads, head_dim, padded
+            self.keys.ctypes.data, self.values.ctypes.data, layers, kv_heads, head_dim, padded
         )
 
 

@@ -1,0 +1,120 @@
+"""Small models of random, mostly odd sizes with random weights in random formats: what the native op set must
+get through without touching a byte that is not its own.
+
+Run as a program it checks many of them, on every instruction set: the sanitizers' test does that.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from glassloop.model.cache import Branches
+from glassloop.model.config import LayerConfig, ModelConfig
+from glassloop.model.rope import Rope
+from glassloop.model.transformer import Transformer
+from glassloop.ops.native import library
+from glassloop.ops.native.ops import NativeOps
+from glassloop.ops.quant import FORMATS, Format
+from glassloop.ops.reference import ReferenceOps
+from glassloop.ops.tensor import Tensor
+
+FLOATS = ("F32", "F16", "BF16")
+
+
+def random_config(rng: np.random.Generator, multiple: int) -> ModelConfig:
+    """Sizes that are multiples of `multiple`, the block of the formats that the weights are stored in."""
+    kv_heads = int(rng.integers(1, 4))
+    heads = kv_heads * int(rng.integers(1, 6))
+    head_dim = 2 * int(rng.integers(1, 40))
+    while heads * head_dim % multiple:
+        head_dim += 2
+    rope = Rope(10000.0, 2 * int(rng.integers(1, head_dim // 2 + 1))) if rng.random() < 0.8 else None
+    window = int(rng.integers(1, 50)) if rng.random() < 0.5 else None
+    settings: dict[str, Any] = {
+        "norm": rng.choice(["rms", "layer"]),
+        "norm_place": rng.choice(["pre", "post", "sandwich"]),
+        "activation": rng.choice(["silu", "gelu_tanh", "gelu", "relu"]),
+        "positions": rng.choice(["rotary", "sinusoidal"]),
+        "attention_softcap": 5.0 if rng.random() < 0.3 else None,
+        "logit_softcap": 9.0 if rng.random() < 0.3 else None,
+        "embedding_scale": 2.0 if rng.random() < 0.3 else 1.0,
+    }
+    flags = ("gated", "qk_norm", "qkv_bias", "out_bias", "ffn_bias", "tied", "final_norm")
+    return ModelConfig(
+        family="random",
+        vocab_size=int(rng.integers(2, 150)),
+        dim=multiple * int(rng.integers(1, 3 if multiple > 1 else 70)),
+        ffn_dim=multiple * int(rng.integers(1, 3 if multiple > 1 else 90)),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        context=200,
+        layers=(LayerConfig(window, rope), LayerConfig(None, rope)),
+        attention_scale=head_dim**-0.5,
+        norm_eps=1e-5,
+        **settings,
+        **{flag: bool(rng.random() < 0.5) for flag in flags},
+    )
+
+
+def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], format: Format) -> Tensor:
+    if len(shape) == 1:
+        return Tensor.of(name, (rng.standard_normal(shape) * 0.1 + 0.8).astype(np.float32))
+    values = (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+    if format.name == "F32":
+        return Tensor.of(name, values)
+    if format.name in FLOATS:
+        halves = values.astype(np.float16) if format.name == "F16" else (values.view(np.uint32) >> 16)
+        return Tensor(
+            name,
+            shape,
+            format,
+            halves.astype(halves.dtype if format.name == "F16" else np.uint16).reshape(-1).view(np.uint8),
+        )
+    raw = rng.integers(0, 256, (values.size // format.block_values, format.block_bytes), np.uint8)
+    # Random codes, but scales of a size that keeps the numbers tame.
+    scales = {"Q6_K": slice(208, 210)}.get(format.name, slice(0, 2))
+    small = 0.02 / np.sqrt(shape[-1]) * (0.02 if format.name.endswith("_K") else 1)
+    raw[:, scales] = np.full((len(raw), 1), small, np.float16).view(np.uint8)
+    if format.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
+        raw[:, 2:4] = np.full(
+            (len(raw), 1), small * (1 if format.name.endswith("_K") else -4), np.float16
+        ).view(np.uint8)
+    return Tensor(name, shape, format, raw.reshape(-1))
+
+
+def check(seed: int) -> None:
+    """Native against reference, and native against itself in other batches."""
+    rng = np.random.default_rng(seed)
+    format = FORMATS[str(rng.choice(list(FORMATS)))]
+    config = random_config(rng, format.block_values)
+    weights = {name: random_tensor(rng, name, shape, format) for name, shape in config.shapes().items()}
+    native = Transformer(config, weights, NativeOps())
+    prompts = [rng.integers(0, config.vocab_size, rng.integers(1, 80)).tolist() for _ in range(3)]
+    alone = [Branches(native, 128).forward([(0, 0, ids)], every_logit=True) for ids in prompts]
+    together = Branches(native, 128, branches=3)
+    cut = [len(ids) // 2 for ids in prompts]
+    work = [(b, 0, ids[: cut[b]]) for b, ids in enumerate(prompts) if cut[b]]
+    if work:
+        together.forward(work)
+    rest = together.forward([(b, cut[b], ids[cut[b] :]) for b, ids in enumerate(prompts)], every_logit=True)
+    expected = np.concatenate([logits[cut[b] :] for b, logits in enumerate(alone)])
+    assert np.isfinite(expected).all(), f"seed {seed}: not finite"
+    assert rest.tobytes() == expected.tobytes(), f"seed {seed}: depends on the batch"
+    reference = Transformer(config, weights, ReferenceOps())
+    exact = Branches(reference, 128).forward([(0, 0, prompts[0])], every_logit=True)
+    # Float weights differ by rounding and float16 keys, quantized ones by 8-bit activations as well.
+    error = np.abs(alone[0] - exact).max() / np.abs(exact).max()
+    assert error < (0.01 if format.name in FLOATS else 0.12), f"seed {seed}: off by {error} ({format.name})"
+
+
+if __name__ == "__main__":
+    native_library = library.library()
+    for name in ("portable", "avx2", "avxvnni", "avx512"):
+        if native_library.gl_choose(name.encode()):
+            for number in range(int(sys.argv[1])):
+                check(number)
+            print(name, "fine", flush=True)
