@@ -7,7 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint64,
+    c_void_p,
+)
 from functools import cache
 from pathlib import Path
 
@@ -98,6 +109,15 @@ def library() -> ctypes.CDLL:
     lib.gl_pack_size.restype = c_int64
     lib.gl_pack.argtypes = [c_int, c_void_p, POINTER(Matrix), c_void_p]
     lib.gl_pack.restype = None
+    lib.gl_summarize.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
+    lib.gl_highest.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
+    lib.gl_highest.restype = None
+    lib.gl_log_sum_exp.argtypes = [c_void_p, c_int64, c_double]
+    lib.gl_log_sum_exp.restype = c_double
+    lib.gl_rank_of.argtypes = [c_void_p, c_int64, c_int64]
+    lib.gl_rank_of.restype = c_int64
+    lib.gl_lucky_ids.argtypes = [c_uint64, c_int64, c_uint64, c_void_p, c_int64]
+    lib.gl_lucky_ids.restype = c_int64
     lib.gl_progress_bytes.argtypes = [c_int32]
     lib.gl_progress_bytes.restype = c_int64
     lib.gl_run.argtypes = [POINTER(Program), c_void_p, c_void_p, c_int64]

@@ -109,6 +109,7 @@ typedef struct {
     void (*run_unit)(const gl_program *, const gl_op *, int64_t unit, float *scratch);
     /* Of one row of logits (vocabulary.h). */
     int (*summarize)(const float *logits, int64_t count, int64_t top, gl_candidate *candidates, double *out);
+    void (*highest)(const float *logits, int64_t count, int64_t top, gl_candidate *candidates);
     double (*log_sum_exp)(const float *logits, int64_t count, double scale);
     int64_t (*rank_of)(const float *logits, int64_t count, int64_t id);
     int64_t (*lucky_ids)(uint64_t key, int64_t count, uint64_t threshold, int32_t *ids, int64_t room);

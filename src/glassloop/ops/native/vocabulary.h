@@ -48,18 +48,8 @@ static void sink(gl_candidate *heap, int64_t size, int64_t at, gl_candidate c) {
     heap[at] = c;
 }
 
-/* The `top` largest logits in order, ties by lower id; out: log-sum-exp and entropy. 0 if a logit is NaN or +inf,
- * or all are -inf. `top` is at most `count`. */
-static int summarize(const float *x, int64_t count, int64_t top, gl_candidate *heap, double *out) {
-    int broken = 0;
-    for (int64_t i = 0; i < count; i++) broken |= !(x[i] < INFINITY);
-    float most = broken ? 0 : largest_of(x, count);
-    if (broken || most == -INFINITY) return 0;
-    double sum, weighted;
-    exponentials(x, count, most, 1.0f, &sum, &weighted);
-    out[0] = most + log(sum);
-    out[1] = log(sum) - weighted / sum;
-
+/* The `top` largest logits in order, ties by lower id. `top` is at most `count`, and no logit is NaN. */
+static void highest(const float *x, int64_t count, int64_t top, gl_candidate *heap) {
     for (int64_t i = 0; i < top; i++) heap[i] = (gl_candidate){x[i], (int32_t)i};
     for (int64_t i = top / 2 - 1; i >= 0; i--) sink(heap, top, i, heap[i]);
     for (int64_t block = top; top && block < count; block += 4 * LANES) {
@@ -77,6 +67,21 @@ static int summarize(const float *x, int64_t count, int64_t top, gl_candidate *h
         sink(heap, size - 1, 0, heap[size - 1]);
         heap[size - 1] = last;
     }
+}
+
+/* The `top` largest, and in `out` log-sum-exp and entropy. 0 if a logit is NaN or plus infinity. */
+static int summarize(const float *x, int64_t count, int64_t top, gl_candidate *heap, double *out) {
+    int broken = 0;
+    for (int64_t i = 0; i < count; i++) broken |= !(x[i] < INFINITY);
+    if (broken) return 0;
+    highest(x, count, top, heap);
+    float most = largest_of(x, count);
+    out[0] = -INFINITY, out[1] = 0;
+    if (most == -INFINITY) return 1;
+    double sum, weighted;
+    exponentials(x, count, most, 1.0f, &sum, &weighted);
+    out[0] = most + log(sum);
+    out[1] = log(sum) - weighted / sum;
     return 1;
 }
 
