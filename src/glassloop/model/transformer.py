@@ -128,7 +128,7 @@ class Transformer:
         x = ops.take(x, batch.wanted)
         if self.final_norm is not None:
             x = self._norm(x, self.final_norm)
-        logits = ops.linear(x, self.head, None)
+        logits = ops.head(x, self.head)
         return logits if config.logit_softcap is None else ops.softcap(logits, config.logit_softcap)
 
     def _attention(

@@ -60,6 +60,9 @@ class ReferenceOps:
         y: Float32 = x @ weight.T
         return y if bias is None else y + bias
 
+    def head(self, x: Float32, weight: Float32) -> Float32:
+        return self.linear(x, weight, None)
+
     def rms_norm(self, x: Float32, weight: Float32, eps: float) -> Float32:
         mean_square: Float32 = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)
         out: Float32 = x / np.sqrt(mean_square + np.float32(eps)) * weight

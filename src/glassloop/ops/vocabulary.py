@@ -6,7 +6,8 @@ infinity (the token is out of the question); NaN and plus infinity are told apar
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import sys
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,29 @@ class Summary(NamedTuple):
     log_sum_exp: float
     entropy: float  # in nats
     finite: bool  # False where a logit is NaN or plus infinity: then nothing else here means anything
+
+
+class RowOps(Protocol):
+    """The functions of this module that an op set replaces; the module itself is the reference."""
+
+    def summarize(self, logits: Float32, top: int, /) -> Summary: ...
+
+    def highest(self, logits: Float32, top: int, /) -> tuple[Int32, Float32]: ...
+
+    def log_sum_exp(self, logits: Float32, scale: float, /) -> float: ...
+
+    def rank_of(self, logits: Float32, token: int, /) -> int: ...
+
+    def lucky_ids(self, key: int, count: int, threshold: int, /) -> Int32: ...
+
+
+def row_ops(op_set: str) -> RowOps:
+    """The functions that go with an op set, by its name."""
+    if op_set == "native":
+        from glassloop.ops.native import vocabulary as native
+
+        return native
+    return sys.modules[__name__]
 
 
 def summarize(logits: Float32, top: int) -> Summary:

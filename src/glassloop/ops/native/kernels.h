@@ -27,20 +27,7 @@ INLINE quantized_row row_of(const uint8_t *quantized, int64_t row, int64_t width
     return (quantized_row){(const int8_t *)at, (const float *)(at + padded), (const int32_t *)(at + padded + padded / 8)};
 }
 
-/* One block of 32 values to codes of -127 … 127 with one scale. `count` < 32 only at the end of a row. */
-static void quantize_block(const float *x, int64_t count, int8_t *codes, float *scale, int32_t *sums) {
-    float block[GL_BLOCK];
-    if (count < GL_BLOCK) {
-        memcpy(block, x, count * sizeof(float));
-        memset(block + count, 0, (GL_BLOCK - count) * sizeof(float));
-        x = block;
-    }
-    vf largest = vf_abs(vf_load(x));
-    for (int i = LANES; i < GL_BLOCK; i += LANES) largest = vf_max(largest, vf_abs(vf_load(x + i)));
-    float most = vf_largest(largest);
-    vf inverse = vf_set(most > 0 ? 127.0f / most : 0.0f);
-    for (int i = 0; i < GL_BLOCK; i += LANES) vi_store_bytes(codes + i, vf_round(vf_mul(vf_load(x + i), inverse)));
-    *scale = most / 127.0f;
+static void add_up(const int8_t *codes, int32_t *sums) {
     for (int half = 0; half < 2; half++) {
         int32_t sum = 0;
         for (int i = 0; i < 16; i++) sum += codes[16 * half + i];
@@ -48,12 +35,44 @@ static void quantize_block(const float *x, int64_t count, int8_t *codes, float *
     }
 }
 
-/* Columns `from` to `to` of a row, both multiples of 32 (or the end of the row). */
-static void quantize_columns(const float *x, uint8_t *quantized, int64_t row, int64_t width, int64_t from, int64_t to) {
-    quantized_row q = row_of(quantized, row, width);
-    for (int64_t at = from; at < to; at += GL_BLOCK)
-        quantize_block(x + at, MIN(GL_BLOCK, width - at), (int8_t *)q.codes + at, (float *)q.scale + at / GL_BLOCK,
-                       (int32_t *)q.sums + at / GL_BLOCK * 2);
+/* One block of 32 values to codes of -127 … 127 with one scale. */
+static void quantize_block(const float *x, int8_t *codes, float *scale, int32_t *sums) {
+    vf largest = vf_abs(vf_load(x));
+    for (int i = LANES; i < GL_BLOCK; i += LANES) largest = vf_max(largest, vf_abs(vf_load(x + i)));
+    float most = vf_largest(largest);
+    vf inverse = vf_set(most > 0 ? 127.0f / most : 0.0f);
+    for (int i = 0; i < GL_BLOCK; i += LANES) vi_store_bytes(codes + i, vf_round(vf_mul(vf_load(x + i), inverse)));
+    *scale = most / 127.0f;
+    add_up(codes, sums);
+}
+
+/* What rounding took away from a block, once more in codes, a 254th the size. */
+static void quantize_rest(const float *x, const int8_t *coarse, float coarse_scale, int8_t *codes, float *scale, int32_t *sums) {
+    vf inverse = vf_set(coarse_scale > 0 ? 1.0f / coarse_scale : 0.0f), steps = vf_set(254.0f);
+    for (int i = 0; i < GL_BLOCK; i += LANES) {
+        float whole[LANES];
+        for (int lane = 0; lane < LANES; lane++) whole[lane] = (float)coarse[i + lane];
+        vf rest = vf_sub(vf_mul(vf_load(x + i), inverse), vf_load(whole));
+        vf limited = vf_max(vf_min(vf_mul(rest, steps), vf_set(127.0f)), vf_set(-127.0f));
+        vi_store_bytes(codes + i, vf_round(limited));
+    }
+    *scale = coarse_scale / 254.0f;
+    add_up(codes, sums);
+}
+
+/* Columns `from` to `to` of a row, both multiples of 32 (or the end of the row). A fine row takes two rows of the
+ * buffer: the codes, and those of what they leave. */
+static void quantize_columns(const float *x, uint8_t *quantized, int64_t row, int64_t width, int64_t from, int64_t to, int fine) {
+    quantized_row q = row_of(quantized, fine ? 2 * row : row, width), rest = row_of(quantized, 2 * row + 1, width);
+    for (int64_t at = from; at < to; at += GL_BLOCK) {
+        float padded[GL_BLOCK] = {0};
+        const float *block = x + at;
+        if (width - at < GL_BLOCK) block = memcpy(padded, block, (width - at) * sizeof(float));
+        int64_t b = at / GL_BLOCK;
+        quantize_block(block, (int8_t *)q.codes + at, (float *)q.scale + b, (int32_t *)q.sums + 2 * b);
+        if (fine)
+            quantize_rest(block, q.codes + at, q.scale[b], (int8_t *)rest.codes + at, (float *)rest.scale + b, (int32_t *)rest.sums + 2 * b);
+    }
 }
 
 /* ---- linear ---- */
@@ -143,7 +162,8 @@ INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const
                         const int packing, const int minimum, const int wide, const int halves) {
     const gl_matrix *m = op->matrix;
     const gl_buffer *in = &p->buffers[op->a];
-    float *y = p->buffers[op->out].values + row * m->out;
+    const int fine = packing >= GL_Q4 && op->i0; /* then every row is two: see quantize_columns */
+    float *y = p->buffers[op->out].values + (fine ? row / 2 : row) * m->out;
     quantized_row x[rows];
     if (packing >= GL_Q4)
         for (int r = 0; r < rows; r++) x[r] = row_of(in->quantized, row + r, m->in);
@@ -152,7 +172,10 @@ INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const
         const uint8_t *data = m->data + tile * m->tile_bytes;
         if (packing >= GL_Q4) quantized_tile(m, data, x, out, rows, packing, minimum, wide, halves);
         else float_tile(m, data, in->values + row * m->in, m->in, out, rows, packing);
-        for (int r = 0; r < rows; r++) store_outputs(op, y + r * m->out, tile * LANES, out[r]);
+        if (fine)
+            for (int r = 0; r + 1 < rows; r += 2) store_outputs(op, y + r / 2 * m->out, tile * LANES, vf_add(out[r], out[r + 1]));
+        else
+            for (int r = 0; r < rows; r++) store_outputs(op, y + r * m->out, tile * LANES, out[r]);
     }
 }
 
@@ -279,7 +302,7 @@ static void norm(const gl_program *p, const gl_op *op, int64_t row) {
     float *y = out->values + row * op->width;
     int64_t width = op->width / op->i0;
     for (int group = 0; group < op->i0; group++) norm_group(op, x + group * width, y + group * width, width);
-    if (op->quantize) quantize_columns(y, out->quantized, row, op->width, 0, op->width);
+    if (op->quantize) quantize_columns(y, out->quantized, row, op->width, 0, op->width, op->quantize == 2);
 }
 
 /* ---- positions ---- */
@@ -492,7 +515,8 @@ static void attend(const gl_program *p, const gl_op *op, int64_t unit, float *sc
     if (!op->quantize) return;
     int64_t columns = (int64_t)group * c->head_dim;
     for (int64_t row = span->first_row + from; row < span->first_row + to; row++)
-        quantize_columns(out->values + row * width, out->quantized, row, width, kv_head * columns, (kv_head + 1) * columns);
+        quantize_columns(out->values + row * width, out->quantized, row, width, kv_head * columns, (kv_head + 1) * columns,
+                         op->quantize == 2);
 }
 
 /* ---- one value at a time ---- */
@@ -546,7 +570,7 @@ INLINE void each_value(const gl_program *p, const gl_op *op, int64_t unit, const
         vf_store(made, pointwise(op, vf_load(left), vf_load(right), kind));
         memcpy(y + i, made, (to - i) * sizeof(float));
     }
-    if (op->quantize) quantize_columns(y, out->quantized, row, width, from, to);
+    if (op->quantize) quantize_columns(y, out->quantized, row, width, from, to, op->quantize == 2);
 }
 
 static void take(const gl_program *p, const gl_op *op, int64_t row) {
@@ -556,18 +580,24 @@ static void take(const gl_program *p, const gl_op *op, int64_t row) {
 
 static void quantize(const gl_program *p, const gl_op *op, int64_t row) {
     const gl_buffer *buffer = &p->buffers[op->a];
-    quantize_columns(buffer->values + row * op->width, buffer->quantized, row, op->width, 0, op->width);
+    quantize_columns(buffer->values + row * op->width, buffer->quantized, row, op->width, 0, op->width, op->quantize == 2);
 }
 
 #include "vocabulary.h"
 
 /* ---- what the rest of the library sees ---- */
 
+INLINE int64_t linear_rows_of(const gl_program *p, const gl_op *op) {
+    int64_t rows = op->wanted ? p->batch->wanted_rows : p->batch->rows;
+    return op->i0 && op->matrix->packing >= GL_Q4 ? 2 * rows : rows;
+}
+
 static int64_t count_units(const gl_program *p, const gl_op *op) {
     int64_t rows = op->wanted ? p->batch->wanted_rows : p->batch->rows, units = 0;
     switch (op->kind) {
     case GL_LINEAR:
-        return parts_of(parts_of(op->matrix->out, LANES), tiles_a_unit(op->matrix)) * parts_of(rows, ROWS_A_UNIT);
+        return parts_of(parts_of(op->matrix->out, LANES), tiles_a_unit(op->matrix)) *
+               parts_of(linear_rows_of(p, op), ROWS_A_UNIT);
     case GL_KEEP:
         for (int32_t s = 0; s < p->batch->spans; s++) units += span_pages(&p->batch->span[s]);
         return units;
@@ -583,7 +613,7 @@ static void run_unit(const gl_program *p, const gl_op *op, int64_t unit, float *
     switch (op->kind) {
     case GL_EMBED: embed(p, op, unit); break;
     case GL_NORM: norm(p, op, unit); break;
-    case GL_LINEAR: linear(p, op, op->wanted ? p->batch->wanted_rows : p->batch->rows, unit); break;
+    case GL_LINEAR: linear(p, op, linear_rows_of(p, op), unit); break;
     case GL_ANGLES: angles(p, op, unit); break;
     case GL_ROTATE: rotate(p, op, unit); break;
     case GL_KEEP: keep(p, op, unit); break;

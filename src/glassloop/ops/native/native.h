@@ -31,7 +31,7 @@ typedef struct {
 enum gl_kind {
     GL_EMBED,     /* out = rows `ids` of a matrix, times f0 */
     GL_NORM,      /* i0: groups in a row, i1: 1 for layer norm; f0: eps */
-    GL_LINEAR,    /* out = a @ matrix.T + bias */
+    GL_LINEAR,    /* out = a @ matrix.T + bias; i0: a was quantized finely */
     GL_ANGLES,    /* out = cos and sin of position * frequency, times f0; i0: half */
     GL_ROTATE,    /* out = a turned by b; i0: heads, i1: half */
     GL_KEEP,      /* write keys a and values b of layer i0 to the cache */
@@ -51,7 +51,7 @@ typedef struct {
     int32_t kind;
     int32_t wait;      /* starts only when everything before it is done */
     int32_t wanted;    /* works on the wanted rows only, not on all */
-    int32_t quantize;  /* also quantize the output, for the linears that follow */
+    int32_t quantize;  /* 1: also quantize the output, for the linears that follow; 2: finely */
     int32_t width;     /* of the output */
     int32_t a, b, out; /* buffers; -1: none */
     int32_t i0, i1, i2, i3;

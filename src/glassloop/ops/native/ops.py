@@ -88,10 +88,18 @@ class NativeOps:
         return self._recorder.call("embed", table.into, i0=ids, f0=1.0, matrix=table.layout)
 
     def linear(self, x: Value, weight: NativeMatrix, bias: Float32 | None) -> Value:
+        return self._linear(x, weight, bias, fine=False)
+
+    def head(self, x: Value, weight: NativeMatrix) -> Value:
+        return self._linear(x, weight, None, fine=True)
+
+    def _linear(self, x: Value, weight: NativeMatrix, bias: Float32 | None, fine: bool) -> Value:
         self._kept.append(weight)
         if weight.is_quantized:
-            self._recorder.want_quantized(x, x.width // x.heads)
-        return self._recorder.call("linear", weight.out, x, matrix=weight.layout, bias=self._pointer(bias))
+            self._recorder.want_quantized(x, x.width // x.heads, fine)
+        return self._recorder.call(
+            "linear", weight.out, x, i0=fine, matrix=weight.layout, bias=self._pointer(bias)
+        )
 
     def rms_norm(self, x: Value, weight: Float32, eps: float) -> Value:
         return self._norm(x, weight, None, eps)
@@ -233,9 +241,9 @@ class _Program:
 
 
 def _quantized_bytes(room: Room) -> int:
-    """gl_quantized_bytes of native.h."""
+    """gl_quantized_bytes of native.h; a fine row takes two."""
     padded = -(-room.width // lib.BLOCK) * lib.BLOCK
-    return padded + padded // lib.BLOCK * 12
+    return (padded + padded // lib.BLOCK * 12) * room.quantized
 
 
 def _with_heads(value: Value, heads: int) -> Value:

@@ -38,7 +38,7 @@ class Call:
     out: Value | None
     a: Value | None = None
     b: Value | None = None
-    quantize: bool = False
+    quantize: int = 0  # 1: for the linears that read the output; 2: finely, for the head
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -48,7 +48,7 @@ class Room:
 
     width: int
     wanted: bool
-    quantized: bool
+    quantized: int  # as Call.quantize
 
 
 class Recorder:
@@ -56,7 +56,7 @@ class Recorder:
         self.calls: list[Call] = []
         self._values = 0
         self._makers: dict[int, Call] = {}
-        self._quantized: set[int] = set()
+        self._quantized: dict[int, int] = {}
 
     def call(
         self,
@@ -78,16 +78,18 @@ class Recorder:
         """Record an op that makes no value."""
         self.calls.append(Call(kind, None, a, b, settings=settings))
 
-    def want_quantized(self, value: Value, columns: int) -> None:
+    def want_quantized(self, value: Value, columns: int, fine: bool) -> None:
         """A linear reads this value quantized. Its maker does that if its units of work are whole blocks."""
+        how = 2 if fine else 1
         if value.id in self._quantized:
+            assert self._quantized[value.id] == how, "one value is not quantized in two ways"
             return
-        self._quantized.add(value.id)
+        self._quantized[value.id] = how
         maker = self._makers[value.id]
         if maker.kind in _CAN_QUANTIZE and (maker.kind != "attend" or columns % BLOCK == 0):
-            maker.quantize = True
+            maker.quantize = how
         else:
-            self.effect("quantize", value)
+            self.calls.append(Call("quantize", None, value, quantize=how))
 
     def finish(self, result: Value) -> tuple[list[Op], list[Room], int]:
         """The ops, the buffers that they need, and the number of the one that holds the result."""
@@ -123,7 +125,7 @@ class Recorder:
         for index, call in enumerate(self.calls):
             if call.out is not None:
                 value = call.out
-                room = Room(value.width, value.wanted, value.id in self._quantized)
+                room = Room(value.width, value.wanted, self._quantized.get(value.id, 0))
                 # The result has a buffer to itself: it is handed out.
                 fits = [home for home in free if rooms[home] == room] if value != result else []
                 if fits:

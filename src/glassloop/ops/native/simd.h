@@ -190,14 +190,11 @@ static inline vi four_bytes(const int8_t *p) {
     memcpy(&four, p, 4);
     return (vi){four, four, four, four, four, four, four, four};
 }
-static inline vi dot_bytes(vi sum, vi codes, vi x, int is_signed) {
-    uint8_t c[4 * LANES];
-    int8_t y[4];
-    memcpy(c, &codes, sizeof c);
-    memcpy(y, &x, 4);
-    EACH_LANE for (int i = 0; i < 4; i++) {
-        int code = is_signed ? (int8_t)c[4 * lane + i] : c[4 * lane + i];
-        sum[lane] += code * y[i];
+/* Lane by lane, the products of four bytes each, taken out of their 32-bit lanes by shifts. */
+static inline vi dot_bytes(vi sum, vi codes, vi x, const int is_signed) {
+    for (int i = 0; i < 4; i++) {
+        vi code = is_signed ? (codes << (24 - 8 * i)) >> 24 : (codes >> 8 * i) & 255;
+        sum += code * (int32_t)(int8_t)(x[0] >> 8 * i);
     }
     return sum;
 }
