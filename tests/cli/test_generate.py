@@ -24,7 +24,7 @@ def test_the_text_alone_is_on_stdout_and_one_line_on_stderr():
     done = run("generate", PROMPT, "--temperature", "0", "--max-tokens", "3")
     assert done.returncode == 0
     assert done.stdout.startswith(" Paris")
-    assert re.fullmatch(r".*5 \+ 3 tokens.*seed \d+.*ended by length\n", done.stderr)
+    assert re.fullmatch(r".*5 \+ 3 tokens.*seed \d+.*ended by length \('max_tokens'\)\n", done.stderr)
 
 
 def test_json_has_the_whole_run():
@@ -34,6 +34,43 @@ def test_json_has_the_whole_run():
         answer
     )
     assert answer["seed"] == 5 and len(answer["token_ids"]) == 3 and answer["finish_reason"] == "length"
+
+
+def test_every_option_of_sampling_is_a_flag():
+    from dataclasses import fields
+
+    from glassloop import Sampling
+
+    shown = run("generate", "--help", env=os.environ | {"COLUMNS": "200"}).stdout
+    for field in fields(Sampling):
+        assert "--" + field.name.replace("_", "-") in shown
+
+
+def test_flags_reach_the_sampling(tmp_path):
+    schema = tmp_path / "word.json"
+    schema.write_text('{"enum": ["red", "green"]}')
+    flags = [
+        "--temperature",
+        "0.5",
+        "--top-p",
+        "0.9",
+        "--logit-bias",
+        "42=-1.5",
+        "--logit-bias",
+        "7=2",
+        "--stop",
+        "END",
+        "--stop",
+        "x",
+    ]
+    flags += ["--stop-token-ids", "9", "--json-schema", str(schema), "--no-include-stop"]
+    flags += ["--stages", "logit_bias,grammar,top_p,temperature", "--logprobs", "2", "--timeout", "60"]
+    answer = json.loads(run("generate", PROMPT, "-n", "9", "--json", *flags).stdout)
+    sampling = answer["sampling"]
+    assert sampling["logit_bias"] == {"42": -1.5, "7": 2.0} and sampling["stop"] == ["END", "x"]
+    assert sampling["stop_token_ids"] == [9] and sampling["stages"][-1] == "temperature"
+    assert answer["text"] in ('"red"', '"green"') and answer["finish_reason"] == "stop"
+    assert all(len(token["alternatives"]) == 2 for token in answer["tokens"])
 
 
 def test_the_prompt_can_come_from_stdin():
@@ -50,6 +87,11 @@ def test_the_prompt_can_come_from_stdin():
         (["x", "--max-tokens", "0"], "max_tokens is 0"),
         (["x", "--seed", "-4"], "seed is -4"),
         ([""], "prompt is empty"),
+        (["x", "--top-p", "1.5"], "top_p is 1.5"),
+        (["x", "--logit-bias", "a=1"], "logit_bias is 'a=1'; ID=VALUE"),
+        (["x", "--json-schema", '{"type": "objekt"}'], "json_schema cannot be used"),
+        (["x", "--regex", "(a"], "regex cannot be used"),
+        (["x", "--stages", "top_kk"], "did you mean top_k"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, said):

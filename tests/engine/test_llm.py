@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 
-from glassloop import LLM, GlassloopError, Sampling, TextError
+from glassloop import LLM, GlassloopError, Sampling, SamplingError, TextError
+from glassloop.decode.partial_json import partial_json
+from glassloop.decode.stage import REGISTER, stage
+
+CHAT = "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +22,7 @@ def llm() -> LLM:
 def test_it_knows_the_capital_of_france(llm):
     run = llm.generate("The capital of France is", Sampling(temperature=0, max_tokens=4))
     assert run.text.startswith(" Paris")
-    assert run.finish_reason == "length" and len(run.token_ids) == 4
+    assert run.finish_reason == "length" and run.stop_reason == "max_tokens" and len(run.token_ids) == 4
     assert run.usage.prompt_tokens == 5 and run.usage.total_tokens == 9
     assert run.usage.context_left == llm.config.context - 9
 
@@ -37,24 +44,129 @@ def test_streamed_or_not_the_tokens_are_the_same(llm):
     sampling = Sampling(seed=3, max_tokens=8)
     run = llm.generate("The sea", sampling)
     streamed = list(llm.stream("The sea", sampling))
-    assert [token.id for token in streamed] == run.token_ids
+    assert streamed == run.tokens
     assert b"".join(token.bytes for token in streamed).decode("utf-8", "replace") == run.text
-    assert all(token.logprob <= 0 and token.raw_logprob <= 0 for token in streamed)
+
+
+def test_every_token_has_its_reasons(llm):
+    sampling = Sampling(seed=3, max_tokens=8, top_k=20, temperature=1.3, logprobs=7)
+    for token in llm.stream("The sea", sampling):
+        assert token.logprob <= 0 and token.raw_logprob <= 0 and 0 <= token.entropy < math.log(49152)
+        assert 1 <= token.rank <= 20 and token.rank == token.rank_after and token.margin > 0
+        assert len(token.alternatives) == 7
+        raw = [alternative.raw_logprob for alternative in token.alternatives]
+        assert raw == sorted(raw, reverse=True) and sum(map(math.exp, raw)) <= 1
+        if token.rank <= 7:
+            mine = token.alternatives[token.rank - 1]
+            assert (mine.id, mine.text) == (token.id, llm.tokenizer.piece(token.id))
+            assert mine.logprob == pytest.approx(token.logprob, abs=1e-12)
+            assert mine.raw_logprob == pytest.approx(token.raw_logprob, abs=1e-12)
+
+
+def test_a_run_is_plain_json(llm):
+    run = llm.generate("The sea", Sampling(top_k=1, max_tokens=2))
+    told = json.loads(json.dumps(run.to_dict(), allow_nan=False))
+    assert told["tokens"][0]["margin"] is None and told["tokens"][0]["alternatives"][1]["logprob"] is None
+    assert Sampling.from_dict(told["sampling"]) == run.sampling
 
 
 def test_the_end_of_sequence_token_ends_it_and_is_not_part_of_the_text(llm):
-    chat = "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n"
-    run = llm.generate(chat, Sampling(temperature=0, max_tokens=200))
+    run = llm.generate(CHAT, Sampling(temperature=0, max_tokens=200))
     assert run.finish_reason == "stop" and run.stop_reason == "<|im_end|>"
     assert "<|im_end|>" not in run.text and run.text
+    assert run.end is not None and run.end.id in llm.tokenizer.eos_ids and run.end.raw_logprob < 0
+    size = len(run.tokens)
+    with_end = llm.generate(CHAT, Sampling(temperature=0, max_tokens=200, include_stop=True))
+    assert with_end.text == run.text + "<|im_end|>" and with_end.end is None
+    longer = llm.generate(CHAT, Sampling(temperature=0, max_tokens=size + 3, ignore_eos=True))
+    assert longer.finish_reason == "length" and len(longer.tokens) == size + 3
+    later = llm.generate(CHAT, Sampling(temperature=0, max_tokens=size + 20, min_tokens=size + 2))
+    assert len(later.tokens) >= size + 2 and later.token_ids[:size] == run.token_ids
+
+
+def test_stop_strings_end_it_and_nothing_of_them_is_seen(llm):
+    whole = llm.generate("The capital of France is", Sampling(temperature=0, max_tokens=24))
+    for start in (3, 9, 20):
+        stop = whole.text[start : start + 7]
+        cut = whole.text.index(stop)
+        run = llm.start("The capital of France is", Sampling(temperature=0, max_tokens=24, stop=["zz", stop]))
+        seen = "".join(token.text for token in llm.loop(run))
+        assert run.text == seen == whole.text[:cut]
+        assert (run.finish_reason, run.stop_reason) == ("stop", stop)
+        included = Sampling(temperature=0, max_tokens=24, stop=stop, include_stop=True)
+        assert llm.generate("The capital of France is", included).text == whole.text[: cut + 7]
+
+
+def test_the_beginning_of_a_stop_string_that_did_not_come_is_text(llm):
+    whole = llm.generate("The capital of France is", Sampling(temperature=0, max_tokens=6))
+    stop = whole.text[-2:] + "\x00"
+    run = llm.generate("The capital of France is", Sampling(temperature=0, max_tokens=6, stop=stop))
+    assert run.text == whole.text and run.tail == whole.text[-2:]
+
+
+def test_a_stop_token_ends_it(llm):
+    whole = llm.generate("The capital of France is", Sampling(temperature=0, max_tokens=6))
+    run = llm.generate(
+        "The capital of France is",
+        Sampling(temperature=0, max_tokens=6, stop_token_ids=[whole.token_ids[3], 9]),
+    )
+    assert run.token_ids == whole.token_ids[: whole.token_ids.index(whole.token_ids[3])]
+    assert run.finish_reason == "stop" and run.stop_reason == llm.tokenizer.piece(whole.token_ids[3])
+
+
+def test_a_loop_ends_it(llm):
+    one = Sampling(temperature=0, max_tokens=50, logit_bias={28: 100}, stop_on_repetition=5)
+    run = llm.generate("Well", one)
+    assert run.text == ",,,,," and run.finish_reason == "repetition"
+    assert run.stop_reason == "1 token 5 times in a row"
+
+
+def test_time_ends_it(llm):
+    run = llm.generate("Once upon", Sampling(temperature=0, max_tokens=3000, ignore_eos=True, timeout=0.2))
+    assert run.finish_reason == "timeout" and 1 <= len(run.tokens) < 3000
+
+
+def test_time_ends_a_long_prompt_too(llm):
+    run = llm.generate([504, 3575, 282] * 900, Sampling(timeout=1e-6))
+    assert run.finish_reason == "timeout" and run.tokens == [] and run.text == ""
+
+
+def test_a_json_that_was_cut_off_is_reported_as_length_and_can_be_read(llm):
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    whole = llm.generate("The capital of France as JSON: ", Sampling(seed=1, json_schema=schema))
+    assert whole.finish_reason == "stop" and "city" in json.loads(whole.text)
+    cut = len(whole.tokens) - 2
+    part = llm.generate(
+        "The capital of France as JSON: ", Sampling(seed=1, json_schema=schema, max_tokens=cut)
+    )
+    assert part.finish_reason == "length" and part.token_ids == whole.token_ids[:cut]
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(part.text)
+    assert isinstance(partial_json(part.text), dict)
 
 
 def test_a_run_that_is_left_early_is_cancelled(llm):
     run = llm.start("One, two, three,", Sampling(temperature=0))
-    loop = llm.loop(run, Sampling(temperature=0))
+    loop = llm.loop(run)
     next(loop), next(loop)
     loop.close()
     assert run.finish_reason == "cancelled" and len(run.tokens) == 2
+
+
+def test_a_run_that_fails_says_so(llm):
+    try:
+
+        @stage("fails", kind="mask")
+        def fails(candidates, step):
+            raise ZeroDivisionError
+
+        run = llm.start("One", Sampling(stages=["fails"]))
+        with pytest.raises(ZeroDivisionError):
+            list(llm.loop(run))
+        assert run.finish_reason == "error"
+    finally:
+        REGISTER.pop("fails", None)
+    assert llm.generate("One", Sampling(max_tokens=1)).finish_reason == "length"
 
 
 def test_a_full_context_ends_it(llm, monkeypatch):
@@ -62,7 +174,7 @@ def test_a_full_context_ends_it(llm, monkeypatch):
 
     monkeypatch.setattr(llm, "config", replace(llm.config, context=8))
     run = llm.generate([504] * 5, Sampling(temperature=0, max_tokens=100))
-    assert run.finish_reason == "length"
+    assert run.finish_reason == "length" and run.stop_reason == "context"
     assert len(run.tokens) == 3 and run.usage.context_left == 0
     with pytest.raises(TextError, match=r"8 tokens; .* room for 8"):
         llm.generate([504] * 8)
@@ -79,3 +191,9 @@ def test_a_long_prompt_is_computed_in_pieces_with_the_same_answer(llm, monkeypat
 def test_a_bad_prompt_is_refused(llm, prompt):
     with pytest.raises(GlassloopError, match="prompt"):
         llm.generate(prompt)
+
+
+@pytest.mark.parametrize("options", [{"n": 2}, {"beam_width": 4}, {"prompt_logprobs": 1}])
+def test_what_the_loop_cannot_do_yet_is_refused(llm, options):
+    with pytest.raises(SamplingError, match=next(iter(options))):
+        llm.generate("x", Sampling(**options))

@@ -1,18 +1,39 @@
-"""`glassloop generate`: the text alone on stdout as it comes, one line of statistics on stderr."""
+"""`glassloop generate`: the text alone on stdout as it comes, one line of statistics on stderr.
+
+Its flags are the fields of `Sampling`, read off their declarations, so there is none too many or too few.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import MISSING, fields
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from glassloop.decode.sampling import Sampling
+from glassloop.errors import SamplingError
 
 if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
     from glassloop.engine.run import Run
 
 _DEFAULT_MODEL = "smollm2-135m-instruct"
+_SHORT = {"max_tokens": "-n"}
+# What a flag of each kind of option takes, before `Sampling` checks it.
+_TAKES: dict[str, Any] = {
+    "number": float,
+    "whole": int,
+    "flag": bool,
+    "text": str,
+    "texts": list[str],
+    "ids": list[int],
+    "biases": list[str],
+    "schema": str,
+}
 
 
 def generate(
@@ -20,16 +41,13 @@ def generate(
     model: Annotated[
         str, typer.Option("--model", "-m", help="A name, a .gguf file or a folder with safetensors.")
     ] = _DEFAULT_MODEL,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Fixes the luck; drawn and shown if absent.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Stop after so many tokens.")] = 256,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    **options: Any,
 ) -> None:
     """Continue a text with a model, token by token."""
     from glassloop.cli.terminal import working
-    from glassloop.decode.sampling import Sampling
 
-    sampling = Sampling(temperature=temperature, seed=seed, max_tokens=max_tokens)
+    sampling = Sampling.from_dict(_given(options))
     text = sys.stdin.read() if prompt == "-" else prompt
     with working(f"Loading {model}"):
         from glassloop.engine.llm import LLM
@@ -37,7 +55,7 @@ def generate(
         llm = LLM(model)
     run = llm.start(text, sampling)
     try:
-        for token in llm.loop(run, sampling):
+        for token in llm.loop(run):
             if not json_output:
                 sys.stdout.write(token.text)
                 sys.stdout.flush()
@@ -48,9 +66,61 @@ def generate(
     _finish(llm, run, json_output)
 
 
+def _flags() -> list[Parameter]:
+    """A parameter for each field of `Sampling`, as typer wants it."""
+    made = []
+    for field in fields(Sampling):
+        kind, flag = field.metadata["kind"], "--" + field.name.replace("_", "-")
+        names = [flag, _SHORT[field.name]] if field.name in _SHORT else [flag]
+        if kind == "flag":
+            names = [f"{flag}/--no-{flag[2:]}"]
+        default = None if field.default in (MISSING, ()) else field.default
+        option = typer.Option(
+            *names,
+            help=field.metadata["help"],
+            show_default=default not in (None, False),
+            metavar={"biases": "ID=VALUE", "schema": "FILE|JSON"}.get(kind),
+        )
+        takes = _TAKES[kind] if default is not None else _TAKES[kind] | None
+        made.append(
+            Parameter(
+                field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[takes, option]
+            )
+        )
+    return made
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """What was asked for on the command line, as `Sampling` takes it."""
+    given = {name: value for name, value in options.items() if value not in (None, [])}
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(map(_bias, given["logit_bias"]))
+    for name in ("json_schema", "grammar"):
+        if name in given and (path := Path(given[name])).suffix and _is_file(path):
+            given[name] = path.read_text(encoding="utf-8")
+    if "stages" in given:
+        given["stages"] = [name for part in given["stages"] for name in part.split(",") if name]
+    return given
+
+
+def _bias(text: str) -> tuple[str, float]:
+    token, _, value = text.partition("=")
+    try:
+        return str(int(token)), float(value)
+    except ValueError:
+        raise SamplingError(f"logit_bias is {text!r}; ID=VALUE, such as 42=-1.5, is expected") from None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a text that could not be a path
+        return False
+
+
 def _finish(llm: LLM, run: Run, json_output: bool) -> None:
     if json_output:
-        print(json.dumps(run.to_dict(), ensure_ascii=False))
+        print(json.dumps(run.to_dict(), ensure_ascii=False, allow_nan=False))
         return
     print(run.tail, flush=True)
     print(_statistics(llm, run), file=sys.stderr)
@@ -65,6 +135,18 @@ def _statistics(llm: LLM, run: Run) -> str:
         f"first after {run.timings.prefill:.2f} s",
         f"{speed:.1f} tokens/s" if speed else "",
         f"seed {run.seed}",
-        f"ended by {run.finish_reason}" + (f" ({run.stop_reason})" if run.stop_reason else ""),
+        f"ended by {run.finish_reason}" + (f" ({run.stop_reason!r})" if run.stop_reason else ""),
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _take_the_flags_of_sampling() -> None:
+    """What typer reads: the signature above with `options` spelled out."""
+    own = signature(generate, eval_str=True)
+    parameters = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    flags = _flags()
+    generate.__signature__ = own.replace(parameters=[*parameters, *flags])  # type: ignore[attr-defined]
+    generate.__annotations__ = {each.name: each.annotation for each in [*parameters, *flags]}
+
+
+_take_the_flags_of_sampling()

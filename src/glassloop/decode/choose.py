@@ -1,37 +1,85 @@
-"""From logits to a token: temperature, then the highest of log-probability plus luck. Greedy has no luck."""
+"""From the survivors to a token: the highest of logit plus luck, ties by lower id. Greedy has no luck.
+
+Where the survivors are not all sorted, luck is computed for the sorted head and for every other token that
+drew enough of it to matter, which the hash alone tells: the rest cannot win, nor come second.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
-from glassloop.decode.luck import luck
-from glassloop.errors import ModelError
-from glassloop.ops.quant import Float32
+from glassloop.decode.candidates import Candidates
+from glassloop.decode.luck import hash_above, luck_key
+from glassloop.decode.stage import Step
+from glassloop.ops import vocabulary
+from glassloop.ops.vocabulary import Float64, Int32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Choice:
+    """The winner of one race. Scores are logit + luck."""
+
     id: int
-    logprob: float  # after temperature: the distribution that was drawn from
-    raw_logprob: float  # the model's own
+    logit: float  # after the stages
+    luck: float
+    runner_up: int | None  # None where nobody else was left
+    margin: float  # by how much the winner's score exceeds the runner-up's
 
 
-def choose(logits: Float32, temperature: float, seed: int, position: int) -> Choice:
-    """Choose from one row of logits over the whole vocabulary. Ties go to the lower id."""
-    if np.isnan(logits).any():
-        raise ModelError(f"the model gave logits that are not numbers at position {position}")
-    raw = log_softmax(logits.astype(np.float64))
-    if temperature == 0:
-        best = int(np.argmax(logits))
-        return Choice(best, 0.0, float(raw[best]))
-    drawn_from = log_softmax(raw / temperature)
-    best = int(np.argmax(drawn_from + luck(seed, 0, position, np.arange(len(raw)))))
-    return Choice(best, float(drawn_from[best]), float(raw[best]))
+def choose(candidates: Candidates, step: Step) -> Choice:
+    ids, logits, noise = race(candidates, step)
+    scores = logits + noise
+    # Only a tie needs the ids, but ties are where the order of the head must not show.
+    first = _best(ids, scores)
+    if len(ids) == 1:
+        return Choice(int(ids[0]), float(logits[0]), float(noise[0]), None, inf)
+    best = float(scores[first])
+    scores[first] = -inf
+    second = _best(ids, scores)
+    return Choice(
+        int(ids[first]),
+        float(logits[first]),
+        float(noise[first]),
+        int(ids[second]),
+        best - float(scores[second]),
+    )
 
 
-def log_softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    shifted: NDArray[np.float64] = scores - scores.max()
-    return shifted - float(np.log(np.exp(shifted).sum()))
+def race(candidates: Candidates, step: Step) -> tuple[Int32, Float64, Float64]:
+    """Ids, logits and luck of every token that can win or come second."""
+    if step.sampling.greedy:
+        ids, logits = candidates.ids[:2], candidates.values[:2]
+        return ids, logits, np.zeros(len(ids))
+    key = luck_key(step.seed, step.salt, step.position)
+    ids, logits = candidates.ids, candidates.values
+    noise = vocabulary.luck_of(key, ids)
+    if candidates.complete:
+        return ids, logits, noise
+    # Nobody outside the head has a logit above its last, so who would beat the second of the head needs
+    # more luck than lies between the two.
+    second = float(np.partition(logits + noise, -2)[-2])
+    needed = second - float(logits[-1])
+    head = set(ids.tolist())
+    lucky = step.ops.lucky_ids(key, candidates.vocab_size, hash_above(needed)).tolist()
+    outside = np.array([token for token in lucky if token not in head], np.int32)
+    theirs = candidates.logits_of(outside)
+    outside, theirs = outside[theirs > -inf], theirs[theirs > -inf]
+    if not len(outside):
+        return ids, logits, noise
+    return (
+        np.concatenate([ids, outside]),
+        np.concatenate([logits, theirs]),
+        np.concatenate([noise, vocabulary.luck_of(key, outside)]),
+    )
+
+
+def _best(ids: Int32, scores: Float64) -> int:
+    place = int(scores.argmax())
+    tied = scores == scores[place]
+    if np.count_nonzero(tied) == 1:
+        return place
+    ties = np.flatnonzero(tied)
+    return int(ties[ids[ties].argmin()])

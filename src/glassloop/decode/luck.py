@@ -2,40 +2,60 @@
 
 There is no generator and no state, so what else runs cannot matter and a draw can be repeated at any time.
 A token is drawn as argmax(log p + luck) with luck from the Gumbel distribution, which picks each token with
-its probability.
+its probability. docs/luck.md specifies all of it.
 """
 
 from __future__ import annotations
 
+from math import exp, expm1
+
 import numpy as np
 from numpy.typing import NDArray
 
+from glassloop.ops.vocabulary import FIRST, GOLDEN, SECOND, Float64, hash_ids, luck_of
+
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_FIRST = 0xBF58476D1CE4E5B9
-_SECOND = 0x94D049BB133111EB
+_COIN = np.array([0xFFFFFFFF])  # an id that no vocabulary has, for draws that belong to no token
 
 
-def _mix(x: int) -> int:
+def mix(x: int) -> int:
     """The finalizer of SplitMix64: a bijection on 64 bits in which every input bit moves every output bit."""
-    x = ((x ^ (x >> 30)) * _FIRST) & _MASK
-    x = ((x ^ (x >> 27)) * _SECOND) & _MASK
+    x = ((x ^ (x >> 30)) * FIRST) & _MASK
+    x = ((x ^ (x >> 27)) * SECOND) & _MASK
     return x ^ (x >> 31)
 
 
-def hashes(seed: int, salt: int, position: int, ids: NDArray[np.integer]) -> NDArray[np.uint64]:
-    """64 random bits for each token id."""
-    key = 0
-    for part in (seed, salt, position):
-        key = _mix((key + _GOLDEN + part) & _MASK)
-    x = np.uint64(key) + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
-    return x ^ (x >> np.uint64(31))
+def luck_key(seed: int, salt: int, position: int) -> int:
+    """The key of one draw: 64 bits from which every token's luck follows."""
+    key = mix((GOLDEN + seed) & _MASK)
+    key = mix((key + GOLDEN + salt) & _MASK)
+    return mix((key + GOLDEN + position) & _MASK)
 
 
-def luck(seed: int, salt: int, position: int, ids: NDArray[np.integer]) -> NDArray[np.float64]:
+def luck(seed: int, salt: int, position: int, ids: NDArray[np.integer]) -> Float64:
     """Gumbel noise for each token id."""
-    # 53 bits, moved off 0 and 1 by half a step, so that both logarithms are finite.
-    uniform = ((hashes(seed, salt, position, ids) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    return -np.log(-np.log(uniform))
+    return luck_of(luck_key(seed, salt, position), ids)
+
+
+def coin(seed: int, salt: int, position: int) -> float:
+    """A number between 0 and 1 for the draw as a whole: whether a stage that acts by chance acts here."""
+    bits = int(hash_ids(luck_key(seed, salt, position), _COIN)[0]) >> 12
+    return (bits + 0.5) * 2.0**-52
+
+
+def fork_salt(salt: int, position: int, ordinal: int) -> int:
+    """The salt of the fork number `ordinal` (from 1) made at a position of the branch with this salt."""
+    key = mix((salt + GOLDEN) & _MASK)
+    key = mix((key + GOLDEN + position) & _MASK)
+    return mix((key + GOLDEN + ordinal) & _MASK)
+
+
+def hash_above(needed: float) -> int:
+    """A threshold that the hash of every id with more luck than `needed` exceeds.
+
+    It is set a little low (a millionth of a nat, and the 12 bits that luck leaves out), so rounding may let
+    a few ids too many through, and never one too few.
+    """
+    # P(luck > g) = 1 - exp(-exp(-g)); below g = -4 that is everyone, since the least luck is -3.61.
+    chance = 1.0 if needed < -4 else -expm1(-exp(1e-6 - needed))
+    return max(0, (1 << 64) - 1 - int(chance * 2.0**64) - (1 << 13))

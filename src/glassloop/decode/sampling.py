@@ -1,41 +1,145 @@
-"""How a token is chosen from logits: the options of one request, checked where they enter."""
+"""How a token is chosen from logits: the options of one request, checked where they enter.
+
+Each field is declared once, with its default, what is allowed and a line of help; validation, JSON and the
+flags of the command line are read off these declarations.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from math import isfinite
+from difflib import get_close_matches
 from typing import Any
 
+from glassloop.decode.option import (
+    anything,
+    biases,
+    check_id,
+    check_text,
+    check_text_or_ids,
+    flag,
+    items,
+    number,
+    text,
+    whole,
+)
 from glassloop.errors import SamplingError
+
+_SEED = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
 class Sampling:
-    temperature: float = 1.0  # 0 is greedy
-    seed: int | None = None  # None draws one, and the run records it
-    max_tokens: int = 256
+    # What the distribution looks like
+    temperature: float = number(1.0, 1e-6, 100, or_zero=True, help="0 is greedy.")
+    top_k: int = whole(0, 0, help="Keep the so many most likely tokens; 0 keeps all.")
+    top_p: float = number(1.0, 0, 1, above=True, help="Keep the likeliest with this much mass together.")
+    min_p: float = number(0.0, 0, 1, help="Keep tokens at least this likely, relative to the likeliest.")
+    typical_p: float = number(1.0, 0, 1, above=True, help="Keep the most typical with this much mass.")
+    top_n_sigma: float = number(0.0, 0, 100, help="Keep logits within so many deviations of the highest.")
+    xtc_probability: float = number(0.0, 0, 1, help="How often XTC removes the most likely choices.")
+    xtc_threshold: float = number(
+        0.1, 0, 1, above=True, help="How likely a token must be for XTC to remove it."
+    )
+    epsilon_cutoff: float = number(0.0, 0, 1, below=True, help="Remove tokens less likely than this.")
+    eta_cutoff: float = number(0.0, 0, 1, below=True, help="The same, milder where entropy is high.")
+    # What has been said before
+    repetition_penalty: float = number(1.0, 0.01, 100, help="Above 1 makes tokens seen before less likely.")
+    presence_penalty: float = number(0.0, -100, 100, help="Taken off the logit of tokens already generated.")
+    frequency_penalty: float = number(0.0, -100, 100, help="The same, for each time it was generated.")
+    no_repeat_ngram_size: int = whole(0, 0, help="No n tokens in a row come twice; 0 is off.")
+    dry_multiplier: float = number(0.0, 0, 100, help="Penalty for continuing a repeated passage; 0 is off.")
+    dry_base: float = number(1.75, 1, 100, help="How the DRY penalty grows with the length repeated.")
+    dry_allowed_length: int = whole(2, 1, help="Repeats shorter than this cost nothing with DRY.")
+    # Which tokens
+    logit_bias: Mapping[int, float] = biases(help="Added to the logit of a token id: ID=VALUE.")
+    allowed_token_ids: tuple[int, ...] | None = items(None, check_id, help="No token but these.")
+    bad_words: tuple[str | tuple[int, ...], ...] = items(
+        (), check_text_or_ids, help="Text that is never written."
+    )
+    # Luck, and how many
+    seed: int | None = whole(None, 0, _SEED, help="Fixes the luck; drawn and recorded if absent.")
+    n: int = whole(1, 1, 1024, help="How many samples of the same prompt.")
+    # When it ends
+    max_tokens: int = whole(256, 1, help="Stop after so many tokens.")
+    min_tokens: int = whole(0, 0, help="No end before so many tokens.")
+    stop: tuple[str, ...] = items((), check_text, help="Stop where this text would come.")
+    stop_token_ids: tuple[int, ...] = items((), check_id, help="Stop at this token.")
+    include_stop: bool = flag(False, help="What stopped it is part of the text.")
+    ignore_eos: bool = flag(False, help="The end-of-sequence token does not end it.")
+    timeout: float | None = number(None, 0, 1e9, above=True, help="Stop after so many seconds.")
+    stop_on_repetition: int = whole(
+        0, 0, help="Stop when tokens have come round so often in a row; 0 is off."
+    )
+    # Beams
+    beam_width: int = whole(1, 1, 1024, help="How many beams; 1 is no beam search.")
+    length_penalty: float = number(1.0, -100, 100, help="Exponent of the length by which a beam is divided.")
+    early_stopping: bool = flag(False, help="End the search with the first full set of finished beams.")
+    # What the text must be: at most one of these
+    json_schema: Mapping[str, Any] | bool | None = anything("JSON that fits this schema.")
+    regex: str | None = text(None, help="Text that matches this regular expression.")
+    choice: tuple[str, ...] | None = items(None, check_text, help="One of these texts.")
+    grammar: str | None = text(None, help="Text of this Lark grammar.")
+    # What is recorded, and in which order
+    logprobs: int = whole(5, 0, 64, help="How many alternatives are recorded with each token.")
+    prompt_logprobs: int = whole(0, 0, 64, help="The same for the tokens of the prompt.")
+    stages: tuple[str, ...] | None = items(None, check_text, help="The order of the stages, by name.")
 
     def __post_init__(self) -> None:
-        if not _is_number(self.temperature) or not 0 <= self.temperature <= 100:
-            raise _wrong("temperature", self.temperature, "a number from 0 to 100")
-        if self.seed is not None and (type(self.seed) is not int or not 0 <= self.seed < 1 << 64):
-            raise _wrong("seed", self.seed, "a whole number from 0 to 2^64 - 1")
-        if type(self.max_tokens) is not int or self.max_tokens < 1:
-            raise _wrong("max_tokens", self.max_tokens, "a whole number from 1 up")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not field.default:
+                object.__setattr__(self, field.name, field.metadata["check"](field.name, value))
+        _check_together(self)
 
     @classmethod
-    def from_dict(cls, options: dict[str, Any]) -> Sampling:
+    def from_dict(cls, options: Mapping[str, Any]) -> Sampling:
         """From JSON or keyword arguments. An unknown name is an error, never ignored."""
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
-                raise SamplingError(f"{name} is not a sampling option; the options are {', '.join(known)}")
+                close = get_close_matches(str(name), known, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"the options are {', '.join(known)}"
+                raise SamplingError(f"{name} is not a sampling option; {hint}")
         return cls(**options)
 
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it; `from_dict` gives the same options back."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and isfinite(value)  # type: ignore[arg-type]
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def constraint(self) -> str | None:
+        """Which field says what the text must be."""
+        for name in _CONSTRAINTS:
+            if getattr(self, name) is not None:
+                return name
+        return None
 
 
-def _wrong(name: str, value: object, expected: str) -> SamplingError:
-    return SamplingError(f"{name} is {value!r}; {expected} is expected")
+_CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
+
+
+def _check_together(sampling: Sampling) -> None:
+    asked = [name for name in _CONSTRAINTS if getattr(sampling, name) is not None]
+    if len(asked) > 1:
+        raise SamplingError(f"{' and '.join(asked)} are both given; one of them at most is expected")
+    if asked and sampling.ignore_eos:
+        raise SamplingError(f"ignore_eos is True with {asked[0]}; a text of a given form has an end")
+    if sampling.stop_on_repetition == 1:
+        raise SamplingError("stop_on_repetition is 1; 0 (off) or a whole number from 2 up is expected")
+    if sampling.min_tokens > sampling.max_tokens:
+        raise SamplingError(
+            f"min_tokens is {sampling.min_tokens}; at most max_tokens, {sampling.max_tokens}, is expected"
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value

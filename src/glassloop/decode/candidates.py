@@ -1,0 +1,294 @@
+"""The tokens that are still in the race, with their logits: what the stages of the chain hand to each other.
+
+Either the whole vocabulary as a row, of which only the highest are ever sorted, or, once a cut has left few
+enough, a list. Both answer the same questions with the same numbers; a question that the sorted head cannot
+settle for certain takes more of the row, in the end all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glassloop.ops.quant import Float32
+from glassloop.ops.vocabulary import Float64, Int32, RowOps, Summary
+
+HEAD = 64  # how many are sorted at first
+_FEWEST = 16  # a head that changes have left shorter is sorted anew
+_GROWTH = 8  # and how many times as many when that was not enough
+_FARTHEST = float(np.finfo(np.float32).max)
+SLACK = 1e-9  # two probability masses that are closer than this are equal: rounding never decides a cut
+
+
+class NoneLeft(Exception):
+    """Every token has been removed. The chain turns it into an error that names the stages at odds."""
+
+
+class Candidates:
+    """Immutable to its users. A logit is `base · scale`: stages move the float32 `base` and multiply the
+    scale, so temperature costs nothing and the order of tokens is that of `base`.
+
+    Invariants: `_ids` and `_base` are sorted by descending base, ties by lower id, and hold no minus
+    infinity. If `complete` they are all the survivors; if not they are the highest of `_row`, where minus
+    infinity marks who was removed.
+    """
+
+    __slots__ = (
+        "_base",
+        "_earlier",
+        "_ids",
+        "_lse",
+        "_moved",
+        "_ops",
+        "_row",
+        "_values",
+        "complete",
+        "scale",
+        "vocab_size",
+    )
+
+    def __init__(
+        self,
+        ops: RowOps,
+        vocab_size: int,
+        row: Float32 | None,
+        scale: float,
+        ids: Int32 | None = None,
+        base: Float32 | None = None,
+        complete: bool = False,
+    ) -> None:
+        self._ops = ops
+        self.vocab_size = vocab_size
+        self.scale = scale
+        self.complete = complete
+        self._row = row
+        self._ids = ids
+        self._base = base
+        self._values: Float64 | None = None
+        self._lse: float | None = None
+        # A row whose head was never needed: the head of an earlier one, and who has moved since.
+        self._earlier: tuple[Int32, Float32, bool] | None = None  # ids, base, complete
+        self._moved: tuple[NDArray[np.integer], ...] = ()
+
+    @classmethod
+    def of(cls, logits: Float32, summary: Summary, ops: RowOps) -> Candidates:
+        """The whole vocabulary, with what the caller has computed of this row already."""
+        made = cls(ops, len(logits), logits, 1.0)
+        made._set_head(summary.ids, summary.logits)
+        made._lse = summary.log_sum_exp
+        return made
+
+    # ── questions ──────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def ids(self) -> Int32:
+        """The survivors by descending logit, ties by lower id: all of them if `complete`, else the head."""
+        if self._ids is None:
+            self._grow(_FEWEST)
+        if not len(self._ids):  # type: ignore[arg-type]
+            raise NoneLeft
+        return self._ids  # type: ignore[return-value]
+
+    @property
+    def values(self) -> Float64:
+        """The logits of `ids`."""
+        if self._values is None:
+            ids = self.ids
+            self._values = self._base[: len(ids)].astype(np.float64) * self.scale  # type: ignore[index]
+        return self._values
+
+    @property
+    def log_sum_exp(self) -> float:
+        """Over every survivor."""
+        if self._lse is None:
+            if self._row is not None:
+                self._lse = self._ops.log_sum_exp(self._row, self.scale)
+                if self._lse == -np.inf:
+                    raise NoneLeft
+            else:
+                values = self.values
+                peak = float(values[0])
+                self._lse = peak + float(np.log(np.exp(values - peak).sum()))
+        return self._lse
+
+    @property
+    def count(self) -> int:
+        """How many survive."""
+        if self._row is not None:
+            return int(np.count_nonzero(self._row > -np.inf))
+        return len(self._ids)  # type: ignore[arg-type]
+
+    def everyone(self) -> tuple[Int32, Float64]:
+        """Every survivor with its logit, in no promised order (nothing is sorted for this)."""
+        if self._row is None:
+            return self.ids, self.values
+        ids = np.flatnonzero(self._row > -np.inf).astype(np.int32)
+        if not len(ids):
+            raise NoneLeft
+        return ids, self._row[ids].astype(np.float64) * self.scale
+
+    def logits_of(self, ids: NDArray[np.integer]) -> Float64:
+        """The logits of these tokens, minus infinity for those that were removed."""
+        if self._row is not None:
+            logits: Float64 = self._row[ids].astype(np.float64) * self.scale
+        elif len(ids) * len(self.ids) <= self.vocab_size:
+            found = self.ids == ids[:, np.newaxis]  # [asked, survivors]
+            logits = np.where(found.any(1), self.values[found.argmax(1)], -np.inf)
+        else:
+            whole = np.full(self.vocab_size, -np.inf)
+            whole[self.ids] = self.values
+            logits = whole[ids]
+        return logits
+
+    def rank_of(self, token: int) -> int | None:
+        """How many survivors come before this one; None if it was removed."""
+        place = int((self.ids == token).argmax())
+        if self.ids[place] == token:
+            return place
+        if self._row is None or self._row[token] == -np.inf:
+            return None
+        return self._ops.rank_of(self._row, token)
+
+    # ── what a stage can do ────────────────────────────────────────────────────────────────────────────────
+
+    def moved(self, ids: NDArray[np.integer], change: Callable[[Float64], Float64]) -> Candidates:
+        """The logits of these tokens, each named once, given anew as `change` says; the rest stays."""
+        if not len(ids):
+            return self
+        if self._row is not None:
+            row, before = self._row.copy(), self._row[ids]
+            row[ids] = self._rebased(change(before.astype(np.float64) * self.scale), before)
+            return self._changed(row, (ids,))
+        spots = np.flatnonzero(np.isin(self._ids, ids))  # type: ignore[arg-type]
+        order = np.full(self.vocab_size, -1, np.int64)
+        order[ids] = np.arange(len(ids))
+        # `change` sees every token it was written for, in its own order; those already out do not matter.
+        base = self._base.copy()  # type: ignore[union-attr]
+        before = np.full(len(ids), -np.inf)
+        places = order[self._ids[spots]]  # type: ignore[index]
+        before[places] = self.values[spots]
+        base[spots] = self._rebased(change(before)[places], base[spots])
+        return self._listed(self._ids, base)  # type: ignore[arg-type]
+
+    def scaled(self, factor: float) -> Candidates:
+        """Every logit times a positive number."""
+        scale = self.scale * factor
+        made = Candidates(self._ops, self.vocab_size, self._row, scale, self._ids, self._base, self.complete)
+        made._earlier, made._moved = self._earlier, self._moved
+        return made
+
+    def without(self, ids: Iterable[int] | NDArray[np.integer]) -> Candidates:
+        """These tokens removed."""
+        gone = ids if isinstance(ids, np.ndarray) else np.fromiter(ids, np.int64)
+        if not len(gone):
+            return self
+        if self._row is not None:
+            row = self._row.copy()
+            row[gone] = -np.inf
+            return self._changed(row)
+        return self._picked(np.isin(self._ids, gone, invert=True))  # type: ignore[arg-type]
+
+    def only(self, allowed: NDArray[np.bool_]) -> Candidates:  # [vocab_size]
+        """The tokens for which `allowed` says so."""
+        if self._row is not None:
+            return Candidates(
+                self._ops, self.vocab_size, np.where(allowed, self._row, np.float32(-np.inf)), self.scale
+            )
+        return self._picked(allowed[self._ids])
+
+    def first(self, count: int) -> Candidates:
+        """The `count` highest."""
+        self._grow(count)
+        if self.complete and len(self.ids) <= count:
+            return self
+        ids, base = self.ids[:count], self._base[:count]  # type: ignore[index]
+        made = Candidates(self._ops, self.vocab_size, None, self.scale, ids, base, complete=True)
+        if self._values is not None:
+            made._values = self._values[:count]
+        return made
+
+    def at_least(self, logit: float) -> Candidates:
+        """Those with this logit or a higher one; the highest, and who ties with it, in any case."""
+        logit = min(logit, float(self.values[0]))
+        while not self.complete and self.values[-1] >= logit:
+            self._grow(len(self.ids) * _GROWTH)
+        return self.first(int(np.count_nonzero(self.values >= logit)))
+
+    def with_mass(self, mass: float) -> Candidates:
+        """The highest that together have this much of the probability: as few as will do."""
+        while True:
+            reached = np.cumsum(np.exp(self.values - self.log_sum_exp))
+            enough = int(np.searchsorted(reached, mass - SLACK))
+            if enough < len(reached) or self.complete:
+                return self.first(enough + 1)
+            self._grow(len(self.ids) * _GROWTH)
+
+    # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _rebased(self, logits: Float64, before: Float32) -> Float32:
+        """Logits as float32 at this scale. Who was removed stays removed, whatever is added to it, and
+        nobody is removed by being moved, however far."""
+        base = (logits / self.scale).clip(-_FARTHEST, _FARTHEST).astype(np.float32)
+        base[before == -np.inf] = -np.inf  # (a list holds none of those)
+        return base
+
+    def _listed(self, ids: Int32, base: Float32) -> Candidates:
+        order = np.lexsort((ids, -base))
+        ids, base = ids[order], base[order]
+        alive = int(np.count_nonzero(base > -np.inf))
+        return Candidates(
+            self._ops, self.vocab_size, None, self.scale, ids[:alive], base[:alive], complete=True
+        )
+
+    def _picked(self, mask: NDArray[np.bool_]) -> Candidates:
+        ids, base = self._ids[mask], self._base[mask]  # type: ignore[index]
+        return Candidates(self._ops, self.vocab_size, None, self.scale, ids, base, complete=True)
+
+    def _changed(self, row: Float32, moved: tuple[NDArray[np.integer], ...] = ()) -> Candidates:
+        """The same with another row, in which logits of these tokens were moved and any were removed."""
+        made = Candidates(self._ops, self.vocab_size, row, self.scale)
+        if self._ids is not None and self._base is not None:
+            made._earlier, made._moved = (self._ids, self._base, self.complete), moved
+        else:
+            made._earlier, made._moved = self._earlier, (*self._moved, *moved)
+        return made
+
+    def _sort_from_earlier(self) -> None:
+        """The head, from that of an earlier row and what has changed since, without looking at the whole row.
+
+        Nobody outside the earlier head was above its last. So whoever is above that now, of the head or of
+        those that moved, comes before all others; who is level with it may not, and is left out.
+        """
+        if self._earlier is None or self._row is None:
+            return
+        ids, base, complete = self._earlier
+        last = np.float32(-np.inf) if complete else base[-1]
+        stayed = (self._row[ids] == base) & (base > last)
+        if self._moved:
+            moved = self._moved[0] if len(self._moved) == 1 else np.concatenate(self._moved)
+            came = np.unique(moved[self._row[moved] > last]).astype(np.int32)
+            stayed &= ~(ids[:, np.newaxis] == came).any(1)
+            ids, base = np.concatenate([ids[stayed], came]), np.concatenate([base[stayed], self._row[came]])
+            order = np.lexsort((ids, -base))
+            ids, base = ids[order], base[order]
+        else:
+            ids, base = ids[stayed], base[stayed]
+        self._ids, self._base, self.complete = ids, base, complete
+
+    def _grow(self, count: int) -> None:
+        """Sort at least so many, or all there are."""
+        if self._ids is None:
+            self._sort_from_earlier()
+        if self.complete or (self._ids is not None and len(self._ids) >= count):
+            return
+        assert self._row is not None
+        self._set_head(*self._ops.highest(self._row, min(max(count, HEAD), self.vocab_size)))
+
+    def _set_head(self, ids: Int32, base: Float32) -> None:
+        alive = len(base)
+        if alive and base[-1] == -np.inf:
+            alive = int(np.count_nonzero(base > -np.inf))
+        self.complete = alive < len(base) or alive == self.vocab_size
+        self._ids, self._base, self._values = ids[:alive], base[:alive], None

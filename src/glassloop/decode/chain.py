@@ -1,0 +1,129 @@
+"""The chain: the stages that a request asks for, in order, from a row of logits to the survivors.
+
+It is the only sampling path. `explain` runs it with an observer that sees the candidates between stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from difflib import get_close_matches
+
+import numpy as np
+
+from glassloop.decode import stages as _built_in  # noqa: F401  (registers them)
+from glassloop.decode.candidates import Candidates, NoneLeft
+from glassloop.decode.sampling import Sampling
+from glassloop.decode.stage import REGISTER, Stage, Step
+from glassloop.errors import ModelError, SamplingError
+from glassloop.ops.quant import Float32
+from glassloop.ops.vocabulary import Summary
+
+# First what concerns single tokens, over the whole vocabulary; then the shape of what is left.
+DEFAULT_ORDER = (
+    "logit_bias",
+    "allowed_tokens",
+    "bad_words",
+    "min_tokens",
+    "grammar",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram",
+    "dry",
+    "temperature",
+    "top_k",
+    "typical_p",
+    "top_p",
+    "min_p",
+    "top_n_sigma",
+    "xtc",
+    "epsilon_cutoff",
+    "eta_cutoff",
+)
+
+Observer = Callable[[Stage, Candidates, Candidates], None]  # (stage, before, after)
+
+
+def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
+    """The stages that this request runs. What can only be checked against a vocabulary is checked here."""
+    _check_ids(sampling, vocab_size)
+    order = sampling.stages or DEFAULT_ORDER
+    for name in order:
+        if name not in REGISTER:
+            close = get_close_matches(name, REGISTER, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"the stages are {', '.join(REGISTER)}"
+            raise SamplingError(f"stages has {name!r}, which is no stage; {hint}")
+        if order.count(name) > 1:
+            raise SamplingError(f"stages has {name!r} {order.count(name)} times; once is expected")
+    for name in DEFAULT_ORDER:
+        if name not in order and REGISTER[name].active(sampling):
+            raise SamplingError(f"stages leaves {name} out, which this request asks for; add it or unset it")
+    return tuple(REGISTER[name] for name in order if REGISTER[name].active(sampling))
+
+
+def run_chain(
+    chain: tuple[Stage, ...],
+    logits: Float32,
+    summary: Summary,
+    step: Step,
+    observer: Observer | None = None,
+) -> Candidates:
+    """The survivors of one row of logits, whose summary the caller has: at least one."""
+    if not summary.finite:
+        found = "NaN" if np.isnan(logits).any() else "infinity"
+        raise ModelError(f"the model gave a logit that is {found} at position {step.position}")
+    try:
+        candidates = _walk(chain, Candidates.of(logits, summary, step.ops), step, observer)
+        candidates.ids  # noqa: B018  (raises if there are none)
+    except NoneLeft:
+        raise _at_odds(chain, logits, summary, step) from None
+    return candidates
+
+
+def _walk(
+    chain: tuple[Stage, ...], candidates: Candidates, step: Step, observer: Observer | None
+) -> Candidates:
+    for stage in chain:
+        before, candidates = candidates, stage.run(candidates, step)
+        if observer is not None:
+            observer(stage, before, candidates)
+    return candidates
+
+
+def _at_odds(
+    chain: tuple[Stage, ...], logits: Float32, summary: Summary, step: Step
+) -> SamplingError | ModelError:
+    """Nobody is left: run it again, and see who removed whom."""
+    removed: list[tuple[str, int]] = []
+
+    def watch(stage: Stage, before: Candidates, after: Candidates) -> None:
+        left = after.count
+        if left < before.count:
+            removed.append((stage.name, left))
+        if not left:
+            raise NoneLeft
+
+    with suppress(NoneLeft):
+        _walk(chain, Candidates.of(logits, summary, step.ops), step, watch)
+    if not removed:
+        return ModelError(f"the model gave minus infinity for every token at position {step.position}")
+    told = ", ".join(f"{name} leaves {left}" for name, left in removed)
+    names = " and ".join(name for name, _ in removed)
+    odds = f"{names} are at odds" if len(removed) > 1 else f"{names} allows none"
+    return SamplingError(f"no token is left at position {step.position}: {odds} ({told})")
+
+
+def _check_ids(sampling: Sampling, vocab_size: int) -> None:
+    ids = {
+        "logit_bias": sampling.logit_bias,
+        "allowed_token_ids": sampling.allowed_token_ids or (),
+        "stop_token_ids": sampling.stop_token_ids,
+        "bad_words": [token for word in sampling.bad_words if not isinstance(word, str) for token in word],
+    }
+    for name, tokens in ids.items():
+        for token in tokens:
+            if token >= vocab_size:
+                raise SamplingError(
+                    f"{name} has token id {token}; the vocabulary has the ids 0 to {vocab_size - 1}"
+                )

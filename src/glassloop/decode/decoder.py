@@ -1,0 +1,135 @@
+"""A decoder: the choosing half of one branch, from logits to a recorded token, again and again.
+
+It holds what a request needs between tokens (the history, the state of the grammar) and nothing of anybody
+else's, so what other rows ask for cannot matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from glassloop.decode.bad_words import BadWords
+from glassloop.decode.candidates import HEAD, Candidates
+from glassloop.decode.chain import Observer, build_chain, run_chain
+from glassloop.decode.choose import choose
+from glassloop.decode.history import History
+from glassloop.decode.sampling import Sampling
+from glassloop.decode.stage import Step
+from glassloop.errors import SamplingError
+from glassloop.ops.quant import Float32
+from glassloop.ops.vocabulary import Float64, Int32, RowOps, Summary, row_ops
+from glassloop.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from glassloop.decode.grammar import Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A token and its reasons. Log-probabilities and ranks are over the whole vocabulary, ranks from 1."""
+
+    id: int
+    logprob: float  # after the stages
+    raw_logprob: float  # the model's own
+    rank: int  # in the model's own order
+    rank_after: int  # among the survivors
+    entropy: float  # of the model's own distribution, in nats
+    log_sum_exp: float  # of the model's own logits
+    luck: float
+    margin: float  # by how much logit + luck exceeded the runner-up's
+    runner_up: int | None
+    survivors: int | None  # how many tokens the stages left; None where nobody needed to count them
+    alternative_ids: Int32  # the model's own favourites
+    alternative_logprobs: Float64  # after the stages; minus infinity for the removed
+    alternative_raw_logprobs: Float64
+
+
+class Decoder:
+    """One branch: `choose` looks at logits, `commit` moves on by a token."""
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        vocab_size: int,
+        seed: int,
+        prompt: Sequence[int] = (),
+        salt: int = 0,
+        tokenizer: Tokenizer | None = None,
+        eos_ids: Sequence[int] = (),
+        ops: RowOps = row_ops("reference"),
+    ) -> None:
+        self.sampling = sampling
+        self.chain = build_chain(sampling, vocab_size)
+        self.history = History(prompt)
+        # Room for top-k, and for a few that penalties may push out of it.
+        self._head = max(HEAD, min(sampling.top_k + HEAD // 2, 1024))
+        self.step = Step(
+            sampling,
+            self.history,
+            seed,
+            len(self.history),
+            ops,
+            salt,
+            np.array(sorted({*eos_ids, *sampling.stop_token_ids}), np.int32),
+            grammar=_grammar(sampling, vocab_size, tokenizer),
+            bad_words=BadWords(sampling.bad_words, tokenizer) if sampling.bad_words else None,
+        )
+
+    def look(self, logits: Float32, observer: Observer | None = None) -> tuple[Summary, Candidates]:
+        """What the model says, and what the stages leave of it."""
+        summary = self.step.ops.summarize(logits, self._head)
+        return summary, run_chain(self.chain, logits, summary, self.step, observer)
+
+    def choose(self, logits: Float32, observer: Observer | None = None) -> Chosen:
+        """The token that this branch takes next. Asking changes nothing."""
+        summary, left = self.look(logits, observer)
+        choice = choose(left, self.step)
+        token, lse = choice.id, left.log_sum_exp
+        wanted = self.sampling.logprobs
+        favourites, theirs = summary.ids[:wanted], summary.logits[:wanted].astype(np.float64)
+        return Chosen(
+            id=token,
+            logprob=choice.logit - lse,
+            raw_logprob=float(logits[token]) - summary.log_sum_exp,
+            rank=_rank(self.step.ops, summary.ids, logits, token),
+            rank_after=1 + (left.rank_of(token) or 0),
+            entropy=summary.entropy,
+            log_sum_exp=summary.log_sum_exp,
+            luck=choice.luck,
+            margin=choice.margin,
+            runner_up=choice.runner_up,
+            survivors=len(left.ids) if left.complete else None,
+            alternative_ids=favourites,
+            alternative_logprobs=left.logits_of(favourites) - lse,
+            alternative_raw_logprobs=theirs - summary.log_sum_exp,
+        )
+
+    def commit(self, token: int) -> None:
+        self.history.append(token)
+        self.step.position += 1
+        if self.step.grammar is not None and not self.finished:
+            self.step.grammar.commit(token)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the text is complete by its grammar and nothing can be added to it."""
+        return self.step.grammar is not None and self.step.grammar.finished
+
+
+def _grammar(sampling: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -> Grammar | None:
+    if sampling.constraint is None:
+        return None
+    if tokenizer is None:
+        raise SamplingError(f"{sampling.constraint} needs a tokenizer")
+    from glassloop.decode.grammar import Grammar  # a library that most requests do without
+
+    return Grammar(sampling, vocab_size, tokenizer)
+
+
+def _rank(ops: RowOps, head: Int32, logits: Float32, token: int) -> int:
+    place = int((head == token).argmax())
+    return 1 + (place if head[place] == token else ops.rank_of(logits, token))

@@ -1,0 +1,205 @@
+"""Why this token: the chain and the choice once more, with somebody looking on.
+
+It runs the same code on the same logits, so what it says is what happened; with overrides it says what would
+have happened instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glassloop.decode.candidates import Candidates
+from glassloop.decode.choose import choose
+from glassloop.decode.decoder import Decoder
+from glassloop.decode.luck import luck_key
+from glassloop.decode.sampling import Sampling
+from glassloop.decode.sentence import sentence
+from glassloop.decode.stage import Stage
+from glassloop.ops.quant import Float32
+from glassloop.ops.vocabulary import Float64, RowOps, luck_of, row_ops
+from glassloop.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Change:
+    """A token that a stage removed or moved. Log-probabilities are among the survivors of the time."""
+
+    id: int
+    text: str
+    before: float
+    after: float | None  # None: removed
+
+
+@dataclass(frozen=True)
+class StageReport:
+    name: str
+    kind: str  # bias, scale, mask
+    survivors_before: int
+    survivors: int
+    mass_kept: float  # how much of the probability the survivors had before the stage
+    removed: tuple[Change, ...]  # the likeliest of them
+    moved: tuple[Change, ...]  # the likeliest of those whose logit the stage changed
+    removed_count: int
+    moved_count: int
+
+
+@dataclass(frozen=True)
+class Racer:
+    """A token in the race, or one that would have been."""
+
+    id: int
+    text: str
+    rank: int  # in the model's own order, from 1
+    raw_logprob: float
+    logprob: float | None  # after the stages; None: removed
+    luck: float
+    score: float | None  # logit after the stages + luck
+    removed_by: str | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    position: int
+    seed: int
+    salt: int
+    sampling: Sampling
+    stages: tuple[StageReport, ...]
+    candidates: tuple[Racer, ...]  # by score; then those who were removed, by the model's own order
+    winner: Racer
+    runner_up: Racer | None
+    margin: float
+    sentence: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain["sampling"] = self.sampling.to_dict()
+        plain["stages"] = [asdict(report) for report in self.stages]
+        plain["candidates"] = [asdict(racer) for racer in self.candidates]
+        plain["winner"] = asdict(self.winner)
+        plain["runner_up"] = self.runner_up and asdict(self.runner_up)
+        plain["margin"] = None if self.margin == inf else self.margin
+        return plain
+
+
+def explain(
+    logits: Float32,
+    tokens: Sequence[int],
+    sampling: Sampling,
+    seed: int,
+    position: int | None = None,
+    *,
+    prompt_length: int | None = None,
+    salt: int = 0,
+    tokenizer: Tokenizer | None = None,
+    eos_ids: Sequence[int] = (),
+    ops: RowOps = row_ops("reference"),
+    shown: int = 10,
+    **overrides: Any,
+) -> Explanation:
+    """Why the token after `tokens` (the prompt's `prompt_length`, all of them if not told, then generated
+    ones) is what it is. Any field of `Sampling` among the overrides makes it a what-if."""
+    if overrides:
+        sampling = Sampling.from_dict({**sampling.to_dict(), **overrides})
+    prompt_length = len(tokens) if prompt_length is None else prompt_length
+    decoder = Decoder(sampling, len(logits), seed, tokens[:prompt_length], salt, tokenizer, eos_ids, ops)
+    for token in tokens[prompt_length:]:
+        decoder.commit(token)
+    step = decoder.step
+    step.position = len(tokens) if position is None else position
+
+    watcher = _Watcher(tokenizer, shown)
+    summary, left = decoder.look(logits, watcher.see)
+    choice = choose(left, step)
+
+    # Who is worth showing: the model's favourites, the chain's, and whoever won or came second.
+    named = {int(i) for i in [*summary.ids[:shown], *left.ids[:shown], choice.id] if logits[i] > -inf}
+    named |= set() if choice.runner_up is None else {choice.runner_up}
+    ids = np.array(sorted(named))
+    luck = np.zeros(len(ids)) if sampling.greedy else luck_of(luck_key(seed, salt, step.position), ids)
+    after = left.logits_of(ids)
+    racers = [
+        Racer(
+            token,
+            watcher.text(token),
+            1 + ops.rank_of(logits, token),
+            float(logits[token]) - summary.log_sum_exp,
+            _or_none(float(after[place]) - left.log_sum_exp),
+            float(luck[place]),
+            _or_none(float(after[place]) + float(luck[place])),
+            watcher.removed_by.get(token) if after[place] == -inf else None,
+        )
+        for place, token in enumerate(ids.tolist())
+    ]
+    racers.sort(key=lambda racer: (-inf if racer.score is None else racer.score, -racer.rank), reverse=True)
+    by_id = {racer.id: racer for racer in racers}
+    winner = by_id[choice.id]
+    runner_up = None if choice.runner_up is None else by_id[choice.runner_up]
+    favourite = by_id[int(summary.ids[0])]
+    return Explanation(
+        step.position,
+        seed,
+        salt,
+        sampling,
+        tuple(watcher.reports),
+        tuple(racers),
+        winner,
+        runner_up,
+        choice.margin,
+        sentence(sampling, winner, runner_up, favourite, choice.margin, 1 + (left.rank_of(choice.id) or 0)),
+    )
+
+
+class _Watcher:
+    """Looks on while the chain runs, and writes down what each stage did."""
+
+    def __init__(self, tokenizer: Tokenizer | None, shown: int) -> None:
+        self.reports: list[StageReport] = []
+        self.removed_by: dict[int, str] = {}
+        self._tokenizer = tokenizer
+        self._shown = shown
+
+    def see(self, stage: Stage, before: Candidates, after: Candidates) -> None:
+        everyone = np.arange(before.vocab_size)
+        old, new = before.logits_of(everyone), after.logits_of(everyone)
+        old_logprobs, new_logprobs = old - before.log_sum_exp, new - after.log_sum_exp
+        alive = old > -inf
+        removed = np.flatnonzero(alive & (new == -inf))
+        moved = np.flatnonzero(alive & (new > -inf) & (old != new))
+        self.removed_by.update(dict.fromkeys(removed.tolist(), stage.name))
+        kept = 1.0 if not len(removed) else float(np.exp(old_logprobs[new > -inf]).sum())
+        self.reports.append(
+            StageReport(
+                stage.name,
+                stage.kind,
+                int(alive.sum()),
+                int((new > -inf).sum()),
+                min(kept, 1.0),
+                self._likeliest(removed, old_logprobs, new_logprobs),
+                self._likeliest(moved, old_logprobs, new_logprobs),
+                len(removed),
+                len(moved),
+            )
+        )
+
+    def _likeliest(self, ids: NDArray[np.integer], before: Float64, after: Float64) -> tuple[Change, ...]:
+        order = ids[np.lexsort((ids, -before[ids]))][: self._shown]
+        return tuple(
+            Change(token, self.text(token), float(before[token]), _or_none(float(after[token])))
+            for token in order.tolist()
+        )
+
+    def text(self, token: int) -> str:
+        if self._tokenizer is None or token >= self._tokenizer.vocab_size:
+            return f"<{token}>"
+        return self._tokenizer.piece(token)
+
+
+def _or_none(value: float) -> float | None:
+    return None if value == -inf else value

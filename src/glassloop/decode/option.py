@@ -1,0 +1,188 @@
+"""The kinds of options that a request can have: a number within bounds, a switch, a list, and so on.
+
+Each is a dataclass field that carries its own check, which gives the value back in its normal form or says
+what was wrong, and a line of help for the command line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
+from math import isfinite
+from numbers import Integral, Real
+from typing import Any, TypeGuard
+
+from glassloop.errors import SamplingError
+
+Check = Callable[[str, Any], Any]  # (name, value) → the value in its normal form
+
+
+def number(
+    default: float | None,
+    low: float,
+    high: float,
+    *,
+    help: str,
+    above: bool = False,
+    below: bool = False,
+    or_zero: bool = False,
+) -> Any:
+    """From `low` to `high`; `above` and `below` leave that bound out."""
+    allowed = (
+        f"a number {'above' if above else 'from'} {low:g} {'and below' if below else 'to'} {high:g}"
+        + (", or 0," if or_zero else "")
+        + (" or None" if default is None else "")
+    )
+
+    def check(name: str, value: Any) -> float | None:
+        if value is None and default is None:
+            return None
+        if not _is_number(value):
+            raise wrong(name, value, allowed)
+        inside = (low < value if above else low <= value) and (value < high if below else value <= high)
+        if not inside and not (or_zero and value == 0):
+            raise wrong(name, value, allowed)
+        return float(value)
+
+    return _option(default, check, help, "number")
+
+
+def whole(default: int | None, low: int, high: int | None = None, *, help: str) -> Any:
+    bounds = f"from {low} up" if high is None else f"from {low} to {_shown(high)}"
+    allowed = f"a whole number {bounds}" + (" or None" if default is None else "")
+
+    def check(name: str, value: Any) -> int | None:
+        if value is None and default is None:
+            return None
+        if not _is_whole(value) or value < low or (high is not None and value > high):
+            raise wrong(name, value, allowed)
+        return int(value)
+
+    return _option(default, check, help, "whole")
+
+
+def flag(default: bool, *, help: str) -> Any:
+    def check(name: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise wrong(name, value, "True or False")
+        return value
+
+    return _option(default, check, help, "flag")
+
+
+def text(default: None, *, help: str) -> Any:
+    def check(name: str, value: Any) -> str | None:
+        return None if value is None else check_text(name, value)
+
+    return _option(default, check, help, "text")
+
+
+def items(default: tuple[()] | None, item: Check, *, help: str) -> Any:
+    """A list, each item checked; one text alone is a list of one."""
+
+    def check(name: str, value: Any) -> tuple[Any, ...] | None:
+        if value is None and default is None:
+            return None
+        if isinstance(value, str):
+            value = (value,)
+        if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
+            raise wrong(name, value, "a list")
+        made = tuple(item(f"{name}[{place}]", each) for place, each in enumerate(value))
+        if not made and default is None:
+            raise wrong(name, [], "a list with at least one item, or None,")
+        return made
+
+    return _option(default, check, help, "ids" if item is check_id else "texts")
+
+
+def biases(*, help: str) -> Any:
+    """Token id → what is added to its logit. JSON has the ids as text."""
+
+    def check(name: str, value: Any) -> Mapping[int, float]:
+        if not isinstance(value, Mapping):
+            raise wrong(name, value, "a mapping from token ids to numbers")
+        made = {}
+        for key, bias in value.items():
+            token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+            if not _is_number(bias) or not -1000 <= bias <= 1000:
+                raise wrong(f"{name}[{key}]", bias, "a number from -1000 to 1000")
+            made[check_id(f"a key of {name}", token)] = float(bias)
+        return made
+
+    return _option(_NO_BIAS, check, help, "biases", hash=False)
+
+
+def anything(help: str) -> Any:
+    """A JSON schema: an object, its text, or True for any JSON."""
+
+    def check(name: str, value: Any) -> Any:
+        if value is None or value is True:
+            return value
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise wrong(name, _cut(value), f"JSON ({error})") from None
+        if value is not True and not isinstance(value, Mapping):
+            raise wrong(name, value, "a JSON schema (an object), or True for any JSON,")
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise wrong(name, _cut(repr(value)), f"something that JSON can hold ({error})") from None
+        return value
+
+    return _option(None, check, help, "schema", hash=False)
+
+
+def check_text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise wrong(name, value, "a text that is not empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise wrong(name, ascii(value), "a text without lone surrogates") from None
+    return value
+
+
+def check_id(name: str, value: Any) -> int:
+    if not _is_whole(value) or not 0 <= value < 1 << 31:
+        raise wrong(name, value, "a token id, a whole number from 0 up,")
+    return int(value)
+
+
+def check_text_or_ids(name: str, value: Any) -> str | tuple[int, ...]:
+    """A text, or the token ids that must not come one after the other."""
+    if isinstance(value, (list, tuple)) and value:
+        return tuple(check_id(f"{name}[{place}]", each) for place, each in enumerate(value))
+    return check_text(name, value)
+
+
+def wrong(name: str, value: object, expected: str) -> SamplingError:
+    return SamplingError(f"{name} is {_cut(repr(value))}; {expected} is expected")
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+_NO_BIAS: Mapping[int, float] = {}
+
+
+def _option(default: Any, check: Check, help: str, kind: str, hash: bool | None = None) -> Any:
+    metadata = {"check": check, "help": help, "kind": kind}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: default, metadata=metadata, hash=hash)
+    return field(default=default, metadata=metadata, hash=hash)
+
+
+def _shown(value: int) -> str:
+    return f"2^{value.bit_length()} - 1" if value > 1 << 40 else str(value)
+
+
+def _cut(shown: str) -> str:
+    return shown if len(shown) <= 80 else shown[:77] + "…"

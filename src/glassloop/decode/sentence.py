@@ -1,0 +1,76 @@
+"""The one sentence of an explanation: who won, from where, with how much luck, against whom."""
+
+from __future__ import annotations
+
+from math import exp
+from typing import Protocol
+
+from glassloop.decode.sampling import Sampling
+
+
+class Told(Protocol):
+    """What the sentence tells of a token."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def raw_logprob(self) -> float: ...
+    @property
+    def logprob(self) -> float | None: ...
+    @property
+    def luck(self) -> float: ...
+    @property
+    def removed_by(self) -> str | None: ...
+
+
+def sentence(
+    sampling: Sampling, winner: Told, runner_up: Told | None, favourite: Told, margin: float, rank_after: int
+) -> str:
+    """In plain English. `favourite` is the model's own; ranks count from 1."""
+    parts = [_beginning(sampling, winner, runner_up, margin, rank_after)]
+    if favourite.id != winner.id and favourite.removed_by is not None:
+        whom = f"{_quoted(favourite)} ({_percent(favourite.raw_logprob)})"
+        parts.append(f"the model's own favourite {whom} had been removed by {favourite.removed_by}")
+    elif winner.rank != rank_after:
+        before = f"{_ordinal(winner.rank)} with {_percent(winner.raw_logprob)}"
+        parts.append(f"to the model itself the winner was {before}")
+    return "; ".join(parts) + "."
+
+
+def _beginning(
+    sampling: Sampling, winner: Told, runner_up: Told | None, margin: float, rank_after: int
+) -> str:
+    name = _quoted(winner)
+    if runner_up is None:
+        return f"{name} won because the stages left no other token"
+    share = _percent(winner.logprob or 0.0)
+    if sampling.greedy:
+        led = f"it led {_quoted(runner_up)} by {margin:.2f}, and greedy has no luck"
+        return f"{name} won because it was the likeliest ({share}): {led}"
+    place = "the likeliest" if rank_after == 1 else _ordinal(rank_after)
+    drew = f"{name} was {place} with {share}, drew {winner.luck:+.2f} of luck"
+    other = f"{_quoted(runner_up)}, which had {_percent(runner_up.logprob or 0.0)} and {runner_up.luck:+.2f}"
+    return f"{drew} and won by {margin:.2f} over {other}"
+
+
+def _quoted(token: Told) -> str:
+    shown = token.text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    return f"“{shown}”"
+
+
+def _percent(logprob: float) -> str:
+    share = 100 * exp(logprob)
+    if share > 99.95 and logprob < 0:
+        return "over 99.9 %"
+    if share >= 0.1:
+        return f"{share:.1f} %"
+    return f"{share:.1g} %" if share >= 1e-6 else "almost nothing"
+
+
+def _ordinal(rank: int) -> str:
+    suffix = "th" if rank % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(rank % 10, "th")
+    return f"{rank}{suffix}"

@@ -1,0 +1,97 @@
+"""A stage: one small, named, pure step from candidates to candidates, and the register of all there are.
+
+    @stage("no_commas", kind="mask")
+    def no_commas(candidates, step):
+        return candidates.without([28])
+
+A request that lists it (`Sampling(stages=[*DEFAULT_ORDER, "no_commas"])`) runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glassloop.decode.candidates import Candidates
+from glassloop.decode.history import History
+from glassloop.decode.sampling import Sampling
+from glassloop.errors import SamplingError
+from glassloop.ops.vocabulary import Int32, RowOps
+
+Kind = Literal["bias", "scale", "mask"]  # moves some logits, multiplies them all, removes tokens
+
+
+class Form(Protocol):
+    """Something that knows which tokens may come next on this branch: a grammar."""
+
+    def mask(self) -> NDArray[np.bool_]: ...  # [vocab_size]
+
+    def commit(self, token: int) -> None: ...
+
+    @property
+    def finished(self) -> bool: ...
+
+
+class Banner(Protocol):
+    """Something that knows which tokens may not: the bad words."""
+
+    def banned(self, tokens: Int32) -> Int32: ...
+
+
+@dataclass
+class Step:
+    """All that a stage may know besides the candidates: the request, and the branch so far."""
+
+    sampling: Sampling
+    history: History
+    seed: int
+    position: int  # the place of the token to choose, the prompt's included
+    ops: RowOps
+    salt: int = 0
+    ending_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # end of sequence, stop tokens
+    grammar: Form | None = None
+    bad_words: Banner | None = None
+
+
+Run = Callable[[Candidates, Step], Candidates]
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    kind: Kind
+    run: Run
+    active: Callable[[Sampling], bool]  # whether a request asks for it; a stage of a user's is asked by name
+    built_in: bool = False
+
+
+REGISTER: dict[str, Stage] = {}
+
+
+def stage(
+    name: str, *, kind: Kind, active: Callable[[Sampling], bool] | None = None, built_in: bool = False
+) -> Callable[[Run], Run]:
+    """Register a function as the stage of this name. `active` says when a request that lists it runs it."""
+    if kind not in ("bias", "scale", "mask"):
+        raise SamplingError(f"the kind of stage {name!r} is {kind!r}; bias, scale or mask is expected")
+
+    def register(run: Run) -> Run:
+        known = REGISTER.get(name)
+        if known is not None and known.built_in:
+            raise SamplingError(f"stage {name!r} is built in; another name is expected")
+        REGISTER[name] = Stage(name, kind, run, active or _always, built_in)
+        return run
+
+    return register
+
+
+def built_in(name: str, kind: Kind, active: Callable[[Sampling], Any]) -> Callable[[Run], Run]:
+    return stage(name, kind=kind, active=lambda sampling: bool(active(sampling)), built_in=True)
+
+
+def _always(sampling: Sampling) -> bool:
+    return True

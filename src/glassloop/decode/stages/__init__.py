@@ -1,0 +1,5 @@
+"""The stages that come with the engine. Importing this registers them; `chain.DEFAULT_ORDER` orders them."""
+
+from glassloop.decode.stages import cuts, penalties, tokens
+
+__all__ = ["cuts", "penalties", "tokens"]

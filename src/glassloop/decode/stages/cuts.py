@@ -1,0 +1,105 @@
+"""Stages about the shape of the distribution: temperature, and the ways to cut off its tail (or, with XTC,
+its head). Each leaves at least one token.
+"""
+
+from __future__ import annotations
+
+from math import exp, log, sqrt
+
+import numpy as np
+
+from glassloop.decode.candidates import SLACK, Candidates
+from glassloop.decode.luck import coin
+from glassloop.decode.stage import Step, built_in
+from glassloop.ops.vocabulary import Float64
+
+
+@built_in("temperature", "scale", lambda sampling: sampling.temperature not in (0, 1))
+def temperature(candidates: Candidates, step: Step) -> Candidates:
+    """Below 1 sharpens, above 1 flattens. 0 is greedy: no scaling, and no luck."""
+    return candidates.scaled(1 / step.sampling.temperature)
+
+
+@built_in("top_k", "mask", lambda sampling: sampling.top_k)
+def top_k(candidates: Candidates, step: Step) -> Candidates:
+    """The k most likely; ties by lower id."""
+    return candidates.first(step.sampling.top_k)
+
+
+@built_in("top_p", "mask", lambda sampling: sampling.top_p < 1)
+def top_p(candidates: Candidates, step: Step) -> Candidates:
+    """The nucleus: as few as will do of the most likely, with mass p together."""
+    return candidates.with_mass(step.sampling.top_p)
+
+
+@built_in("min_p", "mask", lambda sampling: sampling.min_p)
+def min_p(candidates: Candidates, step: Step) -> Candidates:
+    """Those at least min_p times as likely as the likeliest."""
+    return candidates.at_least(float(candidates.values[0]) + log(step.sampling.min_p))
+
+
+@built_in("typical_p", "mask", lambda sampling: sampling.typical_p < 1)
+def typical_p(candidates: Candidates, step: Step) -> Candidates:
+    """Those whose surprise is closest to the entropy, with mass p together. Who is as close as the last of
+    them stays too."""
+    ids, logits = candidates.everyone()
+    surprise = _surprise(logits)
+    masses = np.exp(-surprise)
+    distance = np.abs(surprise - float(masses @ surprise))
+    order = np.argsort(distance, kind="stable")
+    last = int(np.searchsorted(np.cumsum(masses[order]), step.sampling.typical_p - SLACK))
+    border = distance[order[min(last, len(order) - 1)]]
+    kept = np.zeros(candidates.vocab_size, np.bool_)
+    kept[ids[distance <= border]] = True
+    return candidates.only(kept)
+
+
+@built_in("top_n_sigma", "mask", lambda sampling: sampling.top_n_sigma)
+def top_n_sigma(candidates: Candidates, step: Step) -> Candidates:
+    """Those whose logit is within n standard deviations of the highest."""
+    _, logits = candidates.everyone()
+    return candidates.at_least(float(candidates.values[0]) - step.sampling.top_n_sigma * float(logits.std()))
+
+
+@built_in("xtc", "mask", lambda sampling: sampling.xtc_probability)
+def xtc(candidates: Candidates, step: Step) -> Candidates:
+    """Exclude top choices: by chance, of those that reach the threshold only the least likely stays."""
+    if coin(step.seed, step.salt, step.position) >= step.sampling.xtc_probability:
+        return candidates
+    border = _logit_of(candidates, step.sampling.xtc_threshold)
+    if candidates.values[0] < border:
+        return candidates
+    return candidates.without(candidates.at_least(border).ids[:-1])
+
+
+@built_in("epsilon_cutoff", "mask", lambda sampling: sampling.epsilon_cutoff)
+def epsilon_cutoff(candidates: Candidates, step: Step) -> Candidates:
+    """Those with at least this probability."""
+    return candidates.at_least(_logit_of(candidates, step.sampling.epsilon_cutoff))
+
+
+@built_in("eta_cutoff", "mask", lambda sampling: sampling.eta_cutoff)
+def eta_cutoff(candidates: Candidates, step: Step) -> Candidates:
+    """Those with at least probability min(ε, √ε · exp(-entropy))."""
+    epsilon = step.sampling.eta_cutoff
+    border = min(epsilon, sqrt(epsilon) * exp(-entropy(candidates)))
+    return candidates.at_least(_logit_of(candidates, border))
+
+
+def entropy(candidates: Candidates) -> float:
+    """Of the survivors, in nats."""
+    _, logits = candidates.everyone()
+    surprise = _surprise(logits)
+    return float(np.exp(-surprise) @ surprise)
+
+
+def _surprise(logits: Float64) -> Float64:
+    """Minus the log-probabilities of all survivors, to the last digit: near the uniform distribution the
+    differences that typical-p looks at are far smaller than the numbers."""
+    below: Float64 = logits.max() - logits
+    return below + float(np.log(np.exp(-below).sum()))
+
+
+def _logit_of(candidates: Candidates, probability: float) -> float:
+    """The logit with this probability, a hair lower, so that rounding never decides."""
+    return candidates.log_sum_exp + log(probability) - SLACK

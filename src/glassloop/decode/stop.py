@@ -1,0 +1,80 @@
+"""When a branch ends, as far as tokens tell: an end-of-sequence or stop token, enough tokens, a loop, time.
+
+Stop strings are a matter of text and live in `text/stops.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from glassloop.decode.history import History
+from glassloop.decode.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Ending:
+    reason: str  # stop, length, timeout, repetition
+    detail: str  # which token, which limit, which loop
+
+
+class Stopper:
+    """The conditions of one branch. Ask `before` of a token that was chosen, `after` once it is in."""
+
+    def __init__(self, sampling: Sampling, eos_ids: Collection[int], context: int) -> None:
+        self._max_tokens = sampling.max_tokens
+        self._timeout = sampling.timeout
+        self._context = context
+        self._stop_ids = frozenset(sampling.stop_token_ids) | (
+            frozenset() if sampling.ignore_eos else frozenset(eos_ids)
+        )
+        self._loops = Loops(sampling.stop_on_repetition) if sampling.stop_on_repetition else None
+
+    def before(self, token: int) -> bool:
+        """Whether this token ends the text; then it is no part of it (unless the request wants it so)."""
+        return token in self._stop_ids
+
+    def after(self, history: History, seconds: float) -> Ending | None:
+        """Whether the branch ends with the token that has just been added."""
+        if self._loops is not None:
+            period = self._loops.add(int(history.tokens[-1]))
+            if period:
+                what = "1 token" if period == 1 else f"{period} tokens"
+                return Ending("repetition", f"{what} {self._loops.rounds} times in a row")
+        if history.generated_length >= self._max_tokens:
+            return Ending("length", "max_tokens")
+        if len(history) >= self._context:
+            return Ending("length", "context")
+        return self.in_time(seconds)
+
+    def in_time(self, seconds: float) -> Ending | None:
+        """Whether time is up, so many seconds after the request came."""
+        if self._timeout is not None and seconds >= self._timeout:
+            return Ending("timeout", f"after {self._timeout:g} s")
+        return None
+
+
+class Loops:
+    """Notices when the last tokens are one sequence, of any length, `rounds` times in a row."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self._tokens = np.empty(64, np.int64)
+        self._count = 0
+        self._matches = np.zeros(64, np.int64)  # [period] tokens in a row that equal the one a period before
+
+    def add(self, token: int) -> int:
+        """The period of the loop that this token closes, the shortest if there are several; 0 if none."""
+        if self._count == len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
+            self._matches = np.concatenate([self._matches, np.zeros_like(self._matches)])
+        count = self._count
+        matches = self._matches[1 : count + 1]
+        matches += 1
+        matches *= self._tokens[:count][::-1] == token  # [period - 1]
+        self._tokens[count] = token
+        self._count += 1
+        closed = np.flatnonzero(matches >= (self.rounds - 1) * np.arange(1, count + 1))
+        return int(closed[0]) + 1 if len(closed) else 0

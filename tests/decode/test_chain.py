@@ -1,0 +1,335 @@
+"""The chain equals the naive one over the whole vocabulary, token for token, whatever a request asks for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from decode.naive import ORDER, Naive
+
+from glassloop import ModelError, Sampling, SamplingError
+from glassloop.decode.candidates import Candidates
+from glassloop.decode.chain import DEFAULT_ORDER
+from glassloop.decode.decoder import Decoder
+from glassloop.decode.stage import REGISTER, stage
+from glassloop.ops import vocabulary
+from glassloop.ops.native import library
+from glassloop.ops.vocabulary import row_ops
+
+
+def random_logits(random, size, ties=True):
+    shape = random.integers(0, 6) if ties else random.choice([0, 2, 4, 5])
+    if shape == 0:
+        logits = random.normal(0, random.choice([0.1, 1, 3, 10]), size)
+    elif shape == 1:  # ties everywhere
+        logits = random.integers(-2, 3, size).astype(float)
+    elif shape == 2:  # many removed beforehand
+        logits = np.where(random.random(size) < 0.5, -np.inf, random.normal(0, 2, size))
+        logits[random.integers(size)] = 0.0
+    elif shape == 3:  # all the same
+        logits = np.full(size, random.normal(0, 5))
+    elif shape == 4:  # huge
+        logits = random.normal(0, 1, size) * 1e4
+    else:  # like a model: a few likely, a long tail
+        logits = random.gumbel(0, 2, size)
+    return logits.astype(np.float32)
+
+
+def random_sampling(random, size):
+    def maybe(chance, value):
+        return value if random.random() < chance else None
+
+    ids = [int(i) for i in random.integers(0, size, 4)]
+    options = {
+        "temperature": float(random.choice([0, 0.1, 0.7, 1, 1.5, 5, 100])),
+        "top_k": maybe(0.3, int(random.choice([1, 2, 5, 50, 300]))),
+        "top_p": maybe(0.3, float(random.choice([1e-6, 0.25, 0.5, 0.9, 0.999]))),
+        "min_p": maybe(0.2, float(random.choice([0.01, 0.1, 0.5, 1]))),
+        "typical_p": maybe(0.1, float(random.choice([0.1, 0.5, 0.95]))),
+        "top_n_sigma": maybe(0.1, float(random.choice([0.3, 1, 2]))),
+        "epsilon_cutoff": maybe(0.1, float(random.choice([1e-4, 0.01, 0.2]))),
+        "eta_cutoff": maybe(0.1, float(random.choice([1e-4, 0.01, 0.2]))),
+        "xtc_probability": maybe(0.1, 0.5),
+        "xtc_threshold": float(random.choice([0.01, 0.1, 0.3])),
+        "repetition_penalty": maybe(0.3, float(random.choice([0.5, 1.1, 2]))),
+        "presence_penalty": maybe(0.2, float(random.choice([-1, 0.5]))),
+        "frequency_penalty": maybe(0.2, float(random.choice([-0.3, 0.5]))),
+        "no_repeat_ngram_size": maybe(0.1, int(random.integers(1, 4))),
+        "dry_multiplier": maybe(0.2, 0.8),
+        "dry_allowed_length": int(random.integers(1, 4)),
+        "logit_bias": maybe(0.2, {ids[0]: 5.0, ids[1]: -3.0}),
+        "allowed_token_ids": maybe(0.05, ids),
+        "bad_words": maybe(0.1, [[ids[0]], [ids[1], ids[2]]]),
+        "min_tokens": maybe(0.1, 3),
+        "stop_token_ids": maybe(0.1, [ids[3]]),
+        "stages": maybe(0.2, [str(name) for name in random.permutation(ORDER)]),
+    }
+    return Sampling.from_dict({name: value for name, value in options.items() if value is not None})
+
+
+def compare(random, size, ops=row_ops("reference")):
+    # The native sums add up float32 exponentials: probabilities have seven digits there, not fifteen, so
+    # where masses are equal to a fraction of the top-p asked for, rounding decides which side they fall.
+    exact = ops is row_ops("reference")
+    logits, sampling = random_logits(random, size, ties=exact), random_sampling(random, size)
+    # A history of few tokens again and again, or one that covers much of the vocabulary.
+    kinds, length = (min(size, 6), 12) if random.random() < 0.7 else (size, 150)
+    prompt = [int(i) for i in random.integers(0, kinds, random.integers(1, length))]
+    output = [int(i) for i in random.integers(0, kinds, random.integers(0, length))]
+    seed, salt = int(random.integers(2**63)), int(random.integers(4))
+    decoder = Decoder(sampling, size, seed, prompt, salt, eos_ids=(0,), ops=ops)
+    for token in output:
+        decoder.commit(token)
+    naive = Naive(logits, prompt + output, len(prompt), sampling, seed, len(prompt + output), salt, (0,))
+    told = f"{sampling}\n{logits=} {prompt=} {output=} {seed=} {salt=}"
+    with np.errstate(invalid="ignore"):
+        try:
+            naive.run()
+        except (ValueError, IndexError):
+            naive.base[:] = -np.inf
+    if not len(naive.ranked):
+        with pytest.raises(SamplingError, match="no token is left"):
+            decoder.choose(logits)
+        return False
+    token, runner_up, margin, logprob = naive.winner()
+    chosen = decoder.choose(logits)
+    assert (chosen.id, chosen.runner_up) == (token, runner_up), told
+    assert chosen.margin == pytest.approx(margin, rel=1e-12, abs=1e-9), told
+    near = 1e-9 if exact else 3e-7
+    assert chosen.logprob == pytest.approx(logprob, rel=near, abs=near), told
+    assert chosen.rank_after == 1 + naive.ranked.index(token), told
+    raw = logits.astype(np.float64)
+    raw -= raw.max()
+    raw -= np.log(np.exp(raw).sum())
+    assert chosen.raw_logprob == pytest.approx(raw[token], rel=near, abs=near), told
+    by_model = sorted(range(size), key=lambda i: (-logits[i], i))
+    assert chosen.rank == 1 + by_model.index(token), told
+    entropy = -sum(np.exp(x) * x for x in raw if x > -700)
+    assert chosen.entropy == pytest.approx(entropy, rel=10 * near, abs=10 * near), told
+    assert chosen.alternative_ids.tolist() == by_model[: sampling.logprobs], told
+    return True
+
+
+NATIVE = pytest.param("native", marks=pytest.mark.skipif(not library.available(), reason="not built"))
+
+
+@pytest.mark.parametrize("ops", ["reference", NATIVE])
+@pytest.mark.parametrize("worker", range(2))
+def test_it_equals_the_naive_chain(worker, ops):
+    """2,500 random requests four times over, ties and removed tokens included."""
+    random = np.random.default_rng([worker, len(ops)])
+    sizes = [1, 2, 3, 8, 20, 70, 70, 130]
+    chosen = sum(compare(random, int(random.choice(sizes)), row_ops(ops)) for _ in range(2500))
+    assert chosen > 2000
+
+
+@pytest.mark.parametrize("ops", ["reference", NATIVE])
+def test_it_equals_the_naive_chain_on_a_large_vocabulary(ops):
+    random = np.random.default_rng([99, len(ops)])
+    assert sum(compare(random, 50_000, row_ops(ops)) for _ in range(6)) > 3
+
+
+def test_the_default_order_is_the_documented_one():
+    document = Path(__file__).parents[2] / "docs" / "decoding.md"
+    table = document.read_text().split("default order\n")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \| (\w+)", table, re.M) == [
+        (name, REGISTER[name].kind) for name in DEFAULT_ORDER
+    ]
+    assert list(DEFAULT_ORDER) == ORDER
+    assert all(REGISTER[name].built_in for name in DEFAULT_ORDER)
+
+
+def test_every_token_can_win_by_luck_alone():
+    """No cut: a token far outside the sorted head wins as often as it should, and the hash finds it."""
+    size, draws = 5_000, 300
+    logits = np.zeros(size, np.float32)
+    logits[:200] = 4.0
+    decoder = Decoder(Sampling(), size, seed=1)
+    outside = 0
+    for _ in range(draws):
+        chosen = decoder.choose(logits)
+        naive = Naive(logits, [], 0, Sampling(), 1, decoder.step.position)
+        assert chosen.id == naive.run([]).winner()[0]
+        outside += chosen.id >= 200
+        decoder.commit(0)
+    expected = draws * 4800 / (4800 + 200 * np.exp(4))
+    assert abs(outside - expected) < 4 * np.sqrt(expected)
+
+
+# ── the edges ──────────────────────────────────────────────────────────────────────────────────────────────
+
+LOGITS = np.array([1.0, 3.0, 3.0, 2.0, -1.0], np.float32)
+
+
+def survivors(sampling, logits=LOGITS, tokens=(), generated=()):
+    seen = []
+    decoder = Decoder(sampling, len(logits), 5, tokens)
+    for token in generated:
+        decoder.commit(token)
+    decoder.choose(logits, lambda stage, before, after: seen.append(after))
+    return sorted(seen[-1].everyone()[0].tolist()) if seen else list(range(len(logits)))
+
+
+def test_temperature_zero_is_the_argmax_with_ties_to_the_lower_id():
+    chosen = Decoder(Sampling(temperature=0), 5, 5).choose(LOGITS)
+    assert chosen.id == 1 and chosen.luck == 0 and chosen.margin == 0 and chosen.runner_up == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_p": 1.0},
+        {"top_k": 0},
+        {"repetition_penalty": 1.0},
+        {"presence_penalty": 0.0, "frequency_penalty": 0.0},
+        {"min_p": 0.0, "typical_p": 1.0, "top_n_sigma": 0.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0},
+        {"dry_multiplier": 0.0, "no_repeat_ngram_size": 0, "xtc_probability": 0.0},
+    ],
+)
+def test_what_does_nothing_is_no_stage(options):
+    assert Decoder(Sampling(**options), 5, 5).chain == ()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_p": 1e-9},
+        {"top_k": 1},
+        {"min_p": 1.0, "top_k": 1},
+        {"typical_p": 1e-9, "top_k": 1},
+        {"epsilon_cutoff": 0.99, "top_k": 4, "logit_bias": {1: 0.1}},
+        {"top_n_sigma": 1e-9, "top_p": 0.01},
+    ],
+)
+def test_one_survivor_is_always_left(options):
+    assert survivors(Sampling(**options)) == [1]
+
+
+def test_ties_are_cut_by_lower_id():
+    assert survivors(Sampling(top_k=1)) == [1]
+    assert survivors(Sampling(top_p=0.35)) == [1]
+    assert survivors(Sampling(top_k=3), np.zeros(300, np.float32)) == [0, 1, 2]
+
+
+def test_an_emptied_vocabulary_names_the_stages_at_odds():
+    with pytest.raises(SamplingError, match=r"allowed_tokens and bad_words are at odds .*leaves 1.*leaves 0"):
+        survivors(Sampling(allowed_token_ids=[3], bad_words=[[3]]))
+    with pytest.raises(SamplingError, match="allowed_tokens and min_tokens are at odds"):
+        Decoder(Sampling(allowed_token_ids=[3], min_tokens=1), 5, 5, eos_ids=[3]).choose(LOGITS)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_logits_that_are_not_numbers_are_an_error(value):
+    logits = LOGITS.copy()
+    logits[2] = value
+    for options in ({}, {"temperature": 0}, {"top_k": 2, "repetition_penalty": 2}):
+        with pytest.raises(ModelError, match="position 9"):
+            Decoder(Sampling(**options), 5, 5, prompt=[1] * 9).choose(logits)
+
+
+def test_nothing_but_minus_infinity_is_an_error():
+    with pytest.raises(ModelError, match="every token"):
+        Decoder(Sampling(), 5, 5).choose(np.full(5, -np.inf, np.float32))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logit_bias": {5: 1}},
+        {"allowed_token_ids": [1, 70]},
+        {"stop_token_ids": [5]},
+        {"bad_words": [[1, 9]]},
+    ],
+)
+def test_an_id_outside_the_vocabulary_is_an_error(options):
+    (name,) = options
+    with pytest.raises(SamplingError, match=rf"{name} has token id \d+; .* 0 to 4"):
+        Decoder(Sampling(**options), 5, 5)
+
+
+# ── order, and stages of one's own ─────────────────────────────────────────────────────────────────────────
+
+
+def test_a_request_can_reorder_the_stages():
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
+    options = {"temperature": 3.0, "top_p": 0.75}
+    assert survivors(Sampling(**options), logits) == [0, 1, 2]
+    assert survivors(Sampling(**options, stages=["top_p", "temperature"]), logits) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        (["temperature"], "leaves top_p out"),
+        (["top_p", "top_p"], "'top_p' 2 times"),
+        (["top_p", "tempreature"], "did you mean temperature"),
+    ],
+)
+def test_a_bad_order_is_an_error(stages, said):
+    with pytest.raises(SamplingError, match=said):
+        Decoder(Sampling(top_p=0.9, stages=stages), 5, 5)
+
+
+def test_users_add_stages_by_name():
+    try:
+
+        @stage("no_favourite", kind="mask")
+        def no_favourite(candidates: Candidates, step) -> Candidates:
+            return candidates.without(candidates.ids[:1])
+
+        assert survivors(Sampling(stages=[*DEFAULT_ORDER, "no_favourite"])) == [0, 2, 3, 4]
+        assert survivors(Sampling(top_k=2)) == [1, 2]  # not asked for, not run
+    finally:
+        REGISTER.pop("no_favourite", None)
+    with pytest.raises(SamplingError, match="built in"):
+        stage("top_k", kind="mask")(lambda candidates, step: candidates)
+    with pytest.raises(SamplingError, match="kind"):
+        stage("mine", kind="magic")
+
+
+def test_a_token_that_rises_to_the_last_of_the_head_comes_before_it_if_its_id_is_lower():
+    logits = np.zeros(100, np.float32)
+    logits[36:] = 1.0  # the 64 that are sorted, all level
+    assert Decoder(Sampling(temperature=0, logit_bias={3: 1.0}), 100, 5).choose(logits).id == 3
+
+
+def test_equal_scores_go_to_the_lower_id(monkeypatch):
+    logits = np.array([0.0, 1.0, 2.0], np.float32)
+    monkeypatch.setattr(vocabulary, "luck_of", lambda key, ids: 2.0 - logits[ids])
+    chosen = Decoder(Sampling(), 3, 5).choose(logits)
+    assert (chosen.id, chosen.runner_up, chosen.margin) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("penalty", [0.5, 3.0])
+@pytest.mark.parametrize("ties", [False, True])
+def test_a_penalty_on_the_whole_head_brings_up_the_rest(penalty, temperature, ties):
+    """Everyone that was sorted moves: the head must not be taken for all there is, or for the highest."""
+    random = np.random.default_rng(8)
+    for seed in range(20):
+        logits = random.normal(2, 1, 300).astype(np.float32)
+        if ties:
+            logits = np.round(logits * 2) / 2
+        tokens = [int(i) for i in np.argsort(-logits)[: random.integers(40, 120)]]
+        sampling = Sampling(temperature=temperature, repetition_penalty=penalty, presence_penalty=-0.5)
+        naive = Naive(logits, tokens, 5, sampling, seed, len(tokens)).run()
+        chosen = Decoder(sampling, 300, seed, tokens[:5])
+        for token in tokens[5:]:
+            chosen.commit(token)
+        left = chosen.look(logits)[1]
+        assert left.ids.tolist() == naive.ranked[: len(left.ids)] and len(left.ids) >= 16
+        assert chosen.choose(logits).id == naive.winner()[0]
+
+
+def test_a_stage_never_changes_what_it_was_given():
+    logits = LOGITS.copy()
+    sampling = Sampling(logit_bias={1: -9}, repetition_penalty=2, bad_words=[[2]], top_k=3, top_p=0.9)
+    before_and_after = []
+    decoder = Decoder(sampling, 5, 5, prompt=[1, 2, 3])
+    decoder.choose(logits, lambda s, before, after: before_and_after.append((before.everyone(), before)))
+    assert (logits == LOGITS).all()
+    for (ids, values), before in before_and_after:
+        again_ids, again = before.everyone()
+        assert (ids == again_ids).all() and (values == again).all()

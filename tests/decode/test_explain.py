@@ -1,0 +1,108 @@
+"""What the explanation says is what happened, since it is the same code; a what-if is what would have."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from decode.naive import Naive
+from decode.test_chain import random_logits, random_sampling
+
+from glassloop import Sampling, SamplingError
+from glassloop.decode.decoder import Decoder
+from glassloop.decode.explain import explain
+
+LOGITS = np.log(np.array([0.05, 0.5, 0.25, 0.15, 0.05], np.float32))
+
+
+def test_it_says_what_happened_whatever_was_asked_for():
+    random = np.random.default_rng(5)
+    explained = 0
+    for case in range(400):
+        size = int(random.choice([2, 8, 90]))
+        logits, sampling = random_logits(random, size), random_sampling(random, size)
+        tokens = [int(i) for i in random.integers(0, min(size, 6), 9)]
+        decoder = Decoder(sampling, size, case, tokens[:4], salt=2, eos_ids=(0,))
+        for token in tokens[4:]:
+            decoder.commit(token)
+        try:
+            chosen = decoder.choose(logits)
+        except SamplingError:
+            continue
+        told = explain(logits, tokens, sampling, case, 9, prompt_length=4, salt=2, eos_ids=(0,))
+        assert told.winner.id == chosen.id and told.margin == chosen.margin
+        assert (told.runner_up and told.runner_up.id) == chosen.runner_up
+        assert told.winner.luck == chosen.luck and told.winner.rank == chosen.rank
+        assert told.winner.logprob == chosen.logprob and told.winner.raw_logprob == chosen.raw_logprob
+        assert told.candidates[0] == told.winner and told.sentence.endswith(".")
+        assert [report.name for report in told.stages] == [stage.name for stage in decoder.chain]
+        scores = [racer.score for racer in told.candidates if racer.score is not None]
+        assert scores == sorted(scores, reverse=True)
+        assert all(
+            (racer.removed_by is None) == (racer.score is not None) or logits[racer.id] == -np.inf
+            for racer in told.candidates
+        )
+        json.dumps(told.to_dict(), allow_nan=False)
+        explained += 1
+    assert explained > 300
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.4}, {"bad_words": [[1]]}, {"temperature": 2, "top_p": 0.8}],
+)
+def test_survivors_and_mass_are_those_of_the_definition(options):
+    sampling = Sampling(**options)
+    told = explain(LOGITS, [0], sampling, 3)
+    naive = Naive(LOGITS, [0], 1, sampling, 3, 1)
+    for report in told.stages:
+        alive, masses = len(naive.ranked), naive.probabilities
+        getattr(naive, report.name)(sampling)
+        assert (report.survivors_before, report.survivors) == (alive, len(naive.ranked))
+        assert report.mass_kept == pytest.approx(masses[naive.ranked].sum())
+        assert report.removed_count == alive - len(naive.ranked)
+        assert {change.id for change in report.removed}.isdisjoint(naive.ranked)
+
+
+def test_it_names_the_stage_that_removed_or_moved_each_candidate():
+    sampling = Sampling(logit_bias={4: 3.0}, bad_words=[[1]], top_k=3)
+    told = explain(LOGITS, [0], sampling, 3)
+    bias, bad_words, top_k = told.stages
+    (moved,) = bias.moved
+    assert moved.id == 4 and moved.after > moved.before and bias.moved_count == 1 and not bias.removed
+    assert [change.id for change in bad_words.removed] == [1] and bad_words.mass_kept < 0.75
+    assert {racer.id: racer.removed_by for racer in told.candidates} == {
+        0: "top_k",
+        1: "bad_words",
+        2: None,
+        3: None,
+        4: None,
+    }
+    assert (bias.kind, bad_words.kind, top_k.survivors) == ("bias", "mask", 3)
+
+
+def test_overrides_make_it_a_what_if_with_the_same_luck():
+    sampling = Sampling(temperature=1.5)
+    what_if = explain(LOGITS, [0, 1], sampling, 8, temperature=0.1, top_k=2)
+    asked = explain(LOGITS, [0, 1], Sampling(temperature=0.1, top_k=2), 8)
+    actual = explain(LOGITS, [0, 1], sampling, 8)
+    assert what_if == asked
+    lucks = {racer.id: racer.luck for racer in actual.candidates}
+    assert all(lucks[racer.id] == racer.luck for racer in what_if.candidates)
+    with pytest.raises(SamplingError, match="did you mean temperature"):
+        explain(LOGITS, [0], sampling, 8, temprature=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"temperature": 0}, "“<1>” won because it was the likeliest (50.0 %): it led “<2>” by 0.69"),
+        ({"top_k": 1}, "“<1>” won because the stages left no other token."),
+        ({"temperature": 0, "bad_words": [[1]]}, "favourite “<1>” (50.0 %) had been removed by bad_words"),
+        ({"temperature": 0, "logit_bias": {4: 9}}, "to the model itself the winner was 5th with 5.0 %"),
+        ({}, "of luck and won by"),
+    ],
+)
+def test_the_sentence_is_plain(options, said):
+    assert said in explain(LOGITS, [0], Sampling(**options), 3).sentence

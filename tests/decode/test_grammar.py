@@ -1,0 +1,243 @@
+"""What the text must be: masks that let through exactly the tokens that fit, and errors that come soon."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glassloop import Sampling, SamplingError, TextError
+from glassloop.decode.decoder import Decoder
+from glassloop.decode.partial_json import partial_json
+from glassloop.model.loader import load_tokenizer
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 120}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer("smollm2-135m-instruct")
+
+
+def write(tokenizer, seed=0, limit=80, **options):
+    """A text from random logits: only the grammar gives it a form."""
+    size = tokenizer.vocab_size
+    sampling = Sampling(**options)
+    decoder = Decoder(sampling, size, seed, [1], tokenizer=tokenizer, eos_ids=tuple(tokenizer.eos_ids))
+    random = np.random.default_rng(seed)
+    # The end is made likely, and characters that go on and on are not: the texts stay short.
+    likely = [*tokenizer.eos_ids, tokenizer.id_of("}"), tokenizer.id_of('"'), tokenizer.id_of('"}')]
+    made = []
+    for _ in range(limit):
+        logits = random.normal(0, 1, size).astype(np.float32)
+        logits[[token for token in likely if token is not None]] += 9
+        token = decoder.choose(logits).id
+        if token in tokenizer.eos_ids:
+            return tokenizer.decode(made), True
+        decoder.commit(token)
+        made.append(token)
+    return tokenizer.decode(made), False
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("options", "fits"),
+    [
+        ({"regex": r"[a-c]{2,5}-\d+"}, lambda text: re.fullmatch(r"[a-c]{2,5}-\d+", text)),
+        ({"choice": ["yes", "no", 'don\'t "know" ✓\n']}, lambda t: t in ("yes", "no", 'don\'t "know" ✓\n')),
+        ({"grammar": 'start: "<" (A | B)+ ">"\nA: "é"\nB: /[0-9]/'}, lambda t: re.fullmatch("<[é0-9]+>", t)),
+        (
+            {"json_schema": PERSON, "top_k": 40, "temperature": 1.5, "repetition_penalty": 1.2},
+            lambda text: set(json.loads(text)) == {"name", "age"} and type(json.loads(text)["age"]) is int,
+        ),
+    ],
+    ids=["regex", "choice", "grammar", "schema"],
+)
+def test_a_finished_text_has_the_form(tokenizer, options, fits, seed):
+    text, finished = write(tokenizer, seed, **options)
+    assert finished or "choice" not in options
+    if finished:
+        assert fits(text), text
+    elif "json_schema" in options:
+        assert isinstance(partial_json(text), dict | None)
+
+
+def test_any_json_object(tokenizer):
+    for seed in range(3):
+        text, finished = write(tokenizer, seed, json_schema={"type": "object"}, limit=40)
+        value = json.loads(text) if finished else partial_json(text)
+        assert value is None or isinstance(value, dict)
+
+
+def test_the_end_is_allowed_exactly_where_the_text_is_complete(tokenizer):
+    sampling = Sampling(regex="ab(cd)*")
+    for text, complete in [("", False), ("a", False), ("ab", True), ("abc", False), ("abcd", True)]:
+        decoder = Decoder(sampling, tokenizer.vocab_size, 0, [1], tokenizer=tokenizer)
+        for token in tokenizer.encode(text, add_special=False):
+            decoder.commit(token)
+        mask = decoder.step.grammar.mask()
+        assert all(mask[token] == complete for token in tokenizer.eos_ids)
+        allowed = {tokenizer.token_bytes(int(i)) for i in np.flatnonzero(mask)}
+        special = {tokenizer.token_bytes(i) for i in tokenizer.special_ids}
+        rest = "ab" + "cd" * 20
+        assert all(rest.encode()[len(text) :].startswith(data) for data in allowed - special)
+        assert (
+            not {tokenizer.token_bytes(i) for i in tokenizer.special_ids - set(tokenizer.eos_ids)} & allowed
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"json_schema": {"type": "objekt"}}, "json_schema cannot be used: Invalid type: objekt"),
+        ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}}, "json_schema .*Unsatisfiable"),
+        ({"regex": "(a"}, "regex cannot be used: .*unclosed group"),
+        ({"grammar": "start: foo"}, "grammar cannot be used: .*foo"),
+        ({"grammar": "start: start"}, "grammar cannot be used: no token can satisfy it"),
+    ],
+)
+def test_what_does_not_compile_or_fit_any_token_is_an_error(tokenizer, options, said):
+    with pytest.raises(SamplingError, match=said):
+        write(tokenizer, **options)
+
+
+def test_a_schema_too_deep_is_an_error(tokenizer):
+    schema: dict = {}
+    for _ in range(300):
+        schema = {"properties": {"a": schema}}
+    with pytest.raises(SamplingError, match="levels deep"):
+        write(tokenizer, json_schema=schema)
+
+
+@pytest.mark.parametrize(
+    "bomb", ["(x{1000}){1000}", "((a{0,900}){0,900}){0,900}", "(a|aa)+$", "(.*){50}b.{400}"]
+)
+def test_a_bomb_is_an_error_or_bounded(tokenizer, bomb):
+    """It ends: with text, or with an error that names the field."""
+    try:
+        write(tokenizer, regex=bomb, limit=12)
+    except SamplingError as error:
+        assert "regex" in str(error)
+
+
+def test_a_grammar_at_odds_with_other_stages_is_an_error_that_names_them(tokenizer):
+    with pytest.raises(SamplingError, match="allowed_tokens and grammar are at odds"):
+        write(tokenizer, regex="abc", allowed_token_ids=[tokenizer.id_of("x")])
+    with pytest.raises(SamplingError, match="min_tokens and grammar are at odds"):
+        write(tokenizer, choice=["a"], min_tokens=5)
+
+
+def test_without_a_tokenizer_a_grammar_is_an_error():
+    with pytest.raises(SamplingError, match="regex needs a tokenizer"):
+        Decoder(Sampling(regex="a"), 10, 0)
+
+
+# ── bad words ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_bad_words_never_come_however_they_fall_into_tokens(tokenizer):
+    """Letters at random, all of a b c: the words would come at once."""
+    letters = [i for i in range(tokenizer.vocab_size) if set(tokenizer.token_bytes(i)) <= set(b"abc ")]
+    words = ["aa", "abc", "c b", "bb"]
+    logits = np.full(tokenizer.vocab_size, -np.inf, np.float32)
+    logits[letters] = 0.0
+    for seed in range(3):
+        decoder = Decoder(Sampling(bad_words=words), tokenizer.vocab_size, seed, [1], tokenizer=tokenizer)
+        made = []
+        for _ in range(60):
+            made.append(decoder.choose(logits).id)
+            decoder.commit(made[-1])
+        text = tokenizer.decode(made)
+        assert len(text) > 60 and not any(word in text for word in words)
+
+
+def test_the_tokens_that_hold_a_text_are_found(tokenizer):
+    from glassloop.decode.token_bytes import token_bytes
+
+    known = token_bytes(tokenizer)
+    for text in (b"a", b"qu", b"ing", b" the", b"\xc3", b"zzzz"):
+        assert known.holding(text) == {i for i, data in enumerate(known.by_id) if text in data}
+        assert set(known.beginning_with(text)) == {i for i, d in enumerate(known.by_id) if d.startswith(text)}
+
+
+def test_a_bad_word_begun_by_the_prompt_is_not_completed(tokenizer):
+    prompt = tokenizer.encode("The cat sat on the ma")
+    logits = np.zeros(tokenizer.vocab_size, np.float32)
+    logits[tokenizer.id_of("t")] = 50.0
+    for words, banned in ((["mat"], True), (["moat"], False)):
+        decoder = Decoder(Sampling(bad_words=words), len(logits), 0, prompt, tokenizer=tokenizer)
+        assert (decoder.choose(logits).id != tokenizer.id_of("t")) == banned
+
+
+# ── JSON that was cut off ──────────────────────────────────────────────────────────────────────────────────
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def is_beginning(part, whole):
+    """Whether a value can be what was read of the beginning of another."""
+    if isinstance(whole, dict):
+        keys = list(whole)[: len(part)] if isinstance(part, dict) else None
+        return keys is not None and list(part) == keys and all(is_beginning(part[k], whole[k]) for k in part)
+    if isinstance(whole, list):
+        return isinstance(part, list) and len(part) <= len(whole) and all(map(is_beginning, part, whole))
+    if isinstance(whole, str):
+        return isinstance(part, str) and whole.startswith(part)
+    return part == whole and type(part) is type(whole)
+
+
+@given(JSON, st.booleans(), st.sampled_from([None, 1]), st.data())
+def test_partial_json_reads_the_beginning_of_any_json(value, ascii_only, indent, data):
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
+    assert partial_json(text) == json.loads(text)
+    if isinstance(value, dict | list | str):
+        cut = data.draw(st.integers(1, len(text)))
+        assert is_beginning(partial_json(text[:cut]), json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", None),
+        ("  ", None),
+        ("{", {}),
+        ('{"a', {}),
+        ('{"a": ', {}),
+        ('{"a": 1', {}),
+        ('{"a": 1,', {"a": 1}),
+        ('{"a": "x\\u00', {"a": "x"}),
+        ('{"a": [true, fal', {"a": [True]}),
+        ('[1, 2.5, {"b": "c', [1, 2.5, {"b": "c"}]),
+        ('"\\ud83d', ""),
+        ('"\\ud83d\\ude00', "😀"),
+        ("12", 12),
+        ("tr", None),
+    ],
+)
+def test_partial_json_by_hand(text, value):
+    assert partial_json(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "{a", '{"a" 1', "[1 2", '{"a": 1}}', '"\\q', "[" * 1000, '"\n"', "01,"]
+)
+def test_what_no_json_begins_with_is_an_error(text):
+    with pytest.raises(TextError, match="JSON text"):
+        partial_json(text)
