@@ -2,6 +2,7 @@
 #   make run [PROMPT="..."]   the default model answers
 #   make test                 the whole suite
 #   make lint                 ruff and mypy
+#   make bench [ARGS=--quick] beside other engines, each installed on demand; docs/benchmarks.md
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -9,7 +10,7 @@ BIN    := $(VENV)/bin
 PROMPT ?= The capital of France is
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: run test lint format clean
+.PHONY: run test lint format bench clean
 
 run: $(VENV)/.installed
 	@$(BIN)/glassloop generate "$(PROMPT)" --max-tokens 40
@@ -25,6 +26,9 @@ lint: $(VENV)/.linted
 format: $(VENV)/.linted
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+bench: $(VENV)/.installed
+	@$(BIN)/python -m bench $(ARGS)
 
 clean:
 	rm -rf $(VENV) build

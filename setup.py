@@ -1,5 +1,5 @@
-"""Builds the native op set: one plain shared library, no Python headers. Without a compiler it is left out, and
-glassloop runs on its reference op set.
+"""Builds the native op set: one plain shared library, no Python headers. Without a compiler it is left out,
+and glassloop runs on its reference op set.
 """
 
 from pathlib import Path
@@ -9,7 +9,8 @@ from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("src/glassloop/ops/native")
 # Sums must keep their order, and a product its rounding: no contraction, no reassociation.
-FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-Wall", "-Wextra", "-Wno-psabi"]
+FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-pthread"]
+FLAGS += ["-Wall", "-Wextra", "-Wno-psabi"]
 
 
 class BuildLibrary(build_ext):

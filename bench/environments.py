@@ -1,0 +1,54 @@
+"""Virtual environments of the peers, one for each under `.venv-bench`, made when first needed and again when
+the requirements change. What cannot be installed is absent from the run, with the reason; the rest goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.catalog import ROOT, Peer
+
+FOLDER = ROOT / ".venv-bench"
+
+
+class Absent(Exception):
+    """Why an engine takes no part, in one line."""
+
+
+def python_for(peer: Peer) -> Path:
+    """The interpreter that this engine is installed for."""
+    if peer.environment is None:
+        return Path(sys.executable)
+    requirements = ROOT / "bench" / f"requirements-{peer.environment}.txt"
+    wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
+    folder = FOLDER / peer.environment
+    python, stamp = folder / "bin" / "python", folder / ".installed"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return python
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / ".gitignore").write_text("*\n")
+    wait = ", which compiles for some ten minutes" if peer.name == "llama.cpp" else ""
+    print(f"bench: installing {peer.name}{wait} ...", file=sys.stderr)
+    with log_file(peer).open("w") as log:
+        for command in (
+            [sys.executable, "-m", "venv", str(folder)],
+            [str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)],
+        ):
+            if subprocess.run(command, stdout=log, stderr=log, check=False).returncode:
+                raise Absent(f"could not be installed; {last_line(peer)}")
+    stamp.write_text(wanted)
+    return python
+
+
+def log_file(peer: Peer) -> Path:
+    """What the engine and its installation say."""
+    FOLDER.mkdir(exist_ok=True)
+    return FOLDER / f"{peer.name}.log"
+
+
+def last_line(peer: Peer) -> str:
+    lines = log_file(peer).read_text(errors="replace").strip().splitlines()
+    return lines[-1].strip()[:160] if lines else "it said nothing"

@@ -1,0 +1,9 @@
+"""Cold start: what a user would write to see one token. The bench times this file as a new process."""
+
+import sys
+
+from glassloop import LLM, Sampling
+
+model, prompt = sys.argv[1:3]
+for token in LLM(model).stream(prompt, Sampling(temperature=0, max_tokens=1)):
+    print(token.text, flush=True)
