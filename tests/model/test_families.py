@@ -52,8 +52,7 @@ def test_logits_equal_transformers_in_chunks_with_the_cache(pair, chunk):
     ids = _prompt(33)
     cache = Branches(ours, 1024)
     pieces = [
-        cache.forward([(0, at, ids[at : at + chunk])], every_logit=True)
-        for at in range(0, len(ids), chunk)
+        cache.forward([(0, at, ids[at : at + chunk])], every_logit=True) for at in range(0, len(ids), chunk)
     ]
     _assert_close(np.concatenate(pieces), _oracle(theirs, ids))
 

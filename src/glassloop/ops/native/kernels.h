@@ -16,62 +16,55 @@ INLINE int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1)
 /* ---- quantized activations ---- */
 
 typedef struct {
-    const int8_t *codes;
-    const float *scale;
-    const int32_t *sums;
+    int8_t *codes;
+    gl_block *block;
 } quantized_row;
 
-INLINE quantized_row row_of(const uint8_t *quantized, int64_t row, int64_t width) {
-    const uint8_t *at = quantized + row * gl_quantized_bytes(width);
-    int64_t padded = gl_padded(width);
-    return (quantized_row){(const int8_t *)at, (const float *)(at + padded), (const int32_t *)(at + padded + padded / 8)};
+INLINE quantized_row row_of(uint8_t *quantized, int64_t row, int64_t width) {
+    uint8_t *at = quantized + row * gl_quantized_bytes(width);
+    return (quantized_row){(int8_t *)at, (gl_block *)(at + gl_padded(width))};
 }
 
-static void add_up(const int8_t *codes, int32_t *sums) {
+/* Whole numbers of -127 … 127, as floats, to codes and what belongs to them. */
+INLINE void store_block(const vf *whole, float scale, int8_t *codes, gl_block *block) {
+    float sums[2];
     for (int half = 0; half < 2; half++) {
-        int32_t sum = 0;
-        for (int i = 0; i < 16; i++) sum += codes[16 * half + i];
-        sums[half] = sum;
+        vf sum = whole[half * 16 / LANES];
+        for (int i = half * 16 / LANES + 1; i < (half + 1) * 16 / LANES; i++) sum = vf_add(sum, whole[i]);
+        sums[half] = vf_whole_sum(sum);
     }
+    for (int i = 0; i < GL_BLOCK / LANES; i++) vi_store_bytes(codes + i * LANES, whole[i]);
+    *block = (gl_block){scale, sums[0] + sums[1], {128 * (int32_t)sums[0], 128 * (int32_t)sums[1]}};
 }
 
-/* One block of 32 values to codes of -127 … 127 with one scale. */
-static void quantize_block(const float *x, int8_t *codes, float *scale, int32_t *sums) {
-    vf largest = vf_abs(vf_load(x));
-    for (int i = LANES; i < GL_BLOCK; i += LANES) largest = vf_max(largest, vf_abs(vf_load(x + i)));
+/* 32 values to codes with one scale. With `rest`, what rounding took away once more, a 254th the size. */
+INLINE void quantize_block(const float *x, int8_t *codes, gl_block *block, int8_t *rest, gl_block *rest_block) {
+    vf value[GL_BLOCK / LANES], whole[GL_BLOCK / LANES];
+    for (int i = 0; i < GL_BLOCK / LANES; i++) value[i] = vf_load(x + i * LANES);
+    vf largest = vf_abs(value[0]);
+    for (int i = 1; i < GL_BLOCK / LANES; i++) largest = vf_max(largest, vf_abs(value[i]));
     float most = vf_largest(largest);
     vf inverse = vf_set(most > 0 ? 127.0f / most : 0.0f);
-    for (int i = 0; i < GL_BLOCK; i += LANES) vi_store_bytes(codes + i, vf_round(vf_mul(vf_load(x + i), inverse)));
-    *scale = most / 127.0f;
-    add_up(codes, sums);
-}
-
-/* What rounding took away from a block, once more in codes, a 254th the size. */
-static void quantize_rest(const float *x, const int8_t *coarse, float coarse_scale, int8_t *codes, float *scale, int32_t *sums) {
-    vf inverse = vf_set(coarse_scale > 0 ? 1.0f / coarse_scale : 0.0f), steps = vf_set(254.0f);
-    for (int i = 0; i < GL_BLOCK; i += LANES) {
-        float whole[LANES];
-        for (int lane = 0; lane < LANES; lane++) whole[lane] = (float)coarse[i + lane];
-        vf rest = vf_sub(vf_mul(vf_load(x + i), inverse), vf_load(whole));
-        vf limited = vf_max(vf_min(vf_mul(rest, steps), vf_set(127.0f)), vf_set(-127.0f));
-        vi_store_bytes(codes + i, vf_round(limited));
+    for (int i = 0; i < GL_BLOCK / LANES; i++) {
+        value[i] = vf_mul(value[i], inverse);
+        whole[i] = vf_round(value[i]);
     }
-    *scale = coarse_scale / 254.0f;
-    add_up(codes, sums);
+    store_block(whole, most / 127.0f, codes, block);
+    if (!rest) return;
+    for (int i = 0; i < GL_BLOCK / LANES; i++) whole[i] = vf_round(vf_mul(vf_sub(value[i], whole[i]), vf_set(254.0f)));
+    store_block(whole, most / 127.0f / 254.0f, rest, rest_block);
 }
 
-/* Columns `from` to `to` of a row, both multiples of 32 (or the end of the row). A fine row takes two rows of the
+/* Columns `from` to `to` of a row, both multiples of 32 (or the end of the row), whose values are in `x`. A fine row takes two rows of the
  * buffer: the codes, and those of what they leave. */
 static void quantize_columns(const float *x, uint8_t *quantized, int64_t row, int64_t width, int64_t from, int64_t to, int fine) {
     quantized_row q = row_of(quantized, fine ? 2 * row : row, width), rest = row_of(quantized, 2 * row + 1, width);
     for (int64_t at = from; at < to; at += GL_BLOCK) {
         float padded[GL_BLOCK] = {0};
-        const float *block = x + at;
-        if (width - at < GL_BLOCK) block = memcpy(padded, block, (width - at) * sizeof(float));
+        const float *values = x + (at - from);
+        if (width - at < GL_BLOCK) values = memcpy(padded, values, (width - at) * sizeof(float));
         int64_t b = at / GL_BLOCK;
-        quantize_block(block, (int8_t *)q.codes + at, (float *)q.scale + b, (int32_t *)q.sums + 2 * b);
-        if (fine)
-            quantize_rest(block, q.codes + at, q.scale[b], (int8_t *)rest.codes + at, (float *)rest.scale + b, (int32_t *)rest.sums + 2 * b);
+        quantize_block(values, q.codes + at, q.block + b, fine ? rest.codes + at : NULL, rest.block + b);
     }
 }
 
@@ -82,6 +75,12 @@ static void quantize_columns(const float *x, uint8_t *quantized, int64_t row, in
 INLINE vf load_scale(const uint8_t *at, int wide) {
     return wide ? vf_load((const float *)at) : vf_load_half((const uint16_t *)at);
 }
+
+#if LANES == 16
+#define MOST_ROWS 8
+#else
+#define MOST_ROWS 4
+#endif
 
 /* One tile (LANES outputs) times ROWS rows. The block is unpacked once and used for all of them. */
 INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quantized_row *x, vf *out, const int rows,
@@ -94,42 +93,43 @@ INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quanti
         vf scale[2], low = vf_set(0.0f);
         for (int g = 0; g < groups; g++, tile += vector) scale[g] = load_scale(tile, wide);
         if (minimum) low = load_scale(tile, wide), tile += vector;
-        vi sum[2][rows];
-        for (int g = 0; g < groups; g++)
-            for (int r = 0; r < rows; r++) sum[g][r] = vi_zero();
+        vi first[MOST_ROWS], second[MOST_ROWS]; /* sums of the one or two groups */
+        for (int r = 0; r < rows; r++) first[r] = second[r] = vi_zero();
         if (packing == GL_Q4) {
             /* Byte i of vector j: input 4j + i in the low half, input 16 + 4j + i in the high half. */
             #pragma GCC unroll 4
             for (int j = 0; j < 4; j++, tile += 4 * LANES) {
-                vi packed = vi_load(tile), first = low_nibbles(packed), second = high_nibbles(packed);
+                vi packed = vi_load(tile), low_half = low_nibbles(packed), high_half = high_nibbles(packed);
+                #pragma GCC unroll 8
                 for (int r = 0; r < rows; r++) {
                     const int8_t *codes = x[r].codes + b * GL_BLOCK + 4 * j;
-                    sum[0][r] = dot_small(sum[0][r], first, four_bytes(codes));
-                    sum[0][r] = dot_small(sum[0][r], second, four_bytes(codes + 16));
+                    first[r] = dot_small(first[r], low_half, four_bytes(codes));
+                    first[r] = dot_small(first[r], high_half, four_bytes(codes + 16));
                 }
             }
         } else {
             #pragma GCC unroll 8
             for (int j = 0; j < 8; j++, tile += 4 * LANES) {
                 vi weights = signed_weights(vi_load(tile));
+                #pragma GCC unroll 8
                 for (int r = 0; r < rows; r++) {
                     vi four = four_bytes(x[r].codes + b * GL_BLOCK + 4 * j);
-                    sum[j / 4 % groups][r] = dot_signed(sum[j / 4 % groups][r], weights, four);
+                    if (halves && j >= 4) second[r] = dot_signed(second[r], weights, four);
+                    else first[r] = dot_signed(first[r], weights, four);
                 }
             }
         }
+        #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-            const int32_t *sums = x[r].sums + 2 * b;
+            const gl_block *block = x[r].block + b;
             vf value;
-            if (packing == GL_Q4 && minimum) value = vf_mul(vf_from_vi(dot_small_sum(sum[0][r])), scale[0]);
-            else if (packing == GL_Q4)
-                value = vf_mul(vf_sub(vf_from_vi(dot_small_sum(sum[0][r])), vf_set(8.0f * (float)(sums[0] + sums[1]))), scale[0]);
-            else if (halves) {
-                value = vf_mul(vf_from_vi(dot_signed_sum(sum[0][r], sums[0])), scale[0]);
-                value = vf_fma(vf_from_vi(dot_signed_sum(sum[1][r], sums[1])), scale[1], value);
-            } else value = vf_mul(vf_from_vi(dot_signed_sum(sum[0][r], sums[0] + sums[1])), scale[0]);
-            if (minimum) value = vf_fma(low, vf_set((float)(sums[0] + sums[1])), value);
-            out[r] = vf_fma(value, vf_set(x[r].scale[b]), out[r]);
+            if (packing == GL_Q4) value = vf_from_vi(dot_small_sum(first[r]));
+            else value = vf_from_vi(dot_signed_sum(first[r], halves ? block->halves[0] : block->halves[0] + block->halves[1]));
+            if (packing == GL_Q4 && !minimum) value = vf_sub(value, vf_set(8.0f * block->sum));
+            value = vf_mul(value, scale[0]);
+            if (halves) value = vf_fma(vf_from_vi(dot_signed_sum(second[r], block->halves[1])), scale[1], value);
+            if (minimum) value = vf_fma(low, vf_set(block->sum), value);
+            out[r] = vf_fma(value, vf_set(block->scale), out[r]);
         }
     }
 }
@@ -164,11 +164,11 @@ INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const
     const gl_buffer *in = &p->buffers[op->a];
     const int fine = packing >= GL_Q4 && op->i0; /* then every row is two: see quantize_columns */
     float *y = p->buffers[op->out].values + (fine ? row / 2 : row) * m->out;
-    quantized_row x[rows];
+    quantized_row x[MOST_ROWS];
     if (packing >= GL_Q4)
         for (int r = 0; r < rows; r++) x[r] = row_of(in->quantized, row + r, m->in);
     for (; tile < last; tile++) {
-        vf out[rows];
+        vf out[MOST_ROWS];
         const uint8_t *data = m->data + tile * m->tile_bytes;
         if (packing >= GL_Q4) quantized_tile(m, data, x, out, rows, packing, minimum, wide, halves);
         else float_tile(m, data, in->values + row * m->in, m->in, out, rows, packing);
@@ -178,12 +178,6 @@ INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const
             for (int r = 0; r < rows; r++) store_outputs(op, y + r * m->out, tile * LANES, out[r]);
     }
 }
-
-#if LANES == 16
-#define MOST_ROWS 8
-#else
-#define MOST_ROWS 4
-#endif
 
 #define LINEAR(name, packing, minimum, wide, halves)                                                               \
     static void name(const gl_program *p, const gl_op *op, int64_t row, int64_t end, int64_t tile, int64_t last) { \
@@ -296,10 +290,10 @@ static void norm_group(const gl_op *op, const float *x, float *y, int64_t width)
     for (int64_t i = whole; i < width; i++) y[i] = (x[i] - mean) * factor * op->weight[i] + (op->bias ? op->bias[i] : 0.0f);
 }
 
-static void norm(const gl_program *p, const gl_op *op, int64_t row) {
+static void norm(const gl_program *p, const gl_op *op, int64_t row, float *scratch) {
     const gl_buffer *out = &p->buffers[op->out];
     const float *x = p->buffers[op->a].values + row * op->width;
-    float *y = out->values + row * op->width;
+    float *y = op->only_quantized ? scratch : out->values + row * op->width;
     int64_t width = op->width / op->i0;
     for (int group = 0; group < op->i0; group++) norm_group(op, x + group * width, y + group * width, width);
     if (op->quantize) quantize_columns(y, out->quantized, row, op->width, 0, op->width, op->quantize == 2);
@@ -515,7 +509,7 @@ static void attend(const gl_program *p, const gl_op *op, int64_t unit, float *sc
     if (!op->quantize) return;
     int64_t columns = (int64_t)group * c->head_dim;
     for (int64_t row = span->first_row + from; row < span->first_row + to; row++)
-        quantize_columns(out->values + row * width, out->quantized, row, width, kv_head * columns, (kv_head + 1) * columns,
+        quantize_columns(out->values + row * width + kv_head * columns, out->quantized, row, width, kv_head * columns, (kv_head + 1) * columns,
                          op->quantize == 2);
 }
 
@@ -558,17 +552,18 @@ INLINE vf pointwise(const gl_op *op, vf a, vf b, const int kind) {
 
 INLINE void each_value(const gl_program *p, const gl_op *op, int64_t unit, const int kind) {
     const gl_buffer *out = &p->buffers[op->out];
-    int64_t width = op->width, across = parts_of(width, COLUMNS_A_UNIT);
-    int64_t row = unit / across, from = unit % across * COLUMNS_A_UNIT, to = MIN(from + COLUMNS_A_UNIT, width), i = from;
-    const float *a = p->buffers[op->a].values + row * width, *b = op->b >= 0 ? p->buffers[op->b].values + row * width : a;
-    float *y = out->values + row * width;
-    for (; i + LANES <= to; i += LANES) vf_store(y + i, pointwise(op, vf_load(a + i), vf_load(b + i), kind));
-    if (i < to) {
+    int64_t width = op->width, across = parts_of(width, COLUMNS_A_UNIT), row = unit / across;
+    int64_t from = unit % across * COLUMNS_A_UNIT, to = MIN(from + COLUMNS_A_UNIT, width), count = to - from, i = 0;
+    const float *a = p->buffers[op->a].values + row * width + from;
+    const float *b = op->b >= 0 ? p->buffers[op->b].values + row * width + from : a;
+    float here[COLUMNS_A_UNIT], *y = op->only_quantized ? here : out->values + row * width + from;
+    for (; i + LANES <= count; i += LANES) vf_store(y + i, pointwise(op, vf_load(a + i), vf_load(b + i), kind));
+    if (i < count) {
         float left[LANES] = {0}, right[LANES] = {0}, made[LANES];
-        memcpy(left, a + i, (to - i) * sizeof(float));
-        memcpy(right, b + i, (to - i) * sizeof(float));
+        memcpy(left, a + i, (count - i) * sizeof(float));
+        memcpy(right, b + i, (count - i) * sizeof(float));
         vf_store(made, pointwise(op, vf_load(left), vf_load(right), kind));
-        memcpy(y + i, made, (to - i) * sizeof(float));
+        memcpy(y + i, made, (count - i) * sizeof(float));
     }
     if (op->quantize) quantize_columns(y, out->quantized, row, width, from, to, op->quantize == 2);
 }
@@ -612,7 +607,7 @@ static int64_t count_units(const gl_program *p, const gl_op *op) {
 static void run_unit(const gl_program *p, const gl_op *op, int64_t unit, float *scratch) {
     switch (op->kind) {
     case GL_EMBED: embed(p, op, unit); break;
-    case GL_NORM: norm(p, op, unit); break;
+    case GL_NORM: norm(p, op, unit, scratch); break;
     case GL_LINEAR: linear(p, op, linear_rows_of(p, op), unit); break;
     case GL_ANGLES: angles(p, op, unit); break;
     case GL_ROTATE: rotate(p, op, unit); break;

@@ -46,7 +46,7 @@ class Matrix(Structure):
 class Op(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("kind", "wait", "wanted", "quantize", "width", "a", "b", "out")),
-        *((name, c_int32) for name in ("i0", "i1", "i2", "i3")),
+        *((name, c_int32) for name in ("i0", "i1", "i2", "only_quantized")),
         ("f0", c_float),
         ("f1", c_float),
         ("matrix", POINTER(Matrix)),

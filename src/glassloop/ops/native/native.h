@@ -54,7 +54,8 @@ typedef struct {
     int32_t quantize;  /* 1: also quantize the output, for the linears that follow; 2: finely */
     int32_t width;     /* of the output */
     int32_t a, b, out; /* buffers; -1: none */
-    int32_t i0, i1, i2, i3;
+    int32_t i0, i1, i2;
+    int32_t only_quantized; /* nobody reads the output as floats: they need not be written */
     float f0, f1;
     const gl_matrix *matrix;
     const float *weight, *bias;
@@ -92,9 +93,17 @@ typedef struct {
     const gl_cache *cache;
 } gl_program;
 
-/* One row of a quantized buffer: codes, then a scale for each block, then two sums of 16 codes for each block. */
+/* What belongs to a block of 32 codes of a row, in the form in which the kernels read it. */
+typedef struct {
+    float scale, sum;   /* the sum is of all codes */
+    int32_t halves[2];  /* 128 times the sums of 16 */
+} gl_block;
+
+/* One row of a quantized buffer: the codes, then a gl_block for each 32 of them. */
 static inline int64_t gl_padded(int64_t width) { return (width + GL_BLOCK - 1) / GL_BLOCK * GL_BLOCK; }
-static inline int64_t gl_quantized_bytes(int64_t width) { return gl_padded(width) + gl_padded(width) / GL_BLOCK * 12; }
+static inline int64_t gl_quantized_bytes(int64_t width) {
+    return gl_padded(width) + gl_padded(width) / GL_BLOCK * (int64_t)sizeof(gl_block);
+}
 
 typedef struct {
     float value;

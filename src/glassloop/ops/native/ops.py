@@ -185,6 +185,7 @@ class _Program:
         self._kept = kept
         self._threads = threads
         self._width = result.width
+        self._widest = max(room.width for room in self._rooms)
         self._progress = np.empty(lib.library().gl_progress_bytes(len(ops)), np.uint8)
         self._buffers = (lib.Buffer * len(self._rooms))()
         self._arrays: dict[int, Any] = {}
@@ -203,7 +204,7 @@ class _Program:
         self._buffers[self._result].values = logits.ctypes.data
         longest = max(span.length for span in batch.spans)
         # Up to eight queries attend together; each needs a score for every key, to the end of the last page.
-        scratch = 8 * pages_for(longest) * PAGE
+        scratch = max(8 * pages_for(longest) * PAGE, self._widest)
         if len(self._scratch) < scratch * self._threads:
             self._scratch = np.empty(2 * scratch * self._threads, np.float32)
         spans = (lib.Span * len(batch.spans))(
@@ -243,7 +244,7 @@ class _Program:
 def _quantized_bytes(room: Room) -> int:
     """gl_quantized_bytes of native.h; a fine row takes two."""
     padded = -(-room.width // lib.BLOCK) * lib.BLOCK
-    return (padded + padded // lib.BLOCK * 12) * room.quantized
+    return (padded + padded // lib.BLOCK * 16) * room.quantized
 
 
 def _with_heads(value: Value, heads: int) -> Value:

@@ -21,6 +21,8 @@ KINDS = (
 )
 # Ops that can quantize their own output while it is in the processor's cache.
 _CAN_QUANTIZE = {"norm", "activate", "add", "scale", "softcap", "attend"}
+# Of these, the ones that need not write it as floats when nobody reads those.
+_CAN_SKIP_FLOATS = {"norm", "activate", "add", "scale", "softcap"}
 _CACHE = -2  # stands for the cache's pages among the things an op reads and writes
 
 
@@ -93,6 +95,12 @@ class Recorder:
 
     def finish(self, result: Value) -> tuple[list[Op], list[Room], int]:
         """The ops, the buffers that they need, and the number of the one that holds the result."""
+        as_floats = {result.id}
+        for call in self.calls:
+            quantized = call.kind == "quantize" or (
+                call.kind == "linear" and call.a is not None and call.a.id in self._quantized
+            )
+            as_floats |= {value.id for value in (call.a, call.b) if value is not None and not quantized}
         homes, rooms = self._lay_out(result)
         ops, written, read = [], set[int](), set[int]()
         for call in self.calls:
@@ -109,7 +117,14 @@ class Recorder:
                 written, read = set(), set()
             written |= writes
             read |= reads
-            ops.append(_op(call, homes, wait))
+            op = _op(call, homes, wait)
+            op.only_quantized = bool(
+                call.quantize
+                and call.kind in _CAN_SKIP_FLOATS
+                and call.out is not None
+                and call.out.id not in as_floats
+            )
+            ops.append(op)
         return ops, rooms, homes[result.id]
 
     def _lay_out(self, result: Value) -> tuple[dict[int, int], list[Room]]:

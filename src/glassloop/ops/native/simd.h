@@ -83,10 +83,10 @@ static inline vi four_bytes(const int8_t *p) {
 }
 static inline vi dot_small(vi sum, vi codes, vi x) { return _mm512_dpbusd_epi32(sum, codes, x); }
 static inline vi dot_small_sum(vi sum) { return sum; }
-/* Signed weights as unsigned ones, 128 higher; dot_signed_sum takes 128 times the activations off again. */
+/* Signed weights as unsigned ones, 128 higher; dot_signed_sum takes off 128 times the sum of the activations. */
 static inline vi signed_weights(vi raw) { return _mm512_xor_si512(raw, _mm512_set1_epi8((char)0x80)); }
 static inline vi dot_signed(vi sum, vi weights, vi x) { return _mm512_dpbusd_epi32(sum, weights, x); }
-static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return _mm512_sub_epi32(sum, _mm512_set1_epi32(128 * x_sum)); }
+static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return _mm512_sub_epi32(sum, _mm512_set1_epi32(x_sum)); }
 static inline void vi_store_bytes(int8_t *p, vf rounded) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(rounded))); }
 
 #elif defined(GL_AVX2) || defined(GL_AVXVNNI)
@@ -132,10 +132,14 @@ static inline vi dot_small(vi sum, vi codes, vi x) { return _mm256_dpbusd_avx_ep
 static inline vi dot_small_sum(vi sum) { return sum; }
 static inline vi signed_weights(vi raw) { return _mm256_xor_si256(raw, _mm256_set1_epi8((char)0x80)); }
 static inline vi dot_signed(vi sum, vi weights, vi x) { return _mm256_dpbusd_avx_epi32(sum, weights, x); }
-static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return _mm256_sub_epi32(sum, _mm256_set1_epi32(128 * x_sum)); }
+static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return _mm256_sub_epi32(sum, _mm256_set1_epi32(x_sum)); }
 #else
 /* Codes up to 15: eight products of two pairs, 8 * 2 * 15 * 127 = 30480, still fit a 16-bit sum. */
-static inline vi dot_small(vi sum, vi codes, vi x) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x)); }
+static inline vi dot_small(vi sum, vi codes, vi x) {
+    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x));
+    __asm__("" : "+x"(sum)); /* add now: compilers like to keep all products for later, and run out of registers */
+    return sum;
+}
 static inline vi dot_small_sum(vi sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
 static inline vi signed_weights(vi raw) { return raw; }
 static inline vi dot_signed(vi sum, vi weights, vi x) {
@@ -215,13 +219,29 @@ static inline float vf_sum(vf x) {
     return lane[0];
 }
 
+/* The largest lane, and the sum of lanes that hold small whole numbers: exact in any order. */
+#if defined(GL_AVX512)
+static inline float vf_largest(vf x) { return _mm512_reduce_max_ps(x); }
+static inline float vf_whole_sum(vf x) { return _mm512_reduce_add_ps(x); }
+#elif defined(GL_AVX2) || defined(GL_AVXVNNI)
 static inline float vf_largest(vf x) {
-    float lane[LANES];
-    vf_store(lane, x);
-    for (int i = 1; i < LANES; i++)
-        if (lane[i] > lane[0]) lane[0] = lane[i];
-    return lane[0];
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
+static inline float vf_whole_sum(vf x) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+}
+#else
+static inline float vf_largest(vf x) {
+    float largest = x[0];
+    EACH_LANE if (x[lane] > largest) largest = x[lane];
+    return largest;
+}
+static inline float vf_whole_sum(vf x) { return vf_sum(x); }
+#endif
 
 /* e^x to within two units in the last place: 2^n times a polynomial on [-ln2/2, ln2/2]. 0 below -87. */
 static inline vf vf_exp(vf x) {
