@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glassloop.decode import choose as choosing
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import coin, fork_salt, hash_above, luck, luck_key, mix
 from glassloop.decode.sampling import Sampling
+from glassloop.ops import vocabulary
 from glassloop.ops.vocabulary import hash_ids, luck_of, lucky_ids
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "luck.md"
@@ -45,7 +45,6 @@ def test_the_coins_and_fork_salts_of_the_document_hold():
 
 
 def test_the_constants_of_the_document_are_those_of_the_code():
-    from glassloop.ops import vocabulary
 
     text = DOCUMENT.read_text()
     for constant in (vocabulary.GOLDEN, vocabulary.FIRST, vocabulary.SECOND):
@@ -72,7 +71,6 @@ def test_the_logarithm_is_within_a_rounding_of_the_library_s(key):
 
 
 def test_luck_is_finite_at_both_ends(monkeypatch):
-    from glassloop.ops import vocabulary
 
     for bits in (0, 2**64 - 1):
         monkeypatch.setattr(vocabulary, "hash_ids", lambda key, ids, b=bits: np.full(1, b, np.uint64))
@@ -202,14 +200,14 @@ MUTANTS = {
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_a_wrong_sampler_is_caught(monkeypatch, mutant):
-    monkeypatch.setattr(choosing.vocabulary, "luck_of", mutant)
+    monkeypatch.setattr(vocabulary, "luck_of", mutant)
     statistic, freedom = g_statistic({}, DISTRIBUTION)
     assert statistic > LIMITS[int(freedom)]
 
 
 def test_another_key_is_as_good(monkeypatch):
     """The control of the test above: this mutant is right, and passes."""
-    monkeypatch.setattr(choosing.vocabulary, "luck_of", lambda key, ids: luck_of(key ^ 0xABCDEF, ids))
+    monkeypatch.setattr(vocabulary, "luck_of", lambda key, ids: luck_of(key ^ 0xABCDEF, ids))
     statistic, freedom = g_statistic({}, DISTRIBUTION)
     assert statistic < LIMITS[int(freedom)]
 

@@ -197,3 +197,15 @@ def test_a_bad_prompt_is_refused(llm, prompt):
 def test_what_the_loop_cannot_do_yet_is_refused(llm, options):
     with pytest.raises(SamplingError, match=next(iter(options))):
         llm.generate("x", Sampling(**options))
+
+
+@pytest.mark.parametrize("weights", ["q8", "q4", "f32"])
+def test_weights_can_be_brought_to_another_format_on_load(weights):
+    llm = LLM(weights=weights)
+    run = llm.generate("The capital of France is", Sampling(temperature=0, max_tokens=1))
+    assert run.text == " Paris"
+
+
+def test_an_unknown_weight_format_is_an_error():
+    with pytest.raises(GlassloopError, match="weights is 'q3'; one of q8, q4, f32"):
+        LLM(weights="q3")

@@ -14,7 +14,6 @@ import numpy as np
 from glassloop.decode.candidates import Candidates
 from glassloop.decode.luck import hash_above, luck_key
 from glassloop.decode.stage import Step
-from glassloop.ops import vocabulary
 from glassloop.ops.vocabulary import Float64, Int32
 
 
@@ -55,7 +54,7 @@ def race(candidates: Candidates, step: Step) -> tuple[Int32, Float64, Float64]:
         return ids, logits, np.zeros(len(ids))
     key = luck_key(step.seed, step.salt, step.position)
     ids, logits = candidates.ids, candidates.values
-    noise = vocabulary.luck_of(key, ids)
+    noise = step.ops.luck_of(key, ids)
     if candidates.complete:
         return ids, logits, noise
     # Nobody outside the head has a logit above its last, so who would beat the second of the head needs
@@ -72,7 +71,7 @@ def race(candidates: Candidates, step: Step) -> tuple[Int32, Float64, Float64]:
     return (
         np.concatenate([ids, outside]),
         np.concatenate([logits, theirs]),
-        np.concatenate([noise, vocabulary.luck_of(key, outside)]),
+        np.concatenate([noise, step.ops.luck_of(key, outside)]),
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 
@@ -27,15 +28,23 @@ _PREFILL_ROWS = 512
 
 
 class LLM:
-    """The default model, or a name, a `.gguf` file, a folder with safetensors."""
+    """The default model, or a name, a `.gguf` file, a folder with safetensors.
 
-    def __init__(self, model: str | Path = DEFAULT_MODEL, ops: str | None = None) -> None:
+    `ops` names an op set; `weights` (q8, q4, f32) brings the matrices to another format on load.
+    """
+
+    def __init__(
+        self, model: str | Path = DEFAULT_MODEL, ops: str | None = None, weights: str | None = None
+    ) -> None:
         self.name = str(model)
         op_set = choose_ops(ops)
         files = ModelFiles(fetch(self.name))
         self.config = files.config
-        self.tokenizer = files.tokenizer()
-        self.transformer = files.transformer(op_set)
+        # Python builds the tokenizer while C packs the weights.
+        with ThreadPoolExecutor(1) as beside:
+            tokenizer = beside.submit(files.tokenizer)
+            self.transformer = files.transformer(op_set, weights)
+            self.tokenizer = tokenizer.result()
         self._pieces: dict[int, str] = {}  # tokens as people read them: every step names a few
 
     @property

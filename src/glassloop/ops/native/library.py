@@ -118,6 +118,8 @@ def library() -> ctypes.CDLL:
     lib.gl_rank_of.restype = c_int64
     lib.gl_lucky_ids.argtypes = [c_uint64, c_int64, c_uint64, c_void_p, c_int64]
     lib.gl_lucky_ids.restype = c_int64
+    lib.gl_luck_of.argtypes = [c_uint64, c_void_p, c_int64, c_void_p]
+    lib.gl_luck_of.restype = None
     lib.gl_progress_bytes.argtypes = [c_int32]
     lib.gl_progress_bytes.restype = c_int64
     lib.gl_run.argtypes = [POINTER(Program), c_void_p, c_void_p, c_int64]

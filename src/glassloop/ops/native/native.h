@@ -122,6 +122,7 @@ typedef struct {
     double (*log_sum_exp)(const float *logits, int64_t count, double scale);
     int64_t (*rank_of)(const float *logits, int64_t count, int64_t id);
     int64_t (*lucky_ids)(uint64_t key, int64_t count, uint64_t threshold, int32_t *ids, int64_t room);
+    void (*luck_of)(uint64_t key, const int64_t *ids, int64_t count, double *luck);
 } gl_kernels;
 
 const gl_kernels *gl_kernels_portable(void);

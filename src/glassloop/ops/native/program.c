@@ -43,6 +43,7 @@ int64_t gl_rank_of(const float *logits, int64_t count, int64_t id) { return acti
 int64_t gl_lucky_ids(uint64_t key, int64_t count, uint64_t threshold, int32_t *ids, int64_t room) {
     return active->lucky_ids(key, count, threshold, ids, room);
 }
+void gl_luck_of(uint64_t key, const int64_t *ids, int64_t count, double *luck) { active->luck_of(key, ids, count, luck); }
 
 /* One for each op of a run, on a cache line of its own. */
 typedef struct {

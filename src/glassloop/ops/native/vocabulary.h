@@ -3,8 +3,6 @@
  * Included by kernels.h. One thread does a row: it is a few microseconds, less than waking another.
  */
 
-#define SUM_BLOCK 1024 /* exponentials that are added up as floats before they go into a double */
-
 INLINE vf load_some(const float *x, int64_t left) {
     if (left >= LANES) return vf_load(x);
     float lane[LANES];
@@ -18,21 +16,53 @@ static float largest_of(const float *x, int64_t count) {
     return vf_largest(most);
 }
 
-/* Sums of e^d and of d * e^d, where d = (x - most) * scale. */
-static void exponentials(const float *x, int64_t count, float most, float scale, double *sum, double *weighted) {
-    *sum = *weighted = 0;
-    vf top = vf_set(most), factor = vf_set(scale);
-    for (int64_t block = 0; block < count; block += SUM_BLOCK) {
-        int64_t end = MIN(block + SUM_BLOCK, count);
-        vf a = vf_set(0.0f), b = vf_set(0.0f);
-        for (int64_t i = block; i < end; i += LANES) {
-            vf d = vf_mul(vf_sub(load_some(x + i, end - i), top), factor), e = vf_exp(d);
-            a = vf_add(a, e);
-            b = vf_fma(e, vf_max(d, vf_set(-1000.0f)), b);
-        }
-        *sum += vf_sum(a);
-        *weighted += vf_sum(b);
+/* e^x in double precision for up to DOUBLES numbers of at most 0, in plain loops that compilers turn into vectors:
+ * 2^k times a series on [-ln2/2, ln2/2]. 0 below -700. */
+#define DOUBLES 64
+static void exponentials(const double *x, int count, double *e) {
+    const double magic = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to a whole number, in the low bits */
+    double shifted[DOUBLES], power[DOUBLES];
+    int64_t bits[DOUBLES];
+    for (int i = 0; i < count; i++) shifted[i] = (x[i] > -700.0 ? x[i] : -700.0) * 1.4426950408889634 + magic;
+    memcpy(bits, shifted, sizeof bits);
+    for (int i = 0; i < count; i++) bits[i] = (int64_t)((uint64_t)(bits[i] + 1023) << 52);
+    memcpy(power, bits, sizeof power);
+    for (int i = 0; i < count; i++) {
+        double k = shifted[i] - magic, clipped = x[i] > -700.0 ? x[i] : -700.0;
+        double r = (clipped - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10, p = 1.0 / 6227020800.0;
+        p = p * r + 1.0 / 479001600.0;
+        p = p * r + 1.0 / 39916800.0;
+        p = p * r + 1.0 / 3628800.0;
+        p = p * r + 1.0 / 362880.0;
+        p = p * r + 1.0 / 40320.0;
+        p = p * r + 1.0 / 5040.0;
+        p = p * r + 1.0 / 720.0;
+        p = p * r + 1.0 / 120.0;
+        p = p * r + 1.0 / 24.0;
+        p = p * r + 1.0 / 6.0;
+        p = p * r + 0.5;
+        p = p * r + 1.0;
+        p = p * r + 1.0;
+        e[i] = x[i] > -700.0 ? p * power[i] : 0.0;
     }
+}
+
+/* Sums of e^d and of d * e^d, where d = (x - most) * scale. */
+static void sum_exponentials(const float *x, int64_t count, double most, double scale, double *sum, double *weighted) {
+    double a[8] = {0}, b[8] = {0};
+    for (int64_t block = 0; block < count; block += DOUBLES) {
+        double d[DOUBLES], e[DOUBLES] = {0};
+        int size = (int)MIN(DOUBLES, count - block);
+        for (int i = 0; i < DOUBLES; i++) d[i] = i < size ? ((double)x[block + i] - most) * scale : -1000.0;
+        exponentials(d, DOUBLES, e);
+        for (int i = 0; i < DOUBLES; i += 8)
+            for (int lane = 0; lane < 8; lane++) {
+                a[lane] += e[i + lane];
+                b[lane] += e[i + lane] * (d[i + lane] > -1000.0 ? d[i + lane] : -1000.0);
+            }
+    }
+    *sum = ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+    *weighted = ((b[0] + b[4]) + (b[2] + b[6])) + ((b[1] + b[5]) + (b[3] + b[7]));
 }
 
 /* Whether a comes after b: lower, or equal with a higher id. */
@@ -79,7 +109,7 @@ static int summarize(const float *x, int64_t count, int64_t top, gl_candidate *h
     out[0] = -INFINITY, out[1] = 0;
     if (most == -INFINITY) return 1;
     double sum, weighted;
-    exponentials(x, count, most, 1.0f, &sum, &weighted);
+    sum_exponentials(x, count, most, 1.0, &sum, &weighted);
     out[0] = most + log(sum);
     out[1] = log(sum) - weighted / sum;
     return 1;
@@ -89,7 +119,7 @@ static double log_sum_exp(const float *x, int64_t count, double scale) {
     double sum, weighted;
     float most = largest_of(x, count);
     if (most == -INFINITY) return -INFINITY;
-    exponentials(x, count, most, (float)scale, &sum, &weighted);
+    sum_exponentials(x, count, most, scale, &sum, &weighted);
     return (double)most * scale + log(sum);
 }
 
@@ -100,18 +130,44 @@ static int64_t rank_of(const float *x, int64_t count, int64_t id) {
     return rank;
 }
 
-/* Ids below `count` whose luck hash exceeds the threshold, at most `room` of them; how many there are. docs/luck.md
- * specifies the hash. */
+/* Luck, as docs/luck.md specifies it: the hash, and the logarithm spelled out so that every bit is the same. */
+INLINE uint64_t luck_hash(uint64_t key, uint64_t id) {
+    uint64_t h = key + (id + 1) * 0x9E3779B97F4A7C15u;
+    h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9u;
+    h = (h ^ h >> 27) * 0x94D049BB133111EBu;
+    return h ^ h >> 31;
+}
+
+static double luck_log(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    int64_t exponent = (int64_t)(bits >> 52 & 0x7ff) - 1022;
+    bits = (bits & 0x800fffffffffffffu) | (uint64_t)1022 << 52;
+    double fraction; /* x = fraction * 2^exponent, fraction from 1/2 to 1 */
+    memcpy(&fraction, &bits, 8);
+    int low = fraction < 0.7071067811865476;
+    double f = (low ? fraction + fraction : fraction) - 1.0, k = (double)(exponent - low);
+    double s = f / (2.0 + f), z = s * s, w = z * z;
+    double even = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01));
+    double odd = z * (6.666666666666735130e-01 +
+                      w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)));
+    double half = 0.5 * f * f;
+    return k * 6.93147180369123816490e-01 - ((half - (s * (half + (even + odd)) + k * 1.90821492927058770002e-10)) - f);
+}
+
+static void luck_of(uint64_t key, const int64_t *ids, int64_t count, double *luck) {
+    for (int64_t i = 0; i < count; i++) {
+        double uniform = ((double)(luck_hash(key, (uint64_t)ids[i]) >> 12) + 0.5) * 0x1p-52;
+        luck[i] = -luck_log(-luck_log(uniform));
+    }
+}
+
+/* Ids below `count` whose hash exceeds the threshold, at most `room` of them; how many there are. */
 static int64_t lucky_ids(uint64_t key, int64_t count, uint64_t threshold, int32_t *ids, int64_t room) {
     int64_t found = 0;
     for (int64_t block = 0; block < count; block += 64) {
         uint64_t hash[64];
-        for (int i = 0; i < 64; i++) {
-            uint64_t h = key + (uint64_t)(block + i + 1) * 0x9E3779B97F4A7C15u;
-            h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9u;
-            h = (h ^ h >> 27) * 0x94D049BB133111EBu;
-            hash[i] = h ^ h >> 31;
-        }
+        for (int i = 0; i < 64; i++) hash[i] = luck_hash(key, (uint64_t)(block + i));
         for (int i = 0; i < MIN(64, count - block); i++)
             if (hash[i] > threshold) {
                 if (found < room) ids[found] = (int32_t)(block + i);

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glassloop.ops.native.library import library
 from glassloop.ops.quant import Float32
-from glassloop.ops.vocabulary import Int32, Summary
+from glassloop.ops.vocabulary import Float64, Int32, Summary
 
 _CANDIDATE = np.dtype([("logit", "<f4"), ("id", "<i4")])
 
@@ -48,3 +49,10 @@ def lucky_ids(key: int, count: int, threshold: int) -> Int32:
         if found <= room:
             return ids[:found]
         room = found
+
+
+def luck_of(key: int, ids: NDArray[np.integer]) -> Float64:
+    wide = np.ascontiguousarray(ids, np.int64)
+    luck = np.empty(len(wide))
+    library().gl_luck_of(key, wide.ctypes.data, len(wide), luck.ctypes.data)
+    return luck
