@@ -38,6 +38,7 @@ _NUMBERS: dict[int, np.dtype[Any]] = {
     12: np.dtype("<f8"),
 }
 _LENGTH = struct.Struct("<Q")
+_WINDOW = 1 << 22
 
 
 class GGUFFile:
@@ -157,20 +158,21 @@ class _Cursor:
 
     def strings(self, count: int, field: str) -> list[str]:
         """Many strings at once: the vocabulary's path, where a call for each would cost a visible wait."""
-        strings, at, size, whole = [], self.at, self.size, self.mapping
+        strings: list[str] = []
         length_at = _LENGTH.unpack_from
-        try:
-            for _ in range(count):
+        while len(strings) < count:
+            # Pieces of a copy are made twice as fast as pieces of the map.
+            window = self.mapping[self.at : self.at + _WINDOW]
+            at, size = 0, len(window)
+            for _ in range(count - len(strings)):
                 start = at + 8
-                at = start + length_at(whole, at)[0]
-                if at > size:
+                if start > size or (end := start + length_at(window, at)[0]) > size:
                     break
-                strings.append(whole[start:at].decode("utf-8", "surrogateescape"))
-        except struct.error:
-            pass
-        if len(strings) < count:
-            raise self.error(f"{field}[{len(strings)}]", "reaches past the end of the file (truncated?)")
-        self.at = at
+                strings.append(window[start:end].decode("utf-8", "surrogateescape"))
+                at = end
+            self.at += at
+            if at == 0:  # longer than a window, or past the end of the file, which `string` tells
+                strings.append(self.string(f"{field}[{len(strings)}]"))
         return strings
 
     def value(self, field: str) -> Any:
