@@ -13,7 +13,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 .PHONY: run test lint format bench clean
 
 run: $(VENV)/.installed
-	@$(BIN)/glassloop generate "$(PROMPT)" --max-tokens 40
+	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --max-tokens 60
 
 test: $(VENV)/.tested
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
