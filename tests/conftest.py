@@ -1,0 +1,13 @@
+"""Hypothesis looks for new examples every time on a developer's machine; in CI it takes the same ones, so that
+a change is judged by itself and not by the luck of the draw.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+settings.register_profile("ci", derandomize=True, deadline=None)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
