@@ -1,5 +1,5 @@
-"""Hypothesis looks for new examples every time on a developer's machine; in CI it takes the same ones, so that
-a change is judged by itself and not by the luck of the draw.
+"""Hypothesis looks for new examples every time on a developer's machine. In CI it takes the same ones, so
+that a change is judged by itself and not by the luck of the draw.
 """
 
 from __future__ import annotations
