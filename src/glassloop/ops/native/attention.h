@@ -1,0 +1,191 @@
+/* The cache of keys and values, and attention over it. Included by kernels.h.
+ *
+ * Every query has sums of its own over the keys in order, however many queries share the loads, so a row's result
+ * does not depend on its neighbours.
+ */
+
+typedef struct {
+    uint16_t *keys, *values;
+} page;
+
+INLINE page page_of(const gl_cache *c, int32_t layer, int32_t index, int32_t head) {
+    int64_t at = ((int64_t)index * c->layers + layer) * c->kv_heads + head;
+    return (page){c->keys + at * c->head_dim * GL_PAGE, c->values + at * GL_PAGE * c->padded_head_dim};
+}
+
+INLINE int64_t span_pages(const gl_span *span) {
+    return (span->first_position + span->rows - 1) / GL_PAGE - span->first_position / GL_PAGE + 1;
+}
+
+/* A unit is the rows of one branch that fall into one page. */
+static void keep(const gl_program *p, const gl_op *op, int64_t unit) {
+    const gl_cache *c = p->cache;
+    const gl_span *span = p->batch->span;
+    for (; unit >= span_pages(span); span++) unit -= span_pages(span);
+    int32_t index = span->first_position / GL_PAGE + (int32_t)unit, start = index * GL_PAGE;
+    int32_t from = MAX(span->first_position, start), to = MIN(span->first_position + span->rows, start + GL_PAGE);
+    for (int32_t head = 0; head < c->kv_heads; head++) {
+        page here = page_of(c, op->i0, span->pages[index], head);
+        for (int32_t position = from; position < to; position++) {
+            int64_t row = span->first_row + position - span->first_position, at = (row * c->kv_heads + head) * c->head_dim;
+            const float *k = p->buffers[op->a].values + at, *v = p->buffers[op->b].values + at;
+            uint16_t *value = here.values + (position - start) * c->padded_head_dim, *key = here.keys + (position - start);
+            int32_t d = 0;
+            for (; d + LANES <= c->head_dim; d += LANES) {
+                uint16_t half[LANES];
+                vf_store_half(half, vf_load(k + d));
+                for (int lane = 0; lane < LANES; lane++) key[(d + lane) * GL_PAGE] = half[lane];
+                vf_store_half(value + d, vf_load(v + d));
+            }
+            for (; d < c->head_dim; d++) {
+                key[d * GL_PAGE] = float_to_half(k[d]);
+                value[d] = float_to_half(v[d]);
+            }
+        }
+    }
+}
+
+#define QUERIES (LANES / 2) /* that share each load of a key or value; their sums fill the registers */
+#define QUERY_ROWS 8        /* rows of a unit of work */
+
+typedef struct {
+    const float *q;  /* [head dim] */
+    float *out;
+    int32_t position;
+} query;
+
+/* Scores of up to QUERIES queries against all keys from page `first` to `last`: [QUERIES, stride] */
+INLINE void score(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
+                  const int count, int32_t first, int32_t last, float *scores, int64_t stride) {
+    const gl_cache *c = p->cache;
+    for (int32_t index = first; index <= last; index++) {
+        const uint16_t *keys = page_of(c, op->i0, span->pages[index], kv_head).keys;
+        for (int at = 0; at < GL_PAGE; at += 2 * LANES) {
+            vf sum[QUERIES][2];
+            for (int t = 0; t < count; t++) sum[t][0] = sum[t][1] = vf_set(0.0f);
+            for (int32_t d = 0; d < c->head_dim; d++) {
+                vf low = vf_load_half(keys + d * GL_PAGE + at), high = vf_load_half(keys + d * GL_PAGE + at + LANES);
+                for (int t = 0; t < count; t++) {
+                    vf q = vf_set(queries[t].q[d]);
+                    sum[t][0] = vf_fma(q, low, sum[t][0]);
+                    sum[t][1] = vf_fma(q, high, sum[t][1]);
+                }
+            }
+            for (int t = 0; t < count; t++) {
+                float *to = scores + t * stride + (index - first) * GL_PAGE + at;
+                vf_store(to, sum[t][0]);
+                vf_store(to + LANES, sum[t][1]);
+            }
+        }
+    }
+}
+
+/* Scores to weights, in place: scale, cap, mask, softmax without its division. Returns the sum of the weights. */
+static float soften(const gl_op *op, float *scores, int64_t length, int32_t start, int32_t position) {
+    vf scale = vf_set(op->f0), largest = vf_set(-INFINITY);
+    for (int64_t i = 0; i < length; i += LANES) {
+        vf value = vf_mul(vf_load(scores + i), scale);
+        if (op->f1 > 0) value = vf_mul(vf_tanh(vf_div(value, vf_set(op->f1))), vf_set(op->f1));
+        vf_store(scores + i, value);
+    }
+    int64_t seen_from = op->i2 ? MAX(0, position - op->i2 + 1 - start) : 0, seen_to = position + 1 - start;
+    for (int64_t i = 0; i < seen_from; i++) scores[i] = -INFINITY;
+    for (int64_t i = seen_to; i < length; i++) scores[i] = -INFINITY;
+    for (int64_t i = 0; i < length; i += LANES) largest = vf_max(largest, vf_load(scores + i));
+    vf most = vf_set(vf_largest(largest)), sum = vf_set(0.0f);
+    for (int64_t i = 0; i < length; i += LANES) {
+        vf weight = vf_exp(vf_sub(vf_load(scores + i), most));
+        vf_store(scores + i, weight);
+        sum = vf_add(sum, weight);
+    }
+    return vf_sum(sum);
+}
+
+/* Weighted values: for two vectors of dimensions at a time, over all keys in order. */
+INLINE void mix(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
+                const int count, int32_t first, int32_t last, const float *weights, int64_t stride, const float *sums) {
+    const gl_cache *c = p->cache;
+    for (int32_t d = 0; d < c->padded_head_dim; d += 2 * LANES) {
+        const int both = d + LANES < c->padded_head_dim;
+        vf out[QUERIES][2];
+        for (int t = 0; t < count; t++) out[t][0] = out[t][1] = vf_set(0.0f);
+        for (int32_t index = first; index <= last; index++) {
+            const uint16_t *values = page_of(c, op->i0, span->pages[index], kv_head).values + d;
+            const float *weight = weights + (int64_t)(index - first) * GL_PAGE;
+            /* Past the last key lies what another branch may have left there: never touched. */
+            int slots = index < last ? GL_PAGE : queries[count - 1].position % GL_PAGE + 1;
+            for (int slot = 0; slot < slots; slot++, values += c->padded_head_dim) {
+                vf low = vf_load_half(values), high = both ? vf_load_half(values + LANES) : vf_set(0.0f);
+                for (int t = 0; t < count; t++) {
+                    vf w = vf_set(weight[t * stride + slot]);
+                    out[t][0] = vf_fma(w, low, out[t][0]);
+                    out[t][1] = vf_fma(w, high, out[t][1]);
+                }
+            }
+        }
+        for (int t = 0; t < count; t++) {
+            float lane[2 * LANES];
+            vf share = vf_set(1.0f / sums[t]);
+            vf_store(lane, vf_mul(out[t][0], share));
+            vf_store(lane + LANES, vf_mul(out[t][1], share));
+            memcpy(queries[t].out + d, lane, MIN(2 * LANES, c->head_dim - d) * sizeof(float));
+        }
+    }
+}
+
+#define ATTEND(name, count)                                                                                           \
+    static void name(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries, \
+                     int32_t first, int32_t last, float *scratch) {                                                   \
+        int64_t length = (int64_t)(last - first + 1) * GL_PAGE;                                                       \
+        float sums[QUERIES];                                                                                          \
+        score(p, op, span, kv_head, queries, count, first, last, scratch, length);                                    \
+        for (int t = 0; t < count; t++)                                                                               \
+            sums[t] = soften(op, scratch + t * length, length, first * GL_PAGE, queries[t].position);                 \
+        mix(p, op, span, kv_head, queries, count, first, last, scratch, length, sums);                                \
+    }
+ATTEND(attend_1, 1)
+ATTEND(attend_2, 2)
+ATTEND(attend_3, 3)
+ATTEND(attend_4, 4)
+#if QUERIES == 8
+ATTEND(attend_5, 5)
+ATTEND(attend_6, 6)
+ATTEND(attend_7, 7)
+ATTEND(attend_8, 8)
+static void (*const attend_some[])(const gl_program *, const gl_op *, const gl_span *, int32_t, const query *, int32_t, int32_t,
+                                   float *) = {NULL, attend_1, attend_2, attend_3, attend_4, attend_5, attend_6, attend_7, attend_8};
+#else
+static void (*const attend_some[])(const gl_program *, const gl_op *, const gl_span *, int32_t, const query *, int32_t, int32_t,
+                                   float *) = {NULL, attend_1, attend_2, attend_3, attend_4};
+#endif
+
+INLINE int64_t span_units(const gl_span *span, const gl_cache *c) { return parts_of(span->rows, QUERY_ROWS) * c->kv_heads; }
+
+/* A unit is a few rows of one branch and one key-value head, with all query heads that share it. */
+static void attend(const gl_program *p, const gl_op *op, int64_t unit, float *scratch) {
+    const gl_cache *c = p->cache;
+    const gl_span *span = p->batch->span;
+    for (; unit >= span_units(span, c); span++) unit -= span_units(span, c);
+    /* The last rows have the most keys: they go first, so that no thread is left with them at the end. */
+    int32_t chunk = (int32_t)(parts_of(span->rows, QUERY_ROWS) - 1 - unit / c->kv_heads);
+    int32_t kv_head = (int32_t)(unit % c->kv_heads), group = op->i1 / c->kv_heads;
+    int32_t from = chunk * QUERY_ROWS, to = MIN(from + QUERY_ROWS, span->rows), count = 0;
+    int64_t width = (int64_t)op->i1 * c->head_dim;
+    const gl_buffer *out = &p->buffers[op->out];
+    query queries[QUERIES];
+    for (int32_t i = from; i < to; i++)
+        for (int g = 0; g < group; g++) {
+            int64_t at = (span->first_row + i) * width + (kv_head * group + g) * c->head_dim;
+            queries[count++] = (query){p->buffers[op->a].values + at, out->values + at, span->first_position + i};
+            if (count < QUERIES && (i + 1 < to || g + 1 < group)) continue;
+            int32_t first = op->i2 ? MAX(0, queries[0].position - op->i2 + 1) / GL_PAGE : 0;
+            int32_t last = queries[count - 1].position / GL_PAGE;
+            attend_some[count](p, op, span, kv_head, queries, first, last, scratch);
+            count = 0;
+        }
+    if (!op->quantize) return;
+    int64_t columns = (int64_t)group * c->head_dim;
+    for (int64_t row = span->first_row + from; row < span->first_row + to; row++)
+        quantize_columns(out->values + row * width + kv_head * columns, out->quantized, row, width, kv_head * columns, (kv_head + 1) * columns,
+                         op->quantize == 2);
+}
