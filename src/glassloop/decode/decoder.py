@@ -7,7 +7,8 @@ else's, so what other rows ask for cannot matter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,7 +67,7 @@ class Decoder:
         self.chain = build_chain(sampling, vocab_size)
         self.history = History(prompt)
         # Room for top-k, and for a few that penalties may push out of it.
-        self._head = max(HEAD, min(sampling.top_k + HEAD // 2, 1024))
+        self.head = max(HEAD, min(sampling.top_k + HEAD // 2, 1024))
         self.step = Step(
             sampling,
             self.history,
@@ -81,12 +82,16 @@ class Decoder:
 
     def look(self, logits: Float32, observer: Observer | None = None) -> tuple[Summary, Candidates]:
         """What the model says, and what the stages leave of it."""
-        summary = self.step.ops.summarize(logits, self._head)
+        summary = self.step.ops.summarize(logits, self.head)
         return summary, run_chain(self.chain, logits, summary, self.step, observer)
 
     def choose(self, logits: Float32, observer: Observer | None = None) -> Chosen:
         """The token that this branch takes next. Asking changes nothing."""
-        summary, left = self.look(logits, observer)
+        return self.choose_from(logits, self.step.ops.summarize(logits, self.head), observer)
+
+    def choose_from(self, logits: Float32, summary: Summary, observer: Observer | None = None) -> Chosen:
+        """The same, of a row whose summary the caller has: its `head` highest or more."""
+        left = run_chain(self.chain, logits, summary, self.step, observer)
         choice = choose(left, self.step)
         token, lse = choice.id, left.log_sum_exp
         wanted = self.sampling.logprobs
@@ -114,10 +119,49 @@ class Decoder:
         if self.step.grammar is not None and not self.finished:
             self.step.grammar.commit(token)
 
+    def fork(self, salt: int | None = None) -> Decoder:
+        """Another branch from this point on, with the same luck or, by its salt, with its own."""
+        made = copy(self)
+        made.history = self.history.copy()
+        grammar = None if self.step.grammar is None else self.step.grammar.fork()
+        made.step = replace(
+            self.step, history=made.history, grammar=grammar, salt=self.step.salt if salt is None else salt
+        )
+        return made
+
+    def rewind(self, length: int) -> None:
+        """Back to where so many tokens had been generated, as if the rest had never come."""
+        back = self.history.generated_length - length
+        if length < 0 or back < 0:
+            raise SamplingError(
+                f"cannot go back to {length} generated tokens; there are {self.history.generated_length}"
+            )
+        self.history.truncate(length)
+        self.step.position -= back
+        if self.step.grammar is not None:
+            self.step.grammar.rewind(length)
+
     @property
     def finished(self) -> bool:
         """Whether the text is complete by its grammar and nothing can be added to it."""
         return self.step.grammar is not None and self.step.grammar.finished
+
+
+def choose_rows(decoders: Sequence[Decoder], logits: Float32) -> list[Chosen | Exception]:
+    """The next token of many branches of one model, a row of logits for each ([branches, vocabulary]).
+
+    Each gets what `choose` would have given it alone. An error is the row's own, and in its place.
+    """
+    if not decoders:
+        return []
+    summaries = decoders[0].step.ops.summarize_rows(logits, max(decoder.head for decoder in decoders))
+    made: list[Chosen | Exception] = []
+    for decoder, row, summary in zip(decoders, logits, summaries, strict=True):
+        try:
+            made.append(decoder.choose_from(row, summary))
+        except Exception as error:
+            made.append(error)
+    return made
 
 
 def _grammar(sampling: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -> Grammar | None:

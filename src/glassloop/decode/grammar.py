@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,8 +31,21 @@ class Grammar:
         self._field = sampling.constraint or ""
         self._vocab_size = vocab_size
         self._matcher = LLMatcher(_readable(tokenizer), _source(sampling), log_level=0)
+        self._length = 0  # tokens that it has taken
         if self._matcher.is_error():
             raise self._refused()
+
+    def fork(self) -> Grammar:
+        """Another way on from here."""
+        made = copy(self)
+        made._matcher = self._matcher.deep_copy()
+        return made
+
+    def rewind(self, length: int) -> None:
+        """Back to where it had taken so many tokens, if they were more."""
+        if self._length > length:
+            self._matcher.rollback(self._length - length)
+            self._length = length
 
     def mask(self) -> NDArray[np.bool_]:
         """Which tokens may come next."""
@@ -46,6 +60,7 @@ class Grammar:
     def commit(self, token: int) -> None:
         if not self._matcher.consume_token(token):
             raise self._refused()
+        self._length += 1
 
     @property
     def finished(self) -> bool:

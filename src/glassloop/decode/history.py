@@ -1,6 +1,6 @@
 """The tokens of one branch so far, with what stages ask of them at every step: which have come, how often.
 
-It grows by one token at a time; what it answers is a pure function of the tokens in it.
+It grows by one token at a time and can be cut back; what it answers is a pure function of the tokens in it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ class History:
         self.prompt_length = len(ids)
         self._tokens = np.array(ids + [0] * 64, np.int32)
         self._length = len(ids)
-        self._seen = _Tally(ids)  # prompt and generated
-        self._generated = _Tally()
+        # Counted from the first time that somebody asks: most requests have no penalties.
+        self._seen: _Tally | None = None  # prompt and generated
+        self._generated: _Tally | None = None
         for token in generated:
             self.append(token)
 
@@ -30,8 +31,28 @@ class History:
             self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
         self._tokens[self._length] = token
         self._length += 1
-        self._seen.add(token)
-        self._generated.add(token)
+        for tally in (self._seen, self._generated):
+            if tally is not None:
+                tally.add(token)
+
+    def truncate(self, length: int) -> None:
+        """Take generated tokens off the end until so many are left."""
+        kept = self.prompt_length + length
+        for token in self._tokens[kept : self._length][::-1].tolist():
+            for tally in (self._seen, self._generated):
+                if tally is not None:
+                    tally.remove_last(token)
+        self._length = kept
+
+    def copy(self) -> History:
+        """The same tokens in a history that goes its own way."""
+        made = History.__new__(History)
+        made.prompt_length = self.prompt_length
+        made._tokens = self._tokens.copy()
+        made._length = self._length
+        made._seen = None if self._seen is None else self._seen.copy()
+        made._generated = None if self._generated is None else self._generated.copy()
+        return made
 
     def __len__(self) -> int:
         return self._length
@@ -47,11 +68,15 @@ class History:
     @property
     def seen(self) -> Int32:
         """Every token of prompt and answer, once."""
+        if self._seen is None:
+            self._seen = _Tally(self.tokens.tolist())
         return self._seen.ids
 
     @property
     def generated(self) -> tuple[Int32, Float64]:
         """Every token of the answer, once, and how often it came."""
+        if self._generated is None:
+            self._generated = _Tally(self.tokens[self.prompt_length :].tolist())
         return self._generated.ids, self._generated.counts
 
 
@@ -72,6 +97,19 @@ class _Tally:
             self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
         self._ids[place] = token
         self._counts[place] += 1
+
+    def remove_last(self, token: int) -> None:
+        """Undo the last `add`. Whoever came first last leaves first, so the places stay without a gap."""
+        place = self._places[token]
+        self._counts[place] -= 1
+        if not self._counts[place]:
+            del self._places[token]
+
+    def copy(self) -> _Tally:
+        made = _Tally.__new__(_Tally)
+        made._places = self._places.copy()
+        made._ids, made._counts = self._ids.copy(), self._counts.copy()
+        return made
 
     @property
     def ids(self) -> Int32:

@@ -35,6 +35,8 @@ class RowOps(Protocol):
 
     def summarize(self, logits: Float32, top: int, /) -> Summary: ...
 
+    def summarize_rows(self, logits: Float32, top: int, /) -> list[Summary]: ...
+
     def highest(self, logits: Float32, top: int, /) -> tuple[Int32, Float32]: ...
 
     def log_sum_exp(self, logits: Float32, scale: float, /) -> float: ...
@@ -69,6 +71,11 @@ def summarize(logits: Float32, top: int) -> Summary:
     shifted[weights == 0] = 0.0  # minus infinity times nothing is nothing
     log_total = float(np.log(total))
     return Summary(ids, best, peak + log_total, log_total - float(weights @ shifted) / total, True)
+
+
+def summarize_rows(logits: Float32, top: int) -> list[Summary]:
+    """The same for each row of many."""
+    return [summarize(row, top) for row in logits]
 
 
 def highest(logits: Float32, top: int) -> tuple[Int32, Float32]:

@@ -24,6 +24,10 @@ def summarize(logits: Float32, top: int) -> Summary:
     return Summary(found["id"].copy(), found["logit"].copy(), float(sums[0]), float(sums[1]), True)
 
 
+def summarize_rows(logits: Float32, top: int) -> list[Summary]:
+    return [summarize(row, top) for row in logits]
+
+
 def highest(logits: Float32, top: int) -> tuple[Int32, Float32]:
     logits = np.ascontiguousarray(logits)
     found = np.empty(min(top, len(logits)), _CANDIDATE)

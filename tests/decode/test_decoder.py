@@ -1,0 +1,138 @@
+"""A branch can be forked and taken back, and many can be asked at once: each is as if it were alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glassloop import ModelError, Sampling, SamplingError
+from glassloop.decode.decoder import Decoder, choose_rows
+from glassloop.decode.stage import REGISTER, stage
+from glassloop.model.loader import load_tokenizer
+from glassloop.ops.native import library
+from glassloop.ops.vocabulary import row_ops
+
+VOCAB = 30
+OPTIONS = [
+    {},
+    {"temperature": 0},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2, "top_k": 9, "top_p": 0.9},
+    {"no_repeat_ngram_size": 2, "dry_multiplier": 0.8, "min_tokens": 4, "bad_words": [[3], [1, 2]]},
+]
+TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=12)
+OPS = ["reference", *(["native"] if library.available() else [])]
+
+
+def row(seed, size=VOCAB):
+    return np.random.default_rng(seed).normal(0, 2, size).astype(np.float32)
+
+
+def same(a, b):
+    for name in a.__slots__:
+        mine, yours = getattr(a, name), getattr(b, name)
+        assert np.array_equal(mine, yours), name
+
+
+def fed(options, prompt, tokens, salt=0, **rest):
+    decoder = Decoder(Sampling(**options), VOCAB, 5, prompt, salt, eos_ids=(0,), **rest)
+    for token in tokens:
+        decoder.commit(token)
+    return decoder
+
+
+def assert_equal(decoder, fresh):
+    assert decoder.history.tokens.tolist() == fresh.history.tokens.tolist()
+    assert decoder.history.seen.tolist() == fresh.history.seen.tolist()
+    for mine, yours in zip(decoder.history.generated, fresh.history.generated, strict=True):
+        assert mine.tolist() == yours.tolist()
+    for seed in range(2):
+        same(decoder.choose(row(seed)), fresh.choose(row(seed)))
+
+
+@given(st.sampled_from(OPTIONS), TOKENS, TOKENS, TOKENS, st.booleans(), st.data())
+def test_a_rewound_decoder_is_a_fresh_one_fed_with_the_same_tokens(options, prompt, old, new, asked, data):
+    decoder = fed(options, prompt, old)
+    if asked:  # then what is counted is kept up to date, else it is counted afterwards
+        decoder.choose(row(9))
+    kept = data.draw(st.integers(0, len(old)))
+    decoder.rewind(kept)
+    assert_equal(decoder, fed(options, prompt, old[:kept]))
+    for token in new:
+        decoder.commit(token)
+    assert_equal(decoder, fed(options, prompt, old[:kept] + new))
+
+
+@given(st.sampled_from(OPTIONS), TOKENS, TOKENS, TOKENS, TOKENS, st.sampled_from([None, 0, 7]))
+def test_a_fork_and_its_parent_go_their_own_ways(options, prompt, shared, mine, yours, salt):
+    parent = fed(options, prompt, shared, salt=3)
+    parent.choose(row(9))
+    fork = parent.fork(salt)
+    for one, tokens in ((parent, mine), (fork, yours)):
+        for token in tokens:
+            one.commit(token)
+    assert_equal(parent, fed(options, prompt, shared + mine, salt=3))
+    assert_equal(fork, fed(options, prompt, shared + yours, salt=3 if salt is None else salt))
+
+
+def test_a_grammar_is_forked_and_rewound():
+    tokenizer = load_tokenizer("smollm2-135m-instruct")
+    ids = tokenizer.encode("ab12cd", add_special=False)
+    sampling = Sampling(regex="(ab)?[0-9]+cd")
+
+    def after(count):
+        made = Decoder(sampling, tokenizer.vocab_size, 5, [1], tokenizer=tokenizer)
+        for token in ids[:count]:
+            made.commit(token)
+        return made
+
+    whole = after(len(ids))
+    assert whole.finished
+    whole.commit(tokenizer.eos_ids[0])  # the grammar has ended: it does not see this one
+    for count in reversed(range(len(ids))):
+        fork = whole.fork()
+        fork.rewind(count)
+        assert (fork.step.grammar.mask() == after(count).step.grammar.mask()).all()
+        for token in ids[count:]:
+            fork.commit(token)
+        assert fork.finished and whole.finished
+
+
+@pytest.mark.parametrize("length", [-1, 3])
+def test_there_is_no_way_back_to_where_it_never_was(length):
+    with pytest.raises(SamplingError, match="there are 2"):
+        fed({}, [1, 2], [3, 4]).rewind(length)
+
+
+@pytest.mark.parametrize("ops", OPS)
+def test_what_other_rows_ask_for_does_not_matter(ops):
+    """Rows of all kinds, wide enough for several threads: the same bits as one at a time."""
+    size = 40_000
+    decoders = [Decoder(Sampling(**options), size, 5, [1, 2, 3], ops=row_ops(ops)) for options in OPTIONS * 2]
+    logits = np.stack([row(seed, size) for seed in range(len(decoders))])
+    for decoder, line, made in zip(decoders, logits, choose_rows(decoders, logits), strict=True):
+        same(made, decoder.choose(line))
+
+
+@pytest.mark.parametrize("ops", OPS)
+def test_an_error_ends_its_own_row_only(ops):
+    try:
+
+        @stage("broken", kind="mask")
+        def broken(candidates, step):
+            raise ZeroDivisionError
+
+        asked = [{}, {"stages": ["broken"]}, {"allowed_token_ids": [1], "bad_words": [[1]]}, {}]
+        decoders = [Decoder(Sampling(**options), VOCAB, 5, ops=row_ops(ops)) for options in asked]
+        logits = np.stack([row(seed) for seed in range(4)])
+        logits[3, 4] = np.nan
+        made = choose_rows(decoders, logits)
+    finally:
+        REGISTER.pop("broken", None)
+    same(made[0], decoders[0].choose(logits[0]))
+    assert [type(each) for each in made[1:]] == [ZeroDivisionError, SamplingError, ModelError]
+
+
+def test_no_rows_are_no_tokens():
+    assert choose_rows([], np.empty((0, VOCAB), np.float32)) == []
