@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from glassloop.decode.sampling import Sampling as Sampling
     from glassloop.engine.llm import LLM as LLM
-    from glassloop.engine.run import Run as Run
-    from glassloop.engine.run import Token as Token
     from glassloop.errors import GlassloopError as GlassloopError
     from glassloop.errors import ModelError as ModelError
     from glassloop.errors import RegistryError as RegistryError
     from glassloop.errors import SamplingError as SamplingError
     from glassloop.errors import TextError as TextError
+    from glassloop.trace.run import Run as Run
+    from glassloop.trace.token import Token as Token
 
 _HOMES = {
     "LLM": "glassloop.engine.llm",
-    "Run": "glassloop.engine.run",
-    "Token": "glassloop.engine.run",
+    "Run": "glassloop.trace.run",
+    "Token": "glassloop.trace.token",
     "Sampling": "glassloop.decode.sampling",
     "GlassloopError": "glassloop.errors",
     "ModelError": "glassloop.errors",

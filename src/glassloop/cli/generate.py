@@ -19,7 +19,7 @@ from glassloop.errors import SamplingError
 
 if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
-    from glassloop.engine.run import Run
+    from glassloop.trace.run import Run
 
 _DEFAULT_MODEL = "smollm2-135m-instruct"
 _SHORT = {"max_tokens": "-n"}
@@ -53,9 +53,10 @@ def generate(
         from glassloop.engine.llm import LLM
 
         llm = LLM(model)
-    run = llm.start(text, sampling)
+    request = llm.prepare(text, sampling)
+    run = request.runs[0]
     try:
-        for token in llm.loop(run):
+        for token in llm.follow(request):
             if not json_output:
                 sys.stdout.write(token.text)
                 sys.stdout.flush()

@@ -47,12 +47,23 @@ def choose(candidates: Candidates, step: Step) -> Choice:
     )
 
 
+def forced(candidates: Candidates, step: Step, token: int) -> Choice:
+    """How a token that the caller chose fares in the race: by a negative margin where it would have lost."""
+    won = choose(candidates, step)
+    if won.id == token:
+        return won
+    asked = np.array([token], np.int32)
+    logit = float(candidates.logits_of(asked)[0])
+    noise = 0.0 if step.sampling.greedy else float(step.ops.luck_of(_key(step), asked)[0])
+    return Choice(token, logit, noise, won.id, logit + noise - (won.logit + won.luck))
+
+
 def race(candidates: Candidates, step: Step) -> tuple[Int32, Float64, Float64]:
     """Ids, logits and luck of every token that can win or come second."""
     if step.sampling.greedy:
         ids, logits = candidates.ids[:2], candidates.values[:2]
         return ids, logits, np.zeros(len(ids))
-    key = luck_key(step.seed, step.salt, step.position)
+    key = _key(step)
     ids, logits = candidates.ids, candidates.values
     noise = step.ops.luck_of(key, ids)
     if candidates.complete:
@@ -73,6 +84,10 @@ def race(candidates: Candidates, step: Step) -> tuple[Int32, Float64, Float64]:
         np.concatenate([logits, theirs]),
         np.concatenate([noise, step.ops.luck_of(key, outside)]),
     )
+
+
+def _key(step: Step) -> int:
+    return luck_key(step.seed, step.salt, step.position)
 
 
 def _best(ids: Int32, scores: Float64) -> int:

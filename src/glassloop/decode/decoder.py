@@ -16,7 +16,7 @@ import numpy as np
 from glassloop.decode.bad_words import BadWords
 from glassloop.decode.candidates import HEAD, Candidates
 from glassloop.decode.chain import Observer, build_chain, run_chain
-from glassloop.decode.choose import choose
+from glassloop.decode.choose import Choice, choose, forced
 from glassloop.decode.history import History
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Step
@@ -92,7 +92,40 @@ class Decoder:
     def choose_from(self, logits: Float32, summary: Summary, observer: Observer | None = None) -> Chosen:
         """The same, of a row whose summary the caller has: its `head` highest or more."""
         left = run_chain(self.chain, logits, summary, self.step, observer)
-        choice = choose(left, self.step)
+        return self.record(logits, summary, left, choose(left, self.step))
+
+    def judge(self, logits: Float32, summary: Summary, token: int) -> Chosen:
+        """The record of a token that somebody else chose."""
+        left = run_chain(self.chain, logits, summary, self.step)
+        return self.record(logits, summary, left, forced(left, self.step, token))
+
+    def score(self, logits: Float32, summary: Summary, token: int, wanted: int) -> Chosen:
+        """What the model itself says of a token of the prompt; no stage has a part in it."""
+        raw = float(logits[token]) - summary.log_sum_exp
+        rank = _rank(self.step.ops, summary.ids, logits, token)
+        theirs = summary.logits[:wanted].astype(np.float64) - summary.log_sum_exp
+        return Chosen(
+            id=token,
+            logprob=raw,
+            raw_logprob=raw,
+            rank=rank,
+            rank_after=rank,
+            entropy=summary.entropy,
+            log_sum_exp=summary.log_sum_exp,
+            luck=0.0,
+            margin=0.0,
+            runner_up=None,
+            survivors=None,
+            alternative_ids=summary.ids[:wanted],
+            alternative_logprobs=theirs,
+            alternative_raw_logprobs=theirs,
+        )
+
+    def ends_with(self, token: int) -> bool:
+        """Whether this token, taken next, would be the last."""
+        return token in self.step.ending_ids.tolist()
+
+    def record(self, logits: Float32, summary: Summary, left: Candidates, choice: Choice) -> Chosen:
         token, lse = choice.id, left.log_sum_exp
         wanted = self.sampling.logprobs
         favourites, theirs = summary.ids[:wanted], summary.logits[:wanted].astype(np.float64)

@@ -1,42 +1,60 @@
-"""`LLM`: a model, its tokenizer and the loop. One request at a time: prefill the prompt, then choose a token,
-append it and compute the next, until something says stop.
-"""
+"""`LLM`: a model, its tokenizer and the engine, for Python. Everything here may be called from any thread."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator, Sequence
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, overload
 
-from glassloop.decode.decoder import Chosen, Decoder
+from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
-from glassloop.decode.stop import Ending, Stopper
-from glassloop.engine.run import Alternative, Run, Timings, Token
+from glassloop.engine.batch import run_batch
+from glassloop.engine.loop import Loop
+from glassloop.engine.memory import free_memory, parse_bytes
+from glassloop.engine.request import Listener, Request, ignore, runs_of
+from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, SamplingError, TextError
-from glassloop.model.cache import Branches
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
-from glassloop.ops.vocabulary import row_ops
-from glassloop.text.stops import StopStream, StopStrings
-from glassloop.text.stream import TextStream
+from glassloop.ops.batch import pages_for
+from glassloop.trace.run import Run
+from glassloop.trace.token import Token
 
-# Rows of one forward pass while the prompt is computed: bounds memory, and Ctrl-C is heard between two.
-_PREFILL_ROWS = 512
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+MOST_RUNNING = 64
+MOST_WAITING = 1024
 
 
 class LLM:
     """The default model, or a name, a `.gguf` file, a folder with safetensors.
 
-    `ops` names an op set; `weights` (q8, q4, f32) brings the matrices to another format on load.
+    `ops` names an op set; `weights` (q8, q4, f32) brings the matrices to another format on load. `kv_memory`
+    is what keys and values may take, in bytes or as "2GB"; a quarter of the free memory if it is not given.
+    `draft` is True (guess from what came before), False, or a smaller model with the same tokens.
     """
 
     def __init__(
-        self, model: str | Path = DEFAULT_MODEL, ops: str | None = None, weights: str | None = None
+        self,
+        model: str | Path = DEFAULT_MODEL,
+        ops: str | None = None,
+        weights: str | None = None,
+        *,
+        kv_memory: int | str | None = None,
+        draft: bool | str | Path = True,
+        most_running: int = MOST_RUNNING,
+        most_waiting: int = MOST_WAITING,
     ) -> None:
         self.name = str(model)
+        memory = None if kv_memory is None else parse_bytes(kv_memory)
         op_set = choose_ops(ops)
         files = ModelFiles(fetch(self.name))
         self.config = files.config
@@ -45,124 +63,230 @@ class LLM:
             tokenizer = beside.submit(files.tokenizer)
             self.transformer = files.transformer(op_set, weights)
             self.tokenizer = tokenizer.result()
-        self._pieces: dict[int, str] = {}  # tokens as people read them: every step names a few
+        self._pieces: dict[int, str] = {}
+        if memory is None:
+            memory = default_memory(self.transformer, most_running)
+        self._drafts = draft is not False
+        drafter = None if isinstance(draft, bool) else self._draft_model(draft, op_set, memory // 4)
+        loop = Loop(self.transformer, self.tokenizer, self.piece, memory, most_running, drafter)
+        self.engine = EngineThread(loop, most_waiting)
+        weakref.finalize(self, self.engine.close)
 
     @property
     def ops(self) -> str:
         return self.transformer.ops.name
 
-    def generate(self, prompt: str | Sequence[int], sampling: Sampling | None = None) -> Run:
-        run = self.start(prompt, sampling)
-        for _ in self.loop(run):
-            pass
-        return run
+    @property
+    def kv_memory(self) -> int:
+        """Bytes that keys and values may take."""
+        return self.engine.loop.tree.memory
 
-    def stream(self, prompt: str | Sequence[int], sampling: Sampling | None = None) -> Iterator[Token]:
-        yield from self.loop(self.start(prompt, sampling))
+    # ── generating ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def start(self, prompt: str | Sequence[int], sampling: Sampling | None = None) -> Run:
-        """A run that has its prompt and seed, and no token yet."""
-        sampling = sampling or Sampling()
-        _check_supported(sampling)
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self._checked(prompt)
-        if not ids:
-            raise TextError("prompt is empty; at least one token is expected")
-        if len(ids) >= self.config.context:
-            raise TextError(
-                f"prompt has {len(ids)} tokens; {self.name} has room for {self.config.context},"
-                " the answer included"
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts too
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling | None = None,
+        *,
+        priority: int = 0,
+        progress: bool | None = None,
+    ) -> Run: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[str] | Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        priority: int = 0,
+        progress: bool | None = None,
+    ) -> list[Run]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        priority: int = 0,
+        progress: bool | None = None,
+    ) -> Run | list[Run]:
+        """A prompt to its end. With a list of prompts, all of them in one batch, in the order given; then an
+        error is its run's own (`run.error`) and the others go on. With n samples, `run.samples` has all.
+        """
+        if _is_one(prompt):
+            if isinstance(sampling, Sequence):
+                raise SamplingError("sampling is a list; one is expected for one prompt")
+            request = self.prepare(prompt, sampling, priority=priority)  # type: ignore[arg-type]
+            run_batch(self.engine, [request], progress=False)
+            return _result(request)
+        prompts: Sequence[Any] = prompt
+        each = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(prompts)
+        if len(each) != len(prompts):
+            raise SamplingError(
+                f"sampling has {len(each)} entries; {len(prompts)} are expected, one a prompt"
             )
-        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
-        return Run(self.name, ids, seed, self.config.context, sampling)
+        requests = [
+            self.prepare(one, options, priority=priority) for one, options in zip(prompts, each, strict=True)
+        ]
+        run_batch(self.engine, requests, progress)
+        return [request.runs[0] for request in requests]
 
-    def loop(self, run: Run) -> Iterator[Token]:
-        """The autoregressive loop. Tokens are put into the run and handed out as they are chosen."""
-        began = perf_counter()
-        first = None
-        # Leaving the loop early (Ctrl-C, a closed generator) is a cancellation; every other end names itself.
-        run.finish_reason = "cancelled"
-        text = _Text(run.sampling)
+    def stream(
+        self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0
+    ) -> Iterator[Token]:
+        """Tokens as they are chosen. Leaving the loop cancels the request."""
+        return self.follow(self.prepare(prompt, sampling, priority=priority))
+
+    def astream(
+        self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0
+    ) -> AsyncIterator[Token]:
+        """The same, for coroutines."""
+        return self.afollow(self.prepare(prompt, sampling, priority=priority))
+
+    async def agenerate(self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0) -> Run:
+        request = self.prepare(prompt, sampling, priority=priority)
+        async for _ in self.afollow(request):
+            pass
+        return _result(request)
+
+    def chat(self, messages: Messages, sampling: Sampling | None = None, **template: Any) -> Run:
+        """The next turn of a conversation, as the model's own template writes it."""
+        return self.generate(self.tokenizer.encode_chat(messages, **template), sampling)
+
+    def fork(
+        self,
+        run: Run,
+        at: int,
+        *,
+        token: int | str | None = None,
+        text: str | None = None,
+        sampling: Sampling | None = None,
+        **overrides: Any,
+    ) -> Run:
+        """A new run with the first `at` tokens of another: it goes on with a token or a text of the caller's
+        choice, or with other options (`temperature=0.3`), or, if nothing is given, with new luck."""
+        request = self.prepare_fork(run, at, token=token, text=text, sampling=sampling, **overrides)
+        run_batch(self.engine, [request], progress=False)
+        return _result(request)
+
+    # ── requests, for who wants them one by one ────────────────────────────────────────────────────────────
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        priority: int = 0,
+        listener: Listener = ignore,
+    ) -> Request:
+        """A request, checked, with its runs; nothing of it is computed yet."""
+        sampling = sampling or Sampling()
+        text = prompt if isinstance(prompt, str) else None
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self._checked(prompt)
+        self._check_length(len(ids))
+
+        def make(seed: int, number: int) -> Run:
+            return self._run(ids, sampling, seed, salt=number, prompt=text, sample=number)
+
+        return Request(ids, sampling, runs_of(sampling, make), listener, priority, drafts=self._drafts)
+
+    def prepare_fork(
+        self,
+        run: Run,
+        at: int,
+        *,
+        token: int | str | None = None,
+        text: str | None = None,
+        sampling: Sampling | None = None,
+        listener: Listener = ignore,
+        priority: int = 0,
+        **overrides: Any,
+    ) -> Request:
+        if not 0 <= at <= len(run.tokens):
+            raise GlassloopError(f"at is {at}; a number of tokens from 0 to {len(run.tokens)} is expected")
+        if token is not None and text is not None:
+            raise GlassloopError("token and text are both given; one of them at most is expected")
+        before = replace(run.sampling, seed=run.seed)
+        options = sampling or before
+        if overrides:
+            options = Sampling.from_dict({**options.to_dict(), **overrides})
+        if options.seed is None:
+            options = replace(options, seed=run.seed)
+        if options.beam_width > 1:
+            raise SamplingError("beam_width is above 1; a fork goes on from one branch")
+        forced = self._forced(token, text)
+        self._check_length(len(run.prompt_ids) + at + len(forced))
+        # Change one thing at a time: whoever changes something keeps the luck; else the luck is what changes.
+        position = len(run.prompt_ids) + at
+        salt, ordinal = run.salt, run.forks.get(position, 0)
+        if not forced and options == before:
+            ordinal += 1
+            salt = fork_salt(run.salt, position, ordinal)
+        run.forks[position] = ordinal + options.n - 1
+
+        def make(seed: int, number: int) -> Run:
+            own = salt if number == 0 else fork_salt(run.salt, position, ordinal + number)
+            made = self._run(run.prompt_ids, options, seed, salt=own, prompt=run.prompt, sample=number)
+            made.tokens = list(run.tokens[:at])
+            made.parent, made.fork_at = run.id, at
+            made.reason = "edited" if text is not None else "forced" if token is not None else "sampled"
+            return made
+
+        runs = runs_of(options, make)
+        return Request(run.prompt_ids, options, runs, listener, priority, forced, drafts=self._drafts)
+
+    def submit(self, request: Request) -> None:
+        """Have it computed; its listener is told. `Busy` if too many wait already."""
+        self.engine.submit(request)
+
+    def cancel(self, request: Request) -> None:
+        self.engine.cancel(request)
+
+    def follow(self, request: Request) -> Iterator[Token]:
+        """The tokens of a prepared request."""
+        queue: SimpleQueue[tuple[Run, Token | None]] = SimpleQueue()
+        request.listener = lambda run, token: queue.put((run, token))
+        self.engine.submit(request)
+        left = len(request.runs)
         try:
-            decoder = self.decoder(run)
-            stopper = Stopper(run.sampling, self.tokenizer.eos_ids, self.config.context)
-            room = min(len(run.prompt_ids) + run.sampling.max_tokens, self.config.context)
-            cache = Branches(self.transformer, room)
-            pending, known = run.prompt_ids, 0  # what is still to compute, and how much the cache holds
-            while True:
-                while len(pending) > _PREFILL_ROWS:
-                    head, pending = pending[:_PREFILL_ROWS], pending[_PREFILL_ROWS:]
-                    cache.forward([(0, known, head)])
-                    known += len(head)
-                    ending = stopper.in_time(perf_counter() - began)
-                    if ending:
-                        run.finish_reason, run.stop_reason = ending.reason, ending.detail
-                        return
-                logits = cache.forward([(0, known, pending)])
-                known += len(pending)
-                chosen = decoder.choose(logits[0])
-                first = first or perf_counter()
-                data = self.tokenizer.token_bytes(chosen.id)
-                ending = (
-                    Ending("stop", self.tokenizer.piece(chosen.id)) if stopper.before(chosen.id) else None
-                )
-                if ending and not run.sampling.include_stop:
-                    run.end = self._token(chosen, data, "")
-                    run.finish_reason, run.stop_reason = ending.reason, ending.detail
-                    return
-                decoder.commit(chosen.id)
-                certain = text.feed(data, decoder.history.generated_length > run.sampling.min_tokens)
-                run.tokens.append(self._token(chosen, data, certain))
-                ending = ending or text.ending or stopper.after(decoder.history, perf_counter() - began)
-                if ending:
-                    run.finish_reason, run.stop_reason = ending.reason, ending.detail
-                yield run.tokens[-1]
-                if ending:
-                    return
-                pending = [chosen.id]
-        except Exception:
-            run.finish_reason = "error"
-            raise
+            while left:
+                run, token = queue.get()
+                if token is None:
+                    left -= 1
+                    _raise_error(run)
+                else:
+                    yield token
         finally:
-            run.tail = text.flush()
-            ended = perf_counter()
-            run.timings = Timings(prefill=(first or ended) - began, decode=ended - (first or ended))
+            if not request.ended:
+                self.engine.cancel(request, wait=True)
 
-    def decoder(self, run: Run) -> Decoder:
-        """The choosing half of a run's branch, at the end of its prompt."""
-        return Decoder(
-            run.sampling,
-            self.config.vocab_size,
-            run.seed,
-            run.prompt_ids,
-            run.salt,
-            self.tokenizer,
-            tuple(self.tokenizer.eos_ids),
-            row_ops(self.ops),
-        )
+    async def afollow(self, request: Request) -> AsyncIterator[Token]:
+        queue: asyncio.Queue[tuple[Run, Token | None]] = asyncio.Queue()
+        home = asyncio.get_running_loop()
 
-    def _token(self, chosen: Chosen, data: bytes, text: str) -> Token:
-        rows = zip(
-            chosen.alternative_ids.tolist(),
-            chosen.alternative_logprobs.tolist(),
-            chosen.alternative_raw_logprobs.tolist(),
-            strict=True,
-        )
-        return Token(
-            chosen.id,
-            text,
-            data,
-            chosen.logprob,
-            chosen.raw_logprob,
-            chosen.rank,
-            chosen.rank_after,
-            chosen.entropy,
-            chosen.log_sum_exp,
-            chosen.luck,
-            chosen.margin,
-            tuple([Alternative(i, self._piece(i), after, raw) for i, after, raw in rows]),
-        )
+        def tell(run: Run, token: Token | None) -> None:
+            home.call_soon_threadsafe(queue.put_nowait, (run, token))
 
-    def _piece(self, token: int) -> str:
+        request.listener = tell
+        self.engine.submit(request)
+        left = len(request.runs)
+        try:
+            while left:
+                run, token = await queue.get()
+                if token is None:
+                    left -= 1
+                    _raise_error(run)
+                else:
+                    yield token
+        finally:
+            if not request.ended:
+                self.engine.cancel(request)
+
+    # ── the rest ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def piece(self, token: int) -> str:
+        """A token by itself, as people read it."""
         piece = self._pieces.get(token)
         if piece is None:
             # A model may have more logits than its tokenizer has tokens.
@@ -170,37 +294,103 @@ class LLM:
             piece = self._pieces[token] = self.tokenizer.piece(token) if known else f"<{token}>"
         return piece
 
-    def _checked(self, ids: Sequence[int]) -> list[int]:
+    def close(self) -> None:
+        """End what runs, as cancelled, and give everything back."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        ids: list[int],
+        sampling: Sampling,
+        seed: int,
+        *,
+        salt: int,
+        prompt: str | None,
+        sample: int,
+    ) -> Run:
+        instructions = getattr(self.transformer.ops, "instructions", None)
+        ops = f"{self.ops}/{instructions}" if instructions else self.ops
+        return Run(self.name, ids, seed, self.config.context, sampling, salt, ops, prompt, sample=sample)
+
+    def _forced(self, token: int | str | None, text: str | None) -> list[int]:
+        if text is not None:
+            return self.tokenizer.encode(text, add_special=False, parse_special=False)
+        if token is None:
+            return []
+        if isinstance(token, int):
+            return self._checked([token], "token")
+        found = self.tokenizer.id_of(token)
+        if found is None:
+            raise TextError(
+                f"token is {token!r}, which is no single token of {self.name}; text= takes any text"
+            )
+        return [found]
+
+    def _checked(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
         for index, token in enumerate(ids):
             if not isinstance(token, int) or not 0 <= token < self.config.vocab_size:
                 raise GlassloopError(
-                    f"prompt[{index}] is {token!r}; a token id below {self.config.vocab_size} is expected"
+                    f"{name}[{index}] is {token!r}; a token id below {self.config.vocab_size} is expected"
                 )
         return list(ids)
 
+    def _check_length(self, length: int) -> None:
+        if not length:
+            raise TextError("prompt is empty; at least one token is expected")
+        if length >= self.config.context:
+            raise TextError(
+                f"prompt has {length} tokens; {self.name} has room for {self.config.context},"
+                " the answer included"
+            )
+        if not self.engine.loop.tree.room_for(length + 1):
+            raise TextError(
+                f"prompt has {length} tokens, for whose keys and values kv_memory has no room"
+                f" ({self.kv_memory} bytes)"
+            )
 
-class _Text:
-    """From a branch's bytes to what a reader sees: stop strings, then characters."""
+    def _draft_model(self, draft: str | Path, op_set: Any, memory: int) -> Any:
+        from glassloop.engine.draft_model import DraftModel
 
-    def __init__(self, sampling: Sampling) -> None:
-        self._stops = StopStream(StopStrings(sampling.stop), sampling.include_stop) if sampling.stop else None
-        self._characters = TextStream()
-        self.ending: Ending | None = None
-
-    def feed(self, data: bytes, may_stop: bool) -> str:
-        if self._stops is not None:
-            fed = self._stops.feed(data, may_stop)
-            data = fed.data
-            self.ending = Ending("stop", fed.stop) if fed.stop else None
-        return self._characters.feed(data)
-
-    def flush(self) -> str:
-        held = b"" if self._stops is None else self._stops.flush()
-        return self._characters.feed(held) + self._characters.flush()
+        files = ModelFiles(fetch(str(draft)))
+        theirs = files.tokenizer()
+        mine = [self.piece(token) for token in range(self.tokenizer.vocab_size)]
+        if mine != [theirs.piece(token) for token in range(theirs.vocab_size)]:
+            raise GlassloopError(f"draft is {draft}, whose tokens are not those of {self.name}")
+        return DraftModel(files.transformer(choose_ops(op_set.name), None), memory)
 
 
-def _check_supported(sampling: Sampling) -> None:
-    """What the options can say and this loop cannot do yet is refused, never ignored."""
-    for name, off in (("n", 1), ("beam_width", 1), ("prompt_logprobs", 0)):
-        if getattr(sampling, name) != off:
-            raise SamplingError(f"{name} is {getattr(sampling, name)}; {off} is all that is possible as yet")
+def default_memory(transformer: Any, most_running: int) -> int:
+    """A quarter of what is free, and no more than all running branches could ever use."""
+    page_bytes: int = sum(group.page_bytes for group in transformer.pages(1))
+    most = page_bytes * pages_for(transformer.config.context) * most_running
+    return max(2 * page_bytes, min(free_memory() // 4, most))
+
+
+def _is_one(prompt: object) -> bool:
+    """Whether this is one prompt, a text or token ids, and not a list of them."""
+    if isinstance(prompt, str):
+        return True
+    if not isinstance(prompt, Sequence):
+        raise GlassloopError(
+            f"prompt is {type(prompt).__name__}; a text, a list of token ids or a list of those is expected"
+        )
+    return not prompt or not isinstance(prompt[0], (str, Sequence))
+
+
+def _result(request: Request) -> Run:
+    run = request.runs[0]
+    _raise_error(run)
+    return run
+
+
+def _raise_error(run: Run) -> None:
+    if run.error is not None:
+        raise run.error

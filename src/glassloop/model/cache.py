@@ -27,9 +27,11 @@ class Branches:
         return self._model.forward(self.batch(work, every_logit), self._pages)
 
     def batch(self, work: Sequence[tuple[int, int, Sequence[int]]], every_logit: bool = False) -> Batch:
-        return Batch.of([(self._table(branch), first, ids) for branch, first, ids in work], every_logit)
+        wanted = [len(ids) if every_logit else 1 for _, _, ids in work]
+        return Batch.of([(self._table(branch), first, ids) for branch, first, ids in work], wanted)
 
     def _table(self, branch: int) -> np.ndarray:
         """Its pages; a branch that was never seen gets the next ones."""
         first = self._each * len(self._tables)
-        return self._tables.setdefault(branch, np.arange(first, first + self._each, dtype=np.int32))
+        pages = np.arange(first, first + self._each, dtype=np.int32)
+        return self._tables.setdefault(branch, np.tile(pages, (len(self._pages), 1)))

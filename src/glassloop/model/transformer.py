@@ -7,7 +7,8 @@ residuals, and at the end the language head. What a family does differently is i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,17 +89,25 @@ class Transformer:
         self.head = self.token_embedding if config.tied else matrix("head.weight")
         ropes = {layer.rope for layer in config.layers if layer.rope is not None}
         self.frequencies: dict[Rope, Float32] = {rope: rope.frequencies() for rope in ropes}
+        # Layers that look equally far back share their pages; the others have pages of their own.
+        self.windows = list(dict.fromkeys(layer.window for layer in config.layers))
+        groups = [self.windows.index(layer.window) for layer in config.layers]
+        self._places = [(group, groups[:index].count(group)) for index, group in enumerate(groups)]
         self._program = ops.program(self._forward)
 
-    def forward(self, batch: Batch, pages: Pages) -> Array:
+    def forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         """Logits of the wanted rows, [wanted, vocabulary]. Keys and values of all rows go to their pages."""
         return self._program(batch, pages)
 
-    def pages(self, count: int) -> Pages:
-        """Room for the keys and values of `count` pages of tokens."""
-        return self.ops.pages(count, len(self.layers), self.config.kv_heads, self.config.head_dim)
+    def pages(self, counts: int | Sequence[int]) -> list[Pages]:
+        """Room for the keys and values of so many pages of tokens, for each group of layers."""
+        layers = Counter(group for group, _ in self._places)
+        if isinstance(counts, int):
+            counts = [counts] * len(layers)
+        kv_heads, head_dim = self.config.kv_heads, self.config.head_dim
+        return [self.ops.pages(n, layers[group], kv_heads, head_dim) for group, n in enumerate(counts)]
 
-    def _forward(self, batch: Batch, pages: Pages) -> Array:
+    def _forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         ops, config = self.ops, self.config
 
         # Embedding: a vector for each token.
@@ -132,7 +141,13 @@ class Transformer:
         return logits if config.logit_softcap is None else ops.softcap(logits, config.logit_softcap)
 
     def _attention(
-        self, x: Array, layer: Layer, index: int, batch: Batch, pages: Pages, angles: Mapping[Rope, Array]
+        self,
+        x: Array,
+        layer: Layer,
+        index: int,
+        batch: Batch,
+        pages: Sequence[Pages],
+        angles: Mapping[Rope, Array],
     ) -> Array:
         """Each token looks at those before it in its branch. [rows, dim]"""
         ops, config = self.ops, self.config
@@ -150,7 +165,7 @@ class Transformer:
             v,
             batch,
             pages,
-            index,
+            self._places[index],
             config.attention_scale,
             layer.config.window,
             config.attention_softcap,

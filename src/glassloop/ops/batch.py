@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +18,13 @@ Int32 = NDArray[np.int32]
 PAGE = 32  # tokens in one page of the cache
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Rows `start` to `stop` of a batch: the tokens of one branch from position `first` on."""
 
     start: int
     stop: int
     first: int
-    pages: Int32  # the branch's pages, from position 0 to at least `length`
+    pages: Int32  # [groups, n] the branch's pages, from position 0 to at least `length`
 
     @property
     def length(self) -> int:
@@ -40,10 +40,10 @@ class Batch:
     wanted: Int32  # the rows whose logits are asked for
 
     @staticmethod
-    def of(work: Sequence[tuple[Int32, int, Sequence[int]]], every_logit: bool = False) -> Batch:
+    def of(work: Sequence[tuple[Int32, int, Sequence[int]]], wanted: Sequence[int] | None = None) -> Batch:
         """A batch from (pages, first position, tokens) of each branch.
 
-        Logits are computed for the last token of each branch, or for every token.
+        Logits are computed for so many of the last tokens of each branch, or for the last one.
         """
         spans: list[Span] = []
         tokens: list[int] = []
@@ -52,12 +52,15 @@ class Batch:
             spans.append(Span(len(tokens), len(tokens) + len(ids), first, pages))
             tokens.extend(ids)
             positions.extend(range(first, first + len(ids)))
-        wanted = range(len(tokens)) if every_logit else [span.stop - 1 for span in spans]
+        asked = [1] * len(spans) if wanted is None else wanted
+        rows = [
+            row for span, last in zip(spans, asked, strict=True) for row in range(span.stop - last, span.stop)
+        ]
         return Batch(
             np.array(tokens, np.int32),
             np.array(positions, np.int32),
             tuple(spans),
-            np.array(wanted, np.int32),
+            np.array(rows, np.int32),
         )
 
 

@@ -7,7 +7,7 @@ which it keeps a matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from glassloop.ops.batch import Batch, Int32
@@ -18,7 +18,8 @@ Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
 Array = Any
 Matrix = Any
 Pages = Any
-Forward = Callable[[Batch, Pages], Array]
+Forward = Callable[[Batch, Sequence[Pages]], Array]
+Place = tuple[int, int]  # a group of layers with the same window, and a layer's number in it
 
 
 class Ops(Protocol):
@@ -28,7 +29,10 @@ class Ops(Protocol):
         """The same computation, made ready to run many times. An op set may record its calls once."""
 
     def pages(self, count: int, layers: int, kv_heads: int, head_dim: int) -> Pages:
-        """Room for the keys and values of `count` pages of tokens."""
+        """Room for the keys and values of `count` pages of tokens in a group of layers.
+
+        It has `page_bytes`, and `copy(source, target)` copies a page.
+        """
 
     def matrix(self, tensor: Tensor) -> Matrix:
         """A weight matrix [out, in], in the form in which this op set multiplies with it."""
@@ -68,8 +72,8 @@ class Ops(Protocol):
         k: Array,
         v: Array,
         batch: Batch,
-        pages: Pages,
-        layer: int,
+        pages: Sequence[Pages],
+        place: Place,
         scale: float,
         window: int | None,
         softcap: float | None,

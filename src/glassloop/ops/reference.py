@@ -5,11 +5,12 @@ what runs on a machine without a compiler. Written to be read; a matrix is kept 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from glassloop.ops.batch import PAGE, Batch, Int32, Span, pages_for
-from glassloop.ops.protocol import Activation, Forward
+from glassloop.ops.protocol import Activation, Forward, Place
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 
@@ -23,16 +24,22 @@ class ReferencePages:
     def __init__(self, count: int, layers: int, kv_heads: int, head_dim: int) -> None:
         self.keys = np.zeros((layers, count, PAGE, kv_heads, head_dim), np.float32)
         self.values = np.zeros_like(self.keys)
+        self.page_bytes = self.keys[:, :1].nbytes + self.values[:, :1].nbytes
 
-    def write(self, layer: int, span: Span, keys: Float32, values: Float32) -> None:
+    def copy(self, source: int, target: int) -> None:
+        self.keys[:, target], self.values[:, target] = self.keys[:, source], self.values[:, source]
+
+    def write(self, place: Place, span: Span, keys: Float32, values: Float32) -> None:
+        group, layer = place
         positions = np.arange(span.first, span.length)
-        pages, slots = span.pages[positions // PAGE], positions % PAGE
+        pages, slots = span.pages[group, positions // PAGE], positions % PAGE
         self.keys[layer, pages, slots] = keys
         self.values[layer, pages, slots] = values
 
-    def read(self, layer: int, span: Span) -> tuple[Float32, Float32]:
+    def read(self, place: Place, span: Span) -> tuple[Float32, Float32]:
         """Of the span's branch, up to the span's end: each [length, kv heads, head dim]"""
-        pages = span.pages[: pages_for(span.length)]
+        group, layer = place
+        pages = span.pages[group, : pages_for(span.length)]
         shape = (-1, *self.keys.shape[3:])
         keys, values = self.keys[layer, pages].reshape(shape), self.values[layer, pages].reshape(shape)
         return keys[: span.length], values[: span.length]
@@ -93,16 +100,17 @@ class ReferenceOps:
         k: Float32,
         v: Float32,
         batch: Batch,
-        pages: ReferencePages,
-        layer: int,
+        pages: Sequence[ReferencePages],
+        place: Place,
         scale: float,
         window: int | None,
         softcap: float | None,
     ) -> Float32:
         out = np.empty_like(q)  # [rows, heads, head dim]
         for span in batch.spans:
-            pages.write(layer, span, k[span.start : span.stop], v[span.start : span.stop])
-            keys, values = pages.read(layer, span)
+            own = pages[place[0]]
+            own.write(place, span, k[span.start : span.stop], v[span.start : span.stop])
+            keys, values = own.read(place, span)
             for start in range(span.start, span.stop, _QUERIES_AT_ONCE):
                 rows = slice(start, min(start + _QUERIES_AT_ONCE, span.stop))
                 visible = _visible(span, batch.positions[rows], window)

@@ -24,3 +24,9 @@ class TextStream:
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return text
+
+    def fork(self) -> TextStream:
+        """Another stream that has been fed the same."""
+        twin = TextStream()
+        twin._decoder.setstate(self._decoder.getstate())
+        return twin

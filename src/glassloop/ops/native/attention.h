@@ -8,6 +8,12 @@ typedef struct {
     uint16_t *keys, *values;
 } page;
 
+/* The group of layers that an op belongs to: its cache, and its page of a branch. */
+INLINE const gl_cache *cache_of(const gl_program *p, const gl_op *op) { return p->caches + op->group; }
+INLINE int32_t page_at(const gl_span *span, const gl_op *op, int32_t index) {
+    return span->pages[op->group * span->stride + index];
+}
+
 INLINE page page_of(const gl_cache *c, int32_t layer, int32_t index, int32_t head) {
     int64_t at = ((int64_t)index * c->layers + layer) * c->kv_heads + head;
     return (page){c->keys + at * c->head_dim * GL_PAGE, c->values + at * GL_PAGE * c->padded_head_dim};
@@ -19,13 +25,13 @@ INLINE int64_t span_pages(const gl_span *span) {
 
 /* A unit is the rows of one branch that fall into one page. */
 static void keep(const gl_program *p, const gl_op *op, int64_t unit) {
-    const gl_cache *c = p->cache;
+    const gl_cache *c = cache_of(p, op);
     const gl_span *span = p->batch->span;
     for (; unit >= span_pages(span); span++) unit -= span_pages(span);
     int32_t index = span->first_position / GL_PAGE + (int32_t)unit, start = index * GL_PAGE;
     int32_t from = MAX(span->first_position, start), to = MIN(span->first_position + span->rows, start + GL_PAGE);
     for (int32_t head = 0; head < c->kv_heads; head++) {
-        page here = page_of(c, op->i0, span->pages[index], head);
+        page here = page_of(c, op->i0, page_at(span, op, index), head);
         for (int32_t position = from; position < to; position++) {
             int64_t row = span->first_row + position - span->first_position, at = (row * c->kv_heads + head) * c->head_dim;
             const float *k = p->buffers[op->a].values + at, *v = p->buffers[op->b].values + at;
@@ -57,9 +63,9 @@ typedef struct {
 /* Scores of up to QUERIES queries against all keys from page `first` to `last`: [QUERIES, stride] */
 INLINE void score(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
                   const int count, int32_t first, int32_t last, float *scores, int64_t stride) {
-    const gl_cache *c = p->cache;
+    const gl_cache *c = cache_of(p, op);
     for (int32_t index = first; index <= last; index++) {
-        const uint16_t *keys = page_of(c, op->i0, span->pages[index], kv_head).keys;
+        const uint16_t *keys = page_of(c, op->i0, page_at(span, op, index), kv_head).keys;
         for (int at = 0; at < GL_PAGE; at += 2 * LANES) {
             vf sum[QUERIES][2];
             for (int t = 0; t < count; t++) sum[t][0] = sum[t][1] = vf_set(0.0f);
@@ -104,13 +110,13 @@ static float soften(const gl_op *op, float *scores, int64_t length, int32_t star
 /* Weighted values: for two vectors of dimensions at a time, over all keys in order. */
 INLINE void mix(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
                 const int count, int32_t first, int32_t last, const float *weights, int64_t stride, const float *sums) {
-    const gl_cache *c = p->cache;
+    const gl_cache *c = cache_of(p, op);
     for (int32_t d = 0; d < c->padded_head_dim; d += 2 * LANES) {
         const int both = d + LANES < c->padded_head_dim;
         vf out[QUERIES][2];
         for (int t = 0; t < count; t++) out[t][0] = out[t][1] = vf_set(0.0f);
         for (int32_t index = first; index <= last; index++) {
-            const uint16_t *values = page_of(c, op->i0, span->pages[index], kv_head).values + d;
+            const uint16_t *values = page_of(c, op->i0, page_at(span, op, index), kv_head).values + d;
             const float *weight = weights + (int64_t)(index - first) * GL_PAGE;
             /* Past the last key lies what another branch may have left there: never touched. */
             int slots = index < last ? GL_PAGE : queries[count - 1].position % GL_PAGE + 1;
@@ -163,7 +169,7 @@ INLINE int64_t span_units(const gl_span *span, const gl_cache *c) { return parts
 
 /* A unit is a few rows of one branch and one key-value head, with all query heads that share it. */
 static void attend(const gl_program *p, const gl_op *op, int64_t unit, float *scratch) {
-    const gl_cache *c = p->cache;
+    const gl_cache *c = cache_of(p, op);
     const gl_span *span = p->batch->span;
     for (; unit >= span_units(span, c); span++) unit -= span_units(span, c);
     /* The last rows have the most keys: they go first, so that no thread is left with them at the end. */

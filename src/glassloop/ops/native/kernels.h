@@ -411,7 +411,7 @@ static int64_t count_units(const gl_program *p, const gl_op *op) {
         for (int32_t s = 0; s < p->batch->spans; s++) units += span_pages(&p->batch->span[s]);
         return units;
     case GL_ATTEND:
-        for (int32_t s = 0; s < p->batch->spans; s++) units += span_units(&p->batch->span[s], p->cache);
+        for (int32_t s = 0; s < p->batch->spans; s++) units += span_units(&p->batch->span[s], cache_of(p, op));
         return units;
     case GL_ACTIVATE: case GL_ADD: case GL_SCALE: case GL_SOFTCAP: return rows * parts_of(op->width, COLUMNS_A_UNIT);
     default: return rows;

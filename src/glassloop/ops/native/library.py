@@ -46,7 +46,7 @@ class Matrix(Structure):
 class Op(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("kind", "wait", "wanted", "quantize", "width", "a", "b", "out")),
-        *((name, c_int32) for name in ("i0", "i1", "i2", "only_quantized")),
+        *((name, c_int32) for name in ("i0", "i1", "i2", "group", "only_quantized")),
         ("f0", c_float),
         ("f1", c_float),
         ("matrix", POINTER(Matrix)),
@@ -64,6 +64,7 @@ class Span(Structure):
         ("first_row", c_int32),
         ("rows", c_int32),
         ("first_position", c_int32),
+        ("stride", c_int32),
         ("pages", c_void_p),
     )
 
@@ -90,7 +91,7 @@ class Program(Structure):
         ("count", c_int32),
         ("buffers", POINTER(Buffer)),
         ("batch", POINTER(Batch)),
-        ("cache", POINTER(Cache)),
+        ("caches", POINTER(Cache)),
     )
 
 

@@ -55,6 +55,7 @@ typedef struct {
     int32_t width;     /* of the output */
     int32_t a, b, out; /* buffers; -1: none */
     int32_t i0, i1, i2;
+    int32_t group;          /* whose cache it keeps in or attends to */
     int32_t only_quantized; /* nobody reads the output as floats: they need not be written */
     float f0, f1;
     const gl_matrix *matrix;
@@ -69,7 +70,8 @@ typedef struct {
 
 typedef struct {
     int32_t first_row, rows, first_position;
-    const int32_t *pages; /* of the branch, from position 0 */
+    int32_t stride;
+    const int32_t *pages; /* [groups, stride] of the branch, from position 0 */
 } gl_span;
 
 /* Keys lie transposed within a page, so that a vector is the same dimension of many keys. */
@@ -90,7 +92,7 @@ typedef struct {
     int32_t count;
     const gl_buffer *buffers;
     const gl_batch *batch;
-    const gl_cache *cache;
+    const gl_cache *caches; /* one for each group of layers: those with the same window */
 } gl_program;
 
 /* What belongs to a block of 32 codes of a row, in the form in which the kernels read it. */

@@ -7,6 +7,7 @@ methods once, when a model is loaded, with stand-ins for the batch.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from glassloop.ops.batch import PAGE, Batch, pages_for
 from glassloop.ops.native import library as lib
 from glassloop.ops.native.recorder import Recorder, Room, Value
-from glassloop.ops.protocol import Activation, Forward
+from glassloop.ops.protocol import Activation, Forward, Place
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 
@@ -46,11 +47,15 @@ class NativePages:
     def __init__(self, count: int, layers: int, kv_heads: int, head_dim: int) -> None:
         padded = -(-head_dim // 16) * 16
         # Zeroed memory that nothing has touched costs nothing.
-        self.keys = np.zeros(layers * count * kv_heads * head_dim * PAGE, np.uint16)
-        self.values = np.zeros(layers * count * kv_heads * PAGE * padded, np.uint16)
+        self.keys = np.zeros((count, layers * kv_heads * head_dim * PAGE), np.uint16)
+        self.values = np.zeros((count, layers * kv_heads * PAGE * padded), np.uint16)
+        self.page_bytes = self.keys[:1].nbytes + self.values[:1].nbytes
         self.layout = lib.Cache(
             self.keys.ctypes.data, self.values.ctypes.data, layers, kv_heads, head_dim, padded
         )
+
+    def copy(self, source: int, target: int) -> None:
+        self.keys[target], self.values[target] = self.keys[source], self.values[source]
 
 
 class _StandIn:
@@ -140,14 +145,23 @@ class NativeOps:
         v: Value,
         batch: Batch,
         pages: Any,
-        layer: int,
+        place: Place,
         scale: float,
         window: int | None,
         softcap: float | None,
     ) -> Value:
-        self._recorder.effect("keep", k, v, i0=layer)
+        group, layer = place
+        self._recorder.effect("keep", k, v, i0=layer, group=group)
         made = self._recorder.call(
-            "attend", q.width, q, i0=layer, i1=q.heads, i2=window or 0, f0=scale, f1=softcap or 0.0
+            "attend",
+            q.width,
+            q,
+            i0=layer,
+            i1=q.heads,
+            i2=window or 0,
+            f0=scale,
+            f1=softcap or 0.0,
+            group=group,
         )
         return _with_heads(made, k.heads)
 
@@ -193,11 +207,11 @@ class _Program:
         self._scratch = np.zeros(0, np.float32)
         self._one_run = Lock()
 
-    def __call__(self, batch: Batch, pages: NativePages) -> Float32:
+    def __call__(self, batch: Batch, pages: Sequence[NativePages]) -> Float32:
         with self._one_run:
             return self._run(batch, pages)
 
-    def _run(self, batch: Batch, pages: NativePages) -> Float32:
+    def _run(self, batch: Batch, pages: Sequence[NativePages]) -> Float32:
         self._make_room(len(batch.tokens), wanted=False)
         self._make_room(len(batch.wanted), wanted=True)
         logits = np.empty((len(batch.wanted), self._width), np.float32)
@@ -208,7 +222,10 @@ class _Program:
         if len(self._scratch) < scratch * self._threads:
             self._scratch = np.empty(2 * scratch * self._threads, np.float32)
         spans = (lib.Span * len(batch.spans))(
-            *(lib.Span(s.start, s.stop - s.start, s.first, s.pages.ctypes.data) for s in batch.spans)
+            *(
+                lib.Span(s.start, s.stop - s.start, s.first, s.pages.shape[1], s.pages.ctypes.data)
+                for s in batch.spans
+            )
         )
         rows = lib.Batch(
             len(batch.tokens),
@@ -219,9 +236,8 @@ class _Program:
             batch.wanted.ctypes.data,
             spans,
         )
-        program = lib.Program(
-            self._ops, len(self._ops), self._buffers, ctypes.pointer(rows), ctypes.pointer(pages.layout)
-        )
+        caches = (lib.Cache * len(pages))(*(group.layout for group in pages))
+        program = lib.Program(self._ops, len(self._ops), self._buffers, ctypes.pointer(rows), caches)
         lib.library().gl_run(
             ctypes.byref(program), self._progress.ctypes.data, self._scratch.ctypes.data, scratch
         )

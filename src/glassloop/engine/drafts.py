@@ -1,0 +1,156 @@
+"""Drafts: guesses at the next tokens, computed along with the last one and kept while they are right.
+
+A guess is right if it is what the run itself would have chosen, which its position and luck decide alone, so
+guessing changes how fast tokens come and never which. How many are worth a guess follows from what a row
+costs and how often guesses have been right. Where that is none they are still made and looked at, only not
+computed, so a run notices when it begins to repeat.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from glassloop.decode.decoder import Decoder
+
+_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # of a guess
+_GRAM = 3  # tokens that must agree before a guess is made
+_PLACES = 4  # of one gram, the latest, that are compared
+_LONGEST = 16  # tokens of agreement that count
+_KEPT = 1 << 18  # tokens of earlier runs that are remembered
+
+
+class Guesser(Protocol):
+    """Guesses for one run."""
+
+    def guess(self, tokens: Sequence[int], room: int, decoder: Decoder) -> list[int]:
+        """What may come after these tokens, at most `room` of it."""
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """What has come since the last guess."""
+
+
+class Pace:
+    """What a step costs, by its rows, as lately seen; where that was not seen, by a rule of thumb."""
+
+    def __init__(self) -> None:
+        self.rows = 1  # of the step to come, without guesses
+        self._seen: dict[int, float] = {}
+
+    def saw(self, rows: int, seconds: float) -> None:
+        if rows <= 64:
+            self._seen[rows] = 0.8 * self._seen.get(rows, seconds) + 0.2 * seconds
+
+    def cost(self, rows: int) -> float:
+        seen = self._seen.get(rows)
+        if seen is not None:
+            return seen
+        near = min(self._seen, key=lambda each: abs(each - rows), default=0)
+        return self._seen.get(near, 1.0) * _thumb(rows) / _thumb(near or rows)
+
+    def worth(self, chance: float, most: int, each: float = 0.0) -> int:
+        """How many guesses bring the most tokens a second, if each is right with this chance after those
+        before it were, and making one takes `each` seconds."""
+        best, length = self.rows / self.cost(self.rows), 0
+        for count in _LENGTHS:
+            if count > most:
+                break
+            right = chance * (1 - chance**count) / (1 - chance)
+            rate = (self.rows + right) / (self.cost(self.rows + count) + count * each)
+            if rate > best:
+                best, length = rate, count
+        return length
+
+
+def _thumb(rows: int) -> float:
+    """The weights are read once for all rows; each row then adds its arithmetic."""
+    return 1.0 + 0.2 * (rows - 1)
+
+
+class Chances:
+    """How often guesses were right, by how long the agreement before them was."""
+
+    def __init__(self) -> None:
+        self._right = [0.5 + 0.4 * length / _LONGEST for length in range(_LONGEST + 1)]
+
+    def of(self, agreed: int) -> float:
+        return min(max(self._right[agreed], 0.01), 0.98)
+
+    def saw(self, agreed: int, right: bool) -> None:
+        self._right[agreed] += 0.15 * (right - self._right[agreed])
+
+
+class Grams:
+    """Where each gram of three tokens has come, in any of some sequences."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, ...], deque[tuple[Sequence[int], int]]] = {}
+
+    def add(self, tokens: Sequence[int], start: int, stop: int) -> None:
+        """The grams that end at the positions from `start` to `stop`."""
+        for end in range(max(start, _GRAM), stop):
+            gram = tuple(tokens[end - _GRAM : end])
+            places = self._places.get(gram)
+            if places is None:
+                places = self._places[gram] = deque(maxlen=_PLACES)
+            places.append((tokens, end))
+
+    def longest(self, tokens: Sequence[int]) -> tuple[int, Sequence[int], int]:
+        """The place whose past agrees longest with the end of `tokens`: (how long, its sequence, where)."""
+        best: tuple[int, Sequence[int], int] = (0, (), 0)
+        for other, end in self._places.get(tuple(tokens[-_GRAM:]), ()):
+            agreed, most = _GRAM, min(_LONGEST, end, len(tokens))
+            while agreed < most and other[end - agreed - 1] == tokens[-agreed - 1]:
+                agreed += 1
+            if agreed >= best[0]:
+                best = agreed, other, end
+        return best
+
+
+class Memory:
+    """The tokens of earlier runs, the latest of them."""
+
+    def __init__(self) -> None:
+        self.grams = Grams()
+        self._tokens = 0
+
+    def add(self, tokens: Sequence[int]) -> None:
+        if self._tokens + len(tokens) > _KEPT:
+            self.grams, self._tokens = Grams(), 0
+        self._tokens += len(tokens)
+        self.grams.add(tokens, 0, len(tokens))
+
+
+class Lookup:
+    """Guesses that what followed the same tokens earlier, here or in another run, follows again."""
+
+    def __init__(self, pace: Pace, memory: Memory) -> None:
+        self._pace = pace
+        self._memory = memory
+        self._own = Grams()
+        self._indexed = 0
+        self._chances = Chances()
+        self._expected: tuple[int, list[int], int] = (0, [], 0)  # agreement, guess, length when it was made
+
+    def guess(self, tokens: Sequence[int], room: int, decoder: Decoder) -> list[int]:
+        # The last gram is what is looked for: it goes in with the next token.
+        self._own.add(tokens, self._indexed, len(tokens))
+        self._indexed = max(len(tokens), _GRAM)
+        agreed, source, place = max(
+            self._memory.grams.longest(tokens), self._own.longest(tokens), key=lambda found: found[0]
+        )
+        following = list(source[place : place + _LENGTHS[-1]])
+        self._expected = agreed, following, len(tokens)
+        if not following:
+            return []
+        return following[: self._pace.worth(self._chances.of(agreed), min(room, len(following)))]
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        agreed, following, length = self._expected
+        for guessed, came in zip(following, tokens[length:], strict=False):
+            self._chances.saw(min(agreed, _LONGEST), guessed == came)
+            if guessed != came:
+                break
+            agreed += 1
+        self._expected = 0, [], 0

@@ -1,0 +1,244 @@
+"""The loop: schedule, compute, choose, commit, again and again.
+
+It has no thread of its own: whoever owns it adds requests and calls `step`. What a request's tokens are
+depends on the request alone; what else runs, and in which order, only decides when they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from time import perf_counter
+
+from glassloop.decode.decoder import Decoder
+from glassloop.decode.stop import Ending
+from glassloop.engine.beams import Beams
+from glassloop.engine.draft_model import DraftModel, ModelGuesser
+from glassloop.engine.drafts import Guesser, Lookup, Memory, Pace
+from glassloop.engine.request import Request
+from glassloop.engine.sample import Sample
+from glassloop.engine.scheduler import Row, Scheduler, Task, Work
+from glassloop.engine.tree import KVTree
+from glassloop.model.transformer import Transformer
+from glassloop.ops.batch import Batch
+from glassloop.ops.vocabulary import row_ops
+from glassloop.text.tokenizer import Tokenizer
+from glassloop.trace.run import Run
+from glassloop.trace.token import Pieces
+
+
+@dataclass
+class Counters:
+    """Since the start."""
+
+    steps: int = 0
+    rows: int = 0
+    tokens: int = 0  # chosen
+    finished: int = 0  # requests
+    preempted: int = 0
+    proposed: int = 0  # guesses
+    accepted: int = 0
+    forward_seconds: float = 0.0
+    step_seconds: float = 0.0
+
+
+class Loop:
+    def __init__(
+        self,
+        transformer: Transformer,
+        tokenizer: Tokenizer,
+        pieces: Pieces,
+        kv_memory: int,
+        most_running: int = 64,
+        draft: DraftModel | None = None,
+    ) -> None:
+        self.transformer = transformer
+        self.tokenizer = tokenizer
+        self.tree = KVTree(transformer, kv_memory)
+        self.scheduler = Scheduler(self.tree, most_running)
+        self.counters = Counters()
+        self._pieces = pieces
+        self._row_ops = row_ops(transformer.ops.name)
+        self._arrivals = count()
+        self._tasks: dict[Request, list[Task]] = {}
+        self._pace = Pace()
+        self._memory = Memory()
+        self._draft = draft
+
+    # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, request: Request) -> None:
+        order = (-request.priority, next(self._arrivals))
+        try:
+            task = self._task(request, order)
+        except Exception as error:
+            for run in request.runs:
+                _fail(request, run, error)
+            return
+        self._tasks[request] = [task]
+        self.scheduler.add(task)
+
+    def cancel(self, request: Request) -> None:
+        """End it where it is. All that it held is free with this call."""
+        self._finish(request, Ending("cancelled", "by the caller"))
+
+    def cancel_all(self) -> None:
+        for request in list(self._tasks):
+            self.cancel(request)
+
+    def fail_all(self, error: Exception) -> None:
+        for tasks in list(self._tasks.values()):
+            for task in list(tasks):
+                self._do(task, lambda task=task: task.fail(error))  # type: ignore[misc]
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._tasks)
+
+    # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def step(self) -> None:
+        began = perf_counter()
+        for request in list(self._tasks):
+            if request.is_late:
+                self._finish(request, Ending("timeout", f"after {request.sampling.timeout:g} s"))
+            elif request.abandoned:
+                self.cancel(request)
+        self._pace.rows = max(1, len(self.scheduler.running))
+        works = self.scheduler.plan()
+        if not works:
+            self._make_way()
+            return
+        batch = Batch.of(
+            [(work.path.table, work.first, work.ids) for work in works], [work.wanted for work in works]
+        )
+        ready = perf_counter()
+        for work in works:
+            _note_start(work, ready)
+        logits = self.transformer.forward(batch, self.tree.pages)
+        computed = perf_counter()
+        for work in works:
+            self.tree.computed(work.path)
+        if len(logits):
+            head = max(work.task.head for work in works)
+            summaries = self._row_ops.summarize_rows(logits, head)
+            self._hand_out(works, list(zip(logits, summaries, strict=True)))
+        if len(logits) == len(batch.tokens):  # no prompts: what a step of so many rows costs
+            self._pace.saw(len(logits), computed - ready)
+        counters = self.counters
+        counters.steps += 1
+        counters.rows += len(batch.tokens)
+        counters.forward_seconds += computed - ready
+        counters.step_seconds += perf_counter() - began
+
+    def _hand_out(self, works: list[Work], rows: list[Row]) -> None:
+        """Each task gets its rows and moves on by them."""
+        gathered: dict[Task, list[Row]] = {}
+        at = 0
+        for work in works:
+            gathered.setdefault(work.task, []).extend(rows[at : at + work.wanted])
+            at += work.wanted
+        for task, own in gathered.items():
+            if not own:
+                continue
+            self._do(task, lambda task=task, own=own: task.advance(own))  # type: ignore[misc]
+            if isinstance(task, Sample) and not task.ended:
+                self._take_back(task)
+
+    def _take_back(self, sample: Sample) -> None:
+        """What was guessed wrongly has been computed and is of no use."""
+        path, known = sample.branch.path, len(sample.branch.tokens) - 1
+        if path is not None and path.length > known:
+            self.tree.cut(path, known)
+
+    def _split(self, first: Sample, row: Row) -> None:
+        """The prompt is computed: the other samples of the request go on from it, each with its own luck."""
+        request = first.request
+        for run in request.runs[1:]:
+            run.prompt_tokens, run.tokens = first.run.prompt_tokens, list(first.run.tokens)
+            try:
+                sample = self._sample(request, run, (first.order[0], next(self._arrivals)))
+            except Exception as error:
+                _fail(request, run, error)
+                continue
+            sample.branches = [first.branch.fork(self.tree)]
+            self._tasks[request].append(sample)
+            self.scheduler.add(sample, running=True)
+            self._do(sample, lambda sample=sample: sample.advance([row]))  # type: ignore[misc]
+
+    def _make_way(self) -> None:
+        """Nothing can be computed. If somebody is waiting all the same, then even alone he has no room."""
+        if self.scheduler.waiting:
+            task = self.scheduler.waiting[0]
+            self._do(task, lambda: task.finish(Ending("length", "kv memory")))
+
+    def _finish(self, request: Request, ending: Ending) -> None:
+        for task in list(self._tasks.get(request, ())):
+            self._do(task, lambda task=task: task.finish(ending))  # type: ignore[misc]
+
+    def _do(self, task: Task, action: Callable[[], None]) -> None:
+        """What goes wrong in a task is its own affair; one that has ended gives back what it held."""
+        try:
+            action()
+        except Exception as error:
+            task.fail(error)
+        if not task.ended:
+            return
+        if isinstance(task, Sample) and task.split is not None:  # it ended before its samples had begun
+            for run in task.request.runs[1:]:
+                run.error = task.run.error
+                run.finish_reason, run.stop_reason = task.run.finish_reason, task.run.stop_reason
+                task.request.tell(run, None)
+        self.scheduler.remove(task)
+        self._tasks[task.request].remove(task)
+        if isinstance(task, Sample) and task.run.finish_reason != "error":
+            self._memory.add(task.branch.tokens)
+        if not self._tasks[task.request]:
+            del self._tasks[task.request]
+            self.counters.finished += 1
+
+    # ── tasks ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _task(self, request: Request, order: tuple[int, int]) -> Task:
+        run = request.runs[0]
+        if request.sampling.beam_width > 1:
+            return Beams(request, order, self._decoder(run), self.tokenizer, self._pieces, self.tree)
+        sample = self._sample(request, run, order)
+        if len(request.runs) > 1:
+            sample.split = self._split
+        return sample
+
+    def _sample(self, request: Request, run: Run, order: tuple[int, int]) -> Sample:
+        guesser: Guesser | None = None
+        if request.drafts:
+            guesser = (
+                ModelGuesser(self._draft, self._pace) if self._draft else Lookup(self._pace, self._memory)
+            )
+        return Sample(request, run, order, self._decoder(run), self.tokenizer, self._pieces, guesser)
+
+    def _decoder(self, run: Run) -> Decoder:
+        return Decoder(
+            run.sampling,
+            self.transformer.config.vocab_size,
+            run.seed,
+            run.prompt_ids,
+            run.salt,
+            self.tokenizer,
+            tuple(self.tokenizer.eos_ids),
+            self._row_ops,
+        )
+
+
+def _note_start(work: Work, now: float) -> None:
+    request = work.task.request
+    if request.started is None:
+        request.started = now
+        for run in request.runs:
+            run.timings.queue = now - request.arrived
+            run.cached_tokens = work.first
+
+
+def _fail(request: Request, run: Run, error: Exception) -> None:
+    run.error, run.finish_reason, run.stop_reason = error, "error", str(error)
+    request.tell(run, None)

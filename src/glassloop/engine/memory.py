@@ -1,0 +1,44 @@
+"""How much memory there is for keys and values, and how people write such a number."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from glassloop.errors import GlassloopError
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_bytes(text: str | int) -> int:
+    """A number of bytes: 2000000, "512MB", "2 GiB", "1.5g"."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", str(text).upper())
+    if found is None or isinstance(text, bool):
+        raise GlassloopError(f"kv_memory is {text!r}; a number of bytes such as 512MB or 2GB is expected")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def format_bytes(count: int) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+        count = count / 1024  # type: ignore[assignment]
+    return f"{count:.1f} GB"
+
+
+def free_memory() -> int:
+    """What this process could still take, within the limits that it runs in."""
+    free = _number(Path("/proc/meminfo"), r"MemAvailable:\s+(\d+) kB", 1 << 22) * 1024
+    group = Path("/sys/fs/cgroup")
+    limit = _number(group / "memory.max", r"(\d+)", 0)
+    if limit:
+        free = min(free, max(0, limit - _number(group / "memory.current", r"(\d+)", 0)))
+    return free
+
+
+def _number(file: Path, pattern: str, otherwise: int) -> int:
+    try:
+        found = re.search(pattern, file.read_text())
+    except OSError:
+        return otherwise
+    return int(found[1]) if found else otherwise

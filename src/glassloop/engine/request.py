@@ -1,0 +1,65 @@
+"""A request: what somebody asked for, whom to tell, and the runs that come of it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from glassloop.decode.sampling import Sampling
+from glassloop.trace.run import Run
+from glassloop.trace.token import Token
+
+# Told of each token of each run as it is chosen, and with None that the run has ended. Called by the engine:
+# it must be quick, and must not raise.
+Listener = Callable[[Run, Token | None], None]
+
+
+def ignore(run: Run, token: Token | None) -> None:
+    """A listener for who only wants the result."""
+
+
+@dataclass(eq=False)
+class Request:
+    prompt_ids: list[int]
+    sampling: Sampling
+    runs: list[Run]  # one for each of the n samples or best beams
+    listener: Listener = ignore
+    priority: int = 0  # the highest goes first
+    forced: list[int] = field(
+        default_factory=list
+    )  # tokens that the answer goes on with, chosen by the caller
+    drafts: bool = True  # whether guessing ahead is allowed; it never changes a token
+    arrived: float = field(default_factory=perf_counter)
+    started: float | None = None  # when the first of its tokens was computed
+    abandoned: bool = False  # nobody listens any more
+
+    @property
+    def ended(self) -> bool:
+        return all(run.finish_reason is not None for run in self.runs)
+
+    def tell(self, run: Run, token: Token | None) -> None:
+        try:
+            self.listener(run, token)
+        except Exception:
+            self.listener, self.abandoned = ignore, True
+
+    @property
+    def is_late(self) -> bool:
+        timeout = self.sampling.timeout
+        return timeout is not None and self.seconds >= timeout
+
+    @property
+    def seconds(self) -> float:
+        """Since it came."""
+        return perf_counter() - self.arrived
+
+
+def runs_of(sampling: Sampling, make: Callable[[int, int], Run]) -> list[Run]:
+    """The runs of a request: `make` is given the seed, one that is drawn if it brings none, and a number."""
+    seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+    runs = [make(seed, number) for number in range(sampling.n)]
+    for run in runs:
+        run.samples = runs
+    return runs

@@ -1,0 +1,164 @@
+"""A sampled run while it is being made: from logits to tokens, to text, to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from glassloop.decode.decoder import Chosen, Decoder
+from glassloop.decode.stop import Ending, Stopper
+from glassloop.engine.branch import Branch, BranchText
+from glassloop.engine.drafts import Guesser
+from glassloop.engine.request import Request
+from glassloop.engine.scheduler import Row
+from glassloop.ops.quant import Float32
+from glassloop.ops.vocabulary import Summary
+from glassloop.text.tokenizer import Tokenizer
+from glassloop.trace.run import Run
+from glassloop.trace.token import Pieces, Source, Token
+
+
+class Sample:
+    def __init__(
+        self,
+        request: Request,
+        run: Run,
+        order: tuple[int, int],
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        pieces: Pieces,
+        guesser: Guesser | None = None,
+    ) -> None:
+        self.request = request
+        self.run = run
+        self.order = order
+        self._decoder = decoder
+        self._tokenizer = tokenizer
+        self._pieces = pieces
+        self._guesser = guesser
+        self._guess: list[int] = []
+        self._text = BranchText(run.sampling)
+        self._stopper = Stopper(run.sampling, tokenizer.eos_ids, run.context)
+        for token in run.tokens:  # of a fork: what it kept of its parent
+            decoder.commit(token.id)
+            self._text.feed(token.bytes)
+            self._stopper.after(decoder.history, 0.0)
+        known = run.prompt_ids + run.token_ids
+        scored = 1 if run.sampling.prompt_logprobs else len(known)
+        self.branches = [Branch(known + request.forced, scored)]
+        self._first: float | None = None
+        # The request has more samples: called once, when all that they share is computed.
+        self.split: Callable[[Sample, Row], None] | None = None
+
+    @property
+    def branch(self) -> Branch:
+        return self.branches[0]
+
+    @property
+    def head(self) -> int:
+        return self._decoder.head
+
+    @property
+    def ended(self) -> bool:
+        return self.run.finish_reason is not None
+
+    # ── before a step ──────────────────────────────────────────────────────────────────────────────────────
+
+    def guess(self, rows: int) -> list[int]:
+        if self._guesser is None or self.split is not None:
+            return []
+        room = min(rows, self.run.context - len(self.branch.tokens) - 1, self._left - 1)
+        began = perf_counter()
+        self._guess = self._guesser.guess(self.branch.tokens, room, self._decoder) if room > 0 else []
+        self.run.drafts.seconds += perf_counter() - began
+        return self._guess
+
+    @property
+    def _left(self) -> int:
+        return self.run.sampling.max_tokens - len(self.run.tokens)
+
+    def preempted(self) -> None:
+        self._guess = []
+        self.run.timings.preempted += 1
+
+    # ── after a step ───────────────────────────────────────────────────────────────────────────────────────
+
+    def advance(self, rows: Sequence[Row]) -> None:
+        """Each row has the logits of one more token: one that is known already, or one to choose."""
+        branch, guess = self.branch, self._guess
+        self._guess = []
+        accepted = 0
+        for logits, summary in rows:
+            if branch.recorded < len(branch.tokens):
+                self._score(logits, summary)
+                if self.run.finish_reason:
+                    break
+                continue
+            if self.split is not None:
+                split, self.split = self.split, None
+                split(self, (logits, summary))
+            chosen = self._decoder.choose_from(logits, summary)
+            guessed = accepted < len(guess) and guess[accepted] == chosen.id
+            self._take(chosen, "draft" if guessed else "sampled")
+            if not guessed or self.run.finish_reason:
+                break
+            accepted += 1
+        if self._guesser is not None:
+            self._guesser.learn(branch.tokens)
+            self.run.drafts.proposed += len(guess)
+            self.run.drafts.accepted += accepted
+
+    def _score(self, logits: Float32, summary: Summary) -> None:
+        """The record of a token that was known: it is part of the prompt, or the caller forced it."""
+        branch, run = self.branch, self.run
+        token = branch.tokens[branch.recorded]
+        if branch.recorded < len(run.prompt_ids):
+            chosen = self._decoder.score(logits, summary, token, run.sampling.prompt_logprobs)
+            data = self._tokenizer.token_bytes(token)
+            run.prompt_tokens.append(Token(chosen, "", data, self._pieces, "forced", self.request.seconds))
+            branch.recorded += 1
+        else:
+            self._take(self._decoder.judge(logits, summary, token), "forced")
+
+    def _take(self, chosen: Chosen, source: Source) -> None:
+        """A token is in, with its text, and perhaps the run is at its end."""
+        run, branch = self.run, self.branch
+        now = perf_counter()
+        if self._first is None:
+            self._first = now
+            run.timings.prefill = now - (self.request.started or now)
+        run.timings.decode = now - self._first
+        seconds = now - self.request.arrived
+        data = self._tokenizer.token_bytes(chosen.id)
+        ending = None
+        if self._stopper.before(chosen.id):
+            ending = Ending("stop", self._pieces(chosen.id))
+            if not run.sampling.include_stop:
+                run.end = Token(chosen, "", data, self._pieces, source, seconds, run.sample)
+                self.finish(ending)
+                return
+        self._decoder.commit(chosen.id)
+        if branch.recorded == len(branch.tokens):
+            branch.tokens.append(chosen.id)
+        branch.recorded += 1
+        token = Token(chosen, self._text.feed(data), data, self._pieces, source, seconds, run.sample)
+        run.tokens.append(token)
+        ending = ending or self._text.ending or self._stopper.after(self._decoder.history, seconds)
+        if ending is None:
+            self.request.tell(run, token)
+        else:
+            self.finish(ending, token)
+
+    # ── the end ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def finish(self, ending: Ending, last: Token | None = None) -> None:
+        run = self.run
+        run.tail = self._text.flush()
+        run.finish_reason, run.stop_reason = ending.reason, ending.detail
+        if last is not None:
+            self.request.tell(run, last)
+        self.request.tell(run, None)
+
+    def fail(self, error: Exception) -> None:
+        self.run.error = error
+        self.finish(Ending("error", str(error)))

@@ -1,0 +1,127 @@
+"""The engine's thread: it owns the loop, and everybody else only leaves requests at its door."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from glassloop.engine.loop import Loop
+from glassloop.engine.request import Request
+from glassloop.errors import GlassloopError
+
+_IDLE = 1.0  # seconds without work, after which there is time to look whether all is well
+
+
+class Busy(GlassloopError):
+    """Too many requests wait already."""
+
+
+class Load(NamedTuple):
+    waiting: int
+    running: int
+
+
+class EngineThread:
+    def __init__(self, loop: Loop, most_waiting: int) -> None:
+        self.loop = loop
+        self.most_waiting = most_waiting
+        self._door = threading.Condition()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._open = 0  # requests that were let in and have not come to the loop yet
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def submit(self, request: Request, may_refuse: bool = True) -> None:
+        """Let a request in. Its listener hears of the rest."""
+        with self._door:
+            self._check_open()
+            waiting = len(self.loop.scheduler.waiting) + self._open
+            if may_refuse and waiting >= self.most_waiting:
+                raise Busy(f"{waiting} requests wait already; at most {self.most_waiting} may")
+            self._open += 1
+            self._leave(lambda: self._admit(request))
+
+    def cancel(self, request: Request, wait: bool = False) -> None:
+        """End it with the step that is under way. A closed engine has ended it already."""
+        with self._door:
+            if self._closing:
+                return
+            self._leave(lambda: self.loop.cancel(request))
+        if wait:
+            self.call(lambda: None)
+
+    def call(self, job: Callable[[], None]) -> None:
+        """Have something done between two steps, on the engine's thread, and wait for it."""
+        done = threading.Event()
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                job()
+            except BaseException as error:
+                failed.append(error)
+            finally:
+                done.set()
+
+        with self._door:
+            self._check_open()
+            self._leave(run)
+        done.wait()
+        if failed:
+            raise failed[0]
+
+    @property
+    def load(self) -> Load:
+        scheduler = self.loop.scheduler
+        return Load(len(scheduler.waiting) + self._open, len(scheduler.running))
+
+    def close(self) -> None:
+        """End what runs as cancelled, and the thread."""
+        with self._door:
+            if self._closing:
+                return
+            self._closing = True
+            self._door.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _admit(self, request: Request) -> None:
+        self._open -= 1
+        self.loop.add(request)
+
+    def _leave(self, job: Callable[[], None]) -> None:
+        self._jobs.append(job)
+        # Started with the first request; after a fork of the process there is none, and it is started again.
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._serve, name="glassloop", daemon=True)
+            self._thread.start()
+        self._door.notify()
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise GlassloopError("this LLM is closed")
+
+    def _serve(self) -> None:
+        while True:
+            with self._door:
+                while not self._jobs and not self.loop.busy and not self._closing:
+                    if not self._door.wait(_IDLE):
+                        self.loop.tree.check_integrity()
+                        self._door.wait_for(lambda: self._jobs or self._closing)
+                jobs, self._jobs = self._jobs, deque()
+                if self._closing:
+                    break
+            for job in jobs:
+                job()
+            if self.loop.busy:
+                try:
+                    self.loop.step()
+                except (
+                    Exception
+                ) as error:  # ours, and not a request's: all are told, and the next ones served
+                    self.loop.fail_all(error)
+        for job in jobs:
+            job()
+        self.loop.cancel_all()

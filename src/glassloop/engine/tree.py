@@ -1,0 +1,425 @@
+"""The KV tree: keys and values of every token sequence that was computed, in pages, each prefix stored once.
+
+A node is one page: up to 32 tokens that follow those of its parent. A branch holds a `Path` from the root,
+and a fork is one more path through the same nodes. Where two paths part in the middle of a page the later one
+gets a copy of it. Nodes that no path holds stay as long as there is room, and the least recently used go
+first. So the tree of prefixes, of forks, of beams and of samples is one tree.
+
+Layers with a sliding window have pages of their own. One that lies behind the window of every path is worth
+keeping only for somebody who comes back to it, so it may go before its node does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from glassloop.errors import GlassloopError
+from glassloop.model.transformer import Transformer
+from glassloop.ops.batch import PAGE, Int32, pages_for
+
+_GONE = -1  # a page of a window that was given back
+
+
+class NoRoom(GlassloopError):
+    """Every page is held by somebody."""
+
+
+class Node:
+    __slots__ = (
+        "children",
+        "depth",
+        "key",
+        "needed",
+        "number",
+        "pages",
+        "parent",
+        "ready",
+        "refs",
+        "tokens",
+        "used",
+    )
+
+    def __init__(self, parent: Node | None, tokens: list[int], pages: list[int], number: int) -> None:
+        self.parent = parent  # None: the root, or a node that is no longer in the tree
+        self.depth: int = (
+            parent.depth + 1 if parent else -1
+        )  # its tokens have the positions from PAGE * depth on
+        self.key = tokens[0] if tokens else -1  # under which its parent finds it
+        self.tokens = tokens
+        self.ready = 0  # how many of them are computed; for the rest there is room
+        self.pages = pages  # for each group of layers
+        self.children: dict[int, list[Node]] = {}  # by their first token; only a full node has any
+        self.refs = 0  # paths through it
+        self.needed = 0  # paths that can still see it through a window
+        self.used = 0
+        self.number = number  # ties of the heap
+
+
+class Path:
+    """One branch's way through the tree, held until it is released."""
+
+    __slots__ = ("behind", "fresh", "length", "nodes", "table")
+
+    def __init__(self, groups: int) -> None:
+        self.nodes: list[Node] = []
+        self.length = 0  # tokens; the last node may hold more, of others
+        self.behind = 0  # nodes that lie wholly behind the widest window
+        self.fresh: list[tuple[Node, int]] = []  # how far this step computes which nodes
+        self.table: Int32 = np.zeros((groups, 8), np.int32)
+
+    def point(self, index: int, pages: Sequence[int]) -> None:
+        if index == self.table.shape[1]:
+            self.table = np.concatenate([self.table, np.zeros_like(self.table)], axis=1)
+        for group, page in enumerate(pages):
+            self.table[group, index] = max(page, 0)
+
+
+class KVTree:
+    def __init__(self, transformer: Transformer, memory: int) -> None:
+        """Room for so many bytes of keys and values."""
+        one = transformer.pages(1)
+        self.page_bytes: int = sum(group.page_bytes for group in one)
+        self.capacity = memory // self.page_bytes  # tokens' pages, if no window gives any back
+        if self.capacity < 2:
+            raise GlassloopError(
+                f"kv_memory is {memory} bytes; at least {2 * self.page_bytes} are expected for this model"
+            )
+        self._windows = transformer.windows
+        self._widest = max((window for window in self._windows if window is not None), default=0)
+        # Each group could take all of the memory; what nobody has touched costs nothing.
+        self._sizes: list[int] = [group.page_bytes for group in one]
+        self._left = memory
+        self.memory = memory
+        counts = [memory // size for size in self._sizes]
+        self.pages: list[Any] = transformer.pages(counts)
+        self._free = [list(range(most - 1, -1, -1)) for most in counts]
+        self._root = Node(None, [], [], 0)
+        self._numbers = count(1)
+        self._clock = 0
+        self._lru: list[tuple[int, int, int, Node]] = []  # (used, -depth, number, node); stale ones stay in
+        self._paths: set[Path] = set()
+        self.node_count = 0
+        self.held = 0  # nodes that some path goes through
+        self.evicted = 0  # nodes, since the start
+
+    # ── what a branch does ─────────────────────────────────────────────────────────────────────────────────
+
+    def match(self, tokens: Sequence[int], limit: int) -> Path:
+        """The longest computed prefix, at most `limit` tokens of it, held from now on."""
+        path = Path(len(self._sizes))
+        self._paths.add(path)
+        found: list[Node] = []
+        length = 0
+        node = self._root
+        while length < limit:
+            best, shared = None, 0
+            for child in node.children.get(tokens[length], ()):
+                same = _common(child, tokens, length, limit)
+                if same > shared or (same == shared and best is not None and _GONE in best.pages):
+                    best, shared = child, same
+            if best is None:
+                break
+            found.append(best)
+            length += shared
+            if shared < PAGE:
+                break
+            node = best
+        self._enter(path, found, self._visible(found, length))
+        return path
+
+    def extend(self, path: Path, tokens: Sequence[int]) -> None:
+        """Make room behind a path for tokens that the coming forward pass computes.
+
+        All or nothing: NoRoom leaves the path as it was.
+        """
+        before = path.length
+        at = 0
+        try:
+            while at < len(tokens):
+                offset = path.length % PAGE
+                if offset == 0:
+                    node = self._next(path, tokens, at)
+                    self._hold(path, node)
+                else:
+                    node = path.nodes[-1]
+                most = min(PAGE - offset, len(tokens) - at)
+                known = node.tokens[offset : offset + most]
+                if known != list(tokens[at : at + len(known)]):
+                    node = self._own(path, offset)
+                    known = []
+                node.tokens.extend(tokens[at + len(known) : at + most])
+                if node.ready < offset + most:
+                    path.fresh.append((node, offset + most))
+                path.length += most
+                at += most
+        except NoRoom:
+            self.cut(path, before)
+            raise
+        self._look_back(path, before)
+
+    def computed(self, path: Path) -> None:
+        """The forward pass has run: what was made room for is there now."""
+        for node, ready in path.fresh:
+            node.ready = max(node.ready, ready)
+        path.fresh.clear()
+
+    def cut(self, path: Path, length: int) -> None:
+        """Take back the end of a path: of what the last extension added, and no more."""
+        path.fresh.clear()
+        while len(path.nodes) > pages_for(length):
+            self._leave(path)
+        path.length = length
+        if path.nodes:
+            tail, offset = path.nodes[-1], length - (len(path.nodes) - 1) * PAGE
+            # What only this path has written, nobody will miss: the place can be used again.
+            if tail.refs == 1 and not tail.children and len(tail.tokens) > offset:
+                del tail.tokens[offset:]
+                tail.ready = min(tail.ready, offset)
+
+    def fork(self, path: Path) -> Path:
+        twin = Path(len(self._sizes))
+        self._paths.add(twin)
+        self._enter(twin, path.nodes, path.length)
+        return twin
+
+    def release(self, path: Path) -> None:
+        """Give it up. What it computed stays, until the room is needed."""
+        self._clock += 1
+        path.fresh.clear()
+        while path.nodes:
+            self._leave(path)
+        path.length = 0
+        self._paths.discard(path)
+        if len(self._lru) > 4 * self.node_count + 1000:
+            self._lru = [entry for entry in self._lru if entry[3].used == entry[0] and entry[3].parent]
+            heapify(self._lru)
+
+    # ── what there is ──────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def used_bytes(self) -> int:
+        return self.memory - self._left
+
+    def room_beside(self, tokens: int) -> bool:
+        """Whether so many more tokens fit beside what is held now."""
+        return self.held + pages_for(tokens) < self.capacity
+
+    def room_for(self, tokens: int) -> bool:
+        """Whether a single branch of so many tokens fits at all."""
+        if self._widest == 0:
+            return pages_for(tokens) <= self.capacity
+        windowed = pages_for(min(tokens, self._widest + PAGE)) + 1
+        need = sum(
+            size * (pages_for(tokens) if window is None else min(pages_for(tokens), windowed))
+            for size, window in zip(self._sizes, self._windows, strict=True)
+        )
+        return need <= self.memory
+
+    # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _visible(self, nodes: list[Node], length: int) -> int:
+        """How much of a matched prefix can be gone on from: a window must find all that it looks back on."""
+        if self._widest == 0:
+            return length
+        while length > 0:
+            first = max(0, length - self._widest + 1) // PAGE
+            gone = [index for index in range(first, pages_for(length)) if _GONE in nodes[index].pages]
+            if not gone:
+                break
+            length = gone[0] * PAGE
+        return length
+
+    def _enter(self, path: Path, nodes: Sequence[Node], length: int) -> None:
+        self._clock += 1
+        for node in nodes[: pages_for(length)]:
+            self._hold(path, node)
+        path.length = length
+        self._look_back(path, length)
+
+    def _hold(self, path: Path, node: Node) -> None:
+        path.point(len(path.nodes), node.pages)
+        path.nodes.append(node)
+        self.held += node.refs == 0
+        node.refs += 1
+        node.needed += 1
+        node.used = self._clock
+
+    def _leave(self, path: Path) -> None:
+        """Let go of a path's last node."""
+        node = path.nodes.pop()
+        node.refs -= 1
+        self.held -= node.refs == 0
+        if len(path.nodes) >= path.behind:
+            node.needed -= 1
+        else:
+            path.behind = len(path.nodes)
+        node.used = self._clock
+        if node.refs == 0:
+            del node.tokens[node.ready :]  # made room for, never computed
+        if node.tokens:
+            self._may_go(node)
+        else:
+            self._remove(node)
+
+    def _look_back(self, path: Path, position: int) -> None:
+        """Nodes behind the window of this position are not needed by this path any more."""
+        if self._widest == 0:
+            return
+        first = max(0, position - self._widest + 1) // PAGE
+        while path.behind < first:
+            node = path.nodes[path.behind]
+            node.needed -= 1
+            node.used = self._clock
+            path.behind += 1
+            self._may_go(node)
+
+    def _next(self, path: Path, tokens: Sequence[int], at: int) -> Node:
+        """The node of a path's next page: one that has these tokens, or a new one."""
+        parent = path.nodes[-1] if path.nodes else self._root
+        for child in parent.children.get(tokens[at], ()):
+            most = min(len(child.tokens), len(tokens) - at)
+            if child.tokens[:most] == list(tokens[at : at + most]) and _GONE not in child.pages:
+                return child
+        return self._add(parent, [tokens[at]])
+
+    def _own(self, path: Path, offset: int) -> Node:
+        """A path parts from others within its last page: from here on it has a copy."""
+        shared = path.nodes[-1]
+        assert shared.parent is not None
+        try:
+            node = self._add(shared.parent, shared.tokens[:offset])
+        except NoRoom:
+            if shared.refs > 1 or shared.children:
+                raise
+            del shared.tokens[offset:]  # the only others are sequences that nobody holds
+            shared.ready = offset
+            return shared
+        for group, (source, target) in enumerate(zip(shared.pages, node.pages, strict=True)):
+            self.pages[group].copy(source, target)
+        node.ready = offset
+        self._leave(path)
+        self._hold(path, node)
+        return node
+
+    def _add(self, parent: Node, tokens: list[int]) -> Node:
+        node = Node(parent, tokens, self._take(), next(self._numbers))
+        parent.children.setdefault(node.key, []).append(node)
+        self.node_count += 1
+        return node
+
+    def _take(self) -> list[int]:
+        """A page for each group of layers."""
+        while self._left < self.page_bytes:
+            self._evict()
+        self._left -= self.page_bytes
+        return [free.pop() for free in self._free]
+
+    def _evict(self) -> None:
+        """Give back the least recently used: a node that nobody holds, or pages behind every window."""
+        while self._lru:
+            used, _, _, node = heappop(self._lru)
+            if node.used != used or node.parent is None:
+                continue
+            if not node.refs and not node.children:
+                self.evicted += 1
+                return self._remove(node)
+            if not node.needed and self._give_back_windows(node):
+                return None
+        raise NoRoom("the memory for keys and values is full")
+
+    def _may_go(self, node: Node) -> None:
+        idle = not node.refs and not node.children
+        if idle or (self._widest and not node.needed):
+            heappush(self._lru, (node.used, -node.depth, node.number, node))
+
+    def _give_back_windows(self, node: Node) -> bool:
+        given = False
+        for group, window in enumerate(self._windows):
+            if window is not None and node.pages[group] != _GONE:
+                self._give_back(node, group)
+                given = True
+        return given
+
+    def _remove(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        siblings = parent.children[node.key]
+        siblings.remove(node)
+        if not siblings:
+            del parent.children[node.key]
+        for group, page in enumerate(node.pages):
+            if page != _GONE:
+                self._give_back(node, group)
+        node.parent = None
+        self.node_count -= 1
+        if parent is not self._root:
+            self._may_go(parent)
+
+    def _give_back(self, node: Node, group: int) -> None:
+        self._free[group].append(node.pages[group])
+        self._left += self._sizes[group]
+        node.pages[group] = _GONE
+
+    # ── for tests, and when idle ───────────────────────────────────────────────────────────────────────────
+
+    def _nodes(self) -> Iterator[Node]:
+        waiting = [self._root]
+        while waiting:
+            for children in waiting.pop().children.values():
+                yield from children
+                waiting.extend(children)
+
+    def check_integrity(self) -> None:
+        """Every count agrees with what it counts; nothing is lost, nothing is there twice."""
+        refs: dict[int, int] = {}
+        needed: dict[int, int] = {}
+        for path in self._paths:
+            _must(len(path.nodes) == pages_for(path.length), "a path has a node for each of its pages")
+            for index, node in enumerate(path.nodes):
+                refs[node.number] = refs.get(node.number, 0) + 1
+                if index >= path.behind:
+                    needed[node.number] = needed.get(node.number, 0) + 1
+                    _must(_GONE not in node.pages, "what a path can see is there")
+                    _must(
+                        path.table[:, index].tolist() == node.pages, "a path's table names its nodes' pages"
+                    )
+                above = path.nodes[index - 1] if index else self._root
+                _must(node.parent is above, "a path follows the tree")
+        pages: list[list[int]] = [list(free) for free in self._free]
+        seen = 0
+        for node in self._nodes():
+            seen += 1
+            _must(node.refs == refs.get(node.number, 0), "refs counts the paths through a node")
+            _must(node.needed == needed.get(node.number, 0), "needed counts the paths that see a node")
+            _must(0 < len(node.tokens) <= PAGE and node.key == node.tokens[0], "a node has tokens")
+            _must(node.ready <= len(node.tokens), "no more is computed than there is")
+            _must(len(node.tokens) == PAGE or not node.children, "only full nodes have children")
+            for group, page in enumerate(node.pages):
+                if page != _GONE:
+                    pages[group].append(page)
+        _must(seen == self.node_count, "every node is counted")
+        _must(self.held == len(refs), "held counts the nodes with a path")
+        used = 0
+        for group, (all_of, size) in enumerate(zip(pages, self._sizes, strict=True)):
+            _must(sorted(all_of) == list(range(self.memory // size)), "every page is free or in one node")
+            used += size * (len(all_of) - len(self._free[group]))
+        _must(used == self.used_bytes, "the memory in use is that of the pages in use")
+
+
+def _common(node: Node, tokens: Sequence[int], start: int, limit: int) -> int:
+    """How many computed tokens of a node are those from `start` on."""
+    most = min(node.ready, limit - start)
+    mine, theirs = node.tokens[:most], list(tokens[start : start + most])
+    if mine == theirs:
+        return most
+    return next(index for index in range(most) if mine[index] != theirs[index])
+
+
+def _must(holds: bool, what: str) -> None:
+    if not holds:
+        raise AssertionError(f"the KV tree is damaged: it does not hold that {what}")

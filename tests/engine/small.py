@@ -1,0 +1,164 @@
+"""A small model with random weights, a tokenizer of single bytes, and the naive loop: no cache, no batch, no
+drafts. The oracle of the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from ops.random_models import random_tensor
+
+from glassloop.decode.decoder import Decoder
+from glassloop.decode.sampling import Sampling
+from glassloop.decode.stop import Stopper
+from glassloop.engine.branch import BranchText
+from glassloop.engine.loop import Loop
+from glassloop.engine.request import Request, runs_of
+from glassloop.errors import GlassloopError
+from glassloop.model.cache import Branches
+from glassloop.model.config import LayerConfig, ModelConfig
+from glassloop.model.rope import Rope
+from glassloop.model.transformer import Transformer
+from glassloop.ops.native.ops import NativeOps
+from glassloop.ops.quant import FORMATS
+from glassloop.ops.reference import ReferenceOps
+from glassloop.ops.vocabulary import row_ops
+from glassloop.text.alphabet import to_alphabet
+from glassloop.text.tokenizer import Tokenizer
+from glassloop.trace.run import Run
+from glassloop.trace.token import Token
+
+CONTEXT = 200
+EOS = 256
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """A token for each byte, and one for the end."""
+    tokens = [to_alphabet(bytes([byte])) for byte in range(256)] + ["<end>"]
+    return Tokenizer.from_gguf(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": [1] * 256 + [3],
+            "tokenizer.ggml.merges": [],
+            "tokenizer.ggml.eos_token_id": EOS,
+        }
+    )
+
+
+@cache
+def model(window: int | None = None, ops: str = "native", seed: int = 0) -> Transformer:
+    """With a window, one layer of two looks back only so far."""
+    rope = Rope(10000.0, 16)
+    config = ModelConfig(
+        family="random",
+        vocab_size=257,
+        dim=32,
+        ffn_dim=64,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        context=CONTEXT,
+        layers=(LayerConfig(window, rope), LayerConfig(None, rope)),
+        attention_scale=0.25,
+        norm_eps=1e-5,
+        norm="rms",
+        norm_place="pre",
+        activation="silu",
+        positions="rotary",
+        attention_softcap=None,
+        logit_softcap=None,
+        embedding_scale=1.0,
+        gated=True,
+        qk_norm=False,
+        qkv_bias=False,
+        out_bias=False,
+        ffn_bias=False,
+        tied=False,
+        final_norm=True,
+    )
+    rng = np.random.default_rng(seed)
+    weights = {
+        name: random_tensor(rng, name, shape, FORMATS["F32"]) for name, shape in config.shapes().items()
+    }
+    weights["head.weight"] = replace(weights["head.weight"], data=_louder(weights["head.weight"].data))
+    return Transformer(config, weights, NativeOps() if ops == "native" else ReferenceOps())
+
+
+def _louder(data: np.ndarray) -> np.ndarray:
+    """Random logits are all alike; these differ as a real model's do."""
+    return (data.view(np.float32) * 6).view(data.dtype)
+
+
+def loop(transformer: Transformer, pages: int = 1000, **options: Any) -> Loop:
+    size = sum(group.page_bytes for group in transformer.pages(1))
+    return Loop(transformer, tokenizer(), tokenizer().piece, pages * size, **options)
+
+
+def request(prompt: list[int], sampling: Sampling, **options: Any) -> Request:
+    def make(seed: int, number: int) -> Run:
+        return Run("small", prompt, seed, CONTEXT, sampling, number, sample=number)
+
+    return Request(prompt, sampling, runs_of(sampling, make), **options)
+
+
+def finish(loop: Loop, *requests: Request) -> list[Run]:
+    for each in requests:
+        loop.add(each)
+    while loop.busy:
+        loop.step()
+    return [run for each in requests for run in each.runs]
+
+
+def naive(transformer: Transformer, run: Run, forced: list[int] | None = None) -> Run:
+    """What a run must be: for each token the whole text is computed anew."""
+    sampling = run.sampling
+    ops = row_ops(transformer.ops.name)
+    eos_ids = tuple(tokenizer().eos_ids)
+    decoder = Decoder(sampling, 257, run.seed, run.prompt_ids, run.salt, tokenizer(), eos_ids, ops)
+    made = Run("naive", run.prompt_ids, run.seed, CONTEXT, sampling, run.salt)
+    text = BranchText(sampling)
+    stopper = Stopper(sampling, eos_ids, CONTEXT)
+    tokens = list(run.prompt_ids)
+    while True:
+        logits = Branches(transformer, CONTEXT + 32).forward([(0, 0, tokens)])[0]
+        summary = ops.summarize(logits, decoder.head)
+        try:
+            if forced is not None and len(made.tokens) < len(forced):
+                chosen = decoder.judge(logits, summary, forced[len(made.tokens)])
+            else:
+                chosen = decoder.choose_from(logits, summary)
+        except GlassloopError as error:  # stages at odds
+            made.finish_reason, made.stop_reason = "error", str(error)
+            break
+        data = tokenizer().token_bytes(chosen.id)
+        stops = stopper.before(chosen.id)
+        if stops and not sampling.include_stop:
+            made.finish_reason, made.stop_reason = "stop", tokenizer().piece(chosen.id)
+            break
+        decoder.commit(chosen.id)
+        tokens.append(chosen.id)
+        made.tokens.append(Token(chosen, text.feed(data), data, tokenizer().piece))
+        ending = text.ending or stopper.after(decoder.history, 0.0)
+        if stops:
+            made.finish_reason, made.stop_reason = "stop", tokenizer().piece(chosen.id)
+            break
+        if ending:
+            made.finish_reason, made.stop_reason = ending.reason, ending.detail
+            break
+    made.tail = text.flush()
+    return made
+
+
+def same(run: Run, expected: Run) -> bool:
+    """Bit for bit: tokens, text, reasons and how it ended."""
+    return (
+        run.tokens == expected.tokens
+        and run.text == expected.text
+        and (run.finish_reason, run.stop_reason) == (expected.finish_reason, expected.stop_reason)
+    )

@@ -1,0 +1,164 @@
+"""One request, one answer: whatever else runs, and however little room there is, every run is what the naive
+loop gives, bit for bit."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from engine.small import CONTEXT, EOS, finish, loop, model, naive, request, same
+
+from glassloop.decode.sampling import Sampling
+from glassloop.engine import scheduler
+from glassloop.engine.loop import Loop
+from glassloop.engine.request import Request
+from glassloop.trace.run import Run
+
+# Each scenario has a dozen requests or so. More for who wants to be surer: GLASSLOOP_SCENARIOS=5000.
+SCENARIOS = int(os.environ.get("GLASSLOOP_SCENARIOS", "120"))
+
+
+def _sampling(rng: np.random.Generator) -> Sampling:
+    """Any mixture of options; most of them off."""
+    given: dict[str, Any] = {"max_tokens": int(rng.integers(1, 30)), "seed": int(rng.integers(1000))}
+    given["logprobs"] = int(rng.integers(0, 4))
+
+    def now_and_then(**options: Any) -> None:
+        if rng.random() < 0.25:
+            given.update(options)
+
+    now_and_then(temperature=float(rng.choice([0.0, 0.0, 0.3, 0.7, 1.5])))
+    now_and_then(top_k=int(rng.integers(1, 40)))
+    now_and_then(top_p=float(rng.uniform(0.1, 1)))
+    now_and_then(min_p=0.05)
+    now_and_then(repetition_penalty=1.2, frequency_penalty=0.3)
+    now_and_then(no_repeat_ngram_size=2)
+    now_and_then(dry_multiplier=0.8)
+    now_and_then(xtc_probability=0.5, xtc_threshold=0.05)
+    now_and_then(stop=[chr(rng.integers(33, 127)), "ab"])
+    now_and_then(logit_bias={EOS: float(rng.uniform(-2, 4))})
+    now_and_then(min_tokens=min(5, given["max_tokens"]))
+    now_and_then(stop_on_repetition=3)
+    now_and_then(include_stop=True)
+    now_and_then(n=int(rng.integers(1, 5)))
+    now_and_then(prompt_logprobs=2)
+    if rng.random() < 0.15:
+        given["regex"] = str(rng.choice(["[a-f]+", "(ab|cd)*x?", "[0-9]{3,9}"]))
+    return Sampling(**given)
+
+
+def _prompt(rng: np.random.Generator, shared: list[int]) -> list[int]:
+    """Often with a beginning that others have too, often with repetitions in it."""
+    own = rng.integers(0, 256, rng.integers(1, 60)).tolist()
+    if rng.random() < 0.3:
+        own = own[:5] * int(rng.integers(2, 8))
+    return shared[: rng.integers(0, len(shared) + 1)] + own if rng.random() < 0.6 else own
+
+
+class _Adversary:
+    """Guesses at random, always as many as it may."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def guess(self, tokens, room, decoder):
+        return self._rng.integers(0, 256, min(room, 6)).tolist()
+
+    def learn(self, tokens):
+        pass
+
+
+class _Oracle:
+    """Knows what will come, but for a slip now and then: guesses long and mostly right."""
+
+    def __init__(self, rng: np.random.Generator, expected: list[int]) -> None:
+        self._rng, self._expected = rng, expected
+
+    def guess(self, tokens, room, decoder):
+        made = decoder.history.generated_length
+        guess = self._expected[made : made + min(room, int(self._rng.integers(1, 9)))]
+        return [token if self._rng.random() < 0.9 else (token + 1) % 256 for token in guess]
+
+    def learn(self, tokens):
+        pass
+
+
+@pytest.mark.parametrize("seed", range(SCENARIOS))
+def test_every_run_is_what_the_naive_loop_gives(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr(scheduler, "STEP_ROWS", int(rng.choice([16, 40, 512])))
+    monkeypatch.setattr(scheduler, "_ROWS_BESIDE", int(rng.choice([1, 7, 128])))
+    monkeypatch.setattr(scheduler, "_SCORED_ROWS", int(rng.choice([1, 5, 64])))
+    small = model(int(rng.integers(1, 70)) if rng.random() < 0.5 else None)
+    shared = rng.integers(0, 256, 70).tolist()
+    requests = [
+        request(
+            _prompt(rng, shared), _sampling(rng), priority=int(rng.integers(0, 2)), drafts=rng.random() < 0.7
+        )
+        for _ in range(int(rng.integers(2, 14)))
+    ]
+    expected = {run: naive(small, run) for each in requests for run in each.runs}
+    least = max(len(each.prompt_ids) + each.sampling.max_tokens for each in requests) // 32 + 3
+    engine = loop(small, int(rng.integers(least, least + 12)), most_running=int(rng.integers(1, 9)))
+    _guess_badly(engine, rng, expected)
+    cancelled = _serve(engine, requests, rng)
+    engine.tree.check_integrity()
+    assert engine.tree.held == 0 and not engine.scheduler.running and not engine.scheduler.waiting
+    for each in requests:
+        for run in each.runs:
+            told = f"seed {seed}: {run.sampling}"
+            if each in cancelled:
+                assert run.finish_reason is not None, told
+                assert run.tokens == expected[run].tokens[: len(run.tokens)], told
+            else:
+                assert same(run, expected[run]), told
+                assert len(run.prompt_tokens) == (len(run.prompt_ids) - 1) * (
+                    run.sampling.prompt_logprobs > 0
+                )
+
+
+def _guess_badly(engine: Loop, rng: np.random.Generator, expected: dict[Run, Run]) -> None:
+    """Some runs get a drafter that is mostly wrong or mostly right; the others keep their own."""
+    make = engine._sample
+
+    def sample(request: Request, run: Run, order: tuple[int, int]):
+        made = make(request, run, order)
+        kind = rng.integers(4)
+        if kind == 0:
+            made._guesser = _Adversary(rng)
+        elif kind == 1:
+            made._guesser = _Oracle(rng, expected[run].token_ids)
+        return made
+
+    engine._sample = sample  # type: ignore[method-assign]
+
+
+def _serve(engine: Loop, requests: list[Request], rng: np.random.Generator) -> set[Request]:
+    """Requests come at random steps; a few are cancelled on the way."""
+    waiting, cancelled = list(requests), set()
+    while waiting or engine.busy:
+        while waiting and rng.random() < 0.4:
+            engine.add(waiting.pop())
+        if engine.busy and rng.random() < 0.02:
+            victim = list(engine._tasks)[int(rng.integers(len(engine._tasks)))]
+            engine.cancel(victim)
+            cancelled.add(victim)
+        engine.step()
+        if rng.random() < 0.2:
+            engine.tree.check_integrity()
+    return cancelled
+
+
+def test_requests_of_every_kind_were_among_them():
+    """The scenarios above are worth something only if what they are about happens in them."""
+    small = model(None)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, 256, 90).tolist() for _ in range(6)]
+    requests = [request(prompt, Sampling(max_tokens=60, seed=1, temperature=0)) for prompt in prompts]
+    engine = loop(small, pages=9)
+    runs = finish(engine, *requests)
+    assert sum(run.timings.preempted for run in runs) > 0 and engine.tree.evicted > 0
+    assert all(same(run, naive(small, run)) for run in runs)
+    assert len(runs[0].prompt_ids) + 60 < CONTEXT

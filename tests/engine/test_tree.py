@@ -1,0 +1,116 @@
+"""The KV tree by itself: random branches that extend, fork, cut and leave, in little room."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine.small import model
+
+from glassloop.engine.tree import KVTree, NoRoom
+from glassloop.errors import GlassloopError
+from glassloop.ops.batch import PAGE
+
+
+def _tree(window: int | None, pages: int) -> KVTree:
+    small = model(window, "reference")
+    return KVTree(small, pages * sum(group.page_bytes for group in small.pages(1)))
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("seed", range(40))
+def test_it_stays_whole_whatever_branches_do(window, seed):
+    rng = np.random.default_rng(seed)
+    tree = _tree(window, int(rng.integers(3, 20)))
+    branches: list[tuple[list[int], object, int]] = []  # tokens, path, how far back it may be cut
+    for _ in range(300):
+        act = rng.integers(6)
+        if act == 0 or not branches:
+            tokens = rng.integers(0, 3, rng.integers(1, 100)).tolist()
+            path = tree.match(tokens, len(tokens))
+            branches.append((tokens[: path.length], path, path.length))
+        else:
+            which = int(rng.integers(len(branches)))
+            known, path, floor = branches[which]
+            if act <= 2:
+                more = rng.integers(0, 3, rng.integers(1, 70 if act == 1 else 3)).tolist()
+                try:
+                    tree.extend(path, more)
+                    if rng.random() < 0.2:
+                        tree.cut(path, len(known))  # it was planned, and not computed after all
+                        floor = len(known)
+                    else:
+                        tree.computed(path)
+                        known, floor = known + more, len(known)
+                except NoRoom:
+                    pass
+            elif act == 3:
+                branches.append((known, tree.fork(path), len(known)))
+            elif act == 4:
+                known = known[: rng.integers(floor, len(known) + 1)]
+                tree.cut(path, len(known))
+            else:
+                tree.release(path)
+                branches.pop(which)
+                continue
+            assert path.length == len(known)
+            branches[which] = known, path, floor
+        tree.check_integrity()
+        for known, path, _ in branches:
+            held = [token for node in path.nodes for token in node.tokens]
+            assert all(node.ready >= min(PAGE, len(known) - PAGE * i) for i, node in enumerate(path.nodes))
+            for i, node in enumerate(path.nodes):
+                assert node.tokens[: len(known) - PAGE * i] == known[PAGE * i : PAGE * (i + 1)]
+            assert len(held) >= len(known)
+    for _, path, _ in branches:
+        tree.release(path)
+    tree.check_integrity()
+    assert tree.held == 0
+
+
+def test_what_was_computed_is_found_again_and_the_oldest_goes_first():
+    tree = _tree(None, 4)
+    for start in (0, 100, 200):
+        path = tree.match([start] * 40, 40)
+        assert path.length == 0
+        tree.extend(path, [start] * 40)
+        tree.computed(path)
+        tree.release(path)
+    lengths = []
+    for start in (0, 100, 200):
+        path = tree.match([start] * 40, 39)
+        lengths.append(path.length)
+        tree.release(path)
+    assert lengths == [0, 39, 39]
+
+
+def test_a_fork_is_a_reference_until_the_two_part():
+    tree = _tree(None, 10)
+    path = tree.match([], 0)
+    tree.extend(path, [7] * 40)
+    tree.computed(path)
+    used = tree.used_bytes
+    twin = tree.fork(path)
+    assert tree.used_bytes == used
+    tree.extend(path, [8])
+    tree.extend(twin, [9])
+    assert tree.used_bytes == used + tree.page_bytes
+    assert path.nodes[0] is twin.nodes[0] and path.nodes[1] is not twin.nodes[1]
+
+
+def test_pages_behind_every_window_make_room_for_more():
+    plain, windowed = _tree(None, 8), _tree(40, 8)
+    for tree, fits in ((plain, 8), (windowed, 12)):
+        path = tree.match([], 0)
+        made = 0
+        with pytest.raises(NoRoom):
+            while True:
+                tree.extend(path, [made] * PAGE)
+                tree.computed(path)
+                made += 1
+        assert made >= fits
+        tree.check_integrity()
+
+
+def test_too_little_memory_is_an_error():
+    with pytest.raises(GlassloopError, match="kv_memory"):
+        _tree(None, 1)
