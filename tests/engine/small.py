@@ -115,12 +115,15 @@ def finish(loop: Loop, *requests: Request) -> list[Run]:
     return [run for each in requests for run in each.runs]
 
 
-def naive(transformer: Transformer, run: Run, forced: list[int] | None = None) -> Run:
+def naive(
+    transformer: Transformer, run: Run, forced: list[int] | None = None, of: Tokenizer | None = None
+) -> Run:
     """What a run must be: for each token the whole text is computed anew."""
-    sampling = run.sampling
+    sampling, texts = run.sampling, of or tokenizer()
     ops = row_ops(transformer.ops.name)
-    eos_ids = tuple(tokenizer().eos_ids)
-    decoder = Decoder(sampling, 257, run.seed, run.prompt_ids, run.salt, tokenizer(), eos_ids, ops)
+    eos_ids = tuple(texts.eos_ids)
+    size = transformer.config.vocab_size
+    decoder = Decoder(sampling, size, run.seed, run.prompt_ids, run.salt, texts, eos_ids, ops)
     made = Run("naive", run.prompt_ids, run.seed, CONTEXT, sampling, run.salt)
     text = BranchText(sampling)
     stopper = Stopper(sampling, eos_ids, CONTEXT)
@@ -136,17 +139,17 @@ def naive(transformer: Transformer, run: Run, forced: list[int] | None = None) -
         except GlassloopError as error:  # stages at odds
             made.finish_reason, made.stop_reason = "error", str(error)
             break
-        data = tokenizer().token_bytes(chosen.id)
+        data = texts.token_bytes(chosen.id)
         stops = stopper.before(chosen.id)
         if stops and not sampling.include_stop:
-            made.finish_reason, made.stop_reason = "stop", tokenizer().piece(chosen.id)
+            made.finish_reason, made.stop_reason = "stop", texts.piece(chosen.id)
             break
         decoder.commit(chosen.id)
         tokens.append(chosen.id)
-        made.tokens.append(Token(chosen, text.feed(data), data, tokenizer().piece))
+        made.tokens.append(Token(chosen, text.feed(data), data, texts.piece))
         ending = text.ending or stopper.after(decoder.history, 0.0)
         if stops:
-            made.finish_reason, made.stop_reason = "stop", tokenizer().piece(chosen.id)
+            made.finish_reason, made.stop_reason = "stop", texts.piece(chosen.id)
             break
         if ending:
             made.finish_reason, made.stop_reason = ending.reason, ending.detail

@@ -131,6 +131,8 @@ def _check_together(sampling: Sampling) -> None:
         raise SamplingError(f"ignore_eos is True with {asked[0]}; a text of a given form has an end")
     if sampling.stop_on_repetition == 1:
         raise SamplingError("stop_on_repetition is 1; 0 (off) or a whole number from 2 up is expected")
+    if sampling.n > sampling.beam_width > 1:
+        raise SamplingError(f"n is {sampling.n}; at most beam_width, {sampling.beam_width}, is expected")
     if sampling.min_tokens > sampling.max_tokens:
         raise SamplingError(
             f"min_tokens is {sampling.min_tokens}; at most max_tokens, {sampling.max_tokens}, is expected"
