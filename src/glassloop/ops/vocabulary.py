@@ -39,11 +39,14 @@ class RowOps(Protocol):
 
     def highest(self, logits: Float32, top: int, /) -> tuple[Int32, Float32]: ...
 
+    def ranked(self, logits: Float32, ids: Int32, above: float, /) -> tuple[Int32, Float32]: ...
+
     def log_sum_exp(self, logits: Float32, scale: float, /) -> float: ...
 
     def rank_of(self, logits: Float32, token: int, /) -> int: ...
 
     def lucky_ids(self, key: int, count: int, threshold: int, /) -> Int32: ...
+
     def luck_of(self, key: int, ids: NDArray[np.integer], /) -> Float64: ...
 
 
@@ -87,6 +90,13 @@ def highest(logits: Float32, top: int) -> tuple[Int32, Float32]:
     else:
         ids = np.arange(len(logits))
     ids = ids[np.lexsort((ids, -logits[ids]))].astype(np.int32)
+    return ids, logits[ids]
+
+
+def ranked(logits: Float32, ids: Int32, above: float) -> tuple[Int32, Float32]:
+    """Of these ids, which may come several times, those with a logit above this, each once, in that order."""
+    ids = np.unique(ids[logits[ids] > above])
+    ids = ids[np.lexsort((ids, -logits[ids]))]
     return ids, logits[ids]
 
 
