@@ -8,6 +8,7 @@ settle for certain takes more of the row, in the end all of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import exp, log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,8 +97,9 @@ class Candidates:
     def values(self) -> Float64:
         """The logits of `ids`."""
         if self._values is None:
-            ids = self.ids
-            self._values = self._base[: len(ids)].astype(np.float64) * self.scale  # type: ignore[index]
+            self.ids  # noqa: B018  (sorts them, if nobody has)
+            assert self._base is not None
+            self._values = _times(self._base, self.scale)
         return self._values
 
     @property
@@ -111,7 +113,7 @@ class Candidates:
             else:
                 values = self.values
                 peak = float(values[0])
-                self._lse = peak + float(np.log(np.exp(values - peak).sum()))
+                self._lse = peak + log(np.add.reduce(np.exp(values - peak)))
         return self._lse
 
     @property
@@ -129,12 +131,12 @@ class Candidates:
         ids = np.flatnonzero(row > -np.inf).astype(np.int32)
         if not len(ids):
             raise NoneLeft
-        return ids, row[ids].astype(np.float64) * self.scale
+        return ids, _times(row[ids], self.scale)
 
     def logits_of(self, ids: NDArray[np.integer]) -> Float64:
         """The logits of these tokens, minus infinity for those that were removed."""
         if self._row is not None:
-            logits: Float64 = self._row.values[ids].astype(np.float64) * self.scale
+            logits = _times(self._row.values.take(ids), self.scale)
         elif len(ids) * len(self.ids) <= self.vocab_size:
             found = self.ids == ids[:, np.newaxis]  # [asked, survivors]
             logits = np.where(found.any(1), self.values[found.argmax(1)], -np.inf)
@@ -160,18 +162,18 @@ class Candidates:
         if not len(ids):
             return self
         if self._row is not None:
-            before = self._row.values[ids]
-            after = self._rebased(change(before.astype(np.float64) * self.scale), before)
-            return self._changed(self._row.replaced(ids, after), ids)
+            before = self._row.values.take(ids)
+            after = self._rebased(change(_times(before, self.scale)), before)
+            return self._changed(self._row.replaced(ids, after, before), ids)
         spots = np.flatnonzero(np.isin(self._ids, ids))  # type: ignore[arg-type]
         order = np.full(self.vocab_size, -1, np.int64)
         order[ids] = np.arange(len(ids))
         # `change` sees every token it was written for, in its own order; those already out do not matter.
         base = self._base.copy()  # type: ignore[union-attr]
-        before = np.full(len(ids), -np.inf)
+        logits = np.full(len(ids), -np.inf)
         places = order[self._ids[spots]]  # type: ignore[index]
-        before[places] = self.values[spots]
-        base[spots] = self._rebased(change(before)[places], base[spots])
+        logits[places] = self.values[spots]
+        base[spots] = self._rebased(change(logits)[places], base[spots])
         return self._listed(self._ids, base)  # type: ignore[arg-type]
 
     def scaled(self, factor: float) -> Candidates:
@@ -200,10 +202,11 @@ class Candidates:
     def first(self, count: int) -> Candidates:
         """The `count` highest."""
         self._grow(count)
-        if self.complete and len(self.ids) <= count:
+        ids = self.ids
+        if self.complete and len(ids) <= count:
             return self
-        ids, base = self.ids[:count], self._base[:count]  # type: ignore[index]
-        made = Candidates(self._ops, self.vocab_size, None, self.scale, ids, base, complete=True)
+        base = self._base[:count]  # type: ignore[index]
+        made = Candidates(self._ops, self.vocab_size, None, self.scale, ids[:count], base, complete=True)
         if self._values is not None:
             made._values = self._values[:count]
         return made
@@ -218,8 +221,10 @@ class Candidates:
     def with_mass(self, mass: float) -> Candidates:
         """The highest that together have this much of the probability: as few as will do."""
         while True:
-            reached = np.cumsum(np.exp(self.values - self.log_sum_exp))
-            enough = int(np.searchsorted(reached, mass - SLACK))
+            peak = float(self.values[0])
+            reached = np.exp(self.values - peak).cumsum()
+            total = float(reached[-1]) if self.complete else exp(self.log_sum_exp - peak)
+            enough = int(reached.searchsorted((mass - SLACK) * total))
             if enough < len(reached) or self.complete:
                 return self.first(enough + 1)
             self._grow(len(self.ids) * _GROWTH)
@@ -229,11 +234,12 @@ class Candidates:
     def _rebased(self, logits: Float64, before: Float32) -> Float32:
         """Logits as float32 at this scale. Who was removed stays removed, whatever is added to it, and
         nobody is removed by being moved, however far."""
-        base = np.minimum(np.maximum(logits / self.scale, -_FARTHEST), _FARTHEST).astype(np.float32)
-        gone = before == -np.inf
-        if np.count_nonzero(gone):
-            base[gone] = -np.inf
-        return base
+        base = logits if self.scale == 1 else logits / self.scale
+        if base.dot(base) < _FARTHEST:  # nobody is removed, or anywhere near the end of float32
+            return base.astype(np.float32)
+        narrow: Float32 = base.clip(-_FARTHEST, _FARTHEST).astype(np.float32)
+        narrow[before == -np.inf] = -np.inf
+        return narrow
 
     def _listed(self, ids: Int32, base: Float32) -> Candidates:
         order = np.lexsort((ids, -base))
@@ -286,3 +292,7 @@ class Candidates:
             alive = int(np.count_nonzero(base > -np.inf))
         self.complete = alive < len(base) or alive == self.vocab_size
         self._ids, self._base, self._values = ids[:alive], base[:alive], None
+
+
+def _times(base: Float32, scale: float) -> Float64:
+    return np.multiply(base, scale, dtype=np.float64)

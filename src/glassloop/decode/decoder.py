@@ -95,13 +95,13 @@ class Decoder:
         choice = choose(left, self.step)
         token, lse = choice.id, left.log_sum_exp
         wanted = self.sampling.logprobs
-        favourites, theirs = summary.ids[:wanted], summary.logits[:wanted].astype(np.float64)
+        favourites = summary.ids[:wanted]
         return Chosen(
             id=token,
             logprob=choice.logit - lse,
             raw_logprob=float(logits[token]) - summary.log_sum_exp,
             rank=_rank(self.step.ops, summary.ids, logits, token),
-            rank_after=1 + (left.rank_of(token) or 0),
+            rank_after=1 + (choice.place if choice.place < len(left.ids) else left.rank_of(token) or 0),
             entropy=summary.entropy,
             log_sum_exp=summary.log_sum_exp,
             luck=choice.luck,
@@ -110,7 +110,9 @@ class Decoder:
             survivors=len(left.ids) if left.complete else None,
             alternative_ids=favourites,
             alternative_logprobs=left.logits_of(favourites) - lse,
-            alternative_raw_logprobs=theirs - summary.log_sum_exp,
+            alternative_raw_logprobs=np.subtract(
+                summary.logits[:wanted], summary.log_sum_exp, dtype=np.float64
+            ),
         )
 
     def commit(self, token: int) -> None:

@@ -55,14 +55,16 @@ class Row:
         assert self._lent is not None
         return self._lent.values
 
-    def replaced(self, ids: NDArray[np.integer], values: Float32 | float) -> Row:
-        """Another version, with other numbers for these ids."""
+    def replaced(
+        self, ids: NDArray[np.integer], values: Float32 | float, before: Float32 | None = None
+    ) -> Row:
+        """Another version, with other numbers for these ids. `before`: what they have here, if known."""
         if self._own is not None:
             made = Row(None, _Lent(self._own))
             made.values[ids] = values
             return made
         numbers = self.values
-        self._ids, self._theirs = ids, numbers[ids]
+        self._ids, self._theirs = ids, numbers[ids] if before is None else before
         numbers[ids] = values
         self._next = made = Row(None, self._lent)
         return made
