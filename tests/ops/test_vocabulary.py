@@ -58,6 +58,7 @@ def test_whole_vocabularies(size):
     assert made.entropy == pytest.approx(expected.entropy, abs=1e-11)
     for scale in (0.3, 1.0, 1 / 0.05):
         assert native.log_sum_exp(row, scale) == pytest.approx(vocabulary.log_sum_exp(row, scale), rel=1e-12)
+        assert native.summarize(row, 64, scale).scaled_log_sum_exp == native.log_sum_exp(row, scale)
 
 
 _EVERY_NUMBER = """
@@ -67,9 +68,11 @@ from glassloop.ops.native import library, vocabulary
 library.library().gl_set_threads(int(sys.argv[1]))
 rows = (np.random.default_rng(1).standard_normal((5, 70_000)) * 4).astype(np.float32)
 told = hashlib.sha256()
-for made in (vocabulary.summarize_rows(rows, 80), [vocabulary.summarize(row, 80) for row in rows]):
-    for ids, logits, log_sum_exp, entropy, _ in made:
-        told.update(ids.tobytes() + logits.tobytes() + np.array([log_sum_exp, entropy]).tobytes())
+together = vocabulary.summarize_rows(rows, 80, [1, 0.5, 2, 1, 3])
+alone = [vocabulary.summarize(row, 80, scale) for row, scale in zip(rows, [1, 0.5, 2, 1, 3])]
+for made in (together, alone):
+    for ids, logits, *numbers in made:
+        told.update(ids.tobytes() + logits.tobytes() + np.array(numbers).tobytes())
     told.update(np.array([vocabulary.log_sum_exp(row, 0.7) for row in rows]).tobytes())
     told.update(vocabulary.lucky_ids(3, 70_000, 2**64 - 2**55).tobytes())
     print(told.hexdigest())

@@ -41,6 +41,7 @@ class Candidates:
         "_base",
         "_earlier",
         "_ids",
+        "_known",
         "_lse",
         "_moved",
         "_ops",
@@ -70,6 +71,7 @@ class Candidates:
         self._base = base
         self._values: Float64 | None = None
         self._lse: float | None = None
+        self._known: tuple[float, float] | None = None  # of an untouched row: log-sum-exp at another scale
         # A row whose head was never needed: the head of an earlier one, and who has moved since.
         self._earlier: tuple[Int32, float, bool] | None = None  # ids, the last one's base, complete
         self._moved: tuple[NDArray[np.integer], ...] = ()
@@ -80,6 +82,7 @@ class Candidates:
         made = cls(ops, len(logits), Row(logits), 1.0)
         made._set_head(summary.ids, summary.logits)
         made._lse = summary.log_sum_exp
+        made._known = (summary.scale, summary.scaled_log_sum_exp)
         return made
 
     # ── questions ──────────────────────────────────────────────────────────────────────────────────────────
@@ -181,6 +184,8 @@ class Candidates:
         scale = self.scale * factor
         made = Candidates(self._ops, self.vocab_size, self._row, scale, self._ids, self._base, self.complete)
         made._earlier, made._moved = self._earlier, self._moved
+        if self._known is not None and self._known[0] == scale:
+            made._lse = self._known[1]
         return made
 
     def without(self, ids: Iterable[int] | NDArray[np.integer]) -> Candidates:

@@ -15,7 +15,7 @@ import numpy as np
 
 from glassloop.decode.bad_words import BadWords
 from glassloop.decode.candidates import HEAD, Candidates
-from glassloop.decode.chain import Observer, build_chain, run_chain
+from glassloop.decode.chain import Observer, build_chain, first_scale, run_chain
 from glassloop.decode.choose import choose
 from glassloop.decode.history import History
 from glassloop.decode.sampling import Sampling
@@ -66,6 +66,7 @@ class Decoder:
         self.sampling = sampling
         self.chain = build_chain(sampling, vocab_size)
         self.history = History(prompt)
+        self.scale = first_scale(self.chain, sampling)
         # Room for top-k, and for a few that penalties may push out of it.
         self.head = max(HEAD, min(sampling.top_k + HEAD // 2, 1024))
         self.step = Step(
@@ -82,12 +83,12 @@ class Decoder:
 
     def look(self, logits: Float32, observer: Observer | None = None) -> tuple[Summary, Candidates]:
         """What the model says, and what the stages leave of it."""
-        summary = self.step.ops.summarize(logits, self.head)
+        summary = self.step.ops.summarize(logits, self.head, self.scale)
         return summary, run_chain(self.chain, logits, summary, self.step, observer)
 
     def choose(self, logits: Float32, observer: Observer | None = None) -> Chosen:
         """The token that this branch takes next. Asking changes nothing."""
-        return self.choose_from(logits, self.step.ops.summarize(logits, self.head), observer)
+        return self.choose_from(logits, self.step.ops.summarize(logits, self.head, self.scale), observer)
 
     def choose_from(self, logits: Float32, summary: Summary, observer: Observer | None = None) -> Chosen:
         """The same, of a row whose summary the caller has: its `head` highest or more."""
@@ -156,7 +157,9 @@ def choose_rows(decoders: Sequence[Decoder], logits: Float32) -> list[Chosen | E
     """
     if not decoders:
         return []
-    summaries = decoders[0].step.ops.summarize_rows(logits, max(decoder.head for decoder in decoders))
+    summaries = decoders[0].step.ops.summarize_rows(
+        logits, max(decoder.head for decoder in decoders), [decoder.scale for decoder in decoders]
+    )
     made: list[Chosen | Exception] = []
     for decoder, row, summary in zip(decoders, logits, summaries, strict=True):
         try:

@@ -7,7 +7,8 @@
 
 #include "native.h"
 
-#define PART 16384        /* logits in one unit of work */
+#define PART 16384        /* logits in one unit of work: some ten microseconds */
+#define FEWEST_SHARED 8   /* units; fewer are done sooner by one thread, if the others are busy elsewhere */
 #define MOST_GROUPS 1024  /* of which the largest logit is kept, so that the highest are found fast */
 #define LOG2_E 1.4426950408889634
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
@@ -26,32 +27,36 @@ static void take_units(void *argument, int thread) {
 }
 
 static void run_units(void (*run)(void *, int64_t), void *work, int64_t units) {
-    if (units > 1) gl_parallel(take_units, &(share){run, work, units, 0});
-    else if (units) run(work, 0);
+    share all = {run, work, units, 0};
+    if (units >= FEWEST_SHARED) gl_parallel(take_units, &all);
+    else take_units(&all, 0);
 }
 
 /* Some rows, and what is found out of them. */
 typedef struct {
     const float *logits;
     int64_t rows, stride, count, top;
-    double scale;          /* of the logits */
+    const double *scales;  /* of the logits of each row, beside 1 */
     int64_t group, groups; /* logits in a group, and groups in a row */
     int64_t part, parts;   /* logits in a part (whole groups), and parts in a row */
     float *maxima;         /* [rows, groups] */
     float *most;           /* [rows] */
     double *sums;          /* [rows, parts, 2] */
+    double *scaled;        /* the same with the logits times the scale of their row */
     gl_candidate *found;   /* [rows, top] */
 } sweep;
 
-static sweep new_sweep(const float *logits, int64_t rows, int64_t stride, int64_t count, int64_t top, double scale) {
-    sweep s = {logits, rows, stride, count, top, scale, .group = 64};
+static sweep new_sweep(const float *logits, int64_t rows, int64_t stride, int64_t count, int64_t top,
+                       const double *scales) {
+    sweep s = {logits, rows, stride, count, top, scales, .group = 64};
     while (s.group * MOST_GROUPS < count) s.group *= 2;
     s.groups = (count + s.group - 1) / s.group;
     s.part = s.group > PART ? s.group : PART;
     s.parts = (count + s.part - 1) / s.part;
     /* One piece of memory: what is most aligned comes first. */
-    s.sums = malloc(rows * (s.parts * 2 * sizeof(double) + top * sizeof(gl_candidate) + (s.groups + 1) * sizeof(float)) + 1);
-    s.found = (gl_candidate *)(s.sums + rows * s.parts * 2);
+    s.sums = malloc(rows * (s.parts * 4 * sizeof(double) + top * sizeof(gl_candidate) + (s.groups + 1) * sizeof(float)) + 1);
+    s.scaled = s.sums + rows * s.parts * 2;
+    s.found = (gl_candidate *)(s.scaled + rows * s.parts * 2);
     s.maxima = (float *)(s.found + rows * top);
     s.most = s.maxima + rows * s.groups;
     return s;
@@ -75,9 +80,18 @@ static void find_highest(void *work, int64_t row) {
 
 static void find_sums(void *work, int64_t unit) {
     const sweep *s = work;
-    int64_t row = unit / s->parts, begin = unit % s->parts * s->part;
-    gl_active()->sum_powers(s->logits + row * s->stride + begin, MIN(s->part, s->count - begin), s->most[row],
-                            s->scale * LOG2_E, s->sums + 2 * unit);
+    int64_t row = unit / s->parts, begin = unit % s->parts * s->part, count = MIN(s->part, s->count - begin);
+    const float *logits = s->logits + row * s->stride + begin;
+    gl_active()->sum_powers(logits, count, s->most[row], LOG2_E, s->sums + 2 * unit);
+    if (s->scales[row] != 1)
+        gl_active()->sum_powers(logits, count, s->most[row], s->scales[row] * LOG2_E, s->scaled + 2 * unit);
+}
+
+static void find_scaled(void *work, int64_t part) {
+    const sweep *s = work;
+    int64_t begin = part * s->part;
+    gl_active()->sum_powers(s->logits + begin, MIN(s->part, s->count - begin), s->most[0], s->scales[0] * LOG2_E,
+                            s->scaled + 2 * part);
 }
 
 /* The longest units first. */
@@ -93,38 +107,44 @@ static void find_most(sweep *s) {
 }
 
 /* Of one row, when its parts are done: log-sum-exp and entropy; NaN if a logit is NaN or plus infinity. */
-static void add_up(const sweep *s, int64_t row, double *out) {
+static void add_up(const sweep *s, int64_t row, const double *sums, double scale, double *log_sum_exp, double *entropy) {
     double most = s->most[row], sum = 0, weighted = 0;
     for (int64_t part = 0; part < s->parts; part++) {
-        sum += s->sums[2 * (row * s->parts + part)];
-        weighted += s->sums[2 * (row * s->parts + part) + 1];
+        sum += sums[2 * (row * s->parts + part)];
+        weighted += sums[2 * (row * s->parts + part) + 1];
     }
     if (most == INFINITY) sum = NAN;
     if (most == -INFINITY) { /* there is nothing to sum */
         sum = 0;
         for (int64_t i = 0; i < s->count; i++) sum = isnan(s->logits[row * s->stride + i]) ? NAN : sum;
     }
-    out[0] = sum == 0 ? -INFINITY : most * s->scale + log(sum);
-    out[1] = sum == 0 ? 0 : log(sum) - weighted / sum / LOG2_E;
+    *log_sum_exp = sum == 0 ? -INFINITY : most * scale + log(sum);
+    *entropy = sum == 0 ? 0 : log(sum) - weighted / sum / LOG2_E;
 }
 
 static void hand_out(const sweep *s, int32_t *ids, float *values) {
     for (int64_t i = 0; i < s->rows * s->top; i++) ids[i] = s->found[i].id, values[i] = s->found[i].value;
 }
 
-/* The `top` highest of each row in order, ties by lower id, and its log-sum-exp and entropy. */
-void gl_summarize(const float *logits, int64_t rows, int64_t stride, int64_t count, int64_t top, int32_t *ids,
-                  float *values, double *out) {
-    sweep s = new_sweep(logits, rows, stride, count, top, 1.0);
+/* The `top` highest of each row in order, ties by lower id; in `out` its log-sum-exp, its entropy, and its
+ * log-sum-exp with the logits times the row's scale. */
+void gl_summarize(const float *logits, int64_t rows, int64_t stride, int64_t count, int64_t top, const double *scales,
+                  int32_t *ids, float *values, double *out) {
+    double unused;
+    sweep s = new_sweep(logits, rows, stride, count, top, scales);
     find_most(&s);
     run_units(find_both, &s, rows + rows * s.parts);
-    for (int64_t row = 0; row < rows; row++) add_up(&s, row, out + 2 * row);
+    for (int64_t row = 0; row < rows; row++, out += 3) {
+        add_up(&s, row, s.sums, 1, &out[0], &out[1]);
+        if (scales[row] != 1) add_up(&s, row, s.scaled, scales[row], &out[2], &unused);
+        else out[2] = out[0];
+    }
     hand_out(&s, ids, values);
     free(s.sums);
 }
 
 void gl_highest(const float *logits, int64_t count, int64_t top, int32_t *ids, float *values) {
-    sweep s = new_sweep(logits, 1, count, count, top, 1.0);
+    sweep s = new_sweep(logits, 1, count, count, top, NULL);
     find_most(&s);
     find_highest(&s, 0);
     hand_out(&s, ids, values);
@@ -132,13 +152,13 @@ void gl_highest(const float *logits, int64_t count, int64_t top, int32_t *ids, f
 }
 
 double gl_log_sum_exp(const float *logits, int64_t count, double scale) {
-    double out[2];
-    sweep s = new_sweep(logits, 1, count, count, 0, scale);
+    double found, unused;
+    sweep s = new_sweep(logits, 1, count, count, 0, &scale);
     find_most(&s);
-    run_units(find_sums, &s, s.parts);
-    add_up(&s, 0, out);
+    run_units(find_scaled, &s, s.parts);
+    add_up(&s, 0, s.scaled, scale, &found, &unused);
     free(s.sums);
-    return out[0];
+    return found;
 }
 
 int64_t gl_rank_of(const float *logits, int64_t count, int64_t id) { return gl_active()->rank_of(logits, count, id); }

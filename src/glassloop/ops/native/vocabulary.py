@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import addressof, c_char
 from typing import Any
 
@@ -23,29 +24,32 @@ def _address(array: NDArray[Any]) -> int:
         return int(array.ctypes.data)
 
 
-def summarize(logits: Float32, top: int) -> Summary:
-    return summarize_rows(logits[np.newaxis], top)[0]
+def summarize(logits: Float32, top: int, scale: float = 1.0) -> Summary:
+    return summarize_rows(logits[np.newaxis], top, [scale])[0]
 
 
-def summarize_rows(logits: Float32, top: int) -> list[Summary]:
+def summarize_rows(logits: Float32, top: int, scales: Sequence[float] | None = None) -> list[Summary]:
     rows, width = logits.shape
     if logits.strides[1] != 4:
         logits = np.ascontiguousarray(logits)
     top = min(top, width)
-    ids, best, sums = np.empty((rows, top), np.int32), np.empty((rows, top), np.float32), np.empty((rows, 2))
+    ids, best, sums = np.empty((rows, top), np.int32), np.empty((rows, top), np.float32), np.empty((rows, 3))
+    scales = scales or [1.0] * rows
+    factors = np.array(scales, np.float64)
     library().gl_summarize(
         _address(logits),
         rows,
         logits.strides[0] // 4,
         width,
         top,
+        _address(factors),
         _address(ids),
         _address(best),
         _address(sums),
     )
     return [
-        Summary(ids[row], best[row], log_sum_exp, entropy, log_sum_exp == log_sum_exp)  # NaN is unequal
-        for row, (log_sum_exp, entropy) in enumerate(sums.tolist())
+        Summary(ids[row], best[row], lse, entropy, lse == lse, scales[row], scaled)  # NaN is not itself
+        for row, (lse, entropy, scaled) in enumerate(sums.tolist())
     ]
 
 
