@@ -64,6 +64,10 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
     return tuple(REGISTER[name] for name in order if REGISTER[name].active(sampling))
 
 
+# A model may have more logits than its tokenizer has tokens. Where that is so, this comes before all others.
+MISSING = Stage("missing", "mask", lambda candidates, step: candidates.without(step.missing_ids), bool)
+
+
 def first_scale(chain: tuple[Stage, ...], sampling: Sampling) -> float:
     """The scale at which the chain will ask for the log-sum-exp of the row as it came; 1 if it will not."""
     names = [stage.name for stage in chain[:2]]

@@ -15,7 +15,7 @@ import numpy as np
 
 from glassloop.decode.bad_words import BadWords
 from glassloop.decode.candidates import HEAD, Candidates
-from glassloop.decode.chain import Observer, build_chain, first_scale, run_chain
+from glassloop.decode.chain import MISSING, Observer, build_chain, first_scale, run_chain
 from glassloop.decode.choose import choose
 from glassloop.decode.history import History
 from glassloop.decode.sampling import Sampling
@@ -64,7 +64,8 @@ class Decoder:
         ops: RowOps = row_ops("reference"),
     ) -> None:
         self.sampling = sampling
-        self.chain = build_chain(sampling, vocab_size)
+        missing = _missing_ids(vocab_size, tokenizer)
+        self.chain = ((MISSING,) if len(missing) else ()) + build_chain(sampling, vocab_size)
         self.history = History(prompt)
         self.scale = first_scale(self.chain, sampling)
         # Room for top-k, and for a few that penalties may push out of it.
@@ -77,6 +78,7 @@ class Decoder:
             ops,
             salt,
             np.array(sorted({*eos_ids, *sampling.stop_token_ids}), np.int32),
+            missing,
             grammar=_grammar(sampling, vocab_size, tokenizer),
             bad_words=BadWords(sampling.bad_words, tokenizer) if sampling.bad_words else None,
         )
@@ -167,6 +169,13 @@ def choose_rows(decoders: Sequence[Decoder], logits: Float32) -> list[Chosen | E
         except Exception as error:
             made.append(error)
     return made
+
+
+def _missing_ids(vocab_size: int, tokenizer: Tokenizer | None) -> Int32:
+    """The logits that no token of the tokenizer goes with."""
+    if tokenizer is None:
+        return np.empty(0, np.int32)
+    return np.array([*tokenizer.missing_ids, *range(tokenizer.vocab_size, vocab_size)], np.int32)
 
 
 def _grammar(sampling: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -> Grammar | None:
