@@ -130,7 +130,7 @@ def naive(
     tokens = list(run.prompt_ids)
     while True:
         logits = Branches(transformer, CONTEXT + 32).forward([(0, 0, tokens)])[0]
-        summary = ops.summarize(logits, decoder.head)
+        summary = ops.summarize(logits, decoder.head, decoder.scale)
         try:
             if forced is not None and len(made.tokens) < len(forced):
                 chosen = decoder.judge(logits, summary, forced[len(made.tokens)])

@@ -25,6 +25,7 @@ class _Plain:
 
     eos_ids = (2,)
     vocab_size = VOCAB
+    missing_ids = ()
 
     def token_bytes(self, token: int) -> bytes:
         return f"<{token}>".encode()

@@ -15,7 +15,7 @@ import numpy as np
 
 from glassloop.decode.bad_words import BadWords
 from glassloop.decode.candidates import HEAD, Candidates
-from glassloop.decode.chain import Observer, build_chain, run_chain
+from glassloop.decode.chain import MISSING, Observer, build_chain, first_scale, run_chain
 from glassloop.decode.choose import Choice, choose, forced
 from glassloop.decode.history import History
 from glassloop.decode.sampling import Sampling
@@ -37,7 +37,7 @@ class Chosen:
     logprob: float  # after the stages
     raw_logprob: float  # the model's own
     rank: int  # in the model's own order
-    rank_after: int  # among the survivors
+    rank_after: int  # among the survivors; 0 for a token that was removed, and forced
     entropy: float  # of the model's own distribution, in nats
     log_sum_exp: float  # of the model's own logits
     luck: float
@@ -64,8 +64,10 @@ class Decoder:
         ops: RowOps = row_ops("reference"),
     ) -> None:
         self.sampling = sampling
-        self.chain = build_chain(sampling, vocab_size)
+        missing = _missing_ids(vocab_size, tokenizer)
+        self.chain = ((MISSING,) if len(missing) else ()) + build_chain(sampling, vocab_size)
         self.history = History(prompt)
+        self.scale = first_scale(self.chain, sampling)
         # Room for top-k, and for a few that penalties may push out of it.
         self.head = max(HEAD, min(sampling.top_k + HEAD // 2, 1024))
         self.step = Step(
@@ -76,18 +78,19 @@ class Decoder:
             ops,
             salt,
             np.array(sorted({*eos_ids, *sampling.stop_token_ids}), np.int32),
+            missing,
             grammar=_grammar(sampling, vocab_size, tokenizer),
             bad_words=BadWords(sampling.bad_words, tokenizer) if sampling.bad_words else None,
         )
 
     def look(self, logits: Float32, observer: Observer | None = None) -> tuple[Summary, Candidates]:
         """What the model says, and what the stages leave of it."""
-        summary = self.step.ops.summarize(logits, self.head)
+        summary = self.step.ops.summarize(logits, self.head, self.scale)
         return summary, run_chain(self.chain, logits, summary, self.step, observer)
 
     def choose(self, logits: Float32, observer: Observer | None = None) -> Chosen:
         """The token that this branch takes next. Asking changes nothing."""
-        return self.choose_from(logits, self.step.ops.summarize(logits, self.head), observer)
+        return self.choose_from(logits, self.step.ops.summarize(logits, self.head, self.scale), observer)
 
     def choose_from(self, logits: Float32, summary: Summary, observer: Observer | None = None) -> Chosen:
         """The same, of a row whose summary the caller has: its `head` highest or more."""
@@ -128,13 +131,13 @@ class Decoder:
     def record(self, logits: Float32, summary: Summary, left: Candidates, choice: Choice) -> Chosen:
         token, lse = choice.id, left.log_sum_exp
         wanted = self.sampling.logprobs
-        favourites, theirs = summary.ids[:wanted], summary.logits[:wanted].astype(np.float64)
+        favourites = summary.ids[:wanted]
         return Chosen(
             id=token,
             logprob=choice.logit - lse,
             raw_logprob=float(logits[token]) - summary.log_sum_exp,
             rank=_rank(self.step.ops, summary.ids, logits, token),
-            rank_after=1 + (left.rank_of(token) or 0),
+            rank_after=1 + choice.place if choice.place < len(left.ids) else _rank_among(left, token),
             entropy=summary.entropy,
             log_sum_exp=summary.log_sum_exp,
             luck=choice.luck,
@@ -143,7 +146,9 @@ class Decoder:
             survivors=len(left.ids) if left.complete else None,
             alternative_ids=favourites,
             alternative_logprobs=left.logits_of(favourites) - lse,
-            alternative_raw_logprobs=theirs - summary.log_sum_exp,
+            alternative_raw_logprobs=np.subtract(
+                summary.logits[:wanted], summary.log_sum_exp, dtype=np.float64
+            ),
         )
 
     def commit(self, token: int) -> None:
@@ -187,7 +192,9 @@ def choose_rows(decoders: Sequence[Decoder], logits: Float32) -> list[Chosen | E
     """
     if not decoders:
         return []
-    summaries = decoders[0].step.ops.summarize_rows(logits, max(decoder.head for decoder in decoders))
+    summaries = decoders[0].step.ops.summarize_rows(
+        logits, max(decoder.head for decoder in decoders), [decoder.scale for decoder in decoders]
+    )
     made: list[Chosen | Exception] = []
     for decoder, row, summary in zip(decoders, logits, summaries, strict=True):
         try:
@@ -195,6 +202,13 @@ def choose_rows(decoders: Sequence[Decoder], logits: Float32) -> list[Chosen | E
         except Exception as error:
             made.append(error)
     return made
+
+
+def _missing_ids(vocab_size: int, tokenizer: Tokenizer | None) -> Int32:
+    """The logits that no token of the tokenizer goes with."""
+    if tokenizer is None:
+        return np.empty(0, np.int32)
+    return np.array([*tokenizer.missing_ids, *range(tokenizer.vocab_size, vocab_size)], np.int32)
 
 
 def _grammar(sampling: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -> Grammar | None:
@@ -210,3 +224,8 @@ def _grammar(sampling: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -
 def _rank(ops: RowOps, head: Int32, logits: Float32, token: int) -> int:
     place = int((head == token).argmax())
     return 1 + (place if head[place] == token else ops.rank_of(logits, token))
+
+
+def _rank_among(left: Candidates, token: int) -> int:
+    place = left.rank_of(token)
+    return 0 if place is None else 1 + place

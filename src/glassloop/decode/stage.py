@@ -57,6 +57,7 @@ class Step:
     ops: RowOps
     salt: int = 0
     ending_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # end of sequence, stop tokens
+    missing_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # logits without a token
     grammar: Form | None = None
     bad_words: Banner | None = None
 

@@ -122,7 +122,8 @@ class Loop:
             self.tree.computed(work.path)
         if len(logits):
             head = max(work.task.head for work in works)
-            summaries = self._row_ops.summarize_rows(logits, head)
+            scales = [work.task.scale for work in works for _ in range(work.wanted)]
+            summaries = self._row_ops.summarize_rows(logits, head, scales)
             self._hand_out(works, list(zip(logits, summaries, strict=True)))
         if len(logits) == len(batch.tokens):  # no prompts: what a step of so many rows costs
             self._pace.saw(len(logits), computed - ready)

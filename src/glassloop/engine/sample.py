@@ -59,6 +59,10 @@ class Sample:
         return self._decoder.head
 
     @property
+    def scale(self) -> float:
+        return self._decoder.scale
+
+    @property
     def ended(self) -> bool:
         return self.run.finish_reason is not None
 

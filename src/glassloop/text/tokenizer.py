@@ -60,6 +60,14 @@ class Tokenizer:
 
         return cls(read_tiktoken(path, name))
 
+    @cached_property
+    def missing_ids(self) -> tuple[int, ...]:
+        """The ids below `vocab_size` that have no token."""
+        pieces = self._vocabulary.pieces
+        if all(pieces):  # most have none, and this is fast
+            return ()
+        return tuple([token for token, piece in enumerate(pieces) if piece is None])
+
     # ── text → tokens ──────────────────────────────────────────────────────────────────────────────────────
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:

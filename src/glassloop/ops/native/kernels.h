@@ -436,4 +436,4 @@ static void run_unit(const gl_program *p, const gl_op *op, int64_t unit, float *
     }
 }
 
-#define KERNELS(name) {name, LANES, count_units, run_unit, summarize, highest, log_sum_exp, rank_of, lucky_ids, luck_of}
+#define KERNELS(name) {name, LANES, count_units, run_unit, largest, sum_powers, highest, rank_of, lucky_ids}
