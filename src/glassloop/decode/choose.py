@@ -6,8 +6,8 @@ drew enough of it to matter, which the hash alone tells: the rest cannot win, no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from glassloop.decode.stage import Step
 from glassloop.ops.vocabulary import Float64, Int32
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The winner of one race. Scores are logit + luck."""
 
     id: int

@@ -7,8 +7,7 @@ else's, so what other rows ask for cannot matter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from glassloop.decode.grammar import Grammar
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(NamedTuple):
     """A token and its reasons. Log-probabilities and ranks are over the whole vocabulary, ranks from 1."""
 
     id: int

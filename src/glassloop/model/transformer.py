@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,20 +20,17 @@ from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(NamedTuple):
     weight: Matrix
     bias: Array | None
 
 
-@dataclass(frozen=True)
-class Norm:
+class Norm(NamedTuple):
     weight: Array
     bias: Array | None
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     config: LayerConfig
     attn_norm: Norm
     q: Linear

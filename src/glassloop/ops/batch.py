@@ -7,7 +7,7 @@ Each row is a token at a position of a branch. Rows of one branch stand together
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ Int32 = NDArray[np.int32]
 PAGE = 32  # tokens in one page of the cache
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Rows `start` to `stop` of a batch: the tokens of one branch from position `first` on."""
 
     start: int
@@ -32,8 +31,7 @@ class Span:
         return self.first + self.stop - self.start
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     tokens: Int32  # [rows]
     positions: Int32  # [rows]
     spans: tuple[Span, ...]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 from glassloop.errors import RegistryError
@@ -21,8 +21,7 @@ _HUB_NAME = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class HubName:
+class HubName(NamedTuple):
     """`owner/repo`, with a revision and a file where they were given."""
 
     owner: str
