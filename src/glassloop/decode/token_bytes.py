@@ -6,16 +6,15 @@ Made once for each tokenizer, since a vocabulary has up to a quarter of a millio
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from glassloop.errors import TextError
 from glassloop.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class TokenBytes:
+class TokenBytes(NamedTuple):
     by_id: list[bytes]  # empty where an id has no token
     in_order: list[tuple[bytes, int]]  # (bytes, id), sorted, so that those with one beginning are together
     joined: bytes  # all of them in one, by id

@@ -10,13 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from glassloop.errors import ModelError
-from glassloop.model.config_gguf import config_from_gguf
-from glassloop.model.config_hf import config_from_json
 from glassloop.model.gguf import GGUFFile
 from glassloop.model.registry import fetch
-from glassloop.model.safetensors import read_folder, read_json
 from glassloop.model.transformer import Transformer
-from glassloop.model.weights import weights_from_gguf, weights_from_safetensors
 from glassloop.ops.protocol import Ops
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.tensor import Tensor
@@ -32,12 +28,20 @@ class ModelFiles:
     def __init__(self, path: Path) -> None:
         self.path = path = _model_path(path)
         self.metadata: Mapping[str, Any] = {}
+        # Of the two kinds of files only one is met, so only what reads it is imported.
         if path.is_dir():
+            from glassloop.model.config_hf import config_from_json
+            from glassloop.model.safetensors import read_folder, read_json
+            from glassloop.model.weights import weights_from_safetensors
+
             config_file = path / "config.json"
             family, self.config = config_from_json(str(config_file), read_json(config_file))
             self.tensors = read_folder(path)
             self.weights = weights_from_safetensors(str(path), family, self.config, self.tensors)
         else:
+            from glassloop.model.config_gguf import config_from_gguf
+            from glassloop.model.weights import weights_from_gguf
+
             file = GGUFFile(path)
             self.metadata, self.tensors = file.metadata, file.tensors
             family, self.config = config_from_gguf(str(path), self.metadata, self.tensors)

@@ -19,7 +19,7 @@ from glassloop.model.families import GGUF_FUSED_LAYER, GGUF_LAYER, GGUF_TOP, Fam
 from glassloop.ops.tensor import Tensor
 
 # What checkpoints carry beside weights: old buffers, rotary tables, and the parts of models that see images.
-_IGNORED = re.compile(
+_IGNORED = (
     r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|masked_bias|embed_positions\.weights|rope_freqs\.weight)$"
     r"|(model\.)?(vision_tower|multi_modal_projector)\."
 )
@@ -87,7 +87,7 @@ def _collect(source: _Source, config: ModelConfig) -> dict[str, Tensor]:
         # Files often store the shared matrix a second time, under the head's name.
         used |= {prefix + source.top["head"] + ".weight" for prefix in source.prefixes}
     for name in source.tensors:
-        if name not in used and not _IGNORED.match(name):
+        if name not in used and not re.match(_IGNORED, name):
             raise ModelError(f"{source.where}: {name} has no place in a {config.family} model of this config")
     return weights
 
