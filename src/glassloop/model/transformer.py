@@ -59,10 +59,7 @@ class Transformer:
             return Norm(vector(f"{name}.weight"), vector(f"{name}.bias")) if has(name) else None
 
         def matrix(name: str) -> Matrix:
-            tensor = weights[name]
-            made = ops.matrix(tensor)
-            tensor.release()
-            return made
+            return ops.matrix(weights[name])
 
         def has(name: str) -> bool:
             return f"{name}.weight" in weights

@@ -122,17 +122,19 @@ static void pack_large(int format, const uint8_t *raw, uint8_t *block, int64_t s
     }
 }
 
+/* A matrix to pack (Packing of library.py). `raw`: its rows as stored, one after another. `data`: room for
+ * gl_pack_size bytes, which becomes the matrix's. */
 typedef struct {
-    int format;
     const uint8_t *raw;
-    const gl_matrix *m;
     uint8_t *data;
-    int32_t next;
+    gl_matrix *matrix;
+    int32_t format;
+    int32_t next; /* tile that nobody has begun; 0 */
 } packing;
 
 static void pack_tiles(void *argument, int thread) {
     packing *p = argument;
-    const gl_matrix *m = p->m;
+    const gl_matrix *m = p->matrix;
     int lanes = gl_active()->lanes;
     int64_t tiles = (m->out + lanes - 1) / lanes;
     (void)thread;
@@ -157,8 +159,9 @@ static void pack_tiles(void *argument, int thread) {
     }
 }
 
-/* `raw`: the rows as stored, one after another. `data`: room for gl_pack_size bytes, which becomes the matrix's. */
-void gl_pack(int format, const uint8_t *raw, gl_matrix *m, uint8_t *data) {
-    m->data = data;
-    gl_parallel(pack_tiles, &(packing){format, raw, m, data, 0});
+void gl_pack(packing *matrices, int64_t count) {
+    for (packing *p = matrices; p < matrices + count; p++) {
+        p->matrix->data = p->data;
+        gl_parallel(pack_tiles, p);
+    }
 }
