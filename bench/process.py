@@ -109,10 +109,12 @@ def start(
 
 
 def environment(threads: int) -> dict[str, str]:
-    """As many threads for everybody, whatever library computes; no engine asks the network."""
+    """As many threads for everybody, whatever library computes; no engine asks the network; and Python may
+    keep bytecode, or ours would be compiled at every start, being the only one installed from its sources."""
     counts = ("GLASSLOOP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     quiet = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1"}
-    return {**os.environ, **quiet, **dict.fromkeys(counts, str(threads))}
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, **quiet, **dict.fromkeys(counts, str(threads))}
 
 
 def _death(code: int | None) -> str:

@@ -8,6 +8,7 @@ Names are loaded when they are first used, so `import glassloop` costs next to n
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,10 @@ _HOMES = {
     "TextError": "glassloop.errors",
 }
 __all__ = list(_HOMES)
+
+# NumPy's OpenBLAS starts threads on import, which spin for 30 ms before they go to sleep: on a core that
+# loading a model has better use for. They do little here, and wake up fast enough for that.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 
 def __getattr__(name: str) -> object:

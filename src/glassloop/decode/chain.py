@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from difflib import get_close_matches
 
 import numpy as np
 
@@ -53,6 +52,8 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
     order = sampling.stages or DEFAULT_ORDER
     for name in order:
         if name not in REGISTER:
+            from difflib import get_close_matches
+
             close = get_close_matches(name, REGISTER, n=1)
             hint = f"did you mean {close[0]}?" if close else f"the stages are {', '.join(REGISTER)}"
             raise SamplingError(f"stages has {name!r}, which is no stage; {hint}")

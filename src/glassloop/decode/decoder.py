@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from glassloop.decode.grammar import Grammar
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(NamedTuple):
     """A token and its reasons. Log-probabilities and ranks are over the whole vocabulary, ranks from 1."""
 
     id: int

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
 from glassloop.decode.option import (
@@ -98,6 +97,8 @@ class Sampling:
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
+                from difflib import get_close_matches
+
                 close = get_close_matches(str(name), known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"the options are {', '.join(known)}"
                 raise SamplingError(f"{name} is not a sampling option; {hint}")

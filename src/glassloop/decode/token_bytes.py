@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,8 +20,7 @@ from glassloop.text.tokenizer import Tokenizer
 Int64 = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class TokenBytes:
+class TokenBytes(NamedTuple):
     by_id: list[bytes]  # empty where an id has no token
     in_order: list[tuple[bytes, int]]  # (bytes, id), sorted, so that those with one beginning are together
     joined: bytes  # all of them in one, by id

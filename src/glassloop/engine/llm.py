@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -58,11 +57,7 @@ class LLM:
         op_set = choose_ops(ops)
         files = ModelFiles(fetch(self.name))
         self.config = files.config
-        # Python builds the tokenizer while C packs the weights.
-        with ThreadPoolExecutor(1) as beside:
-            tokenizer = beside.submit(files.tokenizer)
-            self.transformer = files.transformer(op_set, weights)
-            self.tokenizer = tokenizer.result()
+        self.transformer, self.tokenizer = files.load(op_set, weights)
         self._pieces: dict[int, str] = {}
         if memory is None:
             memory = default_memory(self.transformer, most_running)

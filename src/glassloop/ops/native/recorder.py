@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ctypes import pointer
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from glassloop.ops.native.library import BLOCK, Matrix, Op
 
@@ -26,8 +26,7 @@ _CAN_SKIP_FLOATS = {"norm", "activate", "add", "scale", "softcap"}
 _CACHE = -2  # stands for the cache's pages among the things an op reads and writes
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     id: int
     width: int
     wanted: bool  # has the wanted rows only
@@ -44,8 +43,7 @@ class Call:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(NamedTuple):
     """A buffer of the program: what it takes for each row."""
 
     width: int
