@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop import ModelError, Sampling, SamplingError
@@ -51,6 +51,7 @@ def assert_equal(decoder, fresh):
         same(decoder.choose(row(seed)), fresh.choose(row(seed)))
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.sampled_from(OPTIONS), TOKENS, TOKENS, TOKENS, st.booleans(), st.data())
 def test_a_rewound_decoder_is_a_fresh_one_fed_with_the_same_tokens(options, prompt, old, new, asked, data):
     decoder = fed(options, prompt, old)
@@ -64,6 +65,7 @@ def test_a_rewound_decoder_is_a_fresh_one_fed_with_the_same_tokens(options, prom
     assert_equal(decoder, fed(options, prompt, old[:kept] + new))
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.sampled_from(OPTIONS), TOKENS, TOKENS, TOKENS, TOKENS, st.sampled_from([None, 0, 7]))
 def test_a_fork_and_its_parent_go_their_own_ways(options, prompt, shared, mine, yours, salt):
     parent = fed(options, prompt, shared, salt=3)

@@ -4,7 +4,6 @@ drafts. The oracle of the engine.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -25,6 +24,7 @@ from glassloop.model.transformer import Transformer
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps
+from glassloop.ops.tensor import Tensor
 from glassloop.ops.vocabulary import row_ops
 from glassloop.text.alphabet import to_alphabet
 from glassloop.text.tokenizer import Tokenizer
@@ -86,7 +86,8 @@ def model(window: int | None = None, ops: str = "native", seed: int = 0) -> Tran
     weights = {
         name: random_tensor(rng, name, shape, FORMATS["F32"]) for name, shape in config.shapes().items()
     }
-    weights["head.weight"] = replace(weights["head.weight"], data=_louder(weights["head.weight"].data))
+    head = weights["head.weight"]
+    weights["head.weight"] = Tensor(head.name, head.shape, head.format, _louder(head.data))
     return Transformer(config, weights, NativeOps() if ops == "native" else ReferenceOps())
 
 

@@ -101,8 +101,7 @@ class Candidates:
         """The logits of `ids`."""
         if self._values is None:
             self.ids  # noqa: B018  (sorts them, if nobody has)
-            assert self._base is not None
-            self._values = _times(self._base, self.scale)
+            self._values = _times(self._base, self.scale)  # type: ignore[arg-type]
         return self._values
 
     @property
@@ -167,16 +166,14 @@ class Candidates:
         if self._row is not None:
             before = self._row.values.take(ids)
             after = self._rebased(change(_times(before, self.scale)), before)
-            return self._changed(self._row.replaced(ids, after, before), ids)
-        spots = np.flatnonzero(np.isin(self._ids, ids))  # type: ignore[arg-type]
-        order = np.full(self.vocab_size, -1, np.int64)
-        order[ids] = np.arange(len(ids))
+            return self._changed(self._row.replaced(ids, after, before), (ids,))
+        places = np.full(self.vocab_size, -1)
+        places[ids] = np.arange(len(ids))
+        places = places[self._ids]
+        mine = places >= 0
         # `change` sees every token it was written for, in its own order; those already out do not matter.
         base = self._base.copy()  # type: ignore[union-attr]
-        logits = np.full(len(ids), -np.inf)
-        places = order[self._ids[spots]]  # type: ignore[index]
-        logits[places] = self.values[spots]
-        base[spots] = self._rebased(change(logits)[places], base[spots])
+        base[mine] = self._rebased(change(self.logits_of(ids))[places[mine]], base[mine])
         return self._listed(self._ids, base)  # type: ignore[arg-type]
 
     def scaled(self, factor: float) -> Candidates:
@@ -258,16 +255,14 @@ class Candidates:
         ids, base = self._ids[mask], self._base[mask]  # type: ignore[index]
         return Candidates(self._ops, self.vocab_size, None, self.scale, ids, base, complete=True)
 
-    def _changed(self, row: Row, moved: NDArray[np.integer] | None = None) -> Candidates:
+    def _changed(self, row: Row, moved: tuple[NDArray[np.integer], ...] = ()) -> Candidates:
         """The same with another row, in which the logits of these tokens were moved, or some were removed."""
         made = Candidates(self._ops, self.vocab_size, row, self.scale)
         if self._ids is not None and self._base is not None:
             last = float(self._base[-1]) if not self.complete and len(self._base) else -np.inf
-            made._earlier, made._moved = (self._ids, last, self.complete), ()
+            made._earlier, made._moved = (self._ids, last, self.complete), moved
         else:
-            made._earlier, made._moved = self._earlier, self._moved
-        if moved is not None:
-            made._moved = (*made._moved, moved)
+            made._earlier, made._moved = self._earlier, (*self._moved, *moved)
         return made
 
     def _sort_from_earlier(self) -> None:

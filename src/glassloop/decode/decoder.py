@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -158,12 +157,13 @@ class Decoder:
 
     def fork(self, salt: int | None = None) -> Decoder:
         """Another branch from this point on, with the same luck or, by its salt, with its own."""
-        made = copy(self)
-        made.history = self.history.copy()
-        grammar = None if self.step.grammar is None else self.step.grammar.fork()
-        made.step = replace(
-            self.step, history=made.history, grammar=grammar, salt=self.step.salt if salt is None else salt
-        )
+        made, step = copy(self), copy(self.step)
+        made.history = step.history = self.history.copy()
+        made.step = step
+        if step.grammar is not None:
+            step.grammar = step.grammar.fork()
+        if salt is not None:
+            step.salt = salt
         return made
 
     def rewind(self, length: int) -> None:

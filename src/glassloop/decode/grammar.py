@@ -22,7 +22,7 @@ from glassloop.errors import SamplingError
 from glassloop.text.tokenizer import Tokenizer
 
 _DEEPEST = 200  # levels of a schema; a person's has ten
-_LIMITS = LLParserLimits(initial_lexer_fuel=200_000)  # an expression that needs more is refused within 0.1 s
+_LIMITS = LLParserLimits(initial_lexer_fuel=200_000)  # an expression that needs more is refused
 
 
 class Grammar:
