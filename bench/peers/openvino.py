@@ -5,6 +5,7 @@ decodes. Times are its own performance metrics.
 
 from __future__ import annotations
 
+import os
 from time import perf_counter
 from typing import Any
 
@@ -26,6 +27,7 @@ class OpenVINO(Adapter):
         return {
             "version": openvino_genai.__version__.split("-")[0],
             "details": f"computes in {precision or core.get_property('CPU', 'INFERENCE_PRECISION_HINT')}",
+            "isa": os.environ.get("ONEDNN_MAX_CPU_ISA", "").lower(),  # else it does not say what it found
         }
 
     def prefill(self, ids: list[int]) -> float:
