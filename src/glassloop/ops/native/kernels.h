@@ -145,16 +145,22 @@ INLINE void float_tile(const gl_matrix *m, const uint8_t *tile, const float *x, 
     }
 }
 
-INLINE void store_outputs(const gl_op *op, float *y, int64_t first, vf sum) {
+/* Outputs from `first` on of a row, `at` being where the row begins in its buffer. */
+INLINE void store_outputs(const gl_program *p, const gl_op *op, int64_t at, int64_t first, vf sum) {
     int64_t count = op->matrix->out - first;
+    float *y = p->buffers[op->out].values + at + first;
+    const float *bias = op->bias ? op->bias + first : NULL, *onto = op->b >= 0 ? p->buffers[op->b].values + at + first : NULL;
     if (count >= LANES) {
-        if (op->bias) sum = vf_add(sum, vf_load(op->bias + first));
-        vf_store(y + first, sum);
+        if (bias) sum = vf_add(sum, vf_load(bias));
+        vf_store(y, onto ? vf_add(vf_load(onto), sum) : sum);
         return;
     }
     float lane[LANES];
     vf_store(lane, sum);
-    for (int64_t i = 0; i < count; i++) y[first + i] = lane[i] + (op->bias ? op->bias[first + i] : 0.0f);
+    for (int64_t i = 0; i < count; i++) {
+        if (bias) lane[i] += bias[i];
+        y[i] = onto ? onto[i] + lane[i] : lane[i];
+    }
 }
 
 /* `rows` rows from `row` on, times the tiles from `tile` to `last`. */
@@ -163,7 +169,7 @@ INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const
     const gl_matrix *m = op->matrix;
     const gl_buffer *in = &p->buffers[op->a];
     const int fine = packing >= GL_Q4 && op->i0; /* then every row is two: see quantize_columns */
-    float *y = p->buffers[op->out].values + (fine ? row / 2 : row) * m->out;
+    const int64_t at = (fine ? row / 2 : row) * m->out; /* where the first row's outputs go */
     quantized_row x[MOST_ROWS];
     if (packing >= GL_Q4)
         for (int r = 0; r < rows; r++) x[r] = row_of(in->quantized, row + r, m->in);
@@ -173,9 +179,9 @@ INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const
         if (packing >= GL_Q4) quantized_tile(m, data, x, out, rows, packing, minimum, wide, halves);
         else float_tile(m, data, in->values + row * m->in, m->in, out, rows, packing);
         if (fine)
-            for (int r = 0; r + 1 < rows; r += 2) store_outputs(op, y + r / 2 * m->out, tile * LANES, vf_add(out[r], out[r + 1]));
+            for (int r = 0; r + 1 < rows; r += 2) store_outputs(p, op, at + r / 2 * m->out, tile * LANES, vf_add(out[r], out[r + 1]));
         else
-            for (int r = 0; r < rows; r++) store_outputs(op, y + r * m->out, tile * LANES, out[r]);
+            for (int r = 0; r < rows; r++) store_outputs(p, op, at + r * m->out, tile * LANES, out[r]);
     }
 }
 
