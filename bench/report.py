@@ -27,7 +27,7 @@ def report(machine: dict[str, Any], runs: Sequence[Measured], default_model: str
     parts = [machine_lines(machine)]
     for run in runs:
         parts += [model_table(run, machine["threads"])]
-        if run.model == default_model:
+        if run.model == default_model and not machine.get("isa"):  # targets are for engines at their best
             parts += [target_lines(run)]
         if run.accuracy is not None:
             parts += [accuracy_table(run.accuracy)]
