@@ -108,6 +108,17 @@ def start(
     raise Absent(reason)
 
 
+def hold_to(isa: str) -> None:
+    """Engines started from now on use no more than this instruction set, where their libraries can be told.
+
+    llama.cpp decides when it is compiled. OpenVINO's linears are oneDNN's; a release that does not know
+    OV_CPU_MAX_ISA still attends with all that the processor has.
+    """
+    onednn = isa.upper()
+    os.environ |= {"GLASSLOOP_ISA": isa, "ONEDNN_MAX_CPU_ISA": onednn, "OV_CPU_MAX_ISA": onednn}
+    os.environ |= {"ATEN_CPU_CAPABILITY": isa, "MKL_ENABLE_INSTRUCTIONS": onednn}  # PyTorch and its MKL
+
+
 def environment(threads: int) -> dict[str, str]:
     """As many threads for everybody, whatever library computes; no engine asks the network; and Python may
     keep bytecode, or ours would be compiled at every start, being the only one installed from its sources."""

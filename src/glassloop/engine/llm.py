@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -257,6 +256,8 @@ class LLM:
                 self.engine.cancel(request, wait=True)
 
     async def afollow(self, request: Request) -> AsyncIterator[Token]:
+        import asyncio  # half as heavy as all else that one token needs
+
         queue: asyncio.Queue[tuple[Run, Token | None]] = asyncio.Queue()
         home = asyncio.get_running_loop()
 

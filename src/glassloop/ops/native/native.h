@@ -31,7 +31,7 @@ typedef struct {
 enum gl_kind {
     GL_EMBED,     /* out = rows `ids` of a matrix, times f0 */
     GL_NORM,      /* i0: groups in a row, i1: 1 for layer norm; f0: eps */
-    GL_LINEAR,    /* out = a @ matrix.T + bias; i0: a was quantized finely */
+    GL_LINEAR,    /* out = a @ matrix.T + bias, + b if there is one; i0: a was quantized finely */
     GL_ANGLES,    /* out = cos and sin of position * frequency, times f0; i0: half */
     GL_ROTATE,    /* out = a turned by b; i0: heads, i1: half */
     GL_KEEP,      /* write keys a and values b of layer i0 to the cache */

@@ -214,8 +214,8 @@ class _Program:
         logits = np.empty((len(batch.wanted), self._width), np.float32)
         self._buffers[self._result].values = logits.ctypes.data
         longest = max(span.length for span in batch.spans)
-        # Up to eight queries attend together; each needs a score for every key, to the end of the last page.
-        scratch = max(8 * pages_for(longest) * PAGE, self._widest)
+        # Up to twelve queries attend together; each is copied, and has a score for every key of every page.
+        scratch = max(12 * (pages[0].layout.head_dim + pages_for(longest) * PAGE), self._widest)
         if len(self._scratch) < scratch * self._threads:
             self._scratch = np.empty(2 * scratch * self._threads, np.float32)
         spans = (lib.Span * len(batch.spans))(
