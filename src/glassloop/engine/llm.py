@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -20,11 +21,13 @@ from glassloop.engine.memory import free_memory, parse_bytes
 from glassloop.engine.request import Listener, Request, ignore, runs_of
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, SamplingError, TextError
+from glassloop.model.fingerprint import fingerprint
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
 from glassloop.ops.batch import pages_for
 from glassloop.trace.run import Run
+from glassloop.trace.store import Store
 from glassloop.trace.token import Token
 
 Prompt = str | Sequence[int]
@@ -40,6 +43,7 @@ class LLM:
     `ops` names an op set; `weights` (q8, q4, f32) brings the matrices to another format on load. `kv_memory`
     is what keys and values may take, in bytes or as "2GB"; a quarter of the free memory if it is not given.
     `draft` is True (guess from what came before), False, or a smaller model with the same tokens.
+    `store` keeps every run: True for the user's own store, a path, or a `Store`.
     """
 
     def __init__(
@@ -52,12 +56,15 @@ class LLM:
         draft: bool | str | Path = True,
         most_running: int = MOST_RUNNING,
         most_waiting: int = MOST_WAITING,
+        store: Store | str | Path | bool | None = None,
     ) -> None:
         self.name = str(model)
+        self._weights = weights
+        self.store = Store.of(store)
         memory = None if kv_memory is None else parse_bytes(kv_memory)
         op_set = choose_ops(ops)
         files = ModelFiles(fetch(self.name))
-        self.config = files.config
+        self.path, self.config = files.path, files.config
         # Python builds the tokenizer while C packs the weights.
         with ThreadPoolExecutor(1) as beside:
             tokenizer = beside.submit(files.tokenizer)
@@ -75,6 +82,11 @@ class LLM:
     @property
     def ops(self) -> str:
         return self.transformer.ops.name
+
+    @cached_property
+    def model_hash(self) -> str:
+        """What a record knows the model by: the SHA-256 of its files, and another format of its weights."""
+        return fingerprint(self.path) + (f"+{self._weights}" if self._weights else "")
 
     @property
     def kv_memory(self) -> int:
@@ -189,7 +201,8 @@ class LLM:
         def make(seed: int, number: int) -> Run:
             return self._run(ids, sampling, seed, salt=number, prompt=text, sample=number)
 
-        return Request(ids, sampling, runs_of(sampling, make), listener, priority, drafts=self._drafts)
+        runs = runs_of(sampling, make)
+        return Request(ids, sampling, runs, listener, priority, drafts=self._drafts, keep=self._keep)
 
     def prepare_fork(
         self,
@@ -229,12 +242,14 @@ class LLM:
             own = salt if number == 0 else fork_salt(run.salt, position, ordinal + number)
             made = self._run(run.prompt_ids, options, seed, salt=own, prompt=run.prompt, sample=number)
             made.tokens = list(run.tokens[:at])
-            made.parent, made.fork_at = run.id, at
-            made.reason = "edited" if text is not None else "forced" if token is not None else "sampled"
+            reason = "edited" if text is not None else "forced" if token is not None else "sampled"
+            made.descend(run, at, reason)
             return made
 
         runs = runs_of(options, make)
-        return Request(run.prompt_ids, options, runs, listener, priority, forced, drafts=self._drafts)
+        return Request(
+            run.prompt_ids, options, runs, listener, priority, forced, drafts=self._drafts, keep=self._keep
+        )
 
     def submit(self, request: Request) -> None:
         """Have it computed; its listener is told. `Busy` if too many wait already."""
@@ -297,6 +312,8 @@ class LLM:
     def close(self) -> None:
         """End what runs, as cancelled, and give everything back."""
         self.engine.close()
+        if self.store is not None:
+            self.store.flush()
 
     def __enter__(self) -> LLM:
         return self
@@ -305,6 +322,10 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def _keep(self) -> Callable[[Run], None] | None:
+        return None if self.store is None else self.store.put
 
     def _run(
         self,
@@ -318,7 +339,9 @@ class LLM:
     ) -> Run:
         instructions = getattr(self.transformer.ops, "instructions", None)
         ops = f"{self.ops}/{instructions}" if instructions else self.ops
-        return Run(self.name, ids, seed, self.config.context, sampling, salt, ops, prompt, sample=sample)
+        return Run(
+            self.name, ids, seed, self.config.context, sampling, salt, ops, prompt, sample=sample, llm=self
+        )
 
     def _forced(self, token: int | str | None, text: str | None) -> list[int]:
         if text is not None:

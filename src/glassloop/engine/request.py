@@ -34,12 +34,15 @@ class Request:
     arrived: float = field(default_factory=perf_counter)
     started: float | None = None  # when the first of its tokens was computed
     abandoned: bool = False  # nobody listens any more
+    keep: Callable[[Run], None] | None = None  # given each run at its end; as quick as a listener
 
     @property
     def ended(self) -> bool:
         return all(run.finish_reason is not None for run in self.runs)
 
     def tell(self, run: Run, token: Token | None) -> None:
+        if token is None and self.keep is not None:
+            self.keep(run)
         try:
             self.listener(run, token)
         except Exception:
