@@ -28,8 +28,9 @@ class Choice:
     margin: float  # by how much the winner's score exceeds the runner-up's
 
 
-def choose(candidates: Candidates, step: Step) -> Choice:
-    ids, logits, noise = race(candidates, step)
+def choose(candidates: Candidates, step: Step, with_luck: bool = True) -> Choice:
+    """Without luck, the highest logit, whatever the temperature."""
+    ids, logits, noise = race(candidates, step, with_luck)
     scores = logits + noise
     # Only a tie needs the ids, but ties are where the order of the head must not show.
     first = _best(ids, scores)
@@ -58,9 +59,9 @@ def forced(candidates: Candidates, step: Step, token: int) -> Choice:
     return Choice(token, logit, noise, won.id, logit + noise - (won.logit + won.luck))
 
 
-def race(candidates: Candidates, step: Step) -> tuple[Int32, Float64, Float64]:
+def race(candidates: Candidates, step: Step, with_luck: bool = True) -> tuple[Int32, Float64, Float64]:
     """Ids, logits and luck of every token that can win or come second."""
-    if step.sampling.greedy:
+    if step.sampling.greedy or not with_luck:
         ids, logits = candidates.ids[:2], candidates.values[:2]
         return ids, logits, np.zeros(len(ids))
     key = _key(step)

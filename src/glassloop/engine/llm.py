@@ -13,11 +13,16 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, overload
 
+import numpy as np
+
+from glassloop.decode.explain import Explanation
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.batch import run_batch
+from glassloop.engine.logits import logits_after
 from glassloop.engine.loop import Loop
 from glassloop.engine.memory import free_memory, parse_bytes
+from glassloop.engine.replay import explain_token, replay_run
 from glassloop.engine.request import Listener, Request, ignore, runs_of
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, SamplingError, TextError
@@ -26,9 +31,11 @@ from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
 from glassloop.ops.batch import pages_for
+from glassloop.ops.quant import Float32
 from glassloop.trace.run import Run
 from glassloop.trace.store import Store
 from glassloop.trace.token import Token
+from glassloop.trace.verdict import Verdict
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -82,6 +89,12 @@ class LLM:
     @property
     def ops(self) -> str:
         return self.transformer.ops.name
+
+    @property
+    def op_set(self) -> str:
+        """The op set; where it is native, with its instruction set."""
+        instructions = getattr(self.transformer.ops, "instructions", None)
+        return f"{self.ops}/{instructions}" if instructions else self.ops
 
     @cached_property
     def model_hash(self) -> str:
@@ -181,6 +194,24 @@ class LLM:
         request = self.prepare_fork(run, at, token=token, text=text, sampling=sampling, **overrides)
         run_batch(self.engine, [request], progress=False)
         return _result(request)
+
+    def explain(self, run: Run, at: int, **overrides: Any) -> Explanation:
+        """Why the token at this place of a run is what it is; with other options, what would have come."""
+        return explain_token(self, run, at, **overrides)
+
+    def replay(self, run: Run, *, first: int = 0, strict: bool = True) -> Verdict:
+        """Compute a recorded run once more, from the token `first` on, and compare every number."""
+        return replay_run(self, run, first, strict)
+
+    def logits(self, token_ids: Sequence[int], first: int | None = None) -> Float32:
+        """What the model says after each token from the place `first` on, after the last alone if it is not
+        given: [tokens, vocabulary]. What is in the cache is not computed again."""
+        ids = self._checked(token_ids, "token_ids")
+        self._check_length(len(ids))
+        place = len(ids) - 1 if first is None else first
+        if not 0 <= place < len(ids):
+            raise GlassloopError(f"first is {first}; a place from 0 to {len(ids) - 1} is expected")
+        return np.stack(list(logits_after(self.engine, ids, place)))
 
     # ── requests, for who wants them one by one ────────────────────────────────────────────────────────────
 
@@ -337,10 +368,9 @@ class LLM:
         prompt: str | None,
         sample: int,
     ) -> Run:
-        instructions = getattr(self.transformer.ops, "instructions", None)
-        ops = f"{self.ops}/{instructions}" if instructions else self.ops
+        context = self.config.context
         return Run(
-            self.name, ids, seed, self.config.context, sampling, salt, ops, prompt, sample=sample, llm=self
+            self.name, ids, seed, context, sampling, salt, self.op_set, prompt, sample=sample, llm=self
         )
 
     def _forced(self, token: int | str | None, text: str | None) -> list[int]:

@@ -107,9 +107,7 @@ class Store:
         """Forget these runs; how many there were. Their forks stay, each whole in itself."""
         ids = [self._id(name) for name in names]
         with self._transaction() as connection:
-            return sum(
-                connection.execute("DELETE FROM runs WHERE id = ?", (each,)).rowcount for each in ids
-            )
+            return sum(connection.execute("DELETE FROM runs WHERE id = ?", (each,)).rowcount for each in ids)
 
     def prune(self, keep: int) -> int:
         """Forget all but the newest so many; how many were forgotten."""
@@ -123,7 +121,9 @@ class Store:
 
     def list(self, limit: int | None = None) -> Sequence[Entry]:
         """The newest first."""
-        rows = self._select(f"SELECT {_SHOWN} FROM runs ORDER BY number DESC LIMIT ?", -1 if limit is None else limit)
+        rows = self._select(
+            f"SELECT {_SHOWN} FROM runs ORDER BY number DESC LIMIT ?", -1 if limit is None else limit
+        )
         return [Entry(*row[:7], int(row[7]), *row[8:]) for row in rows]
 
     def get(self, name: str) -> Run:
@@ -167,7 +167,9 @@ class Store:
                 raise TraceError(f"there is no run in {self.path} yet")
             return str(found[0][0])
         # A beginning is a range: no wildcard in it can mean anything else.
-        found = self._select("SELECT id FROM runs WHERE id >= ? AND id < ? LIMIT 3", name, name + "\U0010ffff")
+        found = self._select(
+            "SELECT id FROM runs WHERE id >= ? AND id < ? LIMIT 3", name, name + "\U0010ffff"
+        )
         ids = [str(row[0]) for row in found]
         if name in ids:
             return name
@@ -177,7 +179,7 @@ class Store:
             raise TraceError(f"several runs begin with {name!r}: {', '.join(ids[:2])} …")
         return ids[0]
 
-    def _family(self, own: str) -> list[Run]:  # type: ignore[valid-type]
+    def _family(self, own: str) -> Sequence[Run]:
         """Everything that hangs together with a run by parents, forks and samples."""
         rows = self._select(
             """WITH RECURSIVE kin(id, request, parent) AS (

@@ -34,7 +34,8 @@ class Writer:
     def flush(self) -> None:
         """Wait until everything is written; what went wrong since the last time is raised."""
         with self._changed:
-            self._changed.wait_for(lambda: self._thread is None)
+            # (After a fork of the process the thread is another process's.)
+            self._changed.wait_for(lambda: self._thread is None or not self._thread.is_alive())
             failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
