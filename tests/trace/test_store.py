@@ -39,7 +39,7 @@ def test_what_was_added_comes_back(tmp_path):
 def test_names_that_mean_nothing_or_too_much(tmp_path):
     store = Store(tmp_path / "runs.db")
     assert len(store) == 0 and list(store.list()) == [] and not store.path.exists()
-    with pytest.raises(TraceError, match="there is no run in .* yet"):
+    with pytest.raises(TraceError, match=r"there is no run in .* yet"):
         store.get("last")
     one, other = make(1), make(2)
     one.id, other.id = "ab12" * 4, "ab34" * 4

@@ -28,9 +28,13 @@ def logits_after(engine: EngineThread, ids: Sequence[int], first: int) -> Iterat
     """
     for start in range(first, len(ids), _SCORED):
         stop = min(start + _SCORED, len(ids))
-        found: list[Float32] = []
-        engine.call(lambda start=start, stop=stop: found.append(_rows(engine.loop, ids[:stop], start)))  # type: ignore[misc]
-        yield from found[0]
+        yield from _between_steps(engine, ids[:stop], start)
+
+
+def _between_steps(engine: EngineThread, ids: Sequence[int], first: int) -> Float32:
+    found: list[Float32] = []
+    engine.call(lambda: found.append(_rows(engine.loop, ids, first)))
+    return found[0]
 
 
 def _rows(loop: Loop, ids: Sequence[int], first: int) -> Float32:

@@ -11,7 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,8 @@ class Store:
         rows = self._select(
             f"SELECT {_SHOWN} FROM runs ORDER BY number DESC LIMIT ?", -1 if limit is None else limit
         )
-        return [Entry(*row[:7], int(row[7]), *row[8:]) for row in rows]
+        names = [field.name for field in fields(Entry)]
+        return [Entry(**{**dict(zip(names, row, strict=True)), "seed": int(row[7])}) for row in rows]
 
     def get(self, name: str) -> Run:
         """A run by its id, by the beginning of it if no other begins so, or the `last`; with what is kept of

@@ -58,6 +58,6 @@ class Verdict:
                 f" of token {first.at}; log-probabilities differ by up to {self.largest:.2g}"
             )
         return (
-            f"first differs at token {first.at}: {first.chosen_text!r}, not {first.recorded_text!r}, which had"
-            f" won by {first.margin:.3g}; {self.same_tokens} of {self.tokens} tokens are the same"
+            f"first differs at token {first.at}: {first.chosen_text!r}, not {first.recorded_text!r},"
+            f" which had won by {first.margin:.3g}; {self.same_tokens} of {self.tokens} tokens are the same"
         )
