@@ -64,7 +64,8 @@ def replay_run(llm: LLM, run: Run, first: int = 0, strict: bool = True) -> Verdi
         made: Iterator[Chosen] = iter(_searched(llm, run)[first:])
     else:
         made = _chosen(llm, run, records, first)
-    difference: Difference | None = None
+    changed: Difference | None = None  # the first token that was not chosen again
+    moved: Difference | None = None  # the first whose numbers are not the same
     same, largest, compared = 0, 0.0, 0
     for at, recorded in enumerate(records[first:], first):
         compared += 1
@@ -72,13 +73,14 @@ def replay_run(llm: LLM, run: Run, first: int = 0, strict: bool = True) -> Verdi
         if chosen is not None and chosen.id == recorded.id:
             same += 1
             largest = max(largest, _distance(recorded.chosen, chosen))
-            if _numbers(chosen) == _numbers(recorded.chosen):
-                continue
-        if difference is None:
-            found = -1 if chosen is None else chosen.id
-            told = "nothing" if chosen is None else llm.piece(found)
-            difference = Difference(at, recorded.id, recorded.piece, found, told, recorded.margin)
-    return Verdict(compared, difference is None, same, difference, largest, notes)
+            if moved is None and _numbers(chosen) != _numbers(recorded.chosen):
+                moved = Difference(at, chosen.id, recorded.piece, chosen.id, recorded.piece, recorded.margin)
+        elif changed is None:
+            found = None if chosen is None else chosen.id
+            told = "nothing" if found is None else llm.piece(found)
+            changed = Difference(at, recorded.id, recorded.piece, found, told, recorded.margin)
+    first_of_all = changed or moved
+    return Verdict(compared, first_of_all is None, same, first_of_all, largest, notes)
 
 
 def check_model(llm: LLM, run: Run) -> None:

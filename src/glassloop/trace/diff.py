@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from glassloop.decode.sampling import Sampling
@@ -13,6 +13,7 @@ from glassloop.trace.token import Token
 _NO_MATTER = {"seed", "n", "logprobs", "prompt_logprobs", "timeout"}
 # What only says when it ends.
 _ENDINGS = {"max_tokens", "stop", "include_stop", "stop_on_repetition", "ignore_eos"}
+_SEARCH = {"beam_width", "length_penalty", "early_stopping"}
 
 
 @dataclass(frozen=True)
@@ -98,15 +99,18 @@ def _options(mine: Past, theirs: Past) -> list[Cause]:
 
 def _tried(cause: Cause, first: Run, second: Run, at: int) -> Cause:
     """Whether this cause alone has the first run go on as the second did."""
-    token = _token(second, at)
+    mine, theirs = _token(first, at), _token(second, at)
+    decisive: bool | None = None
     if cause.what in ("forced", "model"):
-        return Cause(cause.what, cause.first, cause.second, True)
-    if first.prompt_ids != second.prompt_ids or token is None or first.llm is None:
-        return cause
-    if cause.what in ("ops", "prompt", "salt") or cause.what in _ENDINGS or _token(first, at) is None:
-        return cause
-    told = first.explain(at, **{cause.what: cause.second})
-    return Cause(cause.what, cause.first, cause.second, told.winner.id == token.id)
+        decisive = True
+    elif mine is None or theirs is None or first.llm is None or first.prompt_ids != second.prompt_ids:
+        pass
+    elif "beam" in (mine.source, theirs.source):  # no step by itself chose it: the search did
+        decisive = True if cause.what == "beam_width" else None
+    elif cause.what not in {"ops", "salt"} | _ENDINGS | _SEARCH:
+        told = first.explain(at, **{cause.what: cause.second})
+        decisive = told.winner.id == theirs.id
+    return replace(cause, decisive=decisive)
 
 
 def _token(run: Run, at: int) -> Token | None:

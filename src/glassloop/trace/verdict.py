@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Difference:
-    """The first token that is not what the record says."""
+    """The first token that was not chosen again; if all were, the first whose numbers differ."""
 
     at: int
     recorded: int
     recorded_text: str
-    chosen: int  # now; the same token where only its numbers differ
+    chosen: int | None  # now: the same where only numbers differ, none where no token could be
     chosen_text: str
     margin: float  # of the record: by how much the recorded token won
 
@@ -57,7 +57,8 @@ class Verdict:
                 f"the same {self.tokens} tokens, but not the same numbers: the first that differ are those"
                 f" of token {first.at}; log-probabilities differ by up to {self.largest:.2g}"
             )
+        won = "won with nobody else left" if first.margin == inf else f"won by {first.margin:.3g}"
         return (
             f"first differs at token {first.at}: {first.chosen_text!r}, not {first.recorded_text!r},"
-            f" which had won by {first.margin:.3g}; {self.same_tokens} of {self.tokens} tokens are the same"
+            f" which had {won}; {self.same_tokens} of {self.tokens} tokens are the same"
         )
