@@ -250,8 +250,10 @@ class Run:
         return {
             "id": self.id,
             "model": self.model,
+            "model_hash": self.model_hash or None,
             "prompt": self.prompt,
             "prompt_ids": self.prompt_ids,
+            "prompt_tokens": [token.to_dict() for token in self.prompt_tokens],
             "text": self.text,
             "token_ids": self.token_ids,
             "tokens": [token.to_dict() for token in self.tokens],
