@@ -129,8 +129,9 @@ def test_a_change_is_found_and_told():
     llm = small_llm()
     run = llm.generate(PROMPT, Sampling(seed=5, max_tokens=20, ignore_eos=True))
     other = small_llm(seed=1)
-    with pytest.raises(TraceError, match="was made by another model: small"):
-        run.replay(other)
+    for ask in (run.replay, lambda llm: run.fork(3, llm=llm), lambda llm: run.explain(3, llm=llm)):
+        with pytest.raises(TraceError, match="was made by another model: small"):
+            ask(other)
     verdict = run.replay(other, strict=False)
     assert not verdict and verdict.first is not None and "made by another model" in str(verdict)
     assert f"first differs at token {verdict.first.at}" in str(verdict)

@@ -117,30 +117,16 @@ def _print(ways: list[str], runs: list[Run], parts: list[Diff]) -> None:
             (
                 way,
                 str(len(run.tokens)),
-                run.finish_reason or "",
                 f"{run.logprob:.1f}",
                 _number(plain["logprob_per_token"], 2),
-                _number(plain["distinct"]["1"], 2),
-                _number(plain["distinct"]["2"], 2),
+                f"{_number(plain['distinct']['1'], 2)} {_number(plain['distinct']['2'], 2)}",
                 _number(plain["tokens_per_second"], 1),
                 "" if run is runs[0] else "same" if part.at is None else str(part.at),
                 run.id[:8],
             )
         )
-    header = (
-        "with",
-        "tokens",
-        "ended by",
-        "logprob",
-        "a token",
-        "distinct 1",
-        "2",
-        "tokens/s",
-        "parts at",
-        "run",
-    )
-    right = header[1:2] + header[3:9]
-    print_table(header, rows, right=right)
+    numbers = ("tokens", "logprob", "a token", "distinct", "tokens/s", "parts at")
+    print_table(("with", *numbers, "run"), rows, right=numbers, fold=("with",))
     for way, part in list(zip(ways, parts, strict=True))[1:]:
         print(visible(f"{ways[0]} / {way}: {part.sentence}", newlines=False))
     print()

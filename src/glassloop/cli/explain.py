@@ -64,7 +64,8 @@ def _print(run: Run, at: int, told: Explanation, overrides: dict[str, Any]) -> N
     print(f"token {at} of run {run.id[:8]} · {run.model} · seed {told.seed} · {token.source}\n")
     if told.stages:
         stages = [_stage(report) for report in told.stages]
-        print_table(("stage", "left", "mass kept", "removed", "moved"), stages, right=("left", "mass kept"))
+        header = ("stage", "left", "mass kept", "removed", "moved")
+        print_table(header, stages, right=("left", "mass kept"), fold=("removed", "moved"))
         print()
     rows = [
         (
@@ -78,8 +79,8 @@ def _print(run: Run, at: int, told: Explanation, overrides: dict[str, Any]) -> N
         for racer in told.candidates
     ]
     won = next(place for place, racer in enumerate(told.candidates) if racer.id == told.taken.id)
-    header = ("token", "rank", "model", "after the stages", "luck", "score")
-    print_table(header, rows, right=("rank", "model", "luck", "score"), bold=won)
+    columns = ("token", "rank", "model", "after the stages", "luck", "score")
+    print_table(columns, rows, right=("rank", "model", "luck", "score"), bold=won)
     print("\n" + visible(told.sentence))
     if overrides:
         asked = ", ".join(f"{name}={value}" for name, value in overrides.items())

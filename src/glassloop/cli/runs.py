@@ -31,16 +31,20 @@ def list_runs(
     rows = [
         (
             entry.id[:8],
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.created)),
+            time.strftime("%m-%d %H:%M", time.localtime(entry.created)),
             entry.model,
             str(entry.tokens),
-            entry.finish_reason or "",
-            visible(_cut(entry.prompt or "", 24), newlines=False),
-            visible(_cut(entry.text, 32), newlines=False),
+            visible(_cut(entry.prompt or "", 40), newlines=False),
+            visible(_cut(entry.text, 40), newlines=False),
         )
         for entry in entries
     ]
-    print_table(("run", "when", "model", "tokens", "ended by", "prompt", "text"), rows, right=("tokens",))
+    print_table(
+        ("run", "when", "model", "tokens", "prompt", "text"),
+        rows,
+        right=("tokens",),
+        cut=("model", "prompt", "text"),
+    )
 
 
 @app.command()

@@ -77,10 +77,17 @@ def percent(logprob: float | None) -> str:
 
 
 def print_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), bold: int | None = None
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    fold: Sequence[str] = (),
+    cut: Sequence[str] = (),
+    bold: int | None = None,
 ) -> None:
     """With lines and styles on a terminal, in plain columns elsewhere. `right` names columns of numbers,
-    `bold` a row."""
+    `fold` those that take several lines where there is no room, `cut` those that are cut then; `bold` is a
+    row."""
     from rich.cells import cell_len
 
     if not sys.stdout.isatty():
@@ -97,9 +104,25 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    console = Console()
+    if cut:
+        taken = [
+            max(map(cell_len, column))
+            for title, *column in zip(header, header, *rows, strict=True)
+            if title not in cut
+        ]
+        most = max(6, (console.width - sum(taken) - 2 * len(header)) // len(cut))
+    table = Table(
+        box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for title in header:
-        table.add_column(title, justify="right" if title in right else "left", overflow="fold")
+        table.add_column(
+            title,
+            justify="right" if title in right else "left",
+            overflow="fold" if title in fold else "ellipsis",
+            no_wrap=title not in fold,
+            max_width=most if title in cut else None,
+        )
     for number, row in enumerate(rows):
         table.add_row(*map(Text, row), style="bold" if number == bold else "")
-    Console().print(table)
+    console.print(table)

@@ -22,7 +22,7 @@ from glassloop.engine.batch import run_batch
 from glassloop.engine.logits import logits_after
 from glassloop.engine.loop import Loop
 from glassloop.engine.memory import free_memory, parse_bytes
-from glassloop.engine.replay import explain_token, replay_run
+from glassloop.engine.replay import check_model, explain_token, replay_run
 from glassloop.engine.request import Listener, Request, ignore, runs_of
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, SamplingError, TextError
@@ -247,6 +247,7 @@ class LLM:
         priority: int = 0,
         **overrides: Any,
     ) -> Request:
+        check_model(self, run)
         if not 0 <= at <= len(run.tokens):
             raise GlassloopError(f"at is {at}; a number of tokens from 0 to {len(run.tokens)} is expected")
         if token is not None and text is not None:

@@ -85,16 +85,21 @@ def replay_run(llm: LLM, run: Run, first: int = 0, strict: bool = True) -> Verdi
 
 def check_model(llm: LLM, run: Run) -> None:
     """A record can be held against the model that made it, and no other."""
-    if run.identity and run.identity != llm.model_hash:
+    if _is_of_another(llm, run):
         raise TraceError(
             f"run {run.id} was made by another model: {run.model} ({run.identity[:12]}…), and this is"
             f" {llm.name} ({llm.model_hash[:12]}…)"
         )
 
 
+def _is_of_another(llm: LLM, run: Run) -> bool:
+    # Whoever made it need not be asked; a hash may take a while.
+    return run.llm is not llm and run.identity not in ("", llm.model_hash)
+
+
 def _notes(llm: LLM, run: Run) -> tuple[str, ...]:
     notes = []
-    if run.identity and run.identity != llm.model_hash:
+    if _is_of_another(llm, run):
         notes.append(f"made by another model, {run.model} ({run.identity[:12]}…)")
     if run.ops and run.ops != llm.op_set:
         notes.append(f"made with {run.ops}, replayed with {llm.op_set}")
