@@ -20,12 +20,17 @@ if TYPE_CHECKING:
     from glassloop.errors import RegistryError as RegistryError
     from glassloop.errors import SamplingError as SamplingError
     from glassloop.errors import TextError as TextError
+    from glassloop.errors import TraceError as TraceError
+    from glassloop.trace.diff import diff as diff
     from glassloop.trace.run import Run as Run
+    from glassloop.trace.store import Store as Store
     from glassloop.trace.token import Token as Token
 
 _HOMES = {
     "LLM": "glassloop.engine.llm",
     "Run": "glassloop.trace.run",
+    "Store": "glassloop.trace.store",
+    "diff": "glassloop.trace.diff",
     "Token": "glassloop.trace.token",
     "Sampling": "glassloop.decode.sampling",
     "GlassloopError": "glassloop.errors",
@@ -33,6 +38,7 @@ _HOMES = {
     "RegistryError": "glassloop.errors",
     "SamplingError": "glassloop.errors",
     "TextError": "glassloop.errors",
+    "TraceError": "glassloop.errors",
 }
 __all__ = list(_HOMES)
 

@@ -28,8 +28,9 @@ class Choice(NamedTuple):
     margin: float  # by how much the winner's score exceeds the runner-up's
 
 
-def choose(candidates: Candidates, step: Step) -> Choice:
-    ids, logits, noise = race(candidates, step)
+def choose(candidates: Candidates, step: Step, with_luck: bool = True) -> Choice:
+    """Without luck, the highest logit, whatever the temperature."""
+    ids, logits, noise = race(candidates, step, with_luck)
     if len(ids) == 1:
         return Choice(int(ids[0]), 0, float(logits[0]), float(noise[0]), None, inf)
     first, second, margin = _first_two(ids, logits + noise)
@@ -55,9 +56,9 @@ def forced(candidates: Candidates, step: Step, token: int) -> Choice:
     )
 
 
-def race(candidates: Candidates, step: Step) -> tuple[Int32, Float64, Float64]:
+def race(candidates: Candidates, step: Step, with_luck: bool = True) -> tuple[Int32, Float64, Float64]:
     """Ids, logits and luck of every token that can win or come second."""
-    if step.sampling.greedy:
+    if step.sampling.greedy or not with_luck:
         ids, logits = candidates.ids[:2], candidates.values[:2]
         return ids, logits, np.zeros(len(ids))
     key = _key(step)

@@ -38,6 +38,8 @@ class Chosen(NamedTuple):
     rank_after: int  # among the survivors; 0 for a token that was removed, and forced
     entropy: float  # of the model's own distribution, in nats
     log_sum_exp: float  # of the model's own logits
+    log_sum_exp_after: float  # of what the stages left
+    scale: float  # by which they multiplied every logit: one over the temperature
     luck: float
     margin: float  # by how much logit + luck exceeded the runner-up's
     runner_up: int | None
@@ -113,6 +115,8 @@ class Decoder:
             rank_after=rank,
             entropy=summary.entropy,
             log_sum_exp=summary.log_sum_exp,
+            log_sum_exp_after=summary.log_sum_exp,
+            scale=1.0,
             luck=0.0,
             margin=0.0,
             runner_up=None,
@@ -138,6 +142,8 @@ class Decoder:
             rank_after=1 + choice.place if choice.place < len(left.ids) else _rank_among(left, token),
             entropy=summary.entropy,
             log_sum_exp=summary.log_sum_exp,
+            log_sum_exp_after=lse,
+            scale=left.scale,
             luck=choice.luck,
             margin=choice.margin,
             runner_up=choice.runner_up,

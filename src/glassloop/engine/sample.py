@@ -44,6 +44,7 @@ class Sample:
             self._text.feed(token.bytes)
             self._stopper.after(decoder.history, 0.0)
         known = run.prompt_ids + run.token_ids
+        self._kept = len(known)  # a fork has the records of these already
         scored = 1 if run.sampling.prompt_logprobs else len(known)
         self.branches = [Branch(known + request.forced, scored)]
         self._first: float | None = None
@@ -120,6 +121,8 @@ class Sample:
             chosen = self._decoder.score(logits, summary, token, run.sampling.prompt_logprobs)
             data = self._tokenizer.token_bytes(token)
             run.prompt_tokens.append(Token(chosen, "", data, self._pieces, "forced", self.request.seconds))
+            branch.recorded += 1
+        elif branch.recorded < self._kept:
             branch.recorded += 1
         else:
             self._take(self._decoder.judge(logits, summary, token), "forced")
