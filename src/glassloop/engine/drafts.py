@@ -44,11 +44,14 @@ class Pace:
             self._seen[rows] = 0.8 * self._seen.get(rows, seconds) + 0.2 * seconds
 
     def cost(self, rows: int) -> float:
-        seen = self._seen.get(rows)
-        if seen is not None:
-            return seen
-        near = min(self._seen, key=lambda each: abs(each - rows), default=0)
-        return self._seen.get(near, 1.0) * _thumb(rows) / _thumb(near or rows)
+        seen = self._seen
+        below = max((each for each in seen if each <= rows), default=None)
+        above = min((each for each in seen if each >= rows), default=None)
+        if below is not None and above is not None:
+            part = (rows - below) / (above - below) if above > below else 0.0
+            return seen[below] + part * (seen[above] - seen[below])
+        near = below or above or 1
+        return seen.get(near, 1.0) * _thumb(rows) / _thumb(near)
 
     def worth(self, chance: float, most: int, each: float = 0.0) -> int:
         """How many guesses bring the most tokens a second, if each is right with this chance after those
