@@ -196,4 +196,49 @@ def test_tables_fit_the_terminal(store, columns):
         assert code == 0
         tables = [line for line in seen.split("\n") if "─" in line or ("%" in line and "won" not in line)]
         assert tables or arguments[1] == "list"
-        assert all(len(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)) <= columns for line in tables)
+        assert all(len(_plain(line)) <= columns for line in tables)
+
+
+def _plain(line: str) -> str:
+    """Without what makes it bold."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)
+
+
+def test_wide_characters_and_parts_of_them_are_shown_in_line(place):
+    from rich.cells import cell_len
+
+    path, text = str(place / "wide.db"), "日本 😀\té"
+    code, seen = on_terminal("generate", "Say", "--choice", text, "-n", "40", GLASSLOOP_STORE=path)
+    assert code == 0 and text in seen  # a character of several tokens comes when it is whole
+    saved = json.loads(run("runs", "show", "last", "--json", GLASSLOOP_STORE=path).stdout)
+    assert saved["text"] == text and len(saved["tokens"]) > len(text)
+    for arguments in (["runs", "show", "last"], ["explain", "last", "--step", "1"]):
+        code, seen = on_terminal(*arguments, GLASSLOOP_STORE=path, NO_COLOR="1")
+        assert code == 0 and "<0x" in seen  # part of a character
+        rows = [_plain(line) for line in seen.split("\n") if "%" in line and "won" not in line]
+        assert rows and all(cell_len(row) <= 80 for row in rows)
+
+
+def test_ctrl_c_keeps_what_had_come(place):
+    import os
+    import signal
+    import subprocess
+    import time
+
+    from cli.terminal import GLASSLOOP
+
+    path = str(place / "stopped.db")
+    child = subprocess.Popen(
+        [*GLASSLOOP, "generate", PROMPT, "--temperature", "0", "-n", "4000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": "1", "GLASSLOOP_STORE": path},
+    )
+    assert child.stdout is not None and child.stdout.read(6) == b" Paris"
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=20)
+    assert child.returncode == 130
+    assert run("replay", "last", GLASSLOOP_STORE=path).returncode == 0
+    (entry,) = json.loads(run("runs", "list", "--json", GLASSLOOP_STORE=path).stdout)
+    assert entry["finish_reason"] == "cancelled" and entry["tokens"] > 0
