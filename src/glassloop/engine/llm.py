@@ -229,6 +229,7 @@ class LLM:
             own = salt if number == 0 else fork_salt(run.salt, position, ordinal + number)
             made = self._run(run.prompt_ids, options, seed, salt=own, prompt=run.prompt, sample=number)
             made.tokens = list(run.tokens[:at])
+            made.prompt_tokens = list(run.prompt_tokens) if at else []
             made.parent, made.fork_at = run.id, at
             made.reason = "edited" if text is not None else "forced" if token is not None else "sampled"
             return made

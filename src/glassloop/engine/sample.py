@@ -44,7 +44,8 @@ class Sample:
             self._text.feed(token.bytes)
             self._stopper.after(decoder.history, 0.0)
         known = run.prompt_ids + run.token_ids
-        scored = 1 if run.sampling.prompt_logprobs else len(known)
+        # What a fork kept has its record, and so has the prompt before it.
+        scored = 1 if run.sampling.prompt_logprobs and not run.tokens else len(known)
         self.branches = [Branch(known + request.forced, scored)]
         self._first: float | None = None
         # The request has more samples: called once, when all that they share is computed.
