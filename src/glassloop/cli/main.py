@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from glassloop.cli import generate, models, tokenize
+from glassloop.cli import generate, models, serve, tokenize
 from glassloop.errors import GlassloopError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(name="generate")(generate.generate)
+app.command(name="serve")(serve.serve)
 app.command(name="tokenize")(tokenize.tokenize)
 app.add_typer(models.app, name="models")
 

@@ -220,7 +220,7 @@ class LLM:
         # Change one thing at a time: whoever changes something keeps the luck; else the luck is what changes.
         position = len(run.prompt_ids) + at
         salt, ordinal = run.salt, run.forks.get(position, 0)
-        if not forced and options == before:
+        if not forced and replace(options, n=before.n, beam_width=before.beam_width) == before:
             ordinal += 1
             salt = fork_salt(run.salt, position, ordinal)
         run.forks[position] = ordinal + options.n - 1
