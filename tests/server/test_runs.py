@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 
 import httpx2 as httpx
@@ -254,9 +253,9 @@ def test_beams_show_their_whole_search(server, llm):
 
 
 def test_a_search_that_finds_fewer_texts_ends_all_the_same(server):
-    body = {"prompt": "Colour:", "beam_width": 4, "n": 4, "choice": ["red", "green"], "max_tokens": 8}
+    body = {"prompt": "Well", "beam_width": 4, "n": 4, "allowed_token_ids": [28], "max_tokens": 2}
     answer = server.post("/v1/completions", body).json()
-    assert sorted(choice["text"] for choice in answer["choices"]) == ["green", "red"]
+    assert [choice["text"] for choice in answer["choices"]] == [",,"]
 
 
 def test_messages_and_token_ids_start_runs(server, llm):
@@ -292,13 +291,3 @@ def test_info_has_every_option_with_its_help(server):
     info = server.get("/api/info").json()
     assert [each["name"] for each in info["options"]] == [field.name for field in fields(Sampling)]
     assert all(each["help"] for each in info["options"]) and info["chat"] and info["context"] == 8192
-
-
-def test_a_long_run_opens_quickly(server):
-    """2,000 tokens with 20 alternatives each: made once, read as JSON."""
-    body = {"sampling": {"max_tokens": 300, "ignore_eos": True, "logprobs": 20, "seed": 1}}
-    (begun,) = start(server, **body)
-    finished(server, begun["id"])
-    began = time.perf_counter()
-    size = len(server.get(f"/api/runs/{begun['id']}").content)
-    assert size > 300 * 20 * 50 and time.perf_counter() - began < 30

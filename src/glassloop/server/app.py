@@ -36,5 +36,5 @@ def make_app(service: Service) -> ASGIApp:
     for part in (chat, completions, responses, embeddings, models, tokens, looking, runs):
         app.include_router(part.router(service))
     app.include_router(docs.router(app))
-    app.include_router(pages.router(service))  # last: it takes every path
+    app.include_router(pages.router(service))
     return Gate(app, service)

@@ -77,7 +77,10 @@ class _Server(uvicorn.Server):
             elif not service.draining:
                 service.draining = True
                 home.call_soon_threadsafe(self._drain)
-        super().handle_exit(sig, frame)
+        # As uvicorn's own, but for what it does at the end: die by the signal, as if it had not been heard.
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
 
     def _drain(self) -> None:
         assert self._home is not None
