@@ -50,6 +50,7 @@ def _listen(settings: Settings) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((settings.host, settings.port))
+        listening.listen(1024)
     except (OSError, OverflowError) as error:
         listening.close()
         raise GlassloopError(f"cannot listen at {settings.host}:{settings.port}: {error}") from None
