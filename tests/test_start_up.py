@@ -8,7 +8,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = ("torch", "transformers", "numpy", "tokenizers", "jinja2", "huggingface_hub", "gguf")
+HEAVY = (
+    "torch",
+    "transformers",
+    "numpy",
+    "tokenizers",
+    "jinja2",
+    "huggingface_hub",
+    "gguf",
+    "fastapi",
+    "uvicorn",
+)
 
 
 def _loaded_after(code: str) -> set[str]:
@@ -36,6 +46,7 @@ def test_generating_loads_only_what_it_needs():
     unneeded = {"torch", "transformers", "gguf", "jinja2", "llguidance", "huggingface_hub", "filelock"}
     unneeded |= {
         "rich",
+        "fastapi",
         "typer",
         "asyncio",
         "difflib",

@@ -199,3 +199,11 @@ def test_weights_can_be_brought_to_another_format_on_load(weights):
 def test_an_unknown_weight_format_is_an_error():
     with pytest.raises(GlassloopError, match="weights is 'q3'; one of q8, q4, f32"):
         LLM(weights="q3")
+
+
+def test_a_fork_of_a_run_with_a_scored_prompt_keeps_its_tokens_once(llm):
+    run = llm.generate("The sea", Sampling(seed=3, max_tokens=6, prompt_logprobs=2))
+    fork = llm.fork(run, 3, temperature=0.9)
+    assert len(fork.tokens) == 6 and fork.token_ids[:3] == run.token_ids[:3]
+    assert fork.prompt_tokens == run.prompt_tokens
+    assert llm.fork(run, 0, temperature=1.1).prompt_tokens == run.prompt_tokens

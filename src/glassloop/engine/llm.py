@@ -267,7 +267,7 @@ class LLM:
         # Change one thing at a time: whoever changes something keeps the luck; else the luck is what changes.
         position = len(run.prompt_ids) + at
         salt, ordinal = run.salt, run.forks.get(position, 0)
-        if not forced and options == before:
+        if not forced and replace(options, n=before.n, beam_width=before.beam_width) == before:
             ordinal += 1
             salt = fork_salt(run.salt, position, ordinal)
         run.forks[position] = ordinal + options.n - 1
@@ -276,6 +276,8 @@ class LLM:
             own = salt if number == 0 else fork_salt(run.salt, position, ordinal + number)
             made = self._run(run.prompt_ids, options, seed, salt=own, prompt=run.prompt, sample=number)
             made.tokens = list(run.tokens[:at])
+            if options.prompt_logprobs == run.sampling.prompt_logprobs:
+                made.prompt_tokens = list(run.prompt_tokens)
             reason = "edited" if text is not None else "forced" if token is not None else "sampled"
             made.descend(run, at, reason)
             return made

@@ -45,7 +45,7 @@ class Sample:
             self._stopper.after(decoder.history, 0.0)
         known = run.prompt_ids + run.token_ids
         self._kept = len(known)  # a fork has the records of these already
-        scored = 1 if run.sampling.prompt_logprobs else len(known)
+        scored = 1 if run.sampling.prompt_logprobs and not run.prompt_tokens else len(known)
         self.branches = [Branch(known + request.forced, scored)]
         self._first: float | None = None
         # The request has more samples: called once, when all that they share is computed.

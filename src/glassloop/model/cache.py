@@ -19,12 +19,12 @@ class Branches:
         """Room for so many tokens in each of so many branches."""
         self._model = model
         self._each = pages_for(tokens)
-        self._pages = model.pages(self._each * branches)
+        self.pages = model.pages(self._each * branches)
         self._tables: dict[int, np.ndarray] = {}
 
     def forward(self, work: Sequence[tuple[int, int, Sequence[int]]], every_logit: bool = False) -> Array:
         """Logits for (branch, first position, tokens) of each branch."""
-        return self._model.forward(self.batch(work, every_logit), self._pages)
+        return self._model.forward(self.batch(work, every_logit), self.pages)
 
     def batch(self, work: Sequence[tuple[int, int, Sequence[int]]], every_logit: bool = False) -> Batch:
         wanted = [len(ids) if every_logit else 1 for _, _, ids in work]
@@ -34,4 +34,4 @@ class Branches:
         """Its pages; a branch that was never seen gets the next ones."""
         first = self._each * len(self._tables)
         pages = np.arange(first, first + self._each, dtype=np.int32)
-        return self._tables.setdefault(branch, np.tile(pages, (len(self._pages), 1)))
+        return self._tables.setdefault(branch, np.tile(pages, (len(self.pages), 1)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from glassloop.model.config import LayerConfig, ModelConfig
 from glassloop.model.rope import Rope
 from glassloop.ops.batch import Batch
-from glassloop.ops.protocol import Array, Matrix, Ops, Pages
+from glassloop.ops.protocol import Array, Forward, Matrix, Ops, Pages
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 
@@ -93,6 +94,15 @@ class Transformer:
         """Logits of the wanted rows, [wanted, vocabulary]. Keys and values of all rows go to their pages."""
         return self._program(batch, pages)
 
+    def hidden(self, batch: Batch, pages: Sequence[Pages]) -> Array:
+        """What the language head would read of the wanted rows, [wanted, dim]."""
+        return self._hidden_program(batch, pages)
+
+    @cached_property
+    def _hidden_program(self) -> Forward:
+        """Made when it is first asked for: most models are only asked for logits."""
+        return self.ops.program(self._hidden)
+
     def pages(self, counts: int | Sequence[int]) -> list[Pages]:
         """Room for the keys and values of so many pages of tokens, for each group of layers."""
         layers = Counter(group for group, _ in self._places)
@@ -102,6 +112,12 @@ class Transformer:
         return [self.ops.pages(n, layers[group], kv_heads, head_dim) for group, n in enumerate(counts)]
 
     def _forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
+        # Language head: a score for each entry of the vocabulary.
+        logits = self.ops.head(self._hidden(batch, pages), self.head)
+        cap = self.config.logit_softcap
+        return logits if cap is None else self.ops.softcap(logits, cap)
+
+    def _hidden(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         ops, config = self.ops, self.config
 
         # Embedding: a vector for each token.
@@ -127,12 +143,8 @@ class Transformer:
             h = self._feed_forward(h, layer)
             x = self._after(x, h, layer.ffn_norm, layer.ffn_post_norm)
 
-        # Language head: a score for each entry of the vocabulary.
         x = ops.take(x, batch.wanted)
-        if self.final_norm is not None:
-            x = self._norm(x, self.final_norm)
-        logits = ops.head(x, self.head)
-        return logits if config.logit_softcap is None else ops.softcap(logits, config.logit_softcap)
+        return x if self.final_norm is None else self._norm(x, self.final_norm)
 
     def _attention(
         self,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.errors import TextError
 from glassloop.text.alphabet import BYTE_CHARACTERS, byte_name, read_shown_bytes, show_bytes, to_alphabet
+from glassloop.text.guard import Guard
 from glassloop.text.pipeline import SpacePrefix, TokenizerParts, WayIn, first_line
 from glassloop.text.vocabulary import LITERAL_KINDS, SPECIAL_KINDS, Kind, Spelling
 
@@ -101,11 +102,13 @@ class Tokenizer:
         **extra: Any,
     ) -> list[int]:
         """Token ids of a conversation, written by the model's own template. What the model wants before a
-        text (BOS) is added unless the template wrote it already."""
+        text (BOS) is added unless the template wrote it already. What messages and tools say is text, and
+        never becomes a special token."""
         if self.chat_template is None:
             raise TextError(
                 f"{self.name} has no chat template; encode a prompt, or give the model a template"
             )
+        (messages, tools), mark = self._guard.protect((messages, tools))
         text = self.chat_template.render(
             messages,
             add_generation_prompt=add_generation_prompt and not continue_final,
@@ -113,9 +116,32 @@ class Tokenizer:
             tools=tools,
             **extra,
         )
-        ids = self.encode(text, add_special=False)
+        first, *others = text.split(mark)
+        ids = self.encode(first, add_special=False)
+        for part in others:
+            # Up to the template's next special token it continues other text.
+            place = min(self._special_places(part), default=len(part))
+            ids += self._spell_out_special(self._encode("bare", part[:place]))
+            ids += self.encode(part[place:], add_special=False)
         before = list(self._parts.before)
         return ids if ids[: len(before)] == before else before + ids
+
+    @cached_property
+    def _guard(self) -> Guard:
+        texts = (self.token_bytes(token_id).decode("utf-8", "replace") for token_id in self.special_ids)
+        return Guard([text for text in texts if text], self._special_places)
+
+    def _special_places(self, text: str) -> list[int]:
+        """Where in a text special tokens begin."""
+        try:
+            found = self._parts.model.for_text(text).parsing.encode(text, add_special_tokens=False)
+        except Exception:  # not text; whoever encodes it will say so
+            return []
+        return [
+            span[0]
+            for token_id, span in zip(found.ids, found.offsets, strict=True)
+            if token_id in self.special_ids
+        ]
 
     def _encode(self, way_in: WayIn, text: str) -> list[int]:
         if not isinstance(text, str):

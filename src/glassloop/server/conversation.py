@@ -1,0 +1,70 @@
+"""Messages as OpenAI has them, and their way to the model's own template."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from glassloop.errors import TextError
+from glassloop.server.errors import refused
+from glassloop.server.options import Body
+from glassloop.text.tokenizer import Tokenizer
+
+
+class TextPart(Body):
+    type: Literal["text", "input_text", "output_text"] = "text"
+    text: str
+    annotations: list[Any] | None = None  # of an answer that is sent back
+    logprobs: list[Any] | None = None
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None  # of an answer that is sent back
+    audio: None = None
+    function_call: None = None
+
+
+Messages = list[Message]
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: dict[str, Any] = Field(description="name, description, parameters")
+
+
+def plain(messages: Messages) -> list[dict[str, Any]]:
+    """As templates expect them."""
+    made = []
+    for message in messages:
+        each = message.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
+        if each["role"] == "developer":
+            each["role"] = "system"
+        if isinstance(message.content, list):
+            each["content"] = [{"type": "text", "text": part.text} for part in message.content]
+        elif message.content is None and message.refusal is not None:
+            each["content"] = message.refusal
+        made.append(each)
+    return made
+
+
+def encode(
+    tokenizer: Tokenizer, messages: Messages, tools: list[Tool] | None = None, *, continue_final: bool = False
+) -> list[int]:
+    """The prompt's token ids. What messages say never becomes a special token."""
+    if tokenizer.chat_template is None:
+        raise TextError("messages cannot be written: this model has no chat template; use /v1/completions")
+    written = plain(messages)
+    if not tools:
+        return tokenizer.encode_chat(written, continue_final=continue_final)
+    described = [tool.model_dump() for tool in tools]
+    ids = tokenizer.encode_chat(written, tools=described, continue_final=continue_final)
+    if ids == tokenizer.encode_chat(written, continue_final=continue_final):
+        raise refused("tools", "this model's chat template has no place for them; describe them in a message")
+    return ids

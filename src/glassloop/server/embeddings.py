@@ -1,0 +1,114 @@
+"""`POST /v1/embeddings`: the mean of the last hidden states of a text's tokens, of length one."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Literal
+
+import numpy as np
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from glassloop.engine.hidden import mean_hidden
+from glassloop.ops.quant import Float32
+from glassloop.server import answers
+from glassloop.server.errors import APIError
+from glassloop.server.options import Body, prompts_of
+from glassloop.server.service import Service
+from glassloop.server.wire import JSON, unless_gone
+
+_MOST_INPUTS = 256
+
+
+class EmbeddingBody(Body):
+    input: str | list[str] | list[int] | list[list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+
+
+class Embedding(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingAnswer(BaseModel):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(tags=["OpenAI"], responses=answers.ERRORS)
+
+    @routes.post("/v1/embeddings", response_model=EmbeddingAnswer)
+    async def embeddings(request: Request, body: EmbeddingBody) -> Response:
+        service.check_model(body.model)
+        dim = service.llm.config.dim
+        if body.dimensions not in (None, dim):
+            raise APIError(
+                400,
+                f"dimensions is {body.dimensions}; this model has {dim} and cannot be cut",
+                param="dimensions",
+            )
+        return await unless_gone(request, _embed(service, body))
+
+    return routes
+
+
+async def _embed(service: Service, body: EmbeddingBody) -> Response:
+    inputs = await asyncio.to_thread(_encode, service, body)
+    made = []
+    for index, ids in enumerate(inputs):
+        vector = await asyncio.to_thread(_vector, service, ids)
+        if body.encoding_format == "base64":
+            shown: object = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        else:
+            shown = vector.tolist()
+        made.append({"object": "embedding", "index": index, "embedding": shown})
+    tokens = sum(map(len, inputs))
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return JSON({"object": "list", "data": made, "model": service.name, "usage": usage})
+
+
+def _vector(service: Service, ids: list[int]) -> Float32:
+    mean = mean_hidden(service.llm.engine, ids)
+    length = float(np.linalg.norm(mean))
+    return mean / np.float32(length) if length else mean
+
+
+def _encode(service: Service, body: EmbeddingBody) -> list[list[int]]:
+    inputs = prompts_of(body.input, "input")
+    if len(inputs) > _MOST_INPUTS:
+        raise APIError(
+            400, f"input has {len(inputs)} texts; at most {_MOST_INPUTS} are expected", param="input"
+        )
+    made = []
+    for place, each in enumerate(inputs):
+        if isinstance(each, str):
+            service.check_text(each, "input")
+            ids = service.llm.tokenizer.encode(each, parse_special=False)
+        else:
+            ids = list(each)
+            if any(not 0 <= token < service.llm.config.vocab_size for token in ids):
+                raise APIError(
+                    400,
+                    f"input[{place}] has token ids outside the vocabulary, 0 to"
+                    f" {service.llm.config.vocab_size - 1}",
+                    param="input",
+                )
+        if not ids:
+            raise APIError(400, f"input[{place}] is empty; at least one token is expected", param="input")
+        service.check_length(len(ids), "input")
+        made.append(ids)
+    return made

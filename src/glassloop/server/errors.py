@@ -1,0 +1,147 @@
+"""What clients are told when something cannot be done: OpenAI's error shape, always with a status."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from glassloop.decode.sampling import Sampling
+from glassloop.engine.thread import Busy
+from glassloop.errors import GlassloopError
+
+_FIELDS = frozenset(field.name for field in fields(Sampling)) | {
+    *("at", "dimensions", "input", "messages", "prompt", "stop", "token", "tools"),
+}
+_TOO_LONG = re.compile(r"\w+ has \d+ (tokens|characters); ")
+_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+# Parameters of OpenAI's that have no meaning here, and why.
+UNSUPPORTED = {
+    "suffix": "text is only continued, never filled in before a suffix",
+    "audio": "only text is generated",
+    "prediction": "drafts are made by the server itself, and never change an answer",
+    "functions": "it is long deprecated; use tools",
+    "function_call": "it is long deprecated; use tool_choice",
+    "reasoning_effort": "no model here has such a setting",
+    "reasoning": "no model here has such a setting",
+    "web_search_options": "the server reaches nothing outside itself",
+    "previous_response_id": "responses are not chained by the server; send the whole conversation as input",
+    "conversation": "conversations are not kept by the server; send the whole conversation as input",
+    "prompt_cache_retention": "the cache of prefixes is always on, and has no clock",
+    "max_tool_calls": "tools are text, and called by nobody here",
+}
+
+
+class APIError(Exception):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {
+            "error": {"message": self.message, "type": kind, "param": self.param, "code": self.code},
+        }
+
+    @property
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def refused(name: str, why: str) -> APIError:
+    return APIError(400, f"{name} is not supported: {why}", param=name, code="unsupported_parameter")
+
+
+def as_api_error(error: BaseException) -> APIError:
+    """What to say of an exception. Those of our own making are for people; others stay in the log."""
+    if isinstance(error, APIError):
+        return error
+    if isinstance(error, Busy):
+        return APIError(429, str(error), code="queue_full", headers={"Retry-After": "2"})
+    if isinstance(error, GlassloopError):
+        code = "context_length_exceeded" if _TOO_LONG.match(str(error)) else None
+        return APIError(400, str(error), param=_field_of(str(error)), code=code)
+    if isinstance(error, RecursionError):
+        return APIError(400, "the body is nested too deeply; fewer levels are expected")
+    return APIError(500, "something went wrong in the server, which its log tells", code="internal_error")
+
+
+def _field_of(message: str) -> str | None:
+    """Our messages begin with the name of what was wrong."""
+    found = re.match(r"(?:a key of )?(\w+)((?:\[\w+\]|\.\w+)*) ", message)
+    return found[1] + found[2] if found and found[1] in _FIELDS else None
+
+
+def install(app: FastAPI) -> None:
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return _describe(error, known_names(request)).response
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        message = {
+            404: f"there is no {request.method} {request.url.path}",
+            405: f"{request.url.path} does not take {request.method}",
+            400: "the body cannot be read: JSON in UTF-8, not nested too deeply, is expected",
+        }.get(error.status_code, str(error.detail))
+        headers = dict(error.headers) if error.headers else None
+        return APIError(error.status_code, message, headers=headers).response
+
+    async def _ours(request: Request, error: Exception) -> JSONResponse:
+        return as_api_error(error).response
+
+    for kind in (APIError, GlassloopError, RecursionError):
+        app.add_exception_handler(kind, _ours)
+
+
+def known_names(request: Request) -> list[str]:
+    """The names of the body's fields, for suggestions."""
+    field = getattr(request.scope.get("route"), "body_field", None)
+    model = getattr(getattr(field, "field_info", None), "annotation", None)
+    return list(getattr(model, "model_fields", {}))
+
+
+def _describe(error: RequestValidationError, known: list[str]) -> APIError:
+    """The first of what pydantic found, in our words."""
+    first = error.errors()[0]
+    kind, place = first["type"], [str(part) for part in first["loc"][1:]]
+    if kind == "json_invalid":
+        at = first["loc"][-1]
+        why = first.get("ctx", {}).get("error", "broken")
+        return APIError(400, f"the body is not JSON: {why} at character {at}", code="invalid_json")
+    # A union's branches are part of the place, by the names of their types; fields begin in lower case.
+    shown = [part for part in place if re.fullmatch(r"[a-z0-9_\-]+|\d+", part) and part not in _TYPES]
+    param = ".".join(shown) or None
+    if kind == "extra_forbidden" and place:
+        name = place[-1]
+        if name in UNSUPPORTED:
+            return refused(name, UNSUPPORTED[name])
+        close = get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else "see /docs for what there is"
+        return APIError(400, f"{param} is not a parameter; {hint}", param=param, code="unknown_parameter")
+    if kind == "missing":
+        message = f"{param or 'the body'} is missing"
+    else:
+        message = f"{param or 'the body'}: {first['msg']}"
+    code = "missing_required_parameter" if kind == "missing" else "invalid_value"
+    return APIError(400, message, param=param, code=code)
+
+
+_TYPES = frozenset(("str", "int", "float", "bool", "list", "dict", "json", "none"))

@@ -1,0 +1,158 @@
+"""What every request passes before anything looks at it: whose it is, where it came from, how large it is.
+
+Plain ASGI, so that streams and their ends go straight through. It also counts and logs what has passed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs, unquote_to_bytes
+
+from fastapi import HTTPException
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from glassloop.server.errors import APIError, as_api_error
+from glassloop.server.service import Service
+from glassloop.server.wire import ClientGone
+
+COOKIE = "glassloop-key"
+_OPEN = ("/health",)  # no key is asked for
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_CLOSED = ("/v1/", "/api/", "/tokenize", "/detokenize", "/metrics", "/docs", "/openapi.json")
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+}
+
+
+class Gate:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        self._settings = service.settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+        run: str | None = None
+
+        async def answer(message: Message) -> None:
+            nonlocal status, run
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+                run = headers.get("x-glassloop-run")
+            await send(message)
+
+        try:
+            self._check(scope)
+            await self._app(scope, self._bounded(scope, receive), answer)
+        except ClientGone:
+            status = 499
+        except Exception as error:
+            told = as_api_error(error)
+            if told.status == 500:
+                self._service.log("error", path=scope["path"], error=f"{type(error).__name__}: {error}")
+            if status == 0:
+                await told.response(scope, receive, answer)
+        finally:
+            self._note(scope, status, run, time.perf_counter() - began)
+
+    # ── may it come in ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _check(self, scope: Scope) -> None:
+        headers, path = Headers(scope=scope), scope["path"]
+        if self._service.draining and path not in _OPEN:
+            raise APIError(503, "the server is shutting down", code="shutting_down")
+        if self._settings.api_keys:
+            offers = path == "/" and b"key=" in scope["query_string"]
+            if (offers or _needs_key(path)) and not self._has_key(scope, headers):
+                raise APIError(
+                    401,
+                    "an API key is expected: Authorization: Bearer …",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+        elif self._settings.is_local and _host(headers) not in (*_LOCAL, self._settings.host):
+            # A web page elsewhere can have a name of its own point here. Its requests say that name.
+            raise APIError(403, "this server answers to localhost only", code="wrong_host")
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > self._settings.most_body:
+            raise _too_large(self._settings.most_body)
+
+    def _has_key(self, scope: Scope, headers: Headers) -> bool:
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        # A header is bytes; whoever puts a text into it that is not ASCII writes UTF-8.
+        found = [given.strip().encode("latin-1")] if kind.lower() == "bearer" else []
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        except CookieError:
+            cookie = None
+        if cookie is not None:
+            found.append(unquote_to_bytes(cookie.value))
+        if scope["path"] == "/":
+            given_keys = parse_qs(scope["query_string"].decode("latin-1")).get("key", [])
+            found += [each.encode("utf-8", "replace") for each in given_keys]
+        return any(self.is_key(each) for each in found)
+
+    def is_key(self, given: bytes) -> bool:
+        """All keys are compared, each in a time that does not tell how much of it was right."""
+        same = [hmac.compare_digest(given, key.encode()) for key in self._settings.api_keys]
+        return any(same)
+
+    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
+        """A body that says nothing of its length is counted as it comes."""
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._settings.most_body:
+                # The one kind that FastAPI lets through while it reads a body.
+                raise HTTPException(413, _too_large(self._settings.most_body).message)
+            return message
+
+        return counted
+
+    # ── what has passed ────────────────────────────────────────────────────────────────────────────────────
+
+    def _note(self, scope: Scope, status: int, run: str | None, seconds: float) -> None:
+        route = scope.get("route")
+        path = getattr(route, "path", "other")  # the pattern: a client must not be able to make up labels
+        self._service.metrics.requests.labels(path, str(status or 499)).inc()
+        details: dict[str, Any] = {"run": run} if run else {}
+        self._service.log(
+            "request",
+            method=scope["method"],
+            path=scope["path"][:200],
+            status=status or 499,
+            seconds=round(seconds, 4),
+            **details,
+        )
+
+
+def _needs_key(path: str) -> bool:
+    return path not in _OPEN and any(
+        path == closed.rstrip("/") or path.startswith(closed) for closed in _CLOSED
+    )
+
+
+def _host(headers: Headers) -> str:
+    host = headers.get("host", "")
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
+
+
+def _too_large(most: int) -> APIError:
+    return APIError(413, f"the body is larger than {most} bytes", code="body_too_large")

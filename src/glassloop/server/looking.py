@@ -1,0 +1,151 @@
+"""`/api/…` for those who look closer: why a token, the lenses, files, and what the server can do."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import MISSING, fields
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from glassloop.decode.chain import DEFAULT_ORDER
+from glassloop.decode.sampling import Sampling
+from glassloop.server import answers, glass, shapes
+from glassloop.server.errors import APIError
+from glassloop.server.explaining import Explainer, ExplanationShape, read_overrides
+from glassloop.server.live import Live, Tree
+from glassloop.server.service import Service
+from glassloop.server.wire import JSON
+
+Id = Annotated[str, Path(max_length=64)]
+_NOT_OPTIONS = ("luck",)
+_BINARY = {"type": "string", "format": "binary"}
+
+
+class OptionShape(BaseModel):
+    name: str
+    kind: str
+    default: Any
+    help: str
+
+
+class Info(BaseModel):
+    model: str
+    version: str
+    ops: str
+    chat: bool
+    context: int
+    vocabulary: int
+    layers: int
+    dim: int
+    heads: int
+    kv: dict[str, int]
+    load: dict[str, int]
+    options: list[OptionShape]
+    stages: list[str]
+    lenses: list[str]
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(prefix="/api", tags=["runs"], responses=answers.ERRORS)
+    explainer = Explainer(service)
+
+    @routes.get("/info", response_model=Info, tags=["operation"])
+    async def info() -> Response:
+        return JSON(_info(service))
+
+    @routes.get("/runs/{id}/explain/{index}", response_model=ExplanationShape)
+    async def explain(
+        id: Id,
+        index: Annotated[int, Path(ge=0, le=1 << 31)],
+        request: Request,
+        luck: Annotated[Literal["same", "new"], Query()] = "same",
+    ) -> Response:
+        """Any field of Sampling in the query makes it a what-if."""
+        live = service.shelf.get(id)
+        query = {name: text for name, text in request.query_params.items() if name not in _NOT_OPTIONS}
+        overrides = read_overrides(query)
+        told = await asyncio.to_thread(explainer.explain, live, index, overrides, luck == "new")
+        return JSON(told)
+
+    @routes.get("/runs/{id}/lens/{name}", response_model=dict[str, Any])
+    async def lens(id: Id, name: Annotated[str, Path(max_length=64)]) -> Response:
+        service.shelf.get(id)
+        raise APIError(501, "this version has no lenses yet", param="name", code="not_implemented")
+
+    @routes.get(
+        "/runs/{id}/export",
+        response_class=Response,
+        responses={200: {"content": {glass.MEDIA_TYPE: {}}}},
+    )
+    async def export(id: Id) -> Response:
+        live = service.shelf.get(id)
+        if live.request is not None:
+            raise APIError(
+                409, f"run {id} is {live.status}; wait for its end or stop it", code="still_running"
+            )
+        body = await asyncio.to_thread(glass.save, live.run)
+        name = f'attachment; filename="{live.run.id}.glass"'
+        return Response(body, media_type=glass.MEDIA_TYPE, headers={"content-disposition": name})
+
+    @routes.post(
+        "/runs/import",
+        response_model=shapes.Runs,
+        status_code=201,
+        openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": _BINARY}}}},
+    )
+    async def import_(request: Request) -> Response:
+        run = await asyncio.to_thread(glass.load, await request.body())
+        if service.shelf.find(run.id) is not None:
+            raise APIError(409, f"run {run.id} is here already", code="exists")
+        live = Live(run, Tree())
+        service.shelf.add(live)
+        service.shelf.ended(live)
+        return JSON({"runs": [shapes.summary(service, live)]}, 201)
+
+    return routes
+
+
+def _info(service: Service) -> dict[str, Any]:
+    llm, config = service.llm, service.llm.config
+    tree, load = llm.engine.loop.tree, llm.engine.load
+    instructions = getattr(llm.transformer.ops, "instructions", None)
+    return {
+        "model": service.name,
+        "version": _version(),
+        "ops": f"{llm.ops}/{instructions}" if instructions else llm.ops,
+        "chat": llm.tokenizer.chat_template is not None,
+        "context": config.context,
+        "vocabulary": config.vocab_size,
+        "layers": len(config.layers),
+        "dim": config.dim,
+        "heads": config.heads,
+        "kv": {
+            "memory": tree.memory,
+            "page_bytes": tree.page_bytes,
+            "pages": tree.node_count,
+            "capacity": tree.capacity,
+        },
+        "load": load._asdict(),
+        "options": [
+            {
+                "name": field.name,
+                "kind": field.metadata["kind"],
+                "default": {} if field.default is MISSING else field.default,
+                "help": field.metadata["help"],
+            }
+            for field in fields(Sampling)
+        ],
+        "stages": list(DEFAULT_ORDER),
+        "lenses": [],
+    }
+
+
+def _version() -> str:
+    try:
+        return version("glassloop")
+    except PackageNotFoundError:
+        return "unknown"

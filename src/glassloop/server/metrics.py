@@ -1,0 +1,99 @@
+"""Numbers for Prometheus. What the engine counts is read when somebody asks; what requests experience is
+noted when a run ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from glassloop.engine.llm import LLM
+from glassloop.trace.run import Run
+
+_FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_EACH = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+
+
+class Metrics:
+    def __init__(self, llm: LLM) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = registry = CollectorRegistry()
+
+        def counter(name: str, help: str, *labels: str) -> Counter:
+            return Counter(f"glassloop_{name}", help, labels, registry=registry)
+
+        def histogram(name: str, help: str, buckets: Iterable[float]) -> Histogram:
+            return Histogram(f"glassloop_{name}", help, buckets=tuple(buckets), registry=registry)
+
+        self.requests = counter("http_requests", "HTTP requests", "path", "status")
+        self._runs = counter("runs", "Runs that have ended", "finish_reason")
+        self._prompt = counter("prompt_tokens", "Tokens of prompts")
+        self._cached = counter("cached_prompt_tokens", "Tokens of prompts that were in the cache")
+        self._made = counter("generated_tokens", "Tokens that were generated")
+        self._proposed = counter("draft_tokens_proposed", "Tokens that a drafter guessed")
+        self._accepted = counter("draft_tokens_accepted", "Tokens that a drafter guessed rightly")
+        self._preempted = counter("preemptions", "Times that a run had to make room for another")
+        self._queue = histogram("queue_seconds", "Until a request's first token was computed", _FIRST)
+        self._first = histogram("time_to_first_token_seconds", "Until a run's first token was there", _FIRST)
+        self._each = histogram("time_per_token_seconds", "Between two tokens of a run", _EACH)
+        registry.register(_Engine(llm))
+
+    def ended(self, run: Run, kept: int) -> None:
+        """A run has ended, of whose tokens the first `kept` were there before."""
+        self._runs.labels(run.finish_reason or "").inc()
+        if run.sample == 0:
+            self._prompt.inc(len(run.prompt_ids))
+            self._cached.inc(run.cached_tokens)
+            self._queue.observe(run.timings.queue)
+        tokens = run.tokens[kept:]
+        self._made.inc(len(tokens))
+        self._proposed.inc(run.drafts.proposed)
+        self._accepted.inc(run.drafts.accepted)
+        self._preempted.inc(run.timings.preempted)
+        if tokens:
+            self._first.observe(tokens[0].seconds)
+        for before, after in pairwise(tokens):
+            self._each.observe(after.seconds - before.seconds)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _Engine:
+    """Asked anew for each reading."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+
+    def collect(self) -> Iterable[Any]:
+        engine = self._llm.engine
+        counters, tree, load = engine.loop.counters, engine.loop.tree, engine.load
+        gauges: dict[str, tuple[str, float]] = {
+            "requests_waiting": ("Requests in the queue", load.waiting),
+            "requests_running": ("Branches that are computed together now: the batch", load.running),
+            "kv_pages": ("Pages of keys and values, kept ones included", tree.node_count),
+            "kv_pages_held": ("Pages that running requests hold", tree.held),
+            "kv_pages_capacity": ("Pages that there is room for", tree.capacity),
+            "kv_bytes": ("Bytes of keys and values", tree.used_bytes),
+        }
+        counts: dict[str, tuple[str, float]] = {
+            "engine_steps": ("Forward passes", counters.steps),
+            "engine_rows": ("Rows of all forward passes; by the steps it is the mean batch", counters.rows),
+            "engine_forward_seconds": ("Seconds in forward passes", counters.forward_seconds),
+            "engine_step_seconds": ("Seconds in steps", counters.step_seconds),
+            "kv_pages_evicted": ("Pages that had to go", tree.evicted),
+        }
+        for name, (help, value) in gauges.items():
+            yield GaugeMetricFamily(f"glassloop_{name}", help, value)
+        for name, (help, value) in counts.items():
+            yield CounterMetricFamily(f"glassloop_{name}", help, value)

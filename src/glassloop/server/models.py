@@ -1,0 +1,78 @@
+"""`GET /v1/models`: the one that is served. And how the server itself is."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from glassloop.server import answers
+from glassloop.server.errors import APIError
+from glassloop.server.service import Service
+from glassloop.server.wire import JSON
+
+
+class ModelAnswer(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelsAnswer(BaseModel):
+    object: Literal["list"]
+    data: list[ModelAnswer]
+
+
+class HealthAnswer(BaseModel):
+    status: Literal["ok", "shutting down"]
+    model: str
+    waiting: int
+    running: int
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(responses=answers.ERRORS)
+    created = int(time.time())
+
+    def described() -> ModelAnswer:
+        return ModelAnswer(
+            id=service.name,
+            object="model",
+            created=created,
+            owned_by="glassloop",
+            max_model_len=service.llm.config.context,
+        )
+
+    @routes.get("/v1/models", tags=["OpenAI"])
+    async def models() -> ModelsAnswer:
+        return ModelsAnswer(object="list", data=[described()])
+
+    @routes.get("/v1/models/{model:path}", tags=["OpenAI"])
+    async def model(model: str) -> ModelAnswer:
+        service.check_model(model)
+        return described()
+
+    @routes.get("/health", tags=["operation"], response_model=HealthAnswer)
+    async def health() -> Response:
+        load = service.llm.engine.load
+        status = "shutting down" if service.draining else "ok"
+        told = {"status": status, "model": service.name, "waiting": load.waiting, "running": load.running}
+        if service.draining:
+            raise APIError(503, "the server is shutting down", code="shutting_down")
+        return JSON(told)
+
+    @routes.get(
+        "/metrics",
+        tags=["operation"],
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return routes

@@ -1,0 +1,91 @@
+"""Runs the server until it is told to end, and then lets what runs finish, for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+
+from glassloop.engine.llm import LLM
+from glassloop.errors import GlassloopError
+from glassloop.server.app import make_app
+from glassloop.server.logs import Log
+from glassloop.server.service import Service
+from glassloop.server.settings import Settings
+
+
+def serve(llm: LLM, settings: Settings) -> None:
+    log = Log(settings.log_prompts)
+    service = Service(llm, settings, log)
+    listening = _listen(settings)
+    port = listening.getsockname()[1]
+    config = uvicorn.Config(
+        make_app(service),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.grace) + 5,
+        lifespan="off",
+    )
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    print(
+        f"Glassloop serves {service.name} at http://{host}:{port} (API: /docs)", file=sys.stderr, flush=True
+    )
+    log("start", model=service.name, host=settings.host, port=port)
+    try:
+        _Server(config, service).run(sockets=[listening])
+    finally:
+        llm.close()
+        log("end")
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """The socket, bound before anything else, so that a port in use is one line and not a traceback."""
+    kind = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(kind, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+        listening.listen(1024)
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise GlassloopError(f"cannot listen at {settings.host}:{settings.port}: {error}") from None
+    return listening
+
+
+class _Server(uvicorn.Server):
+    """The first signal refuses new requests and lets the others finish, within their grace; then they are
+    ended, and told so. The second ends them at once."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._home: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._home = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        service, home = self._service, self._home
+        if home is not None:
+            if service.draining and sig == signal.SIGINT:
+                home.call_soon_threadsafe(service.end_all)
+            elif not service.draining:
+                service.draining = True
+                home.call_soon_threadsafe(self._drain)
+        # As uvicorn's own, but for what it does at the end: die by the signal, as if it had not been heard.
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+
+    def _drain(self) -> None:
+        assert self._home is not None
+        self._service.log("shutdown", running=len(self._service.shelf.running()))
+        for live in self._service.shelf.newest(sys.maxsize):
+            live.tree.wake()  # followers of what does not run any more may go
+        self._home.call_later(self._service.settings.grace, self._service.end_all)

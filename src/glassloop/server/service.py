@@ -1,0 +1,245 @@
+"""The one place where requests meet the engine: checked, started, followed, ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from glassloop.decode.chain import build_chain
+from glassloop.decode.sampling import Sampling
+from glassloop.engine.llm import LLM, Prompt
+from glassloop.engine.request import Request
+from glassloop.errors import TextError
+from glassloop.server.errors import APIError, as_api_error
+from glassloop.server.live import Event, Hub, Live, Tree
+from glassloop.server.logs import Log
+from glassloop.server.metrics import Metrics
+from glassloop.server.settings import Settings
+from glassloop.server.shelf import Shelf, Store
+from glassloop.trace.run import Run
+from glassloop.trace.token import Token
+
+
+class Service:
+    def __init__(self, llm: LLM, settings: Settings, log: Log, store: Store | None = None) -> None:
+        self.llm = llm
+        self.settings = settings
+        self.log = log
+        self.shelf = Shelf(settings.keep, store)
+        self.metrics = Metrics(llm)
+        self.draining = False
+        self._hub: Hub | None = None
+        self._longest: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.settings.served_name
+
+    def check_model(self, model: str | None) -> None:
+        if model is not None and model != self.name:
+            raise APIError(
+                404,
+                f"model is {model[:80]!r}; this server has {self.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    # ── before a request is let in ─────────────────────────────────────────────────────────────────────────
+
+    def prepare(self, prompt: Prompt, sampling: Sampling) -> Request:
+        """Checked as a whole, so that nothing is refused once an answer has begun. Takes a while where the
+        prompt is long: not for the event loop's thread."""
+        if isinstance(prompt, str):
+            self.check_text(prompt)
+        self.check_sampling(sampling)
+        request = self.llm.prepare(prompt, sampling)
+        self.check_length(len(request.prompt_ids))
+        return request
+
+    def check_text(self, text: str, name: str = "prompt") -> None:
+        """A text that must be too long is not encoded to find out."""
+        if self._longest is None:
+            tokenizer = self.llm.tokenizer
+            self._longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
+        if any("\ud800" <= character <= "\udfff" for character in text[: self._longest * self.most_prompt]):
+            raise TextError(f"{name} has a lone surrogate, which is no text")
+        if len(text) > self._longest * self.most_prompt:
+            raise TextError(
+                f"{name} has {len(text)} characters; at most {self.most_prompt} tokens are expected"
+            )
+
+    def check_length(self, tokens: int, name: str = "prompt") -> None:
+        if tokens > self.most_prompt:
+            raise TextError(f"{name} has {tokens} tokens; at most {self.most_prompt} are expected")
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        build_chain(sampling, self.llm.config.vocab_size)
+        if max(sampling.n, sampling.beam_width) > self.settings.most_choices:
+            name = "n" if sampling.n > sampling.beam_width else "beam_width"
+            raise APIError(
+                400,
+                f"{name} is {max(sampling.n, sampling.beam_width)}; at most"
+                f" {self.settings.most_choices} is expected",
+                param=name,
+            )
+        if sampling.constraint is not None:
+            from glassloop.decode.grammar import Grammar
+
+            Grammar(sampling, self.llm.config.vocab_size, self.llm.tokenizer)
+
+    @property
+    def most_prompt(self) -> int:
+        return min(self.settings.most_prompt or self.llm.config.context, self.llm.config.context)
+
+    # ── starting and ending ────────────────────────────────────────────────────────────────────────────────
+
+    def start(
+        self,
+        requests: Sequence[Request],
+        tree: Tree | None = None,
+        *,
+        names: Sequence[str | None] = (),
+        limit: int | None = None,
+        chat: bool = False,
+    ) -> list[Live]:
+        """Let them in, all or none, as runs of one tree. `limit`: each pauses after so many new tokens."""
+        tree = tree or Tree()
+        lives: list[Live] = []
+        try:
+            for place, request in enumerate(requests):
+                made = [Live(run, tree, names[place] if names else None) for run in request.runs]
+                for live in made:
+                    live.chat = chat
+                    live.limit = None if limit is None else live.told + len(request.forced) + limit
+                lives += made
+                self._submit(request, made)
+        except Exception as error:
+            for live in lives:
+                if live.request is not None:
+                    self.llm.cancel(live.request)
+                    self.shelf.forget(live, for_good=True)
+            raise as_api_error(error) from error
+        return lives
+
+    def go_on(self, live: Live, tokens: int | None) -> None:
+        """Continue a run that was stopped, with the luck that it has: as if it had never been."""
+        run = live.run
+        if live.status != "paused":
+            raise APIError(
+                409,
+                f"run {run.id} is {live.status}"
+                + (f" (it ended by {run.finish_reason})" if run.finish_reason else "")
+                + "; only one that was stopped or paused goes on. Fork it at its end instead",
+                code="not_paused",
+            )
+        before = run.finish_reason, run.stop_reason, run.tail
+        run.finish_reason, run.stop_reason, run.tail = None, None, ""
+        live.limit = None if tokens is None else len(run.tokens) + tokens
+        live.told = len(run.tokens)
+        request = Request(run.prompt_ids, replace(run.sampling, n=1), [run], drafts=live.limit is None)
+        try:
+            self._submit(request, [live])
+        except Exception as error:
+            run.finish_reason, run.stop_reason, run.tail = before
+            raise as_api_error(error) from error
+
+    def _submit(self, request: Request, lives: list[Live]) -> None:
+        if self._hub is None:
+            self._hub = Hub(asyncio.get_running_loop(), self._deliver)
+        if any(live.limit is not None for live in lives):
+            request.drafts = False  # a guess that is right would run past the pause
+        hub, by_run = self._hub, {id(live.run): live for live in lives}
+
+        def tell(run: Run, token: Token | None) -> None:
+            live = by_run[id(run)]
+            hub.put(live, token)
+            if live.limit is not None and len(run.tokens) >= live.limit:
+                self.llm.cancel(request)
+
+        request.listener = tell
+        self.llm.submit(request)
+        for live in lives:
+            live.request = request
+            self.shelf.add(live)
+            live.tree.add(Event("run", live, live.told, None))
+
+    def _deliver(self, live: Live, token: Token | None) -> None:
+        if token is not None:
+            live.tree.add(Event("token", live, live.told, token))
+            live.told += 1
+            return
+        request = live.request
+        self._end(live)
+        if request is not None and all(run.finish_reason for run in request.runs):
+            # A search may find fewer texts than were asked for; the others have nothing to wait for.
+            for other in list(live.tree.lives.values()):
+                if other.request is request and other.run not in request.runs:
+                    other.run.finish_reason, other.run.stop_reason = "cancelled", "there are no more texts"
+                    self._end(other)
+
+    def _end(self, live: Live) -> None:
+        run, live.request = live.run, None
+        live.limit = None
+        live.tree.add(Event("end", live, live.told, None))
+        self.metrics.ended(run, run.fork_at or 0)
+        self.log.run(run, run.prompt)
+        self.shelf.ended(live)
+
+    def cancel(self, lives: Sequence[Live]) -> None:
+        for request in {live.request for live in lives if live.request is not None}:
+            self.llm.cancel(request)
+
+    def end_all(self) -> None:
+        """The server ends; so does what still runs."""
+        self.cancel(self.shelf.running())
+
+    # ── following ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def enter(self, requests: Sequence[Request], **options: Any) -> list[Live]:
+        """Start runs that somebody waits for; when nobody does any more, `leave` ends them."""
+        lives = self.start(requests, **options)
+        for live in lives:
+            live.users += 1
+        return lives
+
+    def leave(self, lives: Sequence[Live]) -> None:
+        self.cancel(lives)
+        for live in lives:
+            live.users -= 1
+        self.shelf.trim()
+
+    async def finish(self, requests: Sequence[Request], **options: Any) -> list[Live]:
+        """Runs to their end. Those of a search that found fewer texts are not among them."""
+        lives = self.enter(requests, **options)
+        try:
+            async for _ in self.events(lives):
+                pass
+            found = [live for live in lives if any(live.run in request.runs for request in requests)]
+            for live in found:
+                self.raise_if_failed(live)
+            return found
+        finally:
+            self.leave(lives)
+
+    async def events(
+        self, lives: Sequence[Live], beat: float | None = None
+    ) -> AsyncGenerator[Event | None, None]:
+        """Tokens and ends of runs that were started together; None when nothing has come for a while."""
+
+        def over() -> bool:
+            return all(live.request is None for live in lives)
+
+        mine = set(lives)
+        async for _, event in lives[0].tree.follow(0, over, beat):
+            if event is None or (event.kind != "run" and event.live in mine):
+                yield event
+
+    def raise_if_failed(self, live: Live) -> None:
+        """An answer that the client should not take for one."""
+        run = live.run
+        if run.finish_reason == "error":
+            raise as_api_error(run.error or RuntimeError(run.stop_reason))
+        if run.finish_reason == "cancelled" and self.draining:
+            raise APIError(503, "the server is shutting down", code="shutting_down")

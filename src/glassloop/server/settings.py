@@ -1,0 +1,52 @@
+"""What a server is told when it starts, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from glassloop.errors import GlassloopError
+
+
+@dataclass(frozen=True)
+class Settings:
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    open_to_all: bool = False  # bind wider than this machine without a key
+    keep: int = 1000  # runs that are kept once they have ended
+    most_body: int = 8 << 20  # bytes of a request
+    most_prompt: int | None = None  # tokens; the model's context if not given
+    most_choices: int = 128  # runs that one request may start
+    timeout: float = 600.0  # seconds for one request, its time in the queue included
+    grace: float = 30.0  # seconds that running requests have when the server is told to end
+    log_prompts: bool = False
+    static: Path = Path(__file__).parent / "static"  # the studio, where it is built
+
+    def __post_init__(self) -> None:
+        if any(not key.strip() for key in self.api_keys):
+            raise GlassloopError("api-key is empty; a text of your choice is expected")
+        if not self.api_keys and not self.open_to_all and not self.is_local:
+            raise GlassloopError(
+                f"host is {self.host}, which others can reach: give an --api-key, or say --open to let"
+                " everybody in"
+            )
+
+    @property
+    def is_local(self) -> bool:
+        """Only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def served_name(self) -> str:
+        """What clients call the model: its name, and of a path only the last part."""
+        path = Path(self.model)
+        looks_like_path = path.suffix in (".gguf", ".safetensors") or path.is_absolute() or path.exists()
+        return (path.stem if path.suffix else path.name) if looks_like_path else self.model

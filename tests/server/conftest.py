@@ -1,0 +1,85 @@
+"""One server for all tests that can share it: a real process with the real default model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+
+import httpx2 as httpx
+import pytest
+
+from glassloop import LLM
+
+MODEL = "smollm2-135m-instruct"
+
+
+class Server:
+    """A `glassloop serve` at a port of its own; its log is kept."""
+
+    def __init__(self, *flags: str, env: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "glassloop", "serve", "--port", "0", *flags],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | (env or {}),
+            cwd=tempfile.gettempdir(),
+        )
+        self.log: list[str] = []
+        first = self.process.stderr.readline()
+        found = re.search(r"http://[\d.]+:\d+", first)
+        assert found, first + self.process.stderr.read()
+        self.url = found[0]
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        self.log += self.process.stderr
+
+    def get(self, path: str, **options) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=60, **options)
+
+    def post(self, path: str, body: object = None, **options) -> httpx.Response:
+        return httpx.post(self.url + path, json={} if body is None else body, timeout=60, **options)
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        code = self.process.wait(60)
+        self._reader.join(5)
+        return code
+
+
+@contextlib.contextmanager
+def serving(*flags: str, **options) -> Iterator[Server]:
+    server = Server(*flags, **options)
+    try:
+        yield server
+    finally:
+        server.end(signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with serving("--kv-memory", "1GB") as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def llm() -> LLM:
+    """What the server's answers are compared with."""
+    return LLM(kv_memory="500MB")
+
+
+@pytest.fixture
+def client(server):
+    from openai import OpenAI
+
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made

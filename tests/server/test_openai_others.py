@@ -1,0 +1,234 @@
+"""OpenAI's other endpoints with its own client: completions, responses, embeddings, models."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from openai import BadRequestError, NotFoundError
+
+from glassloop import Sampling
+
+from .conftest import MODEL
+
+FRANCE = "The capital of France is"
+
+
+def complete(client, prompt=FRANCE, **options):
+    options.setdefault("max_tokens", 6)
+    options.setdefault("seed", 7)
+    return client.completions.create(model=MODEL, prompt=prompt, **options)
+
+
+# ── completions ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_completion_is_the_engines_own(client, llm):
+    answer = complete(client)
+    run = llm.generate(FRANCE, Sampling(max_tokens=6, seed=7))
+    assert answer.choices[0].text == run.text and answer.usage.prompt_tokens == 5
+    assert client.completions.create(model=MODEL, prompt=FRANCE).usage.completion_tokens <= 16
+
+
+def test_prompts_of_every_form(client, llm):
+    ids = llm.tokenizer.encode(FRANCE)
+    one = complete(client).choices[0].text
+    assert complete(client, ids).choices[0].text == one
+    both = complete(client, [FRANCE, "Once upon"], n=2)
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3] and both.choices[0].text == one
+    assert complete(client, [ids, [504]]).choices[0].text == one
+    second = llm.generate("Once upon", Sampling(max_tokens=6, seed=7, n=2))
+    assert [choice.text for choice in both.choices[2:]] == [run.text for run in second.samples]
+
+
+def test_echo_and_logprobs(client, llm):
+    answer = complete(client, echo=True, logprobs=3).choices[0]
+    run = llm.generate(FRANCE, Sampling(max_tokens=6, seed=7, prompt_logprobs=3, logprobs=3))
+    assert answer.text == FRANCE + run.text
+    told = answer.logprobs
+    assert "".join(told.tokens) == answer.text and told.token_logprobs[0] is None
+    assert told.token_logprobs[1:] == [token.raw_logprob for token in run.prompt_tokens + run.tokens]
+    for offset, token in zip(told.text_offset, told.tokens, strict=True):
+        assert answer.text[offset : offset + len(token)] == token
+    assert all(3 <= len(top) <= 4 for top in told.top_logprobs[1:])
+
+
+def test_scoring_a_prompt_without_generating(client, llm):
+    answer = complete(client, echo=True, logprobs=0, max_tokens=0)
+    assert answer.choices[0].text == FRANCE and answer.usage.completion_tokens == 0
+    assert len(answer.choices[0].logprobs.tokens) == 5
+    with pytest.raises(BadRequestError):
+        complete(client, max_tokens=0)
+
+
+def test_best_of_gives_the_likeliest(client, llm):
+    answer = complete(client, best_of=4, n=2)
+    runs = llm.generate(FRANCE, Sampling(max_tokens=6, seed=7, n=4)).samples
+    best = sorted(runs, key=lambda run: -run.logprob / len(run.tokens))[:2]
+    assert [choice.text for choice in answer.choices] == [run.text for run in best]
+    assert answer.usage.completion_tokens == sum(len(run.tokens) for run in runs)
+    for wrong in ({"best_of": 1, "n": 2}, {"best_of": 2, "stream": True}):
+        with pytest.raises(BadRequestError) as caught:
+            list(complete(client, **wrong))
+        assert caught.value.body["param"] == "best_of"
+
+
+def test_completions_stream_the_same(client):
+    whole = complete(client, [FRANCE, "Once"], logprobs=2, echo=True)
+    usage = {"include_usage": True}
+    chunks = list(
+        complete(client, [FRANCE, "Once"], logprobs=2, echo=True, stream=True, stream_options=usage)
+    )
+    assert chunks[-1].usage == whole.usage or chunks[-1].usage.total_tokens == whole.usage.total_tokens
+    for choice in whole.choices:
+        mine = [c.choices[0] for c in chunks if c.choices and c.choices[0].index == choice.index]
+        assert "".join(each.text for each in mine) == choice.text
+        told = [each.logprobs for each in mine if each.logprobs]
+        assert [lp for each in told for lp in each.token_logprobs] == choice.logprobs.token_logprobs
+        assert [lp for each in told for lp in each.text_offset] == choice.logprobs.text_offset
+        assert mine[-1].finish_reason == choice.finish_reason
+
+
+def test_stop_and_penalties_and_extras(client, llm):
+    options = {
+        "stop": ["."],
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.3,
+        "temperature": 0.6,
+        "top_p": 0.9,
+    }
+    answer = complete(client, extra_body={"min_p": 0.05}, logit_bias={"28": -3}, **options)
+    run = llm.generate(FRANCE, Sampling(max_tokens=6, seed=7, min_p=0.05, logit_bias={28: -3}, **options))
+    assert answer.choices[0].text == run.text
+
+
+def test_suffix_is_refused(client):
+    with pytest.raises(BadRequestError) as caught:
+        complete(client, suffix="!")
+    assert caught.value.body["param"] == "suffix" and caught.value.body["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("prompt", ["", [], [[]], ["ok", ""], [99999999]])
+def test_prompts_that_are_none(client, prompt):
+    with pytest.raises(BadRequestError) as caught:
+        complete(client, prompt)
+    assert caught.value.body["param"].startswith("prompt")
+
+
+# ── responses ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def respond(client, input="Say hi.", **options):
+    options.setdefault("max_output_tokens", 8)
+    extra = {"seed": 7, **options.pop("extra_body", {})}
+    return client.responses.create(model=MODEL, input=input, extra_body=extra, **options)
+
+
+def test_a_response_is_the_engines_own(client, llm):
+    answer = respond(client, instructions="Be brief.", temperature=0.5, top_p=0.9)
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say hi."}]
+    run = llm.chat(said, Sampling(max_tokens=8, seed=7, temperature=0.5, top_p=0.9))
+    assert answer.output_text == run.text and answer.usage.input_tokens == len(run.prompt_ids)
+    assert answer.status == ("incomplete" if run.finish_reason == "length" else "completed")
+    assert answer.temperature == 0.5 and answer.instructions == "Be brief."
+
+
+def test_a_conversation_as_input(client, llm):
+    said = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "Hello!"}]},
+        {"role": "user", "content": "And?"},
+    ]
+    plain = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}, said[2]]
+    assert respond(client, said).output_text == llm.chat(plain, Sampling(max_tokens=8, seed=7)).text
+
+
+def test_response_events(client):
+    whole = respond(client)
+    events = list(respond(client, stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:-1] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+    ]
+    assert kinds[-1] in ("response.completed", "response.incomplete")
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text == events[-1].response.output_text
+
+
+def test_response_formats_and_logprobs(client):
+    form = {"type": "json_schema", "name": "x", "schema": {"enum": ["red", "green"]}, "strict": True}
+    assert json.loads(respond(client, text={"format": form}).output_text) in ("red", "green")
+    answer = respond(client, include=["message.output_text.logprobs"], top_logprobs=2)
+    told = answer.output[0].content[0].logprobs
+    assert b"".join(bytes(each.bytes) for each in told).decode() == answer.output_text
+    assert all(len(each.top_logprobs) == 2 for each in told)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"previous_response_id": "resp_1"},
+        {"tools": [{"type": "web_search"}]},
+        {"reasoning": {"effort": "low"}},
+        {"background": True},
+        {"truncation": "auto"},
+        {"top_logprobs": 2},
+        {"input": []},
+    ],
+)
+def test_responses_refuse_what_they_cannot_do(client, options):
+    with pytest.raises(BadRequestError) as caught:
+        respond(client, **options)
+    assert caught.value.body["param"].split(".")[0] == next(iter(options))
+
+
+# ── embeddings and models ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_embeddings_are_of_length_one_and_near_for_what_is_alike(client):
+    texts = ["The cat sat on the mat.", "A kitten was sitting on a rug.", "Interest rates rose again."]
+    answer = client.embeddings.create(model=MODEL, input=texts)  # the client asks for base64
+    vectors = np.array([each.embedding for each in answer.data])
+    assert vectors.shape == (3, 576) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2]
+    floats = client.embeddings.create(model=MODEL, input=texts[0], encoding_format="float")
+    assert np.array_equal(np.float32(floats.data[0].embedding), np.float32(answer.data[0].embedding))
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 15
+
+
+def test_an_embedding_is_the_mean_of_the_last_hidden_states(client, llm):
+    torch = pytest.importorskip("torch")
+    ids = llm.tokenizer.encode("The cat sat on the mat. " * 30)  # more than one piece
+    answer = client.embeddings.create(model=MODEL, input=ids)
+    # Written out: the logits are the head's product with the hidden states, so these can be solved for.
+    from glassloop.model.cache import Branches
+
+    branches = Branches(llm.transformer, len(ids))
+    batch = branches.batch([(0, 0, ids)], every_logit=True)
+    hidden = llm.transformer.hidden(batch, branches.pages)
+    mean = torch.nn.functional.normalize(torch.tensor(hidden, dtype=torch.float64).mean(0), dim=0)
+    assert np.allclose(answer.data[0].embedding, mean.numpy(), atol=1e-6)
+
+
+def test_embeddings_refuse(client):
+    for wrong in ({"input": ""}, {"input": "x", "dimensions": 5}, {"input": [99999999]}):
+        with pytest.raises(BadRequestError) as caught:
+            client.embeddings.create(model=MODEL, **wrong)
+        assert caught.value.body["param"] in ("input", "dimensions")
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).owned_by == "glassloop"
+    with pytest.raises(NotFoundError):
+        client.models.retrieve("gpt-9")
