@@ -1,4 +1,4 @@
-"""The hidden states of a text, computed between the engine's steps, a few rows at a time: nobody waits long."""
+"""The hidden states of a text, computed between the engine's steps, a few rows at a time."""
 
 from __future__ import annotations
 
