@@ -30,6 +30,7 @@ class Tokenizer:
         self._parts = parts
         self._vocabulary = parts.vocabulary
         self.name = parts.vocabulary.name
+        self._bytes: dict[int, bytes] = {}  # of the tokens that were asked for
         self.vocab_size = len(parts.vocabulary)
         self.bos_id = parts.bos_id
         self.eos_ids = parts.eos_ids
@@ -230,7 +231,10 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of one token; of a special one, its name."""
-        return self._vocabulary.token_bytes(self._checked(token_id))
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._bytes[token_id] = self._vocabulary.token_bytes(self._checked(token_id))
+        return data
 
     def piece(self, token_id: int) -> str:
         """A token as people read it: its text, and `<0xNN>` for each byte that is not text by itself."""
