@@ -31,14 +31,18 @@ def generate(
     store: Annotated[
         bool, typer.Option("--store/--no-store", help="Keep the run for explain, replay and runs.")
     ] = True,
+    kv_memory: Annotated[
+        str | None, typer.Option(help="For keys and values: 2GB; a quarter of the free memory if absent.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="A smaller model that guesses ahead, or 'off'.")] = None,
     **options: Any,
 ) -> None:
     """Continue a text with a model, token by token."""
-    from glassloop.cli.kept import keep, load
+    from glassloop.cli.kept import drafter, keep, load
 
     sampling = Sampling.from_dict(given(options))
     text = sys.stdin.read() if prompt == "-" else prompt
-    llm = load(model)
+    llm = load(model, kv_memory=kv_memory, draft=drafter(draft))
     request = llm.prepare(text, sampling)
     painter = Painter(show)
     interrupted = False
@@ -96,6 +100,7 @@ def _statistics(llm: LLM, run: Run, kept: bool) -> str:
         f"{usage.prompt_tokens} + {usage.completion_tokens} tokens",
         f"first after {run.timings.prefill:.2f} s",
         f"{speed:.1f} tokens/s" if speed else "",
+        f"{run.drafts.accepted} guessed" if run.drafts.accepted else "",
         f"seed {run.seed}",
         f"run {run.id[:8]}" if kept else "",
         f"ended by {run.finish_reason}" + (f" ({run.stop_reason!r})" if run.stop_reason else ""),

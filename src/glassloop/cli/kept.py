@@ -52,10 +52,15 @@ def keep(runs: list[Run]) -> bool:
     return True
 
 
-def load(model: str, ops: str | None = None) -> LLM:
+def drafter(given: str | None) -> bool | str:
+    """What `--draft` says: a model, or "off"; absent, guesses come from the text."""
+    return True if given is None else False if given == "off" else given
+
+
+def load(model: str, ops: str | None = None, kv_memory: str | None = None, draft: bool | str = True) -> LLM:
     from glassloop.cli.terminal import working
 
     with working(f"Loading {model}"):
         from glassloop.engine.llm import LLM
 
-        return LLM(model, ops)
+        return LLM(model, ops, kv_memory=kv_memory, draft=draft)
