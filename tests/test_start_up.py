@@ -8,7 +8,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = ("torch", "transformers", "numpy", "tokenizers", "jinja2", "huggingface_hub", "gguf", "fastapi", "uvicorn")
+HEAVY = (
+    "torch",
+    "transformers",
+    "numpy",
+    "tokenizers",
+    "jinja2",
+    "huggingface_hub",
+    "gguf",
+    "fastapi",
+    "uvicorn",
+)
 
 
 def _loaded_after(code: str) -> set[str]:
