@@ -1,5 +1,5 @@
-"""The forward pass once more, with its inside handed out: what each layer would have said, which keys each head
-looked at, and the table of embeddings.
+"""The forward pass once more, with its inside handed out: what each layer would have said, at which keys each
+head looked, and the table of embeddings.
 
 These are programs of their own over the one forward pass of `transformer.py`, on whichever op set the model
 runs, and made when they are first asked for: the program that generates text knows nothing of them.
@@ -72,7 +72,7 @@ class Lens:
         def compute(batch: Batch, pages: Sequence[Pages]) -> Array:
             watching = Watching(self._model.ops)
             model = copy(self._model)
-            model.ops = watching  # type: ignore[assignment]
+            model.ops = watching
             for _ in model.stream(batch, pages):
                 pass
             return watching.queries

@@ -184,7 +184,7 @@ def attention_weights(
         scores = np.tanh(scores / np.float32(softcap)) * np.float32(softcap)
     scores = np.where(visible, scores, np.float32(-np.inf))
     scores -= scores.max(axis=-1, keepdims=True)
-    weights = np.exp(scores)
+    weights: Float32 = np.exp(scores)
     weights /= weights.sum(axis=-1, keepdims=True)
     return weights
 

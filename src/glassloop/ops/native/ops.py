@@ -59,7 +59,8 @@ class NativePages:
         shape = (-1, self.layout.layers, self.layout.kv_heads, self.layout.head_dim, PAGE)
         keys = self.keys.reshape(shape)[pages, layer]  # [pages, kv heads, head dim, PAGE]
         rows = keys.view(np.float16).transpose(0, 3, 1, 2).reshape(-1, *shape[2:4])
-        return rows[: span.length].astype(np.float32)
+        found: Float32 = rows[: span.length].astype(np.float32)
+        return found
 
 
 class _StandIn:
