@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _BAR = 24  # characters
 _SHOWN = 40  # tokens of a long text: those that are looked at most
+_COLUMNS = 10  # candidates in a picture
 _RUN_ID = re.compile(r"last|[0-9a-f]{8,32}")
 _TOKEN_HELP = "Which token: its place in the text from 0 (-1 is the last), or what it says."
 
@@ -150,12 +151,9 @@ def _print_attention(seen: Attention) -> None:
     from glassloop.cli.terminal import print_table, quoted
 
     mean, elsewhere = seen.mean, seen.elsewhere
-    places = range(len(seen.tokens))
-    if len(places) > _SHOWN:
-        places = sorted(sorted(places, key=lambda at: -mean[at])[:_SHOWN])  # type: ignore[assignment]
     most = float(elsewhere.max()) or 1.0
     rows = []
-    for at in places:
+    for at in _shown(seen):
         layer, head, weight = seen.strongest(at)
         rows.append(
             (
@@ -172,6 +170,12 @@ def _print_attention(seen: Attention) -> None:
     print_table(columns, rows, right=("place", "of all", "of the rest"), cut=("token",))
     layers, heads, _ = seen.weights.shape
     print(f"\nThe mean of {layers} layers with {heads} heads each; the rest is without the first token.")
+
+
+def _shown(seen: Attention) -> list[int]:
+    """The places of a text, or of a long one those that are looked at most."""
+    mean = seen.mean
+    return sorted(sorted(range(len(mean)), key=lambda at: -mean[at])[:_SHOWN])
 
 
 def _print_heads(seen: Attention, layer: int) -> None:
@@ -230,14 +234,14 @@ def _draw_attention(seen: Attention, layer: int | None, path: Path) -> None:
     from glassloop.cli.picture import Cell, grid, save
 
     weights = seen.weights.mean(axis=1) if layer is None else seen.layer(layer)
-    name = "layer" if layer is None else "head"
+    name, places = "layer" if layer is None else "head", _shown(seen)
     rows = [
-        (f"{name} {number}", [Cell(float(weight), f"{100 * weight:.0f}") for weight in row])
+        (f"{name} {number}", [Cell(float(row[at]), f"{100 * row[at]:.0f}") for at in places])
         for number, row in enumerate(weights, 1)
     ]
     where = "" if layer is None else f" in layer {layer}"
     title = f"Where {_names(seen.tokens[-1:])} looks{where}, in % · {seen.model}"
-    save(grid(title, [_label(piece.text) for piece in seen.tokens], rows), path)
+    save(grid(title, [_label(seen.tokens[at].text) for at in places], rows), path)
 
 
 def _draw_layers(seen: Layers, path: Path) -> None:

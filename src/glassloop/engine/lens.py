@@ -75,7 +75,8 @@ class Attention:
         """The heads of one layer, from 1. [heads, tokens]"""
         if not 1 <= number <= len(self.weights):
             raise GlassloopError(f"layer is {number}; one from 1 to {len(self.weights)} is expected")
-        return self.weights[number - 1]
+        heads: Float32 = self.weights[number - 1]
+        return heads
 
     def to_dict(self, layer: int | None = None) -> dict[str, Any]:
         """As plain values; of one layer, or of all."""
@@ -128,7 +129,7 @@ class Layers:
             "token": self.token,
             "tokens": [asdict(piece) for piece in self.tokens],
             "follows": {**asdict(self.follows), "given": self.given},
-            "layers": [asdict(said) for said in self.layers],
+            "layers": [asdict(said) | {"top": [asdict(one) for one in said.top]} for said in self.layers],
         }
 
 
@@ -212,6 +213,11 @@ class Lenses:
             for id, value in zip(best, values, strict=True)
         ]
         return Neighbours(llm.name, llm.op_set, self._pieces(ids), tuple(found))
+
+    def neighbours_in(self, text: Text, token: int | str = -1, count: int = 10) -> Neighbours:
+        """The tokens nearest to one of a run or a text."""
+        ids, at = self._place(text, token)
+        return self.neighbours(ids[at], count)
 
     def _units(self, first: int, stop: int) -> Float32:
         """Rows of the table of embeddings, each of length one. [tokens, dim]"""
