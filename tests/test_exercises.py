@@ -1,4 +1,4 @@
-"""docs/exercises.md: every command in it runs, in one shell, in the order in which a reader would type them."""
+"""docs/exercises.md: every command in it runs, in one shell, in the order in which a reader types them."""
 
 from __future__ import annotations
 
