@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from glassloop.cli import compare, explain, generate, models, replay, runs, serve, tokenize
+from glassloop.cli import compare, explain, generate, lens, models, replay, runs, serve, tokenize
 from glassloop.errors import GlassloopError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command(name="replay")(replay.replay)
 app.command(name="compare")(compare.compare)
 app.command(name="serve")(serve.serve)
 app.command(name="tokenize")(tokenize.tokenize)
+app.add_typer(lens.app, name="lens")
 app.add_typer(runs.app, name="runs")
 app.add_typer(models.app, name="models")
 
