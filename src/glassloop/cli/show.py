@@ -41,6 +41,10 @@ class Painter:
         sys.stdout.write(self.painted(token) if self._terminal else token.text)
         sys.stdout.flush()
 
+    def end(self, run: Run) -> None:
+        """What the end of the run made certain, and the end of the line."""
+        print(visible(run.tail) if self._terminal else run.tail, flush=True)
+
     def painted(self, token: Token) -> str:
         text = visible(token.text)
         if self._show is Show.SURPRISE:
