@@ -27,6 +27,24 @@ def working(what: str) -> Iterator[None]:
         sys.stderr.flush()
 
 
+@contextmanager
+def no_echo() -> Iterator[None]:
+    """Keys pressed meanwhile wait for the next prompt and do not get into the text that is written."""
+    try:
+        import termios
+
+        before = termios.tcgetattr(sys.stdin)
+    except (ImportError, OSError, ValueError, termios.error):  # no such thing here, or no terminal
+        yield
+        return
+    quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
 def has_colours(stream: TextIO | None = None) -> bool:
     """Whether stdout, or another stream, is a terminal that is meant to have colours
     (https://no-color.org)."""

@@ -188,8 +188,8 @@ def _help(chat: Chat, _: str) -> None:
     width = max(len(f"/{command.name} {command.takes}") for command in COMMANDS)
     for command in COMMANDS:
         print(f"{f'/{command.name} {command.takes}':{width}}  {command.help}")
-    print('\nA line that ends in \\ goes on; """ opens and closes a message of many lines; // begins a')
-    print("message with a slash. Ctrl-C stops an answer, Ctrl-D ends the chat.")
+    print('\nA line that ends in \\ goes on; """ opens and closes a message of many lines;')
+    print("// begins a message with a slash. Ctrl-C stops an answer, Ctrl-D ends the chat.")
 
 
 def _quit(chat: Chat, _: str) -> None:

@@ -11,7 +11,7 @@ from glassloop.cli.chat.commands import run_command
 from glassloop.cli.chat.drawing import ending
 from glassloop.cli.chat.lines import Lines
 from glassloop.cli.show import Painter
-from glassloop.cli.terminal import dim, visible
+from glassloop.cli.terminal import dim, no_echo, visible
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
@@ -52,10 +52,11 @@ class Chat:
                     print(file=sys.stderr)
             elif message.startswith("/") and not message.startswith("//"):
                 run_command(self, message)
-                self._gap()
             elif message.strip():
                 question = message.removeprefix("/")
                 self.answer(question, self.talk.ask(question))
+            if not self.over:
+                self._gap()
         except GlassloopError as error:
             print(f"glassloop: {visible(str(error))}", file=sys.stderr)
             self.failed = True
@@ -73,7 +74,7 @@ class Chat:
             old = "".join([token.text for token in run.tokens])
             sys.stdout.write(dim(visible(old)) if self._terminal else old)
         try:
-            with closing(self.talk.llm.follow(request)) as tokens:  # type: ignore[type-var]
+            with no_echo(), closing(self.talk.llm.follow(request)) as tokens:  # type: ignore[type-var]
                 for token in tokens:
                     self._painter.write(token)
         except KeyboardInterrupt:
@@ -84,7 +85,6 @@ class Chat:
         self.talk.add(question, run, beside)
         kept = self.keep(run)
         self.note(_statistics(run, kept))
-        self._gap()
         if stopped and not self.interactive:
             raise KeyboardInterrupt
         return None
