@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from glassloop.trace.run import Run
     from glassloop.trace.token import Token
 
-_TICK = 1 / 20
-_READING = 0.12  # seconds a token when a record is played
+_TICK = 0.1  # seconds: drawing takes its time from the engine
+_READING = 0.1  # seconds a token when a record is played
 _STILL = 0.15  # seconds that a token must be looked at before the model is asked about it
 
 
@@ -68,6 +68,7 @@ class Watch(App[None]):
         self.live: list[Request] = [] if request is None else [request]
         self._changes = changes or {}
         self._store = store
+        self._unkept: list[Run] = []
         self._seen = -1  # how many tokens the screen shows
         self._next = 0.0  # when the reader goes on
         self._shares: list[Share] = []
@@ -126,20 +127,24 @@ class Watch(App[None]):
             self.go(len(run.tokens) - 1)
         if run.error is not None:
             self._say(str(run.error))
-        if self._store:
+        elif self._store:
+            self._unkept.append(run)
             self._keep(run)
         self._draw()
 
     @work(thread=True, group="keep")
     def _keep(self, run: Run) -> None:
-        keep([run])
+        if keep([run]):
+            self._unkept.remove(run)
 
     def finish(self) -> None:
-        """After the screen is gone: what still ran has ended, and is kept as far as it came."""
+        """After the screen is gone: what still ran is ended, and is kept as far as it came."""
         for request in self.live:
             self.llm.engine.cancel(request, wait=True)
             if self._store and request.runs[0].tokens:
-                keep(request.runs)
+                self._unkept += request.runs
+        if self._unkept:
+            keep(self._unkept)
 
     @property
     def _is_live(self) -> bool:
@@ -181,7 +186,7 @@ class Watch(App[None]):
     def _draw(self) -> None:
         run, token = self.run_shown, self.token
         self._seen = len(run.tokens)
-        self.query_one("#title", Static).update(self._title())
+        self.query_one("#title", Static).update(self._title(), layout=False)
         self.query_one(TextPanel).show(run, self._prompt(run), self.at)
         self.query_one(Bars).show(token, self._shares, self.alternative)
         self.query_one(Why).show(token, self._told.get((run.id, self.at)))
@@ -204,12 +209,14 @@ class Watch(App[None]):
     # ── keys ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def action_move(self, by: int) -> None:
-        self.mode = "still"
-        self.go(self.at + by)
+        if self.run_shown.tokens:  # until there is one, it is waited for
+            self.mode = "still"
+            self.go(self.at + by)
 
     def action_end(self, side: int) -> None:
-        self.mode = "still"
-        self.go(0 if side < 0 else len(self.run_shown.tokens) - 1)
+        if self.run_shown.tokens:
+            self.mode = "following" if side > 0 and self._is_live else "still"
+            self.go(0 if side < 0 else len(self.run_shown.tokens) - 1)
 
     def action_uncertain(self, by: int) -> None:
         tokens = self.run_shown.tokens
@@ -220,8 +227,10 @@ class Watch(App[None]):
             self.go(place)
 
     def action_choose(self, by: int) -> None:
-        # All others together are no token.
+        if not self._shares:
+            return
         self.mode = "still"
+        # The last one, all others together, is no token.
         self.alternative = max(0, min(self.alternative + by, len(self._shares) - 2))
         self._draw()
 

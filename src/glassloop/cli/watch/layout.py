@@ -58,6 +58,7 @@ def wrap(cells: Iterable[Cell], width: int) -> list[list[Cell]]:
     return [*lines, line]
 
 
+_JOINERS = "\u200b\u200c\u200d\u2060\ufe0e\ufe0f\ufeff"  # they have no width of their own
 _BREAK = " italic"  # a line end of the text, not the same picture in the text itself
 
 
@@ -65,6 +66,11 @@ def _cells(text: str, token: int, style: str) -> Iterator[Cell]:
     for character in text:
         if character == "\n":
             yield Cell("↵", 1, token, f"{style if 'reverse' in style else 'dim'}{_BREAK}")
+            continue
+        if character in _JOINERS:
+            # Terminals do not agree how wide what they join is: what is joined is shown apart.
+            if "reverse" in style:
+                yield from _cells(f"<{ord(character):04X}>", token, style)
             continue
         for shown in visible(character, newlines=False):
             yield Cell(shown, cell_len(shown), token, style)

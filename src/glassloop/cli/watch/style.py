@@ -2,7 +2,8 @@
 
 STYLE = """
 Screen { background: $background; }
-#title { height: 1; padding: 0 1; color: $text-muted; text-style: bold; text-wrap: nowrap; text-overflow: ellipsis; }
+#title { height: 1; padding: 0 1; color: $text-muted; text-style: bold; }
+#title, #keys { text-wrap: nowrap; text-overflow: ellipsis; }
 #text, #bars, #why, #tree {
     border: round $surface-lighten-2;
     border-title-color: $text-muted;
@@ -16,7 +17,7 @@ Screen { background: $background; }
 .-low #middle { height: 10; }
 .-low #tree { height: 4; }
 #edit { height: 3; border: round $accent; }
-#keys { height: 1; color: $text-muted; text-wrap: nowrap; }
+#keys { height: 1; color: $text-muted; }
 Help { align: center middle; }
 #help { width: auto; max-width: 78; height: auto; border: round $accent; padding: 1 2; background: $surface; }
 """
