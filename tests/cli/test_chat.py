@@ -12,6 +12,7 @@ from cli.terminal import GLASSLOOP, Session, run
 
 from glassloop import LLM, Sampling
 from glassloop.cli.chat.conversation import Conversation
+from glassloop.cli.terminal import print_json
 from glassloop.errors import GlassloopError
 from glassloop.trace.file import read
 
@@ -124,6 +125,16 @@ def test_what_a_model_writes_cannot_steer_the_terminal(tmp_path):
     assert one.end() == 0
     assert "␛[2J␇␍!" in one.text and b"\x1b[2J" not in one.raw
     assert run("generate", "Go", *allowed, "--no-store").stdout.encode().endswith(b"\x1b[2J\x07\n!\n")
+
+
+def test_json_on_a_terminal_is_the_same_json_and_cannot_steer_it(monkeypatch, capsys):
+    strange = {"text": "a\x1b[2J\x7f\x9b\u202e\n日本"}
+    for terminal in (True, False):
+        monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
+        print_json(strange)
+        shown = capsys.readouterr().out
+        assert json.loads(shown) == strange and "日本" in shown
+        assert bool(re.search("[\x7f-\x9f\u202e]", shown)) != terminal
 
 
 # ── in a pipe ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -32,11 +32,13 @@ def no_echo() -> Iterator[None]:
     """Keys pressed meanwhile wait for the next prompt and do not get into the text that is written."""
     try:
         import termios
-
-        before = termios.tcgetattr(sys.stdin)
-    except (ImportError, OSError, ValueError, termios.error):  # no such thing here, or no terminal
+    except ImportError:  # as on Windows
         yield
         return
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
     quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
     termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
     try:

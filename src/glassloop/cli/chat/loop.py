@@ -79,7 +79,9 @@ class Chat:
                     self._painter.write(token)
         except KeyboardInterrupt:
             stopped = True
-        self._painter.end(run)
+        finally:
+            if run.tokens or stopped:
+                self._painter.end(run)
         if not run.tokens:
             return self.note("stopped before the first token; the question is not kept")
         self.talk.add(question, run, beside)
@@ -109,7 +111,6 @@ def _statistics(run: Run, kept: bool) -> str:
         f"{usage.prompt_tokens} + {usage.completion_tokens} tokens",
         f"{usage.cached_tokens} cached",
         f"{speed:.1f} tokens/s" if speed else "",
-        f"seed {run.seed}",
-        f"run {run.id[:8]}" if kept else "",
+        f"run {run.id[:8]}" if kept else f"seed {run.seed}",  # a run that is kept has its seed
     ]
     return " · ".join(part for part in parts if part)

@@ -22,7 +22,7 @@ from glassloop.cli.show import surprise_colour
 from glassloop.cli.terminal import quoted, visible
 from glassloop.cli.watch.help import Help
 from glassloop.cli.watch.keys import KEYS, hints
-from glassloop.cli.watch.panels import Bars, TextPanel, Tree, Why
+from glassloop.cli.watch.panels import Bars, TextPanel, Tree, Why, title
 from glassloop.cli.watch.style import STYLE
 from glassloop.errors import GlassloopError
 from glassloop.trace.shares import Share, shares
@@ -85,8 +85,8 @@ class Watch(App[None]):
         yield Static(id="keys")
 
     def on_mount(self) -> None:
-        for name, title in (("text", "text"), ("bars", "alternatives"), ("why", "why"), ("tree", "runs")):
-            self.query_one(f"#{name}").border_title = title
+        for name, word in (("text", "text"), ("bars", "alternatives"), ("why", "why"), ("tree", "runs")):
+            self.query_one(f"#{name}").border_title = word
         self.query_one("#edit", Input).display = False
         line = Text(no_wrap=True)
         for keys, word in hints():
@@ -186,19 +186,11 @@ class Watch(App[None]):
     def _draw(self) -> None:
         run, token = self.run_shown, self.token
         self._seen = len(run.tokens)
-        self.query_one("#title", Static).update(self._title(), layout=False)
+        self.query_one("#title", Static).update(title(run, self.at, self.mode), layout=False)
         self.query_one(TextPanel).show(run, self._prompt(run), self.at)
         self.query_one(Bars).show(token, self._shares, self.alternative)
         self.query_one(Why).show(token, self._told.get((run.id, self.at)))
         self.query_one(Tree).show(run)
-
-    def _title(self) -> Text:
-        run = self.run_shown
-        state = {"following": "▶ live", "reading": "▶ reading"}.get(self.mode, "")
-        ended = f"ended by {run.finish_reason}" if run.finish_reason else "running"
-        place = f"token {self.at} of {len(run.tokens)}"
-        parts = (place, state, f"run {run.id[:8]}", f"seed {run.seed}", ended, run.model)
-        return Text(visible(" · ".join(part for part in parts if part), newlines=False), no_wrap=True)
 
     def _prompt(self, run: Run) -> str:
         return run.prompt if run.prompt is not None else self.llm.tokenizer.decode(run.prompt_ids)

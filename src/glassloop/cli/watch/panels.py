@@ -24,6 +24,15 @@ _OWN, _GAIN, _GHOST = "color(73)", "color(115)", "color(240)"
 _DIM = "dim"
 
 
+def title(run: Run, at: int, mode: str) -> Text:
+    """One line: where we are, and of which run."""
+    state = {"following": "▶ live", "reading": "▶ reading"}.get(mode, "")
+    ended = f"ended by {run.finish_reason}" if run.finish_reason else "running"
+    place = f"token {at} of {len(run.tokens)}"
+    parts = (place, state, f"run {run.id[:8]}", f"seed {run.seed}", ended, run.model)
+    return Text(visible(" · ".join(part for part in parts if part), newlines=False), no_wrap=True)
+
+
 class TextPanel(Widget):
     """The text; the line with the current token is always in sight."""
 
