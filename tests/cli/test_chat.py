@@ -194,6 +194,19 @@ def test_each_turn_finds_all_that_was_before_in_the_cache(talk):
         )
 
 
+def test_an_answer_stays_the_tokens_that_were_chosen(llm):
+    """Letter by letter, as nobody would cut that text again."""
+    letters = [llm.tokenizer.id_of(letter) for letter in "the"]
+    talk = Conversation(llm, Sampling(seed=3, max_tokens=12, allowed_token_ids=letters))
+    answer(talk, "Say hi.")
+    first = talk.last.run
+    assert llm.tokenizer.encode(first.text) != first.token_ids
+    answer(talk, "Again.")
+    length = len(first.prompt_ids) + len(first.tokens)
+    assert talk.last.run.prompt_ids[:length] == first.prompt_ids + first.token_ids
+    assert talk.last.run.usage.cached_tokens >= length - 1
+
+
 def test_forks_and_rewinds_lose_nothing_and_the_talk_goes_on_from_them(talk):
     answer(talk, "Say hi.")
     old = talk.last
