@@ -151,6 +151,19 @@ def test_an_edit_replaces_from_the_token_on(llm, recorded):
     watched(app, person)
 
 
+def test_a_fork_that_cannot_be_says_why_and_leads_back(llm):
+    made = llm.generate("Go", Sampling(seed=1, choice=["red", "green"]))
+
+    async def person(pilot):
+        await pilot.press("e", *"blue", "enter")
+        await until(pilot, lambda: app.run_shown is made and not app.live and len(made.children) == 1)
+        (said,) = [note.message for note in app._notifications]
+        assert "choice cannot be used" in said
+
+    app = Watch(llm, made, store=False)
+    watched(app, person)
+
+
 def test_a_live_run_streams_and_can_be_paused_and_stopped(llm):
     request = llm.prepare(PROMPT, Sampling(seed=1, max_tokens=3000, ignore_eos=True, logprobs=4))
 

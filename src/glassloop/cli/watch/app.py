@@ -127,6 +127,9 @@ class Watch(App[None]):
             self.go(len(run.tokens) - 1)
         if run.error is not None:
             self._say(str(run.error))
+            if run is self.run_shown and run.above is not None:  # back to where it came from
+                self.run_shown = run.above
+                self.go(run.fork_at or 0)
         elif self._store:
             self._unkept.append(run)
             self._keep(run)
