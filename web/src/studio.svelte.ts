@@ -18,7 +18,7 @@ export interface Notice {
   action?: { label: string; run: () => unknown };
 }
 
-export const DEMO = { prompt: 'The capital of France is', sampling: { temperature: 0.8, seed: 7, max_tokens: 24, logprobs: 20 } };
+export const DEMO = { prompt: 'The capital of France is', sampling: { temperature: 0.8, seed: 16, max_tokens: 24, logprobs: 20 } };
 export const LENSES = ['Compare', 'Beam', 'Drafts', 'Tokens', 'Cache & time'] as const;
 const BEAT = 110; // milliseconds for a token that is played back
 const quiet = typeof matchMedia === 'function' ? matchMedia('(prefers-reduced-motion: reduce)') : { matches: false };
@@ -269,8 +269,10 @@ class Studio {
       const runs = await api.start(body);
       if (body.tree === undefined || body.tree !== this.tree) await this.open(runs[0]!.tree, runs[0]!.id);
       else for (const run of runs) this.forest.tell(run);
+      for (const run of runs) if (!this.forest.runs.get(run.id)?.prompt.length) void this.details(run.id, 20);
       if (body.messages) this.messagesOf.set(runs[0]!.root, body.messages);
       this.runId = runs[0]!.id;
+      this.pin = this.choice = null;
       this.version++;
       return runs;
     } finally {

@@ -3,6 +3,7 @@
 
 import { hierarchy, type HierarchyNode } from 'd3-hierarchy';
 import { nameOf, type Forest, type Place, type Run } from './forest';
+import { decimal } from './format';
 import { shown } from './visible';
 import type { Alternative } from './types';
 
@@ -46,6 +47,7 @@ export interface View {
   alternatives: number; // how many hang beside it
   open: ReadonlySet<string>; // folds that were clicked
   measure: (item: Item) => number;
+  tagWidth: (tag: string) => number;
   gap: number;
 }
 
@@ -165,7 +167,7 @@ function endings(forest: Forest): Map<string, string> {
   }
   for (const run of forest.runs.values())
     for (const beam of run.beams)
-      if (beam.fate === 'pruned' || beam.fate === 'finished') tags.set(beam.node, tags.get(beam.node) ?? `${beam.fate} ${beam.logprob.toFixed(2)}`);
+      if (beam.fate === 'pruned' || beam.fate === 'finished') tags.set(beam.node, tags.get(beam.node) ?? `${beam.fate} ${decimal(beam.logprob)}`);
   return tags;
 }
 
@@ -190,16 +192,46 @@ function arrange(root: Item, view: View): Layout {
     at.set(node, { item: node.data, x, row: 0, width: own, level: node.depth + 1, parent });
     width = Math.max(width, x + own);
   });
-  // A leaf takes the next row, and whoever has children stands in the row of the first of them.
-  let rows = 0;
-  tree.eachBefore((node) => {
-    if (!node.children?.length) at.get(node)!.row = rows++;
-  });
-  tree.eachAfter((node) => {
-    const first = node.children?.[0];
-    if (first) at.get(node)!.row = at.get(first)!.row;
-  });
-  return { placed: [...at.values()], width, rows };
+  const rows = new Rows();
+  const waiting = [tree];
+  while (waiting.length) {
+    const line = lineOf(waiting.pop()!);
+    const [first, last] = [at.get(line[0]!)!, at.get(line.at(-1)!)!];
+    const tag = last.item.tag ? view.tagWidth(last.item.tag) : 0;
+    const row = rows.take(first.parent ? first.parent.row + 1 : 0, first.x - view.gap / 2, last.x + last.width + tag + view.gap / 2);
+    for (const node of line) at.get(node)!.row = row;
+    // The last to be pushed is the next: of a line, the alternatives, then the branches from right to left.
+    const off = line.flatMap((node) => node.children?.slice(1) ?? []);
+    const ghosts = off.filter((node) => isGhost(node.data)).reverse();
+    waiting.push(...off.filter((node) => !isGhost(node.data)), ...ghosts);
+  }
+  return { placed: [...at.values()], width, rows: rows.count };
+}
+
+const isGhost = (each: Item): boolean => each.kind === 'alternative' || each.kind === 'more';
+
+/** An item and those that stand in its row: first child after first child. */
+function lineOf(node: HierarchyNode<Item>): HierarchyNode<Item>[] {
+  const line = [node];
+  for (let next = node.children?.[0]; next; next = next.children?.[0]) line.push(next);
+  return line;
+}
+
+/** Which parts of which rows are taken. */
+class Rows {
+  private readonly taken: [number, number][][] = [];
+
+  get count(): number {
+    return this.taken.length;
+  }
+
+  /** The first row from this one down that has room between two places. */
+  take(from: number, left: number, right: number): number {
+    let row = from;
+    while (this.taken[row]?.some(([start, end]) => start < right && end > left)) row++;
+    (this.taken[row] ??= []).push([left, right]);
+    return row;
+  }
 }
 
 /** Those within a window; all others need not be on the page. */
