@@ -1,5 +1,6 @@
 # Every target sets up what it needs, so each works from a fresh clone.
 #   make run [PROMPT="..."]   the default model answers
+#   make serve [ARGS=...]     the same over HTTP, at http://127.0.0.1:8000; docs/server.md
 #   make test                 the whole suite
 #   make lint                 ruff and mypy
 #   make bench [ARGS=--quick] beside other engines, each installed on demand; docs/benchmarks.md
@@ -10,10 +11,13 @@ BIN    := $(VENV)/bin
 PROMPT ?= The capital of France is
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: run test lint format bench clean
+.PHONY: run serve test lint format bench clean
 
 run: $(VENV)/.installed
 	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --max-tokens 60
+
+serve: $(VENV)/.installed
+	@$(BIN)/glassloop serve $(ARGS)
 
 test: $(VENV)/.tested
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)

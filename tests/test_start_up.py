@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = ("torch", "transformers", "numpy", "tokenizers", "jinja2", "huggingface_hub", "gguf")
+HEAVY = ("torch", "transformers", "numpy", "tokenizers", "jinja2", "huggingface_hub", "gguf", "fastapi", "uvicorn")
 
 
 def _loaded_after(code: str) -> set[str]:
@@ -33,4 +33,4 @@ def test_help_loads_nothing_heavy():
 
 def test_generating_never_loads_torch():
     code = "from glassloop import LLM, Sampling\nLLM().generate('Hi', Sampling(max_tokens=1))"
-    assert not _loaded_after(code) & {"torch", "transformers", "gguf"}
+    assert not _loaded_after(code) & {"torch", "transformers", "gguf", "fastapi"}

@@ -141,7 +141,9 @@ def test_without_include_usage_there_is_no_usage_chunk(client):
     assert all(chunk.choices and chunk.usage is None for chunk in chunks)
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"top_p": 0.1, "temperature": 2}, {"stop": "the"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0}, {"top_p": 0.1, "temperature": 2}, {"stop": "the"}]
+)
 def test_logprobs_are_the_models_own_with_bytes(client, llm, options):
     answer = ask(client, logprobs=True, top_logprobs=7, **options)
     run = direct(llm, logprobs=7, **options)
@@ -161,7 +163,9 @@ def test_logprobs_are_the_models_own_with_bytes(client, llm, options):
 def test_streamed_logprobs_are_the_same(client):
     whole = ask(client, logprobs=True, top_logprobs=3).choices[0].logprobs.content
     chunks = ask(client, logprobs=True, top_logprobs=3, stream=True)
-    told = [each for c in chunks if c.choices and c.choices[0].logprobs for each in c.choices[0].logprobs.content]
+    told = [
+        each for c in chunks if c.choices and c.choices[0].logprobs for each in c.choices[0].logprobs.content
+    ]
     assert told == whole
 
 

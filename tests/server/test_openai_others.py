@@ -77,7 +77,9 @@ def test_best_of_gives_the_likeliest(client, llm):
 def test_completions_stream_the_same(client):
     whole = complete(client, [FRANCE, "Once"], logprobs=2, echo=True)
     usage = {"include_usage": True}
-    chunks = list(complete(client, [FRANCE, "Once"], logprobs=2, echo=True, stream=True, stream_options=usage))
+    chunks = list(
+        complete(client, [FRANCE, "Once"], logprobs=2, echo=True, stream=True, stream_options=usage)
+    )
     assert chunks[-1].usage == whole.usage or chunks[-1].usage.total_tokens == whole.usage.total_tokens
     for choice in whole.choices:
         mine = [c.choices[0] for c in chunks if c.choices and c.choices[0].index == choice.index]
@@ -89,7 +91,13 @@ def test_completions_stream_the_same(client):
 
 
 def test_stop_and_penalties_and_extras(client, llm):
-    options = {"stop": ["."], "frequency_penalty": 0.5, "presence_penalty": 0.3, "temperature": 0.6, "top_p": 0.9}
+    options = {
+        "stop": ["."],
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.3,
+        "temperature": 0.6,
+        "top_p": 0.9,
+    }
     answer = complete(client, extra_body={"min_p": 0.05}, logit_bias={"28": -3}, **options)
     run = llm.generate(FRANCE, Sampling(max_tokens=6, seed=7, min_p=0.05, logit_bias={28: -3}, **options))
     assert answer.choices[0].text == run.text

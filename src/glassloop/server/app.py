@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 from glassloop.server import (
     chat,
     completions,
+    docs,
     embeddings,
     errors,
     looking,
@@ -28,10 +29,12 @@ def make_app(service: Service) -> ASGIApp:
         title="Glassloop",
         description=_ABOUT,
         version="1",
+        docs_url=None,
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
     )
     errors.install(app)
-    for part in (chat, completions, responses, embeddings, models, tokens, looking, runs, pages):
+    for part in (chat, completions, responses, embeddings, models, tokens, looking, runs):
         app.include_router(part.router(service))
+    app.include_router(docs.router(app))
+    app.include_router(pages.router(service))
     return Gate(app, service)

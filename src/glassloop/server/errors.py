@@ -19,6 +19,7 @@ from glassloop.errors import GlassloopError
 _FIELDS = frozenset(field.name for field in fields(Sampling)) | {
     *("at", "dimensions", "input", "messages", "prompt", "stop", "token", "tools"),
 }
+_TOO_LONG = re.compile(r"\w+ has \d+ (tokens|characters); ")
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 # Parameters of OpenAI's that have no meaning here, and why.
@@ -75,7 +76,8 @@ def as_api_error(error: BaseException) -> APIError:
     if isinstance(error, Busy):
         return APIError(429, str(error), code="queue_full", headers={"Retry-After": "2"})
     if isinstance(error, GlassloopError):
-        return APIError(400, str(error), param=_field_of(str(error)))
+        code = "context_length_exceeded" if _TOO_LONG.match(str(error)) else None
+        return APIError(400, str(error), param=_field_of(str(error)), code=code)
     if isinstance(error, RecursionError):
         return APIError(400, "the body is nested too deeply; fewer levels are expected")
     return APIError(500, "something went wrong in the server, which its log tells", code="internal_error")
@@ -97,6 +99,7 @@ def install(app: FastAPI) -> None:
         message = {
             404: f"there is no {request.method} {request.url.path}",
             405: f"{request.url.path} does not take {request.method}",
+            400: "the body cannot be read: JSON in UTF-8, not nested too deeply, is expected",
         }.get(error.status_code, str(error.detail))
         headers = dict(error.headers) if error.headers else None
         return APIError(error.status_code, message, headers=headers).response

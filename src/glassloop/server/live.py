@@ -97,7 +97,8 @@ class Tree:
                 if over():
                     return
                 try:
-                    await asyncio.wait_for(news.wait(), beat)
+                    async with asyncio.timeout(beat):
+                        await news.wait()
                 except TimeoutError:
                     yield 0, None
         finally:

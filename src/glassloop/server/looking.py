@@ -95,9 +95,7 @@ def router(service: Service) -> APIRouter:
         "/runs/import",
         response_model=shapes.Runs,
         status_code=201,
-        openapi_extra={
-            "requestBody": {"content": {glass.MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
-        },
+        openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": _BINARY}}}},
     )
     async def import_(request: Request) -> Response:
         run = await asyncio.to_thread(glass.load, await request.body())

@@ -8,7 +8,13 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from glassloop.engine.llm import LLM
@@ -20,6 +26,7 @@ _EACH = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
 class Metrics:
     def __init__(self, llm: LLM) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
 
         def counter(name: str, help: str, *labels: str) -> Counter:

@@ -4,8 +4,11 @@ those that were there when the server started, so no path of a request's reaches
 from __future__ import annotations
 
 import mimetypes
+from collections.abc import Awaitable, Callable
+from html import escape
 from http import HTTPStatus
 from pathlib import Path
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -47,24 +50,24 @@ def router(service: Service) -> APIRouter:
             # The gate has looked at it. A cookie carries it from now on, which no other site can send.
             key = request.query_params["key"]
             response: Response = RedirectResponse("/", HTTPStatus.SEE_OTHER)
-            response.set_cookie(COOKIE, key, httponly=True, samesite="strict", path="/")
+            response.set_cookie(COOKIE, quote(key), httponly=True, samesite="strict", path="/")
             return response
         page = files.get("/index.html")
         if page is None:
-            html = _NOT_BUILT.format(model=_escaped(service.name))
+            html = _NOT_BUILT.format(model=escape(service.name))
             return HTMLResponse(html, headers={"content-security-policy": _POLICY})
         return _file(page)
 
-    @routes.get("/{path:path}")
-    async def file(path: str) -> Response:
-        found = files.get(f"/{path}")
-        if found is None:
-            from starlette.exceptions import HTTPException
-
-            raise HTTPException(404)
-        return _file(found)
-
+    for name, path in files.items():
+        routes.add_api_route(name, _sender(path), methods=["GET"])
     return routes
+
+
+def _sender(path: Path) -> Callable[[], Awaitable[Response]]:
+    async def send() -> Response:
+        return _file(path)
+
+    return send
 
 
 def _files(folder: Path) -> list[Path]:
@@ -81,9 +84,3 @@ def _file(path: Path) -> Response:
         media_type=kind,
         headers={"cache-control": cache, "content-security-policy": _POLICY},
     )
-
-
-def _escaped(text: str) -> str:
-    from html import escape
-
-    return escape(text)

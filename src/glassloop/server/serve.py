@@ -50,6 +50,7 @@ def _listen(settings: Settings) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((settings.host, settings.port))
+        listening.listen(1024)
     except (OSError, OverflowError) as error:
         listening.close()
         raise GlassloopError(f"cannot listen at {settings.host}:{settings.port}: {error}") from None
@@ -77,7 +78,10 @@ class _Server(uvicorn.Server):
             elif not service.draining:
                 service.draining = True
                 home.call_soon_threadsafe(self._drain)
-        super().handle_exit(sig, frame)
+        # As uvicorn's own, but for what it does at the end: die by the signal, as if it had not been heard.
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
 
     def _drain(self) -> None:
         assert self._home is not None

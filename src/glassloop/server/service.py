@@ -63,6 +63,8 @@ class Service:
         if self._longest is None:
             tokenizer = self.llm.tokenizer
             self._longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
+        if any("\ud800" <= character <= "\udfff" for character in text[: self._longest * self.most_prompt]):
+            raise TextError(f"{name} has a lone surrogate, which is no text")
         if len(text) > self._longest * self.most_prompt:
             raise TextError(
                 f"{name} has {len(text)} characters; at most {self.most_prompt} tokens are expected"

@@ -1,0 +1,293 @@
+"""Runs over HTTP: what the studio is made of. Every shape here is one of docs/server.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx2 as httpx
+import pytest
+
+from glassloop import Sampling
+
+FRANCE = "The capital of France is"
+
+
+def start(server, **body):
+    answer = server.post("/api/runs", {"prompt": FRANCE, **body})
+    assert answer.status_code == 201, answer.text
+    return answer.json()["runs"]
+
+
+def events(server, path: str, after: int | None = None, most: int | None = None) -> Iterator[dict]:
+    """The events of a stream, each with its name; what is told twice must be told alike."""
+    headers = {} if after is None else {"last-event-id": str(after)}
+    with httpx.stream("GET", server.url + path, headers=headers, timeout=60) as answer:
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+        name, number, seen = "", "", 0
+        for line in answer.iter_lines():
+            if line.startswith("event: "):
+                name = line[7:]
+            elif line.startswith("id: "):
+                number = line[4:]
+            elif line.startswith("data: "):
+                told = json.loads(line[6:])
+                assert str(told["seq"]) == number
+                yield {"event": name, **told}
+                seen += 1
+                if seen == most:
+                    return
+
+
+def finished(server, id: str) -> dict:
+    for _ in events(server, f"/api/runs/{id}/events"):
+        pass
+    return server.get(f"/api/runs/{id}").json()
+
+
+def test_a_run_has_all_that_the_engine_recorded(server, llm):
+    (begun,) = start(server, sampling={"seed": 7, "max_tokens": 5, "temperature": 0.8, "logprobs": 8})
+    assert begun["status"] in ("waiting", "running") and begun["text"] == ""
+    run = finished(server, begun["id"])
+    direct = llm.generate(FRANCE, Sampling(seed=7, max_tokens=5, temperature=0.8, logprobs=8))
+    assert run["status"] == "done" and run["finish_reason"] == "length" and run["text"] == direct.text
+    assert run["prompt"] == FRANCE and [t["id"] for t in run["prompt_tokens"]] == direct.prompt_ids
+    assert run["seed"] == 7 and run["sampling"]["temperature"] == 0.8 and run["logprob"] == direct.logprob
+    for shown, token in zip(run["tokens"], direct.tokens, strict=True):
+        mine = token.to_dict()
+        for name in ("id", "text", "bytes", "logprob", "raw_logprob", "rank", "entropy", "luck", "margin"):
+            assert shown[name] == mine[name]
+        assert shown["alternatives"] == mine["alternatives"] and shown["piece"] == token.piece
+    assert [t["index"] for t in run["tokens"]] == list(range(5))
+    assert run["tokens"][0]["parent"] == run["root"]
+    assert [t["parent"] for t in run["tokens"][1:]] == [t["node"] for t in run["tokens"][:-1]]
+    assert len(server.get(f"/api/runs/{run['id']}?alternatives=2").json()["tokens"][0]["alternatives"]) == 2
+    assert run["id"] in [each["id"] for each in server.get("/api/runs").json()["runs"]]
+
+
+def test_strategies_are_runs_of_one_tree(server, llm):
+    strategies = [
+        {"name": "greedy", "sampling": {"temperature": 0}},
+        {"name": "wild", "sampling": {"temperature": 1.8}},
+        {"name": "two", "sampling": {"n": 2}},
+    ]
+    begun = start(server, sampling={"seed": 3, "max_tokens": 6}, strategies=strategies)
+    assert [run["name"] for run in begun] == ["greedy", "wild", "two", "two"]
+    assert len({run["tree"] for run in begun}) == len({run["root"] for run in begun}) == 1
+    tree = begun[0]["tree"]
+    told = list(events(server, f"/api/trees/{tree}/events?close=true"))
+    assert [each["seq"] for each in told] == list(range(1, len(told) + 1))
+    for name, run in zip(("greedy", "wild"), begun, strict=False):
+        mine = [each for each in told if each["run"] == run["id"]]
+        assert [each["event"] for each in mine] == ["run", *["token"] * 6, "end"]
+        options = {"temperature": 0 if name == "greedy" else 1.8, "seed": 3, "max_tokens": 6}
+        assert "".join(each["text"] for each in mine[1:-1]) == llm.generate(FRANCE, Sampling(**options)).text
+        assert mine[-1]["summary"]["status"] == "done"
+    assert {run["id"] for run in server.get(f"/api/runs?tree={tree}").json()["runs"]} == {
+        run["id"] for run in begun
+    }
+
+
+def test_runs_that_begin_alike_share_their_nodes(server):
+    first, second = (
+        finished(server, start(server, sampling={"temperature": 0, "max_tokens": n})[0]["id"]) for n in (3, 5)
+    )
+    assert [t["node"] for t in first["tokens"]] == [t["node"] for t in second["tokens"][:3]]
+
+
+def test_a_broken_stream_goes_on_where_it_was(server):
+    (begun,) = start(server, sampling={"seed": 1, "max_tokens": 12})
+    path = f"/api/runs/{begun['id']}/events"
+    first = list(events(server, path, most=5))
+    rest = list(events(server, path, after=first[-1]["seq"]))
+    whole = list(events(server, path))
+    # A summary tells how the run is now; all else is told as it was the first time.
+    assert [each["seq"] for each in first + rest] == [each["seq"] for each in whole]
+    assert [e for e in first + rest if e["event"] == "token"] == [e for e in whole if e["event"] == "token"]
+    assert list(events(server, path, after=whole[-1]["seq"])) == []
+    assert list(events(server, path, after=10**12)) == []
+
+
+def test_a_fork_by_token_text_and_luck(server, llm):
+    run = finished(server, start(server, sampling={"seed": 7, "max_tokens": 6})[0]["id"])
+    direct = llm.generate(FRANCE, Sampling(seed=7, max_tokens=6))
+
+    def fork(how="fork", **body):
+        answer = server.post(f"/api/runs/{run['id']}/{how}", body)
+        assert answer.status_code == 201, answer.text
+        return finished(server, answer.json()["runs"][0]["id"])
+
+    lyon = fork(at=2, token=" Lyon")
+    assert lyon["text"] == llm.fork(direct, 2, token=" Lyon").text and lyon["reason"] == "forced"
+    assert (lyon["parent"], lyon["fork_at"], lyon["tree"]) == (run["id"], 2, run["tree"])
+    assert [t["node"] for t in lyon["tokens"][:2]] == [t["node"] for t in run["tokens"][:2]]
+    by_id = fork(at=2, token=lyon["tokens"][2]["id"])
+    assert by_id["text"] == lyon["text"]
+    edited = fork("edit", at=3, text=" not at all, my")
+    assert edited["text"] == llm.fork(direct, 3, text=" not at all, my").text
+    assert edited["reason"] == "edited" and edited["tokens"][3]["source"] == "forced"
+    cold = fork(at=1, sampling={"temperature": 0.2})
+    assert cold["text"] == llm.fork(direct, 1, temperature=0.2).text
+    luck = fork(at=1)
+    assert luck["salt"] != run["salt"] and luck["text"] == llm.fork(direct, 1).text
+    longer = fork(at=6, sampling={"max_tokens": 9})
+    assert longer["text"] == llm.generate(FRANCE, Sampling(seed=7, max_tokens=9)).text
+    assert server.get(f"/api/runs/{run['id']}").json()["tokens"] == run["tokens"]  # the old one stays
+
+
+def test_a_fork_of_one_of_several_samples_is_one_run_with_new_luck(server):
+    begun = start(server, sampling={"seed": 7, "max_tokens": 6, "n": 2})
+    second = finished(server, begun[1]["id"])
+    made = server.post(f"/api/runs/{second['id']}/fork", {"at": 2}).json()["runs"]
+    assert len(made) == 1
+    fork = finished(server, made[0]["id"])
+    assert fork["token_ids"] if "token_ids" in fork else fork["tokens"] != second["tokens"]
+    assert fork["tokens"][:2] == second["tokens"][:2] and fork["salt"] != second["salt"]
+
+
+def test_forks_show_up_in_the_open_stream_of_their_tree(server):
+    run = finished(server, start(server, sampling={"seed": 7, "max_tokens": 2})[0]["id"])
+    stream = events(server, f"/api/trees/{run['tree']}/events")
+    seen = [next(stream) for _ in range(4)]  # begun, two tokens, end: and it stays open
+    fork = server.post(f"/api/runs/{run['id']}/fork", {"at": 1}).json()["runs"][0]
+    seen = [next(stream) for _ in range(3)]
+    assert [each["event"] for each in seen] == ["run", "token", "end"]
+    assert {each["run"] for each in seen} == {fork["id"]} and seen[0]["seq"] == 5
+    stream.close()
+
+
+def test_steps_are_the_tokens_that_would_have_come(server, llm):
+    options = {"seed": 5, "max_tokens": 8, "stop": ["zzz"]}
+    whole = llm.generate(FRANCE, Sampling(**options))
+    (begun,) = start(server, sampling=options, pause_after=1)
+    id = begun["id"]
+    for count in (1, 2, 4):
+        run = finished(server, id)
+        assert run["status"] == "paused" and [t["id"] for t in run["tokens"]] == whole.token_ids[:count]
+        step = server.post(f"/api/runs/{id}/step", {"tokens": {1: 1, 2: 2, 4: None}[count]})
+        assert step.status_code == 200 and step.json()["status"] in ("waiting", "running")
+    run = finished(server, id)
+    assert run["status"] == "done" and run["text"] == whole.text
+    assert [t["id"] for t in run["tokens"]] == whole.token_ids
+    kinds = [each["event"] for each in events(server, f"/api/runs/{id}/events")]
+    token = ["token"]
+    assert kinds == [
+        "run",
+        *token,
+        "end",
+        "run",
+        *token,
+        "end",
+        "run",
+        *token * 2,
+        "end",
+        "run",
+        *token * 4,
+        "end",
+    ]
+    again = server.post(f"/api/runs/{id}/step", {"tokens": 1})
+    assert again.status_code == 409 and "length" in again.json()["error"]["message"]
+
+
+def test_stop_ends_it_at_once_and_it_can_go_on(server):
+    (begun,) = start(server, sampling={"seed": 5, "max_tokens": 3000, "ignore_eos": True})
+    list(events(server, f"/api/runs/{begun['id']}/events", most=4))
+    stopped = server.post(f"/api/runs/{begun['id']}/stop").json()
+    assert stopped["status"] == "paused" and stopped["finish_reason"] == "cancelled"
+    made = stopped["usage"]["completion_tokens"]
+    assert 3 <= made < 1000
+    server.post(f"/api/runs/{begun['id']}/step", {"tokens": 3})
+    run = finished(server, begun["id"])
+    assert len(run["tokens"]) == made + 3
+    assert server.post(f"/api/runs/{begun['id']}/stop").status_code == 200  # nothing to stop is no error
+
+
+def test_explanations_are_of_what_happened_and_of_what_then_happens(server, llm):
+    options = {"seed": 11, "max_tokens": 6, "temperature": 1.3, "top_k": 40, "repetition_penalty": 1.2}
+    run = finished(server, start(server, sampling=options)[0]["id"])
+
+    def why(index, id=run["id"], **query):
+        answer = server.get(f"/api/runs/{id}/explain/{index}", params=query)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    for index, token in enumerate(run["tokens"]):
+        told = why(index)
+        assert told["same"] and told["winner"]["id"] == told["actual"]["id"] == token["id"]
+        assert told["winner"]["luck"] == token["luck"] and told["margin"] == token["margin"]
+        assert told["winner"]["logprob"] == pytest.approx(token["logprob"], abs=1e-12)
+        assert [stage["name"] for stage in told["stages"]] == ["repetition_penalty", "temperature", "top_k"]
+        assert token["piece"] in told["sentence"]
+        assert 0 <= told["others"]["raw"] <= 1
+    # A what-if is what a fork with the same change then does.
+    for query in ({"temperature": 0.2}, {"top_k": 2}, {"temperature": 0}, {"bad_words": '["the"]'}):
+        if query.get("bad_words"):
+            sampling = {"bad_words": ["the"]}
+        else:
+            sampling = query
+        expected = why(3, **query)["winner"]["id"]
+        fork = server.post(f"/api/runs/{run['id']}/fork", {"at": 3, "sampling": sampling}).json()["runs"][0]
+        assert finished(server, fork["id"])["tokens"][3]["id"] == expected
+    expected = why(3, luck="new")["winner"]["id"]
+    fork = finished(server, server.post(f"/api/runs/{run['id']}/fork", {"at": 3}).json()["runs"][0]["id"])
+    assert fork["tokens"][3]["id"] == expected
+    # What a fork kept was chosen by its parent, with its parent's luck.
+    assert all(why(index, fork["id"])["same"] for index in range(6))
+    # After the last token: what would have come next.
+    assert why(6)["actual"] is None
+    wrong = server.get(f"/api/runs/{run['id']}/explain/7")
+    assert wrong.status_code == 400
+    wrong = server.get(f"/api/runs/{run['id']}/explain/1", params={"temperature": "hot"})
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "temperature"
+    assert server.get(f"/api/runs/{run['id']}/explain/1", params={"temprature": 1}).status_code == 400
+
+
+def test_beams_show_their_whole_search(server, llm):
+    begun = start(server, sampling={"beam_width": 3, "n": 2, "max_tokens": 5})
+    runs = [finished(server, each["id"]) for each in begun]
+    direct = llm.generate(FRANCE, Sampling(beam_width=3, n=2, max_tokens=5))
+    assert [run["text"] for run in runs] == [run.text for run in direct.samples]
+    nodes = {beam["node"] for beam in runs[0]["beams"]}
+    assert {token["node"] for token in runs[0]["tokens"]} <= nodes
+    assert {beam["fate"] for beam in runs[0]["beams"]} >= {"chosen", "live"}
+
+
+def test_a_search_that_finds_fewer_texts_ends_all_the_same(server):
+    body = {"prompt": "Well", "beam_width": 4, "n": 4, "allowed_token_ids": [28], "max_tokens": 2}
+    answer = server.post("/v1/completions", body).json()
+    assert [choice["text"] for choice in answer["choices"]] == [",,"]
+
+
+def test_messages_and_token_ids_start_runs(server, llm):
+    messages = [{"role": "user", "content": "Hi"}]
+    run = finished(server, start(server, prompt=None, messages=messages, sampling={"max_tokens": 2})[0]["id"])
+    assert [t["id"] for t in run["prompt_tokens"]] == llm.tokenizer.encode_chat(messages)
+    (by_ids,) = start(server, prompt=None, token_ids=[504, 2025], sampling={"max_tokens": 2})
+    assert finished(server, by_ids["id"])["usage"]["prompt_tokens"] == 2
+    for wrong in ({}, {"messages": messages}):
+        answer = server.post("/api/runs", {"prompt": FRANCE if wrong else None, **wrong})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt"
+
+
+def test_a_run_can_be_forgotten_and_is_then_gone(server):
+    run = finished(server, start(server, sampling={"max_tokens": 1})[0]["id"])
+    assert server.get("/api/runs/" + run["id"]).status_code == 200
+    assert httpx.delete(f"{server.url}/api/runs/{run['id']}").status_code == 204
+    for path in ("", "/events", "/explain/0"):
+        gone = server.get(f"/api/runs/{run['id']}{path}")
+        assert gone.status_code == 404 and gone.json()["error"]["code"] == "no_such_run"
+    assert server.get(f"/api/trees/{run['tree']}/events").status_code == 404
+
+
+def test_what_this_version_cannot_do_is_said(server):
+    run = finished(server, start(server, sampling={"max_tokens": 1})[0]["id"])
+    assert server.get(f"/api/runs/{run['id']}/lens/attention").status_code in (200, 501)
+    assert server.get(f"/api/runs/{run['id']}/export").status_code in (200, 501)
+
+
+def test_info_has_every_option_with_its_help(server):
+    from dataclasses import fields
+
+    info = server.get("/api/info").json()
+    assert [each["name"] for each in info["options"]] == [field.name for field in fields(Sampling)]
+    assert all(each["help"] for each in info["options"]) and info["chat"] and info["context"] == 8192
