@@ -13,6 +13,7 @@ from typing import Any
 from bench import accuracy, documentation, machine, report, rounds
 from bench.catalog import LLAMA, OURS, PEERS, Peer
 from bench.english import english, fingerprint
+from bench.process import hold_to
 from bench.workloads import ACCURACY, WORKLOADS
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import DEFAULT_MODEL, fetch
@@ -23,10 +24,13 @@ MODELS = (DEFAULT_MODEL, "gemma-3-270m")
 
 def main() -> None:
     options = read_options()
+    if options.isa:
+        hold_to(options.isa)
     about: dict[str, Any] = {
         **machine.describe(options.threads),
         "date": date.today().isoformat(),
         "rounds": options.rounds,
+        "isa": options.isa,
     }
     peers = [PEERS[name] for name in options.peers]
     speed = machine.ReadSpeed(options.threads)
@@ -91,6 +95,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--peers", type=_names(list(PEERS)), default=list(PEERS), help=",".join(PEERS))
     parser.add_argument("--workloads", type=_names(kinds), default=kinds, help=",".join(kinds))
     parser.add_argument("--threads", type=int, default=wanted_threads(), help="for every engine")
+    parser.add_argument("--isa", choices=["avx2"], help="hold the engines that can be held to it")
     parser.add_argument("--accuracy-tokens", type=int, help="tokens of English text (20,000)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every sample goes here")
     parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/benchmarks.md")

@@ -108,11 +108,24 @@ def start(
     raise Absent(reason)
 
 
+def hold_to(isa: str) -> None:
+    """Engines started from now on use no more than this instruction set, where their libraries can be told.
+
+    llama.cpp decides when it is compiled. OpenVINO's linears are oneDNN's; a release that does not know
+    OV_CPU_MAX_ISA still attends with all that the processor has.
+    """
+    onednn = isa.upper()
+    os.environ |= {"GLASSLOOP_ISA": isa, "ONEDNN_MAX_CPU_ISA": onednn, "OV_CPU_MAX_ISA": onednn}
+    os.environ |= {"ATEN_CPU_CAPABILITY": isa, "MKL_ENABLE_INSTRUCTIONS": onednn}  # PyTorch and its MKL
+
+
 def environment(threads: int) -> dict[str, str]:
-    """As many threads for everybody, whatever library computes; no engine asks the network."""
+    """As many threads for everybody, whatever library computes; no engine asks the network; and Python may
+    keep bytecode, or ours would be compiled at every start, being the only one installed from its sources."""
     counts = ("GLASSLOOP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     quiet = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1"}
-    return {**os.environ, **quiet, **dict.fromkeys(counts, str(threads))}
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, **quiet, **dict.fromkeys(counts, str(threads))}
 
 
 def _death(code: int | None) -> str:

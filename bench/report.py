@@ -27,7 +27,7 @@ def report(machine: dict[str, Any], runs: Sequence[Measured], default_model: str
     parts = [machine_lines(machine)]
     for run in runs:
         parts += [model_table(run, machine["threads"])]
-        if run.model == default_model:
+        if run.model == default_model and not machine.get("isa"):  # targets are for engines at their best
             parts += [target_lines(run)]
         if run.accuracy is not None:
             parts += [accuracy_table(run.accuracy)]
@@ -39,6 +39,7 @@ def machine_lines(machine: dict[str, Any]) -> str:
         f"{machine['processor']}, {machine['threads']} threads, {machine['memory_gb']} GB"
         f" · {machine['system']} · Python {machine['python']}\n"
         f"{machine['date']} · load before the run {machine['load_before']:.1f}"
+        + (f" · engines held to {machine['isa']}, where they can be" if machine.get("isa") else "")
         + (_BUSY if machine["load_before"] > 0.5 else "")
         + ("\nStopped before its end." if machine.get("stopped") else "")
     )
@@ -54,6 +55,8 @@ def model_table(run: Measured, threads: int) -> str:
         f"{counted(run)}; a cell is the median ± half of the middle half",
         rule,
         head,
+        f"{'instruction set':{_TITLE}}"
+        + "".join(f"{run.said[name].get('isa') or '—':>{_CELL}}" for name in names),
     ]
     for unit, title in _GROUPS:
         rows = [w for w in WORKLOADS.values() if w.unit == unit and w.name in run.samples]

@@ -8,7 +8,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = ("torch", "transformers", "numpy", "tokenizers", "jinja2", "huggingface_hub", "gguf", "fastapi", "uvicorn")
+HEAVY = (
+    "torch",
+    "transformers",
+    "numpy",
+    "tokenizers",
+    "jinja2",
+    "huggingface_hub",
+    "gguf",
+    "fastapi",
+    "uvicorn",
+)
 
 
 def _loaded_after(code: str) -> set[str]:
@@ -31,6 +41,16 @@ def test_help_loads_nothing_heavy():
     assert "typer" in loaded and not loaded & set(HEAVY)
 
 
-def test_generating_never_loads_torch():
+def test_generating_loads_only_what_it_needs():
     code = "from glassloop import LLM, Sampling\nLLM().generate('Hi', Sampling(max_tokens=1))"
-    assert not _loaded_after(code) & {"torch", "transformers", "gguf", "fastapi"}
+    unneeded = {"torch", "transformers", "gguf", "jinja2", "llguidance", "huggingface_hub", "filelock"}
+    unneeded |= {
+        "rich",
+        "fastapi",
+        "typer",
+        "asyncio",
+        "difflib",
+        "glassloop.model.config_hf",
+        "glassloop.model.safetensors",
+    }
+    assert not _loaded_after(code) & unneeded

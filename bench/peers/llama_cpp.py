@@ -37,10 +37,12 @@ class LlamaCpp(Adapter):
         self.vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
         self.batch = llama.llama_batch_init(_BATCH, 0, 1)
         self._contexts: dict[int, Any] = {}
+        found = _instructions()
         buffers = [line.split()[1] for line in said if "model buffer size" in line]
         return {
             "version": llama.__version__,
-            "details": f"{_instructions()}; weights in {' + '.join(buffers) or 'CPU'}",
+            "details": f"compiled for {', '.join(found)}; weights in {' + '.join(buffers) or 'CPU'}",
+            "isa": next(n for n in ("AVX512", "AVX_VNNI", "AVX2", "NEON", "portable") if n in found).lower(),
         }
 
     def prefill(self, ids: list[int]) -> float:
@@ -117,12 +119,12 @@ class LlamaCpp(Adapter):
         return self._contexts[streams]
 
 
-def _instructions() -> str:
+def _instructions() -> list[str]:
     """What it says that it was compiled for; the widest few names say enough."""
     parts = llama.llama_print_system_info().decode().split("|")
     have = [part.split("=")[0].split(":")[-1].strip() for part in parts if part.strip().endswith("= 1")]
     names = ("AMX_INT8", "AVX512_BF16", "AVX512_VNNI", "AVX512", "AVX_VNNI", "AVX2", "NEON")
-    return ", ".join([name for name in names if name in have][:4]) or "portable"
+    return [name for name in names if name in have][:4] or ["portable"]
 
 
 if __name__ == "__main__":

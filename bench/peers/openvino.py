@@ -5,6 +5,7 @@ decodes. Times are its own performance metrics.
 
 from __future__ import annotations
 
+import os
 from time import perf_counter
 from typing import Any
 
@@ -22,10 +23,11 @@ class OpenVINO(Adapter):
         if precision is not None:
             self.options["INFERENCE_PRECISION_HINT"] = precision
         self._pipelines: dict[str, Any] = {}
-        core = openvino.Core()
+        hint = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT")
         return {
             "version": openvino_genai.__version__.split("-")[0],
-            "details": f"computes in {precision or core.get_property('CPU', 'INFERENCE_PRECISION_HINT')}",
+            "details": f"computes in {precision or hint.get_type_name()}",
+            "isa": os.environ.get("ONEDNN_MAX_CPU_ISA", "").lower(),  # else it does not say what it found
         }
 
     def prefill(self, ids: list[int]) -> float:

@@ -25,7 +25,8 @@ class Ours(Adapter):
         self._caches: dict[int, Any] = {}
         return {
             "version": version("glassloop"),
-            "details": f"{chosen.name} ops, {getattr(chosen, 'instructions', 'NumPy')}",
+            "details": f"{chosen.name} ops",
+            "isa": getattr(chosen, "instructions", None),
         }
 
     def prefill(self, ids: list[int]) -> float:

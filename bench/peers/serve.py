@@ -2,7 +2,7 @@
 other end. An adapter answers the questions below; every number of seconds is taken inside the peer's
 process, around the work alone.
 
-    {"do": "load", "model": ..., "threads": 2}          -> {"version": ..., "details": ...}
+    {"do": "load", "model": ..., "threads": 2}          -> {"version": ..., "details": ..., "isa": ...}
     {"do": "prefill", "ids": [...]}                     -> {"seconds": ...}
     {"do": "decode", "prompts": [[...], ...], "steps"}  -> {"seconds": ...}
     {"do": "first_token", "prefix", "rest", "cached"}   -> {"seconds": ...}

@@ -25,6 +25,7 @@ class Transformers(Adapter):
         return {
             "version": transformers.__version__,
             "details": f"torch {torch.__version__}, float32",
+            "isa": torch.backends.cpu.get_cpu_capability().lower(),
             "bytes_per_token": sum(weight.numel() * 4 for weight in self.model.parameters()),
         }
 

@@ -8,6 +8,7 @@ Names are loaded when they are first used, so `import glassloop` costs next to n
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,17 @@ if TYPE_CHECKING:
     from glassloop.errors import RegistryError as RegistryError
     from glassloop.errors import SamplingError as SamplingError
     from glassloop.errors import TextError as TextError
+    from glassloop.errors import TraceError as TraceError
+    from glassloop.trace.diff import diff as diff
     from glassloop.trace.run import Run as Run
+    from glassloop.trace.store import Store as Store
     from glassloop.trace.token import Token as Token
 
 _HOMES = {
     "LLM": "glassloop.engine.llm",
     "Run": "glassloop.trace.run",
+    "Store": "glassloop.trace.store",
+    "diff": "glassloop.trace.diff",
     "Token": "glassloop.trace.token",
     "Sampling": "glassloop.decode.sampling",
     "GlassloopError": "glassloop.errors",
@@ -32,8 +38,13 @@ _HOMES = {
     "RegistryError": "glassloop.errors",
     "SamplingError": "glassloop.errors",
     "TextError": "glassloop.errors",
+    "TraceError": "glassloop.errors",
 }
 __all__ = list(_HOMES)
+
+# NumPy's OpenBLAS starts threads on import, which spin for 30 ms before they go to sleep: on a core that
+# loading a model has better use for. They do little here, and wake up fast enough for that.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 
 def __getattr__(name: str) -> object:

@@ -23,3 +23,7 @@ class RegistryError(GlassloopError):
 
 class SamplingError(GlassloopError):
     """A decoding option that does not exist or is out of range."""
+
+
+class TraceError(GlassloopError):
+    """A recorded run that cannot be read, found, kept or held against a model."""

@@ -33,6 +33,7 @@ def run() -> Measured:
     run.said = {
         name: {"version": "1", "details": "d" * 200} for name in ("glassloop", "llama.cpp", "openvino")
     }
+    run.said["glassloop"]["isa"] = "avx2"
     run.absent = {"transformers": "its process died: Illegal instruction"}
     run.read_speed = [20e9, 10e9, 30e9]
     run.samples = {
@@ -79,10 +80,18 @@ def test_the_table_fits_and_tells_the_numbers(run):
     )  # what was counted, not what was asked for
     row = next(line for line in lines if line.startswith("  decode alone  "))
     assert row.split()[2:] == ["150", "±10%", "100", "±12%", "—", "1.60×", "1.60×"]
+    sets = next(line for line in lines if line.startswith("instruction set "))
+    assert sets.split()[2:] == ["avx2", "—", "—"]
     assert any("20.0 GB/s" in line for line in lines) and any("glassloop 75%" in line for line in lines)
     assert "— transformers: its process died: Illegal instruction" in lines
     promise = next(line for line in lines if "decode alone, against the best peer" in line)
     assert promise.endswith("at least 1.2×, wanted 1.5×: wanted")
+
+
+def test_a_run_that_holds_engines_to_an_instruction_set_says_so(run):
+    held, free = (report({**MACHINE, "isa": isa}, [run], "small") for isa in ("avx2", None))
+    assert "engines held to avx2" in held and "what we hold ourselves to" not in held
+    assert "engines held to" not in free and "what we hold ourselves to" in free
 
 
 def test_the_data_is_json_and_has_the_same_numbers(run):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop import ModelError, Sampling, SamplingError
@@ -51,6 +51,7 @@ def assert_equal(decoder, fresh):
         same(decoder.choose(row(seed)), fresh.choose(row(seed)))
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.sampled_from(OPTIONS), TOKENS, TOKENS, TOKENS, st.booleans(), st.data())
 def test_a_rewound_decoder_is_a_fresh_one_fed_with_the_same_tokens(options, prompt, old, new, asked, data):
     decoder = fed(options, prompt, old)
@@ -64,6 +65,7 @@ def test_a_rewound_decoder_is_a_fresh_one_fed_with_the_same_tokens(options, prom
     assert_equal(decoder, fed(options, prompt, old[:kept] + new))
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.sampled_from(OPTIONS), TOKENS, TOKENS, TOKENS, TOKENS, st.sampled_from([None, 0, 7]))
 def test_a_fork_and_its_parent_go_their_own_ways(options, prompt, shared, mine, yours, salt):
     parent = fed(options, prompt, shared, salt=3)
@@ -136,3 +138,22 @@ def test_an_error_ends_its_own_row_only(ops):
 
 def test_no_rows_are_no_tokens():
     assert choose_rows([], np.empty((0, VOCAB), np.float32)) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"top_k": 5}, {"logit_bias": {49160: 9}}])
+def test_a_logit_without_a_token_is_never_chosen(options):
+    """Models pad their vocabulary; what stands there means nothing, however likely it seems."""
+    tokenizer = load_tokenizer("smollm2-135m-instruct")
+    size = tokenizer.vocab_size + 20
+    logits = row(1, size)
+    logits[tokenizer.vocab_size :] = 30.0
+    decoder = Decoder(Sampling(**options), size, 5, tokenizer=tokenizer)
+    chosen = decoder.choose(logits)
+    assert chosen.id < tokenizer.vocab_size and chosen.rank > 20
+    assert (chosen.alternative_logprobs == -np.inf).all() and (chosen.alternative_raw_logprobs > -4).all()
+    assert Decoder(Sampling(**options), size, 5).choose(logits).id >= tokenizer.vocab_size
+
+
+def test_a_vocabulary_without_gaps_has_no_stage_for_them():
+    tokenizer = load_tokenizer("smollm2-135m-instruct")
+    assert Decoder(Sampling(), tokenizer.vocab_size, 5, tokenizer=tokenizer).chain == ()

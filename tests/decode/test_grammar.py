@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from time import process_time
 
 import numpy as np
 import pytest
@@ -122,11 +123,14 @@ def test_a_schema_too_deep_is_an_error(tokenizer):
     "bomb", ["(x{1000}){1000}", "((a{0,900}){0,900}){0,900}", "(a|aa)+$", "(.*){50}b.{400}"]
 )
 def test_a_bomb_is_an_error_or_bounded(tokenizer, bomb):
-    """It ends: with text, or with an error that names the field."""
+    """It ends, and soon: with text, or with an error that names the field."""
+    write(tokenizer, regex="a", limit=1)  # what is made once for a tokenizer is not counted
+    began = process_time()
     try:
         write(tokenizer, regex=bomb, limit=12)
     except SamplingError as error:
         assert "regex" in str(error)
+    assert process_time() - began < 2
 
 
 def test_a_grammar_at_odds_with_other_stages_is_an_error_that_names_them(tokenizer):
@@ -165,8 +169,24 @@ def test_the_tokens_that_hold_a_text_are_found(tokenizer):
 
     known = token_bytes(tokenizer)
     for text in (b"a", b"qu", b"ing", b" the", b"\xc3", b"zzzz"):
-        assert known.holding(text) == {i for i, data in enumerate(known.by_id) if text in data}
+        assert known.holding([text]) == {i for i, data in enumerate(known.by_id) if text in data}
         assert set(known.beginning_with(text)) == {i for i, d in enumerate(known.by_id) if d.startswith(text)}
+
+
+def test_many_texts_are_looked_for_at_once(tokenizer):
+    """Of ten thousand, pieces of tokens and others that are none: the same tokens as one by one."""
+    from glassloop.decode.token_bytes import token_bytes
+
+    known = token_bytes(tokenizer)
+    random = np.random.default_rng(4)
+    texts = [bytes(random.integers(97, 123, random.integers(3, 9)).tolist()) for _ in range(9_000)]
+    texts += [data[len(data) // 3 :] for data in known.by_id[5_000:6_000]]
+    some = [text for text in set(texts) if text][::50]
+    expected = {i for i, data in enumerate(known.by_id) if any(text in data for text in some)}
+    assert known.holding(some) == expected
+    began = process_time()
+    assert known.holding([text for text in texts if text]) >= expected
+    assert process_time() - began < 1
 
 
 def test_a_bad_word_begun_by_the_prompt_is_not_completed(tokenizer):

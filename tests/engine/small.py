@@ -4,7 +4,6 @@ drafts. The oracle of the engine.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -25,6 +24,7 @@ from glassloop.model.transformer import Transformer
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps
+from glassloop.ops.tensor import Tensor
 from glassloop.ops.vocabulary import row_ops
 from glassloop.text.alphabet import to_alphabet
 from glassloop.text.tokenizer import Tokenizer
@@ -86,7 +86,8 @@ def model(window: int | None = None, ops: str = "native", seed: int = 0) -> Tran
     weights = {
         name: random_tensor(rng, name, shape, FORMATS["F32"]) for name, shape in config.shapes().items()
     }
-    weights["head.weight"] = replace(weights["head.weight"], data=_louder(weights["head.weight"].data))
+    head = weights["head.weight"]
+    weights["head.weight"] = Tensor(head.name, head.shape, head.format, _louder(head.data))
     return Transformer(config, weights, NativeOps() if ops == "native" else ReferenceOps())
 
 
@@ -115,19 +116,22 @@ def finish(loop: Loop, *requests: Request) -> list[Run]:
     return [run for each in requests for run in each.runs]
 
 
-def naive(transformer: Transformer, run: Run, forced: list[int] | None = None) -> Run:
+def naive(
+    transformer: Transformer, run: Run, forced: list[int] | None = None, of: Tokenizer | None = None
+) -> Run:
     """What a run must be: for each token the whole text is computed anew."""
-    sampling = run.sampling
+    sampling, texts = run.sampling, of or tokenizer()
     ops = row_ops(transformer.ops.name)
-    eos_ids = tuple(tokenizer().eos_ids)
-    decoder = Decoder(sampling, 257, run.seed, run.prompt_ids, run.salt, tokenizer(), eos_ids, ops)
+    eos_ids = tuple(texts.eos_ids)
+    size = transformer.config.vocab_size
+    decoder = Decoder(sampling, size, run.seed, run.prompt_ids, run.salt, texts, eos_ids, ops)
     made = Run("naive", run.prompt_ids, run.seed, CONTEXT, sampling, run.salt)
     text = BranchText(sampling)
     stopper = Stopper(sampling, eos_ids, CONTEXT)
     tokens = list(run.prompt_ids)
     while True:
         logits = Branches(transformer, CONTEXT + 32).forward([(0, 0, tokens)])[0]
-        summary = ops.summarize(logits, decoder.head)
+        summary = ops.summarize(logits, decoder.head, decoder.scale)
         try:
             if forced is not None and len(made.tokens) < len(forced):
                 chosen = decoder.judge(logits, summary, forced[len(made.tokens)])
@@ -136,17 +140,17 @@ def naive(transformer: Transformer, run: Run, forced: list[int] | None = None) -
         except GlassloopError as error:  # stages at odds
             made.finish_reason, made.stop_reason = "error", str(error)
             break
-        data = tokenizer().token_bytes(chosen.id)
+        data = texts.token_bytes(chosen.id)
         stops = stopper.before(chosen.id)
         if stops and not sampling.include_stop:
-            made.finish_reason, made.stop_reason = "stop", tokenizer().piece(chosen.id)
+            made.finish_reason, made.stop_reason = "stop", texts.piece(chosen.id)
             break
         decoder.commit(chosen.id)
         tokens.append(chosen.id)
-        made.tokens.append(Token(chosen, text.feed(data), data, tokenizer().piece))
+        made.tokens.append(Token(chosen, text.feed(data), data, texts.piece))
         ending = text.ending or stopper.after(decoder.history, 0.0)
         if stops:
-            made.finish_reason, made.stop_reason = "stop", tokenizer().piece(chosen.id)
+            made.finish_reason, made.stop_reason = "stop", texts.piece(chosen.id)
             break
         if ending:
             made.finish_reason, made.stop_reason = ending.reason, ending.detail

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,14 +76,14 @@ def changed(entry: Entry, what: str) -> Entry:
 
     file, member = entry.file, entry.file.members[0]
     if what == "wheel hash":
-        member = replace(member, wheel=replace(member.wheel, sha256="0" * 64))
+        member = member._replace(wheel=member.wheel._replace(sha256="0" * 64))
     elif what == "member":
-        member = replace(member, path="data/nothing")
+        member = member._replace(path="data/nothing")
     elif what == "file hash":
-        file = replace(file, sha256="0" * 64)
+        file = file._replace(sha256="0" * 64)
     else:
-        file = replace(file, size=file.size - 1)
-    return replace(entry, file=replace(file, members=(member,)), beside=())
+        file = file._replace(size=file.size - 1)
+    return entry._replace(file=file._replace(members=(member,)), beside=())
 
 
 @pytest.mark.parametrize(

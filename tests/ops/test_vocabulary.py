@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,6 +16,19 @@ from glassloop.ops.native import vocabulary as native
 
 _LOGIT = st.floats(-100, 100, width=32) | st.just(-np.inf) | st.sampled_from([0.0, 1.0, 1.5])
 _ROWS = st.lists(_LOGIT, min_size=1, max_size=200).map(lambda row: np.array(row, np.float32))
+
+
+@pytest.mark.parametrize("odd", ["same", "ascending", "one"])
+@pytest.mark.parametrize("top", [1, 64, 2000])
+def test_rows_of_an_odd_shape(odd, top):
+    row = np.zeros(9000, np.float32)
+    if odd == "ascending":
+        row = np.arange(9000, dtype=np.float32)
+    elif odd == "one":
+        row[:] = -np.inf
+        row[77] = 1.0
+    for made, expected in zip(native.highest(row, top), vocabulary.highest(row, top), strict=True):
+        assert made.tolist() == expected.tolist()
 
 
 @given(row=_ROWS, top=st.integers(1, 220))
@@ -42,6 +58,55 @@ def test_whole_vocabularies(size):
     assert made.entropy == pytest.approx(expected.entropy, abs=1e-11)
     for scale in (0.3, 1.0, 1 / 0.05):
         assert native.log_sum_exp(row, scale) == pytest.approx(vocabulary.log_sum_exp(row, scale), rel=1e-12)
+        assert native.summarize(row, 64, scale).scaled_log_sum_exp == native.log_sum_exp(row, scale)
+
+
+_EVERY_NUMBER = """
+import hashlib, sys
+import numpy as np
+from glassloop.ops.native import library, vocabulary
+library.library().gl_set_threads(int(sys.argv[1]))
+rows = (np.random.default_rng(1).standard_normal((5, 70_000)) * 4).astype(np.float32)
+told = hashlib.sha256()
+together = vocabulary.summarize_rows(rows, 80, [1, 0.5, 2, 1, 3])
+alone = [vocabulary.summarize(row, 80, scale) for row, scale in zip(rows, [1, 0.5, 2, 1, 3])]
+for made in (together, alone):
+    for ids, logits, *numbers in made:
+        told.update(ids.tobytes() + logits.tobytes() + np.array(numbers).tobytes())
+    told.update(np.array([vocabulary.log_sum_exp(row, 0.7) for row in rows]).tobytes())
+    told.update(vocabulary.lucky_ids(3, 70_000, 2**64 - 2**55).tobytes())
+    print(told.hexdigest())
+    told = hashlib.sha256()
+"""
+
+
+def test_rows_and_threads_do_not_change_a_bit():
+    told = set()
+    for threads in ("1", "2", "5"):
+        command = [sys.executable, "-c", _EVERY_NUMBER, threads]
+        told |= set(subprocess.run(command, capture_output=True, check=True, text=True).stdout.split())
+    assert len(told) == 1
+
+
+def test_rows_may_lie_apart_and_be_read_only():
+    wide = (np.random.default_rng(2).standard_normal((3, 500)) * 4).astype(np.float32)
+    wide.flags.writeable = False
+    for rows in (wide, wide[:, 3:450], wide[::2], wide[:, ::2]):
+        for made, expected in zip(
+            native.summarize_rows(rows, 9), vocabulary.summarize_rows(rows, 9), strict=True
+        ):
+            assert made.ids.tolist() == expected.ids.tolist()
+            assert made.log_sum_exp == pytest.approx(expected.log_sum_exp, abs=1e-11)
+
+
+@given(row=_ROWS, data=st.data())
+def test_ranked(row, data):
+    ids = np.array(data.draw(st.lists(st.integers(0, len(row) - 1), max_size=60)), np.int32)
+    above = data.draw(st.sampled_from([-np.inf, 0.0, 1.0]))
+    for made, expected in zip(
+        native.ranked(row, ids, above), vocabulary.ranked(row, ids, above), strict=True
+    ):
+        assert made.tolist() == expected.tolist()
 
 
 @given(row=_ROWS, data=st.data())

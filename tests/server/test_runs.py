@@ -279,10 +279,22 @@ def test_a_run_can_be_forgotten_and_is_then_gone(server):
     assert server.get(f"/api/trees/{run['tree']}/events").status_code == 404
 
 
-def test_what_this_version_cannot_do_is_said(server):
-    run = finished(server, start(server, sampling={"max_tokens": 1})[0]["id"])
-    assert server.get(f"/api/runs/{run['id']}/lens/attention").status_code in (200, 501)
-    assert server.get(f"/api/runs/{run['id']}/export").status_code in (200, 501)
+def test_a_run_leaves_as_a_file_and_comes_back_the_same(server):
+    run = finished(server, start(server, sampling={"max_tokens": 4, "seed": 3})[0]["id"])
+    path = f"/api/runs/{run['id']}"
+    before = server.get(path + "/explain/2").json()
+    file = server.get(path + "/export")
+    assert file.status_code == 200 and file.content[1:6] == b"GLASS"
+    assert httpx.post(server.url + "/api/runs/import", content=file.content).status_code == 409
+    assert httpx.delete(server.url + path).status_code == 204
+    back = httpx.post(server.url + "/api/runs/import", content=file.content)
+    assert back.status_code == 201 and back.json()["runs"][0]["id"] == run["id"]
+    again = server.get(path).json()
+    assert again["tokens"] == run["tokens"] and server.get(path + "/explain/2").json() == before
+    damaged = bytearray(file.content)
+    damaged[len(damaged) // 2] ^= 1
+    refused = httpx.post(server.url + "/api/runs/import", content=bytes(damaged))
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "bad_file"
 
 
 def test_info_has_every_option_with_its_help(server):

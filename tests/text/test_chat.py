@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from text.small import byte_level, write_folder
+from text.small import SPECIAL, byte_level, write_folder
 from text.strings import TEXTS
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -209,6 +209,8 @@ def test_encode_chat_gives_the_ids_of_transformers(tmp_path: Path) -> None:
     @settings(max_examples=60)
     @given(MESSAGES)
     def check(messages: list[dict[str, Any]]) -> None:
+        # What a message says is text to us, even where it spells a special token.
+        assume(not any(special in message["content"] for message in messages for special in SPECIAL))
         expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         assert ours.encode_chat(messages) == expected
 

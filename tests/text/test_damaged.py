@@ -41,7 +41,6 @@ def _refused(metadata: dict[str, Any], complaint: str) -> None:
         ("token_type", "x", "token_type is not a list of numbers"),
         ("merges", None, "tokenizer.ggml.merges is missing"),
         ("merges", ["a b c"], r"merges\[0\] is 'a b c'; two tokens and a space"),
-        ("merges", ["nope nada"], "the merges do not fit the tokens: .*nope"),
         ("bos_token_id", 10**6, r"bos_token_id is 1000000, outside the vocabulary of \d+ tokens"),
         ("eos_token_id", -1, "eos_token_id is -1, outside"),
         ("eot_token_id", "x", "eot_token_id is 'x'; a token id is expected"),
@@ -53,6 +52,12 @@ def test_byte_level_fields(field: str, value: Any, complaint: str) -> None:
     if value is None:
         del metadata[KEY + field]
     _refused(metadata, complaint)
+
+
+def test_merges_of_unknown_tokens_are_refused_when_the_whole_model_is_built() -> None:
+    tokenizer = Tokenizer.from_gguf(byte_level_metadata("gpt-2") | {KEY + "merges": ["nope nada"]}, "m.gguf")
+    with pytest.raises(TextError, match=r"^m\.gguf: the merges do not fit the tokens: .*nope"):
+        tokenizer.encode("a long text " * 1000)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def serve(
     log_prompts: Annotated[bool, typer.Option(help="Log what is asked and answered, too.")] = False,
 ) -> None:
     """Serve a model over HTTP: OpenAI's protocol, the runs with their reasons, and the studio."""
+    from glassloop.cli.kept import drafter
     from glassloop.cli.terminal import working
     from glassloop.engine.memory import parse_bytes
     from glassloop.server.settings import Settings
@@ -66,6 +67,5 @@ def serve(
         from glassloop.engine.llm import LLM
         from glassloop.server.serve import serve as run
 
-        drafter: bool | str = True if draft is None else False if draft == "off" else draft
-        llm = LLM(model, kv_memory=kv_memory, draft=drafter, most_running=running, most_waiting=queue)
+        llm = LLM(model, kv_memory=kv_memory, draft=drafter(draft), most_running=running, most_waiting=queue)
     run(llm, settings)

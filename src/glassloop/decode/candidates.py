@@ -8,10 +8,12 @@ settle for certain takes more of the row, in the end all of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import exp, log
 
 import numpy as np
 from numpy.typing import NDArray
 
+from glassloop.decode.row import Row
 from glassloop.ops.quant import Float32
 from glassloop.ops.vocabulary import Float64, Int32, RowOps, Summary
 
@@ -39,6 +41,7 @@ class Candidates:
         "_base",
         "_earlier",
         "_ids",
+        "_known",
         "_lse",
         "_moved",
         "_ops",
@@ -53,7 +56,7 @@ class Candidates:
         self,
         ops: RowOps,
         vocab_size: int,
-        row: Float32 | None,
+        row: Row | None,
         scale: float,
         ids: Int32 | None = None,
         base: Float32 | None = None,
@@ -68,16 +71,18 @@ class Candidates:
         self._base = base
         self._values: Float64 | None = None
         self._lse: float | None = None
+        self._known: tuple[float, float] | None = None  # of an untouched row: log-sum-exp at another scale
         # A row whose head was never needed: the head of an earlier one, and who has moved since.
-        self._earlier: tuple[Int32, Float32, bool] | None = None  # ids, base, complete
+        self._earlier: tuple[Int32, float, bool] | None = None  # ids, the last one's base, complete
         self._moved: tuple[NDArray[np.integer], ...] = ()
 
     @classmethod
     def of(cls, logits: Float32, summary: Summary, ops: RowOps) -> Candidates:
         """The whole vocabulary, with what the caller has computed of this row already."""
-        made = cls(ops, len(logits), logits, 1.0)
+        made = cls(ops, len(logits), Row(logits), 1.0)
         made._set_head(summary.ids, summary.logits)
         made._lse = summary.log_sum_exp
+        made._known = (summary.scale, summary.scaled_log_sum_exp)
         return made
 
     # ── questions ──────────────────────────────────────────────────────────────────────────────────────────
@@ -95,8 +100,8 @@ class Candidates:
     def values(self) -> Float64:
         """The logits of `ids`."""
         if self._values is None:
-            ids = self.ids
-            self._values = self._base[: len(ids)].astype(np.float64) * self.scale  # type: ignore[index]
+            self.ids  # noqa: B018  (sorts them, if nobody has)
+            self._values = _times(self._base, self.scale)  # type: ignore[arg-type]
         return self._values
 
     @property
@@ -104,35 +109,36 @@ class Candidates:
         """Over every survivor."""
         if self._lse is None:
             if self._row is not None:
-                self._lse = self._ops.log_sum_exp(self._row, self.scale)
+                self._lse = self._ops.log_sum_exp(self._row.values, self.scale)
                 if self._lse == -np.inf:
                     raise NoneLeft
             else:
                 values = self.values
                 peak = float(values[0])
-                self._lse = peak + float(np.log(np.exp(values - peak).sum()))
+                self._lse = peak + log(np.add.reduce(np.exp(values - peak)))
         return self._lse
 
     @property
     def count(self) -> int:
         """How many survive."""
         if self._row is not None:
-            return int(np.count_nonzero(self._row > -np.inf))
+            return int(np.count_nonzero(self._row.values > -np.inf))
         return len(self._ids)  # type: ignore[arg-type]
 
     def everyone(self) -> tuple[Int32, Float64]:
         """Every survivor with its logit, in no promised order (nothing is sorted for this)."""
         if self._row is None:
             return self.ids, self.values
-        ids = np.flatnonzero(self._row > -np.inf).astype(np.int32)
+        row = self._row.values
+        ids = np.flatnonzero(row > -np.inf).astype(np.int32)
         if not len(ids):
             raise NoneLeft
-        return ids, self._row[ids].astype(np.float64) * self.scale
+        return ids, _times(row[ids], self.scale)
 
     def logits_of(self, ids: NDArray[np.integer]) -> Float64:
         """The logits of these tokens, minus infinity for those that were removed."""
         if self._row is not None:
-            logits: Float64 = self._row[ids].astype(np.float64) * self.scale
+            logits = _times(self._row.values.take(ids), self.scale)
         elif len(ids) * len(self.ids) <= self.vocab_size:
             found = self.ids == ids[:, np.newaxis]  # [asked, survivors]
             logits = np.where(found.any(1), self.values[found.argmax(1)], -np.inf)
@@ -147,9 +153,9 @@ class Candidates:
         place = int((self.ids == token).argmax())
         if self.ids[place] == token:
             return place
-        if self._row is None or self._row[token] == -np.inf:
+        if self._row is None or self._row.values[token] == -np.inf:
             return None
-        return self._ops.rank_of(self._row, token)
+        return self._ops.rank_of(self._row.values, token)
 
     # ── what a stage can do ────────────────────────────────────────────────────────────────────────────────
 
@@ -158,18 +164,16 @@ class Candidates:
         if not len(ids):
             return self
         if self._row is not None:
-            row, before = self._row.copy(), self._row[ids]
-            row[ids] = self._rebased(change(before.astype(np.float64) * self.scale), before)
-            return self._changed(row, (ids,))
-        spots = np.flatnonzero(np.isin(self._ids, ids))  # type: ignore[arg-type]
-        order = np.full(self.vocab_size, -1, np.int64)
-        order[ids] = np.arange(len(ids))
+            before = self._row.values.take(ids)
+            after = self._rebased(change(_times(before, self.scale)), before)
+            return self._changed(self._row.replaced(ids, after, before), (ids,))
+        places = np.full(self.vocab_size, -1)
+        places[ids] = np.arange(len(ids))
+        places = places[self._ids]
+        mine = places >= 0
         # `change` sees every token it was written for, in its own order; those already out do not matter.
         base = self._base.copy()  # type: ignore[union-attr]
-        before = np.full(len(ids), -np.inf)
-        places = order[self._ids[spots]]  # type: ignore[index]
-        before[places] = self.values[spots]
-        base[spots] = self._rebased(change(before)[places], base[spots])
+        base[mine] = self._rebased(change(self.logits_of(ids))[places[mine]], base[mine])
         return self._listed(self._ids, base)  # type: ignore[arg-type]
 
     def scaled(self, factor: float) -> Candidates:
@@ -177,6 +181,8 @@ class Candidates:
         scale = self.scale * factor
         made = Candidates(self._ops, self.vocab_size, self._row, scale, self._ids, self._base, self.complete)
         made._earlier, made._moved = self._earlier, self._moved
+        if self._known is not None and self._known[0] == scale:
+            made._lse = self._known[1]
         return made
 
     def without(self, ids: Iterable[int] | NDArray[np.integer]) -> Candidates:
@@ -185,26 +191,24 @@ class Candidates:
         if not len(gone):
             return self
         if self._row is not None:
-            row = self._row.copy()
-            row[gone] = -np.inf
-            return self._changed(row)
+            return self._changed(self._row.replaced(gone, -np.inf))
         return self._picked(np.isin(self._ids, gone, invert=True))  # type: ignore[arg-type]
 
     def only(self, allowed: NDArray[np.bool_]) -> Candidates:  # [vocab_size]
         """The tokens for which `allowed` says so."""
         if self._row is not None:
-            return Candidates(
-                self._ops, self.vocab_size, np.where(allowed, self._row, np.float32(-np.inf)), self.scale
-            )
+            row = np.where(allowed, self._row.values, np.float32(-np.inf))
+            return Candidates(self._ops, self.vocab_size, Row(row), self.scale)
         return self._picked(allowed[self._ids])
 
     def first(self, count: int) -> Candidates:
         """The `count` highest."""
         self._grow(count)
-        if self.complete and len(self.ids) <= count:
+        ids = self.ids
+        if self.complete and len(ids) <= count:
             return self
-        ids, base = self.ids[:count], self._base[:count]  # type: ignore[index]
-        made = Candidates(self._ops, self.vocab_size, None, self.scale, ids, base, complete=True)
+        base = self._base[:count]  # type: ignore[index]
+        made = Candidates(self._ops, self.vocab_size, None, self.scale, ids[:count], base, complete=True)
         if self._values is not None:
             made._values = self._values[:count]
         return made
@@ -219,8 +223,10 @@ class Candidates:
     def with_mass(self, mass: float) -> Candidates:
         """The highest that together have this much of the probability: as few as will do."""
         while True:
-            reached = np.cumsum(np.exp(self.values - self.log_sum_exp))
-            enough = int(np.searchsorted(reached, mass - SLACK))
+            peak = float(self.values[0])
+            reached = np.exp(self.values - peak).cumsum()
+            total = float(reached[-1]) if self.complete else exp(self.log_sum_exp - peak)
+            enough = int(reached.searchsorted((mass - SLACK) * total))
             if enough < len(reached) or self.complete:
                 return self.first(enough + 1)
             self._grow(len(self.ids) * _GROWTH)
@@ -230,9 +236,12 @@ class Candidates:
     def _rebased(self, logits: Float64, before: Float32) -> Float32:
         """Logits as float32 at this scale. Who was removed stays removed, whatever is added to it, and
         nobody is removed by being moved, however far."""
-        base = (logits / self.scale).clip(-_FARTHEST, _FARTHEST).astype(np.float32)
-        base[before == -np.inf] = -np.inf  # (a list holds none of those)
-        return base
+        base = logits if self.scale == 1 else logits / self.scale
+        if base.dot(base) < _FARTHEST:  # nobody is removed, or anywhere near the end of float32
+            return base.astype(np.float32)
+        narrow: Float32 = base.clip(-_FARTHEST, _FARTHEST).astype(np.float32)
+        narrow[before == -np.inf] = -np.inf
+        return narrow
 
     def _listed(self, ids: Int32, base: Float32) -> Candidates:
         order = np.lexsort((ids, -base))
@@ -246,11 +255,12 @@ class Candidates:
         ids, base = self._ids[mask], self._base[mask]  # type: ignore[index]
         return Candidates(self._ops, self.vocab_size, None, self.scale, ids, base, complete=True)
 
-    def _changed(self, row: Float32, moved: tuple[NDArray[np.integer], ...] = ()) -> Candidates:
-        """The same with another row, in which logits of these tokens were moved and any were removed."""
+    def _changed(self, row: Row, moved: tuple[NDArray[np.integer], ...] = ()) -> Candidates:
+        """The same with another row, in which the logits of these tokens were moved, or some were removed."""
         made = Candidates(self._ops, self.vocab_size, row, self.scale)
         if self._ids is not None and self._base is not None:
-            made._earlier, made._moved = (self._ids, self._base, self.complete), moved
+            last = float(self._base[-1]) if not self.complete and len(self._base) else -np.inf
+            made._earlier, made._moved = (self._ids, last, self.complete), moved
         else:
             made._earlier, made._moved = self._earlier, (*self._moved, *moved)
         return made
@@ -263,19 +273,9 @@ class Candidates:
         """
         if self._earlier is None or self._row is None:
             return
-        ids, base, complete = self._earlier
-        last = np.float32(-np.inf) if complete else base[-1]
-        stayed = (self._row[ids] == base) & (base > last)
-        if self._moved:
-            moved = self._moved[0] if len(self._moved) == 1 else np.concatenate(self._moved)
-            came = np.unique(moved[self._row[moved] > last]).astype(np.int32)
-            stayed &= ~(ids[:, np.newaxis] == came).any(1)
-            ids, base = np.concatenate([ids[stayed], came]), np.concatenate([base[stayed], self._row[came]])
-            order = np.lexsort((ids, -base))
-            ids, base = ids[order], base[order]
-        else:
-            ids, base = ids[stayed], base[stayed]
-        self._ids, self._base, self.complete = ids, base, complete
+        ids, last, self.complete = self._earlier
+        some = np.concatenate([ids, *self._moved], dtype=np.int32, casting="same_kind")
+        self._ids, self._base = self._ops.ranked(self._row.values, some, last)
 
     def _grow(self, count: int) -> None:
         """Sort at least so many, or all there are."""
@@ -284,7 +284,7 @@ class Candidates:
         if self.complete or (self._ids is not None and len(self._ids) >= count):
             return
         assert self._row is not None
-        self._set_head(*self._ops.highest(self._row, min(max(count, HEAD), self.vocab_size)))
+        self._set_head(*self._ops.highest(self._row.values, min(max(count, HEAD), self.vocab_size)))
 
     def _set_head(self, ids: Int32, base: Float32) -> None:
         alive = len(base)
@@ -292,3 +292,7 @@ class Candidates:
             alive = int(np.count_nonzero(base > -np.inf))
         self.complete = alive < len(base) or alive == self.vocab_size
         self._ids, self._base, self._values = ids[:alive], base[:alive], None
+
+
+def _times(base: Float32, scale: float) -> Float64:
+    return np.multiply(base, scale, dtype=np.float64)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from difflib import get_close_matches
 
 import numpy as np
 
@@ -42,6 +41,8 @@ DEFAULT_ORDER = (
     "eta_cutoff",
 )
 
+_BY_MASS = ("top_p", "xtc", "epsilon_cutoff", "eta_cutoff")  # these look at probabilities
+
 Observer = Callable[[Stage, Candidates, Candidates], None]  # (stage, before, after)
 
 
@@ -51,6 +52,8 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
     order = sampling.stages or DEFAULT_ORDER
     for name in order:
         if name not in REGISTER:
+            from difflib import get_close_matches
+
             close = get_close_matches(name, REGISTER, n=1)
             hint = f"did you mean {close[0]}?" if close else f"the stages are {', '.join(REGISTER)}"
             raise SamplingError(f"stages has {name!r}, which is no stage; {hint}")
@@ -60,6 +63,18 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
         if name not in order and REGISTER[name].active(sampling):
             raise SamplingError(f"stages leaves {name} out, which this request asks for; add it or unset it")
     return tuple(REGISTER[name] for name in order if REGISTER[name].active(sampling))
+
+
+# A model may have more logits than its tokenizer has tokens. Where that is so, this comes before all others.
+MISSING = Stage("missing", "mask", lambda candidates, step: candidates.without(step.missing_ids), bool)
+
+
+def first_scale(chain: tuple[Stage, ...], sampling: Sampling) -> float:
+    """The scale at which the chain will ask for the log-sum-exp of the row as it came; 1 if it will not."""
+    names = [stage.name for stage in chain[:2]]
+    if names[:1] == ["temperature"] and (len(names) == 1 or names[1] in _BY_MASS):
+        return 1 / sampling.temperature
+    return 1.0
 
 
 def run_chain(

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from glassloop.decode.bad_words import BadWords
 from glassloop.decode.candidates import HEAD, Candidates
-from glassloop.decode.chain import Observer, build_chain, run_chain
+from glassloop.decode.chain import MISSING, Observer, build_chain, first_scale, run_chain
 from glassloop.decode.choose import Choice, choose, forced
 from glassloop.decode.history import History
 from glassloop.decode.sampling import Sampling
@@ -29,17 +28,18 @@ if TYPE_CHECKING:
     from glassloop.decode.grammar import Grammar
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(NamedTuple):
     """A token and its reasons. Log-probabilities and ranks are over the whole vocabulary, ranks from 1."""
 
     id: int
     logprob: float  # after the stages
     raw_logprob: float  # the model's own
     rank: int  # in the model's own order
-    rank_after: int  # among the survivors
+    rank_after: int  # among the survivors; 0 for a token that was removed, and forced
     entropy: float  # of the model's own distribution, in nats
     log_sum_exp: float  # of the model's own logits
+    log_sum_exp_after: float  # of what the stages left
+    scale: float  # by which they multiplied every logit: one over the temperature
     luck: float
     margin: float  # by how much logit + luck exceeded the runner-up's
     runner_up: int | None
@@ -64,8 +64,10 @@ class Decoder:
         ops: RowOps = row_ops("reference"),
     ) -> None:
         self.sampling = sampling
-        self.chain = build_chain(sampling, vocab_size)
+        missing = _missing_ids(vocab_size, tokenizer)
+        self.chain = ((MISSING,) if len(missing) else ()) + build_chain(sampling, vocab_size)
         self.history = History(prompt)
+        self.scale = first_scale(self.chain, sampling)
         # Room for top-k, and for a few that penalties may push out of it.
         self.head = max(HEAD, min(sampling.top_k + HEAD // 2, 1024))
         self.step = Step(
@@ -76,18 +78,19 @@ class Decoder:
             ops,
             salt,
             np.array(sorted({*eos_ids, *sampling.stop_token_ids}), np.int32),
+            missing,
             grammar=_grammar(sampling, vocab_size, tokenizer),
             bad_words=BadWords(sampling.bad_words, tokenizer) if sampling.bad_words else None,
         )
 
     def look(self, logits: Float32, observer: Observer | None = None) -> tuple[Summary, Candidates]:
         """What the model says, and what the stages leave of it."""
-        summary = self.step.ops.summarize(logits, self.head)
+        summary = self.step.ops.summarize(logits, self.head, self.scale)
         return summary, run_chain(self.chain, logits, summary, self.step, observer)
 
     def choose(self, logits: Float32, observer: Observer | None = None) -> Chosen:
         """The token that this branch takes next. Asking changes nothing."""
-        return self.choose_from(logits, self.step.ops.summarize(logits, self.head), observer)
+        return self.choose_from(logits, self.step.ops.summarize(logits, self.head, self.scale), observer)
 
     def choose_from(self, logits: Float32, summary: Summary, observer: Observer | None = None) -> Chosen:
         """The same, of a row whose summary the caller has: its `head` highest or more."""
@@ -112,6 +115,8 @@ class Decoder:
             rank_after=rank,
             entropy=summary.entropy,
             log_sum_exp=summary.log_sum_exp,
+            log_sum_exp_after=summary.log_sum_exp,
+            scale=1.0,
             luck=0.0,
             margin=0.0,
             runner_up=None,
@@ -128,22 +133,26 @@ class Decoder:
     def record(self, logits: Float32, summary: Summary, left: Candidates, choice: Choice) -> Chosen:
         token, lse = choice.id, left.log_sum_exp
         wanted = self.sampling.logprobs
-        favourites, theirs = summary.ids[:wanted], summary.logits[:wanted].astype(np.float64)
+        favourites = summary.ids[:wanted]
         return Chosen(
             id=token,
             logprob=choice.logit - lse,
             raw_logprob=float(logits[token]) - summary.log_sum_exp,
             rank=_rank(self.step.ops, summary.ids, logits, token),
-            rank_after=1 + (left.rank_of(token) or 0),
+            rank_after=1 + choice.place if choice.place < len(left.ids) else _rank_among(left, token),
             entropy=summary.entropy,
             log_sum_exp=summary.log_sum_exp,
+            log_sum_exp_after=lse,
+            scale=left.scale,
             luck=choice.luck,
             margin=choice.margin,
             runner_up=choice.runner_up,
             survivors=len(left.ids) if left.complete else None,
             alternative_ids=favourites,
             alternative_logprobs=left.logits_of(favourites) - lse,
-            alternative_raw_logprobs=theirs - summary.log_sum_exp,
+            alternative_raw_logprobs=np.subtract(
+                summary.logits[:wanted], summary.log_sum_exp, dtype=np.float64
+            ),
         )
 
     def commit(self, token: int) -> None:
@@ -154,12 +163,13 @@ class Decoder:
 
     def fork(self, salt: int | None = None) -> Decoder:
         """Another branch from this point on, with the same luck or, by its salt, with its own."""
-        made = copy(self)
-        made.history = self.history.copy()
-        grammar = None if self.step.grammar is None else self.step.grammar.fork()
-        made.step = replace(
-            self.step, history=made.history, grammar=grammar, salt=self.step.salt if salt is None else salt
-        )
+        made, step = copy(self), copy(self.step)
+        made.history = step.history = self.history.copy()
+        made.step = step
+        if step.grammar is not None:
+            step.grammar = step.grammar.fork()
+        if salt is not None:
+            step.salt = salt
         return made
 
     def rewind(self, length: int) -> None:
@@ -187,7 +197,9 @@ def choose_rows(decoders: Sequence[Decoder], logits: Float32) -> list[Chosen | E
     """
     if not decoders:
         return []
-    summaries = decoders[0].step.ops.summarize_rows(logits, max(decoder.head for decoder in decoders))
+    summaries = decoders[0].step.ops.summarize_rows(
+        logits, max(decoder.head for decoder in decoders), [decoder.scale for decoder in decoders]
+    )
     made: list[Chosen | Exception] = []
     for decoder, row, summary in zip(decoders, logits, summaries, strict=True):
         try:
@@ -195,6 +207,13 @@ def choose_rows(decoders: Sequence[Decoder], logits: Float32) -> list[Chosen | E
         except Exception as error:
             made.append(error)
     return made
+
+
+def _missing_ids(vocab_size: int, tokenizer: Tokenizer | None) -> Int32:
+    """The logits that no token of the tokenizer goes with."""
+    if tokenizer is None:
+        return np.empty(0, np.int32)
+    return np.array([*tokenizer.missing_ids, *range(tokenizer.vocab_size, vocab_size)], np.int32)
 
 
 def _grammar(sampling: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -> Grammar | None:
@@ -210,3 +229,8 @@ def _grammar(sampling: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -
 def _rank(ops: RowOps, head: Int32, logits: Float32, token: int) -> int:
     place = int((head == token).argmax())
     return 1 + (place if head[place] == token else ops.rank_of(logits, token))
+
+
+def _rank_among(left: Candidates, token: int) -> int:
+    place = left.rank_of(token)
+    return 0 if place is None else 1 + place

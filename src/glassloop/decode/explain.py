@@ -19,7 +19,7 @@ from glassloop.decode.choose import choose
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import luck_key
 from glassloop.decode.sampling import Sampling
-from glassloop.decode.sentence import sentence
+from glassloop.decode.sentence import given, sentence
 from glassloop.decode.stage import Stage
 from glassloop.ops.quant import Float32
 from glassloop.ops.vocabulary import Float64, RowOps, luck_of, row_ops
@@ -74,6 +74,8 @@ class Explanation:
     winner: Racer
     runner_up: Racer | None
     margin: float
+    taken: Racer  # what came in fact: the winner, unless somebody else chose
+    source: str  # who did: sampled, draft (guessed, and confirmed), forced, beam
     sentence: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,6 +86,7 @@ class Explanation:
         plain["candidates"] = [asdict(racer) for racer in self.candidates]
         plain["winner"] = asdict(self.winner)
         plain["runner_up"] = self.runner_up and asdict(self.runner_up)
+        plain["taken"] = asdict(self.taken)
         plain["margin"] = None if self.margin == inf else self.margin
         return plain
 
@@ -101,10 +104,16 @@ def explain(
     eos_ids: Sequence[int] = (),
     ops: RowOps = row_ops("reference"),
     shown: int = 10,
+    taken: int | None = None,
+    source: str = "sampled",
     **overrides: Any,
 ) -> Explanation:
     """Why the token after `tokens` (the prompt's `prompt_length`, all of them if not told, then generated
-    ones) is what it is. Any field of `Sampling` among the overrides makes it a what-if."""
+    ones) is what it is. Any field of `Sampling` among the overrides makes it a what-if.
+
+    `taken` is the token that came, where that is not for the race to say: it was forced, or a beam's. Beams
+    have no luck.
+    """
     if overrides:
         sampling = Sampling.from_dict({**sampling.to_dict(), **overrides})
     prompt_length = len(tokens) if prompt_length is None else prompt_length
@@ -116,13 +125,15 @@ def explain(
 
     watcher = _Watcher(tokenizer, shown)
     summary, left = decoder.look(logits, watcher.see)
-    choice = choose(left, step)
+    lucky = not sampling.greedy and source != "beam"
+    choice = choose(left, step, lucky)
+    taken = choice.id if taken is None else taken
 
     # Who is worth showing: the model's favourites, the chain's, and whoever won or came second.
     named = {int(i) for i in [*summary.ids[:shown], *left.ids[:shown], choice.id] if logits[i] > -inf}
-    named |= set() if choice.runner_up is None else {choice.runner_up}
+    named |= {taken} if choice.runner_up is None else {taken, choice.runner_up}
     ids = np.array(sorted(named))
-    luck = np.zeros(len(ids)) if sampling.greedy else luck_of(luck_key(seed, salt, step.position), ids)
+    luck = luck_of(luck_key(seed, salt, step.position), ids) if lucky else np.zeros(len(ids))
     after = left.logits_of(ids)
     racers = [
         Racer(
@@ -152,7 +163,10 @@ def explain(
         winner,
         runner_up,
         choice.margin,
-        sentence(sampling, winner, runner_up, favourite, choice.margin, 1 + (left.rank_of(choice.id) or 0)),
+        by_id[taken],
+        source,
+        given(source, by_id[taken], winner)
+        + sentence(lucky, winner, runner_up, favourite, choice.margin, 1 + (left.rank_of(choice.id) or 0)),
     )
 
 

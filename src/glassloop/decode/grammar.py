@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from glassloop.decode.sampling import Sampling
@@ -22,6 +22,7 @@ from glassloop.errors import SamplingError
 from glassloop.text.tokenizer import Tokenizer
 
 _DEEPEST = 200  # levels of a schema; a person's has ten
+_LIMITS = LLParserLimits(initial_lexer_fuel=200_000)  # an expression that needs more is refused
 
 
 class Grammar:
@@ -30,7 +31,7 @@ class Grammar:
     def __init__(self, sampling: Sampling, vocab_size: int, tokenizer: Tokenizer) -> None:
         self._field = sampling.constraint or ""
         self._vocab_size = vocab_size
-        self._matcher = LLMatcher(_readable(tokenizer), _source(sampling), log_level=0)
+        self._matcher = LLMatcher(_readable(tokenizer), _source(sampling), log_level=0, limits=_LIMITS)
         self._length = 0  # tokens that it has taken
         if self._matcher.is_error():
             raise self._refused()

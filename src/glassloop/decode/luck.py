@@ -7,6 +7,7 @@ its probability. docs/luck.md specifies all of it.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import exp, expm1
 
 import numpy as np
@@ -27,9 +28,13 @@ def mix(x: int) -> int:
 
 def luck_key(seed: int, salt: int, position: int) -> int:
     """The key of one draw: 64 bits from which every token's luck follows."""
+    return mix((_branch_key(seed, salt) + GOLDEN + position) & _MASK)
+
+
+@lru_cache(1024)
+def _branch_key(seed: int, salt: int) -> int:
     key = mix((GOLDEN + seed) & _MASK)
-    key = mix((key + GOLDEN + salt) & _MASK)
-    return mix((key + GOLDEN + position) & _MASK)
+    return mix((key + GOLDEN + salt) & _MASK)
 
 
 def luck(seed: int, salt: int, position: int, ids: NDArray[np.integer]) -> Float64:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
 from glassloop.decode.option import (
@@ -98,6 +97,8 @@ class Sampling:
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
+                from difflib import get_close_matches
+
                 close = get_close_matches(str(name), known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"the options are {', '.join(known)}"
                 raise SamplingError(f"{name} is not a sampling option; {hint}")
@@ -131,6 +132,8 @@ def _check_together(sampling: Sampling) -> None:
         raise SamplingError(f"ignore_eos is True with {asked[0]}; a text of a given form has an end")
     if sampling.stop_on_repetition == 1:
         raise SamplingError("stop_on_repetition is 1; 0 (off) or a whole number from 2 up is expected")
+    if sampling.n > sampling.beam_width > 1:
+        raise SamplingError(f"n is {sampling.n}; at most beam_width, {sampling.beam_width}, is expected")
     if sampling.min_tokens > sampling.max_tokens:
         raise SamplingError(
             f"min_tokens is {sampling.min_tokens}; at most max_tokens, {sampling.max_tokens}, is expected"

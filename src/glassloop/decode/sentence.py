@@ -5,8 +5,6 @@ from __future__ import annotations
 from math import exp
 from typing import Protocol
 
-from glassloop.decode.sampling import Sampling
-
 
 class Told(Protocol):
     """What the sentence tells of a token."""
@@ -27,11 +25,22 @@ class Told(Protocol):
     def removed_by(self) -> str | None: ...
 
 
+def given(source: str, taken: Told, winner: Told) -> str:
+    """What comes before the sentence where the token was not for the race to say."""
+    if source == "forced":
+        rest = "which would have won anyway" if taken.id == winner.id else "which was not what would have won"
+        return f"{_quoted(taken)} was given by the caller, {rest}: "
+    if source == "beam":
+        own = "removed by a stage" if taken.logprob is None else f"at {_percent(taken.logprob)}"
+        return f"{_quoted(taken)} ({own}) is on the beam that was best as a whole; by this step alone, "
+    return ""
+
+
 def sentence(
-    sampling: Sampling, winner: Told, runner_up: Told | None, favourite: Told, margin: float, rank_after: int
+    lucky: bool, winner: Told, runner_up: Told | None, favourite: Told, margin: float, rank_after: int
 ) -> str:
     """In plain English. `favourite` is the model's own; ranks count from 1."""
-    parts = [_beginning(sampling, winner, runner_up, margin, rank_after)]
+    parts = [_beginning(lucky, winner, runner_up, margin, rank_after)]
     if favourite.id != winner.id and favourite.removed_by is not None:
         whom = f"{_quoted(favourite)} ({_percent(favourite.raw_logprob)})"
         parts.append(f"the model's own favourite {whom} had been removed by {favourite.removed_by}")
@@ -41,14 +50,12 @@ def sentence(
     return "; ".join(parts) + "."
 
 
-def _beginning(
-    sampling: Sampling, winner: Told, runner_up: Told | None, margin: float, rank_after: int
-) -> str:
+def _beginning(lucky: bool, winner: Told, runner_up: Told | None, margin: float, rank_after: int) -> str:
     name = _quoted(winner)
     if runner_up is None:
         return f"{name} won because the stages left no other token"
     share = _percent(winner.logprob or 0.0)
-    if sampling.greedy:
+    if not lucky:
         led = f"it led {_quoted(runner_up)} by {margin:.2f}, and greedy has no luck"
         return f"{name} won because it was the likeliest ({share}): {led}"
     place = "the likeliest" if rank_after == 1 else _ordinal(rank_after)

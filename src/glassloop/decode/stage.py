@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,7 @@ class Step:
     ops: RowOps
     salt: int = 0
     ending_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # end of sequence, stop tokens
+    missing_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # logits without a token
     grammar: Form | None = None
     bad_words: Banner | None = None
 
@@ -64,8 +65,7 @@ class Step:
 Run = Callable[[Candidates, Step], Candidates]
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     name: str
     kind: Kind
     run: Run

@@ -6,7 +6,7 @@ Stop strings are a matter of text and live in `text/stops.py`.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,7 @@ from glassloop.decode.history import History
 from glassloop.decode.sampling import Sampling
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(NamedTuple):
     reason: str  # stop, length, timeout, repetition
     detail: str  # which token, which limit, which loop
 

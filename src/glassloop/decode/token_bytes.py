@@ -5,21 +5,27 @@ Made once for each tokenizer, since a vocabulary has up to a quarter of a millio
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
-from itertools import accumulate
+from bisect import bisect_left
+from collections.abc import Collection
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
+from numpy.typing import NDArray
+
 from glassloop.errors import TextError
+from glassloop.ops.vocabulary import GOLDEN
 from glassloop.text.tokenizer import Tokenizer
 
+Int64 = NDArray[np.int64]
 
-@dataclass(frozen=True)
-class TokenBytes:
+
+class TokenBytes(NamedTuple):
     by_id: list[bytes]  # empty where an id has no token
     in_order: list[tuple[bytes, int]]  # (bytes, id), sorted, so that those with one beginning are together
     joined: bytes  # all of them in one, by id
-    starts: list[int]  # where each begins in that
+    starts: Int64  # where each begins in that
+    ends: Int64
 
     def beginning_with(self, start: bytes) -> list[int]:
         """The tokens whose bytes begin so."""
@@ -30,16 +36,39 @@ class TokenBytes:
             place += 1
         return found
 
-    def holding(self, text: bytes) -> set[int]:
-        """The tokens whose bytes hold these somewhere."""
+    def holding(self, texts: Collection[bytes]) -> set[int]:
+        """The tokens whose bytes hold one of these somewhere. All texts of a length are looked for at once,
+        by their last eight bytes as one number."""
+        by_length: dict[int, set[bytes]] = {}
+        for text in texts:
+            by_length.setdefault(len(text), set()).add(text)
         found: set[int] = set()
-        place = self.joined.find(text)
-        while place >= 0:
-            token = bisect_right(self.starts, place) - 1
-            if text in self.by_id[token]:  # and not over the border to the next
-                found.add(token)
-            place = self.joined.find(text, place + 1)
+        data = np.frombuffer(self.joined, np.uint8)
+        numbers: NDArray[np.uint64] = np.zeros(len(data), np.uint64)  # of as many bytes from here on
+        longest = min(max(by_length, default=0), int((self.ends - self.starts).max()))
+        for length in range(1, longest + 1):
+            numbers = (numbers[: len(data) - length + 1] << np.uint64(8)) | data[length - 1 :]
+            if length not in by_length:
+                continue
+            wanted = np.array([int.from_bytes(text[-8:]) for text in by_length[length]], np.uint64)
+            marked = np.zeros(1 << 16, np.bool_)
+            marked[_short(wanted)] = True
+            places = np.flatnonzero(marked[_short(numbers)])  # few, and all that matter
+            places = places[np.isin(numbers[places], wanted)]
+            owners = self.starts.searchsorted(places, "right") - 1
+            within = places + length <= self.ends[owners]  # and not over the border to the next
+            if length <= 8:
+                found.update(owners[within].tolist())
+                continue
+            for place, token in zip(places[within].tolist(), owners[within].tolist(), strict=True):
+                if self.joined[place : place + length] in by_length[length]:
+                    found.add(token)
         return found
+
+
+def _short(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """16 bits that depend on all of them."""
+    return (numbers * np.uint64(GOLDEN)) >> np.uint64(48)
 
 
 _MADE: WeakKeyDictionary[Tokenizer, TokenBytes] = WeakKeyDictionary()
@@ -50,8 +79,9 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
     if made is None:
         by_id = [_bytes_of(tokenizer, token) for token in range(tokenizer.vocab_size)]
         in_order = sorted((data, token) for token, data in enumerate(by_id) if data)
-        starts = list(accumulate(map(len, by_id[:-1]), initial=0))
-        made = _MADE[tokenizer] = TokenBytes(by_id, in_order, b"".join(by_id), starts)
+        ends = np.cumsum([len(data) for data in by_id])
+        starts = np.concatenate([[0], ends[:-1]])
+        made = _MADE[tokenizer] = TokenBytes(by_id, in_order, b"".join(by_id), starts, ends)
     return made
 
 

@@ -65,6 +65,7 @@ class _Proposal(NamedTuple):
     logprob: float  # of the whole beam with this token
     beam: int
     id: int
+    place: int  # among the beam's own
     logit: float
 
 
@@ -103,6 +104,10 @@ class Beams:
     def head(self) -> int:
         return max(self._beams[0].decoder.head, 2 * self._width)
 
+    @property
+    def scale(self) -> float:
+        return self._beams[0].decoder.scale
+
     def guess(self, rows: int) -> list[int]:
         return []
 
@@ -140,14 +145,15 @@ class Beams:
         """The likeliest tokens of one beam."""
         best = left.first(2 * self._width)
         so_far = self._beams[index].logprob - left.log_sum_exp
-        for token, logit in zip(best.ids.tolist(), best.values.tolist(), strict=True):
-            yield _Proposal(so_far + logit, index, token, logit)
+        pairs = zip(best.ids.tolist(), best.values.tolist(), strict=True)
+        for place, (token, logit) in enumerate(pairs):
+            yield _Proposal(so_far + logit, index, token, place, logit)
 
     def _grow(self, proposal: _Proposal, left: Candidates, row: Row) -> tuple[_Live, Ending | None]:
         """A beam with one more token, and whether that is its end."""
         parent = self._beams[proposal.beam]
         logits, summary = row
-        choice = Choice(proposal.id, proposal.logit, 0.0, None, 0.0)
+        choice = Choice(proposal.id, proposal.place, proposal.logit, 0.0, None, 0.0)
         chosen = parent.decoder.record(logits, summary, left, choice)
         data = self._tokenizer.token_bytes(proposal.id)
         ending = Ending("stop", self._pieces(proposal.id)) if parent.stopper.before(proposal.id) else None

@@ -23,6 +23,10 @@ class DraftModel:
         self.tree = KVTree(transformer, memory)
         self.seconds = 0.0  # that a token of it takes
 
+    def guesser(self, pace: Pace) -> ModelGuesser:
+        """For one run."""
+        return ModelGuesser(self, pace)
+
     def forward(self, path: Path, tokens: Sequence[int]) -> Float32:
         """Logits after these tokens."""
         began = perf_counter()

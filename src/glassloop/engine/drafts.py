@@ -8,8 +8,8 @@ computed, so a run notices when it begins to repeat.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from glassloop.decode.decoder import Decoder
@@ -18,7 +18,8 @@ _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # of a guess
 _GRAM = 3  # tokens that must agree before a guess is made
 _PLACES = 4  # of one gram, the latest, that are compared
 _LONGEST = 16  # tokens of agreement that count
-_KEPT = 1 << 18  # tokens of earlier runs that are remembered
+_KEPT = 1 << 15  # tokens of earlier runs that are remembered, at least
+_BORDER = -1  # between two of them
 
 
 class Guesser(Protocol):
@@ -43,11 +44,14 @@ class Pace:
             self._seen[rows] = 0.8 * self._seen.get(rows, seconds) + 0.2 * seconds
 
     def cost(self, rows: int) -> float:
-        seen = self._seen.get(rows)
-        if seen is not None:
-            return seen
-        near = min(self._seen, key=lambda each: abs(each - rows), default=0)
-        return self._seen.get(near, 1.0) * _thumb(rows) / _thumb(near or rows)
+        seen = self._seen
+        below = max((each for each in seen if each <= rows), default=None)
+        above = min((each for each in seen if each >= rows), default=None)
+        if below is not None and above is not None:
+            part = (rows - below) / (above - below) if above > below else 0.0
+            return seen[below] + part * (seen[above] - seen[below])
+        near = below or above or 1
+        return seen.get(near, 1.0) * _thumb(rows) / _thumb(near)
 
     def worth(self, chance: float, most: int, each: float = 0.0) -> int:
         """How many guesses bring the most tokens a second, if each is right with this chance after those
@@ -82,44 +86,70 @@ class Chances:
 
 
 class Grams:
-    """Where each gram of three tokens has come, in any of some sequences."""
+    """A sequence of tokens in which every place is found by the three tokens before it."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, ...], deque[tuple[Sequence[int], int]]] = {}
+        self._tokens = array("i")
+        self._latest: dict[int, int] = {}  # where a gram was followed by something, the last time
+        self._before = array("i")  # [place] and the time before that; -1: never
 
-    def add(self, tokens: Sequence[int], start: int, stop: int) -> None:
-        """The grams that end at the positions from `start` to `stop`."""
-        for end in range(max(start, _GRAM), stop):
-            gram = tuple(tokens[end - _GRAM : end])
-            places = self._places.get(gram)
-            if places is None:
-                places = self._places[gram] = deque(maxlen=_PLACES)
-            places.append((tokens, end))
+    def __len__(self) -> int:
+        return len(self._tokens)
 
-    def longest(self, tokens: Sequence[int]) -> tuple[int, Sequence[int], int]:
-        """The place whose past agrees longest with the end of `tokens`: (how long, its sequence, where)."""
-        best: tuple[int, Sequence[int], int] = (0, (), 0)
-        for other, end in self._places.get(tuple(tokens[-_GRAM:]), ()):
-            agreed, most = _GRAM, min(_LONGEST, end, len(tokens))
-            while agreed < most and other[end - agreed - 1] == tokens[-agreed - 1]:
+    def extend(self, tokens: Iterable[int]) -> None:
+        known, latest, before = self._tokens, self._latest, self._before
+        for token in tokens:
+            place = len(known)
+            if place >= _GRAM and token != _BORDER:
+                gram = _key(known[-3], known[-2], known[-1])
+                before.append(latest.get(gram, -1))
+                latest[gram] = place
+            else:
+                before.append(-1)
+            known.append(token)
+
+    def longest(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
+        """What followed where the past agrees longest with the end of `tokens`, and how long it agrees."""
+        known, best, found = self._tokens, 0, -1
+        if len(tokens) < _GRAM:
+            return 0, []
+        place = self._latest.get(_key(tokens[-3], tokens[-2], tokens[-1]), -1)
+        for _ in range(_PLACES):
+            if place < 0:
+                break
+            agreed, most = _GRAM, min(_LONGEST, place, len(tokens))
+            while agreed < most and known[place - agreed - 1] == tokens[-agreed - 1]:
                 agreed += 1
-            if agreed >= best[0]:
-                best = agreed, other, end
-        return best
+            if agreed > best:
+                best, found = agreed, place
+            place = self._before[place]
+        if found < 0:
+            return 0, []
+        following = known[found : found + _LENGTHS[-1]].tolist()
+        return best, following[: following.index(_BORDER)] if _BORDER in following else following
+
+
+def _key(first: int, second: int, third: int) -> int:
+    return first << 42 | second << 21 | third
 
 
 class Memory:
     """The tokens of earlier runs, the latest of them."""
 
     def __init__(self) -> None:
-        self.grams = Grams()
-        self._tokens = 0
+        self._older, self._newer = Grams(), Grams()
 
     def add(self, tokens: Sequence[int]) -> None:
-        if self._tokens + len(tokens) > _KEPT:
-            self.grams, self._tokens = Grams(), 0
-        self._tokens += len(tokens)
-        self.grams.add(tokens, 0, len(tokens))
+        if len(self._newer) > _KEPT:
+            self._older, self._newer = self._newer, Grams()
+        self._newer.extend([*tokens[-_KEPT:], _BORDER])
+
+    def longest(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
+        return max(self._newer.longest(tokens), self._older.longest(tokens), key=_agreement)
+
+
+def _agreement(found: tuple[int, list[int]]) -> int:
+    return found[0]
 
 
 class Lookup:
@@ -129,18 +159,13 @@ class Lookup:
         self._pace = pace
         self._memory = memory
         self._own = Grams()
-        self._indexed = 0
         self._chances = Chances()
         self._expected: tuple[int, list[int], int] = (0, [], 0)  # agreement, guess, length when it was made
 
     def guess(self, tokens: Sequence[int], room: int, decoder: Decoder) -> list[int]:
-        # The last gram is what is looked for: it goes in with the next token.
-        self._own.add(tokens, self._indexed, len(tokens))
-        self._indexed = max(len(tokens), _GRAM)
-        agreed, source, place = max(
-            self._memory.grams.longest(tokens), self._own.longest(tokens), key=lambda found: found[0]
-        )
-        following = list(source[place : place + _LENGTHS[-1]])
+        self._own.extend(tokens[len(self._own) :])
+        found = self._own.longest(tokens), self._memory.longest(tokens)
+        agreed, following = max(found, key=_agreement)
         self._expected = agreed, following, len(tokens)
         if not following:
             return []

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
 
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.batch import run_batch
+from glassloop.engine.logits import logits_after
 from glassloop.engine.loop import Loop
 from glassloop.engine.memory import free_memory, parse_bytes
 from glassloop.engine.request import Listener, Request, ignore, runs_of
@@ -24,8 +26,14 @@ from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
 from glassloop.ops.batch import pages_for
+from glassloop.ops.quant import Float32
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
+
+if TYPE_CHECKING:
+    from glassloop.decode.explain import Explanation
+    from glassloop.trace.store import Store
+    from glassloop.trace.verdict import Verdict
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -40,6 +48,7 @@ class LLM:
     `ops` names an op set; `weights` (q8, q4, f32) brings the matrices to another format on load. `kv_memory`
     is what keys and values may take, in bytes or as "2GB"; a quarter of the free memory if it is not given.
     `draft` is True (guess from what came before), False, or a smaller model with the same tokens.
+    `store` keeps every run: True for the user's own store, a path, or a `Store`.
     """
 
     def __init__(
@@ -52,17 +61,16 @@ class LLM:
         draft: bool | str | Path = True,
         most_running: int = MOST_RUNNING,
         most_waiting: int = MOST_WAITING,
+        store: Store | str | Path | bool | None = None,
     ) -> None:
         self.name = str(model)
+        self._weights = weights
+        self.store = None if store in (None, False) else _store(store)
         memory = None if kv_memory is None else parse_bytes(kv_memory)
         op_set = choose_ops(ops)
         files = ModelFiles(fetch(self.name))
-        self.config = files.config
-        # Python builds the tokenizer while C packs the weights.
-        with ThreadPoolExecutor(1) as beside:
-            tokenizer = beside.submit(files.tokenizer)
-            self.transformer = files.transformer(op_set, weights)
-            self.tokenizer = tokenizer.result()
+        self.path, self.config = files.path, files.config
+        self.transformer, self.tokenizer = files.load(op_set, weights)
         self._pieces: dict[int, str] = {}
         if memory is None:
             memory = default_memory(self.transformer, most_running)
@@ -75,6 +83,19 @@ class LLM:
     @property
     def ops(self) -> str:
         return self.transformer.ops.name
+
+    @property
+    def op_set(self) -> str:
+        """The op set; where it is native, with its instruction set."""
+        instructions = getattr(self.transformer.ops, "instructions", None)
+        return f"{self.ops}/{instructions}" if instructions else self.ops
+
+    @cached_property
+    def model_hash(self) -> str:
+        """What a record knows the model by: the SHA-256 of its files, and another format of its weights."""
+        from glassloop.model.fingerprint import fingerprint
+
+        return fingerprint(self.path) + (f"+{self._weights}" if self._weights else "")
 
     @property
     def kv_memory(self) -> int:
@@ -170,6 +191,28 @@ class LLM:
         run_batch(self.engine, [request], progress=False)
         return _result(request)
 
+    def explain(self, run: Run, at: int, **overrides: Any) -> Explanation:
+        """Why the token at this place of a run is what it is; with other options, what would have come."""
+        from glassloop.engine.replay import explain_token
+
+        return explain_token(self, run, at, **overrides)
+
+    def replay(self, run: Run, *, first: int = 0, strict: bool = True) -> Verdict:
+        """Compute a recorded run once more, from the token `first` on, and compare every number."""
+        from glassloop.engine.replay import replay_run
+
+        return replay_run(self, run, first, strict)
+
+    def logits(self, token_ids: Sequence[int], first: int | None = None) -> Float32:
+        """What the model says after each token from the place `first` on, after the last alone if it is not
+        given: [tokens, vocabulary]. What is in the cache is not computed again."""
+        ids = self._checked(token_ids, "token_ids")
+        self._check_length(len(ids))
+        place = len(ids) - 1 if first is None else first
+        if not 0 <= place < len(ids):
+            raise GlassloopError(f"first is {first}; a place from 0 to {len(ids) - 1} is expected")
+        return np.stack(list(logits_after(self.engine, ids, place)))
+
     # ── requests, for who wants them one by one ────────────────────────────────────────────────────────────
 
     def prepare(
@@ -189,7 +232,8 @@ class LLM:
         def make(seed: int, number: int) -> Run:
             return self._run(ids, sampling, seed, salt=number, prompt=text, sample=number)
 
-        return Request(ids, sampling, runs_of(sampling, make), listener, priority, drafts=self._drafts)
+        runs = runs_of(sampling, make)
+        return Request(ids, sampling, runs, listener, priority, drafts=self._drafts, keep=self._keep)
 
     def prepare_fork(
         self,
@@ -203,6 +247,9 @@ class LLM:
         priority: int = 0,
         **overrides: Any,
     ) -> Request:
+        from glassloop.engine.replay import check_model
+
+        check_model(self, run)
         if not 0 <= at <= len(run.tokens):
             raise GlassloopError(f"at is {at}; a number of tokens from 0 to {len(run.tokens)} is expected")
         if token is not None and text is not None:
@@ -229,13 +276,16 @@ class LLM:
             own = salt if number == 0 else fork_salt(run.salt, position, ordinal + number)
             made = self._run(run.prompt_ids, options, seed, salt=own, prompt=run.prompt, sample=number)
             made.tokens = list(run.tokens[:at])
-            made.prompt_tokens = list(run.prompt_tokens) if at else []
-            made.parent, made.fork_at = run.id, at
-            made.reason = "edited" if text is not None else "forced" if token is not None else "sampled"
+            if options.prompt_logprobs == run.sampling.prompt_logprobs:
+                made.prompt_tokens = list(run.prompt_tokens)
+            reason = "edited" if text is not None else "forced" if token is not None else "sampled"
+            made.descend(run, at, reason)
             return made
 
         runs = runs_of(options, make)
-        return Request(run.prompt_ids, options, runs, listener, priority, forced, drafts=self._drafts)
+        return Request(
+            run.prompt_ids, options, runs, listener, priority, forced, drafts=self._drafts, keep=self._keep
+        )
 
     def submit(self, request: Request) -> None:
         """Have it computed; its listener is told. `Busy` if too many wait already."""
@@ -263,6 +313,8 @@ class LLM:
                 self.engine.cancel(request, wait=True)
 
     async def afollow(self, request: Request) -> AsyncIterator[Token]:
+        import asyncio  # half as heavy as all else that one token needs
+
         queue: asyncio.Queue[tuple[Run, Token | None]] = asyncio.Queue()
         home = asyncio.get_running_loop()
 
@@ -298,6 +350,8 @@ class LLM:
     def close(self) -> None:
         """End what runs, as cancelled, and give everything back."""
         self.engine.close()
+        if self.store is not None:
+            self.store.flush()
 
     def __enter__(self) -> LLM:
         return self
@@ -306,6 +360,10 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def _keep(self) -> Callable[[Run], None] | None:
+        return None if self.store is None else self.store.put
 
     def _run(
         self,
@@ -317,9 +375,10 @@ class LLM:
         prompt: str | None,
         sample: int,
     ) -> Run:
-        instructions = getattr(self.transformer.ops, "instructions", None)
-        ops = f"{self.ops}/{instructions}" if instructions else self.ops
-        return Run(self.name, ids, seed, self.config.context, sampling, salt, ops, prompt, sample=sample)
+        context = self.config.context
+        return Run(
+            self.name, ids, seed, context, sampling, salt, self.op_set, prompt, sample=sample, llm=self
+        )
 
     def _forced(self, token: int | str | None, text: str | None) -> list[int]:
         if text is not None:
@@ -373,6 +432,12 @@ def default_memory(transformer: Any, most_running: int) -> int:
     page_bytes: int = sum(group.page_bytes for group in transformer.pages(1))
     most = page_bytes * pages_for(transformer.config.context) * most_running
     return max(2 * page_bytes, min(free_memory() // 4, most))
+
+
+def _store(store: Any) -> Store | None:
+    from glassloop.trace.store import Store
+
+    return Store.of(store)
 
 
 def _is_one(prompt: object) -> bool:

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.stop import Ending
-from glassloop.engine.beams import Beams
-from glassloop.engine.draft_model import DraftModel, ModelGuesser
 from glassloop.engine.drafts import Guesser, Lookup, Memory, Pace
 from glassloop.engine.request import Request
 from glassloop.engine.sample import Sample
@@ -26,6 +25,9 @@ from glassloop.ops.vocabulary import row_ops
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run
 from glassloop.trace.token import Pieces
+
+if TYPE_CHECKING:
+    from glassloop.engine.draft_model import DraftModel
 
 
 @dataclass
@@ -122,7 +124,8 @@ class Loop:
             self.tree.computed(work.path)
         if len(logits):
             head = max(work.task.head for work in works)
-            summaries = self._row_ops.summarize_rows(logits, head)
+            scales = [work.task.scale for work in works for _ in range(work.wanted)]
+            summaries = self._row_ops.summarize_rows(logits, head, scales)
             self._hand_out(works, list(zip(logits, summaries, strict=True)))
         if len(logits) == len(batch.tokens):  # no prompts: what a step of so many rows costs
             self._pace.saw(len(logits), computed - ready)
@@ -203,6 +206,8 @@ class Loop:
     def _task(self, request: Request, order: tuple[int, int]) -> Task:
         run = request.runs[0]
         if request.sampling.beam_width > 1:
+            from glassloop.engine.beams import Beams
+
             return Beams(request, order, self._decoder(run), self.tokenizer, self._pieces, self.tree)
         sample = self._sample(request, run, order)
         if len(request.runs) > 1:
@@ -211,10 +216,10 @@ class Loop:
 
     def _sample(self, request: Request, run: Run, order: tuple[int, int]) -> Sample:
         guesser: Guesser | None = None
-        if request.drafts:
-            guesser = (
-                ModelGuesser(self._draft, self._pace) if self._draft else Lookup(self._pace, self._memory)
-            )
+        if request.drafts and self._draft is None:
+            guesser = Lookup(self._pace, self._memory)
+        elif request.drafts and self._draft is not None:
+            guesser = self._draft.guesser(self._pace)
         return Sample(request, run, order, self._decoder(run), self.tokenizer, self._pieces, guesser)
 
     def _decoder(self, run: Run) -> Decoder:

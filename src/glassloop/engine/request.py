@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -34,12 +34,15 @@ class Request:
     arrived: float = field(default_factory=perf_counter)
     started: float | None = None  # when the first of its tokens was computed
     abandoned: bool = False  # nobody listens any more
+    keep: Callable[[Run], None] | None = None  # given each run at its end; as quick as a listener
 
     @property
     def ended(self) -> bool:
         return all(run.finish_reason is not None for run in self.runs)
 
     def tell(self, run: Run, token: Token | None) -> None:
+        if token is None and self.keep is not None:
+            self.keep(run)
         try:
             self.listener(run, token)
         except Exception:
@@ -58,7 +61,7 @@ class Request:
 
 def runs_of(sampling: Sampling, make: Callable[[int, int], Run]) -> list[Run]:
     """The runs of a request: `make` is given the seed, one that is drawn if it brings none, and a number."""
-    seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+    seed = int.from_bytes(os.urandom(4)) if sampling.seed is None else sampling.seed
     runs = [make(seed, number) for number in range(sampling.n)]
     for run in runs:
         run.samples = runs

@@ -44,8 +44,8 @@ class Sample:
             self._text.feed(token.bytes)
             self._stopper.after(decoder.history, 0.0)
         known = run.prompt_ids + run.token_ids
-        # What a fork kept has its record, and so has the prompt before it.
-        scored = 1 if run.sampling.prompt_logprobs and not run.tokens else len(known)
+        self._kept = len(known)  # a fork has the records of these already
+        scored = 1 if run.sampling.prompt_logprobs and not run.prompt_tokens else len(known)
         self.branches = [Branch(known + request.forced, scored)]
         self._first: float | None = None
         # The request has more samples: called once, when all that they share is computed.
@@ -58,6 +58,10 @@ class Sample:
     @property
     def head(self) -> int:
         return self._decoder.head
+
+    @property
+    def scale(self) -> float:
+        return self._decoder.scale
 
     @property
     def ended(self) -> bool:
@@ -117,6 +121,8 @@ class Sample:
             chosen = self._decoder.score(logits, summary, token, run.sampling.prompt_logprobs)
             data = self._tokenizer.token_bytes(token)
             run.prompt_tokens.append(Token(chosen, "", data, self._pieces, "forced", self.request.seconds))
+            branch.recorded += 1
+        elif branch.recorded < self._kept:
             branch.recorded += 1
         else:
             self._take(self._decoder.judge(logits, summary, token), "forced")

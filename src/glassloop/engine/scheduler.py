@@ -42,6 +42,10 @@ class Task(Protocol):
         """How many of the highest logits of a row it wants to have sorted."""
 
     @property
+    def scale(self) -> float:
+        """At which it wants their log-sum-exp, too."""
+
+    @property
     def ended(self) -> bool: ...
 
     def guess(self, rows: int) -> list[int]:

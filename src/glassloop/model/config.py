@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from glassloop.errors import ModelError
 from glassloop.model.rope import Rope
@@ -27,8 +27,7 @@ _MOST = {
 MOST_LAYERS = 4096
 
 
-@dataclass(frozen=True)
-class LayerConfig:
+class LayerConfig(NamedTuple):
     """What may differ from layer to layer: how far back it sees, and whether and how positions turn it."""
 
     window: int | None = None

@@ -7,8 +7,7 @@ the rest, and what it calls its weights. The forward pass knows nothing of famil
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from glassloop.ops.protocol import Activation
 
@@ -27,12 +26,11 @@ COMMON_KEYS = {
 }
 
 
-@dataclass(frozen=True)
-class Part:
-    """A weight that lies inside a fused one: third `index` of `of` along the output axis."""
+class Part(NamedTuple):
+    """A weight that lies inside a fused one: third `place` of `of` along the output axis."""
 
     name: str
-    index: int
+    place: int
     of: int = 3
 
 
@@ -95,19 +93,18 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     name: str
     types: tuple[str, ...]  # `model_type` in config.json, and `general.architecture` in GGUF
-    traits: Mapping[str, Any] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=lambda: COMMON_KEYS)
+    traits: Mapping[str, Any] = {}
+    keys: Mapping[str, str] = COMMON_KEYS
     # What config.json may leave out, because the family's own code has it as a default.
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = {}
     # Settings that change the computation in a way we do not do: (key, the only value that we accept).
     only: tuple[tuple[str, Any], ...] = ()
-    top: Mapping[str, str] = field(default_factory=lambda: _LLAMA_TOP)
-    layer: Mapping[str, str | Part] = field(default_factory=lambda: _LLAMA_LAYER)
-    activations: Mapping[str, Activation] = field(default_factory=lambda: ACTIVATIONS)
+    top: Mapping[str, str] = _LLAMA_TOP
+    layer: Mapping[str, str | Part] = _LLAMA_LAYER
+    activations: Mapping[str, Activation] = ACTIVATIONS
     transposed: bool = False  # safetensors hold matrices as [in, out]
     norms_from_zero: bool = False  # safetensors hold a norm's weight minus one
     scaled_embedding: bool = False  # embeddings are multiplied by the square root of dim

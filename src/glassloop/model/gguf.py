@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from glassloop.errors import ModelError
+from glassloop.ops.native.strings import read_strings
 from glassloop.ops.quant import FORMAT_BY_GGUF_ID, FORMATS
 from glassloop.ops.tensor import Tensor
 
@@ -158,7 +159,8 @@ class _Cursor:
 
     def strings(self, count: int, field: str) -> list[str]:
         """Many strings at once: the vocabulary's path, where a call for each would cost a visible wait."""
-        strings: list[str] = []
+        strings, size = read_strings(self.bytes[self.at :], count)
+        self.at += size
         length_at = _LENGTH.unpack_from
         while len(strings) < count:
             # Pieces of a copy are made twice as fast as pieces of the map.

@@ -5,18 +5,15 @@ they fit each other, and hands the weights to an op set.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from glassloop.errors import ModelError
-from glassloop.model.config_gguf import config_from_gguf
-from glassloop.model.config_hf import config_from_json
 from glassloop.model.gguf import GGUFFile
 from glassloop.model.registry import fetch
-from glassloop.model.safetensors import read_folder, read_json
 from glassloop.model.transformer import Transformer
-from glassloop.model.weights import weights_from_gguf, weights_from_safetensors
 from glassloop.ops.protocol import Ops
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.tensor import Tensor
@@ -32,12 +29,20 @@ class ModelFiles:
     def __init__(self, path: Path) -> None:
         self.path = path = _model_path(path)
         self.metadata: Mapping[str, Any] = {}
+        # Of the two kinds of files only one is met, so only what reads it is imported.
         if path.is_dir():
+            from glassloop.model.config_hf import config_from_json
+            from glassloop.model.safetensors import read_folder, read_json
+            from glassloop.model.weights import weights_from_safetensors
+
             config_file = path / "config.json"
             family, self.config = config_from_json(str(config_file), read_json(config_file))
             self.tensors = read_folder(path)
             self.weights = weights_from_safetensors(str(path), family, self.config, self.tensors)
         else:
+            from glassloop.model.config_gguf import config_from_gguf
+            from glassloop.model.weights import weights_from_gguf
+
             file = GGUFFile(path)
             self.metadata, self.tensors = file.metadata, file.tensors
             family, self.config = config_from_gguf(str(path), self.metadata, self.tensors)
@@ -51,6 +56,36 @@ class ModelFiles:
     def transformer(self, ops: Ops, weights: str | None = None) -> Transformer:
         """The model on an op set, its matrices as they are stored or as `weights` says (q8, q4, f32)."""
         return Transformer(self.config, _Requantized(self.weights, weights) if weights else self.weights, ops)
+
+    def load(self, ops: Ops, weights: str | None = None) -> tuple[Transformer, Tokenizer]:
+        """Both at once: Python reads the vocabulary while C packs the weights."""
+        tokenizer = _Beside(self.tokenizer)
+        transformer = self.transformer(ops, weights)
+        return transformer, tokenizer.result()
+
+
+class _Beside:
+    """A call in a thread of its own. (`concurrent.futures` does the same, and takes longer to import.)"""
+
+    def __init__(self, call: Callable[[], Tokenizer]) -> None:
+        self._call = call
+        self._made: Tokenizer | None = None
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._made = self._call()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Tokenizer:
+        self._thread.join()
+        if self._made is None:
+            assert self._error is not None
+            raise self._error
+        return self._made
 
 
 class _Requantized(Mapping[str, Tensor]):

@@ -6,15 +6,14 @@ A `Rope` is data that a config holds; `frequencies()` is what the forward pass t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from glassloop.ops.quant import Float32
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(NamedTuple):
     """Every frequency divided alike: positions are squeezed together."""
 
     factor: float
@@ -23,8 +22,7 @@ class Linear:
         return plain / np.float32(self.factor)
 
 
-@dataclass(frozen=True)
-class Llama3:
+class Llama3(NamedTuple):
     """Slow turns are divided, fast ones kept, with a smooth passage between the two wavelengths."""
 
     factor: float
@@ -39,8 +37,7 @@ class Llama3:
         return np.asarray(plain * kept + plain / self.factor * (1 - kept), np.float32)
 
 
-@dataclass(frozen=True)
-class Yarn:
+class Yarn(NamedTuple):
     """As Llama3, but blended along the dimensions, and attention grows a little sharper with the factor."""
 
     factor: float
@@ -69,8 +66,7 @@ class Yarn:
         return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
-@dataclass(frozen=True)
-class Divided:
+class Divided(NamedTuple):
     """A divisor for each frequency, as a file lists them (GGUF's `rope_freqs`)."""
 
     divisors: tuple[float, ...]
@@ -82,8 +78,7 @@ class Divided:
 Scaling = Linear | Llama3 | Yarn | Divided
 
 
-@dataclass(frozen=True)
-class Rope:
+class Rope(NamedTuple):
     base: float
     dim: int  # how many dimensions of each head turn; the rest pass through
     scaling: Scaling | None = None

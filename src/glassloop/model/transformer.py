@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,20 +22,17 @@ from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(NamedTuple):
     weight: Matrix
     bias: Array | None
 
 
-@dataclass(frozen=True)
-class Norm:
+class Norm(NamedTuple):
     weight: Array
     bias: Array | None
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     config: LayerConfig
     attn_norm: Norm
     q: Linear
@@ -64,10 +61,7 @@ class Transformer:
             return Norm(vector(f"{name}.weight"), vector(f"{name}.bias")) if has(name) else None
 
         def matrix(name: str) -> Matrix:
-            tensor = weights[name]
-            made = ops.matrix(tensor)
-            tensor.release()
-            return made
+            return ops.matrix(weights[name])
 
         def has(name: str) -> bool:
             return f"{name}.weight" in weights

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from glassloop.model.families import GGUF_FUSED_LAYER, GGUF_LAYER, GGUF_TOP, Fam
 from glassloop.ops.tensor import Tensor
 
 # What checkpoints carry beside weights: old buffers, rotary tables, and the parts of models that see images.
-_IGNORED = re.compile(
+_IGNORED = (
     r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|masked_bias|embed_positions\.weights|rope_freqs\.weight)$"
     r"|(model\.)?(vision_tower|multi_modal_projector)\."
 )
@@ -33,8 +33,7 @@ _HF_PREFIXES = (
 )
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """Where the weights of one file come from: what they are called, and what brings them to our layout."""
 
     where: str
@@ -88,7 +87,7 @@ def _collect(source: _Source, config: ModelConfig) -> dict[str, Tensor]:
         # Files often store the shared matrix a second time, under the head's name.
         used |= {prefix + source.top["head"] + ".weight" for prefix in source.prefixes}
     for name in source.tensors:
-        if name not in used and not _IGNORED.match(name):
+        if name not in used and not re.match(_IGNORED, name):
             raise ModelError(f"{source.where}: {name} has no place in a {config.family} model of this config")
     return weights
 
@@ -118,10 +117,10 @@ def _third(where: str, tensor: Tensor, part: Part) -> Tensor:
             f"{where}: {tensor.name} has {tensor.shape[0]} rows, which do not split in {part.of}"
         )
     size = tensor.shape[0] // part.of
-    return tensor.rows(slice(part.index * size, (part.index + 1) * size))
+    return tensor.rows(slice(part.place * size, (part.place + 1) * size))
 
 
 def _halves_side_by_side(tensor: Tensor, head_dim: int) -> Tensor:
     """Rows a0 b0 a1 b1 … of each head, as some GGUF files store them, to a0 a1 … b0 b1 …"""
     order = np.arange(tensor.shape[0]).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
-    return replace(tensor.rows(order), name=tensor.name)
+    return tensor.rows(order)

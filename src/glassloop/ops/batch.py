@@ -7,7 +7,6 @@ Each row is a token at a position of a branch. Rows of one branch stand together
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -32,8 +31,7 @@ class Span(NamedTuple):
         return self.first + self.stop - self.start
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     tokens: Int32  # [rows]
     positions: Int32  # [rows]
     spans: tuple[Span, ...]

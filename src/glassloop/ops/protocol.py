@@ -35,7 +35,8 @@ class Ops(Protocol):
         """
 
     def matrix(self, tensor: Tensor) -> Matrix:
-        """A weight matrix [out, in], in the form in which this op set multiplies with it."""
+        """A weight matrix [out, in], in the form in which this op set multiplies with it. The tensor is
+        released when its values have been taken over."""
 
     def vector(self, tensor: Tensor) -> Array:
         """A norm's weight or a bias."""

@@ -8,7 +8,6 @@ reference op set multiplies that out; the native one keeps the codes and repacks
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,8 +28,7 @@ class Blocks(NamedTuple):
     minimum: Float32 | None  # [blocks, groups]
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """One stored number format. `take_apart` is None for plain floats, whose block is a single value."""
 
     name: str

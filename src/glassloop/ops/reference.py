@@ -55,7 +55,9 @@ class ReferenceOps:
         return ReferencePages(count, layers, kv_heads, head_dim)
 
     def matrix(self, tensor: Tensor) -> Float32:
-        return tensor.float32()
+        values = tensor.float32()
+        tensor.release()
+        return values
 
     def vector(self, tensor: Tensor) -> Float32:
         return tensor.float32()

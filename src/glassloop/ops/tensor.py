@@ -6,9 +6,9 @@ picked and reordered without leaving the stored format, since no block reaches o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import prod
 from mmap import MADV_DONTNEED, PAGESIZE, mmap
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from glassloop.ops.quant import F32, Bytes, Float32, Format, dequantize, quantize
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     name: str
     shape: tuple[int, ...]  # row-major: the last axis runs fastest
     format: Format
@@ -48,7 +47,7 @@ class Tensor:
     def rows(self, index: slice | NDArray[np.intp]) -> Tensor:
         """The same tensor with only these rows (first axis), in this order, still in its stored format."""
         taken = self.data.reshape(self.shape[0], -1)[index]
-        return replace(self, shape=(len(taken), *self.shape[1:]), data=taken.reshape(-1))
+        return self._replace(shape=(len(taken), *self.shape[1:]), data=taken.reshape(-1))
 
     def release(self) -> None:
         """Its values have been taken over: give the memory of the mapped file back. It can still be read."""

@@ -7,6 +7,7 @@ infinity (the token is out of the question); NaN and plus infinity are told apar
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -28,22 +29,29 @@ class Summary(NamedTuple):
     log_sum_exp: float
     entropy: float  # in nats
     finite: bool  # False where a logit is NaN or plus infinity: then nothing else here means anything
+    scale: float  # that the caller wants log-sum-exp at, too
+    scaled_log_sum_exp: float  # of the logits times that
 
 
 class RowOps(Protocol):
     """The functions of this module that an op set replaces; the module itself is the reference."""
 
-    def summarize(self, logits: Float32, top: int, /) -> Summary: ...
+    def summarize(self, logits: Float32, top: int, scale: float = 1.0, /) -> Summary: ...
 
-    def summarize_rows(self, logits: Float32, top: int, /) -> list[Summary]: ...
+    def summarize_rows(
+        self, logits: Float32, top: int, scales: Sequence[float] | None = None, /
+    ) -> list[Summary]: ...
 
     def highest(self, logits: Float32, top: int, /) -> tuple[Int32, Float32]: ...
+
+    def ranked(self, logits: Float32, ids: Int32, above: float, /) -> tuple[Int32, Float32]: ...
 
     def log_sum_exp(self, logits: Float32, scale: float, /) -> float: ...
 
     def rank_of(self, logits: Float32, token: int, /) -> int: ...
 
     def lucky_ids(self, key: int, count: int, threshold: int, /) -> Int32: ...
+
     def luck_of(self, key: int, ids: NDArray[np.integer], /) -> Float64: ...
 
 
@@ -56,26 +64,29 @@ def row_ops(op_set: str) -> RowOps:
     return sys.modules[__name__]
 
 
-def summarize(logits: Float32, top: int) -> Summary:
+def summarize(logits: Float32, top: int, scale: float = 1.0) -> Summary:
     """The `top` highest logits (fewer if the vocabulary is smaller), and log-sum-exp and entropy over all of
-    them in float64."""
+    them in float64; log-sum-exp also with the logits times a scale."""
     peak = float(logits.max())
     if not peak < np.inf:  # NaN, or plus infinity
-        return Summary(np.empty(0, np.int32), np.empty(0, np.float32), peak, 0.0, False)
+        return Summary(np.empty(0, np.int32), np.empty(0, np.float32), peak, 0.0, False, scale, peak)
     ids, best = highest(logits, top)
     if peak == -np.inf:
-        return Summary(ids, best, peak, 0.0, True)
+        return Summary(ids, best, peak, 0.0, True, scale, peak)
     shifted = logits.astype(np.float64) - peak
     weights = np.exp(shifted)
     total = float(weights.sum())
     shifted[weights == 0] = 0.0  # minus infinity times nothing is nothing
     log_total = float(np.log(total))
-    return Summary(ids, best, peak + log_total, log_total - float(weights @ shifted) / total, True)
+    entropy = log_total - float(weights @ shifted) / total
+    scaled = peak + log_total if scale == 1 else log_sum_exp(logits, scale)
+    return Summary(ids, best, peak + log_total, entropy, True, scale, scaled)
 
 
-def summarize_rows(logits: Float32, top: int) -> list[Summary]:
+def summarize_rows(logits: Float32, top: int, scales: Sequence[float] | None = None) -> list[Summary]:
     """The same for each row of many."""
-    return [summarize(row, top) for row in logits]
+    scales = scales or [1.0] * len(logits)
+    return [summarize(row, top, scale) for row, scale in zip(logits, scales, strict=True)]
 
 
 def highest(logits: Float32, top: int) -> tuple[Int32, Float32]:
@@ -87,6 +98,13 @@ def highest(logits: Float32, top: int) -> tuple[Int32, Float32]:
     else:
         ids = np.arange(len(logits))
     ids = ids[np.lexsort((ids, -logits[ids]))].astype(np.int32)
+    return ids, logits[ids]
+
+
+def ranked(logits: Float32, ids: Int32, above: float) -> tuple[Int32, Float32]:
+    """Of these ids, which may come several times, those with a logit above this, each once, in that order."""
+    ids = np.unique(ids[logits[ids] > above])
+    ids = ids[np.lexsort((ids, -logits[ids]))]
     return ids, logits[ids]
 
 

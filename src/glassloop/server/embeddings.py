@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from glassloop.engine.probe import mean_hidden
+from glassloop.engine.hidden import mean_hidden
 from glassloop.ops.quant import Float32
 from glassloop.server import answers
 from glassloop.server.errors import APIError

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from glassloop.decode.explain import Racer, explain
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
-from glassloop.engine.probe import logits_after
+from glassloop.engine.logits import logits_after
 from glassloop.errors import SamplingError
 from glassloop.ops.quant import Float32
 from glassloop.ops.vocabulary import row_ops
@@ -24,7 +24,6 @@ from glassloop.server.errors import APIError
 from glassloop.server.live import Live
 from glassloop.server.options import make_sampling
 from glassloop.server.service import Service
-from glassloop.trace.run import Run
 
 _KEPT = 32  # rows of logits: a slider asks about the same place again and again
 _KINDS = {field.name: field.metadata["kind"] for field in fields(Sampling)}
@@ -75,7 +74,7 @@ class Explainer:
                 f"the index is {index}; a number from 0 to {count}, of this run's tokens, is expected",
                 param="index",
             )
-        maker = self._maker(run, index)
+        maker = run.drawn_with(index)  # a fork did not choose what it kept
         options = maker.sampling
         if overrides:
             options = make_sampling({**maker.sampling.to_dict(), **overrides}, self._service.settings.timeout)
@@ -105,19 +104,6 @@ class Explainer:
             "others": self._others(told.candidates),
         }
 
-    def _maker(self, run: Run, index: int) -> Run:
-        """The run that chose this token: a fork did not choose what it kept."""
-        while run.fork_at is not None and index < run.fork_at:
-            parent = None if run.parent is None else self._service.shelf.find(run.parent)
-            if parent is None:
-                raise APIError(
-                    404,
-                    f"token {index} was kept from run {run.parent}, which is forgotten",
-                    code="no_such_run",
-                )
-            run = parent.run
-        return run
-
     def _logits(self, ids: list[int]) -> Float32:
         key = tuple(ids)
         with self._lock:
@@ -125,7 +111,7 @@ class Explainer:
             if row is not None:
                 self._rows.move_to_end(key)
                 return row
-        row = logits_after(self._service.llm.engine, ids)
+        row = next(logits_after(self._service.llm.engine, ids, len(ids) - 1))
         with self._lock:
             self._rows[key] = row
             while len(self._rows) > _KEPT:

@@ -11,6 +11,7 @@ from types import FrameType
 import uvicorn
 
 from glassloop.engine.llm import LLM
+from glassloop.engine.memory import format_bytes
 from glassloop.errors import GlassloopError
 from glassloop.server.app import make_app
 from glassloop.server.logs import Log
@@ -32,8 +33,11 @@ def serve(llm: LLM, settings: Settings) -> None:
         lifespan="off",
     )
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    room = format_bytes(service.llm.kv_memory)
     print(
-        f"Glassloop serves {service.name} at http://{host}:{port} (API: /docs)", file=sys.stderr, flush=True
+        f"Glassloop serves {service.name} at http://{host}:{port} (API: /docs), {room} for keys and values",
+        file=sys.stderr,
+        flush=True,
     )
     log("start", model=service.name, host=settings.host, port=port)
     try:

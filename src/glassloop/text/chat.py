@@ -7,9 +7,8 @@ imported when the first template is rendered, and not before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from glassloop.errors import TextError
 
@@ -18,13 +17,12 @@ from glassloop.errors import TextError
 _HERE = "\u2403continue-here\u2403 "
 
 
-@dataclass(frozen=True, slots=True)
-class ChatTemplate:
+class ChatTemplate(NamedTuple):
     source: str
     bos: str = ""  # the text of the model's BOS and EOS, which templates write themselves
     eos: str = ""
     name: str = "chat template"  # what errors call it
-    variants: Mapping[str, str] = field(default_factory=dict)  # by name, such as "tool_use" and "rag"
+    variants: Mapping[str, str] = {}  # by name, such as "tool_use" and "rag"
 
     @classmethod
     def choose(cls, sources: Mapping[str, str], *, bos: str, eos: str, name: str) -> ChatTemplate | None:

@@ -7,14 +7,15 @@ and "llama" (SentencePiece BPE with a score for each piece). A field means what 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import isnan
 
 from glassloop.errors import TextError
 from glassloop.text.alphabet import SPACE_MARK, byte_name, named_byte
+from glassloop.text.bpe import BPE, Pair
 from glassloop.text.chat import ChatTemplate
 from glassloop.text.merges import LONGEST_PIECE, many_small_objects, merges_from_order
-from glassloop.text.pipeline import Pipeline, SpacePrefix, TokenizerParts, build_pipeline
+from glassloop.text.pipeline import SpacePrefix, TokenizerParts
 from glassloop.text.pretokenizers import GGUF_RULES, WordRule
 from glassloop.text.vocabulary import Kind, Spelling, Vocabulary
 
@@ -48,12 +49,12 @@ def read_gguf(metadata: Mapping[str, object], name: str) -> TokenizerParts:
         if model == "gpt2":
             vocabulary = Vocabulary(name, pieces, kinds, Spelling.BYTE_LEVEL)
             rule = _word_rule(fields)
-            pipeline, prefix = _byte_level(fields, vocabulary, pieces, rule), False
+            bpe, prefix = _byte_level(fields, vocabulary, pieces, rule), False
             bos_by_default = rule.add_bos
         elif model == "llama":
             vocabulary = Vocabulary(name, pieces, kinds, Spelling.SENTENCEPIECE)
             prefix, bos_by_default = fields.flag("add_space_prefix", True), True
-            pipeline = _sentencepiece(fields, vocabulary, pieces, prefix)
+            bpe = _sentencepiece(fields, vocabulary, pieces, prefix)
         else:
             raise fields.error("model", f"is {model!r}; 'gpt2' and 'llama' are read")
 
@@ -72,7 +73,7 @@ def read_gguf(metadata: Mapping[str, object], name: str) -> TokenizerParts:
 
     return TokenizerParts(
         vocabulary,
-        pipeline,
+        bpe,
         bos_id=bos,
         eos_ids=eos_ids,
         before=(bos,) if add_bos and bos is not None else (),
@@ -82,46 +83,52 @@ def read_gguf(metadata: Mapping[str, object], name: str) -> TokenizerParts:
     )
 
 
-def _byte_level(fields: _Fields, vocabulary: Vocabulary, pieces: list[str], rule: WordRule) -> Pipeline:
+def _byte_level(fields: _Fields, vocabulary: Vocabulary, pieces: list[str], rule: WordRule) -> BPE:
     lines = fields.strings("merges")
-    merges = [tuple(line.split(" ")) for line in lines]
-    if set(map(len, merges)) - {2}:
-        where = next(i for i, merge in enumerate(merges) if len(merge) != 2)
+    if "".join(lines).count(" ") != len(lines):
+        where = next(i for i, line in enumerate(lines) if line.count(" ") != 1)
         raise fields.error(
             f"merges[{where}]", f"is {lines[where][:60]!r}; two tokens and a space are expected"
         )
-    vocab = _vocab(pieces, pieces, vocabulary)
-    return build_pipeline(
+
+    def merges(pieces: Collection[str] | None) -> list[Pair]:
+        found = lines
+        if pieces is not None:
+            wanted = {f"{piece[:cut]} {piece[cut:]}" for piece in pieces for cut in range(1, len(piece))}
+            found = [line for line in lines if line in wanted]
+        return [tuple(line.split(" ")) for line in found]  # type: ignore[misc]  # two each, as seen
+
+    return BPE(
         vocabulary,
-        vocab,
-        merges,  # type: ignore[arg-type]  # every one was seen to be a pair
+        _vocab(pieces, pieces, vocabulary),
+        merges,
         words=rule.build(),
         ignore_merges=rule.ignore_merges,
     )
 
 
-def _sentencepiece(fields: _Fields, vocabulary: Vocabulary, pieces: list[str], prefix: bool) -> Pipeline:
-    from tokenizers import normalizers
-
+def _sentencepiece(fields: _Fields, vocabulary: Vocabulary, pieces: list[str], prefix: bool) -> BPE:
     scores = fields.numbers("scores", len(pieces))
     if isnan(sum(scores)):
         raise fields.error("scores", "has a value that is not a number")
     # The model's vocabulary writes a space as a space. So a "▁" in somebody's text is no piece of ours, and
     # falls back to its bytes: it comes back as what it was.
     texts = _replace_all(pieces, SPACE_MARK, " ")
-    kinds = (Kind.NORMAL, Kind.UNUSED)
-    mergeable = [i for i, kind in enumerate(vocabulary.kinds) if kind in kinds]
-    mergeable.sort(key=scores.__getitem__, reverse=True)
+    kinds, mergeable = vocabulary.kinds, (Kind.NORMAL, Kind.UNUSED)
     vocab = _vocab(pieces, texts, vocabulary)
-    order = list(map(texts.__getitem__, mergeable))
-    if len(vocab) < len(texts):  # some have no text of their own (see _vocab)
-        order = [text for text in order if text in vocab]
-    return build_pipeline(
+
+    def merges(pieces: Collection[str] | None) -> list[Pair]:
+        known = vocab if pieces is None else pieces
+        order = [i for i, text in enumerate(texts) if text in known and kinds[i] in mergeable]
+        order.sort(key=scores.__getitem__, reverse=True)
+        return merges_from_order([texts[i] for i in order])
+
+    return BPE(
         vocabulary,
         vocab,
-        merges_from_order(order),
-        normalizer=normalizers.Prepend(" ") if prefix else None,
-        byte_fallback=True,
+        merges,
+        space_prefix=prefix,
+        byte_names=vocab.keys() & map(byte_name, range(256)),
     )
 
 
@@ -133,7 +140,7 @@ def _vocab(pieces: list[str], texts: list[str], vocabulary: Vocabulary) -> dict[
     for i in vocabulary.literal_ids:
         vocab[texts[i] if kinds[i] == Kind.USER_DEFINED else pieces[i]] = i
     named_bytes = [
-        i for i, kind in enumerate(kinds) if kind == Kind.BYTE and named_byte(pieces[i]) is not None
+        i for i in vocabulary.marked_ids if kinds[i] == Kind.BYTE and named_byte(pieces[i]) is not None
     ]
     for i in named_bytes:
         vocab[byte_name(named_byte(pieces[i]) or 0)] = i

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from glassloop.errors import TextError
 from glassloop.text.alphabet import SPACE_MARK, named_byte
 from glassloop.text.chat import ChatTemplate
-from glassloop.text.pipeline import Pipeline, SpacePrefix, TokenizerParts, component_state, first_line
+from glassloop.text.pipeline import (
+    Pipeline,
+    Ready,
+    SpacePrefix,
+    TokenizerParts,
+    component_state,
+    first_line,
+)
 from glassloop.text.vocabulary import Kind, Spelling, Vocabulary
 
 if TYPE_CHECKING:
@@ -63,7 +70,7 @@ def read_json_folder(folder: Path) -> TokenizerParts:
     plain = _without_special(parsing)
     return TokenizerParts(
         vocabulary,
-        Pipeline(parsing, plain, plain, SPACE_MARK),
+        Ready(Pipeline(parsing, plain, plain), SPACE_MARK),
         bos_id=bos,
         eos_ids=tuple(dict.fromkeys(ends)),
         before=before,

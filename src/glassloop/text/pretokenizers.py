@@ -7,15 +7,13 @@ two habits that come with the name. Byte pairs are merged inside such a piece, n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class WordRule:
+class WordRule(NamedTuple):
     patterns: tuple[str, ...]
     ignore_merges: bool = (
         False  # a whole word that is in the vocabulary is that token, however it would merge

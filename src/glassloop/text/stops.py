@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Fed:
+class Fed(NamedTuple):
     """What became certain with some bytes."""
 
     data: bytes  # may be given out

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from binascii import Error as Base64Error
 from binascii import a2b_base64
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from glassloop.errors import TextError
 from glassloop.text.alphabet import BYTE_CHARACTERS, to_alphabet
+from glassloop.text.bpe import BPE, Pair
 from glassloop.text.merges import LONGEST_PIECE, many_small_objects, merges_from_order
-from glassloop.text.pipeline import TokenizerParts, build_pipeline
+from glassloop.text.pipeline import TokenizerParts
 from glassloop.text.pretokenizers import CL100K, GPT2, O200K, WordRule
 from glassloop.text.vocabulary import Kind, Spelling, Vocabulary
 
@@ -72,10 +73,18 @@ def read_tiktoken(path: Path, name: str) -> TokenizerParts:
             pieces[token_id], kinds[token_id] = text, Kind.CONTROL
             vocab[text] = token_id
         vocabulary = Vocabulary(name, pieces, kinds, Spelling.BYTE_LEVEL)
-        pipeline = build_pipeline(
-            vocabulary, vocab, merges_from_order(order), words=encoding.words.build(), ignore_merges=True
-        )
-    return TokenizerParts(vocabulary, pipeline, eos_ids=(encoding.special[_END],))
+
+    def merges(pieces: Collection[str] | None) -> list[Pair]:
+        return merges_from_order(order if pieces is None else [piece for piece in order if piece in pieces])
+
+    model = BPE(
+        vocabulary,
+        vocab,
+        merges,
+        words=encoding.words.build(),
+        ignore_merges=True,
+    )
+    return TokenizerParts(vocabulary, model, eos_ids=(encoding.special[_END],))
 
 
 def _read_ranks(path: Path) -> dict[int, str]:

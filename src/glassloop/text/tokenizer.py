@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from glassloop.errors import TextError
 from glassloop.text.alphabet import BYTE_CHARACTERS, byte_name, read_shown_bytes, show_bytes, to_alphabet
 from glassloop.text.guard import Guard
-from glassloop.text.pipeline import SpacePrefix, TokenizerParts, first_line
+from glassloop.text.pipeline import SpacePrefix, TokenizerParts, WayIn, first_line
 from glassloop.text.vocabulary import LITERAL_KINDS, SPECIAL_KINDS, Kind, Spelling
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Tokenizer:
         self._parts = parts
         self._vocabulary = parts.vocabulary
         self.name = parts.vocabulary.name
+        self._bytes: dict[int, bytes] = {}  # of the tokens that were asked for
         self.vocab_size = len(parts.vocabulary)
         self.bos_id = parts.bos_id
         self.eos_ids = parts.eos_ids
@@ -61,6 +62,14 @@ class Tokenizer:
 
         return cls(read_tiktoken(path, name))
 
+    @cached_property
+    def missing_ids(self) -> tuple[int, ...]:
+        """The ids below `vocab_size` that have no token."""
+        pieces = self._vocabulary.pieces
+        if all(pieces):  # most have none, and this is fast
+            return ()
+        return tuple([token for token, piece in enumerate(pieces) if piece is None])
+
     # ── text → tokens ──────────────────────────────────────────────────────────────────────────────────────
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
@@ -69,21 +78,19 @@ class Tokenizer:
         `add_special` puts BOS and EOS around it where the model asks for them. With `parse_special` the text
         of a special token becomes that token; without, it is text like any other.
         """
-        pipeline = self._parts.pipeline
-        ids = self._encode(pipeline.parsing if parse_special else pipeline.plain, text)
+        ids = self._encode("parsing" if parse_special else "plain", text)
         if not parse_special:
             ids = self._spell_out_special(ids)
         return [*self._parts.before, *ids, *self._parts.after] if add_special else ids
 
     def encode_bytes(self, data: bytes) -> list[int]:
         """Token ids of any bytes, valid text or not, as plain text: `decode_bytes` gives the bytes back."""
-        pipeline = self._parts.pipeline
         ids: list[int] = []
         for i, run in enumerate(_ESCAPED.split(data.decode("utf-8", "surrogateescape"))):
             if i % 2:
                 ids += self._single_bytes(run.encode("utf-8", "surrogateescape"))
             elif run:
-                ids += self._encode(pipeline.bare if i else pipeline.plain, run)
+                ids += self._encode("bare" if i else "plain", run)
         return self._spell_out_special(ids)
 
     def encode_chat(
@@ -115,7 +122,7 @@ class Tokenizer:
         for part in others:
             # Up to the template's next special token it continues other text.
             place = min(self._special_places(part), default=len(part))
-            ids += self._spell_out_special(self._encode(self._parts.pipeline.bare, part[:place]))
+            ids += self._spell_out_special(self._encode("bare", part[:place]))
             ids += self.encode(part[place:], add_special=False)
         before = list(self._parts.before)
         return ids if ids[: len(before)] == before else before + ids
@@ -128,7 +135,7 @@ class Tokenizer:
     def _special_places(self, text: str) -> list[int]:
         """Where in a text special tokens begin."""
         try:
-            found = self._parts.pipeline.parsing.encode(text, add_special_tokens=False)
+            found = self._parts.model.for_text(text).parsing.encode(text, add_special_tokens=False)
         except Exception:  # not text; whoever encodes it will say so
             return []
         return [
@@ -137,7 +144,7 @@ class Tokenizer:
             if token_id in self.special_ids
         ]
 
-    def _encode(self, backend: Backend, text: str) -> list[int]:
+    def _encode(self, way_in: WayIn, text: str) -> list[int]:
         if not isinstance(text, str):
             raise TextError(f"text is expected, not {type(text).__name__}")
         try:
@@ -147,12 +154,13 @@ class Tokenizer:
             raise TextError(
                 f"character {error.start} of the text is a lone surrogate ({surrogate})"
             ) from None
+        backend: Backend = getattr(self._parts.model.for_text(text), way_in)
         try:
             ids: list[int] = backend.encode(text, add_special_tokens=False).ids
         except Exception as error:
             raise TextError(f"{self.name} cannot encode the text: {first_line(error)}") from None
         if self._missing_bytes and self._parts.exact and not self._missing_bytes.isdisjoint(data):
-            whole = backend is not self._parts.pipeline.bare
+            whole = way_in != "bare"
             back = self.decode_bytes(ids) if whole else b"".join(map(self.token_bytes, ids))
             if back != data:
                 raise self._no_token_for(self._lost_byte(data, back))
@@ -188,7 +196,7 @@ class Tokenizer:
     def _byte_ids(self) -> tuple[int | None, ...]:
         byte_level = self._vocabulary.spelling is Spelling.BYTE_LEVEL
         names = BYTE_CHARACTERS if byte_level else map(byte_name, range(256))
-        ids = [self._parts.pipeline.plain.token_to_id(name) for name in names]
+        ids = [self._parts.model.token_to_id(name) for name in names]
         return tuple(None if i is None or self.token_bytes(i) != bytes([b]) else i for b, i in enumerate(ids))
 
     @cached_property
@@ -223,7 +231,10 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of one token; of a special one, its name."""
-        return self._vocabulary.token_bytes(self._checked(token_id))
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._bytes[token_id] = self._vocabulary.token_bytes(self._checked(token_id))
+        return data
 
     def piece(self, token_id: int) -> str:
         """A token as people read it: its text, and `<0xNN>` for each byte that is not text by itself."""
@@ -236,27 +247,23 @@ class Tokenizer:
     def id_of(self, piece: str) -> int | None:
         """The token with this text, or None. A form that `piece` gives is understood, and so is the file's
         own spelling ("Ġthe", "▁the")."""
-        pipeline = self._parts.pipeline
+        model = self._parts.model
         byte_level = self._vocabulary.spelling is Spelling.BYTE_LEVEL
 
         def spelled(data: bytes) -> str:
             return (
-                to_alphabet(data)
-                if byte_level
-                else data.decode("utf-8", "replace").replace(" ", pipeline.space)
+                to_alphabet(data) if byte_level else data.decode("utf-8", "replace").replace(" ", model.space)
             )
 
         try:
-            literal: int | None = pipeline.parsing.token_to_id(piece)
+            literal = model.token_to_id(piece)
             if literal is not None and self._vocabulary.kinds[literal] in LITERAL_KINDS:
                 return literal
             for form in (spelled(piece.encode()), piece, spelled(read_shown_bytes(piece))):
-                token_id: int | None = pipeline.parsing.token_to_id(form)
+                token_id = model.token_to_id(form)
                 if token_id is not None:
                     return token_id
-            return (
-                None if byte_level else pipeline.parsing.token_to_id(piece.replace("\u2581", pipeline.space))
-            )
+            return None if byte_level else model.token_to_id(piece.replace("\u2581", model.space))
         except UnicodeEncodeError:
             return None
 

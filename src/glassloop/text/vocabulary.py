@@ -5,8 +5,8 @@ Every loader (GGUF, tokenizer.json, tiktoken ranks) ends in one `Vocabulary`; de
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from glassloop.text.alphabet import SPACE_MARK, from_alphabet, named_byte
 
 class Kind:
     """What a token is for. The numbers are those of GGUF's `tokenizer.ggml.token_type`; they are plain ones,
-    since a vocabulary holds a quarter of a million of them."""
+    a byte each, since a vocabulary holds a quarter of a million of them."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -32,15 +32,18 @@ class Spelling(Enum):
 
 
 SPECIAL_KINDS = frozenset({Kind.CONTROL, Kind.UNKNOWN})
+_NOT_NORMAL = re.compile(rb"[^\x01]")
 LITERAL_KINDS = SPECIAL_KINDS | {Kind.USER_DEFINED}  # spelled as plain text, never in a byte alphabet
 
 
-@dataclass(frozen=True)
 class Vocabulary:
-    name: str  # what errors call it
-    pieces: Sequence[str | None]  # id → the file's own spelling; None where an id has no token
-    kinds: Sequence[int]  # id → Kind
-    spelling: Spelling
+    def __init__(
+        self, name: str, pieces: Sequence[str | None], kinds: Sequence[int], spelling: Spelling
+    ) -> None:
+        self.name = name  # what errors call it
+        self.pieces = pieces  # id → the file's own spelling; None where an id has no token
+        self.kinds = bytes(kinds)  # id → Kind
+        self.spelling = spelling
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -48,9 +51,12 @@ class Vocabulary:
     @cached_property
     def literal_ids(self) -> tuple[int, ...]:
         """The tokens that are found whole in text: special and user-defined ones."""
-        return tuple(
-            [i for i, kind in enumerate(self.kinds) if kind != Kind.NORMAL and kind in LITERAL_KINDS]
-        )
+        return tuple([i for i in self.marked_ids if self.kinds[i] in LITERAL_KINDS])
+
+    @cached_property
+    def marked_ids(self) -> tuple[int, ...]:
+        """The few tokens that are not normal ones."""
+        return tuple([found.start() for found in _NOT_NORMAL.finditer(self.kinds)])
 
     def token_bytes(self, token_id: int) -> bytes:
         piece = self.pieces[token_id] if 0 <= token_id < len(self.pieces) else None

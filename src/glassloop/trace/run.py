@@ -1,13 +1,39 @@
-"""A run: one generation with all that is known of it."""
+"""A run: one generation with all that is known of it, and what can be asked of it.
+
+What needs the model (why, what if, once more) is asked of the `LLM` that made the run; a run that was read
+from a file is told which one.
+"""
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import os
+import time
+from dataclasses import asdict, dataclass, field, replace
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Protocol
 
 from glassloop.decode.sampling import Sampling
+from glassloop.errors import TraceError
+from glassloop.text.stream import TextStream
 from glassloop.trace.token import Token
+
+if TYPE_CHECKING:
+    from glassloop.decode.explain import Explanation
+    from glassloop.trace.family import Family
+    from glassloop.trace.verdict import Verdict
+
+
+class Maker(Protocol):
+    """What a run asks of the `LLM` that made it, or of another with the same model."""
+
+    @property
+    def model_hash(self) -> str: ...
+
+    def explain(self, run: Run, at: int, **overrides: Any) -> Explanation: ...
+
+    def fork(self, run: Run, at: int, **options: Any) -> Run: ...
+
+    def replay(self, run: Run, *, first: int = 0, strict: bool = True) -> Verdict: ...
 
 
 @dataclass(frozen=True)
@@ -56,6 +82,17 @@ class Beam:
     fate: str  # live (others came of it), pruned, finished, chosen
 
 
+@dataclass(frozen=True)
+class Past:
+    """How the first tokens of a fork were drawn, which it has from the run that it came from."""
+
+    until: int  # how many of its tokens, those of an earlier past included
+    run: str
+    sampling: Sampling
+    seed: int
+    salt: int
+
+
 @dataclass(eq=False)
 class Run:
     """Filled while tokens come; `finish_reason` is None until the last one has come."""
@@ -68,12 +105,13 @@ class Run:
     salt: int = 0  # which branch of the seed's luck this is
     ops: str = ""  # the op set; where it is native, with its instruction set
     prompt: str | None = None  # as it was given, if it was text
-    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    id: str = field(default_factory=lambda: os.urandom(8).hex())
     sample: int = 0  # which of the request's samples
     samples: list[Run] = field(default_factory=list, repr=False)  # all of them, this one included
     parent: str | None = None  # the run that this one was forked from
     fork_at: int | None = None  # and how many of its tokens were kept
-    reason: str | None = None  # why: sampled (other luck or options), forced (a token), edited (a text)
+    reason: str | None = None  # why: sampled (other luck or options), forced (a token), edited, rewound
+    past: tuple[Past, ...] = field(default=(), repr=False)
     prompt_tokens: list[Token] = field(default_factory=list, repr=False)  # from the second, if asked for
     tokens: list[Token] = field(default_factory=list, repr=False)
     tail: str = ""  # what the end of the run made certain: an unfinished character, what was no stop string
@@ -86,6 +124,12 @@ class Run:
     drafts: Drafts = field(default_factory=Drafts)
     beams: list[Beam] = field(default_factory=list, repr=False)
     forks: dict[int, int] = field(default_factory=dict, repr=False)  # how many were made at which position
+    created: float = field(default_factory=time.time)  # seconds since 1970
+    model_hash: str = ""  # known when it is first asked for; `identity` asks
+    # Who is at hand; no part of the record.
+    llm: Maker | None = field(default=None, repr=False)
+    above: Run | None = field(default=None, repr=False)  # the run that it was forked from
+    children: list[Run] = field(default_factory=list, repr=False)  # those that were forked from it
 
     @property
     def text(self) -> str:
@@ -105,14 +149,115 @@ class Run:
         prompt, made = len(self.prompt_ids), len(self.tokens)
         return Usage(prompt, made, self.cached_tokens, self.context - prompt - made)
 
+    @property
+    def identity(self) -> str:
+        """The hash of the model's files; empty where nobody knows it."""
+        if not self.model_hash and self.llm is not None:
+            self.model_hash = self.llm.model_hash
+        return self.model_hash
+
+    def drawn_with(self, at: int) -> Past:
+        """The options, the seed and the salt that chose the token at this place."""
+        own = Past(len(self.tokens) + 1, self.id, self.sampling, self.seed, self.salt)
+        return next((past for past in self.past if at < past.until), own)
+
+    # ── questions ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def explain(self, at: int, *, llm: Maker | None = None, **overrides: Any) -> Explanation:
+        """Why the token at this place is what it is. Any option of `Sampling` makes it a what-if, with the
+        same luck. The place behind the last token is that of the token which ended the run."""
+        return self._maker(llm).explain(self, at, **overrides)
+
+    def fork(self, at: int, *, llm: Maker | None = None, **options: Any) -> Run:
+        """A new run with the first `at` tokens of this one. It goes on with `token=` or `text=`, or with
+        other options (`temperature=0.3`), or, if nothing is given, with new luck."""
+        return self._maker(llm).fork(self, at, **options)
+
+    def rewind(self, at: int) -> Run:
+        """The first `at` tokens, as a run of its own beside this one. Nothing is computed or lost."""
+        if not 0 <= at <= len(self.tokens):
+            raise TraceError(f"at is {at}; a number of tokens from 0 to {len(self.tokens)} is expected")
+        made = replace(self, id=os.urandom(8).hex(), created=time.time(), tokens=self.tokens[:at], end=None)
+        shown = "".join([token.text for token in made.tokens])
+        # What was held back, of a character or of what might have been a stop string, is certain now.
+        characters = TextStream()
+        whole = characters.feed(b"".join([token.bytes for token in made.tokens])) + characters.flush()
+        made.tail = whole[len(shown) :]
+        made.finish_reason, made.stop_reason, made.error = "cancelled", "rewound", None
+        made.samples, made.beams, made.forks, made.children = [made], [], {}, []
+        made.timings, made.drafts = Timings(), Drafts()
+        made.descend(self, at, "rewound")
+        return made
+
+    def replay(self, llm: Maker | None = None, *, first: int = 0, strict: bool = True) -> Verdict:
+        """Compute it once more, from the token `first` on, and compare every number. A run of another model
+        is an error, unless it is not `strict`: then the verdict says so."""
+        return self._maker(llm).replay(self, first=first, strict=strict)
+
+    def tree(self) -> Family:
+        """All runs that came of the same one, by forks and samples, as far as they are at hand."""
+        from glassloop.trace.family import Family
+
+        return Family.of(self)
+
+    def descend(self, parent: Run, at: int, reason: str) -> None:
+        """This run has its first `at` tokens from another."""
+        kept = tuple(past for past in parent.past if past.until < at)
+        last = parent.drawn_with(at - 1) if at else None
+        self.past = kept if last is None else (*kept, replace(last, until=at))
+        self.parent, self.fork_at, self.reason, self.above = parent.id, at, reason, parent
+        parent.children.append(self)
+
+    def _maker(self, llm: Maker | None) -> Maker:
+        found = llm or self.llm
+        if found is None:
+            raise TraceError(
+                f"run {self.id} was read from a file; llm= is expected, an LLM with the model {self.model}"
+            )
+        return found
+
+    # ── files ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def save(self, path: str | PathLike[str], *, tree: bool = False) -> None:
+        """Write it, with the other samples of its request, as a `.glass` file: all of it, or nothing. With
+        `tree`, also every other run that came of the same one."""
+        from glassloop.trace.file import write
+
+        write(path, self.tree().from_run(self) if tree else [self, *_others(self)])
+
+    @staticmethod
+    def load(path: str | PathLike[str], *, llm: Maker | None = None) -> Run:
+        """The first run of a `.glass` file; the others are in its `samples` and its `tree()`. With `llm` it
+        can be explained and forked; if that is another model it is an error."""
+        from glassloop.trace.file import read
+
+        runs = read(path)
+        for run in runs:
+            run.attach(llm)
+        return runs[0]
+
+    def attach(self, llm: Maker | None) -> None:
+        """From now on this is the model that is asked."""
+        if llm is not None and self.model_hash and self.model_hash != llm.model_hash:
+            raise TraceError(
+                f"run {self.id} was made by another model: {self.model} ({self.model_hash[:12]}…),"
+                f" not the one given ({llm.model_hash[:12]}…)"
+            )
+        self.llm = llm
+
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """As JSON has it; docs/trace-format.md describes it."""
         return {
             "id": self.id,
             "model": self.model,
+            "model_hash": self.model_hash or None,
+            "prompt": self.prompt,
+            "prompt_ids": self.prompt_ids,
+            "prompt_tokens": [token.to_dict() for token in self.prompt_tokens],
             "text": self.text,
             "token_ids": self.token_ids,
             "tokens": [token.to_dict() for token in self.tokens],
+            "end": None if self.end is None else self.end.to_dict(),
             "finish_reason": self.finish_reason,
             "stop_reason": self.stop_reason,
             "usage": {**asdict(self.usage), "total_tokens": self.usage.total_tokens},
@@ -128,8 +273,13 @@ class Run:
             "fork_at": self.fork_at,
             "reason": self.reason,
             "sampling": self.sampling.to_dict(),
+            "created": self.created,
         }
 
     def __repr__(self) -> str:
         shown = self.text if len(self.text) <= 60 else self.text[:57] + "..."
         return f"Run({self.id}, {len(self.tokens)} tokens, {self.finish_reason or 'running'}: {shown!r})"
+
+
+def _others(run: Run) -> list[Run]:
+    return [other for other in run.samples if other is not run]

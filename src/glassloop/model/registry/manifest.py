@@ -7,8 +7,8 @@ is the last file of a folder to be written, and a folder without one is not a mo
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from glassloop.errors import RegistryError
 from glassloop.model.registry.catalog import Kind
@@ -16,15 +16,13 @@ from glassloop.model.registry.catalog import Kind
 MANIFEST = "glassloop.json"
 
 
-@dataclass(frozen=True)
-class FileFacts:
+class FileFacts(NamedTuple):
     name: str
     size: int
     sha256: str
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(NamedTuple):
     name: str  # what a person types: owner/repo@revision:file
     kind: Kind
     commit: str
@@ -33,7 +31,8 @@ class Manifest:
     files: tuple[FileFacts, ...]
 
     def write(self, folder: Path) -> None:
-        (folder / MANIFEST).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        facts = {**self._asdict(), "files": [file._asdict() for file in self.files]}
+        (folder / MANIFEST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
     def path(self, folder: Path) -> Path:
         return folder / self.main if self.main else folder

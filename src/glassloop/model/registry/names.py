@@ -6,23 +6,19 @@ kind of the answer.
 
 from __future__ import annotations
 
-import difflib
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 from glassloop.errors import RegistryError
 from glassloop.model.registry.catalog import CATALOG, Entry
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
-_HUB_NAME = re.compile(
-    rf"(?:hf:)?(?P<owner>{_PART})/(?P<repo>{_PART})(?:@(?P<revision>[^\s:@]+))?(?::(?P<file>[^:]+))?"
-)
+_HUB_NAME = rf"(?:hf:)?(?P<owner>{_PART})/(?P<repo>{_PART})(?:@(?P<revision>[^\s:@]+))?(?::(?P<file>[^:]+))?"
 
 
-@dataclass(frozen=True)
-class HubName:
+class HubName(NamedTuple):
     """`owner/repo`, with a revision and a file where they were given."""
 
     owner: str
@@ -52,7 +48,7 @@ def resolve(name: str) -> Source:
         return path
     if not name or not name.isprintable():
         raise RegistryError(f"a model's name must be printable text, not {name!r}")
-    match = _HUB_NAME.fullmatch(name)
+    match = re.fullmatch(_HUB_NAME, name)
     # `models/x.gguf` is a path somebody mistyped; no repository that we could load is named so.
     looks_like_repo = match and (
         name.startswith("hf:") or match["file"] or not match["repo"].endswith(".gguf")
@@ -111,9 +107,9 @@ def _unknown(name: str) -> str:
 
 def _likeness(name: str, known: str) -> float:
     """From 0 to 1; the beginning of a name is as good as the whole of it."""
-    return max(
-        difflib.SequenceMatcher(None, name.lower(), target).ratio() for target in (known, known[: len(name)])
-    )
+    from difflib import SequenceMatcher
+
+    return max(SequenceMatcher(None, name.lower(), target).ratio() for target in (known, known[: len(name)]))
 
 
 def _exists(path: Path) -> bool:

@@ -8,9 +8,7 @@ model that can be seen is complete.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,6 +64,8 @@ def tree_size(folder: Path) -> int:
 
 
 def sha256_of(path: Path) -> str:
+    import hashlib
+
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -92,6 +92,8 @@ def _reason(error: OSError) -> str:
 
 def check_space(name: str, needed: int) -> None:
     """Refuses at once what could not be stored in the end."""
+    import shutil
+
     free = shutil.disk_usage(home()).free
     if free < needed:
         raise RegistryError(
@@ -136,6 +138,8 @@ def sync(path: Path) -> None:
 
 def delete_tree(path: Path) -> None:
     """Removes a folder, a file or a link (never what a link points to); what is not there is fine."""
+    import shutil
+
     if path.is_symlink() or path.is_file():
         path.unlink(missing_ok=True)
     else:

@@ -51,79 +51,88 @@ static void keep(const gl_program *p, const gl_op *op, int64_t unit) {
     }
 }
 
-#define QUERIES (LANES / 2) /* that share each load of a key or value; their sums fill the registers */
-#define QUERY_ROWS 8        /* rows of a unit of work */
+#if LANES == 16 /* queries that share each load of a key or value: two sums each fill the registers */
+#define QUERIES 12
+#else
+#define QUERIES 6
+#endif
+#define QUERY_ROWS 8 /* rows of a unit of work */
 
 typedef struct {
-    const float *q;  /* [head dim] */
+    const float *q; /* [head dim] */
     float *out;
     int32_t position;
 } query;
 
-/* Scores of up to QUERIES queries against all keys from page `first` to `last`: [QUERIES, stride] */
-INLINE void score(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
-                  const int count, int32_t first, int32_t last, float *scores, int64_t stride) {
+/* Scores of `count` queries against all keys from page `first` to `last`: [pages, count, GL_PAGE].
+ * `turned` are the queries, scaled: [head dim, count]. */
+INLINE void score(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const float *turned,
+                  const int count, int32_t first, int32_t last, float *scores) {
     const gl_cache *c = cache_of(p, op);
-    for (int32_t index = first; index <= last; index++) {
+    for (int32_t index = first; index <= last; index++, scores += count * GL_PAGE) {
         const uint16_t *keys = page_of(c, op->i0, page_at(span, op, index), kv_head).keys;
         for (int at = 0; at < GL_PAGE; at += 2 * LANES) {
             vf sum[QUERIES][2];
             for (int t = 0; t < count; t++) sum[t][0] = sum[t][1] = vf_set(0.0f);
             for (int32_t d = 0; d < c->head_dim; d++) {
                 vf low = vf_load_half(keys + d * GL_PAGE + at), high = vf_load_half(keys + d * GL_PAGE + at + LANES);
+                #pragma GCC unroll 12
                 for (int t = 0; t < count; t++) {
-                    vf q = vf_set(queries[t].q[d]);
+                    vf q = vf_set(turned[d * count + t]);
                     sum[t][0] = vf_fma(q, low, sum[t][0]);
                     sum[t][1] = vf_fma(q, high, sum[t][1]);
                 }
             }
             for (int t = 0; t < count; t++) {
-                float *to = scores + t * stride + (index - first) * GL_PAGE + at;
-                vf_store(to, sum[t][0]);
-                vf_store(to + LANES, sum[t][1]);
+                vf_store(scores + t * GL_PAGE + at, sum[t][0]);
+                vf_store(scores + t * GL_PAGE + at + LANES, sum[t][1]);
             }
         }
     }
 }
 
-/* Scores to weights, in place: scale, cap, mask, softmax without its division. Returns the sum of the weights. */
-static float soften(const gl_op *op, float *scores, int64_t length, int32_t start, int32_t position) {
-    vf scale = vf_set(op->f0), largest = vf_set(-INFINITY);
-    for (int64_t i = 0; i < length; i += LANES) {
-        vf value = vf_mul(vf_load(scores + i), scale);
-        if (op->f1 > 0) value = vf_mul(vf_tanh(vf_div(value, vf_set(op->f1))), vf_set(op->f1));
-        vf_store(scores + i, value);
-    }
+/* A query's scores to weights, in place: cap, mask, softmax without its division. Returns the sum of the weights.
+ * Its scores lie in `pages` pages, `stride` apart, and begin with the key at `start`. */
+static float soften(const gl_op *op, float *scores, int64_t pages, int64_t stride, int32_t start, int32_t position) {
     int64_t seen_from = op->i2 ? MAX(0, position - op->i2 + 1 - start) : 0, seen_to = position + 1 - start;
-    for (int64_t i = 0; i < seen_from; i++) scores[i] = -INFINITY;
-    for (int64_t i = seen_to; i < length; i++) scores[i] = -INFINITY;
-    for (int64_t i = 0; i < length; i += LANES) largest = vf_max(largest, vf_load(scores + i));
-    vf most = vf_set(vf_largest(largest)), sum = vf_set(0.0f);
-    for (int64_t i = 0; i < length; i += LANES) {
-        vf weight = vf_exp(vf_sub(vf_load(scores + i), most));
-        vf_store(scores + i, weight);
-        sum = vf_add(sum, weight);
-    }
+    float *end = scores + pages * stride;
+    if (op->f1 > 0)
+        for (float *page = scores; page < end; page += stride)
+            for (int i = 0; i < GL_PAGE; i += LANES)
+                vf_store(page + i, vf_mul(vf_tanh(vf_div(vf_load(page + i), vf_set(op->f1))), vf_set(op->f1)));
+    for (int64_t i = 0; i < seen_from; i++) scores[i / GL_PAGE * stride + i % GL_PAGE] = -INFINITY;
+    for (int64_t i = seen_to; i < pages * GL_PAGE; i++) scores[i / GL_PAGE * stride + i % GL_PAGE] = -INFINITY;
+    vf largest = vf_set(-INFINITY), sum = vf_set(0.0f);
+    for (float *page = scores; page < end; page += stride)
+        for (int i = 0; i < GL_PAGE; i += LANES) largest = vf_max(largest, vf_load(page + i));
+    vf most = vf_set(vf_largest(largest));
+    for (float *page = scores; page < end; page += stride)
+        for (int i = 0; i < GL_PAGE; i += LANES) {
+            vf weight = vf_exp(vf_sub(vf_load(page + i), most));
+            vf_store(page + i, weight);
+            sum = vf_add(sum, weight);
+        }
     return vf_sum(sum);
 }
 
 /* Weighted values: for two vectors of dimensions at a time, over all keys in order. */
 INLINE void mix(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
-                const int count, int32_t first, int32_t last, const float *weights, int64_t stride, const float *sums) {
+                const int count, int32_t first, int32_t last, const float *weights, const float *sums) {
     const gl_cache *c = cache_of(p, op);
     for (int32_t d = 0; d < c->padded_head_dim; d += 2 * LANES) {
         const int both = d + LANES < c->padded_head_dim;
+        const float *weight = weights;
         vf out[QUERIES][2];
         for (int t = 0; t < count; t++) out[t][0] = out[t][1] = vf_set(0.0f);
-        for (int32_t index = first; index <= last; index++) {
+        for (int32_t index = first; index <= last; index++, weight += count * GL_PAGE) {
             const uint16_t *values = page_of(c, op->i0, page_at(span, op, index), kv_head).values + d;
-            const float *weight = weights + (int64_t)(index - first) * GL_PAGE;
             /* Past the last key lies what another branch may have left there: never touched. */
             int slots = index < last ? GL_PAGE : queries[count - 1].position % GL_PAGE + 1;
             for (int slot = 0; slot < slots; slot++, values += c->padded_head_dim) {
                 vf low = vf_load_half(values), high = both ? vf_load_half(values + LANES) : vf_set(0.0f);
+                #pragma GCC unroll 12
                 for (int t = 0; t < count; t++) {
-                    vf w = vf_set(weight[t * stride + slot]);
+                    vf w = vf_set(weight[t * GL_PAGE + slot]);
                     out[t][0] = vf_fma(w, low, out[t][0]);
                     out[t][1] = vf_fma(w, high, out[t][1]);
                 }
@@ -139,31 +148,41 @@ INLINE void mix(const gl_program *p, const gl_op *op, const gl_span *span, int32
     }
 }
 
-#define ATTEND(name, count)                                                                                           \
+/* `scratch`: for each query, its values and a score for each key. */
+typedef void attending(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
+                       int32_t first, int32_t last, float *scratch);
+#define ATTEND(name, count)                                                                                        \
     static void name(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries, \
-                     int32_t first, int32_t last, float *scratch) {                                                   \
-        int64_t length = (int64_t)(last - first + 1) * GL_PAGE;                                                       \
-        float sums[QUERIES];                                                                                          \
-        score(p, op, span, kv_head, queries, count, first, last, scratch, length);                                    \
-        for (int t = 0; t < count; t++)                                                                               \
-            sums[t] = soften(op, scratch + t * length, length, first * GL_PAGE, queries[t].position);                 \
-        mix(p, op, span, kv_head, queries, count, first, last, scratch, length, sums);                                \
+                     int32_t first, int32_t last, float *scratch) {                                                \
+        int64_t dims = cache_of(p, op)->head_dim, pages = last - first + 1;                                               \
+        float sums[count], *scores = scratch + count * dims;                                                       \
+        for (int t = 0; t < count; t++)                                                                            \
+            for (int64_t d = 0; d < dims; d++) scratch[d * count + t] = queries[t].q[d] * op->f0;                  \
+        score(p, op, span, kv_head, scratch, count, first, last, scores);                                          \
+        for (int t = 0; t < count; t++)                                                                            \
+            sums[t] = soften(op, scores + t * GL_PAGE, pages, count * GL_PAGE, first * GL_PAGE, queries[t].position); \
+        mix(p, op, span, kv_head, queries, count, first, last, scores, sums);                                      \
     }
 ATTEND(attend_1, 1)
 ATTEND(attend_2, 2)
 ATTEND(attend_3, 3)
 ATTEND(attend_4, 4)
-#if QUERIES == 8
 ATTEND(attend_5, 5)
 ATTEND(attend_6, 6)
+#if QUERIES == 12
 ATTEND(attend_7, 7)
 ATTEND(attend_8, 8)
-static void (*const attend_some[])(const gl_program *, const gl_op *, const gl_span *, int32_t, const query *, int32_t, int32_t,
-                                   float *) = {NULL, attend_1, attend_2, attend_3, attend_4, attend_5, attend_6, attend_7, attend_8};
-#else
-static void (*const attend_some[])(const gl_program *, const gl_op *, const gl_span *, int32_t, const query *, int32_t, int32_t,
-                                   float *) = {NULL, attend_1, attend_2, attend_3, attend_4};
+ATTEND(attend_9, 9)
+ATTEND(attend_10, 10)
+ATTEND(attend_11, 11)
+ATTEND(attend_12, 12)
 #endif
+static attending *const attend_some[] = {
+    NULL, attend_1, attend_2, attend_3, attend_4, attend_5, attend_6,
+#if QUERIES == 12
+    attend_7, attend_8, attend_9, attend_10, attend_11, attend_12,
+#endif
+};
 
 INLINE int64_t span_units(const gl_span *span, const gl_cache *c) { return parts_of(span->rows, QUERY_ROWS) * c->kv_heads; }
 

@@ -70,19 +70,20 @@ static void quantize_columns(const float *x, uint8_t *quantized, int64_t row, in
 
 /* ---- linear ---- */
 
-#define ROWS_A_UNIT 32
+#define ROWS_A_UNIT 48 /* a multiple of MOST_ROWS */
 
 INLINE vf load_scale(const uint8_t *at, int wide) {
     return wide ? vf_load((const float *)at) : vf_load_half((const uint16_t *)at);
 }
 
 #if LANES == 16
-#define MOST_ROWS 8
+#define MOST_ROWS 12
 #else
 #define MOST_ROWS 4
 #endif
 
-/* One tile (LANES outputs) times ROWS rows. The block is unpacked once and used for all of them. */
+/* One tile (LANES outputs) times ROWS rows. The block is unpacked once and used for all of them; a sum's next term
+ * comes a round of rows later, when the last one is through the processor's pipeline. */
 INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quantized_row *x, vf *out, const int rows,
                            const int packing, const int minimum, const int wide, const int halves) {
     const int64_t blocks = gl_padded(m->in) / GL_BLOCK;
@@ -100,18 +101,18 @@ INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quanti
             #pragma GCC unroll 4
             for (int j = 0; j < 4; j++, tile += 4 * LANES) {
                 vi packed = vi_load(tile), low_half = low_nibbles(packed), high_half = high_nibbles(packed);
-                #pragma GCC unroll 8
-                for (int r = 0; r < rows; r++) {
-                    const int8_t *codes = x[r].codes + b * GL_BLOCK + 4 * j;
-                    first[r] = dot_small(first[r], low_half, four_bytes(codes));
-                    first[r] = dot_small(first[r], high_half, four_bytes(codes + 16));
-                }
+                #pragma GCC unroll 12
+                for (int r = 0; r < rows; r++)
+                    first[r] = dot_small(first[r], low_half, four_bytes(x[r].codes + b * GL_BLOCK + 4 * j));
+                #pragma GCC unroll 12
+                for (int r = 0; r < rows; r++)
+                    first[r] = dot_small(first[r], high_half, four_bytes(x[r].codes + b * GL_BLOCK + 16 + 4 * j));
             }
         } else {
             #pragma GCC unroll 8
             for (int j = 0; j < 8; j++, tile += 4 * LANES) {
                 vi weights = signed_weights(vi_load(tile));
-                #pragma GCC unroll 8
+                #pragma GCC unroll 12
                 for (int r = 0; r < rows; r++) {
                     vi four = four_bytes(x[r].codes + b * GL_BLOCK + 4 * j);
                     if (halves && j >= 4) second[r] = dot_signed(second[r], weights, four);
@@ -119,16 +120,15 @@ INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quanti
                 }
             }
         }
-        #pragma GCC unroll 8
+        #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             const gl_block *block = x[r].block + b;
             vf value;
             if (packing == GL_Q4) value = vf_from_vi(dot_small_sum(first[r]));
             else value = vf_from_vi(dot_signed_sum(first[r], halves ? block->halves[0] : block->halves[0] + block->halves[1]));
             if (packing == GL_Q4 && !minimum) value = vf_sub(value, vf_set(8.0f * block->sum));
-            value = vf_mul(value, scale[0]);
+            value = minimum ? vf_fma(value, scale[0], vf_mul(low, vf_set(block->sum))) : vf_mul(value, scale[0]);
             if (halves) value = vf_fma(vf_from_vi(dot_signed_sum(second[r], block->halves[1])), scale[1], value);
-            if (minimum) value = vf_fma(low, vf_set(block->sum), value);
             out[r] = vf_fma(value, vf_set(block->scale), out[r]);
         }
     }
@@ -145,16 +145,22 @@ INLINE void float_tile(const gl_matrix *m, const uint8_t *tile, const float *x, 
     }
 }
 
-INLINE void store_outputs(const gl_op *op, float *y, int64_t first, vf sum) {
+/* Outputs from `first` on of a row, `at` being where the row begins in its buffer. */
+INLINE void store_outputs(const gl_program *p, const gl_op *op, int64_t at, int64_t first, vf sum) {
     int64_t count = op->matrix->out - first;
+    float *y = p->buffers[op->out].values + at + first;
+    const float *bias = op->bias ? op->bias + first : NULL, *onto = op->b >= 0 ? p->buffers[op->b].values + at + first : NULL;
     if (count >= LANES) {
-        if (op->bias) sum = vf_add(sum, vf_load(op->bias + first));
-        vf_store(y + first, sum);
+        if (bias) sum = vf_add(sum, vf_load(bias));
+        vf_store(y, onto ? vf_add(vf_load(onto), sum) : sum);
         return;
     }
     float lane[LANES];
     vf_store(lane, sum);
-    for (int64_t i = 0; i < count; i++) y[first + i] = lane[i] + (op->bias ? op->bias[first + i] : 0.0f);
+    for (int64_t i = 0; i < count; i++) {
+        if (bias) lane[i] += bias[i];
+        y[i] = onto ? onto[i] + lane[i] : lane[i];
+    }
 }
 
 /* `rows` rows from `row` on, times the tiles from `tile` to `last`. */
@@ -163,7 +169,7 @@ INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const
     const gl_matrix *m = op->matrix;
     const gl_buffer *in = &p->buffers[op->a];
     const int fine = packing >= GL_Q4 && op->i0; /* then every row is two: see quantize_columns */
-    float *y = p->buffers[op->out].values + (fine ? row / 2 : row) * m->out;
+    const int64_t at = (fine ? row / 2 : row) * m->out; /* where the first row's outputs go */
     quantized_row x[MOST_ROWS];
     if (packing >= GL_Q4)
         for (int r = 0; r < rows; r++) x[r] = row_of(in->quantized, row + r, m->in);
@@ -173,9 +179,9 @@ INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const
         if (packing >= GL_Q4) quantized_tile(m, data, x, out, rows, packing, minimum, wide, halves);
         else float_tile(m, data, in->values + row * m->in, m->in, out, rows, packing);
         if (fine)
-            for (int r = 0; r + 1 < rows; r += 2) store_outputs(op, y + r / 2 * m->out, tile * LANES, vf_add(out[r], out[r + 1]));
+            for (int r = 0; r + 1 < rows; r += 2) store_outputs(p, op, at + r / 2 * m->out, tile * LANES, vf_add(out[r], out[r + 1]));
         else
-            for (int r = 0; r < rows; r++) store_outputs(op, y + r * m->out, tile * LANES, out[r]);
+            for (int r = 0; r < rows; r++) store_outputs(p, op, at + r * m->out, tile * LANES, out[r]);
     }
 }
 
@@ -183,7 +189,11 @@ INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const
     static void name(const gl_program *p, const gl_op *op, int64_t row, int64_t end, int64_t tile, int64_t last) { \
         for (; row + MOST_ROWS <= end; row += MOST_ROWS)                                                           \
             linear_rows(p, op, row, MOST_ROWS, tile, last, packing, minimum, wide, halves);                        \
-        if (MOST_ROWS == 8 && row + 4 <= end) {                                                                    \
+        if (MOST_ROWS > 8 && row + 8 <= end) {                                                                     \
+            linear_rows(p, op, row, 8, tile, last, packing, minimum, wide, halves);                                \
+            row += 8;                                                                                              \
+        }                                                                                                          \
+        if (MOST_ROWS > 4 && row + 4 <= end) {                                                                     \
             linear_rows(p, op, row, 4, tile, last, packing, minimum, wide, halves);                                \
             row += 4;                                                                                              \
         }                                                                                                          \
@@ -204,15 +214,16 @@ LINEAR(linear_q8_minimum, GL_Q8, 1, 0, 0)
 LINEAR(linear_q8_wide_minimum, GL_Q8, 1, 1, 0)
 LINEAR(linear_q8_halves, GL_Q8, 0, 1, 1)
 
-/* Few outputs a unit where there are few rows, so that threads finish together. */
-INLINE int64_t tiles_a_unit(const gl_matrix *m) {
+/* Few outputs a unit where there are few rows, so that threads finish together; with many, enough that the rows are
+ * read from the nearest cache for most of them. */
+INLINE int64_t tiles_a_unit(const gl_matrix *m, int64_t rows) {
     int64_t tiles = parts_of(m->out, LANES);
-    return MAX(1, MIN(64 / LANES, tiles / 32));
+    return MAX(1, MIN(64 / LANES, tiles / (rows < ROWS_A_UNIT ? 32 : 8)));
 }
 
 static void linear(const gl_program *p, const gl_op *op, int64_t rows, int64_t unit) {
     const gl_matrix *m = op->matrix;
-    int64_t tiles = parts_of(m->out, LANES), each = tiles_a_unit(m), across = parts_of(tiles, each);
+    int64_t tiles = parts_of(m->out, LANES), each = tiles_a_unit(m, rows), across = parts_of(tiles, each);
     int64_t row = unit / across * ROWS_A_UNIT, end = MIN(row + ROWS_A_UNIT, rows);
     int64_t tile = unit % across * each, last = MIN(tile + each, tiles);
     switch (m->packing) {
@@ -364,10 +375,9 @@ INLINE vf pointwise(const gl_op *op, vf a, vf b, const int kind) {
 
 #define COLUMNS_A_UNIT 512 /* a multiple of the block, so that a unit can quantize what it made */
 
-INLINE void each_value(const gl_program *p, const gl_op *op, int64_t unit, const int kind) {
+INLINE void each_value(const gl_program *p, const gl_op *op, int64_t row, int64_t part, const int kind) {
     const gl_buffer *out = &p->buffers[op->out];
-    int64_t width = op->width, across = parts_of(width, COLUMNS_A_UNIT), row = unit / across;
-    int64_t from = unit % across * COLUMNS_A_UNIT, to = MIN(from + COLUMNS_A_UNIT, width), count = to - from, i = 0;
+    int64_t width = op->width, from = part * COLUMNS_A_UNIT, to = MIN(from + COLUMNS_A_UNIT, width), count = to - from, i = 0;
     const float *a = p->buffers[op->a].values + row * width + from;
     const float *b = op->b >= 0 ? p->buffers[op->b].values + row * width + from : a;
     float here[COLUMNS_A_UNIT], *y = op->only_quantized ? here : out->values + row * width + from;
@@ -401,39 +411,56 @@ INLINE int64_t linear_rows_of(const gl_program *p, const gl_op *op) {
     return op->i0 && op->matrix->packing >= GL_Q4 ? 2 * rows : rows;
 }
 
+/* The other ops do a row, or a part of one, at a time: so little that with many rows a unit is several of them. */
+INLINE int64_t rows_together(int64_t rows) { return MAX(1, MIN(16, rows / 16)); }
+
+INLINE int64_t parts_of_row(const gl_op *op) {
+    int whole = op->kind != GL_ACTIVATE && op->kind != GL_ADD && op->kind != GL_SCALE && op->kind != GL_SOFTCAP;
+    return whole ? 1 : parts_of(op->width, COLUMNS_A_UNIT);
+}
+
+static void run_row(const gl_program *p, const gl_op *op, int64_t row, int64_t part, float *scratch) {
+    switch (op->kind) {
+    case GL_EMBED: embed(p, op, row); break;
+    case GL_NORM: norm(p, op, row, scratch); break;
+    case GL_ANGLES: angles(p, op, row); break;
+    case GL_ROTATE: rotate(p, op, row); break;
+    case GL_ACTIVATE: each_value(p, op, row, part, GL_ACTIVATE); break;
+    case GL_ADD: each_value(p, op, row, part, GL_ADD); break;
+    case GL_SCALE: each_value(p, op, row, part, GL_SCALE); break;
+    case GL_SOFTCAP: each_value(p, op, row, part, GL_SOFTCAP); break;
+    case GL_TAKE: take(p, op, row); break;
+    case GL_QUANTIZE: quantize(p, op, row); break;
+    }
+}
+
 static int64_t count_units(const gl_program *p, const gl_op *op) {
     int64_t rows = op->wanted ? p->batch->wanted_rows : p->batch->rows, units = 0;
     switch (op->kind) {
     case GL_LINEAR:
-        return parts_of(parts_of(op->matrix->out, LANES), tiles_a_unit(op->matrix)) *
-               parts_of(linear_rows_of(p, op), ROWS_A_UNIT);
+        rows = linear_rows_of(p, op);
+        return parts_of(parts_of(op->matrix->out, LANES), tiles_a_unit(op->matrix, rows)) * parts_of(rows, ROWS_A_UNIT);
     case GL_KEEP:
         for (int32_t s = 0; s < p->batch->spans; s++) units += span_pages(&p->batch->span[s]);
         return units;
     case GL_ATTEND:
         for (int32_t s = 0; s < p->batch->spans; s++) units += span_units(&p->batch->span[s], cache_of(p, op));
         return units;
-    case GL_ACTIVATE: case GL_ADD: case GL_SCALE: case GL_SOFTCAP: return rows * parts_of(op->width, COLUMNS_A_UNIT);
-    default: return rows;
+    default: return parts_of(rows, rows_together(rows)) * parts_of_row(op);
     }
 }
 
 static void run_unit(const gl_program *p, const gl_op *op, int64_t unit, float *scratch) {
+    int64_t rows = op->wanted ? p->batch->wanted_rows : p->batch->rows;
     switch (op->kind) {
-    case GL_EMBED: embed(p, op, unit); break;
-    case GL_NORM: norm(p, op, unit, scratch); break;
     case GL_LINEAR: linear(p, op, linear_rows_of(p, op), unit); break;
-    case GL_ANGLES: angles(p, op, unit); break;
-    case GL_ROTATE: rotate(p, op, unit); break;
     case GL_KEEP: keep(p, op, unit); break;
     case GL_ATTEND: attend(p, op, unit, scratch); break;
-    case GL_ACTIVATE: each_value(p, op, unit, GL_ACTIVATE); break;
-    case GL_ADD: each_value(p, op, unit, GL_ADD); break;
-    case GL_SCALE: each_value(p, op, unit, GL_SCALE); break;
-    case GL_SOFTCAP: each_value(p, op, unit, GL_SOFTCAP); break;
-    case GL_TAKE: take(p, op, unit); break;
-    case GL_QUANTIZE: quantize(p, op, unit); break;
+    default: {
+        int64_t parts = parts_of_row(op), together = rows_together(rows), first = unit / parts * together;
+        for (int64_t row = first; row < MIN(first + together, rows); row++) run_row(p, op, row, unit % parts, scratch);
+    }
     }
 }
 
-#define KERNELS(name) {name, LANES, count_units, run_unit, summarize, highest, log_sum_exp, rank_of, lucky_ids, luck_of}
+#define KERNELS(name) {name, LANES, count_units, run_unit, largest, sum_powers, highest, rank_of, lucky_ids}

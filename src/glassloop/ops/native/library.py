@@ -43,6 +43,16 @@ class Matrix(Structure):
     )
 
 
+class Packing(Structure):
+    _fields_ = (
+        ("raw", c_void_p),
+        ("data", c_void_p),
+        ("matrix", POINTER(Matrix)),
+        ("format", c_int32),
+        ("next", c_int32),
+    )
+
+
 class Op(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("kind", "wait", "wanted", "quantize", "width", "a", "b", "out")),
@@ -108,15 +118,20 @@ def library() -> ctypes.CDLL:
     lib.gl_set_threads.argtypes = [c_int]
     lib.gl_pack_size.argtypes = [c_int, c_int64, c_int64, POINTER(Matrix)]
     lib.gl_pack_size.restype = c_int64
-    lib.gl_pack.argtypes = [c_int, c_void_p, POINTER(Matrix), c_void_p]
+    lib.gl_pack.argtypes = [POINTER(Packing), c_int64]
     lib.gl_pack.restype = None
-    lib.gl_summarize.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-    lib.gl_highest.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
+    lib.gl_join_strings.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
+    lib.gl_join_strings.restype = c_int64
+    lib.gl_summarize.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_int64, *[c_void_p] * 4]
+    lib.gl_summarize.restype = None
+    lib.gl_highest.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     lib.gl_highest.restype = None
     lib.gl_log_sum_exp.argtypes = [c_void_p, c_int64, c_double]
     lib.gl_log_sum_exp.restype = c_double
     lib.gl_rank_of.argtypes = [c_void_p, c_int64, c_int64]
     lib.gl_rank_of.restype = c_int64
+    lib.gl_ranked.argtypes = [c_void_p, c_void_p, c_int64, c_float, c_void_p, c_void_p]
+    lib.gl_ranked.restype = c_int64
     lib.gl_lucky_ids.argtypes = [c_uint64, c_int64, c_uint64, c_void_p, c_int64]
     lib.gl_lucky_ids.restype = c_int64
     lib.gl_luck_of.argtypes = [c_uint64, c_void_p, c_int64, c_void_p]

@@ -31,7 +31,7 @@ typedef struct {
 enum gl_kind {
     GL_EMBED,     /* out = rows `ids` of a matrix, times f0 */
     GL_NORM,      /* i0: groups in a row, i1: 1 for layer norm; f0: eps */
-    GL_LINEAR,    /* out = a @ matrix.T + bias; i0: a was quantized finely */
+    GL_LINEAR,    /* out = a @ matrix.T + bias, + b if there is one; i0: a was quantized finely */
     GL_ANGLES,    /* out = cos and sin of position * frequency, times f0; i0: half */
     GL_ROTATE,    /* out = a turned by b; i0: heads, i1: half */
     GL_KEEP,      /* write keys a and values b of layer i0 to the cache */
@@ -112,19 +112,27 @@ typedef struct {
     int32_t id;
 } gl_candidate;
 
+/* SplitMix64, from which luck comes. */
+#define GL_GOLDEN 0x9E3779B97F4A7C15u
+static inline uint64_t gl_mix(uint64_t h) {
+    h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9u;
+    h = (h ^ h >> 27) * 0x94D049BB133111EBu;
+    return h ^ h >> 31;
+}
+
 /* The kernels of one instruction set. An op is so many units of work, done in any order by any thread. */
 typedef struct {
     const char *name;
     int lanes;
     int64_t (*count_units)(const gl_program *, const gl_op *);
     void (*run_unit)(const gl_program *, const gl_op *, int64_t unit, float *scratch);
-    /* Of one row of logits (vocabulary.h). */
-    int (*summarize)(const float *logits, int64_t count, int64_t top, gl_candidate *candidates, double *out);
-    void (*highest)(const float *logits, int64_t count, int64_t top, gl_candidate *candidates);
-    double (*log_sum_exp)(const float *logits, int64_t count, double scale);
+    /* Parts of a row of logits (vocabulary.h). */
+    float (*largest)(const float *logits, int64_t count);
+    void (*sum_powers)(const float *logits, int64_t count, double most, double scale, double *sums);
+    int64_t (*highest)(const float *logits, int64_t count, int64_t top, const float *maxima, int64_t group,
+                       gl_candidate *heap);
     int64_t (*rank_of)(const float *logits, int64_t count, int64_t id);
-    int64_t (*lucky_ids)(uint64_t key, int64_t count, uint64_t threshold, int32_t *ids, int64_t room);
-    void (*luck_of)(uint64_t key, const int64_t *ids, int64_t count, double *luck);
+    int64_t (*lucky_ids)(uint64_t key, int64_t first, int64_t end, uint64_t threshold, int32_t *ids, int64_t room);
 } gl_kernels;
 
 const gl_kernels *gl_kernels_portable(void);

@@ -25,20 +25,16 @@ _ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")  # enum gl_activation of na
 _CACHE_LINE = 64
 _HUGE_PAGE = 1 << 21
 _CHUNK = 1 << 25
+_AT_ONCE = 1 << 24  # bytes packed in one call
 _TOKENS, _POSITIONS, _WANTED = range(3)
 
 
 class NativeMatrix:
-    def __init__(self, tensor: Tensor, arena: _Arena) -> None:
-        native = lib.library()
+    def __init__(self, tensor: Tensor, packer: _Packer) -> None:
         self.out, self.into = tensor.shape
         self.layout = lib.Matrix()
-        format = tensor.format.gguf_id
-        size = native.gl_pack_size(format, self.out, self.into, ctypes.byref(self.layout))
-        self.data = arena.take(size)
-        raw = np.ascontiguousarray(tensor.data)
-        native.gl_pack(format, raw.ctypes.data, ctypes.byref(self.layout), self.data.ctypes.data)
         self.is_quantized = tensor.format.take_apart is not None
+        self.data = packer.pack(tensor, self.layout)
 
 
 class NativePages:
@@ -70,11 +66,12 @@ class NativeOps:
     def __init__(self) -> None:
         self.threads: int = lib.library().gl_set_threads(lib.wanted_threads())
         self.instructions: str = lib.library().gl_name().decode()
-        self._arena = _Arena()
+        self._packer = _Packer()
         self._recorder = Recorder()
         self._kept: list[Any] = []  # arrays that recorded ops point to
 
     def program(self, compute: Forward) -> Forward:
+        self._packer.finish()
         self._recorder = Recorder()
         result = compute(_StandIn(), None)  # type: ignore[arg-type]
         return _Program(self._recorder, result, self.threads, self._kept)
@@ -83,7 +80,7 @@ class NativeOps:
         return NativePages(count, layers, kv_heads, head_dim)
 
     def matrix(self, tensor: Tensor) -> NativeMatrix:
-        return NativeMatrix(tensor, self._arena)
+        return NativeMatrix(tensor, self._packer)
 
     def vector(self, tensor: Tensor) -> Float32:
         return np.ascontiguousarray(tensor.float32())
@@ -217,8 +214,8 @@ class _Program:
         logits = np.empty((len(batch.wanted), self._width), np.float32)
         self._buffers[self._result].values = logits.ctypes.data
         longest = max(span.length for span in batch.spans)
-        # Up to eight queries attend together; each needs a score for every key, to the end of the last page.
-        scratch = max(8 * pages_for(longest) * PAGE, self._widest)
+        # Up to twelve queries attend together; each is copied, and has a score for every key of every page.
+        scratch = max(12 * (pages[0].layout.head_dim + pages_for(longest) * PAGE), self._widest)
         if len(self._scratch) < scratch * self._threads:
             self._scratch = np.empty(2 * scratch * self._threads, np.float32)
         spans = (lib.Span * len(batch.spans))(
@@ -265,6 +262,36 @@ def _quantized_bytes(room: Room) -> int:
 
 def _with_heads(value: Value, heads: int) -> Value:
     return Value(value.id, value.width, value.wanted, heads)
+
+
+class _Packer:
+    """Packs matrices, many in one call: in between the caller needs Python's lock, and would wait long for it
+    while another thread reads the vocabulary.
+    """
+
+    def __init__(self) -> None:
+        self._arena = _Arena()
+        self._waiting: list[tuple[Tensor, lib.Packing]] = []
+        self._bytes = 0
+
+    def pack(self, tensor: Tensor, layout: lib.Matrix) -> NDArray[np.uint8]:
+        """Where the matrix will be, as soon as `finish` has been called."""
+        tensor = tensor._replace(data=np.ascontiguousarray(tensor.data))
+        format = tensor.format.gguf_id
+        data = self._arena.take(lib.library().gl_pack_size(format, *tensor.shape, ctypes.byref(layout)))
+        packing = lib.Packing(tensor.data.ctypes.data, data.ctypes.data, ctypes.pointer(layout), format)
+        self._waiting.append((tensor, packing))
+        self._bytes += len(tensor.data)
+        if self._bytes >= _AT_ONCE:
+            self.finish()
+        return data
+
+    def finish(self) -> None:
+        packings = [packing for _, packing in self._waiting]
+        lib.library().gl_pack((lib.Packing * len(packings))(*packings), len(packings))
+        for tensor, _ in self._waiting:
+            tensor.release()
+        self._waiting, self._bytes = [], 0
 
 
 class _Arena:

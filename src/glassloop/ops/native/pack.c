@@ -62,26 +62,36 @@ static void put(uint8_t *block, const layout *l, int lanes, int lane, const uint
         for (int i = 0; i < 32; i += 4) memcpy(block + i * lanes + 4 * lane, codes + i, 4);
 }
 
-/* The formats of 32: where codes lie as the kernels want them, they are moved four at a time. */
+/* The formats of 32 whose codes lie as the kernels want them: a row is moved, its scales two bytes at a time and its
+ * codes four. Most weights go this way, so the compiler is given the numbers. */
+static inline __attribute__((always_inline)) void move_row(const uint8_t *raw, uint8_t *to, int64_t blocks, int lanes,
+                                                           int lane, int scales, int words) {
+    for (int64_t b = 0; b < blocks; b++) {
+        for (int i = 0; i < scales; i++, raw += 2) memcpy(to + (i * lanes + lane) * 2, raw, 2);
+        to += scales * lanes * 2;
+        for (int i = 0; i < words; i++, raw += 4) memcpy(to + (i * lanes + lane) * 4, raw, 4);
+        to += words * lanes * 4;
+    }
+}
+
+static void move_any_row(int format, const uint8_t *raw, uint8_t *to, int64_t blocks, int lanes, int lane) {
+    if (format == Q8_0) move_row(raw, to, blocks, lanes, lane, 1, 8);
+    else if (format == Q4_1) move_row(raw, to, blocks, lanes, lane, 2, 4);
+    else move_row(raw, to, blocks, lanes, lane, 1, 4);
+}
+
+/* The formats of 32 with a fifth bit elsewhere. */
 static void pack_small(int format, const uint8_t *raw, uint8_t *block, const layout *l, int lanes, int lane) {
     uint8_t codes[32];
-    uint16_t scale = half_at(raw);
     const uint8_t *nibbles = raw + l->bytes - 16;
-    if (format == Q4_0 || format == Q4_1) {
-        for (int i = 0; i <= l->minimum; i++, block += 2 * lanes) memcpy(block + 2 * lane, raw + 2 * i, 2);
-        for (int j = 0; j < 4; j++) memcpy(block + (j * lanes + lane) * 4, nibbles + 4 * j, 4);
-        return;
+    uint32_t fifth;
+    memcpy(&fifth, nibbles - 4, 4);
+    for (int i = 0; i < 32; i++) {
+        int code = (i < 16 ? nibbles[i] & 15 : nibbles[i - 16] >> 4) | (fifth >> i & 1) << 4;
+        codes[i] = (uint8_t)(format == Q5_0 ? code - 16 : code);
     }
-    if (format == Q8_0) memcpy(codes, raw + 2, 32);
-    else {
-        uint32_t fifth;
-        memcpy(&fifth, nibbles - 4, 4);
-        for (int i = 0; i < 32; i++) {
-            int code = (i < 16 ? nibbles[i] & 15 : nibbles[i - 16] >> 4) | (fifth >> i & 1) << 4;
-            codes[i] = (uint8_t)(format == Q5_0 ? code - 16 : code);
-        }
-    }
-    put(block, l, lanes, lane, codes, &(float){half_to_float(scale)}, format == Q5_1 ? half_to_float(half_at(raw + 2)) : 0);
+    float scale = half_to_float(half_at(raw));
+    put(block, l, lanes, lane, codes, &scale, format == Q5_1 ? half_to_float(half_at(raw + 2)) : 0);
 }
 
 /* The formats of 256: eight groups of 32 with scales of their own. */
@@ -112,17 +122,19 @@ static void pack_large(int format, const uint8_t *raw, uint8_t *block, int64_t s
     }
 }
 
+/* A matrix to pack (Packing of library.py). `raw`: its rows as stored, one after another. `data`: room for
+ * gl_pack_size bytes, which becomes the matrix's. */
 typedef struct {
-    int format;
     const uint8_t *raw;
-    const gl_matrix *m;
     uint8_t *data;
-    int32_t next;
+    gl_matrix *matrix;
+    int32_t format;
+    int32_t next; /* tile that nobody has begun; 0 */
 } packing;
 
 static void pack_tiles(void *argument, int thread) {
     packing *p = argument;
-    const gl_matrix *m = p->m;
+    const gl_matrix *m = p->matrix;
     int lanes = gl_active()->lanes;
     int64_t tiles = (m->out + lanes - 1) / lanes;
     (void)thread;
@@ -136,6 +148,8 @@ static void pack_tiles(void *argument, int thread) {
             const uint8_t *row = p->raw + (tile * lanes + lane) * row_bytes;
             if (l->packing < GL_Q4)
                 for (int64_t k = 0; k < m->in; k++) memcpy(to + (k * lanes + lane) * l->bytes, row + k * l->bytes, l->bytes);
+            else if (p->format == Q8_0 || p->format == Q4_0 || p->format == Q4_1)
+                move_any_row(p->format, row, to, m->in / 32, lanes, lane);
             else if (l->values == 32)
                 for (int64_t b = 0; b < m->in / 32; b++) pack_small(p->format, row + b * l->bytes, to + b * stride, l, lanes, lane);
             else
@@ -145,8 +159,9 @@ static void pack_tiles(void *argument, int thread) {
     }
 }
 
-/* `raw`: the rows as stored, one after another. `data`: room for gl_pack_size bytes, which becomes the matrix's. */
-void gl_pack(int format, const uint8_t *raw, gl_matrix *m, uint8_t *data) {
-    m->data = data;
-    gl_parallel(pack_tiles, &(packing){format, raw, m, data, 0});
+void gl_pack(packing *matrices, int64_t count) {
+    for (packing *p = matrices; p < matrices + count; p++) {
+        p->matrix->data = p->data;
+        gl_parallel(pack_tiles, p);
+    }
 }

@@ -32,19 +32,6 @@ const gl_kernels *gl_active(void) { return active; }
 const char *gl_name(void) { return active->name; }
 int gl_lanes(void) { return active->lanes; }
 
-int gl_summarize(const float *logits, int64_t count, int64_t top, gl_candidate *candidates, double *out) {
-    return active->summarize(logits, count, top, candidates, out);
-}
-void gl_highest(const float *logits, int64_t count, int64_t top, gl_candidate *candidates) {
-    active->highest(logits, count, top, candidates);
-}
-double gl_log_sum_exp(const float *logits, int64_t count, double scale) { return active->log_sum_exp(logits, count, scale); }
-int64_t gl_rank_of(const float *logits, int64_t count, int64_t id) { return active->rank_of(logits, count, id); }
-int64_t gl_lucky_ids(uint64_t key, int64_t count, uint64_t threshold, int32_t *ids, int64_t room) {
-    return active->lucky_ids(key, count, threshold, ids, room);
-}
-void gl_luck_of(uint64_t key, const int64_t *ids, int64_t count, double *luck) { active->luck_of(key, ids, count, luck); }
-
 /* One for each op of a run, on a cache line of its own. */
 typedef struct {
     _Alignas(64) int32_t next, done; /* units that were taken, and units that are finished */

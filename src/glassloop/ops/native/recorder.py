@@ -8,9 +8,10 @@ read). The program then runs for any batch.
 
 from __future__ import annotations
 
+from collections import Counter
 from ctypes import pointer
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from glassloop.ops.native.library import BLOCK, Matrix, Op
 
@@ -26,8 +27,7 @@ _CAN_SKIP_FLOATS = {"norm", "activate", "add", "scale", "softcap"}
 _CACHE = -2  # stands for the cache's pages among the things an op reads and writes
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     id: int
     width: int
     wanted: bool  # has the wanted rows only
@@ -44,8 +44,7 @@ class Call:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(NamedTuple):
     """A buffer of the program: what it takes for each row."""
 
     width: int
@@ -95,12 +94,14 @@ class Recorder:
 
     def finish(self, result: Value) -> tuple[list[Op], list[Room], int]:
         """The ops, the buffers that they need, and the number of the one that holds the result."""
+        self._add_in_linears()
         as_floats = {result.id}
         for call in self.calls:
             quantized = call.kind == "quantize" or (
                 call.kind == "linear" and call.a is not None and call.a.id in self._quantized
             )
-            as_floats |= {value.id for value in (call.a, call.b) if value is not None and not quantized}
+            read_as_floats = (call.b,) if quantized else (call.a, call.b)
+            as_floats |= {value.id for value in read_as_floats if value is not None}
         homes, rooms = self._lay_out(result)
         ops, written, read = [], set[int](), set[int]()
         for call in self.calls:
@@ -126,6 +127,27 @@ class Recorder:
             )
             ops.append(op)
         return ops, rooms, homes[result.id]
+
+    def _add_in_linears(self) -> None:
+        """x + linear(h), where nothing else reads the linear's output, is one op: a linear with x as `b`."""
+        uses = Counter(value.id for call in self.calls for value in (call.a, call.b) if value is not None)
+        kept: list[Call] = []
+        for call in self.calls:
+            last = kept[-1] if kept else None
+            if (
+                call.kind == "add"
+                and not call.quantize
+                and last is not None
+                and last.kind == "linear"
+                and last.b is None
+                and last.out == call.b
+                and call.b is not None
+                and uses[call.b.id] == 1
+            ):
+                last.out, last.b = call.out, call.a
+            else:
+                kept.append(call)
+        self.calls = kept
 
     def _lay_out(self, result: Value) -> tuple[dict[int, int], list[Room]]:
         """A buffer for each value. One whose value has been read for the last time is used again."""

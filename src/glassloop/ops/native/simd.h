@@ -69,10 +69,6 @@ static inline void vf_store_half(uint16_t *p, vf x) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 static inline vf vf_round(vf x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-static inline vf vf_times_power_of_two(vf x, vf n) {
-    vi exponent = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
-    return _mm512_mul_ps(x, _mm512_castsi512_ps(exponent));
-}
 static inline vf vf_abs(vf x) { return _mm512_abs_ps(x); }
 static inline vi low_nibbles(vi packed) { return _mm512_and_si512(packed, _mm512_set1_epi8(15)); }
 static inline vi high_nibbles(vi packed) { return _mm512_and_si512(_mm512_srli_epi16(packed, 4), _mm512_set1_epi8(15)); }
@@ -246,7 +242,11 @@ static inline float vf_whole_sum(vf x) { return vf_sum(x); }
 /* e^x to within two units in the last place: 2^n times a polynomial on [-ln2/2, ln2/2]. 0 below -87. */
 static inline vf vf_exp(vf x) {
     vf low = vf_set(-87.0f);
+#if defined(GL_AVX512)
+    vf clipped = x; /* multiplying by 2^n takes any n */
+#else
     vf clipped = vf_min(vf_max(x, low), vf_set(88.0f));
+#endif
     vf n = vf_round(vf_mul(clipped, vf_set(1.44269504f)));
     vf r = vf_fma(n, vf_set(-0.693359375f), clipped);
     r = vf_fma(n, vf_set(2.12194440e-4f), r);
@@ -257,12 +257,12 @@ static inline vf vf_exp(vf x) {
     p = vf_fma(p, r, vf_set(1.6666665459e-1f));
     p = vf_fma(p, r, vf_set(5.0000001201e-1f));
     p = vf_fma(p, vf_mul(r, r), vf_add(r, vf_set(1.0f)));
-    vf y = vf_times_power_of_two(p, n);
 #if defined(GL_AVX512)
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, low, _CMP_GE_OQ), y);
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, low, _CMP_GE_OQ), p, n);
 #elif defined(GL_AVX2) || defined(GL_AVXVNNI)
-    return _mm256_and_ps(y, _mm256_cmp_ps(x, low, _CMP_GE_OQ));
+    return _mm256_and_ps(vf_times_power_of_two(p, n), _mm256_cmp_ps(x, low, _CMP_GE_OQ));
 #else
+    vf y = vf_times_power_of_two(p, n);
     EACH_LANE if (!(x[lane] >= -87.0f)) y[lane] = 0;
     return y;
 #endif

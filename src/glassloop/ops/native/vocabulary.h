@@ -1,68 +1,81 @@
-/* What decoding asks of one row of logits over the whole vocabulary. `ops/vocabulary.py` has the same in NumPy.
- *
- * Included by kernels.h. One thread does a row: it is a few microseconds, less than waking another.
+/* What decoding asks of a row of logits over the whole vocabulary, in pieces that any thread may do: vocabulary.c
+ * puts them together. `ops/vocabulary.py` has the same in NumPy. Included by kernels.h.
  */
 
-INLINE vf load_some(const float *x, int64_t left) {
-    if (left >= LANES) return vf_load(x);
-    float lane[LANES];
-    for (int i = 0; i < LANES; i++) lane[i] = i < left ? x[i] : -INFINITY;
-    return vf_load(lane);
-}
-
-static float largest_of(const float *x, int64_t count) {
+/* The largest of some; NaN is passed over (vf_max gives its second argument then). */
+static float largest(const float *x, int64_t count) {
     vf most = vf_set(-INFINITY);
-    for (int64_t i = 0; i < count; i += LANES) most = vf_max(most, load_some(x + i, count - i));
-    return vf_largest(most);
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) most = vf_max(vf_load(x + i), most);
+    float found = vf_largest(most);
+    for (; i < count; i++) found = x[i] > found ? x[i] : found;
+    return found;
 }
 
-/* e^x in double precision for up to DOUBLES numbers of at most 0, in plain loops that compilers turn into vectors:
- * 2^k times a series on [-ln2/2, ln2/2]. 0 below -700. */
-#define DOUBLES 64
-static void exponentials(const double *x, int count, double *e) {
-    const double magic = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to a whole number, in the low bits */
-    double shifted[DOUBLES], power[DOUBLES];
-    int64_t bits[DOUBLES];
-    for (int i = 0; i < count; i++) shifted[i] = (x[i] > -700.0 ? x[i] : -700.0) * 1.4426950408889634 + magic;
-    memcpy(bits, shifted, sizeof bits);
-    for (int i = 0; i < count; i++) bits[i] = (int64_t)((uint64_t)(bits[i] + 1023) << 52);
-    memcpy(power, bits, sizeof power);
-    for (int i = 0; i < count; i++) {
-        double k = shifted[i] - magic, clipped = x[i] > -700.0 ? x[i] : -700.0;
-        double r = (clipped - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10, p = 1.0 / 6227020800.0;
-        p = p * r + 1.0 / 479001600.0;
-        p = p * r + 1.0 / 39916800.0;
-        p = p * r + 1.0 / 3628800.0;
-        p = p * r + 1.0 / 362880.0;
-        p = p * r + 1.0 / 40320.0;
-        p = p * r + 1.0 / 5040.0;
-        p = p * r + 1.0 / 720.0;
-        p = p * r + 1.0 / 120.0;
-        p = p * r + 1.0 / 24.0;
-        p = p * r + 1.0 / 6.0;
-        p = p * r + 0.5;
-        p = p * r + 1.0;
-        p = p * r + 1.0;
-        e[i] = x[i] > -700.0 ? p * power[i] : 0.0;
-    }
+/* Doubles, as many as a vector holds. A sum always has eight lanes, in one vector or several, so that its order is
+ * the same on all machines. */
+#if defined(GL_AVX512)
+#define WIDE 8
+typedef __m512d vd;
+#define vd_fma _mm512_fmadd_pd
+#define vd_max _mm512_max_pd
+#define vd_set _mm512_set1_pd
+INLINE vd vd_load(const float *x) { return _mm512_cvtps_pd(_mm256_loadu_ps(x)); }
+INLINE vd vd_exponent(vd x) { return _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(x), 52)); }
+#elif defined(GL_AVX2) || defined(GL_AVXVNNI)
+#define WIDE 4
+typedef __m256d vd;
+#define vd_fma _mm256_fmadd_pd
+#define vd_max _mm256_max_pd
+#define vd_set _mm256_set1_pd
+INLINE vd vd_load(const float *x) { return _mm256_cvtps_pd(_mm_loadu_ps(x)); }
+INLINE vd vd_exponent(vd x) { return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(x), 52)); }
+#else
+#define WIDE 2
+typedef double vd __attribute__((vector_size(16)));
+typedef int64_t vl __attribute__((vector_size(16)));
+INLINE vd vd_set(double x) { return (vd){x, x}; }
+INLINE vd vd_fma(vd a, vd b, vd c) { return a * b + c; }
+INLINE vd vd_max(vd a, vd b) { return (vd){a[0] > b[0] ? a[0] : b[0], a[1] > b[1] ? a[1] : b[1]}; }
+INLINE vd vd_load(const float *x) { return (vd){x[0], x[1]}; }
+INLINE vd vd_exponent(vd x) { return (vd)((vl)x << 52); }
+#endif
+
+/* 2^x for numbers from -1000 to 0, to the last place or two: 2^k times a polynomial on [-1/2, 1/2]. */
+INLINE vd power_of_two(vd x) {
+    static const double series[] = {
+        1.0208690299958306e-07, 1.321544258792169e-06, 1.5252657260200837e-05, 0.0001540353044173605, 0.0013333558230164974,
+        0.009618129107606888,   0.05550410866444772,   0.24022650695910097,    0.69314718055995,      1.0};
+    /* Adding 1.5 * 2^52 rounds to a whole number, in the low bits; 1023 more and they are an exponent. */
+    const vd magic = vd_set(6755399441055744.0 + 1023);
+    vd shifted = x + magic, r = x - (shifted - magic), p = vd_set(7.072585949269223e-09);
+    for (int i = 0; i < 10; i++) p = vd_fma(p, r, vd_set(series[i]));
+    return p * vd_exponent(shifted);
 }
 
-/* Sums of e^d and of d * e^d, where d = (x - most) * scale. */
-static void sum_exponentials(const float *x, int64_t count, double most, double scale, double *sum, double *weighted) {
-    double a[8] = {0}, b[8] = {0};
-    for (int64_t block = 0; block < count; block += DOUBLES) {
-        double d[DOUBLES], e[DOUBLES] = {0};
-        int size = (int)MIN(DOUBLES, count - block);
-        for (int i = 0; i < DOUBLES; i++) d[i] = i < size ? ((double)x[block + i] - most) * scale : -1000.0;
-        exponentials(d, DOUBLES, e);
-        for (int i = 0; i < DOUBLES; i += 8)
-            for (int lane = 0; lane < 8; lane++) {
-                a[lane] += e[i + lane];
-                b[lane] += e[i + lane] * (d[i + lane] > -1000.0 ? d[i + lane] : -1000.0);
-            }
+/* The sums of 2^d and of d * 2^d, where d = (x - most) * scale, and at least -1000: nothing beside the 1 of the
+ * largest. A NaN makes them NaN (vd_max gives its second argument then). */
+static void sum_powers(const float *x, int64_t count, double most, double scale, double *sums) {
+    vd sum[8 / WIDE] = {0}, weighted[8 / WIDE] = {0};
+    for (int64_t i = 0; i < count; i += 8) {
+        float rest[8];
+        const float *eight = x + i;
+        if (count - i < 8) {
+            for (int j = 0; j < 8; j++) rest[j] = j < count - i ? eight[j] : -INFINITY;
+            eight = rest;
+        }
+        for (int v = 0; v < 8 / WIDE; v++) {
+            vd d = vd_max(vd_set(-1000.0), (vd_load(eight + v * WIDE) - vd_set(most)) * vd_set(scale));
+            vd power = power_of_two(d);
+            sum[v] += power;
+            weighted[v] = vd_fma(power, d, weighted[v]);
+        }
     }
-    *sum = ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
-    *weighted = ((b[0] + b[4]) + (b[2] + b[6])) + ((b[1] + b[5]) + (b[3] + b[7]));
+    double s[8], w[8];
+    memcpy(s, sum, sizeof s);
+    memcpy(w, weighted, sizeof w);
+    sums[0] = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+    sums[1] = ((w[0] + w[4]) + (w[2] + w[6])) + ((w[1] + w[5]) + (w[3] + w[7]));
 }
 
 /* Whether a comes after b: lower, or equal with a higher id. */
@@ -78,49 +91,43 @@ static void sink(gl_candidate *heap, int64_t size, int64_t at, gl_candidate c) {
     heap[at] = c;
 }
 
-/* The `top` largest logits in order, ties by lower id. `top` is at most `count`, and no logit is NaN. */
-static void highest(const float *x, int64_t count, int64_t top, gl_candidate *heap) {
-    for (int64_t i = 0; i < top; i++) heap[i] = (gl_candidate){x[i], (int32_t)i};
-    for (int64_t i = top / 2 - 1; i >= 0; i--) sink(heap, top, i, heap[i]);
-    for (int64_t block = top; top && block < count; block += 4 * LANES) {
-        int64_t end = MIN(block + 4 * LANES, count);
-        if (end - block == 4 * LANES) { /* nearly always nothing here is large enough */
-            vf best = vf_max(vf_max(vf_load(x + block), vf_load(x + block + LANES)),
-                             vf_max(vf_load(x + block + 2 * LANES), vf_load(x + block + 3 * LANES)));
-            if (!(vf_largest(best) > heap[0].value)) continue;
+/* One more for the `top` largest, of which there are `size` so far; the new size. */
+INLINE int64_t offer(gl_candidate *heap, int64_t top, int64_t size, float value, int64_t id) {
+    gl_candidate c = {value, (int32_t)id};
+    if (size == top) {
+        if (value > heap[0].value) sink(heap, top, 0, c); /* ids ascend: of equals, the first stays */
+        return size;
+    }
+    heap[size++] = c;
+    if (size == top)
+        for (int64_t i = top / 2 - 1; i >= 0; i--) sink(heap, top, i, heap[i]);
+    return size;
+}
+
+/* The `top` largest logits in order, ties by lower id; how many there are, NaN apart. `maxima` has the largest of
+ * every `group` logits: the groups with the `top` highest have at least so many logits that are as high as the last
+ * of these, and nearly all others can be passed over. */
+static int64_t highest(const float *x, int64_t count, int64_t top, const float *maxima, int64_t group, gl_candidate *heap) {
+    int64_t groups = (count + group - 1) / group, size = 0;
+    if (!top) return 0;
+    for (int64_t g = 0; g < groups; g++) size = offer(heap, top, size, maxima[g], g);
+    float least = size == top ? heap[0].value : -INFINITY;
+    size = 0;
+    for (int64_t g = 0; g < groups; g++) {
+        if (maxima[g] < least) continue;
+        for (int64_t i = g * group, end = MIN(i + group, count); i < end; i += LANES) {
+            int64_t some = MIN(LANES, end - i);
+            if (some == LANES && vf_largest(vf_max(vf_load(x + i), vf_set(-INFINITY))) < least) continue;
+            for (int64_t j = i; j < i + some; j++)
+                if (x[j] >= least) size = offer(heap, top, size, x[j], j);
         }
-        for (int64_t i = block; i < end; i++)
-            if (x[i] > heap[0].value) sink(heap, top, 0, (gl_candidate){x[i], (int32_t)i});
     }
-    for (int64_t size = top; size > 1; size--) { /* the last goes to the end, again and again */
+    for (int64_t left = size; left > 1; left--) { /* the last goes to the end, again and again */
         gl_candidate last = heap[0];
-        sink(heap, size - 1, 0, heap[size - 1]);
-        heap[size - 1] = last;
+        sink(heap, left - 1, 0, heap[left - 1]);
+        heap[left - 1] = last;
     }
-}
-
-/* The `top` largest, and in `out` log-sum-exp and entropy. 0 if a logit is NaN or plus infinity. */
-static int summarize(const float *x, int64_t count, int64_t top, gl_candidate *heap, double *out) {
-    int broken = 0;
-    for (int64_t i = 0; i < count; i++) broken |= !(x[i] < INFINITY);
-    if (broken) return 0;
-    highest(x, count, top, heap);
-    float most = largest_of(x, count);
-    out[0] = -INFINITY, out[1] = 0;
-    if (most == -INFINITY) return 1;
-    double sum, weighted;
-    sum_exponentials(x, count, most, 1.0, &sum, &weighted);
-    out[0] = most + log(sum);
-    out[1] = log(sum) - weighted / sum;
-    return 1;
-}
-
-static double log_sum_exp(const float *x, int64_t count, double scale) {
-    double sum, weighted;
-    float most = largest_of(x, count);
-    if (most == -INFINITY) return -INFINITY;
-    sum_exponentials(x, count, most, scale, &sum, &weighted);
-    return (double)most * scale + log(sum);
+    return size;
 }
 
 static int64_t rank_of(const float *x, int64_t count, int64_t id) {
@@ -130,45 +137,16 @@ static int64_t rank_of(const float *x, int64_t count, int64_t id) {
     return rank;
 }
 
-/* Luck, as docs/luck.md specifies it: the hash, and the logarithm spelled out so that every bit is the same. */
-INLINE uint64_t luck_hash(uint64_t key, uint64_t id) {
-    uint64_t h = key + (id + 1) * 0x9E3779B97F4A7C15u;
-    h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9u;
-    h = (h ^ h >> 27) * 0x94D049BB133111EBu;
-    return h ^ h >> 31;
-}
-
-static double luck_log(double x) {
-    uint64_t bits;
-    memcpy(&bits, &x, 8);
-    int64_t exponent = (int64_t)(bits >> 52 & 0x7ff) - 1022;
-    bits = (bits & 0x800fffffffffffffu) | (uint64_t)1022 << 52;
-    double fraction; /* x = fraction * 2^exponent, fraction from 1/2 to 1 */
-    memcpy(&fraction, &bits, 8);
-    int low = fraction < 0.7071067811865476;
-    double f = (low ? fraction + fraction : fraction) - 1.0, k = (double)(exponent - low);
-    double s = f / (2.0 + f), z = s * s, w = z * z;
-    double even = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01));
-    double odd = z * (6.666666666666735130e-01 +
-                      w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)));
-    double half = 0.5 * f * f;
-    return k * 6.93147180369123816490e-01 - ((half - (s * (half + (even + odd)) + k * 1.90821492927058770002e-10)) - f);
-}
-
-static void luck_of(uint64_t key, const int64_t *ids, int64_t count, double *luck) {
-    for (int64_t i = 0; i < count; i++) {
-        double uniform = ((double)(luck_hash(key, (uint64_t)ids[i]) >> 12) + 0.5) * 0x1p-52;
-        luck[i] = -luck_log(-luck_log(uniform));
-    }
-}
-
-/* Ids below `count` whose hash exceeds the threshold, at most `room` of them; how many there are. */
-static int64_t lucky_ids(uint64_t key, int64_t count, uint64_t threshold, int32_t *ids, int64_t room) {
+/* Luck, as docs/luck.md specifies it. Ids from `first` to `end` whose hash exceeds the threshold, at most `room` of
+ * them; how many there are. */
+static int64_t lucky_ids(uint64_t key, int64_t first, int64_t end, uint64_t threshold, int32_t *ids, int64_t room) {
     int64_t found = 0;
-    for (int64_t block = 0; block < count; block += 64) {
-        uint64_t hash[64];
-        for (int i = 0; i < 64; i++) hash[i] = luck_hash(key, (uint64_t)(block + i));
-        for (int i = 0; i < MIN(64, count - block); i++)
+    for (int64_t block = first; block < end; block += 64) {
+        uint64_t hash[64], state = key + (uint64_t)(block + 1) * GL_GOLDEN, most = 0;
+        for (uint64_t i = 0; i < 64; i++) hash[i] = gl_mix(state + i * GL_GOLDEN);
+        for (int i = 0; i < 64; i++) most = hash[i] > most ? hash[i] : most;
+        if (most <= threshold) continue; /* nearly always */
+        for (int i = 0; i < MIN(64, end - block); i++)
             if (hash[i] > threshold) {
                 if (found < room) ids[found] = (int32_t)(block + i);
                 found++;

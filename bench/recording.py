@@ -1,0 +1,87 @@
+"""What the record costs: decoding with it, with the store beside it, and with both stubbed out, in turns.
+
+    python -m bench.recording [--rounds 7] [--tokens 128]
+
+The stub keeps the token's id and nothing else. Promise 5 says that the difference is at most 2 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from bench.statistics import ratio, summarize
+from glassloop import LLM, Sampling, Store
+from glassloop.decode.decoder import Chosen, Decoder
+from glassloop.trace import writer
+
+_NOBODY = np.empty(0, np.int32)
+_NOTHING = np.empty(0, np.float64)
+_record = Decoder.record
+
+
+def _stub(self, logits, summary, left, choice):  # type: ignore[no-untyped-def]
+    return Chosen(
+        choice.id, 0.0, 0.0, 1, 1, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, None, None, _NOBODY, _NOTHING, _NOTHING
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=128)
+    options = parser.parse_args()
+    llm = LLM(draft=False)
+    writer._LINGER = 0.0  # waiting for more to write is no work
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for streams in (1, 16):
+            store = Store(Path(folder) / f"{streams}.db")
+            ways: dict[str, Callable[[], None]] = {
+                "stubbed out": lambda: _set(llm, _stub, None),
+                "recorded": lambda: _set(llm, _record, None),
+                "recorded and stored": lambda store=store: _set(llm, _record, store),  # type: ignore[misc]
+            }
+            results[str(streams)] = _measure(llm, ways, streams, options.rounds, options.tokens)
+    for streams, speeds in results.items():
+        print(f"{streams} stream{'' if streams == '1' else 's'}")
+        for way, values in speeds.items():
+            found, share = summarize(values), ratio(values, speeds["stubbed out"])
+            assert found is not None and share is not None
+            print(f"  {way:20} {found.median:7.1f} ± {100 * found.spread:.0f} % tokens/s, ", end="")
+            print(f"costs {100 * (1 - share):+.1f} %")
+    print(json.dumps(results))
+
+
+def _set(llm: LLM, record: Callable[..., Chosen], store: Store | None) -> None:
+    Decoder.record = record  # type: ignore[method-assign, assignment]
+    llm.store = store
+
+
+def _measure(
+    llm: LLM, ways: dict[str, Callable[[], None]], streams: int, rounds: int, tokens: int
+) -> dict[str, list[float]]:
+    """Tokens a second, all ways in each round."""
+    speeds: dict[str, list[float]] = {way: [] for way in ways}
+    options = {"max_tokens": tokens, "ignore_eos": True, "logprobs": 20}
+    sampling = [Sampling.from_dict({**options, "seed": 7 + each}) for each in range(streams)]
+    for number in range(rounds + 1):
+        for way, prepare in ways.items():
+            prepare()
+            began = perf_counter()
+            llm.generate([f"Story number {number} begins"] * streams, sampling)
+            if llm.store is not None:
+                llm.store.flush()
+            if number:  # the first round warms up
+                speeds[way].append(streams * tokens / (perf_counter() - began))
+    return speeds
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""`glassloop compare`: one prompt, several ways to decode it, side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from glassloop.cli.options import DEFAULT_MODEL, Json, Model, given, takes_sampling
+from glassloop.errors import SamplingError
+
+if TYPE_CHECKING:
+    from glassloop.trace.diff import Diff
+    from glassloop.trace.run import Run
+
+_SHORT = {"greedy": {"temperature": 0.0}, "default": {}}
+_ALIASES = {"beam": "beam_width", "beams": "beam_width"}
+
+
+def compare(
+    prompt: Annotated[str, typer.Argument(help="What to continue; '-' reads it from stdin.")],
+    ways: Annotated[
+        list[str],
+        typer.Option(
+            "--with",
+            metavar="OPTIONS",
+            help="A way to decode, once for each: 'greedy', 'default', 'temperature=1',"
+            " 'top_p=0.9,temperature=0.7', 'beam_width=4' …",
+            show_default=False,
+        ),
+    ],
+    model: Model = DEFAULT_MODEL,
+    store: Annotated[
+        bool, typer.Option("--store/--no-store", help="Keep the runs for explain, replay and runs.")
+    ] = True,
+    as_json: Json = False,
+    **options: Any,
+) -> None:
+    """Decode one prompt in several ways, with the same seed: where they part from the first, and why."""
+    from glassloop.cli.kept import keep, load
+    from glassloop.cli.terminal import print_json, working
+    from glassloop.decode.sampling import Sampling
+    from glassloop.trace.diff import diff
+
+    common = given(options)
+    asked = [Sampling.from_dict({**common, "n": 1, **_way(way)}) for way in ways]
+    text = sys.stdin.read() if prompt == "-" else prompt
+    llm = load(model)
+    runs: list[Run] = []
+    for way, sampling in zip(ways, asked, strict=True):
+        # The same luck for all, unless a way has a seed of its own.
+        seeded = Sampling.from_dict({**sampling.to_dict(), "seed": runs[0].seed}) if runs else sampling
+        with working(f"{way} ({len(runs) + 1} of {len(ways)})"):
+            runs.append(llm.generate(text, sampling if sampling.seed is not None else seeded))
+    parts = [diff(runs[0], run) for run in runs]
+    if store:
+        keep(runs)
+    if as_json:
+        print_json([_plain(*each) for each in zip(ways, runs, parts, strict=True)])
+        return
+    _print(ways, runs, parts)
+
+
+takes_sampling(compare, panel="For all of them", unset=True)
+
+
+def _way(text: str) -> dict[str, Any]:
+    """The options that a way asks for: names and values, or a word that stands for some."""
+    found: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = (each.strip() for each in part.partition("="))
+        if not equals and name in _SHORT:
+            found |= _SHORT[name]
+        elif not equals:
+            raise SamplingError(f"--with has {part!r}; greedy, default or name=value is expected")
+        else:
+            try:
+                found[_ALIASES.get(name, name)] = json.loads(value)
+            except ValueError:
+                found[_ALIASES.get(name, name)] = value
+    return found
+
+
+def distinct(ids: list[int], size: int) -> float | None:
+    """How many of the sequences of so many tokens are different ones."""
+    grams = [tuple(ids[at : at + size]) for at in range(len(ids) - size + 1)]
+    return len(set(grams)) / len(grams) if grams else None
+
+
+def _plain(way: str, run: Run, part: Diff) -> dict[str, Any]:
+    return {
+        "with": way,
+        "run": run.id,
+        "text": run.text,
+        "tokens": len(run.tokens),
+        "logprob": run.logprob,
+        "logprob_per_token": run.logprob / len(run.tokens) if run.tokens else None,
+        "distinct": {str(size): distinct(run.token_ids, size) for size in (1, 2, 3)},
+        "tokens_per_second": run.timings.tokens_per_second(len(run.tokens)),
+        "finish_reason": run.finish_reason,
+        "stop_reason": run.stop_reason,
+        "seed": run.seed,
+        "sampling": run.sampling.to_dict(),
+        "parts": part.to_dict(),
+    }
+
+
+def _print(ways: list[str], runs: list[Run], parts: list[Diff]) -> None:
+    from glassloop.cli.terminal import print_table, visible
+
+    rows = []
+    for way, run, part in zip(ways, runs, parts, strict=True):
+        plain = _plain(way, run, part)
+        rows.append(
+            (
+                way,
+                str(len(run.tokens)),
+                f"{run.logprob:.1f}",
+                _number(plain["logprob_per_token"], 2),
+                f"{_number(plain['distinct']['1'], 2)} {_number(plain['distinct']['2'], 2)}",
+                _number(plain["tokens_per_second"], 1),
+                "" if run is runs[0] else "same" if part.at is None else str(part.at),
+                run.id[:8],
+            )
+        )
+    numbers = ("tokens", "logprob", "a token", "distinct", "tokens/s", "parts at")
+    print_table(("with", *numbers, "run"), rows, right=numbers, fold=("with",))
+    for way, part in list(zip(ways, parts, strict=True))[1:]:
+        print(visible(f"{ways[0]} / {way}: {part.sentence}", newlines=False))
+    print()
+    _print_texts(ways, runs, parts)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _print_texts(ways: list[str], runs: list[Run], parts: list[Diff]) -> None:
+    """Side by side on a terminal, what is common with the first one dimmed; else one after the other."""
+    from glassloop.cli.terminal import visible
+
+    if not sys.stdout.isatty():
+        for way, run in zip(ways, runs, strict=True):
+            print(f"── {way} ──\n{run.text}\n")
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, expand=True)
+    cells = []
+    for way, run, part in zip(ways, runs, parts, strict=True):
+        table.add_column(way, ratio=1, overflow="fold")
+        same = len(run.tokens) if part.at is None else part.at
+        common = "" if run is runs[0] else "".join([token.text for token in run.tokens[:same]])
+        cells.append(Text.assemble((visible(common), "dim"), visible(run.text[len(common) :])))
+    table.add_row(*cells)
+    Console().print(table)

@@ -1,0 +1,66 @@
+"""Runs by name for the commands that look at them: a `.glass` file, or the id of a run in the store."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from glassloop.engine.llm import LLM
+    from glassloop.trace.run import Run
+
+NAME_HELP = "A .glass file, or a run in the store: its id, the beginning of it, or 'last'."
+
+
+def complete_run(start: str) -> list[str]:
+    from glassloop.trace.store import Store
+
+    return [name for name in ["last", *(entry.id for entry in Store().list(50))] if name.startswith(start)]
+
+
+Name = Annotated[
+    str, typer.Argument(metavar="FILE|RUN", help=NAME_HELP, autocompletion=complete_run, show_default=False)
+]
+
+
+def find_runs(name: str) -> list[Run]:
+    """All runs of a file, or the one in the store."""
+    from pathlib import Path
+
+    from glassloop.cli.options import is_file
+    from glassloop.trace.file import read
+    from glassloop.trace.store import Store
+
+    if is_file(Path(name)) or name.endswith(".glass") or os.sep in name:
+        return read(name)
+    return [Store().get(name)]
+
+
+def keep(runs: list[Run]) -> bool:
+    """Put runs into the user's store. That this fails must not cost anybody a text that is already there."""
+    from glassloop.errors import GlassloopError
+    from glassloop.trace.store import Store
+
+    try:
+        Store().add(*runs)
+    except GlassloopError as error:
+        print(f"glassloop: the run was not kept: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def drafter(given: str | None) -> bool | str:
+    """What `--draft` says: a model, or "off"; absent, guesses come from the text."""
+    return True if given is None else False if given == "off" else given
+
+
+def load(model: str, ops: str | None = None, kv_memory: str | None = None, draft: bool | str = True) -> LLM:
+    from glassloop.cli.terminal import working
+
+    with working(f"Loading {model}"):
+        from glassloop.engine.llm import LLM
+
+        return LLM(model, ops, kv_memory=kv_memory, draft=draft)

@@ -1,0 +1,152 @@
+"""`glassloop runs`: what is in the store."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from glassloop.cli.kept import NAME_HELP, Name, complete_run
+from glassloop.cli.options import Json
+from glassloop.errors import TraceError
+
+app = typer.Typer(help="The runs that were kept.", no_args_is_help=True)
+
+
+@app.command(name="list")
+def list_runs(
+    limit: Annotated[int, typer.Option("--limit", "-l", min=1, help="How many, the newest first.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """The newest runs in the store."""
+    from glassloop.cli.terminal import print_json, print_table, visible
+    from glassloop.trace.store import Store
+
+    entries = Store().list(limit)
+    if as_json:
+        print_json([entry.to_dict() for entry in entries])
+        return
+    rows = [
+        (
+            entry.id[:8],
+            time.strftime("%m-%d %H:%M", time.localtime(entry.created)),
+            entry.model,
+            str(entry.tokens),
+            visible(_cut(entry.prompt or "", 40), newlines=False),
+            visible(_cut(entry.text, 40), newlines=False),
+        )
+        for entry in entries
+    ]
+    print_table(
+        ("run", "when", "model", "tokens", "prompt", "text"),
+        rows,
+        right=("tokens",),
+        cut=("model", "prompt", "text"),
+    )
+
+
+@app.command()
+def show(name: Name, as_json: Json = False) -> None:
+    """One run: what was asked, what came, each token with its reasons, and its family."""
+    from glassloop.cli.kept import find_runs
+    from glassloop.cli.terminal import percent, print_json, print_table, quoted, visible
+
+    run = find_runs(name)[0]
+    family = run.tree()
+    if as_json:
+        print_json(run.to_dict() | {"tree": family.to_dict()})
+        return
+    changed = {
+        name: value
+        for name, value in run.sampling.to_dict().items()
+        if value != type(run.sampling)().to_dict()[name]
+    }
+    speed = run.timings.tokens_per_second(len(run.tokens))
+    print(f"run      {run.id}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(run.created))}")
+    print(f"model    {run.model} ({run.model_hash[:12] or 'unknown'}…), {run.ops}")
+    print(f"options  {', '.join(f'{key}={value}' for key, value in changed.items()) or 'as they are'}")
+    print(f"seed     {run.seed}" + (f", salt {run.salt:x}" if run.salt else ""))
+    print(f"ended by {run.finish_reason} ({run.stop_reason}), {len(run.tokens)} tokens", end="")
+    print(f", {speed:.1f} tokens/s\n" if speed else "\n")
+    print(visible(f"{run.prompt if run.prompt is not None else run.prompt_ids}"))
+    print(visible(run.text) + "\n")
+    rows = [
+        (
+            str(at),
+            quoted(token.piece),
+            percent(token.raw_logprob),
+            percent(token.logprob),
+            str(token.rank),
+            f"{token.entropy:.2f}",
+            f"{token.luck:+.2f}",
+            f"{token.margin:.2f}",
+            token.source,
+        )
+        for at, token in enumerate([*run.tokens, *([run.end] if run.end else [])])
+    ]
+    header = ("step", "token", "model", "after", "rank", "entropy", "luck", "margin", "source")
+    print_table(header, rows, right=("step", "model", "after", "rank", "entropy", "luck", "margin"))
+    if len(family) > 1:
+        print("\n" + visible(str(family)))
+
+
+@app.command()
+def rm(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Ids or their beginnings.", autocompletion=complete_run),
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option("--keep", min=0, help="Remove all but the newest so many.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Remove runs from the store, by name or all but the newest."""
+    from glassloop.cli.terminal import print_json
+    from glassloop.trace.store import Store
+
+    if bool(names) == (keep is not None):
+        raise TraceError("nothing to remove; names of runs or --keep N is expected, and not both")
+    store = Store()
+    removed = store.remove(*(names or [])) if keep is None else store.prune(keep)
+    if as_json:
+        print_json({"removed": removed, "left": len(store)})
+    else:
+        print(f"removed {removed} run{'' if removed == 1 else 's'}, {len(store)} left")
+
+
+@app.command()
+def export(
+    name: Annotated[str, typer.Argument(metavar="RUN", help=NAME_HELP, autocompletion=complete_run)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")],
+    tree: Annotated[bool, typer.Option("--tree", help="With every fork and sample of its family.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a run as a .glass file, which holds all there is to know of it; as a .json file, to be read."""
+    import json
+
+    from glassloop.cli.kept import find_runs
+    from glassloop.cli.terminal import print_json
+    from glassloop.trace.file import write
+
+    run = find_runs(name)[0]
+    runs = run.tree().from_run(run) if tree else [run]
+    if file.suffix == ".json":
+        plain = [each.to_dict() for each in runs]
+        try:
+            file.write_text(json.dumps(plain if tree else plain[0], ensure_ascii=False, allow_nan=False))
+        except OSError as error:
+            raise TraceError(f"cannot write {file}: {error.strerror or error}") from error
+    else:
+        write(file, runs)
+    size = file.stat().st_size
+    if as_json:
+        print_json({"run": run.id, "path": str(file), "runs": len(runs), "size": size})
+    else:
+        print(f"{file}: {len(runs)} run{'' if len(runs) == 1 else 's'}, {size:,} bytes")
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,0 +1,23 @@
+"""String arrays in C: a vocabulary of 50,000 in milliseconds instead of a tenth of a second."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from glassloop.ops.native.library import available, library
+from glassloop.ops.quant import Bytes
+
+
+def read_strings(data: Bytes, count: int) -> tuple[list[str], int]:
+    """The first `count` strings of `data`, each after its length (eight bytes), and the bytes they take.
+
+    All of them or none: without the library, and where one is out of the ordinary, Python must look closer.
+    """
+    if not count or not available():
+        return [], 0
+    size = library().gl_join_strings(data.ctypes.data, len(data), count, None)
+    if not size:
+        return [], 0
+    joined = np.empty(size - 7 * count, np.uint8)  # a zero byte after each instead of a length before it
+    library().gl_join_strings(data.ctypes.data, len(data), count, joined.ctypes.data)
+    return joined.tobytes().decode("utf-8", "surrogateescape").split("\0")[:-1], size

@@ -1,0 +1,243 @@
+/* What decoding asks of rows of logits. Wide rows are done in parts by all threads; a part is the same part however
+ * many rows and threads there are, so every number is the same to the last bit.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "native.h"
+
+#define PART 16384        /* logits in one unit of work: some ten microseconds */
+#define FEWEST_SHARED 8   /* units; fewer are done sooner by one thread, if the others are busy elsewhere */
+#define MOST_GROUPS 1024  /* of which the largest logit is kept, so that the highest are found fast */
+#define LOG2_E 1.4426950408889634
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+
+/* Units of work, taken in any order by any thread. */
+typedef struct {
+    void (*run)(void *work, int64_t unit);
+    void *work;
+    int64_t units, next;
+} share;
+
+static void take_units(void *argument, int thread) {
+    (void)thread;
+    share *s = argument;
+    for (int64_t unit; (unit = __atomic_fetch_add(&s->next, 1, __ATOMIC_RELAXED)) < s->units;) s->run(s->work, unit);
+}
+
+static void run_units(void (*run)(void *, int64_t), void *work, int64_t units) {
+    share all = {run, work, units, 0};
+    if (units >= FEWEST_SHARED) gl_parallel(take_units, &all);
+    else take_units(&all, 0);
+}
+
+/* Some rows, and what is found out of them. */
+typedef struct {
+    const float *logits;
+    int64_t rows, stride, count, top;
+    const double *scales;  /* of the logits of each row, beside 1 */
+    int64_t group, groups; /* logits in a group, and groups in a row */
+    int64_t part, parts;   /* logits in a part (whole groups), and parts in a row */
+    float *maxima;         /* [rows, groups] */
+    float *most;           /* [rows] */
+    double *sums;          /* [rows, parts, 2] */
+    double *scaled;        /* the same with the logits times the scale of their row */
+    gl_candidate *found;   /* [rows, top] */
+} sweep;
+
+static sweep new_sweep(const float *logits, int64_t rows, int64_t stride, int64_t count, int64_t top,
+                       const double *scales) {
+    sweep s = {logits, rows, stride, count, top, scales, .group = 64};
+    while (s.group * MOST_GROUPS < count) s.group *= 2;
+    s.groups = (count + s.group - 1) / s.group;
+    s.part = s.group > PART ? s.group : PART;
+    s.parts = (count + s.part - 1) / s.part;
+    /* One piece of memory: what is most aligned comes first. */
+    s.sums = malloc(rows * (s.parts * 4 * sizeof(double) + top * sizeof(gl_candidate) + (s.groups + 1) * sizeof(float)) + 1);
+    s.scaled = s.sums + rows * s.parts * 2;
+    s.found = (gl_candidate *)(s.scaled + rows * s.parts * 2);
+    s.maxima = (float *)(s.found + rows * top);
+    s.most = s.maxima + rows * s.groups;
+    return s;
+}
+
+static void find_maxima(void *work, int64_t unit) {
+    const sweep *s = work;
+    int64_t row = unit / s->parts, begin = unit % s->parts * s->part, end = MIN(begin + s->part, s->count);
+    for (int64_t i = begin; i < end; i += s->group)
+        s->maxima[row * s->groups + i / s->group] =
+            gl_active()->largest(s->logits + row * s->stride + i, MIN(s->group, end - i));
+}
+
+static void find_highest(void *work, int64_t row) {
+    const sweep *s = work;
+    gl_candidate *found = s->found + row * s->top;
+    int64_t size = gl_active()->highest(s->logits + row * s->stride, s->count, s->top, s->maxima + row * s->groups,
+                                        s->group, found);
+    memset(found + size, 0, (s->top - size) * sizeof *found);
+}
+
+static void find_sums(void *work, int64_t unit) {
+    const sweep *s = work;
+    int64_t row = unit / s->parts, begin = unit % s->parts * s->part, count = MIN(s->part, s->count - begin);
+    const float *logits = s->logits + row * s->stride + begin;
+    gl_active()->sum_powers(logits, count, s->most[row], LOG2_E, s->sums + 2 * unit);
+    if (s->scales[row] != 1)
+        gl_active()->sum_powers(logits, count, s->most[row], s->scales[row] * LOG2_E, s->scaled + 2 * unit);
+}
+
+static void find_scaled(void *work, int64_t part) {
+    const sweep *s = work;
+    int64_t begin = part * s->part;
+    gl_active()->sum_powers(s->logits + begin, MIN(s->part, s->count - begin), s->most[0], s->scales[0] * LOG2_E,
+                            s->scaled + 2 * part);
+}
+
+/* The longest units first. */
+static void find_both(void *work, int64_t unit) {
+    const sweep *s = work;
+    if (unit < s->rows) find_highest(work, unit);
+    else find_sums(work, unit - s->rows);
+}
+
+static void find_most(sweep *s) {
+    run_units(find_maxima, s, s->rows * s->parts);
+    for (int64_t row = 0; row < s->rows; row++) s->most[row] = gl_active()->largest(s->maxima + row * s->groups, s->groups);
+}
+
+/* Of one row, when its parts are done: log-sum-exp and entropy; NaN if a logit is NaN or plus infinity. */
+static void add_up(const sweep *s, int64_t row, const double *sums, double scale, double *log_sum_exp, double *entropy) {
+    double most = s->most[row], sum = 0, weighted = 0;
+    for (int64_t part = 0; part < s->parts; part++) {
+        sum += sums[2 * (row * s->parts + part)];
+        weighted += sums[2 * (row * s->parts + part) + 1];
+    }
+    if (most == INFINITY) sum = NAN;
+    if (most == -INFINITY) { /* there is nothing to sum */
+        sum = 0;
+        for (int64_t i = 0; i < s->count; i++) sum = isnan(s->logits[row * s->stride + i]) ? NAN : sum;
+    }
+    *log_sum_exp = sum == 0 ? -INFINITY : most * scale + log(sum);
+    *entropy = sum == 0 ? 0 : log(sum) - weighted / sum / LOG2_E;
+}
+
+static void hand_out(const sweep *s, int32_t *ids, float *values) {
+    for (int64_t i = 0; i < s->rows * s->top; i++) ids[i] = s->found[i].id, values[i] = s->found[i].value;
+}
+
+/* The `top` highest of each row in order, ties by lower id; in `out` its log-sum-exp, its entropy, and its
+ * log-sum-exp with the logits times the row's scale. */
+void gl_summarize(const float *logits, int64_t rows, int64_t stride, int64_t count, int64_t top, const double *scales,
+                  int32_t *ids, float *values, double *out) {
+    double unused;
+    sweep s = new_sweep(logits, rows, stride, count, top, scales);
+    find_most(&s);
+    run_units(find_both, &s, rows + rows * s.parts);
+    for (int64_t row = 0; row < rows; row++, out += 3) {
+        add_up(&s, row, s.sums, 1, &out[0], &out[1]);
+        if (scales[row] != 1) add_up(&s, row, s.scaled, scales[row], &out[2], &unused);
+        else out[2] = out[0];
+    }
+    hand_out(&s, ids, values);
+    free(s.sums);
+}
+
+void gl_highest(const float *logits, int64_t count, int64_t top, int32_t *ids, float *values) {
+    sweep s = new_sweep(logits, 1, count, count, top, NULL);
+    find_most(&s);
+    find_highest(&s, 0);
+    hand_out(&s, ids, values);
+    free(s.sums);
+}
+
+double gl_log_sum_exp(const float *logits, int64_t count, double scale) {
+    double found, unused;
+    sweep s = new_sweep(logits, 1, count, count, 0, &scale);
+    find_most(&s);
+    run_units(find_scaled, &s, s.parts);
+    add_up(&s, 0, s.scaled, scale, &found, &unused);
+    free(s.sums);
+    return found;
+}
+
+int64_t gl_rank_of(const float *logits, int64_t count, int64_t id) { return gl_active()->rank_of(logits, count, id); }
+
+static int compare(const void *a, const void *b) {
+    const gl_candidate *x = a, *y = b;
+    if (x->value != y->value) return x->value < y->value ? 1 : -1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+/* Of these ids, which may come several times, those with a logit above `least`, each once, as `gl_highest` has them;
+ * how many there are. */
+int64_t gl_ranked(const float *logits, const int32_t *ids, int64_t count, float least, int32_t *ranked, float *values) {
+    gl_candidate *some = malloc(count * sizeof *some + 1);
+    int64_t size = 0, kept = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (logits[ids[i]] > least) some[size++] = (gl_candidate){logits[ids[i]], ids[i]};
+    qsort(some, size, sizeof *some, compare);
+    for (int64_t i = 0; i < size; i++) {
+        if (i && some[i].id == some[i - 1].id) continue;
+        ranked[kept] = some[i].id;
+        values[kept++] = some[i].value;
+    }
+    free(some);
+    return kept;
+}
+
+/* Luck, as docs/luck.md specifies it: the hash, and the logarithm spelled out so that every bit is the same. */
+static double luck_log(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    int64_t exponent = (int64_t)(bits >> 52 & 0x7ff) - 1022;
+    bits = (bits & 0x800fffffffffffffu) | (uint64_t)1022 << 52;
+    double fraction; /* x = fraction * 2^exponent, fraction from 1/2 to 1 */
+    memcpy(&fraction, &bits, 8);
+    int low = fraction < 0.7071067811865476;
+    double f = (low ? fraction + fraction : fraction) - 1.0, k = (double)(exponent - low);
+    double s = f / (2.0 + f), z = s * s, w = z * z;
+    double even = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01));
+    double odd = z * (6.666666666666735130e-01 +
+                      w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)));
+    double half = 0.5 * f * f;
+    return k * 6.93147180369123816490e-01 - ((half - (s * (half + (even + odd)) + k * 1.90821492927058770002e-10)) - f);
+}
+
+void gl_luck_of(uint64_t key, const int32_t *ids, int64_t count, double *luck) {
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t hash = gl_mix(key + ((uint64_t)(uint32_t)ids[i] + 1) * GL_GOLDEN);
+        double uniform = ((double)(hash >> 12) + 0.5) * 0x1p-52;
+        luck[i] = -luck_log(-luck_log(uniform));
+    }
+}
+
+typedef struct {
+    uint64_t key, threshold;
+    int64_t count, room; /* room for each unit */
+    int32_t *ids;
+    int64_t *found; /* by each unit */
+} search;
+
+static void find_lucky(void *work, int64_t unit) {
+    const search *s = work;
+    int64_t first = unit * PART, end = MIN(first + PART, s->count);
+    s->found[unit] = gl_active()->lucky_ids(s->key, first, end, s->threshold, s->ids + unit * s->room, s->room);
+}
+
+/* Ids below `count` whose hash exceeds the threshold, in ascending order; how many there are, or -1 where `room`,
+ * for every 16384 ids of them, is too little. */
+int64_t gl_lucky_ids(uint64_t key, int64_t count, uint64_t threshold, int32_t *ids, int64_t room) {
+    int64_t units = (count + PART - 1) / PART, total = 0;
+    int64_t *found = malloc(units * sizeof *found + 1);
+    run_units(find_lucky, &(search){key, threshold, count, room, ids, found}, units);
+    for (int64_t unit = 0; unit < units && total >= 0; unit++) {
+        if (found[unit] > room) total = -1;
+        else {
+            memmove(ids + total, ids + unit * room, found[unit] * sizeof *ids);
+            total += found[unit];
+        }
+    }
+    free(found);
+    return total;
+}

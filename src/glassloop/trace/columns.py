@@ -1,0 +1,87 @@
+"""Columns: arrays of numbers and texts by name, packed into one compressed block and back, bit for bit.
+
+Within a column the first bytes of all numbers come first, then the second ones and so on: the signs and
+exponents of floats are alike, and so compress, where whole numbers would not.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glassloop.errors import TraceError
+
+Column = NDArray[Any]
+Plan = list[list[Any]]  # [name, type, how many bytes] of each column, in order
+
+# What a column may hold; all little-endian.
+TYPES = ("u1", "u2", "u4", "i4", "f4", "f8")
+_LEVEL = 6
+
+
+def pack(columns: Mapping[str, Column]) -> tuple[Plan, bytes]:
+    """What is in the block, for the header, and the block."""
+    plan: Plan = []
+    parts = []
+    for name, column in columns.items():
+        kind = f"{column.dtype.kind}{column.dtype.itemsize}"
+        if kind not in TYPES:
+            raise ValueError(f"column {name} is of type {kind}")
+        little = np.ascontiguousarray(column, column.dtype.newbyteorder("<"))
+        planes = little.view(np.uint8).reshape(len(column), column.dtype.itemsize).T
+        plan.append([name, kind, planes.size])
+        parts.append(planes.tobytes())
+    return plan, zlib.compress(b"".join(parts), _LEVEL)
+
+
+def unpack(plan: Plan, block: bytes) -> dict[str, Column]:
+    data = inflate(block, sum(int(size) for _, _, size in plan))
+    columns: dict[str, Column] = {}
+    at = 0
+    for name, kind, size in plan:
+        if kind not in TYPES:
+            raise TraceError(f"column {name!r} is of type {kind!r}; one of {', '.join(TYPES)} is expected")
+        dtype = np.dtype(f"<{kind}")
+        planes = np.frombuffer(data, np.uint8, size, at).reshape(dtype.itemsize, -1)
+        columns[name] = np.ascontiguousarray(planes.T).reshape(-1).view(dtype)
+        at += size
+    return columns
+
+
+def inflate(block: bytes, size: int) -> bytes:
+    """The block uncompressed, if that is exactly so many bytes; it is never made larger than that."""
+    stream = zlib.decompressobj()
+    data = stream.decompress(block, size + 1)
+    if len(data) != size or not stream.eof or stream.unused_data:
+        raise TraceError(f"a block does not hold the {size} bytes that it should")
+    return data
+
+
+def texts(items: Sequence[str]) -> tuple[Column, Column]:
+    """Texts as (their lengths in characters, all of them as UTF-8)."""
+    lengths = np.array([len(item) for item in items], np.uint32)
+    return lengths, np.frombuffer("".join(items).encode("utf-8", "surrogatepass"), np.uint8)
+
+
+def texts_back(lengths: Column, data: Column) -> list[str]:
+    return _cut(data.tobytes().decode("utf-8", "surrogatepass"), lengths)
+
+
+def blobs(items: Sequence[bytes]) -> tuple[Column, Column]:
+    """The same for bytes."""
+    return np.array([len(item) for item in items], np.uint32), np.frombuffer(b"".join(items), np.uint8)
+
+
+def blobs_back(lengths: Column, data: Column) -> list[bytes]:
+    return _cut(data.tobytes(), lengths)
+
+
+def _cut(whole: Any, lengths: Column) -> list[Any]:
+    ends = np.cumsum(lengths, dtype=np.int64).tolist()
+    if (ends[-1] if ends else 0) != len(whole):
+        raise TraceError("texts are not as long as they should be")
+    return [whole[end - size : end] for end, size in zip(ends, lengths.tolist(), strict=True)]

@@ -1,0 +1,76 @@
+"""The header of a recorded run: all of it but the tokens, as JSON. docs/trace-format.md has its schema."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from glassloop.decode.sampling import Sampling
+from glassloop.errors import GlassloopError, TraceError
+from glassloop.trace.run import Beam, Drafts, Past, Run, Timings
+from glassloop.trace.token import Token
+
+_SAME = (  # fields that are in the header as they are in the run
+    "id",
+    "created",
+    "model",
+    "ops",
+    "context",
+    "prompt",
+    "prompt_ids",
+    "seed",
+    "salt",
+    "sample",
+    "parent",
+    "fork_at",
+    "reason",
+    "tail",
+    "finish_reason",
+    "stop_reason",
+    "cached_tokens",
+)
+
+
+def to_header(run: Run) -> dict[str, Any]:
+    header = {name: getattr(run, name) for name in _SAME}
+    header["model_hash"] = run.identity
+    header["sampling"] = run.sampling.to_dict()
+    header["past"] = [{**asdict(past), "sampling": past.sampling.to_dict()} for past in run.past]
+    header["samples"] = [each.id for each in run.samples]
+    header["timings"] = asdict(run.timings)
+    header["drafts"] = asdict(run.drafts)
+    header["beams"] = [[beam.number, beam.parent, beam.id, beam.logprob, beam.fate] for beam in run.beams]
+    header["forks"] = {str(position): count for position, count in run.forks.items()}
+    # How many of the records are those of the prompt, of the answer, of what ended it.
+    header["prompt_records"] = len(run.prompt_tokens)
+    header["records"] = len(run.tokens)
+    header["end_records"] = 0 if run.end is None else 1
+    return header
+
+
+def records_of(run: Run) -> list[Token]:
+    return [*run.prompt_tokens, *run.tokens, *([] if run.end is None else [run.end])]
+
+
+def from_header(header: dict[str, Any], records: list[Token]) -> Run:
+    prompt, made, end = (int(header[name]) for name in ("prompt_records", "records", "end_records"))
+    if prompt + made + end != len(records) or min(prompt, made, end) < 0 or end > 1:
+        raise TraceError(f"it has {len(records)} records, not {prompt} + {made} + {end}")
+    run = Run(
+        **{name: header[name] for name in _SAME},
+        model_hash=header["model_hash"],
+        sampling=Sampling.from_dict(header["sampling"]),
+        past=tuple(
+            Past(**{**past, "sampling": Sampling.from_dict(past["sampling"])}) for past in header["past"]
+        ),
+        timings=Timings(**header["timings"]),
+        drafts=Drafts(**header["drafts"]),
+        beams=[Beam(*beam) for beam in header["beams"]],
+        forks={int(position): count for position, count in header["forks"].items()},
+        prompt_tokens=records[:prompt],
+        tokens=records[prompt : prompt + made],
+        end=records[-1] if end else None,
+    )
+    if run.finish_reason == "error":
+        run.error = GlassloopError(run.stop_reason)
+    return run

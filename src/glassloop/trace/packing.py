@@ -1,0 +1,148 @@
+"""The records of many tokens as columns, and back: small, and the same to the last bit.
+
+A log-probability is a float64, but it was made as `logit - log_sum_exp` from a logit of 32 bits, and after
+the stages as `logit · scale - log_sum_exp_after`. So the 32 bits are kept, and of those after the stages only
+how they differ from those before, which is mostly nothing. Every number is made again before it is trusted;
+one that would not come back exactly (it is rare) is kept whole beside the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glassloop.decode.decoder import Chosen
+from glassloop.errors import TraceError
+from glassloop.ops.vocabulary import Float64
+from glassloop.trace.columns import Column, blobs, blobs_back, texts, texts_back
+from glassloop.trace.token import Pieces, Source, Token
+
+SOURCES: tuple[Source, ...] = ("sampled", "forced", "draft", "beam")
+_PLAIN = {  # of a Chosen, as they are
+    "rank": np.uint32,
+    "rank_after": np.uint32,
+    "entropy": np.float64,
+    "log_sum_exp": np.float64,
+    "log_sum_exp_after": np.float64,
+    "scale": np.float64,
+    "luck": np.float64,
+    "margin": np.float64,
+}
+_OR_NONE = ("runner_up", "survivors")  # whole numbers, -1 for none
+Float32s = NDArray[np.float32]
+
+
+def pack_tokens(tokens: Sequence[Token]) -> dict[str, Column]:
+    """In a row of slots each token has itself first and then its alternatives."""
+    chosen = [token.chosen for token in tokens]
+    slots = np.array([1 + len(each.alternative_ids) for each in chosen], np.uint8)
+    ids = _rows([(each.id, *each.alternative_ids.tolist()) for each in chosen], np.int32)
+    raw = _rows([(each.raw_logprob, *each.alternative_raw_logprobs.tolist()) for each in chosen], np.float64)
+    after = _rows([(each.logprob, *each.alternative_logprobs.tolist()) for each in chosen], np.float64)
+    columns: dict[str, Column] = {"slots": slots, "ids": ids}
+    for name, kind in _PLAIN.items():
+        columns[name] = np.array([getattr(each, name) for each in chosen], kind)
+    for name in _OR_NONE:
+        found = [getattr(each, name) for each in chosen]
+        columns[name] = np.array([-1 if value is None else value for value in found], np.int32)
+    columns["source"] = np.array([SOURCES.index(token.source) for token in tokens], np.uint8)
+    columns["sample"] = np.array([token.sample for token in tokens], np.uint16)
+    columns["seconds"] = np.array([token.seconds for token in tokens], np.float64)
+    columns["text_lengths"], columns["text"] = texts([token.text for token in tokens])
+
+    sums, after_sums, scales = (
+        np.repeat(columns[name], slots) for name in ("log_sum_exp", "log_sum_exp_after", "scale")
+    )
+    with np.errstate(all="ignore"):
+        logits = (raw + sums).astype(np.float32)
+        left = ((after + after_sums) / scales).astype(np.float32)
+    columns["logits"] = logits
+    columns["changes"] = logits.view(np.uint32) ^ left.view(np.uint32)
+    columns["odd_raw_at"], columns["odd_raw"] = _odd(raw, _made(logits, 1.0, sums))
+    columns["odd_after_at"], columns["odd_after"] = _odd(after, _made(left, scales, after_sums))
+    return columns | _pack_pieces(tokens, ids, columns["runner_up"])
+
+
+def unpack_tokens(columns: dict[str, Column]) -> list[Token]:
+    slots, ids = columns["slots"], columns["ids"].astype(np.int32)
+    sums, after_sums, scales = (
+        np.repeat(columns[name], slots) for name in ("log_sum_exp", "log_sum_exp_after", "scale")
+    )
+    logits = columns["logits"]
+    left = (logits.view(np.uint32) ^ columns["changes"]).view(np.float32)
+    raw, after = _made(logits, 1.0, sums), _made(left, scales, after_sums)
+    raw[columns["odd_raw_at"]] = columns["odd_raw"]
+    after[columns["odd_after_at"]] = columns["odd_after"]
+    pieces, data = _unpack_pieces(columns)
+    plain = zip(*(columns[name].tolist() for name in _PLAIN), strict=True)
+    or_none = zip(*(columns[name].tolist() for name in _OR_NONE), strict=True)
+    sources, samples, seconds = (columns[name].tolist() for name in ("source", "sample", "seconds"))
+    seen = texts_back(columns["text_lengths"], columns["text"])
+    ends = np.cumsum(slots, dtype=np.int64).tolist()
+    if not ids.size == raw.size == after.size == (ends[-1] if ends else 0):
+        raise TraceError("its columns are not of the same length")
+    tokens = []
+    for at, (end, numbers, others) in enumerate(zip(ends, plain, or_none, strict=True)):
+        first = end - int(slots[at])
+        mine = slice(first + 1, end)
+        known: dict[str, Any] = dict(zip(_PLAIN, numbers, strict=True))
+        known |= {name: None if value < 0 else value for name, value in zip(_OR_NONE, others, strict=True)}
+        chosen = Chosen(
+            id=int(ids[first]),
+            logprob=float(after[first]),
+            raw_logprob=float(raw[first]),
+            alternative_ids=ids[mine],
+            alternative_logprobs=after[mine],
+            alternative_raw_logprobs=raw[mine],
+            **known,
+        )
+        source = SOURCES[sources[at]]
+        tokens.append(Token(chosen, seen[at], data[chosen.id], pieces, source, seconds[at], samples[at]))
+    return tokens
+
+
+def _pack_pieces(tokens: Sequence[Token], ids: Column, runners_up: Column) -> dict[str, Column]:
+    """What every token that is named anywhere looks like, so that a file can be read without its model."""
+    named = np.unique(np.concatenate([ids, runners_up[runners_up >= 0]])).astype(np.int32)
+    piece = tokens[0]._pieces if tokens else str
+    shown = dict(zip(named.tolist(), map(piece, named.tolist()), strict=True))
+    data = {token.id: token.bytes for token in tokens}
+    # Most tokens are the bytes of their piece; not so parts of characters, and tokens that are no text.
+    odd = sorted(token for token, own in data.items() if own != _encoded(shown[token]))
+    columns: dict[str, Column] = {"piece_steps": np.diff(named, prepend=0).astype(np.uint32)}
+    columns["piece_lengths"], columns["pieces"] = texts(list(shown.values()))
+    columns["odd_bytes_ids"] = np.array(odd, np.int32)
+    columns["odd_bytes_lengths"], columns["odd_bytes"] = blobs([data[token] for token in odd])
+    return columns
+
+
+def _unpack_pieces(columns: dict[str, Column]) -> tuple[Pieces, dict[int, bytes]]:
+    ids = np.cumsum(columns["piece_steps"], dtype=np.int64).tolist()
+    shown = dict(zip(ids, texts_back(columns["piece_lengths"], columns["pieces"]), strict=True))
+    data = {token: _encoded(piece) for token, piece in shown.items()}
+    odd = blobs_back(columns["odd_bytes_lengths"], columns["odd_bytes"])
+    data.update(zip(columns["odd_bytes_ids"].tolist(), odd, strict=True))
+    return lambda token: shown.get(token, f"<{token}>"), data
+
+
+def _encoded(piece: str) -> bytes:
+    return piece.encode("utf-8", "surrogatepass")
+
+
+def _rows(rows: Sequence[Sequence[float]], kind: type) -> Column:
+    return np.array([value for row in rows for value in row], kind)
+
+
+def _made(logits: Float32s, scale: Float64 | float, sums: Float64) -> Float64:
+    """The log-probabilities that come of these logits, as the decoder computes them."""
+    with np.errstate(all="ignore"):
+        return logits.astype(np.float64) * scale - sums
+
+
+def _odd(wanted: Float64, made: Float64) -> tuple[Column, Column]:
+    """Where two arrays are not the same bit for bit, and what it should be."""
+    at = np.flatnonzero(wanted.view(np.uint64) != made.view(np.uint64)).astype(np.uint32)
+    return at, wanted[at]

@@ -1,0 +1,244 @@
+"""The commands that look at recorded runs, as a person uses them: real processes, pipes and a terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from cli.terminal import on_terminal, run
+
+from glassloop import Run
+from glassloop.trace.file import read
+
+PROMPT = "The capital of France is"
+FLAGS = ("--seed", "3", "-n", "8", "--temperature", "0.8", "--top-p", "0.9")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("record")
+
+
+@pytest.fixture(scope="module")
+def store(place):
+    """A store of this module's own, with one run in it, which is also in a file."""
+    path = str(place / "runs.db")
+    done = run("generate", PROMPT, *FLAGS, "--trace", str(place / "a.glass"), GLASSLOOP_STORE=path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"· run [0-9a-f]{8} ·", done.stderr)
+    return path
+
+
+def test_generate_keeps_the_run_in_the_store_and_in_the_file(store, place):
+    (entry,) = json.loads(run("runs", "list", "--json", GLASSLOOP_STORE=store).stdout)
+    saved = Run.load(place / "a.glass")
+    assert entry["id"] == saved.id and entry["text"] == saved.text and entry["seed"] == 3
+    shown = run("runs", "list", GLASSLOOP_STORE=store).stdout
+    assert saved.id[:8] in shown and PROMPT in shown
+
+
+def test_generate_does_not_keep_it_if_told_so(place):
+    path = place / "none.db"
+    done = run("generate", PROMPT, "-n", "1", "--no-store", GLASSLOOP_STORE=str(path))
+    assert done.returncode == 0 and "· run " not in done.stderr and not path.exists()
+
+
+def test_a_store_that_cannot_be_used_costs_nobody_the_text(place):
+    (place / "file").write_text("")
+    done = run("generate", PROMPT, "-n", "2", GLASSLOOP_STORE=str(place / "file" / "runs.db"))
+    assert done.returncode == 0 and done.stdout.strip()
+    assert "glassloop: the run was not kept: cannot use the store" in done.stderr
+
+
+def test_explain_tells_the_stages_the_race_and_the_sentence(store, place):
+    for name in ("last", str(place / "a.glass")):
+        done = run("explain", name, "--step", "2", GLASSLOOP_STORE=store)
+        assert done.returncode == 0, done.stderr
+        for word in ("temperature", "top_p", "removed by top_p", "luck", "won by", "token 2 of run"):
+            assert word in done.stdout
+    told = json.loads(run("explain", "last", "--step", "2", "--json", GLASSLOOP_STORE=store).stdout)
+    token = Run.load(place / "a.glass").tokens[2]
+    assert told["winner"]["id"] == told["taken"]["id"] == told["recorded"]["id"] == token.id
+    assert told["margin"] == token.margin and told["winner"]["logprob"] == token.logprob
+    assert told["sentence"] in done.stdout
+
+
+def test_a_what_if_says_what_changes(store):
+    done = run("explain", "last", "--step", "2", "--temperature", "0", GLASSLOOP_STORE=store)
+    assert re.search(r"What if temperature=0.0: “.*” instead of “.*”\.", done.stdout)
+    done = run("explain", "last", "--step", "2", "--top-k", "49000", GLASSLOOP_STORE=store)
+    assert "What if top_k=49000: nothing changes." in done.stdout
+
+
+def test_replay_has_a_verdict_and_an_exit_code(store, place):
+    done = run("replay", "last", GLASSLOOP_STORE=store)
+    assert (done.returncode, done.stdout) == (0, "identical, 8 of 8 tokens\n")
+    done = run("replay", str(place / "a.glass"), "--from", "5", "--json")
+    assert (
+        done.returncode == 0
+        and json.loads(done.stdout)["identical"]
+        and json.loads(done.stdout)["tokens"] == 3
+    )
+    done = run("replay", str(place / "a.glass"), "--ops", "reference")
+    assert done.returncode == 1 and "replayed with reference" in done.stdout
+
+
+def test_a_changed_file_is_refused(place, store):
+    data = bytearray((place / "a.glass").read_bytes())
+    data[len(data) // 2] ^= 1
+    (place / "bad.glass").write_bytes(data)
+    for command in ("replay", "explain"):
+        done = run(command, str(place / "bad.glass"))
+        assert done.returncode == 2 and done.stdout == ""
+        assert done.stderr.startswith("glassloop: ") and "damaged: its checksum does not fit" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["explain", "nosuchrun"], "there is no run 'nosuchrun'"),
+        (["explain", "last", "--step", "99"], "step is 99; a token from 0 to 7 is expected"),
+        (["explain", "last", "--top-p", "3"], "top_p is 3.0"),
+        (["replay", "no.glass"], "cannot read no.glass"),
+        (["runs", "rm"], "nothing to remove"),
+        (["compare", "Hi", "--with", "hot"], "--with has 'hot'"),
+        (["compare", "Hi", "--with", "temprature=1"], "did you mean temperature?"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_code_2(store, arguments, said):
+    done = run(*arguments, GLASSLOOP_STORE=store)
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_runs_are_shown_exported_and_removed(store, place):
+    shown = run("runs", "show", "last", GLASSLOOP_STORE=store).stdout
+    assert PROMPT in shown and "temperature=0.8" in shown and "margin" in shown
+    plain = json.loads(run("runs", "show", "last", "--json", GLASSLOOP_STORE=store).stdout)
+    assert plain["tree"][0]["id"] == plain["id"] and len(plain["tokens"]) == 8
+    other = str(place / "other.db")
+    for seed in "12":
+        run("generate", "Hi", "-n", "2", "--seed", seed, "--n", "2", GLASSLOOP_STORE=other)
+    done = run("runs", "export", "last", str(place / "b.glass"), "--tree", GLASSLOOP_STORE=other)
+    assert done.returncode == 0 and "2 runs" in done.stdout and len(read(place / "b.glass")) == 2
+    assert run("replay", str(place / "b.glass")).stdout.count("identical, 2 of 2 tokens") == 2
+    run("runs", "export", "last", str(place / "b.json"), GLASSLOOP_STORE=other)
+    assert json.loads((place / "b.json").read_text())["seed"] == 2
+    done = run("runs", "rm", "last", "--json", GLASSLOOP_STORE=other)
+    assert json.loads(done.stdout) == {"removed": 1, "left": 3}
+    assert "removed 2 runs, 1 left" in run("runs", "rm", "--keep", "1", GLASSLOOP_STORE=other).stdout
+
+
+def test_compare_says_where_ways_part(store):
+    ways = ["--with", "greedy", "--with", "temperature=1,top_k=50", "--with", "beam=3"]
+    done = run("compare", PROMPT, *ways, "-n", "8", "--seed", "5", "--json", GLASSLOOP_STORE=store)
+    first, second, third = json.loads(done.stdout)
+    assert first["parts"]["same"] and first["sampling"]["temperature"] == 0
+    assert second["sampling"]["top_k"] == 50 and third["sampling"]["beam_width"] == 3
+    assert {each["seed"] for each in (first, second, third)} == {5}
+    assert first["logprob"] < 0 and 0 < first["distinct"]["1"] <= 1 and first["tokens_per_second"] > 0
+    text = run("compare", PROMPT, *ways[:4], "-n", "8", "--seed", "5", "--no-store").stdout
+    assert "── greedy ──\n" + first["text"] in text and "parts at" in text
+
+
+def test_samples_are_printed_one_after_the_other(store):
+    arguments = ("generate", "Hi", "--n", "3", "-n", "4", "--seed", "1", "--no-store")
+    done = run(*arguments)
+    assert [line for line in done.stdout.splitlines() if line.startswith("──")] == [
+        f"── {number} of 3 ──" for number in (1, 2, 3)
+    ]
+    plain = json.loads(
+        run("generate", "Hi", "--n", "3", "-n", "4", "--seed", "1", "--json", "--no-store").stdout
+    )
+    assert len(plain["samples"]) == 3 and plain["samples"][2]["text"] in done.stdout
+
+
+# ── on a terminal ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("show", ["surprise", "alternatives"])
+def test_colours_on_a_terminal_and_nowhere_else(store, show):
+    arguments = ("generate", PROMPT, *FLAGS, "--no-store", "--show", show)
+    code, seen = on_terminal(*arguments)
+    assert code == 0 and "\x1b[38;5;" in seen
+    assert run(*arguments).stdout == run(*arguments[:-2]).stdout  # in a pipe, the text alone
+    code, seen = on_terminal(*arguments, NO_COLOR="1")
+    assert "\x1b[38;5;" not in seen and (show == "surprise" or "‹" in seen)
+
+
+def test_accepted_guesses_are_coloured(store):
+    text = "one two three four five six seven eight nine ten " * 3
+    code, seen = on_terminal(
+        "generate", text, "-n", "12", "--temperature", "0", "--no-store", "--show", "drafts"
+    )
+    assert code == 0 and "\x1b[38;5;80m" in seen and "guesses were right" in seen
+
+
+def test_what_steers_a_terminal_is_shown_and_never_obeyed(store, place):
+    """Escape sequences in a text that the model wrote, or that was forced upon it."""
+    evil = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m"
+    path = str(place / "evil.db")
+    schema = json.dumps({"const": "ok"})
+    run("generate", f"a{evil}b", "--json-schema", schema, "-n", "8", GLASSLOOP_STORE=path)
+    for arguments in (["runs", "list"], ["runs", "show", "last"], ["explain", "last", "--step", "1"]):
+        code, seen = on_terminal(*arguments, GLASSLOOP_STORE=path, NO_COLOR="1")
+        assert code == 0, seen
+        for bad in ("\x1b]0;", "\x07", "\x1b[2J", "\u202e", "\x9b"):
+            assert bad not in seen
+        assert "␛" in seen
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_tables_fit_the_terminal(store, columns):
+    for arguments in (["explain", "last", "--step", "2"], ["runs", "show", "last"], ["runs", "list"]):
+        code, seen = on_terminal(*arguments, columns=columns, GLASSLOOP_STORE=store, NO_COLOR="1")
+        assert code == 0
+        tables = [line for line in seen.split("\n") if "─" in line or ("%" in line and "won" not in line)]
+        assert tables or arguments[1] == "list"
+        assert all(len(_plain(line)) <= columns for line in tables)
+
+
+def _plain(line: str) -> str:
+    """Without what makes it bold."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)
+
+
+def test_wide_characters_and_parts_of_them_are_shown_in_line(place):
+    from rich.cells import cell_len
+
+    path, text = str(place / "wide.db"), "日本 😀\té"
+    code, seen = on_terminal("generate", "Say", "--choice", text, "-n", "40", GLASSLOOP_STORE=path)
+    assert code == 0 and text in seen  # a character of several tokens comes when it is whole
+    saved = json.loads(run("runs", "show", "last", "--json", GLASSLOOP_STORE=path).stdout)
+    assert saved["text"] == text and len(saved["tokens"]) > len(text)
+    for arguments in (["runs", "show", "last"], ["explain", "last", "--step", "1"]):
+        code, seen = on_terminal(*arguments, GLASSLOOP_STORE=path, NO_COLOR="1")
+        assert code == 0 and "<0x" in seen  # part of a character
+        rows = [_plain(line) for line in seen.split("\n") if "%" in line and "won" not in line]
+        assert rows and all(cell_len(row) <= 80 for row in rows)
+
+
+def test_ctrl_c_keeps_what_had_come(place):
+    import os
+    import signal
+    import subprocess
+    import time
+
+    from cli.terminal import GLASSLOOP
+
+    path = str(place / "stopped.db")
+    child = subprocess.Popen(
+        [*GLASSLOOP, "generate", PROMPT, "--temperature", "0", "-n", "4000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": "1", "GLASSLOOP_STORE": path},
+    )
+    assert child.stdout is not None and child.stdout.read(6) == b" Paris"
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=20)
+    assert child.returncode == 130
+    assert run("replay", "last", GLASSLOOP_STORE=path).returncode == 0
+    (entry,) = json.loads(run("runs", "list", "--json", GLASSLOOP_STORE=path).stdout)
+    assert entry["finish_reason"] == "cancelled" and entry["tokens"] > 0

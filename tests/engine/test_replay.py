@@ -1,0 +1,167 @@
+"""What `explain` and `replay` say is what happened: winner, probabilities and margins, bit for bit."""
+
+from __future__ import annotations
+
+import os
+from math import inf
+
+import numpy as np
+import pytest
+from engine.random_runs import PROMPT, random_run, random_sampling, small_llm
+from engine.small import CONTEXT, model, naive
+
+from glassloop import LLM, GlassloopError, Run, Sampling, TraceError
+from glassloop.model.cache import Branches
+from glassloop.trace.file import from_bytes, to_bytes
+
+# Each scenario has some 20 tokens. More for who wants to be surer: GLASSLOOP_SCENARIOS=5000.
+SCENARIOS = int(os.environ.get("GLASSLOOP_SCENARIOS", "250"))
+
+
+def check_explained(run: Run, at: int, llm: LLM | None = None) -> None:
+    """All that an explanation shares with the record is equal, not nearly."""
+    token = [*run.tokens, run.end][at]
+    told = run.explain(at, llm=llm)
+    assert told.taken.id == token.id and told.source == token.source
+    assert told.taken.raw_logprob == token.raw_logprob and told.taken.rank == token.rank
+    assert (-inf if told.taken.logprob is None else told.taken.logprob) == token.logprob
+    if token.source in ("sampled", "draft"):
+        assert told.winner.id == token.id and told.margin == token.margin
+        assert told.winner.luck == token.luck
+        assert (told.runner_up and told.runner_up.id) == token.runner_up
+    by_id = {racer.id: racer for racer in told.candidates}
+    for other in token.alternatives:
+        if other.id in by_id:
+            racer = by_id[other.id]
+            assert racer.raw_logprob == other.raw_logprob
+            assert (-inf if racer.logprob is None else racer.logprob) == other.logprob
+            assert (racer.removed_by is None) == (other.logprob > -inf)
+
+
+@pytest.mark.parametrize("seed", range(SCENARIOS))
+def test_what_is_told_is_what_happened(seed):
+    rng = np.random.default_rng(seed)
+    run = random_run(rng)
+    loaded = from_bytes(to_bytes([run]))[0]
+    verdict = loaded.replay(small_llm())
+    assert verdict.identical and verdict.tokens == len(run.tokens) + (run.end is not None), (
+        f"{verdict}: {run.sampling}"
+    )
+    for at in range(verdict.tokens):
+        if rng.random() < 0.5:
+            check_explained(loaded, at, small_llm())
+    if verdict.tokens:
+        first = int(rng.integers(verdict.tokens))
+        assert loaded.replay(small_llm(), first=first).tokens == verdict.tokens - first
+    small_llm().engine.call(small_llm().engine.loop.tree.check_integrity)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_forks_of_forks_are_explained_and_replayed_too(seed):
+    """What a fork kept was drawn with other options, by other luck; from its file alone that is known."""
+    rng = np.random.default_rng(seed)
+    run = random_run(rng, n=1)
+    for _ in range(3):
+        at = int(rng.integers(0, len(run.tokens) + 1))
+        options = [
+            {},
+            {"token": int(rng.integers(97, 123))},
+            {"text": "abc"},
+            {"temperature": 0.4, "seed": 9},
+        ]
+        try:
+            run = run.fork(at, **options[int(rng.integers(4))])
+        except GlassloopError:  # a token that the grammar has no room for
+            continue
+    loaded = from_bytes(to_bytes([run]))[0]
+    verdict = loaded.replay(small_llm())
+    assert verdict.identical, f"{verdict}: {run.sampling}"
+    for at in range(verdict.tokens):
+        check_explained(loaded, at, small_llm())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_fork_is_what_a_fresh_run_forced_to_the_same_tokens_is(seed):
+    rng = np.random.default_rng(seed)
+    sampling = random_sampling(rng, n=1, max_tokens=30, min_tokens=30, stop=[], regex=None, prompt_logprobs=0)
+    run = small_llm().generate([PROMPT], sampling)[0]
+    if run.error is not None or len(run.tokens) < 10:
+        return
+    token = int(rng.integers(97, 123))
+    fork = run.fork(6, token=token)
+    expected = naive(model(), fork, forced=[*run.token_ids[:6], token])
+    assert fork.tokens == expected.tokens and fork.text == expected.text
+    assert fork.cached_tokens >= len(PROMPT)  # what the parent computed is not computed again
+
+
+def test_beams_are_searched_again_and_every_step_of_them_can_be_asked_about():
+    run = small_llm().generate(PROMPT, Sampling(beam_width=4, n=2, max_tokens=12, seed=1, temperature=0.7))
+    for each in from_bytes(to_bytes(run.samples)):
+        assert each.replay(small_llm()).identical
+        for at in range(len(each.tokens)):
+            check_explained(each, at, small_llm())
+    assert "is on the beam that was best as a whole" in run.explain(3).sentence
+
+
+def test_logits_are_those_of_the_whole_text_computed_anew():
+    llm = small_llm()
+    ids = PROMPT * 3
+    whole = Branches(model(), CONTEXT).forward([(0, 0, ids)], every_logit=True)
+    for first in (0, 5, 31, 32, 33, len(ids) - 1):
+        assert np.array_equal(llm.logits(ids, first), whole[first:])
+    assert np.array_equal(llm.logits(ids), whole[-1:])
+    with pytest.raises(GlassloopError, match="first is 500"):
+        llm.logits(ids, 500)
+    with pytest.raises(GlassloopError, match=r"token_ids\[0\] is 9999"):
+        llm.logits([9999])
+
+
+def test_a_what_if_is_what_would_have_come():
+    llm = small_llm()
+    run = llm.generate(PROMPT, Sampling(seed=5, max_tokens=30, temperature=1.5))
+    for at in range(0, len(run.tokens), 3):
+        for options in ({"temperature": 0.3}, {"top_k": 2}, {"seed": 77}, {"temperature": 0}):
+            forked = run.fork(at, **options)
+            assert run.explain(at, **options).winner.id == [*forked.tokens, forked.end][at].id
+
+
+def test_a_change_is_found_and_told():
+    llm = small_llm()
+    run = llm.generate(PROMPT, Sampling(seed=5, max_tokens=20, ignore_eos=True))
+    other = small_llm(seed=1)
+    for ask in (run.replay, lambda llm: run.fork(3, llm=llm), lambda llm: run.explain(3, llm=llm)):
+        with pytest.raises(TraceError, match="was made by another model: small"):
+            ask(other)
+    verdict = run.replay(other, strict=False)
+    assert not verdict and verdict.first is not None and "made by another model" in str(verdict)
+    assert f"first differs at token {verdict.first.at}" in str(verdict)
+    run.tokens[7].chosen = run.fork(7, token=3).tokens[7].chosen
+    verdict = run.replay(llm)
+    assert not verdict.identical and verdict.first is not None and verdict.first.at == 7
+
+
+def test_another_op_set_has_the_same_tokens_and_nearly_the_same_numbers():
+    run = small_llm().generate(PROMPT, Sampling(seed=5, max_tokens=20))
+    verdict = run.replay(small_llm("reference"))
+    assert not verdict.identical and verdict.same_tokens == verdict.tokens and 0 < verdict.largest < 0.01
+    assert "but not the same numbers" in str(verdict) and "replayed with reference" in str(verdict)
+
+
+def test_a_place_that_is_not_there():
+    run = small_llm().generate(PROMPT, Sampling(seed=5, max_tokens=4, ignore_eos=True))
+    with pytest.raises(TraceError, match="step is 4; a token from 0 to 3 is expected"):
+        run.explain(4)
+    with pytest.raises(TraceError, match="first is 9"):
+        run.replay(first=9)
+
+
+def test_the_default_model_too(tmp_path):
+    llm = LLM()
+    for options in ({}, {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}, {"temperature": 0}):
+        llm.generate("The capital of France is", Sampling(max_tokens=40, seed=7, **options)).save(
+            tmp_path / "a.glass"
+        )
+        run = Run.load(tmp_path / "a.glass", llm=llm)
+        assert run.replay().identical
+        for at in range(0, len(run.tokens), 7):
+            check_explained(run, at)
