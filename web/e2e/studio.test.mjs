@@ -343,6 +343,22 @@ test('a run of 2,000 tokens opens at once, with few nodes on the page', { skip }
   assert.ok(nodes < 400, `${nodes} are mounted`);
 });
 
+test('a run is saved as a file and comes back from it', { skip }, async () => {
+  await studio();
+  await played(page);
+  const run = await current(page, server);
+  const [download] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'save' }).click()]);
+  assert.equal(download.suggestedFilename(), `${run.id}.glass`);
+  const path = await download.path();
+  await fetch(`${server.address}/api/runs/${run.id}`, { method: 'DELETE' });
+  await page.getByTitle('Open a .glass file').locator('input').setInputFiles({ name: 'a.glass', mimeType: 'application/octet-stream', buffer: readFileSync(path) });
+  await page.waitForFunction(() => !document.querySelector('[role=alert]') && document.querySelectorAll('.token[data-token]').length > 0);
+  const back = await settled(page, server);
+  assert.deepEqual(back.tokens.map((token) => token.id), run.tokens.map((token) => token.id));
+  await page.getByTitle('Open a .glass file').locator('input').setInputFiles({ name: 'b.glass', mimeType: 'application/octet-stream', buffer: Buffer.from('not a run') });
+  await page.locator('[role=alert]').waitFor();
+});
+
 test('chat goes on from the branch one looks at', { skip }, async () => {
   await studio();
   await played(page);

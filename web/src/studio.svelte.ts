@@ -107,10 +107,10 @@ class Studio {
       run.prompt === DEMO.prompt && run.parent === null && run.status === 'done' && Object.entries(DEMO.sampling).every(([name, value]) => run.sampling[name] === value);
     const runs = await api.runs();
     const made = runs.find((run) => same(run) && runs.filter((each) => each.tree === run.tree).length === 1);
-    this.head = 0;
-    this.caption = true;
     const summary = made ?? (await api.start(DEMO))[0]!;
+    this.head = 0;
     await this.open(summary.tree, summary.id);
+    this.caption = true;
     this.replay();
   }
 
@@ -393,6 +393,7 @@ class Studio {
   touch(): void {
     this.pausePlayback();
     this.head = null;
+    this.caption = false;
     this.notice = this.connection === 'live' ? null : this.notice;
     this.sentences = new Sentences();
   }
@@ -402,6 +403,7 @@ class Studio {
   pinAt(index: number | null): void {
     if (index !== null && (index < 0 || index >= this.count + (this.run?.end ? 1 : 0))) return;
     this.pausePlayback();
+    this.caption = false;
     if (this.head !== null && index !== null && index >= this.head) this.head = null;
     this.pin = index;
     this.choice = null;

@@ -3,6 +3,7 @@ import { count, decimal, ending, percent, seconds, share, signed } from '../src/
 import { heat, surprise, tint, uncertain, underline } from '../src/lib/heat';
 import { Sentences } from '../src/lib/speech';
 import { spark, sampled } from '../src/lib/spark';
+import { stretches } from '../src/lib/temperatures';
 import { suggest } from '../src/lib/suggest';
 import { inSight, lineOf, wrap } from '../src/lib/wrap';
 import { explanation, run } from './recorded';
@@ -85,4 +86,10 @@ it('suggests the branch that was most nearly taken', () => {
   expect(token.alternatives).toContainEqual(found.alternative);
   expect(found.alternative.id).not.toBe(token.id);
   expect(suggest([])).toBeNull();
+});
+
+it('joins temperatures with the same winner', () => {
+  const winners = [1, 1, 2, 1].map((id, place) => ({ temperature: place / 5, id, text: String(id) }));
+  expect(stretches(winners).map(({ from, to, count, id }) => [from, to, count, id])).toEqual([[0, 0.2, 2, 1], [0.4, 0.4, 1, 2], [0.6, 0.6, 1, 1]]);
+  expect(stretches([])).toEqual([]);
 });

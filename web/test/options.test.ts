@@ -59,7 +59,7 @@ describe('a link', () => {
 });
 
 describe('the keys', () => {
-  const nowhere = { tag: 'BODY', role: null, type: null, editable: false };
+  const nowhere: Parameters<typeof actionOf>[1] = { tag: 'BODY', role: null, type: null, editable: false };
   const press = (key: string, focus = nowhere) => actionOf({ key, ctrlKey: false, metaKey: false, altKey: false }, focus);
   it('each mean one thing', () => {
     const keys = KEYMAP.flatMap((each) => each.keys);
