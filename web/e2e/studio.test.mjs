@@ -166,7 +166,7 @@ test('a run is paused, stepped and resumed, and has the tokens it would have had
   await page.getByRole('button', { name: 'settings' }).click();
   await page.locator('#option-ignore_eos').check();
   await page.keyboard.press('Escape');
-  await ask(page, 'A long story about a fox:', { seed: 21, max_tokens: 90 });
+  await ask(page, 'A long story about a fox:', { seed: 21, max_tokens: 60 });
   await page.waitForFunction(() => /^writing/.test(document.querySelector('.state').textContent.trim()) && document.querySelectorAll('.token[data-token]').length > 1);
   await page.getByRole('button', { name: 'Pause' }).click();
   await page.waitForFunction(() => /paused/.test(document.querySelector('.state').textContent));
@@ -178,7 +178,7 @@ test('a run is paused, stepped and resumed, and has the tokens it would have had
   await page.getByRole('button', { name: 'Play' }).click();
   const run = await settled(page, server);
   assert.equal(run.id, before.id);
-  const whole = await server.make({ prompt: 'A long story about a fox:', sampling: { temperature: 0.8, seed: 21, max_tokens: 90, logprobs: 20, ignore_eos: true } });
+  const whole = await server.make({ prompt: 'A long story about a fox:', sampling: { temperature: 0.8, seed: 21, max_tokens: 60, logprobs: 20, ignore_eos: true } });
   assert.deepEqual(run.tokens.map((token) => token.id), whole.tokens.map((token) => token.id));
 });
 
@@ -186,7 +186,7 @@ test('a broken connection loses nothing', { skip }, async () => {
   const line = await proxy(server.port);
   page = await open(browser, line.address);
   await played(page);
-  await ask(page, 'The river went on and on, and', { seed: 4, max_tokens: 90 });
+  await ask(page, 'The river went on and on, and', { seed: 4, max_tokens: 60 });
   await page.waitForFunction(() => /^writing/.test(document.querySelector('.state').textContent.trim()) && document.querySelectorAll('.token[data-token]').length > 1);
   line.cut();
   await page.locator('[role=alert]').filter({ hasText: 'gone away' }).waitFor();
@@ -195,7 +195,7 @@ test('a broken connection loses nothing', { skip }, async () => {
   await page.locator('[role=alert]').waitFor({ state: 'detached' });
   const run = await settled(page, server);
   await page.keyboard.press('4');
-  for (const at of [0, 20, 40, 60, 80]) {
+  for (const at of [0, 20, 40]) {
     await page.locator('.window').evaluate((node, top) => (node.scrollTop = top), 27 * at);
     for (const token of run.tokens.slice(at, at + 8)) assert.equal(await page.locator(`tr[data-row="${token.index}"] td`).nth(2).textContent(), String(token.id));
   }
@@ -240,7 +240,7 @@ test('it fits on a phone', { skip }, async () => {
 
 test('axe finds nothing serious, dark and light, wide and narrow', { skip }, async () => {
   const found = [];
-  for (const [scheme, width] of [['dark', 1280], ['light', 390]]) {
+  for (const [scheme, width, lenses] of [['dark', 1280, ['1', '4']], ['light', 390, ['3', '5']]]) {
     await studio({ scheme, width });
     await played(page);
     await page.evaluate(axe);
@@ -249,16 +249,18 @@ test('axe finds nothing serious, dark and light, wide and narrow', { skip }, asy
       for (const each of violations) if (/serious|critical/.test(each.impact)) found.push(`${scheme} ${what}: ${each.id} ${each.nodes[0].html.slice(0, 160)} ${each.nodes[0].failureSummary.slice(0, 200)}`);
     };
     await page.locator('tr.won').first().waitFor();
-    for (const lens of ['1', '3', '4', '5']) {
+    for (const lens of lenses) {
       await page.keyboard.press(lens);
       await look(`lens ${lens}`);
     }
-    await page.keyboard.press('?');
-    await look('help');
-    await page.keyboard.press('Escape');
-    await page.getByRole('button', { name: 'settings' }).click();
-    await look('settings');
-    if (width === 1280) await page.context().close();
+    if (width === 1280) {
+      await page.keyboard.press('?');
+      await look('help');
+      await page.context().close();
+    } else {
+      await page.getByRole('button', { name: 'settings' }).click();
+      await look('settings');
+    }
   }
   assert.deepEqual(found, []);
 });
