@@ -160,6 +160,34 @@ test('beams that were pruned stay, dashed, with their scores', { skip }, async (
   assert.equal(await pruned.evaluate((node) => getComputedStyle(node).borderTopStyle), 'dashed');
 });
 
+test('drafts that were right are ticked', { skip }, async () => {
+  await studio();
+  await played(page);
+  const first = await current(page, server);
+  await page.keyboard.press('3');
+  await page.getByRole('button', { name: 'Try a text that repeats itself' }).click();
+  const run = await settled(page, server, first.id);
+  const right = run.tokens.filter((token) => token.source === 'draft').length;
+  assert.ok(right > 0, 'the drafter guessed something');
+  await page.waitForFunction((count) => document.querySelector('.facts .ok')?.textContent.includes(`✓ ${count}`), run.drafts.accepted);
+  assert.equal((await page.locator('.facts b').first().textContent()).trim(), String(run.drafts.proposed));
+  assert.equal(await page.locator('#lens .token.draft b').count(), right);
+  assert.ok((await page.locator('.item .mark.ok').count()) > 0);
+});
+
+test('a run that somebody else stops is shown as paused, and goes on', { skip }, async () => {
+  await studio();
+  await played(page);
+  const first = await current(page, server);
+  await ask(page, 'The wind blew, and then', { seed: 9, max_tokens: 60 });
+  await page.waitForFunction((id) => /^writing/.test(document.querySelector('.state').textContent.trim()) && document.querySelector('.item.path')?.dataset.run !== id, first.id);
+  const { id } = await current(page, server);
+  await server.post(`/api/runs/${id}/stop`, {});
+  await page.waitForFunction(() => /^paused/.test(document.querySelector('.state').textContent.trim()));
+  await page.getByRole('button', { name: 'Play' }).click();
+  assert.equal((await settled(page, server)).id, id);
+});
+
 test('a run is paused, stepped and resumed, and has the tokens it would have had', { skip }, async () => {
   await studio();
   await played(page);
