@@ -131,36 +131,38 @@ def test_a_page_elsewhere_cannot_reach_it(server):
     assert answer.status_code == 400
 
 
-def test_keys():
-    with serving(
-        "--api-key", "first", "--api-key", "zweiter-ü", "--kv-memory", "100MB", "--keep", "0"
-    ) as server:
-        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "first"}):
-            answer = server.get("/v1/models", headers=headers)
-            assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
-        for path in ("/api/runs", "/metrics", "/openapi.json", "/docs"):
-            assert server.get(path).status_code == 401
-        assert server.post("/tokenize", {"prompt": "x"}).status_code == 401
-        assert server.get("/health").status_code == 200
-        key = {"authorization": "Bearer first"}
-        assert server.get("/v1/models", headers=key).status_code == 200
-        assert (
-            server.get("/v1/models", headers={"authorization": "Bearer zweiter-ü".encode()}).status_code
-            == 200
-        )
-        # A browser brings it once, and gets a cookie for it.
-        assert "set-cookie" not in server.get("/", params={"key": "wrong"}).headers
-        entered = server.get("/", params={"key": "first"})
-        assert entered.status_code == 303 and "HttpOnly" in entered.headers["set-cookie"]
-        cookie = entered.headers["set-cookie"].split(";")[0]
-        assert server.get("/v1/models", headers={"cookie": cookie}).status_code == 200
-        # --keep 0: nothing of an answer stays.
-        answer = server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}, headers=key)
-        id = answer.headers["x-glassloop-run"]
-        assert server.get(f"/api/runs/{id}", headers=key).status_code == 404
-        assert server.get("/api/runs", headers=key).json()["runs"] == []
-        log = "".join(server.log)
-        assert "first" not in log and "zweiter" not in log
+@pytest.fixture(scope="module")
+def keyed():
+    keys = ["--api-key", "first", "--api-key", "zweiter-ü"]
+    with serving(*keys, "--kv-memory", "100MB", "--keep", "0") as server:
+        yield server
+
+
+def test_keys(keyed):
+    server = keyed
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "first"}):
+        answer = server.get("/v1/models", headers=headers)
+        assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+    for path in ("/api/runs", "/metrics", "/openapi.json", "/docs"):
+        assert server.get(path).status_code == 401
+    assert server.post("/tokenize", {"prompt": "x"}).status_code == 401
+    assert server.get("/health").status_code == 200
+    key = {"authorization": "Bearer first"}
+    assert server.get("/v1/models", headers=key).status_code == 200
+    assert server.get("/v1/models", headers={"authorization": "Bearer zweiter-ü".encode()}).status_code == 200
+    # A browser brings it once, and gets a cookie for it.
+    assert "set-cookie" not in server.get("/", params={"key": "wrong"}).headers
+    entered = server.get("/", params={"key": "first"})
+    assert entered.status_code == 303 and "HttpOnly" in entered.headers["set-cookie"]
+    cookie = entered.headers["set-cookie"].split(";")[0]
+    assert server.get("/v1/models", headers={"cookie": cookie}).status_code == 200
+    # --keep 0: nothing of an answer stays.
+    answer = server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}, headers=key)
+    id = answer.headers["x-glassloop-run"]
+    assert server.get(f"/api/runs/{id}", headers=key).status_code == 404
+    assert server.get("/api/runs", headers=key).json()["runs"] == []
+    log = "".join(server.log)
+    assert "first" not in log and "zweiter" not in log
 
 
 def test_it_does_not_listen_to_everybody_without_a_key():
@@ -230,16 +232,16 @@ def test_a_full_queue_is_429_with_retry_after():
         assert any('"end"' in line for line in server.log)
 
 
-def test_what_runs_is_finished_when_the_server_ends():
-    with serving("--kv-memory", "100MB") as server:
-        body = {"prompt": "Once", "max_tokens": 40, "ignore_eos": True, "seed": 1, "stream": True}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            server.process.send_signal(signal.SIGTERM)
-            rest = [line for line in lines if line]
-        assert rest[-1] == "data: [DONE]" and '"length"' in rest[-2]
-        assert server.end() == 0
+def test_what_runs_is_finished_when_the_server_ends(keyed):
+    server, key = keyed, {"authorization": "Bearer first"}
+    body = {"prompt": "Once", "max_tokens": 40, "ignore_eos": True, "seed": 1, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, headers=key, timeout=60) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]" and '"length"' in rest[-2]
+    assert server.end() == 0
 
 
 def test_a_request_has_its_time(server):

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-EXAMPLES = int(os.environ.get("GLASSLOOP_SCHEMA_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("GLASSLOOP_SCHEMA_EXAMPLES", "3"))
 PROFILE = settings(
     max_examples=EXAMPLES,
     deadline=None,

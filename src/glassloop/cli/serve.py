@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,6 +27,9 @@ def serve(
     keep: Annotated[
         int, typer.Option(help="Runs that are kept once they have ended; 0 for none.", min=0)
     ] = 1000,
+    store: Annotated[
+        Path | None, typer.Option(help="A file of the server's own that keeps them; in memory if absent.")
+    ] = None,
     kv_memory: Annotated[
         str | None, typer.Option(help="For keys and values: 2GB; a quarter of the free memory if absent.")
     ] = None,
@@ -57,6 +61,7 @@ def serve(
         tuple(keys),
         open_to_all,
         keep,
+        store,
         parse_bytes(max_body, "max-body"),
         max_prompt,
         timeout=timeout,

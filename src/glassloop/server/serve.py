@@ -14,6 +14,7 @@ from glassloop.engine.llm import LLM
 from glassloop.engine.memory import format_bytes
 from glassloop.errors import GlassloopError
 from glassloop.server.app import make_app
+from glassloop.server.keeping import Keeper
 from glassloop.server.logs import Log
 from glassloop.server.service import Service
 from glassloop.server.settings import Settings
@@ -21,7 +22,8 @@ from glassloop.server.settings import Settings
 
 def serve(llm: LLM, settings: Settings) -> None:
     log = Log(settings.log_prompts)
-    service = Service(llm, settings, log)
+    keeper = Keeper(settings.store, settings.keep) if settings.store and settings.keep else None
+    service = Service(llm, settings, log, keeper)
     listening = _listen(settings)
     port = listening.getsockname()[1]
     config = uvicorn.Config(
@@ -44,6 +46,8 @@ def serve(llm: LLM, settings: Settings) -> None:
         _Server(config, service).run(sockets=[listening])
     finally:
         llm.close()
+        if keeper is not None:
+            keeper.close()
         log("end")
 
 

@@ -17,6 +17,7 @@ class Settings:
     api_keys: tuple[str, ...] = ()
     open_to_all: bool = False  # bind wider than this machine without a key
     keep: int = 1000  # runs that are kept once they have ended
+    store: Path | None = None  # where they outlive the process; in memory if there is none
     most_body: int = 8 << 20  # bytes of a request
     most_prompt: int | None = None  # tokens; the model's context if not given
     most_choices: int = 128  # runs that one request may start

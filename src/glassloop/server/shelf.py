@@ -41,11 +41,14 @@ class Shelf:
         return len(self._lives)
 
     def add(self, live: Live) -> None:
+        self._place(live)
+        if self.store is not None and self.keep:
+            self.store.begin(live.run)  # again where it goes on after a pause
+
+    def _place(self, live: Live) -> None:
         self._lives[live.run.id] = live
         self._trees[live.tree.id] = live.tree
         live.tree.lives[live.run.id] = live
-        if self.store is not None and self.keep:
-            self.store.begin(live.run)
 
     def get(self, id: str) -> Live:
         live = self.find(id)
@@ -61,8 +64,8 @@ class Shelf:
             run = self.store.get(id)
             if run is not None:
                 live = Live(run, Tree())
-                self.add(live)
-                self.trim()
+                live.created = run.created
+                self._place(live)
         return live
 
     def tree(self, id: str) -> Tree:
@@ -72,8 +75,11 @@ class Shelf:
         return tree
 
     def newest(self, limit: int, tree: str | None = None) -> list[Live]:
+        if self.store is not None and tree is None:
+            for id in self.store.ids(min(limit, self.keep)):
+                self.find(id)
         found: list[Live] = []
-        for live in reversed(self._lives.values()):
+        for live in sorted(self._lives.values(), key=lambda live: -live.created):
             if len(found) == limit:
                 break
             if tree is None or live.tree.id == tree:
