@@ -34,7 +34,7 @@ class Studio {
   prompt = $state(DEMO.prompt);
   conversation = $state<Message[]>([]); // the turns before the one that is written now
   system = $state('');
-  sampling = $state.raw<Options>({ ...DEMO.sampling });
+  sampling = $state.raw<Options>({ temperature: 0.8, max_tokens: 60, logprobs: 20 });
 
   // What is here.
   forest = new Forest();
@@ -285,7 +285,7 @@ class Studio {
     return this.guard(async () => {
       const same = this.run && this.tree && (this.mode === 'text' ? this.prompt === this.run.summary.prompt : this.prompt.trim() === '');
       const { temperature: _, ...common } = this.sampling;
-      const seeded = { ...common, seed: this.run?.summary.seed ?? common['seed'] };
+      const seeded = { ...common, seed: this.run?.summary.seed ?? common['seed'], max_tokens: same ? this.run?.summary.sampling['max_tokens'] : common['max_tokens'] };
       const messages = same && this.run ? this.messagesOf.get(this.run.summary.root) : this.mode === 'chat' ? this.messages() : undefined;
       const asked = messages ? { messages } : { prompt: this.prompt };
       await this.start({ ...asked, sampling: seeded, strategies, ...(same && this.tree && this.connection === 'live' ? { tree: this.tree } : {}) });
@@ -401,7 +401,7 @@ class Studio {
   // ── looking ───────────────────────────────────────────────────────────────────────────────────────────────
 
   pinAt(index: number | null): void {
-    if (index !== null && (index < 0 || index >= this.count + (this.run?.end ? 1 : 0))) return;
+    if (index !== null && (index < 0 || index > this.last)) return;
     this.pausePlayback();
     this.caption = false;
     if (this.head !== null && index !== null && index >= this.head) this.head = null;
@@ -411,8 +411,13 @@ class Studio {
     if (token) this.say(`Token ${token.index + 1}: “${spoken(token.piece, token.bytes)}”.`);
   }
 
+  /** The last place one can look at: the token that ended the run, where it is known. */
+  get last(): number {
+    return this.count - (this.run?.end ? 0 : 1);
+  }
+
   move(by: number): void {
-    this.pinAt(Math.min(this.count - 1, Math.max(0, (this.focus ?? 0) + by)));
+    this.pinAt(Math.min(this.last, Math.max(0, (this.focus ?? 0) + by)));
   }
 
   uncertain(direction: 1 | -1): void {

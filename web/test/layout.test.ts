@@ -85,6 +85,18 @@ describe('the layout', () => {
     expect(drawn.every((each) => each.item.tag.startsWith('pruned'))).toBe(true);
     expectApart(layout);
   });
+  it('has the token that ended a run after the last, with its alternatives', () => {
+    const forest = new Forest();
+    const whole = run();
+    const last = whole.tokens.at(-1)!;
+    forest.whole({ ...whole, end: { ...last, index: whole.tokens.length, node: 'end', parent: last.node } });
+    const layout = layoutTree(forest, view(forest, whole.id, { focus: whole.tokens.length }));
+    const end = layout.placed.find((each) => each.item.kind === 'end')!;
+    expect(end.item.focused && end.row === 0 && end.parent!.item.place!.node === last.node).toBe(true);
+    const others = layout.placed.filter((each) => each.item.kind === 'alternative');
+    expect(others.length).toBeGreaterThan(0);
+    expect(others.every((each) => each.item.alternative!.id !== last.id && each.parent === end.parent)).toBe(true);
+  });
   it('is empty where nothing is', () => {
     expect(layoutTree(new Forest(), view(grown(), run().id, { run: null })).placed).toEqual([]);
   });

@@ -78,7 +78,7 @@ function build(forest: Forest, view: View): Item | null {
       }
       stack.push({ place: chain.at(-1)!, item: last });
     }
-    above.children.push(...alternatives(place, next, view));
+    above.children.push(...ending(place, view), ...alternatives(place, next, view));
     const tag = ends.get(place.node);
     if (tag) above.tag = tag;
   }
@@ -138,13 +138,21 @@ function whose(place: Place, view: View, path: ReadonlySet<string>): { run: stri
   return { run: onPath && view.run ? view.run.summary.id : place.run, index: place.depth - 1, onPath };
 }
 
+/** After the last token, the one that ended the run and is no part of the text. */
+function ending(place: Place, view: View): Item[] {
+  const end = view.run?.end;
+  if (!view.run || !end || end.parent !== place.node) return [];
+  const index = view.run.tokens.length;
+  return [item('end', place, { key: end.node, label: `■ ${shown(end.piece)}`, piece: end.piece, run: view.run.summary.id, index, onPath: true, focused: view.focus === index })];
+}
+
 /** Beside the token that is looked at: what else was likely there and has no branch yet. */
 function alternatives(place: Place, taken: Place[], view: View): Item[] {
   if (view.run === null || view.focus === null || place.depth !== view.focus) return [];
   const at = view.focus === view.run.tokens.length ? view.run.end : view.run.tokens[view.focus];
   const before = view.focus === 0 ? view.run.summary.root : view.run.tokens[view.focus - 1]?.node;
   if (!at || before !== place.node) return [];
-  const has = new Set(taken.map((each) => each.id));
+  const has = new Set([at.id, ...taken.map((each) => each.id)]);
   const left = at.alternatives.filter((each) => !has.has(each.id));
   const few = left.slice(0, view.alternatives);
   const common = { run: view.run.summary.id, index: view.focus, onPath: false };

@@ -9,7 +9,7 @@ export interface Step {
   start: StartBody | null; // what runs when the step is opened
   look?: { lens?: number; pin?: number };
   todo: string;
-  done: 'edited' | 'pinned' | 'forked' | 'stepped' | 'whatif' | 'asked' | 'reran' | 'tokens';
+  done: 'asked' | 'pinned' | 'forked' | 'stepped';
 }
 
 const short = { temperature: 0, max_tokens: 12, logprobs: 20 };
@@ -66,7 +66,7 @@ export const TOUR: readonly Step[] = [
     title: 'When it stops',
     text: 'A model does not decide to stop; it gives a probability to a token that means “end”, like to any other. Other ends are a limit of tokens, a text that must not come, or you. A wrong token stays in the text, and what follows builds on it.',
     start: { messages: [{ role: 'user', content: 'Name one colour.' }], sampling: { temperature: 0.7, seed: 1, max_tokens: 60, logprobs: 20 } },
-    todo: 'Go to the last token, take another alternative there (↓, then Enter), and see where it ends now.',
+    todo: 'Press End to go to the token that ended it, take another alternative there (↓, then Enter), and see where it ends now.',
     done: 'forked',
   },
   {
@@ -74,6 +74,6 @@ export const TOUR: readonly Step[] = [
     text: 'The probabilities are the same each time; the luck is not. A seed fixes the luck, and then every run is the same, to the last bit. Without one, each run draws its own.',
     start: { prompt: 'The best thing about the sea is', sampling: { temperature: 1, seed: 1, max_tokens: 20, logprobs: 20 } },
     todo: 'Press Enter on a token for new luck, or change the seed and run again. Then put the old seed back: the old text returns.',
-    done: 'reran',
+    done: 'asked',
   },
 ];
