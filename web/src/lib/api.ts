@@ -1,0 +1,95 @@
+// The server's endpoints as functions. Every address is on this page's own origin.
+
+import type { Explanation, Info, Options, StartBody, Summary, Tokenized, WholeRun } from './types';
+
+/** What went wrong, in words for people, with the server's code where it gave one. */
+export class ApiError extends Error {
+  constructor(
+    readonly status: number, // 0: the server could not be reached
+    message: string,
+    readonly code: string | null = null,
+    readonly param: string | null = null,
+  ) {
+    super(message);
+  }
+
+  get gone(): boolean {
+    return this.status === 0;
+  }
+
+  get expired(): boolean {
+    return this.status === 404;
+  }
+}
+
+export async function ask(path: string, init: RequestInit = {}): Promise<Response> {
+  let answer: Response;
+  try {
+    answer = await fetch(path, { ...init, credentials: 'same-origin' });
+  } catch (error) {
+    if (error instanceof DOMException && error.name === 'AbortError') throw error;
+    throw new ApiError(0, 'The server cannot be reached.');
+  }
+  if (!answer.ok) throw await refusal(answer);
+  return answer;
+}
+
+async function refusal(answer: Response): Promise<ApiError> {
+  try {
+    const { error } = (await answer.json()) as { error: { message: string; code: string | null; param: string | null } };
+    return new ApiError(answer.status, sentence(error.message), error.code, error.param);
+  } catch {
+    return new ApiError(answer.status, `The server answered ${answer.status} ${answer.statusText}.`);
+  }
+}
+
+function sentence(message: string): string {
+  const begun = message.charAt(0).toUpperCase() + message.slice(1);
+  return /[.!?]$/.test(begun) ? begun : `${begun}.`;
+}
+
+async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
+  return (await (await ask(path, signal ? { signal } : {})).json()) as T;
+}
+
+async function post<T>(path: string, body: unknown): Promise<T> {
+  const init = { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) };
+  return (await (await ask(path, init)).json()) as T;
+}
+
+interface Runs {
+  runs: Summary[];
+}
+export interface ForkBody {
+  at: number;
+  token?: number;
+  sampling?: Options;
+  pause_after?: number;
+}
+
+export const api = {
+  info: () => get<Info>('/api/info'),
+  runs: async (limit = 50) => (await get<Runs>(`/api/runs?limit=${limit}`)).runs,
+  tree: async (tree: string) => (await get<Runs>(`/api/runs?limit=500&tree=${encodeURIComponent(tree)}`)).runs,
+  start: async (body: StartBody) => (await post<Runs>('/api/runs', body)).runs,
+  run: (id: string, alternatives = 20) => get<WholeRun>(`/api/runs/${encodeURIComponent(id)}?alternatives=${alternatives}`),
+  fork: async (id: string, body: ForkBody) => (await post<Runs>(`/api/runs/${id}/fork`, body)).runs,
+  edit: async (id: string, at: number, text: string) => (await post<Runs>(`/api/runs/${id}/edit`, { at, text })).runs,
+  step: (id: string, tokens: number | null) => post<Summary>(`/api/runs/${id}/step`, { tokens }),
+  stop: (id: string) => post<Summary>(`/api/runs/${id}/stop`, {}),
+  tokenize: (prompt: string, special = false) =>
+    post<Tokenized>('/tokenize', { prompt, add_special_tokens: special, parse_special_tokens: special }),
+  explain: (id: string, index: number, changes: Options = {}, luck: 'same' | 'new' = 'same', signal?: AbortSignal) =>
+    get<Explanation>(`/api/runs/${id}/explain/${index}${query(changes, luck)}`, signal),
+  exportAddress: (id: string) => `/api/runs/${encodeURIComponent(id)}/export`,
+  import: async (file: Blob) =>
+    ((await (await ask('/api/runs/import', { method: 'POST', headers: { 'content-type': 'application/octet-stream' }, body: file })).json()) as Runs).runs,
+};
+
+export function query(changes: Options, luck: 'same' | 'new'): string {
+  const parts = new URLSearchParams();
+  for (const [name, value] of Object.entries(changes)) parts.set(name, typeof value === 'string' ? value : JSON.stringify(value));
+  if (luck === 'new') parts.set('luck', 'new');
+  const text = parts.toString();
+  return text ? `?${text}` : '';
+}

@@ -1,0 +1,32 @@
+// Runs of one prompt side by side: where each leaves the first, and how much it repeats itself. The counts are
+// made here; every probability is the engine's.
+
+import type { Forest, Run } from './forest';
+
+export interface Row {
+  run: Run;
+  parts: number | null; // the token where it leaves the first run; null: it does not
+  distinct: number | null; // different pairs of tokens, of all pairs
+}
+
+export function compareRuns(forest: Forest, runs: readonly Run[]): Row[] {
+  const first = runs[0];
+  return runs.map((run) => {
+    const shared = first ? forest.shared(first, run) : 0;
+    const alike = run === first || (shared === run.tokens.length && shared === first?.tokens.length);
+    return { run, parts: alike ? null : shared, distinct: distinctPairs(run.tokens.map((token) => token.id)) };
+  });
+}
+
+export function distinctPairs(ids: readonly number[]): number | null {
+  if (ids.length < 2) return null;
+  const seen = new Set<string>();
+  for (let i = 1; i < ids.length; i++) seen.add(`${ids[i - 1]},${ids[i]}`);
+  return seen.size / (ids.length - 1);
+}
+
+/** How long each token took: since the one before it, or since the request came. */
+export function pauses(run: Run): number[] {
+  const own = run.summary.fork_at ?? 0;
+  return run.tokens.slice(own).map((token, place, all) => Math.max(0, token.seconds - (place ? all[place - 1]!.seconds : 0)));
+}

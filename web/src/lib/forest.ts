@@ -1,0 +1,129 @@
+// The runs of one tree, and the tree of texts that they make together. Events and whole runs go in, in any
+// order and as often as they like; what is drawn is read off here. Nothing is ever removed.
+
+import type { Beam, PromptToken, Summary, Token, TreeEvent, WholeRun } from './types';
+
+export interface Run {
+  readonly summary: Summary;
+  readonly tokens: Token[];
+  readonly end: Token | null; // the token that ended it, where that is no part of the text
+  readonly tail: string;
+  readonly beams: Beam[];
+  readonly prompt: PromptToken[];
+}
+
+/** A place in the tree of texts. Runs that begin alike share these. */
+export interface Place {
+  readonly node: string;
+  readonly parent: string | null;
+  readonly depth: number; // 0 is the prompt
+  readonly children: string[]; // in the order they came
+  run: string; // the first run that came by
+  id: number;
+  piece: string;
+  source: string;
+  beam: Beam | null;
+}
+
+export class Forest {
+  readonly runs = new Map<string, Run>();
+  readonly places = new Map<string, Place>();
+  readonly roots: string[] = [];
+
+  /** False where something before it is missing: the run must be fetched whole. */
+  apply(event: TreeEvent): boolean {
+    if (event.kind !== 'token') {
+      const run = this.tell(event.summary);
+      return run.tokens.length >= (event.summary.fork_at ?? 0);
+    }
+    const run = this.runs.get(event.run);
+    if (!run || event.token.index > run.tokens.length) return false;
+    this.put(run, event.token);
+    this.runs.set(event.run, { ...run });
+    return true;
+  }
+
+  /** A summary: new, or newer than the one that is here. */
+  tell(summary: Summary): Run {
+    const known = this.runs.get(summary.id);
+    const run = known ? { ...known, summary } : { summary, tokens: this.kept(summary), end: null, tail: '', beams: [], prompt: this.promptOf(summary) };
+    this.runs.set(summary.id, run);
+    this.root(summary);
+    for (const token of run.tokens) this.place(run, token);
+    return run;
+  }
+
+  /** A whole run. Tokens that are here already stay, unless the others say more of their alternatives. */
+  whole(told: WholeRun): Run {
+    const { prompt_tokens, tokens, tail, end, beams, ...summary } = told;
+    const known = this.tell(summary);
+    for (const token of tokens) {
+      const here = known.tokens[token.index];
+      if (!here || here.alternatives.length < token.alternatives.length) this.put(known, token);
+    }
+    const run = { ...known, prompt: prompt_tokens, tail, end: end ?? known.end, beams };
+    this.runs.set(summary.id, run);
+    for (const beam of beams) this.beam(run, beam);
+    return run;
+  }
+
+  /** How many of the first tokens two runs have in common. */
+  shared(one: Run, other: Run): number {
+    const most = Math.min(one.tokens.length, other.tokens.length);
+    for (let i = 0; i < most; i++) if (one.tokens[i]!.node !== other.tokens[i]!.node) return i;
+    return one.summary.root === other.summary.root ? most : 0;
+  }
+
+  private kept(summary: Summary): Token[] {
+    const parent = summary.parent === null ? undefined : this.runs.get(summary.parent);
+    return parent ? parent.tokens.slice(0, summary.fork_at ?? 0) : [];
+  }
+
+  private promptOf(summary: Summary): PromptToken[] {
+    for (const run of this.runs.values()) if (run.summary.root === summary.root && run.prompt.length) return run.prompt;
+    return [];
+  }
+
+  private put(run: Run, token: Token): void {
+    run.tokens[token.index] = token;
+    this.place(run, token);
+  }
+
+  private root(summary: Summary): void {
+    if (this.places.has(summary.root)) return;
+    this.roots.push(summary.root);
+    this.places.set(summary.root, { node: summary.root, parent: null, depth: 0, children: [], run: summary.id, id: -1, piece: '', source: 'prompt', beam: null });
+  }
+
+  private place(run: Run, token: Token): void {
+    this.add(token.node, token.parent, run.summary.id, token.id, token.piece, token.source);
+  }
+
+  private beam(run: Run, beam: Beam): void {
+    const place = this.add(beam.node, beam.parent_node, run.summary.id, beam.id, beam.piece, 'beam');
+    if (place) place.beam = beam;
+  }
+
+  private add(node: string, parent: string, run: string, id: number, piece: string, source: string): Place | undefined {
+    const known = this.places.get(node);
+    const above = this.places.get(parent);
+    if (known || !above) return known;
+    above.children.push(node);
+    const made: Place = { node, parent, depth: above.depth + 1, children: [], run, id, piece, source, beam: null };
+    this.places.set(node, made);
+    return made;
+  }
+}
+
+export const isLive = (run: Run | null): boolean => run !== null && (run.summary.status === 'running' || run.summary.status === 'waiting');
+
+/** What a run is called where there is little room. */
+export function nameOf(run: Run): string {
+  const { name, reason, seed, sampling } = run.summary;
+  if (name) return name;
+  if (reason === 'forced') return 'fork';
+  if (reason === 'edited') return 'edit';
+  if (reason === 'sampled') return 'new luck';
+  if (Number(sampling['beam_width']) > 1) return `${String(sampling['beam_width'])} beams`;
+  return sampling['temperature'] === 0 ? 'greedy' : `seed ${seed}`;
+}

@@ -1,0 +1,48 @@
+// Numbers as people read them. Each is the engine's own; rounding for the eye is all that happens here.
+
+/** The share that a log-probability stands for. */
+export function percent(logprob: number | null): string {
+  return logprob === null ? 'removed' : share(Math.exp(logprob));
+}
+
+export function share(value: number): string {
+  const hundred = 100 * value;
+  if (hundred >= 99.95) return value === 1 ? '100 %' : '>99.9 %';
+  if (hundred >= 10) return `${hundred.toFixed(1)} %`;
+  if (hundred >= 0.1) return `${hundred.toFixed(2)} %`;
+  if (hundred >= 1e-6) return `${hundred.toPrecision(1)} %`.replace(/e-0?(\d)/, 'e-$1');
+  return value === 0 ? '0 %' : '≈0 %';
+}
+
+export const decimal = (value: number | null, digits = 2): string => (value === null ? '∞' : value.toFixed(digits).replace('-', '−'));
+
+export const signed = (value: number, digits = 2): string => `${value < 0 ? '−' : '+'}${Math.abs(value).toFixed(digits)}`;
+
+export function seconds(value: number): string {
+  if (value < 0.0995) return `${(1000 * value).toFixed(1)} ms`;
+  if (value < 9.95) return value < 0.9995 ? `${Math.round(1000 * value)} ms` : `${value.toFixed(2)} s`;
+  return `${value.toFixed(1)} s`;
+}
+
+export function bytes(value: number): string {
+  if (value >= 1e9) return `${(value / 1e9).toFixed(2)} GB`;
+  if (value >= 1e6) return `${(value / 1e6).toFixed(1)} MB`;
+  return value >= 1e3 ? `${(value / 1e3).toFixed(0)} kB` : `${value} B`;
+}
+
+export const count = (value: number): string => value.toString().replace(/\B(?=(\d{3})+$)/g, ' ');
+
+export const plural = (value: number, noun: string): string => `${count(value)} ${noun}${value === 1 ? '' : 's'}`;
+
+/** Why it ended, as a sentence. */
+export function ending(reason: string | null, detail: string | null): string {
+  switch (reason) {
+    case null: return 'It is still writing.';
+    case 'stop': return detail ? `It ended with ${JSON.stringify(detail)}.` : 'It came to its end.';
+    case 'length': return detail === 'context' ? "It ended because the model's context is full." : 'It ended because it had as many tokens as were asked for.';
+    case 'timeout': return 'It ended because its time was up.';
+    case 'repetition': return `It ended because it repeated itself${detail ? ` (${detail})` : ''}.`;
+    case 'cancelled': return 'It was stopped.';
+    default: return `It failed${detail ? `: ${detail}` : ''}.`;
+  }
+}

@@ -1,0 +1,62 @@
+// The keys, as data: the page listens to this list and the help dialog is made from it.
+
+export type Action =
+  | 'play' | 'step' | 'back' | 'forth' | 'up' | 'down' | 'first' | 'last' | 'fork' | 'rewind' | 'edit'
+  | 'next' | 'previous' | 'compare' | 'unpin' | 'help' | 'tour' | 'prompt' | 'theme'
+  | 'lens1' | 'lens2' | 'lens3' | 'lens4' | 'lens5';
+
+export interface Key {
+  keys: string[]; // as KeyboardEvent.key has them
+  shown: string;
+  action: Action;
+  does: string;
+}
+
+export const KEYMAP: readonly Key[] = [
+  { keys: [' '], shown: 'Space', action: 'play', does: 'Play or pause' },
+  { keys: ['.'], shown: '.', action: 'step', does: 'One token on' },
+  { keys: ['Backspace'], shown: 'Backspace', action: 'rewind', does: 'One token back; what came after it stays, faded' },
+  { keys: ['ArrowLeft'], shown: '←', action: 'back', does: 'The token before' },
+  { keys: ['ArrowRight'], shown: '→', action: 'forth', does: 'The token after' },
+  { keys: ['ArrowUp'], shown: '↑', action: 'up', does: 'The alternative above' },
+  { keys: ['ArrowDown'], shown: '↓', action: 'down', does: 'The alternative below' },
+  { keys: ['Home'], shown: 'Home', action: 'first', does: 'The first token' },
+  { keys: ['End'], shown: 'End', action: 'last', does: 'The last token' },
+  { keys: ['Enter'], shown: 'Enter', action: 'fork', does: 'Fork: go on with this alternative, or with new luck' },
+  { keys: ['e', 'E'], shown: 'E', action: 'edit', does: 'Edit this token' },
+  { keys: ['n', 'N'], shown: 'N', action: 'next', does: 'The next token where the model was uncertain' },
+  { keys: ['p', 'P'], shown: 'P', action: 'previous', does: 'The one before' },
+  { keys: ['c', 'C'], shown: 'C', action: 'compare', does: 'Compare strategies on this prompt' },
+  { keys: ['1'], shown: '1', action: 'lens1', does: 'Lens: Compare' },
+  { keys: ['2'], shown: '2', action: 'lens2', does: 'Lens: Beam' },
+  { keys: ['3'], shown: '3', action: 'lens3', does: 'Lens: Drafts' },
+  { keys: ['4'], shown: '4', action: 'lens4', does: 'Lens: Tokens' },
+  { keys: ['5'], shown: '5', action: 'lens5', does: 'Lens: Cache & time' },
+  { keys: ['/'], shown: '/', action: 'prompt', does: 'Write a prompt' },
+  { keys: ['g', 'G'], shown: 'G', action: 'tour', does: 'The guided tour' },
+  { keys: ['t', 'T'], shown: 'T', action: 'theme', does: 'Dark or light' },
+  { keys: ['Escape'], shown: 'Esc', action: 'unpin', does: 'Unpin' },
+  { keys: ['?'], shown: '?', action: 'help', does: 'These keys' },
+];
+
+export interface Pressed {
+  key: string;
+  ctrlKey: boolean;
+  metaKey: boolean;
+  altKey: boolean;
+}
+
+/** What a key means, unless somebody is writing or it belongs to what has the focus. */
+export function actionOf(pressed: Pressed, focus: { tag: string; role: string | null; type: string | null; editable: boolean }): Action | null {
+  if (pressed.ctrlKey || pressed.metaKey || pressed.altKey) return null;
+  const found = KEYMAP.find((each) => each.keys.includes(pressed.key))?.action ?? null;
+  const tag = focus.tag.toLowerCase();
+  const range = tag === 'input' && (focus.type === 'range' || focus.type === 'checkbox' || focus.type === 'radio');
+  const writes = focus.editable || tag === 'textarea' || tag === 'select' || (tag === 'input' && !range);
+  if (writes) return found === 'unpin' ? found : null;
+  if (range && /^(Arrow|Home|End| )/.test(pressed.key)) return null;
+  const presses = pressed.key === 'Enter' || pressed.key === ' ';
+  if (presses && (tag === 'button' || tag === 'a' || tag === 'summary' || focus.role === 'tab') && focus.role !== 'treeitem') return null;
+  if (focus.role === 'tab' && /^(Arrow|Home|End)/.test(pressed.key)) return null;
+  return found;
+}

@@ -1,0 +1,251 @@
+// Where each item of the token tree stands. A shared beginning is one line; a chain without a branch folds
+// into one item, except near the token that is looked at; the alternatives of that token hang beside it.
+
+import { hierarchy, type HierarchyNode } from 'd3-hierarchy';
+import { nameOf, type Forest, type Place, type Run } from './forest';
+import { decimal } from './format';
+import { shown } from './visible';
+import type { Alternative } from './types';
+
+export type ItemKind = 'prompt' | 'token' | 'fold' | 'alternative' | 'more' | 'end';
+
+export interface Item {
+  key: string;
+  kind: ItemKind;
+  label: string;
+  piece: string;
+  run: string; // clicking goes there
+  index: number; // of the token; of a fold, its first
+  count: number; // tokens in a fold, or alternatives that are not shown
+  onPath: boolean; // of the run that is looked at
+  focused: boolean;
+  place: Place | null;
+  alternative: Alternative | null;
+  tag: string; // at the end of a branch: what it is called
+  children: Item[];
+}
+
+export interface Placed {
+  item: Item;
+  x: number;
+  row: number;
+  width: number;
+  level: number;
+  parent: Placed | null;
+}
+
+export interface Layout {
+  placed: Placed[];
+  width: number;
+  rows: number;
+}
+
+export interface View {
+  run: Run | null;
+  focus: number | null; // the token that is looked at
+  near: number; // tokens on either side of it that stay unfolded
+  alternatives: number; // how many hang beside it
+  open: ReadonlySet<string>; // folds that were clicked
+  measure: (item: Item) => number;
+  tagWidth: (tag: string) => number;
+  gap: number;
+}
+
+export function layoutTree(forest: Forest, view: View): Layout {
+  const root = build(forest, view);
+  return root ? arrange(root, view) : { placed: [], width: 0, rows: 0 };
+}
+
+// ── what is shown ───────────────────────────────────────────────────────────────────────────────────────────
+
+function build(forest: Forest, view: View): Item | null {
+  const rootNode = view.run?.summary.root ?? forest.roots[0];
+  const rootPlace = rootNode === undefined ? undefined : forest.places.get(rootNode);
+  if (!rootPlace) return null;
+  const path = new Set(view.run?.tokens.map((token) => token.node) ?? []);
+  const ends = endings(forest);
+  const root = item('prompt', rootPlace, { label: 'prompt', onPath: true, run: view.run?.summary.id ?? rootPlace.run, index: -1 });
+  const stack: { place: Place; item: Item }[] = [{ place: rootPlace, item: root }];
+  while (stack.length) {
+    const { place, item: above } = stack.pop()!;
+    const next = ordered(forest, place, path);
+    for (const child of next) {
+      const chain = chainFrom(forest, child, ends, view, path);
+      let last = above;
+      for (const made of folded(chain, view, path)) {
+        last.children.push(made);
+        last = made;
+      }
+      stack.push({ place: chain.at(-1)!, item: last });
+    }
+    above.children.push(...ending(place, view), ...alternatives(place, next, view));
+    const tag = ends.get(place.node);
+    if (tag) above.tag = tag;
+  }
+  return root;
+}
+
+/** The run that is looked at comes first, so its line stays straight; then the others as they came. */
+function ordered(forest: Forest, place: Place, path: ReadonlySet<string>): Place[] {
+  const children = place.children.map((node) => forest.places.get(node)!);
+  return [...children.filter((each) => path.has(each.node)), ...children.filter((each) => !path.has(each.node))];
+}
+
+/** A place and those after it, up to the next branch, end or hanging alternatives. */
+function chainFrom(forest: Forest, first: Place, ends: ReadonlyMap<string, string>, view: View, path: ReadonlySet<string>): Place[] {
+  const chain = [first];
+  for (let place = first; place.children.length === 1 && !ends.has(place.node); ) {
+    if (view.focus !== null && path.has(place.node) && place.depth === view.focus) break;
+    place = forest.places.get(place.children[0]!)!;
+    chain.push(place);
+  }
+  return chain;
+}
+
+const AT_EITHER_END = 2;
+
+function folded(chain: Place[], view: View, path: ReadonlySet<string>): Item[] {
+  const made: Item[] = [];
+  let hidden: Place[] = [];
+  const flush = (): void => {
+    if (hidden.length > 1 && !view.open.has(hidden[0]!.node)) {
+      const first = hidden[0]!;
+      const label = `⋯ ${hidden.length} tokens`;
+      made.push(item('fold', first, { label, count: hidden.length, ...whose(first, view, path) }));
+    } else {
+      made.push(...hidden.map((place) => token(place, view, path)));
+    }
+    hidden = [];
+  };
+  chain.forEach((place, at) => {
+    const edge = at < AT_EITHER_END || at >= chain.length - AT_EITHER_END;
+    const near = view.focus !== null && path.has(place.node) && Math.abs(place.depth - 1 - view.focus) <= view.near;
+    if (!edge && !near) return hidden.push(place);
+    flush();
+    return made.push(token(place, view, path));
+  });
+  flush();
+  return made;
+}
+
+function token(place: Place, view: View, path: ReadonlySet<string>): Item {
+  const of = whose(place, view, path);
+  return item('token', place, { label: shown(place.piece), ...of, focused: of.onPath && place.depth - 1 === view.focus });
+}
+
+function whose(place: Place, view: View, path: ReadonlySet<string>): { run: string; index: number; onPath: boolean } {
+  const onPath = path.has(place.node);
+  return { run: onPath && view.run ? view.run.summary.id : place.run, index: place.depth - 1, onPath };
+}
+
+/** After the last token, the one that ended the run and is no part of the text. */
+function ending(place: Place, view: View): Item[] {
+  const end = view.run?.end;
+  if (!view.run || !end || end.parent !== place.node) return [];
+  const index = view.run.tokens.length;
+  return [item('end', place, { key: end.node, label: `■ ${shown(end.piece)}`, piece: end.piece, run: view.run.summary.id, index, onPath: true, focused: view.focus === index })];
+}
+
+/** Beside the token that is looked at: what else was likely there and has no branch yet. */
+function alternatives(place: Place, taken: Place[], view: View): Item[] {
+  if (view.run === null || view.focus === null || place.depth !== view.focus) return [];
+  const at = view.focus === view.run.tokens.length ? view.run.end : view.run.tokens[view.focus];
+  const before = view.focus === 0 ? view.run.summary.root : view.run.tokens[view.focus - 1]?.node;
+  if (!at || before !== place.node) return [];
+  const has = new Set([at.id, ...taken.map((each) => each.id)]);
+  const left = at.alternatives.filter((each) => !has.has(each.id));
+  const few = left.slice(0, view.alternatives);
+  const common = { run: view.run.summary.id, index: view.focus, onPath: false };
+  const made = few.map((each) =>
+    item('alternative', place, { ...common, key: `${place.node}:${each.id}`, label: shown(each.text), piece: each.text, alternative: each }),
+  );
+  const more = left.length - few.length;
+  if (more > 0) made.push(item('more', place, { ...common, key: `${place.node}:more`, label: `${more} more`, count: more }));
+  return made;
+}
+
+/** Where runs end, and what is written there. */
+function endings(forest: Forest): Map<string, string> {
+  const tags = new Map<string, string>();
+  for (const run of forest.runs.values()) {
+    const node = run.tokens.at(-1)?.node ?? run.summary.root;
+    const reused = run.summary.parent !== null && run.summary.usage.cached_tokens > 0 ? ` · ${run.summary.usage.cached_tokens} tokens of cache reused` : '';
+    const tag = nameOf(run) + reused;
+    tags.set(node, tags.has(node) ? `${tags.get(node)}, ${tag}` : tag);
+  }
+  for (const run of forest.runs.values())
+    for (const beam of run.beams)
+      if (beam.fate === 'pruned' || beam.fate === 'finished') tags.set(beam.node, tags.get(beam.node) ?? `${beam.fate} ${decimal(beam.logprob)}`);
+  return tags;
+}
+
+function item(kind: ItemKind, place: Place, more: Partial<Item>): Item {
+  const base: Item = {
+    key: place.node, kind, label: '', piece: place.piece, run: place.run, index: place.depth - 1, count: 0,
+    onPath: false, focused: false, place, alternative: null, tag: '', children: [],
+  };
+  return { ...base, ...more };
+}
+
+// ── where it stands ─────────────────────────────────────────────────────────────────────────────────────────
+
+function arrange(root: Item, view: View): Layout {
+  const tree = hierarchy(root, (each) => each.children);
+  const at = new Map<HierarchyNode<Item>, Placed>();
+  let width = 0;
+  tree.eachBefore((node) => {
+    const parent = node.parent ? at.get(node.parent)! : null;
+    const own = view.measure(node.data);
+    const x = parent ? parent.x + parent.width + view.gap : 0;
+    at.set(node, { item: node.data, x, row: 0, width: own, level: node.depth + 1, parent });
+    width = Math.max(width, x + own);
+  });
+  const rows = new Rows();
+  const waiting = [tree];
+  while (waiting.length) {
+    const line = lineOf(waiting.pop()!);
+    const [first, last] = [at.get(line[0]!)!, at.get(line.at(-1)!)!];
+    const tag = last.item.tag ? view.tagWidth(last.item.tag) : 0;
+    const row = rows.take(first.parent ? first.parent.row + 1 : 0, first.x - view.gap / 2, last.x + last.width + tag + view.gap / 2);
+    for (const node of line) at.get(node)!.row = row;
+    // The last to be pushed is the next: of a line, the alternatives, then the branches from right to left.
+    const off = line.flatMap((node) => node.children?.slice(1) ?? []);
+    const ghosts = off.filter((node) => isGhost(node.data)).reverse();
+    waiting.push(...off.filter((node) => !isGhost(node.data)), ...ghosts);
+  }
+  return { placed: [...at.values()], width, rows: rows.count };
+}
+
+const isGhost = (each: Item): boolean => each.kind === 'alternative' || each.kind === 'more';
+
+/** An item and those that stand in its row: first child after first child. */
+function lineOf(node: HierarchyNode<Item>): HierarchyNode<Item>[] {
+  const line = [node];
+  for (let next = node.children?.[0]; next; next = next.children?.[0]) line.push(next);
+  return line;
+}
+
+/** Which parts of which rows are taken. */
+class Rows {
+  private readonly taken: [number, number][][] = [];
+
+  get count(): number {
+    return this.taken.length;
+  }
+
+  /** The first row from this one down that has room between two places. */
+  take(from: number, left: number, right: number): number {
+    let row = from;
+    while (this.taken[row]?.some(([start, end]) => start < right && end > left)) row++;
+    (this.taken[row] ??= []).push([left, right]);
+    return row;
+  }
+}
+
+/** Those within a window; all others need not be on the page. */
+export function within(layout: Layout, window: { left: number; right: number; top: number; bottom: number }, rowHeight: number): Placed[] {
+  return layout.placed.filter((each) => {
+    const y = each.row * rowHeight;
+    return each.x + each.width >= window.left && each.x <= window.right && y + rowHeight >= window.top && y <= window.bottom;
+  });
+}

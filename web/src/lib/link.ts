@@ -1,0 +1,95 @@
+// Links that can be shared. One names the run, if the server still has it, and says how to make it again if
+// it does not: the same prompt, options and seed give the same tokens.
+
+import type { Run } from './forest';
+import { changed } from './options';
+import type { Message, Option, Options } from './types';
+
+export interface Turn {
+  at: number;
+  token?: number;
+  text?: string;
+  sampling?: Options;
+}
+
+export interface Recipe {
+  prompt?: string;
+  messages?: Message[];
+  sampling: Options;
+  turns: Turn[]; // the forks and edits that led here
+}
+
+export interface Link {
+  run: string | null;
+  at: number | null;
+  recipe: Recipe | null;
+}
+
+export function toHash(link: Link): string {
+  const parts = new URLSearchParams();
+  if (link.run) parts.set('run', link.run);
+  if (link.at !== null) parts.set('at', String(link.at));
+  if (link.recipe) parts.set('make', encode(link.recipe));
+  const text = parts.toString();
+  return text ? `#${text}` : '';
+}
+
+export function fromHash(hash: string): Link {
+  const parts = new URLSearchParams(hash.replace(/^#/, ''));
+  const run = parts.get('run');
+  const at = parts.get('at');
+  return {
+    run: run && /^[\w-]{1,64}$/.test(run) ? run : null,
+    at: at && /^\d{1,7}$/.test(at) ? Number(at) : null,
+    recipe: decode(parts.get('make')),
+  };
+}
+
+/** How a run came about: its first ancestor's prompt and options, then each turn that was taken. */
+export function recipeOf(run: Run, runs: ReadonlyMap<string, Run>, options: readonly Option[], messages?: Message[]): Recipe | null {
+  const line: Run[] = [run];
+  while (line[0]!.summary.parent !== null) {
+    const parent = runs.get(line[0]!.summary.parent);
+    if (!parent) return null;
+    line.unshift(parent);
+  }
+  const first = line[0]!.summary;
+  const made: Recipe = { sampling: { ...changed(first.sampling, options), seed: first.seed }, turns: [] };
+  delete made.sampling['timeout'];
+  if (messages) made.messages = messages;
+  else made.prompt = first.prompt;
+  line.slice(1).forEach((each, place) => made.turns.push(turn(each, line[place]!, options)));
+  return made;
+}
+
+function turn(run: Run, parent: Run, options: readonly Option[]): Turn {
+  const { fork_at, reason, sampling } = run.summary;
+  const at = fork_at ?? 0;
+  if (reason === 'forced' && run.tokens[at]) return { at, token: run.tokens[at].id };
+  if (reason === 'edited') {
+    let text = '';
+    for (let i = at; run.tokens[i]?.source === 'forced'; i++) text += run.tokens[i]!.piece;
+    return { at, text };
+  }
+  const before = changed(parent.summary.sampling, options);
+  const now = changed(sampling, options);
+  const differs = Object.entries(now).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(before[name]) && name !== 'seed');
+  return differs.length ? { at, sampling: Object.fromEntries(differs) } : { at };
+}
+
+function encode(value: unknown): string {
+  const bytes = new TextEncoder().encode(JSON.stringify(value));
+  return btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join('')).replace(/\+/g, '-').replace(/\//g, '_').replace(/=+$/, '');
+}
+
+function decode(text: string | null): Recipe | null {
+  if (!text) return null;
+  try {
+    const bytes = Uint8Array.from(atob(text.replace(/-/g, '+').replace(/_/g, '/')), (each) => each.charCodeAt(0));
+    const made = JSON.parse(new TextDecoder().decode(bytes)) as Recipe;
+    const fine = (typeof made.prompt === 'string' || Array.isArray(made.messages)) && Array.isArray(made.turns) && typeof made.sampling === 'object';
+    return fine ? made : null;
+  } catch {
+    return null;
+  }
+}

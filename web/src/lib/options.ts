@@ -1,0 +1,106 @@
+// The fields of Sampling as a form: the server says which there are, of which kind, and what they do.
+
+import type { Option, Options } from './types';
+
+/** What a person wrote, as the server takes it; undefined leaves the field out. */
+export function read(option: Option, text: string | boolean): unknown {
+  if (typeof text === 'boolean') return text === option.default ? undefined : text;
+  const given = text.trim();
+  if (given === '') return undefined;
+  switch (option.kind) {
+    case 'number':
+    case 'whole': {
+      const value = Number(given);
+      if (!Number.isFinite(value) || (option.kind === 'whole' && !Number.isInteger(value))) throw new Error(`${option.name} is "${given}"; a ${option.kind === 'whole' ? 'whole ' : ''}number is expected`);
+      return value === option.default ? undefined : value;
+    }
+    case 'texts': return text.split('\n').filter((line) => line !== '').map(unescaped);
+    case 'ids': return json(option, `[${given.replace(/^\[|\]$/g, '')}]`);
+    case 'biases': return json(option, given.startsWith('{') ? given : `{${given.replace(/(\d+)\s*[=:]\s*/g, '"$1":')}}`);
+    case 'schema': return json(option, given);
+    default: return text;
+  }
+}
+
+/** The other way round: a value as it is written in the form. */
+export function write(option: Option, value: unknown): string {
+  if (value === null || value === undefined) return '';
+  if (option.kind === 'texts' && Array.isArray(value)) return value.map((each) => String(each).replace(/\\/g, '\\\\').replace(/\n/g, '\\n')).join('\n');
+  if (option.kind === 'ids' && Array.isArray(value)) return value.join(', ');
+  if (typeof value === 'object') return Object.keys(value).length ? JSON.stringify(value) : '';
+  return String(value);
+}
+
+function unescaped(line: string): string {
+  return line.replace(/\\(\\|n|t)/g, (_, what: string) => (what === 'n' ? '\n' : what === 't' ? '\t' : '\\'));
+}
+
+function json(option: Option, text: string): unknown {
+  try {
+    return JSON.parse(text) as unknown;
+  } catch {
+    throw new Error(`${option.name} is "${text}"; ${option.kind === 'biases' ? 'ID=VALUE, ID=VALUE' : 'JSON'} is expected`);
+  }
+}
+
+/** Only what differs from the defaults: what is sent, shared and shown. */
+export function changed(sampling: Options, options: readonly Option[]): Options {
+  const made: Options = {};
+  for (const option of options) {
+    const value = sampling[option.name];
+    if (value !== undefined && JSON.stringify(value) !== JSON.stringify(option.default)) made[option.name] = value;
+  }
+  return made;
+}
+
+export const GROUPS: readonly { title: string; first: string }[] = [
+  { title: 'The distribution', first: 'temperature' },
+  { title: 'What was said before', first: 'repetition_penalty' },
+  { title: 'Which tokens', first: 'logit_bias' },
+  { title: 'Luck, and how many', first: 'seed' },
+  { title: 'When it ends', first: 'max_tokens' },
+  { title: 'Beams', first: 'beam_width' },
+  { title: 'What the text must be', first: 'json_schema' },
+  { title: 'What is recorded, in which order', first: 'logprobs' },
+];
+
+export function grouped(options: readonly Option[]): { title: string; options: Option[] }[] {
+  const made: { title: string; options: Option[] }[] = [];
+  for (const option of options) {
+    const title = GROUPS.find((each) => each.first === option.name)?.title;
+    if (title !== undefined || made.length === 0) made.push({ title: title ?? 'Options', options: [] });
+    made.at(-1)!.options.push(option);
+  }
+  return made;
+}
+
+export interface Slider {
+  name: string;
+  least: number;
+  most: number;
+  step: number;
+}
+
+/** What the what-if panel offers. The server answers; these are only the ends of the sliders. */
+export const SLIDERS: readonly Slider[] = [
+  { name: 'temperature', least: 0, most: 2, step: 0.05 },
+  { name: 'top_k', least: 0, most: 100, step: 1 },
+  { name: 'top_p', least: 0.05, most: 1, step: 0.05 },
+  { name: 'min_p', least: 0, most: 0.5, step: 0.01 },
+  { name: 'repetition_penalty', least: 1, most: 2, step: 0.05 },
+];
+
+export interface Strategy {
+  name: string;
+  sampling: Options;
+  about: string;
+}
+
+export const STRATEGIES: readonly Strategy[] = [
+  { name: 'greedy', sampling: { temperature: 0 }, about: 'always the likeliest' },
+  { name: 'careful', sampling: { temperature: 0.5, top_p: 0.9 }, about: 'temperature 0.5, top-p 0.9' },
+  { name: 'nucleus', sampling: { temperature: 1, top_p: 0.9 }, about: 'temperature 1, top-p 0.9' },
+  { name: 'min-p', sampling: { temperature: 1.2, min_p: 0.1 }, about: 'temperature 1.2, min-p 0.1' },
+  { name: 'wild', sampling: { temperature: 1.5 }, about: 'temperature 1.5' },
+  { name: 'beams', sampling: { beam_width: 4 }, about: '4 beams, the likeliest text as a whole' },
+];

@@ -1,0 +1,23 @@
+// Which branch is worth a click: where another token was nearly as likely as the one that was chosen.
+
+import type { Alternative, Token } from './types';
+
+export interface Suggestion {
+  index: number;
+  alternative: Alternative;
+}
+
+export function suggest(tokens: readonly Token[]): Suggestion | null {
+  let best: Suggestion | null = null;
+  let most = -Infinity;
+  for (const token of tokens) {
+    for (const each of token.alternatives) {
+      const word = /\p{L}{2}/u.test(each.text); // a word leads further than a comma
+      const value = (each.raw_logprob ?? -Infinity) + (word ? 0 : -3) - 0.04 * token.index;
+      if (each.id === token.id || each.logprob === null || value <= most) continue;
+      most = value;
+      best = { index: token.index, alternative: each };
+    }
+  }
+  return best;
+}

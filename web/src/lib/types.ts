@@ -1,0 +1,186 @@
+// What the server answers with: the shapes of docs/server.md, and nothing else.
+
+export interface Alternative {
+  id: number;
+  text: string;
+  logprob: number | null; // after the stages; null: a stage removed it
+  raw_logprob: number | null; // the model's own
+}
+
+export type Source = 'sampled' | 'forced' | 'draft' | 'beam';
+
+export interface Token {
+  index: number;
+  node: string;
+  parent: string;
+  id: number;
+  piece: string;
+  bytes: string;
+  text: string;
+  logprob: number | null;
+  raw_logprob: number | null;
+  rank: number;
+  rank_after: number;
+  entropy: number;
+  log_sum_exp: number;
+  luck: number;
+  margin: number | null;
+  runner_up: number | null;
+  source: Source;
+  seconds: number;
+  alternatives: Alternative[];
+}
+
+export type Status = 'waiting' | 'running' | 'paused' | 'done' | 'failed';
+export type Options = Record<string, unknown>;
+
+export interface Summary {
+  id: string;
+  tree: string;
+  root: string;
+  model: string;
+  name: string | null;
+  created: number;
+  status: Status;
+  finish_reason: string | null;
+  stop_reason: string | null;
+  error: string | null;
+  prompt: string;
+  text: string;
+  seed: number;
+  salt: number;
+  sample: number;
+  parent: string | null;
+  fork_at: number | null;
+  reason: 'sampled' | 'forced' | 'edited' | null;
+  sampling: Options;
+  logprob: number;
+  usage: { prompt_tokens: number; completion_tokens: number; total_tokens: number; cached_tokens: number; context_left: number };
+  timings: { queue: number; prefill: number; decode: number; preempted: number; tokens_per_second: number | null };
+  drafts: { proposed: number; accepted: number; seconds: number };
+  ops: string;
+}
+
+export interface PromptToken {
+  id: number;
+  piece: string;
+  bytes: string;
+  special: boolean;
+}
+
+export interface Beam {
+  number: number;
+  parent: number | null;
+  id: number;
+  piece: string;
+  logprob: number;
+  fate: 'live' | 'pruned' | 'finished' | 'chosen';
+  node: string;
+  parent_node: string;
+}
+
+export interface WholeRun extends Summary {
+  prompt_tokens: PromptToken[];
+  tokens: Token[];
+  tail: string;
+  end: Token | null;
+  beams: Beam[];
+}
+
+export interface Change {
+  id: number;
+  text: string;
+  before: number;
+  after: number | null;
+}
+
+export interface StageReport {
+  name: string;
+  kind: 'bias' | 'scale' | 'mask';
+  survivors_before: number;
+  survivors: number;
+  mass_kept: number;
+  removed: Change[];
+  moved: Change[];
+  removed_count: number;
+  moved_count: number;
+}
+
+export interface Candidate {
+  id: number;
+  text: string;
+  rank: number;
+  raw_logprob: number;
+  logprob: number | null;
+  luck: number;
+  score: number | null;
+  removed_by: string | null;
+}
+
+export interface Explanation {
+  index: number;
+  position: number;
+  seed: number;
+  salt: number;
+  sampling: Options;
+  actual: { id: number; text: string; source: Source } | null;
+  same: boolean | null;
+  stages: StageReport[];
+  candidates: Candidate[];
+  others: { count: number; raw: number; after: number };
+  winner: Candidate;
+  runner_up: Candidate | null;
+  margin: number | null;
+  sentence: string;
+}
+
+export type Kind = 'number' | 'whole' | 'flag' | 'text' | 'texts' | 'ids' | 'biases' | 'schema';
+
+export interface Option {
+  name: string;
+  kind: Kind;
+  default: unknown;
+  help: string;
+}
+
+export interface Info {
+  model: string;
+  version: string;
+  ops: string;
+  chat: boolean;
+  context: number;
+  vocabulary: number;
+  layers: number;
+  dim: number;
+  heads: number;
+  kv: { memory: number; page_bytes: number; pages: number; capacity: number };
+  load: { waiting: number; running: number };
+  options: Option[];
+  stages: string[];
+  lenses: string[];
+}
+
+export interface Message {
+  role: 'system' | 'user' | 'assistant';
+  content: string;
+}
+
+export interface Tokenized {
+  count: number;
+  tokens: number[];
+  pieces: PromptToken[];
+}
+
+export interface StartBody {
+  prompt?: string;
+  messages?: Message[];
+  sampling?: Options;
+  strategies?: { name: string; sampling: Options }[];
+  pause_after?: number;
+  tree?: string;
+}
+
+export type TreeEvent =
+  | { kind: 'run'; seq: number; run: string; summary: Summary }
+  | { kind: 'end'; seq: number; run: string; summary: Summary }
+  | { kind: 'token'; seq: number; run: string; token: Token };

@@ -1,0 +1,517 @@
+// The page's state: which tree is open, which run and token are looked at, what plays. It talks to the server
+// and keeps the forest; the parts of the page read from here and call what people can do.
+
+import { api, ApiError, type ForkBody } from './lib/api';
+import { follow } from './lib/events';
+import { Forest, isLive, type Run } from './lib/forest';
+import { uncertain } from './lib/heat';
+import { fromHash, recipeOf, toHash, type Recipe } from './lib/link';
+import { changed, STRATEGIES } from './lib/options';
+import { Sentences } from './lib/speech';
+import { suggest } from './lib/suggest';
+import { shown, spoken } from './lib/visible';
+import type { Info, Message, Options, StartBody, Summary, Token, TreeEvent } from './lib/types';
+
+export interface Notice {
+  kind: 'error' | 'info';
+  text: string;
+  action?: { label: string; run: () => unknown };
+}
+
+export const DEMO = { prompt: 'The capital of France is', sampling: { temperature: 0.8, seed: 16, max_tokens: 24, logprobs: 20 } };
+export const LENSES = ['Compare', 'Beam', 'Drafts', 'Tokens', 'Cache & time'] as const;
+const BEAT = 110; // milliseconds for a token that is played back
+const quiet = typeof matchMedia === 'function' ? matchMedia('(prefers-reduced-motion: reduce)') : { matches: false };
+
+class Studio {
+  info = $state.raw<Info | null>(null);
+  connection = $state<'starting' | 'live' | 'away' | 'lost'>('starting');
+  notice = $state.raw<Notice | null>(null);
+  spoken = $state('');
+
+  // What will be asked.
+  mode = $state<'text' | 'chat'>('text');
+  prompt = $state(DEMO.prompt);
+  conversation = $state<Message[]>([]); // the turns before the one that is written now
+  system = $state('');
+  sampling = $state.raw<Options>({ temperature: 0.8, max_tokens: 60, logprobs: 20 });
+
+  // What is here.
+  forest = new Forest();
+  version = $state(0);
+  tree = $state<string | null>(null);
+  runId = $state<string | null>(null);
+  busy = $state(false);
+
+  // Where one looks.
+  pin = $state<number | null>(null);
+  hover = $state<number | null>(null);
+  choice = $state<number | null>(null); // the id of an alternative at the pinned token
+  head = $state<number | null>(null); // tokens that are played back so far; null: all
+  playing = $state(false);
+  lens = $state(0);
+  caption = $state(false);
+  dialog = $state<'help' | 'settings' | 'edit' | 'share' | null>(null);
+  tour = $state<number | null>(null);
+
+  run = $derived.by<Run | null>(() => {
+    void this.version;
+    return this.runId === null ? null : (this.forest.runs.get(this.runId) ?? null);
+  });
+  live = $derived(isLive(this.run));
+  count = $derived(this.run?.tokens.length ?? 0);
+  shownCount = $derived(this.head === null ? this.count : Math.min(this.head, this.count));
+  suggestion = $derived.by(() => (this.run && !this.live && !this.playing && this.head === null ? suggest(this.run.tokens) : null));
+  /** The token the tree and the panel are about. */
+  focus = $derived.by<number | null>(() => {
+    if (this.pin !== null && this.pin < this.count + (this.run?.end ? 1 : 0)) return this.pin;
+    if (this.live || this.playing || this.head !== null) return this.shownCount ? this.shownCount - 1 : null;
+    return this.suggestion?.index ?? (this.count ? this.count - 1 : null);
+  });
+  focusToken = $derived(this.tokenAt(this.focus));
+
+  private unfollow: () => void = () => {};
+  private pending: TreeEvent[] = [];
+  private timer: ReturnType<typeof setInterval> | undefined;
+  private sentences = new Sentences();
+  private messagesOf = new Map<string, Message[]>(); // by root
+
+  tokenAt(index: number | null): Token | null {
+    if (index === null || !this.run) return null;
+    return this.run.tokens[index] ?? (index === this.count ? this.run.end : null);
+  }
+
+  // ── beginning ─────────────────────────────────────────────────────────────────────────────────────────────
+
+  async boot(): Promise<void> {
+    for (;;) {
+      try {
+        this.info = await api.info();
+        break;
+      } catch (error) {
+        this.connection = 'away';
+        this.fail(error, 'The server cannot be reached. Trying again …');
+        if (!(error instanceof ApiError) || !error.gone) return;
+        await new Promise((resolve) => setTimeout(resolve, 1500));
+      }
+    }
+    this.notice = null;
+    const link = fromHash(location.hash);
+    if (link.run || link.recipe) await this.openLink();
+    else await this.guard(() => this.first());
+  }
+
+  /** A short run of this server's, played once. */
+  private async first(): Promise<void> {
+    const same = (run: Summary): boolean =>
+      run.prompt === DEMO.prompt && run.parent === null && run.status === 'done' && Object.entries(DEMO.sampling).every(([name, value]) => run.sampling[name] === value);
+    const runs = await api.runs();
+    const made = runs.find((run) => same(run) && runs.filter((each) => each.tree === run.tree).length === 1);
+    const summary = made ?? (await api.start(DEMO))[0]!;
+    this.head = 0;
+    await this.open(summary.tree, summary.id);
+    this.caption = true;
+    this.replay();
+  }
+
+  async openLink(): Promise<void> {
+    const { run, at, recipe } = fromHash(location.hash);
+    try {
+      if (run === null) throw new ApiError(404, '');
+      const found = await api.run(run, 0);
+      await this.open(found.tree, run);
+    } catch (error) {
+      if (!(error instanceof ApiError && error.expired)) return this.fail(error);
+      if (!recipe) return this.tellExpired(null);
+      await this.guard(() => this.make(recipe));
+    }
+    this.pin = at;
+  }
+
+  /** Make a run again: the same prompt, options and seed give the same tokens. */
+  async make(recipe: Recipe): Promise<void> {
+    const { turns, ...body } = recipe;
+    let [summary] = await this.start(body);
+    for (const { at, text, ...turn } of turns) {
+      await this.ended(summary!.id);
+      [summary] = text === undefined ? await this.fork(summary!.id, { at, ...turn }) : await this.edit(summary!.id, at, text);
+    }
+    this.sampling = { ...this.sampling, ...recipe.sampling };
+    if (recipe.prompt !== undefined) this.prompt = recipe.prompt;
+  }
+
+  // ── the tree that is open ─────────────────────────────────────────────────────────────────────────────────
+
+  async open(tree: string, run: string): Promise<void> {
+    this.unfollow();
+    this.forest = new Forest();
+    this.pending = [];
+    this.pin = this.hover = this.choice = null;
+    this.tree = tree;
+    // First the connection, then what is there already: so nothing falls between the two.
+    await new Promise<void>((connected) => this.listen(tree, connected));
+    await this.load(tree);
+    this.runId = run;
+    this.version++;
+    const opened = this.forest.runs.get(run);
+    if (opened && !this.messagesOf.has(opened.summary.root)) this.prompt = opened.summary.prompt;
+  }
+
+  private async load(tree: string): Promise<void> {
+    const runs = (await api.tree(tree)).reverse(); // parents first
+    const wholes = await Promise.all(runs.map((run) => api.run(run.id)));
+    if (tree !== this.tree) return;
+    for (const whole of wholes) this.forest.whole(whole);
+    this.version++;
+  }
+
+  private listen(tree: string, connected: () => void): void {
+    this.unfollow = follow(tree, {
+      event: (event) => {
+        this.pending.push(event);
+        if (this.pending.length === 1) this.soon();
+      },
+      open: (missed) => {
+        connected();
+        const again = this.connection === 'away';
+        this.connection = 'live';
+        if (again) this.notice = null;
+        if (again && missed) void this.guard(() => this.load(tree));
+      },
+      away: () => {
+        this.connection = 'away';
+        this.notice = { kind: 'error', text: 'The server has gone away. What you see stays; trying to reach it again …' };
+      },
+      lost: (error) => {
+        this.connection = 'lost';
+        connected();
+        if (error.expired) this.tellExpired(this.run);
+        else this.fail(error);
+      },
+    });
+  }
+
+  private soon(): void {
+    if (document.hidden) setTimeout(() => this.flush(), 100);
+    else requestAnimationFrame(() => this.flush());
+  }
+
+  /** All events of a frame at once. */
+  private flush(): void {
+    const events = this.pending;
+    this.pending = [];
+    const incomplete = new Set<string>();
+    for (const event of events) {
+      if (!this.forest.apply(event)) incomplete.add(event.run);
+      if (event.run !== this.runId) continue;
+      if (event.kind === 'token' && this.head === null) this.say(...this.sentences.feed(event.token.text));
+      if (event.kind === 'end') this.sayEnd(event.summary);
+    }
+    for (const event of events) if (event.kind === 'end' && !incomplete.has(event.run)) void this.details(event.run, 0);
+    for (const run of incomplete) void this.details(run, 20);
+    this.version++;
+  }
+
+  /** What events do not tell: the prompt's tokens, the last token, the beams. */
+  private async details(run: string, alternatives: number): Promise<void> {
+    try {
+      const whole = await api.run(run, alternatives);
+      if (whole.tree !== this.tree) return;
+      if (whole.end && alternatives === 0) whole.end.alternatives = (await api.run(run, 20)).end?.alternatives ?? [];
+      this.forest.whole(whole);
+      this.version++;
+    } catch {
+      // The stream says what is wrong with the server, and tries again.
+    }
+  }
+
+  private async ended(run: string): Promise<void> {
+    while (isLive(this.forest.runs.get(run) ?? null)) await new Promise((resolve) => setTimeout(resolve, 30));
+  }
+
+  select(run: string, index: number | null = null): void {
+    if (!this.forest.runs.has(run)) return;
+    this.touch();
+    this.runId = run;
+    this.pin = index;
+    this.choice = null;
+  }
+
+  // ── asking ────────────────────────────────────────────────────────────────────────────────────────────────
+
+  /** Start what is written in the prompt. */
+  async ask(more: Partial<StartBody> = {}): Promise<void> {
+    await this.guard(async () => {
+      if (this.mode === 'text') return void (await this.start({ prompt: this.prompt, sampling: this.sampling, ...more }));
+      const messages = this.messages();
+      await this.start({ messages, sampling: this.sampling, ...more });
+      this.conversation = messages.filter((each) => each.role !== 'system');
+      this.prompt = '';
+    });
+  }
+
+  private messages(): Message[] {
+    const system: Message[] = this.system.trim() ? [{ role: 'system', content: this.system }] : [];
+    const turns = [...this.conversation];
+    if (turns.at(-1)?.role === 'user' && this.run) turns.push({ role: 'assistant', content: this.run.summary.text });
+    return [...system, ...turns, { role: 'user', content: this.prompt }];
+  }
+
+  forget(): void {
+    this.conversation = [];
+    this.prompt = '';
+  }
+
+  async start(body: StartBody): Promise<Summary[]> {
+    this.touch();
+    this.busy = true;
+    try {
+      const runs = await api.start(body);
+      if (body.tree === undefined || body.tree !== this.tree) await this.open(runs[0]!.tree, runs[0]!.id);
+      else for (const run of runs) this.forest.tell(run);
+      for (const run of runs) if (!this.forest.runs.get(run.id)?.prompt.length) void this.details(run.id, 20);
+      if (body.messages) this.messagesOf.set(runs[0]!.root, body.messages);
+      this.runId = runs[0]!.id;
+      this.pin = this.choice = null;
+      this.version++;
+      return runs;
+    } finally {
+      this.busy = false;
+    }
+  }
+
+  compare(names: readonly string[]): Promise<void> {
+    const strategies = STRATEGIES.filter((each) => names.includes(each.name)).map(({ name, sampling }) => ({ name, sampling }));
+    return this.guard(async () => {
+      const same = this.run && this.tree && (this.mode === 'text' ? this.prompt === this.run.summary.prompt : this.prompt.trim() === '');
+      const { temperature: _, ...common } = this.sampling;
+      const seeded = { ...common, seed: this.run?.summary.seed ?? common['seed'], max_tokens: same ? this.run?.summary.sampling['max_tokens'] : common['max_tokens'] };
+      const messages = same && this.run ? this.messagesOf.get(this.run.summary.root) : this.mode === 'chat' ? this.messages() : undefined;
+      const asked = messages ? { messages } : { prompt: this.prompt };
+      await this.start({ ...asked, sampling: seeded, strategies, ...(same && this.tree && this.connection === 'live' ? { tree: this.tree } : {}) });
+      this.lens = 0;
+    });
+  }
+
+  async fork(run: string, body: ForkBody): Promise<Summary[]> {
+    this.touch();
+    const runs = await api.fork(run, body);
+    for (const summary of runs) this.forest.tell(summary);
+    this.runId = runs[0]!.id;
+    this.pin = body.at;
+    this.choice = null;
+    this.version++;
+    return runs;
+  }
+
+  /** Go on from here with the chosen alternative, or with new luck. */
+  forkHere(token: number | null = this.choice, at: number | null = this.focus): Promise<void> {
+    return this.guard(async () => {
+      if (!this.run || at === null) return;
+      const was = this.tokenAt(at);
+      await this.fork(this.run.summary.id, token === null ? { at } : { at, token });
+      const other = was?.alternatives.find((each) => each.id === token);
+      this.say(other && was ? `New branch: “${spoken(other.text)}” in place of “${spoken(was.piece)}”.` : 'New branch, with new luck.');
+    });
+  }
+
+  async edit(run: string, at: number, text: string): Promise<Summary[]> {
+    this.touch();
+    const runs = await api.edit(run, at, text);
+    for (const summary of runs) this.forest.tell(summary);
+    this.runId = runs[0]!.id;
+    this.pin = at;
+    this.version++;
+    this.say(`New branch: the text is now “${spoken(text)}” there.`);
+    return runs;
+  }
+
+  // ── playing ───────────────────────────────────────────────────────────────────────────────────────────────
+
+  play(): Promise<void> {
+    return this.guard(async () => {
+      if (this.playing) return this.pausePlayback();
+      if (!this.run) return this.ask();
+      if (this.live) return void this.forest.tell(await api.stop(this.run.summary.id));
+      if (this.head !== null && this.head < this.count) return this.replay(this.head);
+      if (this.run.summary.status === 'paused') return this.goOn(null);
+      return this.replay();
+    });
+  }
+
+  step(): Promise<void> {
+    return this.guard(async () => {
+      if (!this.run) return this.ask({ pause_after: 1 });
+      if (this.playing) this.pausePlayback();
+      if (this.live) return void this.forest.tell(await api.stop(this.run.summary.id));
+      if (this.head !== null && this.head < this.count) {
+        this.head = this.head + 1 < this.count ? this.head + 1 : null;
+        return;
+      }
+      if (this.run.summary.status === 'paused') return this.goOn(1);
+      this.notice = { kind: 'info', text: 'This run has ended. Click an alternative, or press Enter for new luck, to go on from a token.' };
+    });
+  }
+
+  private async goOn(tokens: number | null): Promise<void> {
+    this.pin = this.choice = null;
+    this.forest.tell(await api.step(this.run!.summary.id, tokens));
+    this.version++;
+  }
+
+  rewind(to: number | null = null): void {
+    if (!this.run) return;
+    this.pausePlayback();
+    this.head = Math.max(0, to ?? (this.head ?? this.count) - 1);
+    this.pin = this.choice = null;
+  }
+
+  private replay(from = 0): void {
+    if (quiet.matches) {
+      this.head = null;
+      return;
+    }
+    this.pausePlayback();
+    this.pin = this.choice = null;
+    this.head = from;
+    this.playing = true;
+    this.timer = setInterval(() => {
+      if ((this.head ?? 0) < this.count) this.head = (this.head ?? 0) + 1;
+      else if (!this.live) {
+        this.pausePlayback();
+        this.head = null;
+      }
+    }, BEAT);
+  }
+
+  private pausePlayback(): void {
+    clearInterval(this.timer);
+    this.playing = false;
+  }
+
+  /** Somebody does something: what plays by itself gives way. */
+  touch(): void {
+    this.pausePlayback();
+    this.head = null;
+    this.caption = false;
+    this.notice = this.connection === 'live' ? null : this.notice;
+    this.sentences = new Sentences();
+  }
+
+  // ── looking ───────────────────────────────────────────────────────────────────────────────────────────────
+
+  pinAt(index: number | null): void {
+    if (index !== null && (index < 0 || index > this.last)) return;
+    this.pausePlayback();
+    this.caption = false;
+    if (this.head !== null && index !== null && index >= this.head) this.head = null;
+    this.pin = index;
+    this.choice = null;
+    const token = this.tokenAt(index);
+    if (token) this.say(`Token ${token.index + 1}: “${spoken(token.piece, token.bytes)}”.`);
+  }
+
+  /** The last place one can look at: the token that ended the run, where it is known. */
+  get last(): number {
+    return this.count - (this.run?.end ? 0 : 1);
+  }
+
+  move(by: number): void {
+    this.pinAt(Math.min(this.last, Math.max(0, (this.focus ?? 0) + by)));
+  }
+
+  uncertain(direction: 1 | -1): void {
+    const found = uncertain(this.run?.tokens.map((token) => token.entropy) ?? [], this.focus ?? -1, direction);
+    if (found === null) this.say('There is no other token where the model was uncertain.');
+    else this.pinAt(found);
+  }
+
+  /** Up and down the alternatives of the token that is looked at. */
+  choose(by: number): void {
+    const token = this.focusToken;
+    if (!token) return;
+    if (this.pin === null) this.pin = this.focus;
+    const others = token.alternatives.filter((each) => each.id !== token.id);
+    const at = others.findIndex((each) => each.id === this.choice) + by;
+    this.choice = at < 0 ? null : (others[Math.min(at, others.length - 1)]?.id ?? null);
+    const chosen = others.find((each) => each.id === this.choice);
+    this.say(chosen ? `Alternative: “${spoken(chosen.text)}”. Enter forks.` : `“${spoken(token.piece)}”, the one that was chosen.`);
+  }
+
+  // ── links and files ───────────────────────────────────────────────────────────────────────────────────────
+
+  share(): string {
+    if (!this.run || !this.info) return location.href;
+    const recipe = recipeOf(this.run, this.forest.runs, this.info.options, this.messagesOf.get(this.run.summary.root));
+    return `${location.origin}${location.pathname}${toHash({ run: this.run.summary.id, at: this.pin, recipe })}`;
+  }
+
+  again(): Promise<void> {
+    return this.guard(async () => {
+      if (!this.run || !this.info) return this.ask();
+      const recipe = recipeOf(this.run, this.forest.runs, this.info.options, this.messagesOf.get(this.run.summary.root));
+      if (recipe) await this.make(recipe);
+    });
+  }
+
+  async importFile(file: Blob): Promise<void> {
+    await this.guard(async () => {
+      const [run] = await api.import(file);
+      if (run) await this.open(run.tree, run.id);
+    });
+  }
+
+  async exportFile(): Promise<void> {
+    await this.guard(async () => {
+      if (!this.run) return;
+      const answer = await fetch(api.exportAddress(this.run.summary.id));
+      if (!answer.ok) {
+        const told = (await answer.json().catch(() => null)) as { error?: { message?: string } } | null;
+        throw new ApiError(answer.status, `The run cannot be saved: ${told?.error?.message ?? answer.statusText}.`);
+      }
+      const address = URL.createObjectURL(await answer.blob());
+      const anchor = Object.assign(document.createElement('a'), { href: address, download: `${this.run.summary.id}.glass` });
+      anchor.click();
+      URL.revokeObjectURL(address);
+    });
+  }
+
+  // ── saying ────────────────────────────────────────────────────────────────────────────────────────────────
+
+  say(...sentences: string[]): void {
+    if (sentences.length) this.spoken = sentences.join(' ');
+  }
+
+  private sayEnd(summary: Summary): void {
+    const rest = this.sentences.finish();
+    const end = summary.status === 'paused' ? 'Paused.' : `The run has ended after ${summary.usage.completion_tokens} tokens.`;
+    this.say(...(rest ? [shown(rest).replaceAll('·', ' ')] : []), end);
+  }
+
+  async guard(work: () => unknown): Promise<void> {
+    try {
+      await work();
+    } catch (error) {
+      this.fail(error);
+    }
+  }
+
+  fail(error: unknown, instead?: string): void {
+    if (error instanceof ApiError && error.expired && error.code !== null && /^no_such/.test(error.code)) return this.tellExpired(this.run);
+    const text = instead ?? (error instanceof Error ? error.message : String(error));
+    this.notice = { kind: 'error', text };
+  }
+
+  private tellExpired(run: Run | null): void {
+    const text = 'The server does not have this run any more: it was restarted, or has forgotten it.';
+    this.notice = run
+      ? { kind: 'error', text: `${text} The same prompt, options and seed give the same tokens.`, action: { label: 'Make it again', run: () => this.again() } }
+      : { kind: 'error', text, action: { label: 'Start a new one', run: () => this.guard(() => this.first()) } };
+  }
+
+  get changes(): Options {
+    return this.info ? changed(this.sampling, this.info.options) : this.sampling;
+  }
+}
+
+export const studio = new Studio();

@@ -1,0 +1,26 @@
+// Records what the real engine says, for the unit tests:  node test/record.mjs http://127.0.0.1:8000
+import { mkdir, writeFile } from 'node:fs/promises';
+
+const server = process.argv[2] ?? 'http://127.0.0.1:8000';
+const folder = new URL('./data/', import.meta.url);
+const get = async (path) => (await fetch(server + path)).json();
+const post = async (path, body) =>
+  (await fetch(server + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) })).json();
+const finished = async (tree) => (await fetch(`${server}/api/trees/${tree}/events?close=true`)).text();
+const save = (name, value) => writeFile(new URL(name, folder), typeof value === 'string' ? value : `${JSON.stringify(value, null, 1)}\n`);
+
+await mkdir(folder, { recursive: true });
+const sampling = { temperature: 0.8, top_k: 40, seed: 7, max_tokens: 12, logprobs: 5 };
+const [first] = (await post('/api/runs', { prompt: 'The capital of France is', sampling })).runs;
+await finished(first.tree);
+const run = await get(`/api/runs/${first.id}?alternatives=5`);
+const other = run.tokens[2].alternatives.find((each) => each.id !== run.tokens[2].id);
+const [fork] = (await post(`/api/runs/${first.id}/fork`, { at: 2, token: other.id })).runs;
+await save('events.txt', await finished(first.tree));
+await save('run.json', await get(`/api/runs/${first.id}?alternatives=5`));
+await save('fork.json', await get(`/api/runs/${fork.id}?alternatives=5`));
+await save('explain.json', await get(`/api/runs/${first.id}/explain/2`));
+await save('info.json', await get('/api/info'));
+const [beams] = (await post('/api/runs', { prompt: 'The capital of France is', sampling: { beam_width: 3, max_tokens: 6, logprobs: 3 } })).runs;
+await finished(beams.tree);
+await save('beams.json', await get(`/api/runs/${beams.id}?alternatives=3`));
