@@ -87,6 +87,12 @@ def test_a_run_is_looked_into_by_name(tmp_path):
     assert [piece["text"] for piece in text["tokens"]] == ["last"]
 
 
+def test_tables_fit_eighty_columns():
+    code, seen = on_terminal("lens", "attention", TIRED, "--token", "it", NO_COLOR="1")
+    table = seen[seen.index("──") :]
+    assert code == 0 and "“ because”" in table and "layer 19, head 9: 100 %" in table and "…" not in table
+
+
 def test_on_a_terminal_nothing_is_obeyed_and_lines_fit():
     code, seen = on_terminal("lens", "attention", "a \x1b[31mb 漢字 👍 end", NO_COLOR="1")
     assert code == 0 and "\x1b[31m" not in seen and "␛" in seen

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
     from glassloop.trace.run import Run
 
-_BAR = 24  # characters
+_BAR = 14  # characters: a table fits 80 columns
 _SHOWN = 40  # tokens of a long text: those that are looked at most
 _COLUMNS = 10  # candidates in a picture
 _RUN_ID = re.compile(r"last|[0-9a-f]{8,32}")
@@ -166,8 +166,8 @@ def _print_attention(seen: Attention) -> None:
             )
         )
     _print_head(f"Where {quoted(seen.tokens[-1].text)} looks", seen)
-    columns = ("place", "token", "of all", "of the rest", "", "most by")
-    print_table(columns, rows, right=("place", "of all", "of the rest"), cut=("token",))
+    columns = ("at", "token", "of all", "of rest", "", "most by")
+    print_table(columns, rows, right=("at", "of all", "of rest"), cut=("token",))
     layers, heads, _ = seen.weights.shape
     print(f"\nThe mean of {layers} layers with {heads} heads each; the rest is without the first token.")
 
