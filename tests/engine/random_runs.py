@@ -26,7 +26,7 @@ class SmallLLM(LLM):
         self.tokenizer = tokenizer()
         self._pieces: dict[int, str] = {}
         self._weights = None
-        self._drafts = True
+        self.drafts = True
         self.model_hash = f"{seed:064x}"  # type: ignore[misc]
         self.engine = EngineThread(loop(self.transformer), 1024)
         self.store = None

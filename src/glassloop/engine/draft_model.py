@@ -4,15 +4,20 @@ stages, so that it agrees wherever the two models nearly do."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from time import perf_counter
 
 from glassloop.decode.decoder import Decoder
 from glassloop.engine.drafts import Chances, Pace
 from glassloop.engine.tree import KVTree, NoRoom, Path
 from glassloop.errors import GlassloopError
+from glassloop.model.loader import ModelFiles
+from glassloop.model.registry import fetch
 from glassloop.model.transformer import Transformer
+from glassloop.ops import choose_ops
 from glassloop.ops.batch import Batch
 from glassloop.ops.quant import Float32
+from glassloop.text.tokenizer import Tokenizer
 
 
 class DraftModel:
@@ -39,6 +44,17 @@ class DraftModel:
             self.seconds = 0.8 * (self.seconds or took) + 0.2 * took
         row: Float32 = logits[0]
         return row
+
+
+def load_draft(name: str | PathLike[str], tokenizer: Tokenizer, ops: str, memory: int) -> DraftModel:
+    """A model that drafts for one with this tokenizer."""
+    files = ModelFiles(fetch(str(name)))
+    theirs = files.tokenizer()
+    if [theirs.piece(token) for token in range(theirs.vocab_size)] != [
+        tokenizer.piece(token) for token in range(tokenizer.vocab_size)
+    ]:
+        raise GlassloopError(f"draft is {name}, whose tokens are not those of {tokenizer.name}")
+    return DraftModel(files.transformer(choose_ops(ops), None), memory)
 
 
 class ModelGuesser:

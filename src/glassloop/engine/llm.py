@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.batch import run_batch
+from glassloop.engine.follow import afollow, follow, raise_error
 from glassloop.engine.logits import logits_after
 from glassloop.engine.loop import Loop
-from glassloop.engine.memory import free_memory, parse_bytes
+from glassloop.engine.memory import default_memory, parse_bytes
 from glassloop.engine.request import Listener, Request, ignore, runs_of
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, SamplingError, TextError
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
-from glassloop.ops.batch import pages_for
 from glassloop.ops.quant import Float32
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
+    from glassloop.engine.draft_model import DraftModel
     from glassloop.engine.lens import Lenses
     from glassloop.trace.store import Store
     from glassloop.trace.verdict import Verdict
@@ -75,8 +73,8 @@ class LLM:
         self._pieces: dict[int, str] = {}
         if memory is None:
             memory = default_memory(self.transformer, most_running)
-        self._drafts = draft is not False
-        drafter = None if isinstance(draft, bool) else self._draft_model(draft, op_set, memory // 4)
+        self.drafts = draft is not False
+        drafter = None if isinstance(draft, bool) else self._draft_model(draft, memory // 4)
         loop = Loop(self.transformer, self.tokenizer, self.piece, memory, most_running, drafter)
         self.engine = EngineThread(loop, most_waiting)
         weakref.finalize(self, self.engine.close)
@@ -238,10 +236,10 @@ class LLM:
         self.check_length(len(ids))
 
         def make(seed: int, number: int) -> Run:
-            return self._run(ids, sampling, seed, salt=number, prompt=text, sample=number)
+            return self.new_run(ids, sampling, seed, salt=number, prompt=text, sample=number)
 
         runs = runs_of(sampling, make)
-        return Request(ids, sampling, runs, listener, priority, drafts=self._drafts, keep=self._keep)
+        return Request(ids, sampling, runs, listener, priority, drafts=self.drafts, keep=self.keep)
 
     def prepare_fork(
         self,
@@ -255,45 +253,12 @@ class LLM:
         priority: int = 0,
         **overrides: Any,
     ) -> Request:
-        from glassloop.engine.replay import check_model
+        """What `fork` asks for, as a request."""
+        from glassloop.engine.fork import fork_request
 
-        check_model(self, run)
-        if not 0 <= at <= len(run.tokens):
-            raise GlassloopError(f"at is {at}; a number of tokens from 0 to {len(run.tokens)} is expected")
-        if token is not None and text is not None:
-            raise GlassloopError("token and text are both given; one of them at most is expected")
-        before = replace(run.sampling, seed=run.seed)
-        options = sampling or before
-        if overrides:
-            options = Sampling.from_dict({**options.to_dict(), **overrides})
-        if options.seed is None:
-            options = replace(options, seed=run.seed)
-        if options.beam_width > 1:
-            raise SamplingError("beam_width is above 1; a fork goes on from one branch")
-        forced = self._forced(token, text)
-        self.check_length(len(run.prompt_ids) + at + len(forced))
-        # Change one thing at a time: whoever changes something keeps the luck; else the luck is what changes.
-        position = len(run.prompt_ids) + at
-        salt, ordinal = run.salt, run.forks.get(position, 0)
-        if not forced and replace(options, n=before.n, beam_width=before.beam_width) == before:
-            ordinal += 1
-            salt = fork_salt(run.salt, position, ordinal)
-        run.forks[position] = ordinal + options.n - 1
-
-        def make(seed: int, number: int) -> Run:
-            own = salt if number == 0 else fork_salt(run.salt, position, ordinal + number)
-            made = self._run(run.prompt_ids, options, seed, salt=own, prompt=run.prompt, sample=number)
-            made.tokens = list(run.tokens[:at])
-            if options.prompt_logprobs == run.sampling.prompt_logprobs:
-                made.prompt_tokens = list(run.prompt_tokens)
-            reason = "edited" if text is not None else "forced" if token is not None else "sampled"
-            made.descend(run, at, reason)
-            return made
-
-        runs = runs_of(options, make)
-        return Request(
-            run.prompt_ids, options, runs, listener, priority, forced, drafts=self._drafts, keep=self._keep
-        )
+        made = fork_request(self, run, at, token, text, sampling, overrides)
+        made.listener, made.priority = listener, priority
+        return made
 
     def submit(self, request: Request) -> None:
         """Have it computed; its listener is told. `Busy` if too many wait already."""
@@ -304,45 +269,10 @@ class LLM:
 
     def follow(self, request: Request) -> Iterator[Token]:
         """The tokens of a prepared request."""
-        queue: SimpleQueue[tuple[Run, Token | None]] = SimpleQueue()
-        request.listener = lambda run, token: queue.put((run, token))
-        self.engine.submit(request)
-        left = len(request.runs)
-        try:
-            while left:
-                run, token = queue.get()
-                if token is None:
-                    left -= 1
-                    _raise_error(run)
-                else:
-                    yield token
-        finally:
-            if not request.ended:
-                self.engine.cancel(request, wait=True)
+        return follow(self.engine, request)
 
-    async def afollow(self, request: Request) -> AsyncIterator[Token]:
-        import asyncio  # half as heavy as all else that one token needs
-
-        queue: asyncio.Queue[tuple[Run, Token | None]] = asyncio.Queue()
-        home = asyncio.get_running_loop()
-
-        def tell(run: Run, token: Token | None) -> None:
-            home.call_soon_threadsafe(queue.put_nowait, (run, token))
-
-        request.listener = tell
-        self.engine.submit(request)
-        left = len(request.runs)
-        try:
-            while left:
-                run, token = await queue.get()
-                if token is None:
-                    left -= 1
-                    _raise_error(run)
-                else:
-                    yield token
-        finally:
-            if not request.ended:
-                self.engine.cancel(request)
+    def afollow(self, request: Request) -> AsyncIterator[Token]:
+        return afollow(self.engine, request)
 
     # ── the rest ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -370,10 +300,10 @@ class LLM:
         self.close()
 
     @property
-    def _keep(self) -> Callable[[Run], None] | None:
+    def keep(self) -> Callable[[Run], None] | None:
         return None if self.store is None else self.store.put
 
-    def _run(
+    def new_run(
         self,
         ids: list[int],
         sampling: Sampling,
@@ -388,19 +318,10 @@ class LLM:
             self.name, ids, seed, context, sampling, salt, self.op_set, prompt, sample=sample, llm=self
         )
 
-    def _forced(self, token: int | str | None, text: str | None) -> list[int]:
-        if text is not None:
-            return self.tokenizer.encode(text, add_special=False, parse_special=False)
-        if token is None:
-            return []
-        if isinstance(token, int):
-            return self.checked([token], "token")
-        found = self.tokenizer.id_of(token)
-        if found is None:
-            raise TextError(
-                f"token is {token!r}, which is no single token of {self.name}; text= takes any text"
-            )
-        return [found]
+    def _draft_model(self, draft: str | Path, memory: int) -> DraftModel:
+        from glassloop.engine.draft_model import load_draft
+
+        return load_draft(draft, self.tokenizer, self.ops, memory)
 
     def checked(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
         for index, token in enumerate(ids):
@@ -424,23 +345,6 @@ class LLM:
                 f" ({self.kv_memory} bytes)"
             )
 
-    def _draft_model(self, draft: str | Path, op_set: Any, memory: int) -> Any:
-        from glassloop.engine.draft_model import DraftModel
-
-        files = ModelFiles(fetch(str(draft)))
-        theirs = files.tokenizer()
-        mine = [self.piece(token) for token in range(self.tokenizer.vocab_size)]
-        if mine != [theirs.piece(token) for token in range(theirs.vocab_size)]:
-            raise GlassloopError(f"draft is {draft}, whose tokens are not those of {self.name}")
-        return DraftModel(files.transformer(choose_ops(op_set.name), None), memory)
-
-
-def default_memory(transformer: Any, most_running: int) -> int:
-    """A quarter of what is free, and no more than all running branches could ever use."""
-    page_bytes: int = sum(group.page_bytes for group in transformer.pages(1))
-    most = page_bytes * pages_for(transformer.config.context) * most_running
-    return max(2 * page_bytes, min(free_memory() // 4, most))
-
 
 def _store(store: Any) -> Store | None:
     from glassloop.trace.store import Store
@@ -461,10 +365,5 @@ def _is_one(prompt: object) -> bool:
 
 def _result(request: Request) -> Run:
     run = request.runs[0]
-    _raise_error(run)
+    raise_error(run)
     return run
-
-
-def _raise_error(run: Run) -> None:
-    if run.error is not None:
-        raise run.error

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from glassloop.errors import GlassloopError
+from glassloop.ops.batch import pages_for
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -34,6 +36,13 @@ def free_memory() -> int:
     if limit:
         free = min(free, max(0, limit - _number(group / "memory.current", r"(\d+)", 0)))
     return free
+
+
+def default_memory(transformer: Any, most_running: int) -> int:
+    """A quarter of what is free, and no more than all running branches could ever use."""
+    page_bytes: int = sum(group.page_bytes for group in transformer.pages(1))
+    most = page_bytes * pages_for(transformer.config.context) * most_running
+    return max(2 * page_bytes, min(free_memory() // 4, most))
 
 
 def _number(file: Path, pattern: str, otherwise: int) -> int:

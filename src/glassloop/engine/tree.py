@@ -11,7 +11,7 @@ keeping only for somebody who comes back to it, so it may go before its node doe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any
@@ -22,7 +22,7 @@ from glassloop.errors import GlassloopError
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import PAGE, Int32, pages_for
 
-_GONE = -1  # a page of a window that was given back
+GONE = -1  # a page of a window that was given back
 
 
 class NoRoom(GlassloopError):
@@ -92,17 +92,17 @@ class KVTree:
         self._windows = transformer.windows
         self._widest = max((window for window in self._windows if window is not None), default=0)
         # Each group could take all of the memory; what nobody has touched costs nothing.
-        self._sizes: list[int] = [group.page_bytes for group in one]
+        self.sizes: list[int] = [group.page_bytes for group in one]
         self._left = memory
         self.memory = memory
-        counts = [memory // size for size in self._sizes]
+        counts = [memory // size for size in self.sizes]
         self.pages: list[Any] = transformer.pages(counts)
-        self._free = [list(range(most - 1, -1, -1)) for most in counts]
-        self._root = Node(None, [], [], 0)
+        self.free = [list(range(most - 1, -1, -1)) for most in counts]
+        self.root = Node(None, [], [], 0)
         self._numbers = count(1)
         self._clock = 0
         self._lru: list[tuple[int, int, int, Node]] = []  # (used, -depth, number, node); stale ones stay in
-        self._paths: set[Path] = set()
+        self.paths: set[Path] = set()
         self.node_count = 0
         self.held = 0  # nodes that some path goes through
         self.evicted = 0  # nodes, since the start
@@ -111,16 +111,16 @@ class KVTree:
 
     def match(self, tokens: Sequence[int], limit: int) -> Path:
         """The longest computed prefix, at most `limit` tokens of it, held from now on."""
-        path = Path(len(self._sizes))
-        self._paths.add(path)
+        path = Path(len(self.sizes))
+        self.paths.add(path)
         found: list[Node] = []
         length = 0
-        node = self._root
+        node = self.root
         while length < limit:
             best, shared = None, 0
             for child in node.children.get(tokens[length], ()):
                 same = _common(child, tokens, length, limit)
-                if same > shared or (same == shared and best is not None and _GONE in best.pages):
+                if same > shared or (same == shared and best is not None and GONE in best.pages):
                     best, shared = child, same
             if best is None:
                 break
@@ -182,8 +182,8 @@ class KVTree:
                 tail.ready = min(tail.ready, offset)
 
     def fork(self, path: Path) -> Path:
-        twin = Path(len(self._sizes))
-        self._paths.add(twin)
+        twin = Path(len(self.sizes))
+        self.paths.add(twin)
         self._enter(twin, path.nodes, path.length)
         return twin
 
@@ -194,7 +194,7 @@ class KVTree:
         while path.nodes:
             self._leave(path)
         path.length = 0
-        self._paths.discard(path)
+        self.paths.discard(path)
         if len(self._lru) > 4 * self.node_count + 1000:
             self._lru = [entry for entry in self._lru if entry[3].used == entry[0] and entry[3].parent]
             heapify(self._lru)
@@ -216,7 +216,7 @@ class KVTree:
         windowed = pages_for(min(tokens, self._widest + PAGE)) + 1
         need = sum(
             size * (pages_for(tokens) if window is None else min(pages_for(tokens), windowed))
-            for size, window in zip(self._sizes, self._windows, strict=True)
+            for size, window in zip(self.sizes, self._windows, strict=True)
         )
         return need <= self.memory
 
@@ -228,7 +228,7 @@ class KVTree:
             return length
         while length > 0:
             first = max(0, length - self._widest + 1) // PAGE
-            gone = [index for index in range(first, pages_for(length)) if _GONE in nodes[index].pages]
+            gone = [index for index in range(first, pages_for(length)) if GONE in nodes[index].pages]
             if not gone:
                 break
             length = gone[0] * PAGE
@@ -280,10 +280,10 @@ class KVTree:
 
     def _next(self, path: Path, tokens: Sequence[int], at: int) -> Node:
         """The node of a path's next page: one that has these tokens, or a new one."""
-        parent = path.nodes[-1] if path.nodes else self._root
+        parent = path.nodes[-1] if path.nodes else self.root
         for child in parent.children.get(tokens[at], ()):
             most = min(len(child.tokens), len(tokens) - at)
-            if child.tokens[:most] == list(tokens[at : at + most]) and _GONE not in child.pages:
+            if child.tokens[:most] == list(tokens[at : at + most]) and GONE not in child.pages:
                 return child
         return self._add(parent, [tokens[at]])
 
@@ -317,7 +317,7 @@ class KVTree:
         while self._left < self.page_bytes:
             self._evict()
         self._left -= self.page_bytes
-        return [free.pop() for free in self._free]
+        return [free.pop() for free in self.free]
 
     def _evict(self) -> None:
         """Give back the least recently used: a node that nobody holds, or pages behind every window."""
@@ -340,7 +340,7 @@ class KVTree:
     def _give_back_windows(self, node: Node) -> bool:
         given = False
         for group, window in enumerate(self._windows):
-            if window is not None and node.pages[group] != _GONE:
+            if window is not None and node.pages[group] != GONE:
                 self._give_back(node, group)
                 given = True
         return given
@@ -353,62 +353,23 @@ class KVTree:
         if not siblings:
             del parent.children[node.key]
         for group, page in enumerate(node.pages):
-            if page != _GONE:
+            if page != GONE:
                 self._give_back(node, group)
         node.parent = None
         self.node_count -= 1
-        if parent is not self._root:
+        if parent is not self.root:
             self._may_go(parent)
 
     def _give_back(self, node: Node, group: int) -> None:
-        self._free[group].append(node.pages[group])
-        self._left += self._sizes[group]
-        node.pages[group] = _GONE
-
-    # ── for tests, and when idle ───────────────────────────────────────────────────────────────────────────
-
-    def _nodes(self) -> Iterator[Node]:
-        waiting = [self._root]
-        while waiting:
-            for children in waiting.pop().children.values():
-                yield from children
-                waiting.extend(children)
+        self.free[group].append(node.pages[group])
+        self._left += self.sizes[group]
+        node.pages[group] = GONE
 
     def check_integrity(self) -> None:
-        """Every count agrees with what it counts; nothing is lost, nothing is there twice."""
-        refs: dict[int, int] = {}
-        needed: dict[int, int] = {}
-        for path in self._paths:
-            _must(len(path.nodes) == pages_for(path.length), "a path has a node for each of its pages")
-            for index, node in enumerate(path.nodes):
-                refs[node.number] = refs.get(node.number, 0) + 1
-                if index >= path.behind:
-                    needed[node.number] = needed.get(node.number, 0) + 1
-                    _must(_GONE not in node.pages, "what a path can see is there")
-                    _must(
-                        path.table[:, index].tolist() == node.pages, "a path's table names its nodes' pages"
-                    )
-                above = path.nodes[index - 1] if index else self._root
-                _must(node.parent is above, "a path follows the tree")
-        pages: list[list[int]] = [list(free) for free in self._free]
-        seen = 0
-        for node in self._nodes():
-            seen += 1
-            _must(node.refs == refs.get(node.number, 0), "refs counts the paths through a node")
-            _must(node.needed == needed.get(node.number, 0), "needed counts the paths that see a node")
-            _must(0 < len(node.tokens) <= PAGE and node.key == node.tokens[0], "a node has tokens")
-            _must(node.ready <= len(node.tokens), "no more is computed than there is")
-            _must(len(node.tokens) == PAGE or not node.children, "only full nodes have children")
-            for group, page in enumerate(node.pages):
-                if page != _GONE:
-                    pages[group].append(page)
-        _must(seen == self.node_count, "every node is counted")
-        _must(self.held == len(refs), "held counts the nodes with a path")
-        used = 0
-        for group, (all_of, size) in enumerate(zip(pages, self._sizes, strict=True)):
-            _must(sorted(all_of) == list(range(self.memory // size)), "every page is free or in one node")
-            used += size * (len(all_of) - len(self._free[group]))
-        _must(used == self.used_bytes, "the memory in use is that of the pages in use")
+        """For tests, and when idle."""
+        from glassloop.engine.integrity import check
+
+        check(self)
 
 
 def _common(node: Node, tokens: Sequence[int], start: int, limit: int) -> int:
@@ -418,8 +379,3 @@ def _common(node: Node, tokens: Sequence[int], start: int, limit: int) -> int:
     if mine == theirs:
         return most
     return next(index for index in range(most) if mine[index] != theirs[index])
-
-
-def _must(holds: bool, what: str) -> None:
-    if not holds:
-        raise AssertionError(f"the KV tree is damaged: it does not hold that {what}")

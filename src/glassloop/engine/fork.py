@@ -1,0 +1,76 @@
+"""A fork: the first tokens of a run, by their ids, and another way to go on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from glassloop.decode.luck import fork_salt
+from glassloop.decode.sampling import Sampling
+from glassloop.engine.replay import check_model
+from glassloop.engine.request import Request, runs_of
+from glassloop.errors import GlassloopError, SamplingError, TextError
+from glassloop.trace.run import Run
+
+if TYPE_CHECKING:
+    from glassloop.engine.llm import LLM
+
+
+def fork_request(
+    llm: LLM,
+    run: Run,
+    at: int,
+    token: int | str | None,
+    text: str | None,
+    sampling: Sampling | None,
+    overrides: Mapping[str, Any],
+) -> Request:
+    check_model(llm, run)
+    if not 0 <= at <= len(run.tokens):
+        raise GlassloopError(f"at is {at}; a number of tokens from 0 to {len(run.tokens)} is expected")
+    if token is not None and text is not None:
+        raise GlassloopError("token and text are both given; one of them at most is expected")
+    before = replace(run.sampling, seed=run.seed)
+    options = sampling or before
+    if overrides:
+        options = Sampling.from_dict({**options.to_dict(), **overrides})
+    if options.seed is None:
+        options = replace(options, seed=run.seed)
+    if options.beam_width > 1:
+        raise SamplingError("beam_width is above 1; a fork goes on from one branch")
+    forced = _forced(llm, token, text)
+    llm.check_length(len(run.prompt_ids) + at + len(forced))
+    # Change one thing at a time: whoever changes something keeps the luck; else the luck is what changes.
+    position = len(run.prompt_ids) + at
+    salt, ordinal = run.salt, run.forks.get(position, 0)
+    if not forced and replace(options, n=before.n, beam_width=before.beam_width) == before:
+        ordinal += 1
+        salt = fork_salt(run.salt, position, ordinal)
+    run.forks[position] = ordinal + options.n - 1
+
+    def make(seed: int, number: int) -> Run:
+        own = salt if number == 0 else fork_salt(run.salt, position, ordinal + number)
+        made = llm.new_run(run.prompt_ids, options, seed, salt=own, prompt=run.prompt, sample=number)
+        made.tokens = list(run.tokens[:at])
+        if options.prompt_logprobs == run.sampling.prompt_logprobs:
+            made.prompt_tokens = list(run.prompt_tokens)
+        reason = "edited" if text is not None else "forced" if token is not None else "sampled"
+        made.descend(run, at, reason)
+        return made
+
+    runs = runs_of(options, make)
+    return Request(run.prompt_ids, options, runs, forced=forced, drafts=llm.drafts, keep=llm.keep)
+
+
+def _forced(llm: LLM, token: int | str | None, text: str | None) -> list[int]:
+    if text is not None:
+        return llm.tokenizer.encode(text, add_special=False, parse_special=False)
+    if token is None:
+        return []
+    if isinstance(token, int):
+        return llm.checked([token], "token")
+    found = llm.tokenizer.id_of(token)
+    if found is None:
+        raise TextError(f"token is {token!r}, which is no single token of {llm.name}; text= takes any text")
+    return [found]

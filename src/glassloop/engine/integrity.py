@@ -1,0 +1,56 @@
+"""Whether the KV tree is whole: every count agrees with what it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from glassloop.engine.tree import GONE, KVTree, Node
+from glassloop.ops.batch import PAGE, pages_for
+
+
+def check(tree: KVTree) -> None:
+    """Every count agrees with what it counts; nothing is lost, nothing is there twice."""
+    refs: dict[int, int] = {}
+    needed: dict[int, int] = {}
+    for path in tree.paths:
+        _must(len(path.nodes) == pages_for(path.length), "a path has a node for each of its pages")
+        for index, node in enumerate(path.nodes):
+            refs[node.number] = refs.get(node.number, 0) + 1
+            if index >= path.behind:
+                needed[node.number] = needed.get(node.number, 0) + 1
+                _must(GONE not in node.pages, "what a path can see is there")
+                _must(path.table[:, index].tolist() == node.pages, "a path's table names its nodes' pages")
+            above = path.nodes[index - 1] if index else tree.root
+            _must(node.parent is above, "a path follows the tree")
+    pages: list[list[int]] = [list(free) for free in tree.free]
+    seen = 0
+    for node in _nodes(tree):
+        seen += 1
+        _must(node.refs == refs.get(node.number, 0), "refs counts the paths through a node")
+        _must(node.needed == needed.get(node.number, 0), "needed counts the paths that see a node")
+        _must(0 < len(node.tokens) <= PAGE and node.key == node.tokens[0], "a node has tokens")
+        _must(node.ready <= len(node.tokens), "no more is computed than there is")
+        _must(len(node.tokens) == PAGE or not node.children, "only full nodes have children")
+        for group, page in enumerate(node.pages):
+            if page != GONE:
+                pages[group].append(page)
+    _must(seen == tree.node_count, "every node is counted")
+    _must(tree.held == len(refs), "held counts the nodes with a path")
+    used = 0
+    for group, (all_of, size) in enumerate(zip(pages, tree.sizes, strict=True)):
+        _must(sorted(all_of) == list(range(tree.memory // size)), "every page is free or in one node")
+        used += size * (len(all_of) - len(tree.free[group]))
+    _must(used == tree.used_bytes, "the memory in use is that of the pages in use")
+
+
+def _nodes(tree: KVTree) -> Iterator[Node]:
+    waiting = [tree.root]
+    while waiting:
+        for children in waiting.pop().children.values():
+            yield from children
+            waiting.extend(children)
+
+
+def _must(holds: bool, what: str) -> None:
+    if not holds:
+        raise AssertionError(f"the KV tree is damaged: it does not hold that {what}")
