@@ -18,6 +18,8 @@ HEAVY = (
     "gguf",
     "fastapi",
     "uvicorn",
+    "textual",
+    "readline",
 )
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
+import re
+import select
+import struct
 import subprocess
 import sys
+import termios
+import time
 
 GLASSLOOP = [sys.executable, "-m", "glassloop"]
 
@@ -19,18 +25,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 def on_terminal(*arguments: str, columns: int = 80, **environment: str) -> tuple[int, str]:
     """On a terminal of 80 columns: the exit code, and all that was written to it."""
-    ours, theirs = pty.openpty()
-    settings = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "50", **environment}
-    inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
-    child = subprocess.Popen(
-        [*GLASSLOOP, *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=inherited | settings,
-        start_new_session=True,
-    )
-    os.close(theirs)
+    ours, child = _start(arguments, columns, environment)
     seen = b""
     while True:
         try:
@@ -42,3 +37,74 @@ def on_terminal(*arguments: str, columns: int = 80, **environment: str) -> tuple
         seen += part
     os.close(ours)
     return child.wait(timeout=120), seen.decode().replace("\r\n", "\n")
+
+
+class Session:
+    """A command on a terminal, with a person who types and reads."""
+
+    def __init__(self, *arguments: str, columns: int = 80, **environment: str) -> None:
+        self._ours, self.child = _start(arguments, columns, environment)
+        self.raw = b""
+        self._read = 0  # how much of the text the person has read
+
+    @property
+    def text(self) -> str:
+        """All that was written, less what only steers the terminal."""
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.raw.decode("utf-8", "replace"))
+        return plain.replace("\r\n", "\n").replace("\r", "")
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def wait_for(self, pattern: str, seconds: float = 20) -> str:
+        """Read on until this has come; the text up to its end."""
+        end = time.monotonic() + seconds
+        while True:
+            found = re.search(pattern, self.text[self._read :])
+            if found:
+                start, self._read = self._read, self._read + found.end()
+                return self.text[start : self._read]
+            if not self.more(end - time.monotonic()):
+                raise AssertionError(f"{pattern!r} did not come; what came is {self.text[self._read :]!r}")
+
+    def more(self, seconds: float) -> bool:
+        """Wait for more to be written; False if nothing came."""
+        if seconds <= 0 or not select.select([self._ours], [], [], seconds)[0]:
+            return False
+        try:
+            part = os.read(self._ours, 65536)
+        except OSError:
+            part = b""
+        self.raw += part
+        return bool(part)
+
+    def end(self) -> int:
+        """Wait for the end of the command; its exit code."""
+        while self.more(30):
+            pass
+        os.close(self._ours)
+        return self.child.wait(timeout=30)
+
+
+def _start(
+    arguments: tuple[str, ...], columns: int, environment: dict[str, str]
+) -> tuple[int, subprocess.Popen[bytes]]:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    settings = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "50", **environment}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+
+    def own_terminal() -> None:  # so that Ctrl-C reaches it
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    child = subprocess.Popen(
+        [*GLASSLOOP, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=inherited | settings,
+        start_new_session=True,
+        preexec_fn=own_terminal,
+    )
+    os.close(theirs)
+    return ours, child

@@ -74,7 +74,8 @@ for made in (together, alone):
     for ids, logits, *numbers in made:
         told.update(ids.tobytes() + logits.tobytes() + np.array(numbers).tobytes())
     told.update(np.array([vocabulary.log_sum_exp(row, 0.7) for row in rows]).tobytes())
-    told.update(vocabulary.lucky_ids(3, 70_000, 2**64 - 2**55).tobytes())
+    for summary, row in zip(made, rows):
+        told.update(repr(vocabulary.race(3, summary.ids, summary.logits * 1.5, row, 1.5)).encode())
     print(told.hexdigest())
     told = hashlib.sha256()
 """
@@ -115,12 +116,23 @@ def test_ranks(row, data):
     assert native.rank_of(row, token) == vocabulary.rank_of(row, token)
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, 5000), st.integers(0, 2**64 - 1))
-def test_lucky_ids(key, count, threshold):
-    assert (
-        native.lucky_ids(key, count, threshold).tolist()
-        == vocabulary.lucky_ids(key, count, threshold).tolist()
-    )
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32), st.integers(1, 3000), st.integers(1, 70), st.data())
+def test_race(key, seed, count, top, data):
+    """Ties, tokens that are out, a head of any length, logits of any spread; with or without the rest."""
+    rng = np.random.default_rng(seed)
+    row = (rng.standard_normal(count) * data.draw(st.sampled_from([0.1, 3, 40]))).astype(np.float32)
+    if data.draw(st.booleans()):
+        row = np.round(row)
+    row[rng.random(count) < data.draw(st.sampled_from([0, 0.3, 0.99]))] = -np.inf
+    row[rng.integers(count)] = 1.0
+    ids, best = vocabulary.highest(row, top)
+    ids, best = ids[best > -np.inf], best[best > -np.inf]
+    scale = data.draw(st.sampled_from([1.0, 0.5, 7.3]))
+    logits = best.astype(np.float64) * scale
+    for rest in (row, None):
+        made, expected = (ops.race(key, ids, logits, rest, scale) for ops in (native, vocabulary))
+        assert made._replace(place=0) == expected._replace(place=0)
+        assert (made.place if made.place < len(ids) else len(ids)) == expected.place
 
 
 @given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**31 - 1), max_size=50))

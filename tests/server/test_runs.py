@@ -297,6 +297,30 @@ def test_a_run_leaves_as_a_file_and_comes_back_the_same(server):
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "bad_file"
 
 
+def test_lenses_show_what_the_engine_computes(server, llm):
+    run = finished(server, start(server, sampling={"seed": 7, "max_tokens": 5})[0]["id"])
+    direct = llm.generate(FRANCE, Sampling(seed=7, max_tokens=5))
+
+    def look(name, **query):
+        answer = server.get(f"/api/runs/{run['id']}/lens/{name}", params=query)
+        assert answer.status_code == 200, answer.text
+        return answer.json() | {"model": llm.name}
+
+    assert server.get("/api/info").json()["lenses"] == ["attention", "layers", "neighbours"]
+    assert look("attention") == llm.lens.attention(direct).to_dict()
+    assert look("attention", token=4, layer=14) == llm.lens.attention(direct, 4).to_dict(14)
+    assert look("layers", token=4, count=3) == llm.lens.layers(direct, 4, 3).to_dict()
+    assert look("neighbours", token=3) == llm.lens.neighbours(" France").to_dict()
+    last = look("layers", token=4)["layers"][-1]
+    assert last["logprob"] == run["tokens"][0]["raw_logprob"] and last["rank"] == run["tokens"][0]["rank"]
+    path = f"/api/runs/{run['id']}/lens"
+    unknown = server.get(f"{path}/telescope")
+    assert unknown.status_code == 404 and unknown.json()["error"]["code"] == "no_such_lens"
+    for wrong in ("attention?token=10", "attention?layer=31", "layers?count=0", "layers?token=it"):
+        assert server.get(f"{path}/{wrong}").status_code == 400
+    assert server.get("/api/runs/nothing/lens/attention").status_code == 404
+
+
 def test_info_has_every_option_with_its_help(server):
     from dataclasses import fields
 

@@ -54,7 +54,7 @@ def _recorded(run: Run, at: int) -> dict[str, Any]:
 
 
 def _print(run: Run, at: int, told: Explanation, overrides: dict[str, Any]) -> None:
-    from glassloop.cli.terminal import percent, print_table, quoted, visible
+    from glassloop.cli.terminal import quoted, visible
 
     token = [*run.tokens, run.end][at]
     assert token is not None
@@ -62,6 +62,19 @@ def _print(run: Run, at: int, told: Explanation, overrides: dict[str, Any]) -> N
     cut = "…" if len(before) > _BEFORE else ""
     print(f"{cut}{visible(before[-_BEFORE:], newlines=False)} {quoted(token.piece)}")
     print(f"token {at} of run {run.id[:8]} · {run.model} · seed {told.seed} · {token.source}\n")
+    print_reasons(told)
+    print("\n" + visible(told.sentence))
+    if overrides:
+        asked = ", ".join(f"{name}={value}" for name, value in overrides.items())
+        same = told.winner.id == token.id
+        came = "nothing changes" if same else f"{quoted(told.winner.text)} instead of {quoted(token.piece)}"
+        print(f"What if {asked}: {came}.")
+
+
+def print_reasons(told: Explanation) -> None:
+    """The stages, and who raced."""
+    from glassloop.cli.terminal import percent, print_table, quoted
+
     if told.stages:
         stages = [_stage(report) for report in told.stages]
         header = ("stage", "left", "mass kept", "removed", "moved")
@@ -81,12 +94,6 @@ def _print(run: Run, at: int, told: Explanation, overrides: dict[str, Any]) -> N
     won = next(place for place, racer in enumerate(told.candidates) if racer.id == told.taken.id)
     columns = ("token", "rank", "model", "after the stages", "luck", "score")
     print_table(columns, rows, right=("rank", "model", "luck", "score"), bold=won)
-    print("\n" + visible(told.sentence))
-    if overrides:
-        asked = ", ".join(f"{name}={value}" for name, value in overrides.items())
-        same = told.winner.id == token.id
-        came = "nothing changes" if same else f"{quoted(told.winner.text)} instead of {quoted(token.piece)}"
-        print(f"What if {asked}: {came}.")
 
 
 def _stage(report: StageReport) -> tuple[str, ...]:

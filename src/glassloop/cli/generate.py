@@ -85,9 +85,9 @@ def _finish(runs: list[Run], painter: Painter, json_output: bool) -> None:
             print(f"── {each.sample + 1} of {len(runs)} ──")
             for token in each.tokens:
                 painter.write(token)
-            print(each.tail, flush=True)
+            painter.end(each)
     else:
-        print(run.tail, flush=True)
+        painter.end(run)
     if legend := painter.legend(run):
         print(legend, file=sys.stderr)
 

@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from glassloop.cli import compare, explain, generate, models, replay, runs, serve, tokenize
+from glassloop.cli import chat, compare, explain, generate, lens, models, replay, runs, serve, tokenize, watch
 from glassloop.errors import GlassloopError
 
 app = typer.Typer(
@@ -22,11 +22,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(name="generate")(generate.generate)
+app.command(name="chat")(chat.chat)
+app.command(name="watch")(watch.watch)
 app.command(name="explain")(explain.explain)
 app.command(name="replay")(replay.replay)
 app.command(name="compare")(compare.compare)
 app.command(name="serve")(serve.serve)
 app.command(name="tokenize")(tokenize.tokenize)
+app.add_typer(lens.app, name="lens")
 app.add_typer(runs.app, name="runs")
 app.add_typer(models.app, name="models")
 

@@ -29,6 +29,12 @@ _DIM = 244
 _LIKELY = log(0.05)  # alternatives from 5 % on are worth their place
 
 
+def surprise_colour(token: Token) -> int | None:
+    """None for what the model itself thought as likely as all else together."""
+    bits = -token.raw_logprob / log(2)
+    return next(colour for limit, colour in _SURPRISE if bits < limit)
+
+
 class Painter:
     """Writes a run's text to stdout, token by token."""
 
@@ -41,11 +47,14 @@ class Painter:
         sys.stdout.write(self.painted(token) if self._terminal else token.text)
         sys.stdout.flush()
 
+    def end(self, run: Run) -> None:
+        """What the end of the run made certain, and the end of the line."""
+        print(visible(run.tail) if self._terminal else run.tail, flush=True)
+
     def painted(self, token: Token) -> str:
         text = visible(token.text)
         if self._show is Show.SURPRISE:
-            bits = -token.raw_logprob / log(2)
-            return self._in(next(colour for limit, colour in _SURPRISE if bits < limit), text)
+            return self._in(surprise_colour(token), text)
         if self._show is Show.DRAFTS:
             return self._in(_SOURCES.get(token.source), text)
         if self._show is Show.ALTERNATIVES:

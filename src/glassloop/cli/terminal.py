@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TextIO
 
 
 @contextmanager
@@ -26,15 +27,49 @@ def working(what: str) -> Iterator[None]:
         sys.stderr.flush()
 
 
-def has_colours() -> bool:
-    """Whether stdout is a terminal that is meant to have colours (https://no-color.org)."""
+@contextmanager
+def no_echo() -> Iterator[None]:
+    """Keys pressed meanwhile wait for the next prompt and do not get into the text that is written."""
+    try:
+        import termios
+    except ImportError:  # as on Windows
+        yield
+        return
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def has_colours(stream: TextIO | None = None) -> bool:
+    """Whether stdout, or another stream, is a terminal that is meant to have colours
+    (https://no-color.org)."""
     if os.environ.get("NO_COLOR"):
         return False
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return (stream or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
+
+
+def dim(text: str, stream: TextIO | None = None) -> str:
+    """What stands beside the text and is not meant to be read first."""
+    return f"\x1b[2m{text}\x1b[22m" if has_colours(stream) else text
 
 
 def print_json(value: object) -> None:
-    print(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False, allow_nan=False))
+    """In lines on a terminal; what would steer it is escaped there, which is the same JSON."""
+    terminal = sys.stdout.isatty()
+    text = json.dumps(value, indent=2 if terminal else None, ensure_ascii=False, allow_nan=False)
+    print("".join(map(_escaped, text)) if terminal else text)
+
+
+def _escaped(character: str) -> str:
+    steers = character != "\n" and _shown(character, newlines=True) != character
+    return f"\\u{ord(character):04x}" if steers else character
 
 
 def visible(text: str, newlines: bool = True) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from glassloop.decode.row import Row
 from glassloop.ops.quant import Float32
-from glassloop.ops.vocabulary import Float64, Int32, RowOps, Summary
+from glassloop.ops.vocabulary import Float64, Int32, Race, RowOps, Summary
 
 HEAD = 64  # how many are sorted at first
 _FEWEST = 16  # a head that changes have left shorter is sorted anew
@@ -156,6 +156,11 @@ class Candidates:
         if self._row is None or self._row.values[token] == -np.inf:
             return None
         return self._ops.rank_of(self._row.values, token)
+
+    def race(self, key: int) -> Race:
+        """Who wins by logit + luck."""
+        row = None if self.complete or self._row is None else self._row.values
+        return self._ops.race(key, self.ids, self.values, row, self.scale)
 
     # ── what a stage can do ────────────────────────────────────────────────────────────────────────────────
 

@@ -8,7 +8,6 @@ its probability. docs/luck.md specifies all of it.
 from __future__ import annotations
 
 from functools import lru_cache
-from math import exp, expm1
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,14 +52,3 @@ def fork_salt(salt: int, position: int, ordinal: int) -> int:
     key = mix((salt + GOLDEN) & _MASK)
     key = mix((key + GOLDEN + position) & _MASK)
     return mix((key + GOLDEN + ordinal) & _MASK)
-
-
-def hash_above(needed: float) -> int:
-    """A threshold that the hash of every id with more luck than `needed` exceeds.
-
-    It is set a little low (a millionth of a nat, and the 12 bits that luck leaves out), so rounding may let
-    a few ids too many through, and never one too few.
-    """
-    # P(luck > g) = 1 - exp(-exp(-g)); below g = -4 that is everyone, since the least luck is -3.61.
-    chance = 1.0 if needed < -4 else -expm1(-exp(1e-6 - needed))
-    return max(0, (1 << 64) - 1 - int(chance * 2.0**64) - (1 << 13))

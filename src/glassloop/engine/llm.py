@@ -32,6 +32,7 @@ from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
+    from glassloop.engine.lens import Lenses
     from glassloop.trace.store import Store
     from glassloop.trace.verdict import Verdict
 
@@ -203,11 +204,18 @@ class LLM:
 
         return replay_run(self, run, first, strict)
 
+    @cached_property
+    def lens(self) -> Lenses:
+        """What goes on inside: `attention`, `layers` and `neighbours`, computed when they are asked for."""
+        from glassloop.engine.lens import Lenses
+
+        return Lenses(self)
+
     def logits(self, token_ids: Sequence[int], first: int | None = None) -> Float32:
         """What the model says after each token from the place `first` on, after the last alone if it is not
         given: [tokens, vocabulary]. What is in the cache is not computed again."""
-        ids = self._checked(token_ids, "token_ids")
-        self._check_length(len(ids))
+        ids = self.checked(token_ids, "token_ids")
+        self.check_length(len(ids))
         place = len(ids) - 1 if first is None else first
         if not 0 <= place < len(ids):
             raise GlassloopError(f"first is {first}; a place from 0 to {len(ids) - 1} is expected")
@@ -226,8 +234,8 @@ class LLM:
         """A request, checked, with its runs; nothing of it is computed yet."""
         sampling = sampling or Sampling()
         text = prompt if isinstance(prompt, str) else None
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self._checked(prompt)
-        self._check_length(len(ids))
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.checked(prompt)
+        self.check_length(len(ids))
 
         def make(seed: int, number: int) -> Run:
             return self._run(ids, sampling, seed, salt=number, prompt=text, sample=number)
@@ -263,7 +271,7 @@ class LLM:
         if options.beam_width > 1:
             raise SamplingError("beam_width is above 1; a fork goes on from one branch")
         forced = self._forced(token, text)
-        self._check_length(len(run.prompt_ids) + at + len(forced))
+        self.check_length(len(run.prompt_ids) + at + len(forced))
         # Change one thing at a time: whoever changes something keeps the luck; else the luck is what changes.
         position = len(run.prompt_ids) + at
         salt, ordinal = run.salt, run.forks.get(position, 0)
@@ -386,7 +394,7 @@ class LLM:
         if token is None:
             return []
         if isinstance(token, int):
-            return self._checked([token], "token")
+            return self.checked([token], "token")
         found = self.tokenizer.id_of(token)
         if found is None:
             raise TextError(
@@ -394,7 +402,7 @@ class LLM:
             )
         return [found]
 
-    def _checked(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
+    def checked(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
         for index, token in enumerate(ids):
             if not isinstance(token, int) or not 0 <= token < self.config.vocab_size:
                 raise GlassloopError(
@@ -402,7 +410,7 @@ class LLM:
                 )
         return list(ids)
 
-    def _check_length(self, length: int) -> None:
+    def check_length(self, length: int) -> None:
         if not length:
             raise TextError("prompt is empty; at least one token is expected")
         if length >= self.config.context:

@@ -16,6 +16,7 @@ from glassloop.engine.thread import EngineThread
 from glassloop.engine.tree import NoRoom
 from glassloop.errors import GlassloopError
 from glassloop.ops.batch import Batch
+from glassloop.ops.protocol import Forward
 from glassloop.ops.quant import Float32
 
 _SCORED = 32  # rows with logits at a time: they are as wide as the vocabulary
@@ -28,17 +29,17 @@ def logits_after(engine: EngineThread, ids: Sequence[int], first: int) -> Iterat
     """
     for start in range(first, len(ids), _SCORED):
         stop = min(start + _SCORED, len(ids))
-        yield from _between_steps(engine, ids[:stop], start)
+        yield from computed_after(engine, ids[:stop], start, engine.loop.transformer.forward)
 
 
-def _between_steps(engine: EngineThread, ids: Sequence[int], first: int) -> Float32:
+def computed_after(engine: EngineThread, ids: Sequence[int], first: int, compute: Forward) -> Float32:
+    """What `compute` gives for the tokens from the place `first` on, between two steps of the loop."""
     found: list[Float32] = []
-    engine.call(lambda: found.append(_rows(engine.loop, ids, first)))
+    engine.call(lambda: found.append(_rows(engine.loop, ids, first, compute)))
     return found[0]
 
 
-def _rows(loop: Loop, ids: Sequence[int], first: int) -> Float32:
-    """[tokens from `first` on, vocabulary]"""
+def _rows(loop: Loop, ids: Sequence[int], first: int, compute: Forward) -> Float32:
     tree = loop.tree
     path = tree.match(ids, first)
     try:
@@ -50,10 +51,12 @@ def _rows(loop: Loop, ids: Sequence[int], first: int) -> Float32:
             tree.extend(path, chunk)
             wanted = max(0, stop - first)
             batch = Batch.of([(path.table, at, chunk)], [wanted])
-            logits = loop.transformer.forward(batch, tree.pages)
-            tree.computed(path)
             if stop == len(ids):
-                return np.array(logits)  # the op set may use its buffer again
+                found = np.array(compute(batch, tree.pages))  # the op set may use its buffer again
+                tree.computed(path)
+                return found
+            loop.transformer.forward(batch, tree.pages)
+            tree.computed(path)
     except NoRoom as error:
         raise GlassloopError(
             f"there is no room for {len(ids)} tokens beside what is running: {error}"

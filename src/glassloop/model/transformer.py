@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -87,7 +87,7 @@ class Transformer:
         # Layers that look equally far back share their pages; the others have pages of their own.
         self.windows = list(dict.fromkeys(layer.window for layer in config.layers))
         groups = [self.windows.index(layer.window) for layer in config.layers]
-        self._places = [(group, groups[:index].count(group)) for index, group in enumerate(groups)]
+        self.places = [(group, groups[:index].count(group)) for index, group in enumerate(groups)]
         self._program = ops.program(self._forward)
 
     def forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
@@ -105,19 +105,22 @@ class Transformer:
 
     def pages(self, counts: int | Sequence[int]) -> list[Pages]:
         """Room for the keys and values of so many pages of tokens, for each group of layers."""
-        layers = Counter(group for group, _ in self._places)
+        layers = Counter(group for group, _ in self.places)
         if isinstance(counts, int):
             counts = [counts] * len(layers)
         kv_heads, head_dim = self.config.kv_heads, self.config.head_dim
         return [self.ops.pages(n, layers[group], kv_heads, head_dim) for group, n in enumerate(counts)]
 
     def _forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
-        # Language head: a score for each entry of the vocabulary.
-        logits = self.ops.head(self._hidden(batch, pages), self.head)
-        cap = self.config.logit_softcap
-        return logits if cap is None else self.ops.softcap(logits, cap)
+        return self.say(self._hidden(batch, pages))
 
     def _hidden(self, batch: Batch, pages: Sequence[Pages]) -> Array:
+        for x in self.stream(batch, pages):  # noqa: B007  # the last one is what counts
+            pass
+        return self.finish(x, batch)
+
+    def stream(self, batch: Batch, pages: Sequence[Pages]) -> Iterator[Array]:
+        """The stream of residuals: as it enters the first layer, and as it leaves each one. [rows, dim]"""
         ops, config = self.ops, self.config
 
         # Embedding: a vector for each token.
@@ -133,6 +136,8 @@ class Transformer:
             for rope, frequencies in self.frequencies.items()
         }
 
+        yield x
+
         # Layers: each adds what it found to the stream of residuals.
         for index, layer in enumerate(self.layers):
             h = self._before(x, layer.attn_norm)
@@ -142,9 +147,18 @@ class Transformer:
             h = self._before(x, layer.ffn_norm)
             h = self._feed_forward(h, layer)
             x = self._after(x, h, layer.ffn_norm, layer.ffn_post_norm)
+            yield x
 
-        x = ops.take(x, batch.wanted)
+    def finish(self, x: Array, batch: Batch) -> Array:
+        """What the language head reads of the stream. [wanted, dim]"""
+        x = self.ops.take(x, batch.wanted)
         return x if self.final_norm is None else self._norm(x, self.final_norm)
+
+    def say(self, hidden: Array) -> Array:
+        """Language head: a score for each entry of the vocabulary. [wanted, vocabulary]"""
+        logits = self.ops.head(hidden, self.head)
+        cap = self.config.logit_softcap
+        return logits if cap is None else self.ops.softcap(logits, cap)
 
     def _attention(
         self,
@@ -171,7 +185,7 @@ class Transformer:
             v,
             batch,
             pages,
-            self._places[index],
+            self.places[index],
             config.attention_scale,
             layer.config.window,
             config.attention_softcap,

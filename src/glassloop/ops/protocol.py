@@ -26,12 +26,16 @@ class Ops(Protocol):
     name: str
 
     def program(self, compute: Forward) -> Forward:
-        """The same computation, made ready to run many times. An op set may record its calls once."""
+        """The same computation, made ready to run many times. An op set may record its calls once.
+
+        It gives an array of the wanted rows, or a list of such arrays: then the program gives a list too.
+        """
 
     def pages(self, count: int, layers: int, kv_heads: int, head_dim: int) -> Pages:
         """Room for the keys and values of `count` pages of tokens in a group of layers.
 
-        It has `page_bytes`, and `copy(source, target)` copies a page.
+        It has `page_bytes`, `copy(source, target)` copies a page, and `read_keys(place, span)` gives the keys
+        of a branch as attention sees them, [length, kv heads, head dim] in float32.
         """
 
     def matrix(self, tensor: Tensor) -> Matrix:

@@ -44,6 +44,9 @@ class ReferencePages:
         keys, values = self.keys[layer, pages].reshape(shape), self.values[layer, pages].reshape(shape)
         return keys[: span.length], values[: span.length]
 
+    def read_keys(self, place: Place, span: Span) -> Float32:
+        return self.read(place, span)[0]
+
 
 class ReferenceOps:
     name = "reference"
@@ -162,7 +165,17 @@ def _visible(span: Span, positions: Int32, window: int | None) -> np.ndarray:
 def _attend(
     q: Float32, keys: Float32, values: Float32, visible: np.ndarray, scale: float, softcap: float | None
 ) -> Float32:
-    """Softmax-weighted values. Several query heads share a key-value head. [rows, heads, head dim]"""
+    """Softmax-weighted values. [rows, heads, head dim]"""
+    weights = attention_weights(q, keys, visible, scale, softcap)
+    mixed: Float32 = weights @ values.transpose(1, 0, 2)[:, None]  # [kv heads, group, rows, head dim]
+    return mixed.transpose(2, 0, 1, 3).reshape(q.shape)
+
+
+def attention_weights(
+    q: Float32, keys: Float32, visible: np.ndarray, scale: float, softcap: float | None
+) -> Float32:
+    """How much each head of each row looks at each key. Several query heads share a key-value head.
+    [kv heads, group, rows, length]"""
     rows, heads, head_dim = q.shape
     kv_heads = keys.shape[1]
     grouped = q.reshape(rows, kv_heads, heads // kv_heads, head_dim).transpose(1, 2, 0, 3)
@@ -171,10 +184,9 @@ def _attend(
         scores = np.tanh(scores / np.float32(softcap)) * np.float32(softcap)
     scores = np.where(visible, scores, np.float32(-np.inf))
     scores -= scores.max(axis=-1, keepdims=True)
-    weights = np.exp(scores)
+    weights: Float32 = np.exp(scores)
     weights /= weights.sum(axis=-1, keepdims=True)
-    mixed: Float32 = weights @ values.transpose(1, 0, 2)[:, None]  # [kv heads, group, rows, head dim]
-    return mixed.transpose(2, 0, 1, 3).reshape(rows, heads, -1)
+    return weights
 
 
 def _erf(x: Float32) -> Float32:

@@ -33,6 +33,17 @@ class Summary(NamedTuple):
     scaled_log_sum_exp: float  # of the logits times that
 
 
+class Race(NamedTuple):
+    """The winner of a race. Scores are logit + luck."""
+
+    id: int
+    place: int  # among the ids that were given in order, if it is less than there are
+    logit: float
+    luck: float
+    runner_up: int | None  # None where nobody else was there
+    margin: float  # by how much the winner's score exceeds the runner-up's
+
+
 class RowOps(Protocol):
     """The functions of this module that an op set replaces; the module itself is the reference."""
 
@@ -50,7 +61,7 @@ class RowOps(Protocol):
 
     def rank_of(self, logits: Float32, token: int, /) -> int: ...
 
-    def lucky_ids(self, key: int, count: int, threshold: int, /) -> Int32: ...
+    def race(self, key: int, ids: Int32, logits: Float64, row: Float32 | None, scale: float, /) -> Race: ...
 
     def luck_of(self, key: int, ids: NDArray[np.integer], /) -> Float64: ...
 
@@ -133,10 +144,27 @@ def hash_ids(key: int, ids: NDArray[np.integer]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def lucky_ids(key: int, count: int, threshold: int) -> Int32:
-    """The ids below `count`, ascending, whose hash under `key` is above `threshold` (0 to 2^64 - 1)."""
-    hashes = hash_ids(key, np.arange(count))
-    return np.flatnonzero(hashes > np.uint64(threshold)).astype(np.int32)
+def race(key: int, ids: Int32, logits: Float64, row: Float32 | None, scale: float) -> Race:
+    """The highest of logit + luck, ties by lower id: among ids with descending logits or, if there is a row
+    of which they are the highest, among all of it that is not minus infinity, each logit times the scale."""
+    known, racers = len(ids), ids
+    if row is not None:
+        others = np.setdiff1d(np.flatnonzero(row > -np.inf), ids).astype(np.int32)
+        racers = np.concatenate([ids, others])
+        logits = np.concatenate([logits, row[others].astype(np.float64) * scale])
+    luck = luck_of(key, racers)
+    scores = logits + luck
+    order = np.lexsort((racers, -scores))
+    first = int(order[0])
+    second = int(order[1]) if len(order) > 1 else None
+    return Race(
+        int(racers[first]),
+        first if first < known else known,
+        float(logits[first]),
+        float(luck[first]),
+        None if second is None else int(racers[second]),
+        np.inf if second is None else float(scores[first] - scores[second]),
+    )
 
 
 def luck_of(key: int, ids: NDArray[np.integer]) -> Float64:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from glassloop.decode.chain import DEFAULT_ORDER
 from glassloop.decode.sampling import Sampling
+from glassloop.engine import lens as lenses
 from glassloop.server import answers, glass, shapes
 from glassloop.server.errors import APIError
 from glassloop.server.explaining import Explainer, ExplanationShape, read_overrides
@@ -72,9 +73,23 @@ def router(service: Service) -> APIRouter:
         return JSON(told)
 
     @routes.get("/runs/{id}/lens/{name}", response_model=dict[str, Any])
-    async def lens(id: Id, name: Annotated[str, Path(max_length=64)]) -> Response:
-        service.shelf.get(id)
-        raise APIError(501, "this version has no lenses yet", param="name", code="not_implemented")
+    async def lens(
+        id: Id,
+        name: Annotated[str, Path(max_length=64)],
+        token: Annotated[int, Query(ge=-(1 << 31), le=1 << 31)] = -1,
+        layer: Annotated[int | None, Query(ge=1, le=1 << 31)] = None,
+        count: Annotated[int, Query(ge=1, le=lenses.MOST)] = 10,
+    ) -> Response:
+        """`attention`, `layers` or `neighbours` of a token, by its place in the prompt and the answer."""
+        run, lens = service.shelf.get(id).run, service.llm.lens
+        if name == "attention":
+            return JSON(await asyncio.to_thread(lambda: lens.attention(run, token).to_dict(layer)))
+        if name == "layers":
+            return JSON((await asyncio.to_thread(lens.layers, run, token, count)).to_dict())
+        if name == "neighbours":
+            return JSON((await asyncio.to_thread(lens.neighbours_in, run, token, count)).to_dict())
+        known = ", ".join(lenses.NAMES)
+        raise APIError(404, f"there is no lens {name!r}; one of {known} is expected", code="no_such_lens")
 
     @routes.get(
         "/runs/{id}/export",
@@ -140,7 +155,7 @@ def _info(service: Service) -> dict[str, Any]:
             for field in fields(Sampling)
         ],
         "stages": list(DEFAULT_ORDER),
-        "lenses": [],
+        "lenses": list(lenses.NAMES),
     }
 
 

@@ -39,24 +39,25 @@ class Family:
         """As JSON has it: a list of runs with what is below each."""
         return [_plain(run) for run in self.roots]
 
-    def __str__(self) -> str:
-        """A drawing, one line for each run."""
-        lines: list[str] = []
+    def drawn(self) -> Iterator[tuple[str, Run]]:
+        """A drawing, one line for each run: what stands before it, and the run."""
         for run in self.roots:
-            lines.append(f"● {_told(run)}")
-            _draw(run, "", lines)
-        return "\n".join(lines)
+            yield "● ", run
+            yield from _drawn(run, "")
+
+    def __str__(self) -> str:
+        return "\n".join(branch + told(run) for branch, run in self.drawn())
 
 
-def _draw(run: Run, indent: str, lines: list[str]) -> None:
+def _drawn(run: Run, indent: str) -> Iterator[tuple[str, Run]]:
     for child in run.children:
         last = child is run.children[-1]
-        how = f"at {child.fork_at} {child.reason}"
-        lines.append(f"{indent}{'└' if last else '├'}─ {how}: {_told(child)}")
-        _draw(child, indent + ("   " if last else "│  "), lines)
+        yield f"{indent}{'└' if last else '├'}─ at {child.fork_at} {child.reason}: ", child
+        yield from _drawn(child, indent + ("   " if last else "│  "))
 
 
-def _told(run: Run) -> str:
+def told(run: Run) -> str:
+    """A run in a few words."""
     own = "".join([token.text for token in run.tokens[run.fork_at or 0 :]]) + run.tail
     shown = own if len(own) <= 40 else own[:39] + "…"
     return f"{run.id[:8]}  {len(run.tokens)} tokens, {run.finish_reason or 'running'}  {shown!r}"

@@ -132,8 +132,17 @@ def library() -> ctypes.CDLL:
     lib.gl_rank_of.restype = c_int64
     lib.gl_ranked.argtypes = [c_void_p, c_void_p, c_int64, c_float, c_void_p, c_void_p]
     lib.gl_ranked.restype = c_int64
-    lib.gl_lucky_ids.argtypes = [c_uint64, c_int64, c_uint64, c_void_p, c_int64]
-    lib.gl_lucky_ids.restype = c_int64
+    lib.gl_race.argtypes = [
+        c_uint64,
+        c_void_p,
+        c_void_p,
+        c_int64,
+        c_void_p,
+        c_int64,
+        c_double,
+        *[c_void_p] * 3,
+    ]
+    lib.gl_race.restype = None
     lib.gl_luck_of.argtypes = [c_uint64, c_void_p, c_int64, c_void_p]
     lib.gl_luck_of.restype = None
     lib.gl_progress_bytes.argtypes = [c_int32]

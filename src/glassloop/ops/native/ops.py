@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.ops.batch import PAGE, Batch, pages_for
+from glassloop.ops.batch import PAGE, Batch, Span, pages_for
 from glassloop.ops.native import library as lib
 from glassloop.ops.native.recorder import Recorder, Room, Value
 from glassloop.ops.protocol import Activation, Forward, Place
@@ -53,6 +53,15 @@ class NativePages:
     def copy(self, source: int, target: int) -> None:
         self.keys[target], self.values[target] = self.keys[source], self.values[source]
 
+    def read_keys(self, place: Place, span: Span) -> Float32:
+        group, layer = place
+        pages = span.pages[group, : pages_for(span.length)]
+        shape = (-1, self.layout.layers, self.layout.kv_heads, self.layout.head_dim, PAGE)
+        keys = self.keys.reshape(shape)[pages, layer]  # [pages, kv heads, head dim, PAGE]
+        rows = keys.view(np.float16).transpose(0, 3, 1, 2).reshape(-1, *shape[2:4])
+        found: Float32 = rows[: span.length].astype(np.float32)
+        return found
+
 
 class _StandIn:
     """The batch that a forward pass is recorded with."""
@@ -74,7 +83,9 @@ class NativeOps:
         self._packer.finish()
         self._recorder = Recorder()
         result = compute(_StandIn(), None)  # type: ignore[arg-type]
-        return _Program(self._recorder, result, self.threads, self._kept)
+        several = isinstance(result, list)
+        program = _Program(self._recorder, result if several else [result], self.threads, self._kept)
+        return program if several else program.only
 
     def pages(self, count: int, layers: int, kv_heads: int, head_dim: int) -> NativePages:
         return NativePages(count, layers, kv_heads, head_dim)
@@ -190,12 +201,13 @@ class NativeOps:
 class _Program:
     """A recorded forward pass with the memory that it runs in. One run at a time."""
 
-    def __init__(self, recorder: Recorder, result: Value, threads: int, kept: list[Any]) -> None:
-        ops, self._rooms, self._result = recorder.finish(result)
+    def __init__(self, recorder: Recorder, results: list[Value], threads: int, kept: list[Any]) -> None:
+        ops, self._rooms, homes = recorder.finish(results)
+        # What is handed out: the buffer, and how wide it is.
+        self._results = {home: result.width for home, result in zip(homes, results, strict=True)}
         self._ops = (lib.Op * len(ops))(*ops)
         self._kept = kept
         self._threads = threads
-        self._width = result.width
         self._widest = max(room.width for room in self._rooms)
         self._progress = np.empty(lib.library().gl_progress_bytes(len(ops)), np.uint8)
         self._buffers = (lib.Buffer * len(self._rooms))()
@@ -204,15 +216,21 @@ class _Program:
         self._scratch = np.zeros(0, np.float32)
         self._one_run = Lock()
 
-    def __call__(self, batch: Batch, pages: Sequence[NativePages]) -> Float32:
+    def __call__(self, batch: Batch, pages: Sequence[NativePages]) -> list[Float32]:
         with self._one_run:
             return self._run(batch, pages)
 
-    def _run(self, batch: Batch, pages: Sequence[NativePages]) -> Float32:
+    def only(self, batch: Batch, pages: Sequence[NativePages]) -> Float32:
+        """The one result of a program that has one."""
+        return self(batch, pages)[0]
+
+    def _run(self, batch: Batch, pages: Sequence[NativePages]) -> list[Float32]:
         self._make_room(len(batch.tokens), wanted=False)
         self._make_room(len(batch.wanted), wanted=True)
-        logits = np.empty((len(batch.wanted), self._width), np.float32)
-        self._buffers[self._result].values = logits.ctypes.data
+        results = []
+        for home, width in self._results.items():
+            results.append(np.empty((len(batch.wanted), width), np.float32))
+            self._buffers[home].values = results[-1].ctypes.data
         longest = max(span.length for span in batch.spans)
         # Up to twelve queries attend together; each is copied, and has a score for every key of every page.
         scratch = max(12 * (pages[0].layout.head_dim + pages_for(longest) * PAGE), self._widest)
@@ -238,14 +256,14 @@ class _Program:
         lib.library().gl_run(
             ctypes.byref(program), self._progress.ctypes.data, self._scratch.ctypes.data, scratch
         )
-        return logits
+        return results
 
     def _make_room(self, rows: int, wanted: bool) -> None:
         if rows <= self._capacity[wanted]:
             return
         self._capacity[wanted] = capacity = max(rows, 2 * self._capacity[wanted])
         for index, room in enumerate(self._rooms):
-            if room.wanted is not wanted or index == self._result:
+            if room.wanted is not wanted or index in self._results:
                 continue
             values = np.empty(capacity * room.width, np.float32)
             quantized = np.empty(capacity * _quantized_bytes(room) if room.quantized else 0, np.uint8)

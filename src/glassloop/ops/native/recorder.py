@@ -92,17 +92,19 @@ class Recorder:
         else:
             self.calls.append(Call("quantize", None, value, quantize=how))
 
-    def finish(self, result: Value) -> tuple[list[Op], list[Room], int]:
-        """The ops, the buffers that they need, and the number of the one that holds the result."""
+    def finish(self, results: list[Value]) -> tuple[list[Op], list[Room], list[int]]:
+        """The ops, the buffers that they need, and the numbers of those that hold the results."""
         self._add_in_linears()
-        as_floats = {result.id}
+        handed_out = {result.id for result in results}
+        assert all(result.wanted for result in results), "a result has the wanted rows"
+        as_floats = set(handed_out)
         for call in self.calls:
             quantized = call.kind == "quantize" or (
                 call.kind == "linear" and call.a is not None and call.a.id in self._quantized
             )
             read_as_floats = (call.b,) if quantized else (call.a, call.b)
             as_floats |= {value.id for value in read_as_floats if value is not None}
-        homes, rooms = self._lay_out(result)
+        homes, rooms = self._lay_out(handed_out)
         ops, written, read = [], set[int](), set[int]()
         for call in self.calls:
             reads = {homes[value.id] for value in (call.a, call.b) if value is not None}
@@ -126,7 +128,7 @@ class Recorder:
                 and call.out.id not in as_floats
             )
             ops.append(op)
-        return ops, rooms, homes[result.id]
+        return ops, rooms, [homes[result.id] for result in results]
 
     def _add_in_linears(self) -> None:
         """x + linear(h), where nothing else reads the linear's output, is one op: a linear with x as `b`."""
@@ -149,9 +151,9 @@ class Recorder:
                 kept.append(call)
         self.calls = kept
 
-    def _lay_out(self, result: Value) -> tuple[dict[int, int], list[Room]]:
+    def _lay_out(self, handed_out: set[int]) -> tuple[dict[int, int], list[Room]]:
         """A buffer for each value. One whose value has been read for the last time is used again."""
-        last_use = {result.id: len(self.calls)}
+        last_use = dict.fromkeys(handed_out, len(self.calls))
         for index, call in enumerate(self.calls):
             for value in (call.a, call.b):
                 if value is not None:
@@ -163,8 +165,9 @@ class Recorder:
             if call.out is not None:
                 value = call.out
                 room = Room(value.width, value.wanted, self._quantized.get(value.id, 0))
-                # The result has a buffer to itself: it is handed out.
-                fits = [home for home in free if rooms[home] == room] if value != result else []
+                # A result has a buffer to itself: it is handed out.
+                own = value.id in handed_out
+                fits = [] if own else [home for home in free if rooms[home] == room]
                 if fits:
                     free.remove(fits[0])
                 else:

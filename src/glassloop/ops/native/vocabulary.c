@@ -10,6 +10,7 @@
 #define PART 16384        /* logits in one unit of work: some ten microseconds */
 #define FEWEST_SHARED 8   /* units; fewer are done sooner by one thread, if the others are busy elsewhere */
 #define MOST_GROUPS 1024  /* of which the largest logit is kept, so that the highest are found fast */
+#define LUCKY 64          /* ids of a part that are expected to be lucky, at most */
 #define LOG2_E 1.4426950408889634
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 
@@ -225,19 +226,73 @@ static void find_lucky(void *work, int64_t unit) {
     s->found[unit] = gl_active()->lucky_ids(s->key, first, end, s->threshold, s->ids + unit * s->room, s->room);
 }
 
-/* Ids below `count` whose hash exceeds the threshold, in ascending order; how many there are, or -1 where `room`,
- * for every 16384 ids of them, is too little. */
-int64_t gl_lucky_ids(uint64_t key, int64_t count, uint64_t threshold, int32_t *ids, int64_t room) {
-    int64_t units = (count + PART - 1) / PART, total = 0;
-    int64_t *found = malloc(units * sizeof *found + 1);
-    run_units(find_lucky, &(search){key, threshold, count, room, ids, found}, units);
-    for (int64_t unit = 0; unit < units && total >= 0; unit++) {
-        if (found[unit] > room) total = -1;
-        else {
-            memmove(ids + total, ids + unit * room, found[unit] * sizeof *ids);
-            total += found[unit];
+/* Ids below `count` whose hash exceeds the threshold, in ascending order, into memory that the caller frees. */
+static int64_t all_lucky_ids(uint64_t key, int64_t count, uint64_t threshold, int32_t **ids) {
+    int64_t units = (count + PART - 1) / PART, total = 0, found[units];
+    for (int64_t room = LUCKY; ; room = PART) { /* few are that lucky; when more are, once more with room for all */
+        *ids = malloc(units * room * sizeof **ids);
+        run_units(find_lucky, &(search){key, threshold, count, room, *ids, found}, units);
+        int64_t most = 0;
+        for (int64_t unit = 0; unit < units; unit++) most = found[unit] > most ? found[unit] : most;
+        if (most <= room) {
+            for (int64_t unit = 0; unit < units; total += found[unit++])
+                memmove(*ids + total, *ids + unit * room, found[unit] * sizeof **ids);
+            return total;
         }
+        free(*ids);
     }
-    free(found);
-    return total;
+}
+
+/* A threshold that the hash of every id with more luck than `needed` exceeds: P(luck > g) = 1 - exp(-exp(-g)). It is
+ * set a little low (a millionth of a nat, and the 12 bits that luck leaves out), so rounding may let a few ids too many
+ * through, and never one too few. */
+static uint64_t hash_above(double needed) {
+    double chance = needed < -4 ? 1 : -expm1(-exp(1e-6 - needed)), below = 0x1p64 * (1 - chance) - 0x1p13;
+    return below <= 0 ? 0 : (uint64_t)below;
+}
+
+typedef struct {
+    int64_t place;
+    int32_t id;
+    double logit, luck;
+} racer;
+
+static int beats(const racer *a, const racer *b) {
+    double mine = a->logit + a->luck, theirs = b->logit + b->luck;
+    return b->id < 0 || mine > theirs || (mine == theirs && a->id < b->id);
+}
+
+static void enter(racer *best, uint64_t key, int64_t place, int32_t id, double logit) {
+    racer new = {place, id, logit, 0};
+    gl_luck_of(key, &id, 1, &new.luck);
+    if (beats(&new, &best[0])) best[1] = best[0], best[0] = new;
+    else if (beats(&new, &best[1])) best[1] = new;
+}
+
+/* The two highest of logit + luck, ties by lower id, among `count` ids with descending logits and, if there is a row,
+ * all others of it: a logit there is row[id] * scale, minus infinity for who is out, and none is above the last of the
+ * `count`. Places at and beyond `count` are theirs; an id of -1: there is nobody. */
+void gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t count, const float *row, int64_t width,
+             double scale, int64_t *places, int32_t *winners, double *numbers) {
+    racer best[2] = {{0, -1, 0, 0}, {0, -1, 0, 0}};
+    for (int64_t i = 0; i < count; i++) enter(best, key, i, ids[i], logits[i]);
+    if (row) {
+        /* Who would beat the second of these needs more luck than lies between it and their last. */
+        double last = logits[count - 1], needed = best[1].id < 0 ? -INFINITY : best[1].logit + best[1].luck - last;
+        int32_t *lucky;
+        int64_t found = all_lucky_ids(key, width, hash_above(needed), &lucky);
+        for (int64_t i = 0; i < found; i++) {
+            double logit = (double)row[lucky[i]] * scale;
+            int known = logit > last || logit == -INFINITY;
+            for (int64_t j = count - 1; j >= 0 && !known && logits[j] == logit; j--) known = ids[j] == lucky[i];
+            if (!known) enter(best, key, count + i, lucky[i], logit);
+        }
+        free(lucky);
+    }
+    for (int i = 0; i < 2; i++) {
+        places[i] = best[i].place;
+        winners[i] = best[i].id;
+        numbers[2 * i] = best[i].logit;
+        numbers[2 * i + 1] = best[i].luck;
+    }
 }

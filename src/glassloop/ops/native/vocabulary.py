@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import addressof, c_char
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,7 @@ from numpy.typing import NDArray
 
 from glassloop.ops.native.library import library
 from glassloop.ops.quant import Float32
-from glassloop.ops.vocabulary import Float64, Int32, Summary
-
-_PART = 16384  # ids in one unit of work; each has its own room for what it finds
-_ROOM = 64
+from glassloop.ops.vocabulary import Float64, Int32, Race, Summary
 
 
 def _address(array: NDArray[Any]) -> int:
@@ -79,14 +77,27 @@ def rank_of(logits: Float32, token: int) -> int:
     return int(library().gl_rank_of(_address(logits), len(logits), token))
 
 
-def lucky_ids(key: int, count: int, threshold: int) -> Int32:
-    parts = -(-count // _PART)
-    for room in (_ROOM, _PART):  # few are that lucky; when more are, once more with room for all
-        ids = np.empty(room * parts, np.int32)
-        found = library().gl_lucky_ids(key, count, threshold, _address(ids), room)
-        if found >= 0:
-            break
-    return ids[:found]
+def race(key: int, ids: Int32, logits: Float64, row: Float32 | None, scale: float) -> Race:
+    ids, logits = np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(logits, np.float64)
+    row = None if row is None else np.ascontiguousarray(row)
+    places, winners, numbers = np.empty(2, np.int64), np.empty(2, np.int32), np.empty(4)
+    library().gl_race(
+        key,
+        _address(ids),
+        _address(logits),
+        len(ids),
+        None if row is None else _address(row),
+        0 if row is None else len(row),
+        scale,
+        _address(places),
+        _address(winners),
+        _address(numbers),
+    )
+    first, second = winners.tolist()
+    logit, luck, other_logit, other_luck = numbers.tolist()
+    if second < 0:
+        return Race(first, int(places[0]), logit, luck, None, inf)
+    return Race(first, int(places[0]), logit, luck, second, logit + luck - (other_logit + other_luck))
 
 
 def luck_of(key: int, ids: NDArray[np.integer]) -> Float64:

@@ -1,0 +1,166 @@
+"""A conversation with a model: questions and answers as a tree, in which nothing is ever lost.
+
+A turn is a question and one answer to it. A fork or a rewind is one more turn beside the old one; the turn
+that we are at, and those above it, are what the model is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from glassloop.decode.sampling import Sampling
+from glassloop.errors import GlassloopError, TextError
+
+if TYPE_CHECKING:
+    from glassloop.engine.llm import LLM
+    from glassloop.engine.request import Request
+    from glassloop.trace.run import Run
+    from glassloop.trace.token import Token
+
+
+@dataclass(eq=False)
+class Turn:
+    question: str
+    run: Run
+    above: Turn | None  # the turn before it
+    below: list[Turn] = field(default_factory=list)
+
+    @property
+    def path(self) -> list[Turn]:
+        """The turns up to this one, the first one first."""
+        return [*(self.above.path if self.above else []), self]
+
+
+class Conversation:
+    def __init__(self, llm: LLM, sampling: Sampling, system: str | None = None) -> None:
+        if llm.tokenizer.chat_template is None:
+            raise TextError(
+                f"{llm.name} has no chat template, so it cannot chat; 'glassloop generate' continues a text"
+            )
+        self.llm = llm
+        self.system = system
+        self.roots: list[Turn] = []
+        self.at: Turn | None = None
+        self.sampling = sampling
+        self.check(sampling)
+
+    @staticmethod
+    def check(sampling: Sampling) -> Sampling:
+        if sampling.n > 1:
+            raise GlassloopError(f"n is {sampling.n}; 1 is expected: in a chat, /fork makes another answer")
+        return sampling
+
+    def __iter__(self) -> Iterator[Turn]:
+        """Each turn before those below it."""
+        waiting = self.roots[::-1]
+        while waiting:
+            turn = waiting.pop()
+            yield turn
+            waiting.extend(reversed(turn.below))
+
+    # ── going on ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def ask(self, question: str) -> Request:
+        """The request for an answer; whoever has followed it gives it to `add`."""
+        return self.llm.prepare(self._prompt(question), self.sampling)
+
+    def fork(self, place: int, token: int | None = None, text: str | None = None) -> Request:
+        return self.llm.prepare_fork(self.last.run, place, token=token, text=text, sampling=self.sampling)
+
+    def add(self, question: str, run: Run, beside: Turn | None = None) -> Turn:
+        """A turn with this answer: after the one we are at, or beside another."""
+        above = self.at if beside is None else beside.above
+        turn = Turn(question, run, above)
+        (self.roots if above is None else above.below).append(turn)
+        self.at = turn
+        return turn
+
+    def rewind(self, place: int) -> Turn:
+        """The last answer up to this token, as an answer of its own."""
+        return self.add(self.last.question, self.last.run.rewind(place), beside=self.last)
+
+    def go(self, name: str) -> Turn:
+        """Be at another turn, found by the beginning of its run's id."""
+        found = [turn for turn in self if turn.run.id.startswith(name)] if name else []
+        if len(found) != 1:
+            many = "several answers begin" if found else "no answer here begins"
+            raise GlassloopError(f"{many} with {name!r}; /tree shows them")
+        self.at = found[0]
+        return found[0]
+
+    # ── looking back ───────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def last(self) -> Turn:
+        if self.at is None:
+            raise GlassloopError("there is no answer yet; ask something first")
+        return self.at
+
+    def place(self, name: str | None) -> int:
+        """Which token of the last answer: its number, its text, or, if nothing is said, the most surprising
+        one."""
+        tokens = self.last.run.tokens
+        if not tokens:
+            raise GlassloopError("the last answer has no tokens")
+        if name is None:
+            return most_surprising(tokens)
+        bare = name[1:-1] if len(name) > 2 and name[0] == name[-1] and name[0] in "\"'" else name
+        if bare is name and _is_whole(name):
+            number = int(name) + (len(tokens) if name.startswith("-") else 0)
+            if not 0 <= number < len(tokens):
+                raise GlassloopError(f"n is {name}; a token from 0 to {len(tokens) - 1} is expected")
+            return number
+        for same in (bare.__eq__, lambda piece: piece.strip() == bare.strip()):
+            for number, token in enumerate(tokens):
+                if same(token.piece):
+                    return number
+        raise GlassloopError(f"no token of the last answer is {name!r}; /tokens shows them")
+
+    def named_token(self, place: int, name: str) -> dict[str, Any]:
+        """What a fork is to go on with, as `fork` takes it: a token if the text is one, else the text. In
+        quotes it is meant as it stands; else it has the space before it that the old token has."""
+        quoted = len(name) > 2 and name[0] == name[-1] and name[0] in "\"'"
+        old = self.last.run.tokens[place]
+        forms = [name[1:-1]] if quoted else [name]
+        if not quoted and old.piece.startswith(" "):
+            forms.insert(0, f" {name}")
+        for form in forms:
+            found = self.llm.tokenizer.id_of(form)
+            if found is not None and found not in self.llm.tokenizer.special_ids:
+                return {"token": found}
+        return {"text": forms[0]}
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return self._messages(self.at)
+
+    def _messages(self, turn: Turn | None) -> list[dict[str, str]]:
+        made = [] if self.system is None else [{"role": "system", "content": self.system}]
+        for each in turn.path if turn else []:
+            made.append({"role": "user", "content": each.question})
+            made.append({"role": "assistant", "content": each.run.text})
+        return made
+
+    def _prompt(self, question: str) -> list[int]:
+        """The conversation as token ids. The last answer, and all before it, stay the tokens that the model
+        chose, which another way to cut the same text need not be: so all of it is in the cache."""
+        encode, messages = self.llm.tokenizer.encode_chat, self.messages
+        whole = encode([*messages, {"role": "user", "content": question}])
+        if self.at is None:
+            return whole
+        answered = encode(messages, continue_final=True)
+        if whole[: len(answered)] != answered:  # the template writes an answer anew once it is an old one
+            return whole
+        return [*self.at.run.prompt_ids, *self.at.run.token_ids, *whole[len(answered) :]]
+
+
+def most_surprising(tokens: list[Token]) -> int:
+    """The least likely one, to the model itself, of those that nobody forced."""
+    free = [number for number, token in enumerate(tokens) if token.source != "forced"]
+    return min(free or range(len(tokens)), key=lambda number: tokens[number].raw_logprob)
+
+
+def _is_whole(text: str) -> bool:
+    return text.removeprefix("-").isdecimal() and text.isascii()

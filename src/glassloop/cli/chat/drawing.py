@@ -1,0 +1,70 @@
+"""A conversation on one page: its tree, and the path through it to read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from glassloop.cli.chat.conversation import Conversation, Turn
+    from glassloop.trace.run import Run
+
+_WIDTH = 44
+
+
+def draw(talk: Conversation) -> str:
+    """Answers to the same question stand below it; a filled circle is on the path that goes on."""
+    path = talk.at.path if talk.at else []
+    lines: list[str] = []
+    _draw(talk.roots, path, "", lines)
+    return "\n".join(lines) or "nothing has been asked yet"
+
+
+def _draw(turns: list[Turn], path: list[Turn], indent: str, lines: list[str]) -> None:
+    questions = dict.fromkeys(turn.question for turn in turns)
+    for question in questions:
+        answers = [turn for turn in turns if turn.question == question]
+        lines.append(f"{indent}› {_cut(question)}")
+        for turn in answers:
+            mark = "●" if turn in path else "○"
+            here = "  ← here" if path and turn is path[-1] else ""
+            lines.append(f"{indent}  {mark} {turn.run.id[:8]}  {_cut(_own(turn.run))}{here}")
+            # A conversation without branches stays at the left, however long it is.
+            alone = len(questions) == 1 and len(answers) == 1
+            _draw(turn.below, path, indent if alone else indent + "    ", lines)
+
+
+def _own(run: Run) -> str:
+    """What is new in an answer, and how it came to be."""
+    if run.reason is None:
+        return run.text + _ending(run)
+    if run.reason == "rewound":
+        return f"rewound to {run.fork_at}: {run.text}"
+    own = "".join([token.text for token in run.tokens[run.fork_at or 0 :]]) + run.tail
+    return f"from token {run.fork_at}:{own if own[:1].isspace() else ' ' + own}{_ending(run)}"
+
+
+def _ending(run: Run) -> str:
+    return f" ({ending(run)})" if ending(run) else ""
+
+
+def ending(run: Run) -> str:
+    """How an answer ended, where the model did not end it."""
+    if run.finish_reason == "cancelled":
+        return "" if run.stop_reason == "rewound" else "stopped"
+    if run.finish_reason == "length":
+        return f"cut by {run.stop_reason}"
+    return "" if run.finish_reason == "stop" else run.finish_reason or ""
+
+
+def transcript(talk: Conversation) -> str:
+    parts = [] if talk.system is None else [f"**system**\n\n{talk.system}\n"]
+    for turn in talk.at.path if talk.at else []:
+        mark = f"\n\n*({ending(turn.run)})*" if ending(turn.run) else ""
+        parts.append(f"**you**\n\n{turn.question}\n")
+        parts.append(f"**{talk.llm.name}** · run {turn.run.id}\n\n{turn.run.text}{mark}\n")
+    return "\n".join(parts)
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"

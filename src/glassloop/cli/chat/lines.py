@@ -1,0 +1,92 @@
+"""What a person types: lines, several of which may be one message, and the history that the arrow keys show.
+
+A line that ends in a backslash goes on; three quotes open a message of many lines and close it. Where stdin
+is no terminal, its lines are read the same way.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from glassloop.errors import TextError
+
+_FENCE = '"""'
+_KEPT = 1000  # lines of history
+
+
+class Lines:
+    def __init__(self, prompt: str, history: Path | None) -> None:
+        self.interactive = sys.stdin.isatty()
+        # The prompt is part of what readline edits only where both ends are the terminal.
+        self._edited = self.interactive and sys.stdout.isatty()
+        self._prompt = prompt
+        self._history = history
+        if self._edited:
+            self._read_history()
+
+    def message(self) -> str | None:
+        """The next message; None at the end of the input."""
+        line = self._line(self._prompt)
+        if line is None:
+            return None
+        parts = []
+        if line.lstrip().startswith(_FENCE):
+            line = line.lstrip()[len(_FENCE) :]
+            while not line.rstrip().endswith(_FENCE):
+                parts.append(line)
+                more = self._line("… ")
+                if more is None:
+                    return "\n".join(parts).strip("\n")
+                line = more
+            parts.append(line.rstrip()[: -len(_FENCE)])
+            return "\n".join(parts).strip("\n")
+        while line.endswith("\\"):
+            parts.append(line[:-1])
+            more = self._line("… ")
+            if more is None:
+                return "\n".join(parts)
+            line = more
+        return "\n".join([*parts, line])
+
+    def close(self) -> None:
+        """Keep the history for the next time."""
+        if not self._edited or self._history is None:
+            return
+        import readline
+
+        try:
+            self._history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            readline.set_history_length(_KEPT)
+            readline.write_history_file(self._history)
+            self._history.chmod(0o600)
+        except OSError as error:
+            print(f"glassloop: the history was not kept: {error}", file=sys.stderr)
+
+    def _line(self, prompt: str) -> str | None:
+        try:
+            if self._edited:
+                return input(prompt)
+            if self.interactive:
+                sys.stderr.write(prompt)
+                sys.stderr.flush()
+            line = sys.stdin.readline()
+        except EOFError:
+            return None
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise TextError(f"the line is not UTF-8 text: there is a byte 0x{byte:02X} in it") from None
+        return line.rstrip("\r\n") if line else None
+
+    def _read_history(self) -> None:
+        try:
+            import readline  # input() edits the line once this is imported
+        except ImportError:  # as on Windows: the terminal edits the line
+            self._history = None
+            return
+        readline.set_auto_history(True)
+        if self._history is not None and self._history.exists():
+            try:
+                readline.read_history_file(self._history)
+            except OSError:
+                self._history = None

@@ -1,0 +1,282 @@
+"""`glassloop lens`: what goes on inside the model, computed when it is asked for."""
+
+from __future__ import annotations
+
+import re
+import sys
+from math import exp
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from glassloop.cli.kept import complete_run
+from glassloop.cli.options import DEFAULT_MODEL, Json, complete_model
+
+if TYPE_CHECKING:
+    from glassloop.engine.lens import Attention, Layers, Neighbours
+    from glassloop.engine.llm import LLM
+    from glassloop.trace.run import Run
+
+_BAR = 14  # characters: a table fits 80 columns
+_SHOWN = 40  # tokens of a long text: those that are looked at most
+_COLUMNS = 10  # candidates in a picture
+_RUN_ID = re.compile(r"last|[0-9a-f]{8,32}")
+_TOKEN_HELP = "Which token: its place in the text from 0 (-1 is the last), or what it says."
+
+app = typer.Typer(
+    help="What goes on inside: where a token looks, what each layer would have said, which tokens are near.",
+    no_args_is_help=True,
+)
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="PROMPT|RUN|FILE",
+        help="A text; or a run: a .glass file, its id in the store (8 digits or more), or 'last'.",
+        autocompletion=complete_run,
+        show_default=False,
+    ),
+]
+Token = Annotated[str, typer.Option("--token", "-t", help=_TOKEN_HELP)]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", help=f"By default the run's, or {DEFAULT_MODEL}.", autocompletion=complete_model
+    ),
+]
+OpSet = Annotated[str | None, typer.Option("--ops", help="An op set: native or reference.")]
+AsText = Annotated[bool, typer.Option("--text", help="It is a text, though it looks like a run.")]
+Picture = Annotated[
+    Path | None, typer.Option("--picture", "-p", help="Draw it: a file that ends in .svg or .png.")
+]
+
+
+@app.command()
+def attention(
+    source: Source,
+    token: Token = "-1",
+    layer: Annotated[int | None, typer.Option("--layer", "-l", min=1, help="The heads of one layer.")] = None,
+    model: Model = None,
+    ops: OpSet = None,
+    as_text: AsText = False,
+    picture: Picture = None,
+    as_json: Json = False,
+) -> None:
+    """Where a token looks: how much each head of each layer attends to it and to each token before it."""
+    from glassloop.cli.terminal import print_json
+
+    text, llm = _open(source, model, ops, as_text)
+    seen = llm.lens.attention(text, _place(token))
+    if layer is not None:
+        seen.layer(layer)  # an error before anything is written
+    if picture is not None:
+        _draw_attention(seen, layer, picture)
+    if as_json:
+        print_json(seen.to_dict(layer))
+    elif layer is None:
+        _print_attention(seen)
+    else:
+        _print_heads(seen, layer)
+
+
+@app.command()
+def layers(
+    source: Source,
+    token: Token = "-1",
+    count: Annotated[int, typer.Option("--count", "-c", min=1, max=1000, help="Of each layer.")] = 4,
+    model: Model = None,
+    ops: OpSet = None,
+    as_text: AsText = False,
+    picture: Picture = None,
+    as_json: Json = False,
+) -> None:
+    """The logit lens: what each layer would have said comes next, had it been the last one."""
+    from glassloop.cli.terminal import print_json
+
+    text, llm = _open(source, model, ops, as_text)
+    seen = llm.lens.layers(text, _place(token), count)
+    if picture is not None:
+        _draw_layers(seen, picture)
+    if as_json:
+        print_json(seen.to_dict())
+    else:
+        _print_layers(seen)
+
+
+@app.command()
+def neighbours(
+    of: Annotated[
+        str, typer.Argument(metavar="TEXT", help='A token; " king" and "king" are two. Of several, the mean.')
+    ],
+    count: Annotated[int, typer.Option("--count", "-c", min=1, max=1000, help="How many.")] = 10,
+    model: Model = None,
+    ops: OpSet = None,
+    picture: Picture = None,
+    as_json: Json = False,
+) -> None:
+    """The tokens whose embeddings point most nearly the same way (cosine, over the whole vocabulary)."""
+    from glassloop.cli.kept import load
+    from glassloop.cli.terminal import print_json
+
+    seen = load(model or DEFAULT_MODEL, ops).lens.neighbours(of, count)
+    if picture is not None:
+        _draw_neighbours(seen, picture)
+    if as_json:
+        print_json(seen.to_dict())
+    else:
+        _print_neighbours(seen)
+
+
+def _open(source: str, model: str | None, ops: str | None, as_text: bool) -> tuple[Run | str, LLM]:
+    """A text or a run, and the model to look into."""
+    from glassloop.cli.kept import find_runs, load
+    from glassloop.cli.options import is_file
+
+    named = source.endswith(".glass") and (is_file(Path(source)) or not re.search(r"\s", source))
+    if not as_text and (named or _RUN_ID.fullmatch(source)):
+        run = find_runs(source)[0]
+        return run, load(model or run.model, ops)
+    text = sys.stdin.read() if source == "-" and not as_text else source
+    return text, load(model or DEFAULT_MODEL, ops)
+
+
+def _place(token: str) -> int | str:
+    return int(token) if re.fullmatch(r"-?\d{1,9}", token) else token
+
+
+# ── tables ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _print_attention(seen: Attention) -> None:
+    from glassloop.cli.terminal import print_table, quoted
+
+    mean, elsewhere = seen.mean, seen.elsewhere
+    most = float(elsewhere.max()) or 1.0
+    rows = []
+    for at in _shown(seen):
+        layer, head, weight = seen.strongest(at)
+        rows.append(
+            (
+                str(at),
+                quoted(seen.tokens[at].text),
+                f"{100 * mean[at]:.1f} %",
+                f"{100 * elsewhere[at]:.1f} %" if at else "",
+                "▉" * round(_BAR * float(elsewhere[at]) / most),
+                f"layer {layer}, head {head}: {100 * weight:.0f} %",
+            )
+        )
+    _print_head(f"Where {quoted(seen.tokens[-1].text)} looks", seen)
+    columns = ("at", "token", "of all", "of rest", "", "most by")
+    print_table(columns, rows, right=("at", "of all", "of rest"), cut=("token",))
+    layers, heads, _ = seen.weights.shape
+    print(f"\nThe mean of {layers} layers with {heads} heads each; the rest is without the first token.")
+
+
+def _shown(seen: Attention) -> list[int]:
+    """The places of a text, or of a long one those that are looked at most."""
+    mean = seen.mean
+    return sorted(sorted(range(len(mean)), key=lambda at: -mean[at])[:_SHOWN])
+
+
+def _print_heads(seen: Attention, layer: int) -> None:
+    from glassloop.cli.terminal import print_table, quoted
+
+    rows = []
+    for head, weights in enumerate(seen.layer(layer), 1):
+        best = sorted(range(len(weights)), key=lambda at: -weights[at])[:4]
+        told = ", ".join(f"{quoted(seen.tokens[at].text)} {100 * weights[at]:.0f} %" for at in best)
+        rows.append((str(head), told))
+    _print_head(f"Where {quoted(seen.tokens[-1].text)} looks in layer {layer}", seen)
+    print_table(("head", "at"), rows, right=("head",), fold=("at",))
+
+
+def _print_layers(seen: Layers) -> None:
+    from glassloop.cli.terminal import percent, print_table, quoted
+
+    rows = [
+        (
+            str(said.layer) if said.layer else "none",
+            ", ".join(f"{quoted(one.text)} {percent(one.logprob)}" for one in said.top),
+            f"{said.entropy:.2f}",
+            str(said.rank),
+            percent(said.logprob),
+        )
+        for said in seen.layers
+    ]
+    _print_head(f"What comes after {quoted(seen.tokens[-1].text)}, by layer", seen)
+    follows = quoted(seen.follows.text)
+    header = ("layer", "would say", "entropy", "rank", follows)
+    print_table(header, rows, right=("layer", "entropy", "rank", follows), cut=("would say",))
+    why = "which comes next in the text" if seen.given else "the favourite of the last layer"
+    print(f"\nRank and probability are those of {follows}, {why}.")
+
+
+def _print_neighbours(seen: Neighbours) -> None:
+    from glassloop.cli.terminal import print_table, quoted
+
+    rows = [
+        (quoted(one.text), str(one.id), f"{one.cosine:.3f}", "▉" * round(_BAR * max(one.cosine, 0.0)))
+        for one in seen.found
+    ]
+    _print_head(f"Near {_names(seen.of)}", seen)
+    print_table(("token", "id", "cosine", ""), rows, right=("id", "cosine"))
+
+
+def _print_head(what: str, seen: Attention | Layers | Neighbours) -> None:
+    print(f"{what} · {seen.model} · {seen.ops}\n")
+
+
+# ── pictures ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _draw_attention(seen: Attention, layer: int | None, path: Path) -> None:
+    """Rows are layers, the mean of their heads; or the heads of one layer."""
+    from glassloop.cli.picture import Cell, grid, save
+
+    weights = seen.weights.mean(axis=1) if layer is None else seen.layer(layer)
+    name, places = "layer" if layer is None else "head", _shown(seen)
+    rows = [
+        (f"{name} {number}", [Cell(float(row[at]), f"{100 * row[at]:.0f}") for at in places])
+        for number, row in enumerate(weights, 1)
+    ]
+    where = "" if layer is None else f" in layer {layer}"
+    title = f"Where {_names(seen.tokens[-1:])} looks{where}, in % · {seen.model}"
+    save(grid(title, [_label(seen.tokens[at].text) for at in places], rows), path)
+
+
+def _draw_layers(seen: Layers, path: Path) -> None:
+    from glassloop.cli.picture import Cell, grid, save
+
+    rows = [
+        (
+            f"layer {said.layer}" if said.layer else "embedding",
+            [Cell(exp(one.logprob), f"{_label(one.text)} {100 * exp(one.logprob):.0f}%") for one in said.top],
+        )
+        for said in seen.layers
+    ]
+    title = f"What each layer would say after {_names(seen.tokens[-1:])} · {seen.model}"
+    save(grid(title, [_ordinal(number) for number in range(1, len(rows[0][1]) + 1)], rows), path)
+
+
+def _draw_neighbours(seen: Neighbours, path: Path) -> None:
+    from glassloop.cli.picture import Cell, grid, save
+
+    rows = [(_names([one]), [Cell(max(one.cosine, 0.0), f"{one.cosine:.3f}")]) for one in seen.found]
+    save(grid(f"Near {_names(seen.of)} · {seen.model}", ["cosine"], rows), path)
+
+
+def _names(pieces: Any) -> str:
+    from glassloop.cli.terminal import quoted
+
+    return " ".join(quoted(piece.text) for piece in pieces)
+
+
+def _label(piece: str) -> str:
+    """A token in a narrow place: without the space before it, unless it is nothing else."""
+    from glassloop.cli.terminal import quoted, visible
+
+    return visible(piece.strip(), newlines=False) or quoted(piece)
+
+
+def _ordinal(number: int) -> str:
+    return {1: "1st", 2: "2nd", 3: "3rd"}.get(number, f"{number}th")

@@ -1,0 +1,89 @@
+"""`glassloop watch`: a run on the whole screen, token by token, as it comes or as it was recorded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from glassloop.cli.kept import complete_run
+from glassloop.cli.options import DEFAULT_MODEL, complete_model, given, is_file, takes_sampling
+from glassloop.errors import GlassloopError
+
+if TYPE_CHECKING:
+    from glassloop.trace.run import Run
+
+_ALTERNATIVES = 10  # recorded with each token of a new run, if nothing is said
+
+
+def watch(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PROMPT|RUN|FILE]",
+            help="A text to continue, a run in the store, or a .glass file; the last run if it is not given.",
+            autocompletion=complete_run,
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", help="A name, a .gguf file or a folder.", autocompletion=complete_model
+        ),
+    ] = None,
+    store: Annotated[
+        bool, typer.Option("--store/--no-store", help="Keep new runs for explain, replay and runs.")
+    ] = True,
+    **options: Any,
+) -> None:
+    """Look at a run on the whole screen: its text, what else was likely, the stages, its forks.
+
+    With a run that was recorded, the options are those of its forks.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("textual") is None:
+        raise GlassloopError("watch needs textual: pip install 'glassloop[tui]'")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise GlassloopError("watch needs a terminal; 'glassloop runs show' tells the same in a pipe")
+    from glassloop.cli.kept import load
+    from glassloop.decode.sampling import Sampling
+
+    asked = given(options)
+    Sampling.from_dict(asked)
+    run = _recorded(what)
+    llm = load(model or (run.model if run else DEFAULT_MODEL))
+    from glassloop.cli.watch.app import Watch
+
+    with llm:
+        if run is None:
+            request = llm.prepare(what or "", Sampling.from_dict({"logprobs": _ALTERNATIVES, **asked}))
+            app = Watch(llm, request.runs[0], request, store=store)
+        else:
+            run.attach(llm)
+            app = Watch(llm, run, changes=asked, store=store)
+        app.run()
+        app.finish()
+    if app.return_code:
+        raise typer.Exit(app.return_code)
+
+
+takes_sampling(watch, unset=True)
+
+
+def _recorded(what: str | None) -> Run | None:
+    """The run that is meant; None if it is a prompt."""
+    from glassloop.cli.kept import find_runs
+    from glassloop.trace.store import Store
+
+    if what is None or what == "last":
+        return Store().get("last")
+    if what.endswith(".glass") or is_file(Path(what)):
+        return find_runs(what)[0]
+    # An id, or the beginning of one that is long enough to be no word.
+    if len(what) >= 6 and set(what) <= set("0123456789abcdef"):
+        return Store().get(what)
+    return None

@@ -1,0 +1,299 @@
+"""The app of `watch`: which run, which token, which alternative, and whether time goes on.
+
+The engine fills the run in a thread of its own; a clock looks how far it has come. What needs the model is
+asked in a worker, so that no key ever waits.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal
+from textual.widgets import Input, Static
+from textual.worker import get_current_worker
+
+from glassloop.cli.kept import keep
+from glassloop.cli.show import surprise_colour
+from glassloop.cli.terminal import quoted, visible
+from glassloop.cli.watch.help import Help
+from glassloop.cli.watch.keys import KEYS, hints
+from glassloop.cli.watch.panels import Bars, TextPanel, Tree, Why, title
+from glassloop.cli.watch.style import STYLE
+from glassloop.errors import GlassloopError
+from glassloop.trace.shares import Share, shares
+
+if TYPE_CHECKING:
+    from glassloop.decode.explain import Explanation
+    from glassloop.engine.llm import LLM
+    from glassloop.engine.request import Request
+    from glassloop.trace.run import Run
+    from glassloop.trace.token import Token
+
+_TICK = 0.1  # seconds: drawing takes its time from the engine
+_READING = 0.1  # seconds a token when a record is played
+_STILL = 0.15  # seconds that a token must be looked at before the model is asked about it
+
+
+class Watch(App[None]):
+    CSS = STYLE
+    ENABLE_COMMAND_PALETTE = False
+    AUTO_FOCUS = None
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (28, "-high")]  # noqa: RUF012
+    BINDINGS = [  # noqa: RUF012
+        *(Binding(key.keys, key.action, key.help, show=False) for key in KEYS),
+        Binding("escape", "leave", show=False),
+    ]
+
+    def __init__(
+        self,
+        llm: LLM,
+        run: Run,
+        request: Request | None = None,
+        *,
+        changes: dict[str, Any] | None = None,
+        store: bool = True,
+    ) -> None:
+        super().__init__()
+        self.llm = llm
+        self.run_shown = run
+        self.at = 0
+        self.alternative = 0
+        # Standing still, reading along at a person's speed, or at the newest token of a live run.
+        self.mode: Literal["still", "reading", "following"] = "still"
+        self.live: list[Request] = [] if request is None else [request]
+        self._changes = changes or {}
+        self._store = store
+        self._unkept: list[Run] = []
+        self._seen = -1  # how many tokens the screen shows
+        self._next = 0.0  # when the reader goes on
+        self._shares: list[Share] = []
+        self._told: dict[tuple[str, int], Explanation | str] = {}
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="title")
+        yield TextPanel(self.go)
+        with Horizontal(id="middle"):
+            yield Bars()
+            yield Why()
+        yield Tree()
+        yield Input(id="edit", select_on_focus=False)
+        yield Static(id="keys")
+
+    def on_mount(self) -> None:
+        for name, word in (("text", "text"), ("bars", "alternatives"), ("why", "why"), ("tree", "runs")):
+            self.query_one(f"#{name}").border_title = word
+        self.query_one("#edit", Input).display = False
+        line = Text(no_wrap=True)
+        for keys, word in hints():
+            line.append(f" {keys}", "bold").append(f" {word} ", "dim")
+        self.query_one("#keys", Static).update(line)
+        self.set_interval(_TICK, self._tick)
+        for request in self.live:
+            self._begin(request)
+        self.go(0)
+
+    # ── time ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _tick(self) -> None:
+        count = len(self.run_shown.tokens)
+        for request in [each for each in self.live if each.ended]:
+            self._ended(request)
+        if self.mode == "following" and count and self.at != count - 1:
+            self.go(count - 1)
+        elif self.mode == "reading" and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _READING
+            if self.at + 1 < count:
+                self.go(self.at + 1)
+            else:
+                self.mode = "following" if self._is_live else "still"
+                self._draw()
+        elif count != self._seen:
+            self._draw() if self._shares else self.go(self.at)
+
+    def _begin(self, request: Request) -> None:
+        self.mode = "following"
+        self.llm.submit(request)
+
+    def _ended(self, request: Request) -> None:
+        self.live.remove(request)
+        run = request.runs[0]
+        if run is self.run_shown and self.mode == "following":
+            self.mode = "still"
+            self.go(len(run.tokens) - 1)
+        if run.error is not None:
+            self._say(str(run.error))
+            if run is self.run_shown and run.above is not None:  # back to where it came from
+                self.run_shown = run.above
+                self.go(run.fork_at or 0)
+        elif self._store:
+            self._unkept.append(run)
+            self._keep(run)
+        self._draw()
+
+    @work(thread=True, group="keep")
+    def _keep(self, run: Run) -> None:
+        if keep([run]):
+            self._unkept.remove(run)
+
+    def finish(self) -> None:
+        """After the screen is gone: what still ran is ended, and is kept as far as it came."""
+        for request in self.live:
+            self.llm.engine.cancel(request, wait=True)
+            if self._store and request.runs[0].tokens:
+                self._unkept += request.runs
+        if self._unkept:
+            keep(self._unkept)
+
+    @property
+    def _is_live(self) -> bool:
+        return self.run_shown.finish_reason is None
+
+    # ── what is looked at ──────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def token(self) -> Token | None:
+        tokens = self.run_shown.tokens
+        return tokens[self.at] if self.at < len(tokens) else None
+
+    def go(self, at: int) -> None:
+        self.at = max(0, min(at, len(self.run_shown.tokens) - 1))
+        token = self.token
+        self._shares = [] if token is None else shares(token)
+        own = [place for place, share in enumerate(self._shares) if token and share.id == token.id]
+        self.alternative = own[0] if own else 0
+        self._draw()
+        if token is not None and (self.run_shown.id, self.at) not in self._told:
+            self._ask(self.run_shown, self.at)
+
+    @work(thread=True, exclusive=True, group="why")
+    def _ask(self, run: Run, at: int) -> None:
+        worker = get_current_worker()
+        time.sleep(_STILL)
+        if worker.is_cancelled:
+            return
+        try:
+            told: Explanation | str = self.llm.explain(run, at)
+        except GlassloopError as error:
+            told = str(error)
+        self.call_from_thread(self._answer, run.id, at, told)
+
+    def _answer(self, run: str, at: int, told: Explanation | str) -> None:
+        self._told[run, at] = told
+        self._draw()
+
+    def _draw(self) -> None:
+        run, token = self.run_shown, self.token
+        self._seen = len(run.tokens)
+        self.query_one("#title", Static).update(title(run, self.at, self.mode), layout=False)
+        self.query_one(TextPanel).show(run, self._prompt(run), self.at)
+        self.query_one(Bars).show(token, self._shares, self.alternative)
+        self.query_one(Why).show(token, self._told.get((run.id, self.at)))
+        self.query_one(Tree).show(run)
+
+    def _prompt(self, run: Run) -> str:
+        return run.prompt if run.prompt is not None else self.llm.tokenizer.decode(run.prompt_ids)
+
+    def _say(self, text: str) -> None:
+        self.notify(visible(text), severity="warning", markup=False)
+
+    # ── keys ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def action_move(self, by: int) -> None:
+        if self.run_shown.tokens:  # until there is one, it is waited for
+            self.mode = "still"
+            self.go(self.at + by)
+
+    def action_end(self, side: int) -> None:
+        if self.run_shown.tokens:
+            self.mode = "following" if side > 0 and self._is_live else "still"
+            self.go(0 if side < 0 else len(self.run_shown.tokens) - 1)
+
+    def action_uncertain(self, by: int) -> None:
+        tokens = self.run_shown.tokens
+        ahead = range(self.at + 1, len(tokens)) if by > 0 else range(self.at - 1, -1, -1)
+        place = next((place for place in ahead if surprise_colour(tokens[place]) is not None), None)
+        if place is not None:
+            self.mode = "still"
+            self.go(place)
+
+    def action_choose(self, by: int) -> None:
+        if not self._shares:
+            return
+        self.mode = "still"
+        # The last one, all others together, is no token.
+        self.alternative = max(0, min(self.alternative + by, len(self._shares) - 2))
+        self._draw()
+
+    def action_play(self) -> None:
+        if self.mode != "still":
+            self.mode = "still"
+        elif self.at < len(self.run_shown.tokens) - 1:
+            self.mode = "reading"
+        elif self._is_live:
+            self.mode = "following"
+        else:
+            self.go(0)
+            self.mode = "reading"
+        self._next = time.monotonic() + _READING
+        self._draw()
+
+    def action_fork(self) -> None:
+        token = self.token
+        if token is None:
+            return
+        chosen = self._shares[self.alternative]
+        if chosen.id == token.id:
+            self._say(f"{quoted(token.piece)} is what came; ↑ and ↓ choose another")
+        else:
+            self._fork(token=chosen.id)
+
+    def _fork(self, **how: Any) -> None:
+        try:
+            request = self.llm.prepare_fork(self.run_shown, self.at, **how, **self._changes)
+            self.live.append(request)
+            self.run_shown = request.runs[0]
+            self._begin(request)
+            self.go(self.at)
+        except GlassloopError as error:
+            self._say(str(error))
+
+    def action_edit(self) -> None:
+        token = self.token
+        if token is None:
+            return
+        self.mode = "still"
+        box = self.query_one("#edit", Input)
+        box.value = " " if token.piece.startswith(" ") else ""
+        box.placeholder = f"instead of {quoted(token.piece)} and all after it"
+        box.display = True
+        box.focus()
+        box.cursor_position = len(box.value)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.action_leave()
+        if event.value:
+            self._fork(text=event.value)
+
+    def action_leave(self) -> None:
+        box = self.query_one("#edit", Input)
+        box.display = False
+        self.set_focus(None)
+
+    def action_run(self, by: int) -> None:
+        runs = list(self.run_shown.tree())
+        self.run_shown = runs[(runs.index(self.run_shown) + by) % len(runs)]
+        self.mode = "still"
+        self.go(self.at)
+
+    def action_stop(self) -> None:
+        for request in self.live:
+            if request.runs[0] is self.run_shown:
+                self.llm.cancel(request)
+
+    def action_help(self) -> None:
+        self.push_screen(Help())

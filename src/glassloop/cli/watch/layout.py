@@ -1,0 +1,76 @@
+"""A run's text as lines of a given width: each character with its token, so that a screen can mark one and a
+click can find it. What would steer the terminal is shown and never obeyed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from rich.cells import cell_len
+
+from glassloop.cli.show import surprise_colour
+from glassloop.cli.terminal import visible
+from glassloop.trace.run import Run
+
+PROMPT = -1  # instead of a token's number
+
+
+class Cell(NamedTuple):
+    text: str  # one character
+    width: int
+    token: int
+    style: str
+
+
+def cells_of(run: Run, prompt: str, at: int) -> Iterator[Cell]:
+    """The prompt, then each token in the colour of its surprise; the one at `at` is marked."""
+    yield from _cells(prompt, PROMPT, "dim")
+    for number, token in enumerate(run.tokens):
+        colour = surprise_colour(token)
+        style = "" if colour is None else f"color({colour})"
+        text = token.text
+        if number == at:
+            style = f"{style} bold reverse"
+            text = text or token.piece  # part of a character: only here is there anything to see
+        yield from _cells(text, number, style)
+    yield from _cells(run.tail, len(run.tokens) - 1, "dim")
+
+
+def wrap(cells: Iterable[Cell], width: int) -> list[list[Cell]]:
+    """Lines that end at a line end of the text, or behind a space where there is one."""
+    lines: list[list[Cell]] = []
+    line: list[Cell] = []
+    used, space = 0, 0  # cells of the line; how many characters of it end with the last space
+    for cell in cells:
+        if used + cell.width > width and cell.text != " ":
+            keep = space or len(line)
+            lines.append(line[:keep])
+            line = line[keep:]
+            used, space = sum(each.width for each in line), 0
+        line.append(cell)
+        used += cell.width
+        if cell.text == " ":
+            space = len(line)
+        elif cell.text == "↵" and cell.style.endswith(_BREAK):
+            lines.append(line)
+            line, used, space = [], 0, 0
+    return [*lines, line]
+
+
+_JOINERS = "\u200b\u200c\u200d\u2060\ufe0e\ufe0f\ufeff"  # they have no width of their own
+_BREAK = " italic"  # a line end of the text, not the same picture in the text itself
+
+
+def _cells(text: str, token: int, style: str) -> Iterator[Cell]:
+    for character in text:
+        if character == "\n":
+            yield Cell("↵", 1, token, f"{style if 'reverse' in style else 'dim'}{_BREAK}")
+            continue
+        if character in _JOINERS:
+            # Terminals do not agree how wide what they join is: what is joined is shown apart.
+            if "reverse" in style:
+                yield from _cells(f"<{ord(character):04X}>", token, style)
+            continue
+        for shown in visible(character, newlines=False):
+            yield Cell(shown, cell_len(shown), token, style)

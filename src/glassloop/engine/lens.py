@@ -1,0 +1,277 @@
+"""The lenses: where a token looks, what each layer would have said, which tokens are near each other.
+
+Everything is computed when it is asked for, by the engine's own model between two of its steps, over the same
+tree of keys and values as everything else. Nothing of it is recorded, and nobody else waits longer than for a
+step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from glassloop.engine.logits import computed_after
+from glassloop.engine.replay import check_model
+from glassloop.errors import GlassloopError, TextError
+from glassloop.model.lens import Lens
+from glassloop.ops.quant import Float32
+from glassloop.ops.vocabulary import row_ops
+from glassloop.trace.run import Run
+
+if TYPE_CHECKING:
+    from glassloop.engine.llm import LLM
+
+NAMES = ("attention", "layers", "neighbours")
+MOST = 1000  # candidates or neighbours that are listed
+_TABLE_ROWS = 1024  # of the table of embeddings at a time
+_DIGITS = 6  # of a weight in JSON
+
+Text = Run | str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Piece:
+    id: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Attention:
+    """How much each head of each layer looks, from one token, at it and at each one before it."""
+
+    model: str
+    ops: str
+    token: int  # its place in the text
+    tokens: tuple[Piece, ...]  # of the text, up to it
+    weights: Float32  # [layers, heads, tokens]; over the tokens they sum to one
+
+    @property
+    def mean(self) -> Float32:
+        """Of all heads of all layers. [tokens]"""
+        found: Float32 = self.weights.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
+        return found
+
+    @property
+    def elsewhere(self) -> Float32:
+        """The mean without the first token, to which heads turn that look for nothing: shares of what is left
+        for the others. [tokens]"""
+        rest = self.mean.copy()
+        rest[0] = 0
+        total = float(rest.sum())
+        if total:
+            rest /= np.float32(total)
+        return rest
+
+    def strongest(self, place: int) -> tuple[int, int, float]:
+        """The layer and head, from 1, that look most at a token, and how much."""
+        here = self.weights[:, :, place]
+        layer, head = divmod(int(here.argmax()), here.shape[1])
+        return layer + 1, head + 1, float(here[layer, head])
+
+    def layer(self, number: int) -> Float32:
+        """The heads of one layer, from 1. [heads, tokens]"""
+        if not 1 <= number <= len(self.weights):
+            raise GlassloopError(f"layer is {number}; one from 1 to {len(self.weights)} is expected")
+        heads: Float32 = self.weights[number - 1]
+        return heads
+
+    def to_dict(self, layer: int | None = None) -> dict[str, Any]:
+        """As plain values; of one layer, or of all."""
+        shown = range(1, len(self.weights) + 1) if layer is None else [layer]
+        return {
+            "lens": "attention",
+            **_head(self),
+            "token": self.token,
+            "tokens": [asdict(piece) for piece in self.tokens],
+            "mean": _rounded(self.mean),
+            "elsewhere": _rounded(self.elsewhere),
+            "layers": [{"layer": each, "weights": _rounded(self.layer(each))} for each in shown],
+        }
+
+
+@dataclass(frozen=True)
+class Candidate:
+    id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the language head makes of the stream after a layer; layer 0 is before the first one."""
+
+    layer: int
+    top: tuple[Candidate, ...]  # the likeliest first
+    entropy: float  # in nats, over the whole vocabulary
+    rank: int  # of the token that follows, from 1
+    logprob: float  # of the token that follows
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What each layer would have said comes after a token. The last one is what the model says."""
+
+    model: str
+    ops: str
+    token: int  # its place in the text
+    tokens: tuple[Piece, ...]  # of the text, up to it
+    follows: Piece  # what comes after it in the text; at its end, the model's favourite
+    given: bool  # whether that is in the text
+    layers: tuple[Said, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "lens": "layers",
+            **_head(self),
+            "token": self.token,
+            "tokens": [asdict(piece) for piece in self.tokens],
+            "follows": {**asdict(self.follows), "given": self.given},
+            "layers": [asdict(said) | {"top": [asdict(one) for one in said.top]} for said in self.layers],
+        }
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    id: int
+    text: str
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The tokens whose embeddings point most nearly the same way as that of a token, or as the mean of a
+    text's tokens."""
+
+    model: str
+    ops: str
+    of: tuple[Piece, ...]
+    found: tuple[Neighbour, ...]  # the nearest first; never those that were asked about
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "lens": "neighbours",
+            **_head(self),
+            "of": [asdict(piece) for piece in self.of],
+            "neighbours": [asdict(one) for one in self.found],
+        }
+
+
+class Lenses:
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._lens = Lens(llm.transformer)
+
+    def attention(self, text: Text, token: int | str = -1) -> Attention:
+        """Where a token of a run, a text or a list of token ids looks. It is named by its place, from 0 (from
+        the end if negative), or by what it says: then the last such one is meant."""
+        ids, at = self._place(text, token)
+        weights = computed_after(self._llm.engine, ids[: at + 1], at, self._lens.attention)
+        return Attention(self._llm.name, self._llm.op_set, at, self._pieces(ids[: at + 1]), weights)
+
+    def layers(self, text: Text, token: int | str = -1, count: int = 5) -> Layers:
+        """What each layer would have said comes after a token."""
+        _check_count(count)
+        llm, (ids, at) = self._llm, self._place(text, token)
+        ops, logits = row_ops(llm.ops), computed_after(llm.engine, ids[: at + 1], at, self._lens.layers)
+        given = at + 1 < len(ids)
+        follows = ids[at + 1] if given else int(ops.highest(logits[-1], 1)[0][0])
+        layers = []
+        for layer, row in enumerate(logits):
+            summary = ops.summarize(row, count)
+            top = [
+                Candidate(int(id), llm.piece(int(id)), float(logit) - summary.log_sum_exp)
+                for id, logit in zip(summary.ids, summary.logits, strict=True)
+            ]
+            logprob = float(row[follows]) - summary.log_sum_exp
+            said = Said(layer, tuple(top), summary.entropy, ops.rank_of(row, follows) + 1, logprob)
+            layers.append(said)
+        pieces, (last,) = self._pieces(ids[: at + 1]), self._pieces([follows])
+        return Layers(llm.name, llm.op_set, at, pieces, last, given, tuple(layers))
+
+    def neighbours(self, of: int | str, count: int = 10) -> Neighbours:
+        """The tokens nearest to a token id, or to a text: " king" and "king" are two tokens."""
+        _check_count(count)
+        llm, size = self._llm, self._llm.config.vocab_size
+        ids = [of] if isinstance(of, int) else llm.tokenizer.encode(of, add_special=False)
+        if not ids:
+            raise TextError("the text is empty; at least one token is expected")
+        if not all(0 <= id < size for id in ids):
+            raise GlassloopError(f"token is {of}; a token id below {size} is expected")
+        rows = [self._units(id, id + 1)[0] for id in ids]
+        mean = np.mean(rows, axis=0, dtype=np.float32)
+        mean /= max(float(np.linalg.norm(mean)), 1e-30)
+        starts = range(0, size, _TABLE_ROWS)
+        parts = [self._units(start, min(start + _TABLE_ROWS, size)) @ mean for start in starts]
+        cosines = np.concatenate(parts)
+        cosines[ids] = -np.inf
+        best, values = row_ops(llm.ops).highest(cosines, min(count, size - len(set(ids))))
+        found = [
+            Neighbour(int(id), llm.piece(int(id)), float(value))
+            for id, value in zip(best, values, strict=True)
+        ]
+        return Neighbours(llm.name, llm.op_set, self._pieces(ids), tuple(found))
+
+    def neighbours_in(self, text: Text, token: int | str = -1, count: int = 10) -> Neighbours:
+        """The tokens nearest to one of a run or a text."""
+        ids, at = self._place(text, token)
+        return self.neighbours(ids[at], count)
+
+    def _units(self, first: int, stop: int) -> Float32:
+        """Rows of the table of embeddings, each of length one. [tokens, dim]"""
+        found: list[Float32] = []
+        self._llm.engine.call(lambda: found.append(self._lens.embeddings(first, stop)))
+        lengths = np.linalg.norm(found[0], axis=1, keepdims=True)
+        units: Float32 = found[0] / np.maximum(lengths, np.float32(1e-30))
+        return units
+
+    def _place(self, text: Text, token: int | str) -> tuple[list[int], int]:
+        """The ids of a text, checked, and the place in it."""
+        ids = self._ids(text)
+        at = _find(token, [self._llm.piece(id) for id in ids])
+        self._llm.check_length(at + 1)
+        return ids, at
+
+    def _ids(self, text: Text) -> list[int]:
+        llm = self._llm
+        if isinstance(text, Run):
+            check_model(llm, text)
+            ids = [*text.prompt_ids, *text.token_ids]
+        else:
+            ids = llm.tokenizer.encode(text) if isinstance(text, str) else llm.checked(text, "text")
+        if not ids:
+            raise TextError("the text is empty; at least one token is expected")
+        return ids
+
+    def _pieces(self, ids: Sequence[int]) -> tuple[Piece, ...]:
+        return tuple(Piece(id, self._llm.piece(id)) for id in ids)
+
+
+def _find(token: int | str, pieces: list[str]) -> int:
+    """A place by its number, or by what stands there, the last one if there are several."""
+    if isinstance(token, int):
+        at = token + len(pieces) if token < 0 else token
+        if not 0 <= at < len(pieces):
+            raise TextError(f"token is {token}; a place from 0 to {len(pieces) - 1} is expected")
+        return at
+    exact = [at for at, piece in enumerate(pieces) if piece == token]
+    nearly = [at for at, piece in enumerate(pieces) if piece.strip() == token.strip()]
+    if not exact + nearly:
+        said = " ".join(map(repr, pieces[:40])) + (" …" if len(pieces) > 40 else "")
+        raise TextError(f"token is {token!r}; one of the text's tokens is expected: {said}")
+    return (exact or nearly)[-1]
+
+
+def _check_count(count: int) -> None:
+    if not 1 <= count <= MOST:
+        raise GlassloopError(f"count is {count}; a number from 1 to {MOST} is expected")
+
+
+def _head(seen: Attention | Layers | Neighbours) -> dict[str, str]:
+    return {"model": seen.model, "ops": seen.ops}
+
+
+def _rounded(values: Float32) -> Any:
+    return np.round(values.astype(np.float64), _DIGITS).tolist()
