@@ -246,7 +246,7 @@ test('it works by keyboard alone', { skip }, async () => {
   const fork = await settled(page, server, before.id);
   assert.deepEqual([fork.parent, fork.fork_at, fork.tokens[1].id], [before.id, 1, id]);
   await page.keyboard.press('?');
-  assert.equal(await page.locator('dialog kbd').count(), 24);
+  assert.equal(await page.locator('dialog kbd').count(), 25);
   await page.keyboard.press('Escape');
   await page.keyboard.press('e');
   await page.getByLabel('The new text').waitFor();
@@ -280,6 +280,16 @@ test('axe finds nothing serious, dark and light, wide and narrow', { skip }, asy
     for (const lens of lenses) {
       await page.keyboard.press(lens);
       await look(`lens ${lens}`);
+    }
+    if (width === 1280) {
+      await page.keyboard.press('2');
+      await page.getByRole('button', { name: 'Search on this prompt' }).click();
+      await page.locator('[data-beam]').first().waitFor();
+      await look('beams');
+    } else if (await page.getByRole('tab', { name: 'Inside' }).count()) {
+      await page.keyboard.press('6');
+      await page.locator('[data-neighbour]').first().waitFor();
+      await look('inside');
     }
     if (width === 1280) {
       await page.keyboard.press('?');
@@ -414,6 +424,27 @@ test('the tour goes through eight steps on the live model', { skip }, async () =
     if (step < 8) await page.getByRole('button', { name: /^Next/ }).click();
   }
   await page.getByRole('button', { name: 'Finish' }).click();
+});
+
+test('the lenses that the server offers say what it says', { skip }, async (t) => {
+  const { lenses } = await server.get('/api/info');
+  await studio();
+  await played(page);
+  if (!lenses.length) {
+    assert.equal(await page.getByRole('tab', { name: 'Inside' }).count(), 0);
+    return t.diagnostic('this server offers no lenses');
+  }
+  const run = await current(page, server);
+  await page.keyboard.press('Home');
+  await page.keyboard.press('6');
+  const place = run.prompt_tokens.length;
+  const layers = await server.get(`/api/runs/${run.id}/lens/layers?token=${place - 1}&count=3`);
+  await page.locator('tr[data-layer]').first().waitFor();
+  assert.equal(await page.locator('tr[data-layer]').count(), layers.layers.length);
+  const { neighbours } = await server.get(`/api/runs/${run.id}/lens/neighbours?token=${place}&count=8`);
+  assert.deepEqual(await page.locator('[data-neighbour] .number').allTextContents(), neighbours.map((each) => each.cosine.toFixed(2)));
+  const { mean } = await server.get(`/api/runs/${run.id}/lens/attention?token=${place - 1}`);
+  assert.equal(await page.locator('[data-seen]').count(), mean.length);
 });
 
 test('wrong settings are refused in words', { skip }, async () => {

@@ -19,7 +19,7 @@ export interface Notice {
 }
 
 export const DEMO = { prompt: 'The capital of France is', sampling: { temperature: 0.8, seed: 16, max_tokens: 24, logprobs: 20 } };
-export const LENSES = ['Compare', 'Beam', 'Drafts', 'Tokens', 'Cache & time'] as const;
+export const LENSES = ['Compare', 'Beam', 'Drafts', 'Tokens', 'Cache & time', 'Inside'] as const;
 const BEAT = 110; // milliseconds for a token that is played back
 const quiet = typeof matchMedia === 'function' ? matchMedia('(prefers-reduced-motion: reduce)') : { matches: false };
 

@@ -81,6 +81,7 @@ export const api = {
     post<Tokenized>('/tokenize', { prompt, add_special_tokens: special, parse_special_tokens: special }),
   explain: (id: string, index: number, changes: Options = {}, luck: 'same' | 'new' = 'same', signal?: AbortSignal) =>
     get<Explanation>(`/api/runs/${id}/explain/${index}${query(changes, luck)}`, signal),
+  lens: <T>(id: string, name: string, token: number, more = '', signal?: AbortSignal) => get<T>(`/api/runs/${id}/lens/${name}?token=${token}${more}`, signal),
   exportAddress: (id: string) => `/api/runs/${encodeURIComponent(id)}/export`,
   import: async (file: Blob) =>
     ((await (await ask('/api/runs/import', { method: 'POST', headers: { 'content-type': 'application/octet-stream' }, body: file })).json()) as Runs).runs,

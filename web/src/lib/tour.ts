@@ -7,7 +7,7 @@ export interface Step {
   title: string;
   text: string;
   start: StartBody | null; // what runs when the step is opened
-  look?: { lens?: number; pin?: number };
+  look?: { lens?: number; pin?: number }; // lens 5 only where the server offers it
   todo: string;
   done: 'asked' | 'pinned' | 'forked' | 'stepped';
 }
@@ -27,7 +27,7 @@ export const TOUR: readonly Step[] = [
     title: 'Embeddings',
     text: 'Each id becomes a long list of numbers, a place in a space where words of like meaning lie close. The model never sees letters. So a word can be swapped for its neighbour and the rest goes on much the same.',
     start: { prompt: 'The king lived in a large', sampling: short },
-    look: { pin: 0 },
+    look: { pin: 0, lens: 5 },
     todo: 'Put “emperor”, then “banana”, in the place of “king” and press Run. Look at the candidates: which word changed them more?',
     done: 'asked',
   },
@@ -35,7 +35,7 @@ export const TOUR: readonly Step[] = [
     title: 'Attention',
     text: 'In every layer each token looks back at all before it and takes what it needs. It cannot look ahead. So one early word can decide what comes much later.',
     start: { prompt: 'Anna is a doctor in Rome. Ben is a sailor. Every morning Anna goes to the', sampling: short },
-    look: { pin: 0 },
+    look: { pin: 0, lens: 5 },
     todo: 'Change only “doctor” to “baker” and press Run: the first token, many words later, is weighed anew.',
     done: 'asked',
   },

@@ -184,3 +184,26 @@ export type TreeEvent =
   | { kind: 'run'; seq: number; run: string; summary: Summary }
   | { kind: 'end'; seq: number; run: string; summary: Summary }
   | { kind: 'token'; seq: number; run: string; token: Token };
+
+// The lenses, where the server offers them. Places count over the prompt and the answer, from 0.
+
+interface Seen {
+  token: number;
+  tokens: { id: number; text: string }[]; // up to this one
+}
+
+export interface AttentionLens extends Seen {
+  mean: number[]; // of all layers and heads
+  elsewhere: number[]; // the same without the first token, shared anew
+  layers: { layer: number; weights: number[][] }[]; // [heads][tokens]
+}
+
+export interface LayersLens extends Seen {
+  follows: { id: number; text: string; given: boolean };
+  layers: { layer: number; top: { id: number; text: string; logprob: number }[]; entropy: number; rank: number; logprob: number }[];
+}
+
+export interface NeighboursLens {
+  of: { id: number; text: string }[];
+  neighbours: { id: number; text: string; cosine: number }[];
+}
