@@ -36,11 +36,7 @@ class Counters:
 
     steps: int = 0
     rows: int = 0
-    tokens: int = 0  # chosen
     finished: int = 0  # requests
-    preempted: int = 0
-    proposed: int = 0  # guesses
-    accepted: int = 0
     forward_seconds: float = 0.0
     step_seconds: float = 0.0
 

@@ -90,8 +90,9 @@ class Sample:
 
     def advance(self, rows: Sequence[Row]) -> None:
         """Each row has the logits of one more token: one that is known already, or one to choose."""
-        branch, guess = self.branch, self._guess
+        branch, drafts, guess = self.branch, self.run.drafts, self._guess
         self._guess = []
+        drafts.proposed += len(guess)
         accepted = 0
         for logits, summary in rows:
             if branch.recorded < len(branch.tokens):
@@ -104,14 +105,13 @@ class Sample:
                 split(self, (logits, summary))
             chosen = self._decoder.choose_from(logits, summary)
             guessed = accepted < len(guess) and guess[accepted] == chosen.id
+            drafts.accepted += guessed  # before anybody hears of the token
             self._take(chosen, "draft" if guessed else "sampled")
             if not guessed or self.run.finish_reason:
                 break
             accepted += 1
         if self._guesser is not None:
             self._guesser.learn(branch.tokens)
-            self.run.drafts.proposed += len(guess)
-            self.run.drafts.accepted += accepted
 
     def _score(self, logits: Float32, summary: Summary) -> None:
         """The record of a token that was known: it is part of the prompt, or the caller forced it."""
