@@ -56,7 +56,18 @@ class Session:
     def type(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 
-    def wait_for(self, pattern: str, seconds: float = 20) -> str:
+    def interrupt(self, pattern: str) -> str:
+        """Press Ctrl-C at a prompt until this comes. Python's line editor looks for signals and then waits for
+        keys: one that arrives between the two is seen with the next key, so a person would press again."""
+        for _ in range(10):
+            self.type("\x03")
+            try:
+                return self.wait_for(pattern, seconds=5)
+            except AssertionError as error:
+                unseen = error
+        raise unseen
+
+    def wait_for(self, pattern: str, seconds: float = 60) -> str:
         """Read on until this has come; the text up to its end."""
         end = time.monotonic() + seconds
         while True:

@@ -96,8 +96,9 @@ def test_a_conversation_on_a_terminal(tmp_path):
     chat.wait_for(r"4 runs\s+› ")
     chat.type("/nothing\n")
     chat.wait_for(r"/nothing is no command.*\s+› ")
-    chat.type("half a line\x03")  # and it is gone
-    chat.wait_for(r"ends the chat\s+› ")
+    chat.type("half a line")
+    chat.wait_for("half a line")
+    chat.interrupt(r"ends the chat\s+› ")  # and the half line is gone
     chat.type("\x04")
     assert chat.end() == 0 and b"Traceback" not in chat.raw
 
