@@ -1,6 +1,6 @@
 """`python -m bench.choosing`: what the choice of a token and its record cost, beside the forward pass that
-gave the logits. The steps of one text are chosen by several requests in turn, each right after the pass, so
-that a noisy machine hits all alike. Prints a table and one last line of JSON.
+gave the logits. The steps of one text are chosen by several requests in turn, a few steps each as a text
+would be, so that a noisy machine hits all alike. Prints a table and one last line of JSON.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from glassloop.ops import choose_ops
 from glassloop.ops.vocabulary import row_ops
 
 PROMPT = 64
+TURN = 8  # steps of one request before the next has its turn
 REQUESTS = {
     "greedy": Sampling(temperature=0),
     "temperature 0.8": Sampling(temperature=0.8),
@@ -54,7 +55,7 @@ def measure(model: str, rows: int, steps: int) -> tuple[Times, list[float]]:
     choosing: Times = {name: [] for name in REQUESTS}
     forward: list[float] = []
     for step in range(steps):
-        name = list(REQUESTS)[step % len(REQUESTS)]
+        name = list(REQUESTS)[step // TURN % len(REQUESTS)]
         began = perf_counter()
         chosen = [made.id for made in choose_rows(branches[name], logits) if isinstance(made, Chosen)]
         for decoder, token in zip(branches[name], chosen, strict=True):

@@ -57,8 +57,8 @@ class Session:
         os.write(self._ours, keys.encode())
 
     def interrupt(self, pattern: str) -> str:
-        """Press Ctrl-C at a prompt until this comes. Python's line editor looks for signals and then waits for
-        keys: one that arrives between the two is seen with the next key, so a person would press again."""
+        """Press Ctrl-C at a prompt until this comes. Python's line editor looks for signals and then waits
+        for keys: one that arrives between the two is seen with the next key; a person would press again."""
         for _ in range(10):
             self.type("\x03")
             try:

@@ -7,7 +7,9 @@ methods once, when a model is loaded, with stand-ins for the batch.
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -23,7 +25,6 @@ from glassloop.ops.tensor import Tensor
 
 _ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")  # enum gl_activation of native.h
 _CACHE_LINE = 64
-_HUGE_PAGE = 1 << 21
 _CHUNK = 1 << 25
 _AT_ONCE = 1 << 24  # bytes packed in one call
 _TOKENS, _POSITIONS, _WANTED = range(3)
@@ -301,10 +302,15 @@ class _Packer:
         self._waiting.append((tensor, packing))
         self._bytes += len(tensor.data)
         if self._bytes >= _AT_ONCE:
-            self.finish()
+            self._pack_waiting()
         return data
 
     def finish(self) -> None:
+        """Pack what waits: nothing more is to come."""
+        self._pack_waiting()
+        self._arena.settle()
+
+    def _pack_waiting(self) -> None:
         packings = [packing for _, packing in self._waiting]
         lib.library().gl_pack((lib.Packing * len(packings))(*packings), len(packings))
         for tensor, _ in self._waiting:
@@ -313,17 +319,28 @@ class _Packer:
 
 
 class _Arena:
-    """Memory for packed weights, handed out of large chunks: the system backs those with huge pages, which a
-    stream of weights goes through faster. A chunk lives as long as any matrix in it.
+    """Memory for packed weights, handed out of large chunks, each of which lives as long as any matrix in it.
+
+    A stream of weights goes through huge pages faster, but the system may have to search long for them: up to
+    0.3 s for 100 MB were seen. So we start with small ones and ask when all is packed; it moves them in its
+    own time.
     """
 
     def __init__(self) -> None:
         self._chunk = np.empty(0, np.uint8)
+        self._maps: list[mmap.mmap] = []
 
     def take(self, size: int) -> NDArray[np.uint8]:
         if size > len(self._chunk):
-            whole = np.empty(max(size, _CHUNK) + _HUGE_PAGE, np.uint8)
-            start = -whole.ctypes.data % _HUGE_PAGE
-            self._chunk = whole[start : start + max(size, _CHUNK)]
+            self._maps.append(mmap.mmap(-1, max(size, _CHUNK), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+            self._chunk = np.frombuffer(self._maps[-1], np.uint8)
         taken, self._chunk = self._chunk[:size], self._chunk[-(-size // _CACHE_LINE) * _CACHE_LINE :]
         return taken
+
+    def settle(self) -> None:
+        advice = getattr(mmap, "MADV_HUGEPAGE", None)
+        for chunk in self._maps:
+            if advice is not None:
+                with suppress(OSError):  # a system without huge pages
+                    chunk.madvise(advice)
+        self._maps = []
