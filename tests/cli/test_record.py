@@ -9,7 +9,9 @@ import pytest
 from cli.terminal import on_terminal, run
 
 from glassloop import Run
+from glassloop.cli.show import Painter, Show
 from glassloop.trace.file import read
+from glassloop.trace.token import Refusal
 
 PROMPT = "The capital of France is"
 FLAGS = ("--seed", "3", "-n", "8", "--temperature", "0.8", "--top-p", "0.9")
@@ -173,6 +175,19 @@ def test_accepted_guesses_are_coloured(store):
         "generate", text, "-n", "12", "--temperature", "0", "--no-store", "--show", "drafts"
     )
     assert code == 0 and "\x1b[38;5;80m" in seen and "guesses were right" in seen
+
+
+def test_a_refused_guess_stands_before_what_was_chosen_and_in_the_explanation(place, store):
+    record = Run.load(place / "a.glass")
+    token = record.tokens[2]
+    token.refused = Refusal(token.runner_up, " Lyon", "lookup", 1)
+    assert Painter(Show.DRAFTS).painted(token) == f"‹✗ “ Lyon”›{token.text}"
+    assert Painter(None).painted(token) == token.text
+    record.save(place / "refused.glass")
+    told = run("explain", str(place / "refused.glass"), "--step", "2").stdout
+    assert "The drafter had guessed “" in told and f"the model chose “{token.piece}”." in told
+    told = run("explain", str(place / "refused.glass"), "--step", "2", "--temperature", "0.3").stdout
+    assert "drafter" not in told  # a what-if is nobody's guess
 
 
 def test_what_steers_a_terminal_is_shown_and_never_obeyed(store, place):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -92,6 +93,63 @@ def test_overrides_make_it_a_what_if_with_the_same_luck():
     assert all(lucks[racer.id] == racer.luck for racer in what_if.candidates)
     with pytest.raises(SamplingError, match="did you mean temperature"):
         explain(LOGITS, [0], sampling, 8, temprature=1)
+
+
+def test_the_temperatures_it_names_are_those_at_which_the_token_wins():
+    """At both ends it still does; a hundredth beyond them it does not."""
+    random = np.random.default_rng(6)
+    told_of = {"up to": 0, "from": 0, "to": 0}
+    for case in range(300):
+        logits, size = random_logits(random, 40), 40
+        options = {"temperature": float(random.choice([0.3, 0.8, 1.0, 1.7]))}
+        options |= {"top_k": int(random.integers(2, 20))} if random.random() < 0.5 else {}
+        options |= {"repetition_penalty": 1.4} if random.random() < 0.5 else {}
+        tokens = random.integers(0, size, 5).tolist()
+
+        def ask(sampling=Sampling(**options), logits=logits, tokens=tokens, case=case, **changed):
+            return explain(logits, tokens, sampling, case, prompt_length=2, **changed)
+
+        told = ask()
+        found = re.search(r"any temperature(?: from (\d+\.\d\d))?(?: (?:up )?to (\d+\.\d\d))?", told.sentence)
+        if found is None:
+            continue
+        low, high = (float(bound) if bound else None for bound in found.groups())
+        for bound, beyond in ((low, -0.0101), (high, 0.0101)):
+            if bound is not None:
+                assert ask(temperature=bound).winner.id == told.winner.id
+                assert bound + beyond <= 0 or ask(temperature=bound + beyond).winner.id != told.winner.id
+        for bound, edge in ((low, 0.0), (high, 100.0)):
+            assert bound is not None or ask(temperature=edge).winner.id == told.winner.id
+        told_of["up to"] += low is None and high is not None
+        told_of["from"] += low is not None and high is None
+        told_of["to"] += low is not None and high is not None
+    assert min(told_of.values()) >= 5, told_of
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"top_p": 0.9}, False),
+        ({"min_p": 0.01}, False),
+        ({"temperature": 0}, False),
+        ({"stages": ["top_p", "temperature"], "top_p": 0.99}, True),  # what is left is not its affair
+        ({"stages": ["temperature", "repetition_penalty"], "repetition_penalty": 1.2}, False),
+        ({"stages": ["top_k"]}, False),  # there is no other temperature
+        ({"top_k": 3, "frequency_penalty": 0.1}, True),
+    ],
+)
+def test_temperatures_are_named_only_where_nothing_else_changes_with_them(options, said):
+    told = explain(LOGITS, [0], Sampling(**options), 3)
+    assert ("with this luck it would win at any temperature" in told.sentence) == said
+
+
+def test_it_says_what_a_drafter_had_guessed():
+    plain = explain(LOGITS, [0], Sampling(), 3)
+    wrong = next(racer for racer in plain.candidates if racer.id != plain.winner.id)
+    told = explain(LOGITS, [0], Sampling(), 3, refused=wrong.id, shown=1)
+    chose = f"The drafter had guessed “<{wrong.id}>”; the model chose “<{plain.winner.id}>”."
+    assert told.sentence == f"{plain.sentence} {chose}" and wrong in told.candidates
+    assert explain(LOGITS, [0], Sampling(), 3, source="draft").sentence.endswith("had guessed it.")
 
 
 @pytest.mark.parametrize(

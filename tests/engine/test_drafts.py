@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from engine.small import finish, loop, model, naive, request, same, tokenizer
+from engine.small import EOS, finish, loop, model, naive, request, same, tokenizer
 
 from glassloop import LLM, GlassloopError, Sampling
 from glassloop.engine.draft_model import DraftModel
@@ -65,6 +65,59 @@ def test_repetition_is_noticed_and_drafted():
     assert again.tokens == run.tokens and again.drafts.accepted >= run.drafts.accepted
 
 
+class _Slipping:
+    """Knows what will come, but for a slip now and then, and remembers what it has proposed."""
+
+    name = "lookup"
+
+    def __init__(self, rng, expected):
+        self._rng, self._expected = rng, expected
+        self.proposals = []  # (the place of its first token, the guess)
+
+    def guess(self, tokens, room, decoder):
+        place = decoder.history.generated_length
+        right = self._expected[place : place + min(room, int(self._rng.integers(0, 9)))]
+        guess = [token if self._rng.random() < 0.8 else (token + 1) % 256 for token in right]
+        self.proposals.append((place, guess))
+        return guess
+
+    def learn(self, tokens):
+        pass
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_guess_that_was_refused_is_kept_where_it_was_and_no_other(seed):
+    small, rng = model(None), np.random.default_rng(seed)
+    sampling = Sampling(max_tokens=50, seed=seed, temperature=float(rng.choice([0.0, 1.0])))
+    asked = request(rng.integers(0, 256, 20).tolist(), sampling)
+    plain = naive(small, asked.runs[0])
+    guesser = _Slipping(rng, [*plain.token_ids, EOS])
+    engine = loop(small)
+    make = engine._sample
+
+    def sample(*given):
+        made = make(*given)
+        made._guesser = guesser
+        return made
+
+    engine._sample = sample  # type: ignore[method-assign]
+    (run,) = finish(engine, asked)
+    assert same(run, plain)
+    records = [*run.tokens, *([] if run.end is None else [run.end])]
+    wanted = {}
+    for place, guess in guesser.proposals:
+        came = records[place : place + len(guess)]
+        wrong = [at for at, (one, other) in enumerate(zip(guess, came, strict=False)) if one != other.id]
+        if wrong:  # the first of them was judged, and took the others with it
+            at = wrong[0]
+            wanted[place + at] = (guess[at], tokenizer().piece(guess[at]), "lookup", len(guess) - at - 1)
+    assert {at: token.refused for at, token in enumerate(records) if token.refused} == wanted
+    assert len(wanted) > 3 or len(records) < 20
+    assert all(token.source == "sampled" for token in records if token.refused)
+    dropped = sum(1 + token.refused.dropped for token in records if token.refused)
+    assert run.drafts.proposed - run.drafts.accepted - dropped <= 8  # those that the end left unjudged
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_draft_model_changes_no_token(seed):
     """The model itself as its own drafter is mostly right; one with other weights is mostly wrong."""
@@ -87,6 +140,9 @@ def test_a_draft_model_changes_no_token(seed):
         if drafter is small:
             proposed = sum(run.drafts.proposed for run in runs)
             assert proposed == sum(run.drafts.accepted for run in runs)
+        refused = [(token.id, token.refused) for run in runs for token in run.tokens if token.refused]
+        assert bool(refused) == (drafter is not small)
+        assert all(guess.by == "model" and guess.id != chosen for chosen, guess in refused)
         assert tokenizer() is not None
 
 

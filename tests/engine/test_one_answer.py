@@ -60,6 +60,8 @@ def _prompt(rng: np.random.Generator, shared: list[int]) -> list[int]:
 class _Adversary:
     """Guesses at random, always as many as it may."""
 
+    name = "lookup"
+
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
 
@@ -72,6 +74,8 @@ class _Adversary:
 
 class _Oracle:
     """Knows what will come, but for a slip now and then: guesses long and mostly right."""
+
+    name = "lookup"
 
     def __init__(self, rng: np.random.Generator, expected: list[int]) -> None:
         self._rng, self._expected = rng, expected

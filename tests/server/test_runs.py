@@ -9,6 +9,8 @@ import httpx2 as httpx
 import pytest
 
 from glassloop import Sampling
+from glassloop.trace.file import from_bytes, to_bytes
+from glassloop.trace.token import Refusal
 
 FRANCE = "The capital of France is"
 
@@ -295,6 +297,20 @@ def test_a_run_leaves_as_a_file_and_comes_back_the_same(server):
     damaged[len(damaged) // 2] ^= 1
     refused = httpx.post(server.url + "/api/runs/import", content=bytes(damaged))
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "bad_file"
+
+
+def test_a_token_says_what_a_drafter_had_guessed_instead(server):
+    run = finished(server, start(server, sampling={"max_tokens": 4, "seed": 3})[0]["id"])
+    path = f"/api/runs/{run['id']}"
+    (record,) = from_bytes(server.get(path + "/export").content)
+    record.tokens[2].refused = Refusal(record.tokens[2].runner_up, " Lyon", "model", 3)
+    assert httpx.delete(server.url + path).status_code == 204
+    assert httpx.post(server.url + "/api/runs/import", content=to_bytes([record])).status_code == 201
+    token = server.get(path).json()["tokens"][2]
+    assert token["refused"] == {"id": token["runner_up"], "text": " Lyon", "by": "model", "dropped": 3}
+    assert "The drafter had guessed" in server.get(path + "/explain/2").json()["sentence"]
+    for what_if in ({"temperature": 0.2}, {"luck": "new"}):
+        assert "drafter" not in server.get(path + "/explain/2", params=what_if).json()["sentence"]
 
 
 def test_lenses_show_what_the_engine_computes(server, llm):

@@ -14,8 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop import Run, Sampling, TraceError
+from glassloop.trace import file
 from glassloop.trace.file import from_bytes, read, to_bytes
-from glassloop.trace.header import records_of
+from glassloop.trace.header import records_of, to_header
+from glassloop.trace.store import Store
+from glassloop.trace.token import Refusal
 
 _AT_HAND = {"llm", "above", "children", "samples", "tokens", "prompt_tokens", "end", "error"}
 
@@ -36,7 +39,15 @@ def same(run: Run, other: Run) -> bool:
 
 def _rest(token):
     chosen = token.chosen
-    return token.source, token.seconds, token.sample, chosen.survivors, chosen.scale, token.alternatives
+    return (
+        token.source,
+        token.seconds,
+        token.sample,
+        token.refused,
+        chosen.survivors,
+        chosen.scale,
+        token.alternatives,
+    )
 
 
 @pytest.mark.parametrize("seed", range(80))
@@ -45,6 +56,45 @@ def test_what_was_saved_comes_back_bit_for_bit(seed):
     run = random_run(rng, beam_width=3, n=2, stop=[]) if seed % 10 == 0 else random_run(rng)
     run.identity  # noqa: B018  (asks for the hash)
     assert same(from_bytes(to_bytes([run]))[0], run), run.sampling
+
+
+def drafted() -> Run:
+    """A run two of whose guesses were wrong; whether any are made depends on the speed of the machine."""
+    run = small_llm().generate(PROMPT, Sampling(seed=1, max_tokens=12, ignore_eos=True))
+    run.tokens[3].refused = Refusal(200, "<0xC8>", "lookup", 2)
+    run.tokens[7].refused = Refusal(101, "e", "model", 0)
+    return run
+
+
+def refusals(run: Run) -> dict[int, Refusal]:
+    return {at: token.refused for at, token in enumerate(run.tokens) if token.refused}
+
+
+def test_refused_guesses_are_kept_as_far_as_the_tokens_are(tmp_path):
+    run = drafted()
+    run.save(tmp_path / "a.glass")
+    loaded = Run.load(tmp_path / "a.glass")
+    assert same(loaded, run) and refusals(loaded) == refusals(run) and {3, 7} <= refusals(run).keys()
+    store = Store(tmp_path / "runs.db")
+    store.add(run)
+    assert refusals(store.get(run.id)) == refusals(run)
+    shown = [token["refused"] for token in run.to_dict()["tokens"]]
+    assert [at for at, each in enumerate(shown) if each] == list(refusals(run))
+    assert shown[3] == {"id": 200, "text": "<0xC8>", "by": "lookup", "dropped": 2}
+    for branch in (run.rewind(7), run.fork(7, token=run.token_ids[7])):  # the second is beyond that
+        assert branch.tokens[3].refused == run.tokens[3].refused
+        assert [at for at in refusals(branch) if 3 <= at <= 7] == [at for at in refusals(run) if 3 <= at < 7]
+
+
+def test_a_file_from_before_refusals_were_kept_has_none(monkeypatch):
+    run = drafted()
+
+    def before(run: Run):
+        return {name: value for name, value in to_header(run).items() if name != "refused"}
+
+    monkeypatch.setattr(file, "to_header", before)
+    loaded = from_bytes(to_bytes([run]))[0]
+    assert loaded.tokens == run.tokens and refusals(loaded) == {}
 
 
 def test_a_fork_and_its_parent_and_their_samples_find_each_other(tmp_path):

@@ -21,6 +21,14 @@ await save('run.json', await get(`/api/runs/${first.id}?alternatives=5`));
 await save('fork.json', await get(`/api/runs/${fork.id}?alternatives=5`));
 await save('explain.json', await get(`/api/runs/${first.id}/explain/2`));
 await save('info.json', await get('/api/info'));
+// Guesses are made where they pay, and luck decides whether they are right: until one is and one is not.
+for (let seed = 1, drafts; !drafts; seed++) {
+  const counting = { prompt: 'One two three four five. One two three four five. One two three', sampling: { temperature: 0.9, seed, max_tokens: 16, logprobs: 3 } };
+  const [made] = (await post('/api/runs', counting)).runs;
+  await finished(made.tree);
+  const { tokens, ...rest } = await get(`/api/runs/${made.id}?alternatives=3`);
+  if (tokens.some((token) => token.source === 'draft') && tokens.some((token) => token.refused)) await save('drafts.json', (drafts = { ...rest, tokens }));
+}
 const [beams] = (await post('/api/runs', { prompt: 'The capital of France is', sampling: { beam_width: 3, max_tokens: 6, logprobs: 3 } })).runs;
 await finished(beams.tree);
 await save('beams.json', await get(`/api/runs/${beams.id}?alternatives=3`));

@@ -11,5 +11,6 @@ export const events = (): TreeEvent[] => new EventParser().feed(eventText).flatM
 export const run = (): WholeRun => json('run.json');
 export const fork = (): WholeRun => json('fork.json');
 export const beams = (): WholeRun => json('beams.json');
+export const drafts = (): WholeRun => json('drafts.json');
 export const explanation = (): Explanation => json('explain.json');
 export const info = (): Info => json('info.json');

@@ -1,5 +1,5 @@
 """What `generate --show` adds to a text on a terminal: how surprising each token was, what else was likely,
-which tokens were guessed ahead. In a pipe, and where colours are not wanted, the text stays as it is.
+which tokens were guessed ahead, and which guesses were wrong. In a pipe the text stays as it is.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ class Painter:
 
     def end(self, run: Run) -> None:
         """What the end of the run made certain, and the end of the line."""
-        print(visible(run.tail) if self._terminal else run.tail, flush=True)
+        guess = self._refused(run.end) if self._show is Show.DRAFTS else ""
+        print(visible(run.tail) + guess if self._terminal else run.tail, flush=True)
 
     def painted(self, token: Token) -> str:
         text = visible(token.text)
         if self._show is Show.SURPRISE:
             return self._in(surprise_colour(token), text)
         if self._show is Show.DRAFTS:
-            return self._in(_SOURCES.get(token.source), text)
+            return self._refused(token) + self._in(_SOURCES.get(token.source), text)
         if self._show is Show.ALTERNATIVES:
             others = [other for other in token.alternatives if other.id != token.id]
             told = [
@@ -67,17 +68,22 @@ class Painter:
             return text + (self._in(_DIM, f"‹{', '.join(told)}›") if told else "")
         return text
 
+    def _refused(self, token: Token | None) -> str:
+        refused = None if token is None else token.refused
+        return "" if refused is None else self._in(_DIM, f"‹✗ {quoted(refused.text)}›")
+
     def legend(self, run: Run) -> str:
         """One line for stderr: what the colours mean."""
         if self._show is None or not self._terminal:
             return ""
         if self._show is Show.ALTERNATIVES:
             return "‹…› what else had 5 % or more"
+        if self._show is Show.DRAFTS:
+            right = f"{run.drafts.accepted} of {run.drafts.proposed} guesses were right"
+            ahead = f"{self._in(_SOURCES['draft'], 'guessed ahead')} · " if self._colours else ""
+            return f"{ahead}{self._in(_DIM, '‹✗ …›')} guessed, and not chosen · {right}"
         if not self._colours:
             return ""
-        if self._show is Show.DRAFTS:
-            guessed = f"{run.drafts.accepted} of {run.drafts.proposed} guesses were right"
-            return f"{self._in(_SOURCES['draft'], 'guessed ahead')} · {guessed}"
         names = ("below 1 bit", "below 3", "below 6", "below 9", "9 bits and more")
         return "surprise: " + " · ".join(
             self._in(colour, name) for (_, colour), name in zip(_SURPRISE, names, strict=True)

@@ -19,8 +19,9 @@ from glassloop.decode.choose import choose
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import luck_key
 from glassloop.decode.sampling import Sampling
-from glassloop.decode.sentence import given, sentence
+from glassloop.decode.sentence import drafted, given, sentence
 from glassloop.decode.stage import Stage
+from glassloop.decode.temperatures import winning_temperatures
 from glassloop.ops.quant import Float32
 from glassloop.ops.vocabulary import Float64, RowOps, luck_of, row_ops
 from glassloop.text.tokenizer import Tokenizer
@@ -106,13 +107,14 @@ def explain(
     shown: int = 10,
     taken: int | None = None,
     source: str = "sampled",
+    refused: int | None = None,
     **overrides: Any,
 ) -> Explanation:
     """Why the token after `tokens` (the prompt's `prompt_length`, all of them if not told, then generated
     ones) is what it is. Any field of `Sampling` among the overrides makes it a what-if.
 
     `taken` is the token that came, where that is not for the race to say: it was forced, or a beam's. Beams
-    have no luck.
+    have no luck. `refused` is what a drafter had guessed, wrongly.
     """
     if overrides:
         sampling = Sampling.from_dict({**sampling.to_dict(), **overrides})
@@ -131,7 +133,7 @@ def explain(
 
     # Who is worth showing: the model's favourites, the chain's, and whoever won or came second.
     named = {int(i) for i in [*summary.ids[:shown], *left.ids[:shown], choice.id] if logits[i] > -inf}
-    named |= {taken} if choice.runner_up is None else {taken, choice.runner_up}
+    named |= {other for other in (taken, choice.runner_up, refused) if other is not None}
     ids = np.array(sorted(named))
     luck = luck_of(luck_key(seed, salt, step.position), ids) if lucky else np.zeros(len(ids))
     after = left.logits_of(ids)
@@ -153,6 +155,8 @@ def explain(
     winner = by_id[choice.id]
     runner_up = None if choice.runner_up is None else by_id[choice.runner_up]
     favourite = by_id[int(summary.ids[0])]
+    rank_after = 1 + (left.rank_of(choice.id) or 0)
+    temperatures = winning_temperatures(left, step, decoder.chain, choice.id) if lucky and runner_up else None
     return Explanation(
         step.position,
         seed,
@@ -166,7 +170,8 @@ def explain(
         by_id[taken],
         source,
         given(source, by_id[taken], winner)
-        + sentence(lucky, winner, runner_up, favourite, choice.margin, 1 + (left.rank_of(choice.id) or 0)),
+        + sentence(lucky, winner, runner_up, favourite, choice.margin, rank_after, temperatures)
+        + drafted(source, None if refused is None else by_id[refused], by_id[taken]),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf
 from typing import Protocol
 
 
@@ -36,11 +36,27 @@ def given(source: str, taken: Told, winner: Told) -> str:
     return ""
 
 
+def drafted(source: str, refused: Told | None, taken: Told) -> str:
+    """What comes after the sentence where a drafter had guessed."""
+    if refused is not None:
+        return f" The drafter had guessed {_quoted(refused)}; the model chose {_quoted(taken)}."
+    return " The drafter had guessed it." if source == "draft" else ""
+
+
 def sentence(
-    lucky: bool, winner: Told, runner_up: Told | None, favourite: Told, margin: float, rank_after: int
+    lucky: bool,
+    winner: Told,
+    runner_up: Told | None,
+    favourite: Told,
+    margin: float,
+    rank_after: int,
+    temperatures: tuple[float, float] | None,
 ) -> str:
-    """In plain English. `favourite` is the model's own; ranks count from 1."""
+    """In plain English. `favourite` is the model's own; ranks count from 1. Between the `temperatures` the
+    winner would be the same, if they are known."""
     parts = [_beginning(lucky, winner, runner_up, margin, rank_after)]
+    if temperatures is not None:
+        parts.append(f"with this luck it would win at any temperature{_between(*temperatures)}")
     if favourite.id != winner.id and favourite.removed_by is not None:
         whom = f"{_quoted(favourite)} ({_percent(favourite.raw_logprob)})"
         parts.append(f"the model's own favourite {whom} had been removed by {favourite.removed_by}")
@@ -48,6 +64,12 @@ def sentence(
         before = f"{_ordinal(winner.rank)} with {_percent(winner.raw_logprob)}"
         parts.append(f"to the model itself the winner was {before}")
     return "; ".join(parts) + "."
+
+
+def _between(lowest: float, highest: float) -> str:
+    if lowest == 0:
+        return "" if highest == inf else f" up to {highest:.2f}"
+    return f" from {lowest:.2f} " + ("up" if highest == inf else f"to {highest:.2f}")
 
 
 def _beginning(lucky: bool, winner: Told, runner_up: Told | None, margin: float, rank_after: int) -> str:

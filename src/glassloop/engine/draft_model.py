@@ -18,6 +18,7 @@ from glassloop.ops import choose_ops
 from glassloop.ops.batch import Batch
 from glassloop.ops.quant import Float32
 from glassloop.text.tokenizer import Tokenizer
+from glassloop.trace.token import Drafter
 
 
 class DraftModel:
@@ -58,6 +59,8 @@ def load_draft(name: str | PathLike[str], tokenizer: Tokenizer, ops: str, memory
 
 
 class ModelGuesser:
+    name: Drafter = "model"
+
     def __init__(self, model: DraftModel, pace: Pace) -> None:
         self._model = model
         self._pace = pace

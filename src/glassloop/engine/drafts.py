@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from glassloop.decode.decoder import Decoder
+from glassloop.trace.token import Drafter
 
 _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # of a guess
 _GRAM = 3  # tokens that must agree before a guess is made
@@ -24,6 +25,8 @@ _BORDER = -1  # between two of them
 
 class Guesser(Protocol):
     """Guesses for one run."""
+
+    name: Drafter
 
     def guess(self, tokens: Sequence[int], room: int, decoder: Decoder) -> list[int]:
         """What may come after these tokens, at most `room` of it."""
@@ -154,6 +157,8 @@ def _agreement(found: tuple[int, list[int]]) -> int:
 
 class Lookup:
     """Guesses that what followed the same tokens earlier, here or in another run, follows again."""
+
+    name: Drafter = "lookup"
 
     def __init__(self, pace: Pace, memory: Memory) -> None:
         self._pace = pace

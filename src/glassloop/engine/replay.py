@@ -49,6 +49,7 @@ def explain_token(llm: LLM, run: Run, at: int, *, shown: int = 10, **overrides: 
         shown=shown,
         taken=token.id if given else None,
         source="sampled" if overrides else token.source,
+        refused=None if overrides or token.refused is None else token.refused.id,
     )
 
 

@@ -15,7 +15,7 @@ from glassloop.ops.quant import Float32
 from glassloop.ops.vocabulary import Summary
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run
-from glassloop.trace.token import Pieces, Source, Token
+from glassloop.trace.token import Pieces, Refusal, Source, Token
 
 
 class Sample:
@@ -106,12 +106,20 @@ class Sample:
             chosen = self._decoder.choose_from(logits, summary)
             guessed = accepted < len(guess) and guess[accepted] == chosen.id
             drafts.accepted += guessed  # before anybody hears of the token
-            self._take(chosen, "draft" if guessed else "sampled")
+            if guessed or accepted == len(guess):
+                self._take(chosen, "draft" if guessed else "sampled")
+            else:
+                self._take(chosen, "sampled", self._refusal(guess[accepted:]))
             if not guessed or self.run.finish_reason:
                 break
             accepted += 1
         if self._guesser is not None:
             self._guesser.learn(branch.tokens)
+
+    def _refusal(self, guess: Sequence[int]) -> Refusal:
+        """The first of these was wrong, so the others are nobody's."""
+        assert self._guesser is not None
+        return Refusal(guess[0], self._pieces(guess[0]), self._guesser.name, len(guess) - 1)
 
     def _score(self, logits: Float32, summary: Summary) -> None:
         """The record of a token that was known: it is part of the prompt, or the caller forced it."""
@@ -127,7 +135,7 @@ class Sample:
         else:
             self._take(self._decoder.judge(logits, summary, token), "forced")
 
-    def _take(self, chosen: Chosen, source: Source) -> None:
+    def _take(self, chosen: Chosen, source: Source, refused: Refusal | None = None) -> None:
         """A token is in, with its text, and perhaps the run is at its end."""
         run, branch = self.run, self.branch
         now = perf_counter()
@@ -141,14 +149,14 @@ class Sample:
         if self._stopper.before(chosen.id):
             ending = Ending("stop", self._pieces(chosen.id))
             if not run.sampling.include_stop:
-                run.end = Token(chosen, "", data, self._pieces, source, seconds, run.sample)
+                run.end = Token(chosen, "", data, self._pieces, source, seconds, run.sample, refused)
                 self.finish(ending)
                 return
         self._decoder.commit(chosen.id)
         if branch.recorded == len(branch.tokens):
             branch.tokens.append(chosen.id)
         branch.recorded += 1
-        token = Token(chosen, self._text.feed(data), data, self._pieces, source, seconds, run.sample)
+        token = Token(chosen, self._text.feed(data), data, self._pieces, source, seconds, run.sample, refused)
         run.tokens.append(token)
         ending = ending or self._text.ending or self._stopper.after(self._decoder.history, seconds)
         if ending is None:

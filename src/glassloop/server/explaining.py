@@ -83,6 +83,8 @@ class Explainer:
         position, salt = len(ids), maker.salt
         if new_luck:
             salt = fork_salt(run.salt, position, run.forks.get(position, 0) + 1)
+        token = run.tokens[index] if index < count else run.end
+        refused = None if token is None or overrides or new_luck else token.refused
         told = explain(
             self._logits(ids),
             ids,
@@ -93,8 +95,8 @@ class Explainer:
             tokenizer=llm.tokenizer,
             eos_ids=tuple(llm.tokenizer.eos_ids),
             ops=row_ops(llm.ops),
+            refused=None if refused is None else refused.id,
         )
-        token = run.tokens[index] if index < count else run.end
         actual = None if token is None else {"id": token.id, "text": token.piece, "source": token.source}
         return {
             "index": index,

@@ -51,6 +51,13 @@ class AlternativeShape(BaseModel):
     raw_logprob: float | None
 
 
+class RefusalShape(BaseModel):
+    id: int
+    text: str
+    by: str
+    dropped: int
+
+
 class TokenShape(BaseModel):
     index: int
     node: str
@@ -70,6 +77,7 @@ class TokenShape(BaseModel):
     runner_up: int | None
     source: str
     seconds: float
+    refused: RefusalShape | None
     alternatives: list[AlternativeShape]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError, TraceError
 from glassloop.trace.run import Beam, Drafts, Past, Run, Timings
-from glassloop.trace.token import Token
+from glassloop.trace.token import Refusal, Token
 
 _SAME = (  # fields that are in the header as they are in the run
     "id",
@@ -41,6 +41,8 @@ def to_header(run: Run) -> dict[str, Any]:
     header["drafts"] = asdict(run.drafts)
     header["beams"] = [[beam.number, beam.parent, beam.id, beam.logprob, beam.fate] for beam in run.beams]
     header["forks"] = {str(position): count for position, count in run.forks.items()}
+    answer = records_of(run)[len(run.prompt_tokens) :]
+    header["refused"] = [[place, *token.refused] for place, token in enumerate(answer) if token.refused]
     # How many of the records are those of the prompt, of the answer, of what ended it.
     header["prompt_records"] = len(run.prompt_tokens)
     header["records"] = len(run.tokens)
@@ -56,6 +58,8 @@ def from_header(header: dict[str, Any], records: list[Token]) -> Run:
     prompt, made, end = (int(header[name]) for name in ("prompt_records", "records", "end_records"))
     if prompt + made + end != len(records) or min(prompt, made, end) < 0 or end > 1:
         raise TraceError(f"it has {len(records)} records, not {prompt} + {made} + {end}")
+    for place, *guess in header.get("refused", ()):  # files from before this was kept have none
+        records[prompt + place].refused = Refusal(*guess)
     run = Run(
         **{name: header[name] for name in _SAME},
         model_hash=header["model_hash"],

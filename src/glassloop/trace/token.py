@@ -10,6 +10,7 @@ from glassloop.decode.decoder import Chosen
 
 # Where a token came from: drawn or argmax, given by the caller, guessed by a drafter and confirmed, a beam.
 Source = Literal["sampled", "forced", "draft", "beam"]
+Drafter = Literal["lookup", "model"]  # who guesses: what followed the same tokens before, or a draft model
 Pieces = Callable[[int], str]
 
 
@@ -25,10 +26,19 @@ class Alternative(NamedTuple):
         return {name: _plain(value) for name, value in self._asdict().items()}
 
 
+class Refusal(NamedTuple):
+    """What a drafter had guessed where the run itself chose another token."""
+
+    id: int
+    text: str
+    by: Drafter
+    dropped: int  # guesses after it, which went with it and were never judged
+
+
 class Token:
     """Every number here is over the whole vocabulary. Ranks count from 1."""
 
-    __slots__ = ("_pieces", "bytes", "chosen", "sample", "seconds", "source", "text")
+    __slots__ = ("_pieces", "bytes", "chosen", "refused", "sample", "seconds", "source", "text")
 
     def __init__(
         self,
@@ -39,6 +49,7 @@ class Token:
         source: Source = "sampled",
         seconds: float = 0.0,
         sample: int = 0,
+        refused: Refusal | None = None,
     ) -> None:
         self.chosen = chosen
         # What became certain with this token: a character, or what is no stop string, may need several.
@@ -47,6 +58,7 @@ class Token:
         self.source: Source = source
         self.seconds = seconds  # since the request came
         self.sample = sample  # of which of a request's samples
+        self.refused = refused  # a guess at this place that was wrong
         self._pieces = pieces
 
     @property
@@ -136,7 +148,7 @@ class Token:
         )
 
     def __eq__(self, other: object) -> bool:
-        """The same record. When a token came, and whether somebody had guessed it, is no part of that."""
+        """The same record. When a token came, and what somebody had guessed, is no part of that."""
         return isinstance(other, Token) and self.record == other.record
 
     def __hash__(self) -> int:
@@ -146,6 +158,7 @@ class Token:
         """As JSON has it."""
         plain = {name: _plain(getattr(self, name)) for name in _SHOWN}
         plain["bytes"] = self.bytes.hex()
+        plain["refused"] = None if self.refused is None else self.refused._asdict()
         plain["alternatives"] = [alternative.to_dict() for alternative in self.alternatives]
         return plain
 

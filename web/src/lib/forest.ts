@@ -1,7 +1,7 @@
 // The runs of one tree, and the tree of texts that they make together. Events and whole runs go in, in any
 // order and as often as they like; what is drawn is read off here. Nothing is ever removed.
 
-import type { Beam, PromptToken, Summary, Token, TreeEvent, WholeRun } from './types';
+import type { Beam, PromptToken, Refusal, Summary, Token, TreeEvent, WholeRun } from './types';
 
 export interface Run {
   readonly summary: Summary;
@@ -22,6 +22,7 @@ export interface Place {
   id: number;
   piece: string;
   source: string;
+  refused: Refusal | null;
   beam: Beam | null;
 }
 
@@ -92,24 +93,24 @@ export class Forest {
   private root(summary: Summary): void {
     if (this.places.has(summary.root)) return;
     this.roots.push(summary.root);
-    this.places.set(summary.root, { node: summary.root, parent: null, depth: 0, children: [], run: summary.id, id: -1, piece: '', source: 'prompt', beam: null });
+    this.places.set(summary.root, { node: summary.root, parent: null, depth: 0, children: [], run: summary.id, id: -1, piece: '', source: 'prompt', refused: null, beam: null });
   }
 
   private place(run: Run, token: Token): void {
-    this.add(token.node, token.parent, run.summary.id, token.id, token.piece, token.source);
+    this.add(token.node, token.parent, run.summary.id, token.id, token.piece, token.source, token.refused);
   }
 
   private beam(run: Run, beam: Beam): void {
-    const place = this.add(beam.node, beam.parent_node, run.summary.id, beam.id, beam.piece, 'beam');
+    const place = this.add(beam.node, beam.parent_node, run.summary.id, beam.id, beam.piece, 'beam', null);
     if (place) place.beam = beam;
   }
 
-  private add(node: string, parent: string, run: string, id: number, piece: string, source: string): Place | undefined {
+  private add(node: string, parent: string, run: string, id: number, piece: string, source: string, refused: Refusal | null): Place | undefined {
     const known = this.places.get(node);
     const above = this.places.get(parent);
     if (known || !above) return known;
     above.children.push(node);
-    const made: Place = { node, parent, depth: above.depth + 1, children: [], run, id, piece, source, beam: null };
+    const made: Place = { node, parent, depth: above.depth + 1, children: [], run, id, piece, source, refused, beam: null };
     this.places.set(node, made);
     return made;
   }

@@ -5,7 +5,7 @@ import { hierarchy, type HierarchyNode } from 'd3-hierarchy';
 import { nameOf, type Forest, type Place, type Run } from './forest';
 import { decimal } from './format';
 import { shown } from './visible';
-import type { Alternative } from './types';
+import type { Alternative, Refusal } from './types';
 
 export type ItemKind = 'prompt' | 'token' | 'fold' | 'alternative' | 'more' | 'end';
 
@@ -21,6 +21,7 @@ export interface Item {
   focused: boolean;
   place: Place | null;
   alternative: Alternative | null;
+  refused: Refusal | null; // what a drafter had guessed instead
   tag: string; // at the end of a branch: what it is called
   children: Item[];
 }
@@ -130,7 +131,7 @@ function folded(chain: Place[], view: View, path: ReadonlySet<string>): Item[] {
 
 function token(place: Place, view: View, path: ReadonlySet<string>): Item {
   const of = whose(place, view, path);
-  return item('token', place, { label: shown(place.piece), ...of, focused: of.onPath && place.depth - 1 === view.focus });
+  return item('token', place, { label: shown(place.piece), refused: place.refused, ...of, focused: of.onPath && place.depth - 1 === view.focus });
 }
 
 function whose(place: Place, view: View, path: ReadonlySet<string>): { run: string; index: number; onPath: boolean } {
@@ -143,7 +144,7 @@ function ending(place: Place, view: View): Item[] {
   const end = view.run?.end;
   if (!view.run || !end || end.parent !== place.node) return [];
   const index = view.run.tokens.length;
-  return [item('end', place, { key: end.node, label: `■ ${shown(end.piece)}`, piece: end.piece, run: view.run.summary.id, index, onPath: true, focused: view.focus === index })];
+  return [item('end', place, { key: end.node, label: `■ ${shown(end.piece)}`, piece: end.piece, refused: end.refused, run: view.run.summary.id, index, onPath: true, focused: view.focus === index })];
 }
 
 /** Beside the token that is looked at: what else was likely there and has no branch yet. */
@@ -182,7 +183,7 @@ function endings(forest: Forest): Map<string, string> {
 function item(kind: ItemKind, place: Place, more: Partial<Item>): Item {
   const base: Item = {
     key: place.node, kind, label: '', piece: place.piece, run: place.run, index: place.depth - 1, count: 0,
-    onPath: false, focused: false, place, alternative: null, tag: '', children: [],
+    onPath: false, focused: false, place, alternative: null, refused: null, tag: '', children: [],
   };
   return { ...base, ...more };
 }

@@ -9,6 +9,14 @@ export interface Alternative {
 
 export type Source = 'sampled' | 'forced' | 'draft' | 'beam';
 
+/** What a drafter had guessed where another token was chosen. */
+export interface Refusal {
+  id: number;
+  text: string;
+  by: 'lookup' | 'model';
+  dropped: number; // guesses after it, never judged
+}
+
 export interface Token {
   index: number;
   node: string;
@@ -28,6 +36,7 @@ export interface Token {
   runner_up: number | null;
   source: Source;
   seconds: number;
+  refused: Refusal | null;
   alternatives: Alternative[];
 }
 
