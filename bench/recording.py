@@ -26,7 +26,7 @@ _NOTHING = np.empty(0, np.float64)
 _record = Decoder.record
 
 
-def _stub(self, logits, summary, left, choice):  # type: ignore[no-untyped-def]
+def _stub(self, row, summary, left, choice):  # type: ignore[no-untyped-def]
     return Chosen(
         choice.id, 0.0, 0.0, 1, 1, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, None, None, _NOBODY, _NOTHING, _NOTHING
     )

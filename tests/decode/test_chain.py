@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from decode.naive import ORDER, Naive
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from glassloop import ModelError, Sampling, SamplingError
 from glassloop.decode.candidates import Candidates
@@ -165,7 +168,7 @@ def survivors(sampling, logits=LOGITS, tokens=(), generated=()):
     decoder = Decoder(sampling, len(logits), 5, tokens)
     for token in generated:
         decoder.commit(token)
-    decoder.choose(logits, lambda stage, before, after: seen.append(after))
+    decoder.look(logits, lambda stage, before, after: seen.append(after))
     return sorted(seen[-1].everyone()[0].tolist()) if seen else list(range(len(logits)))
 
 
@@ -325,8 +328,36 @@ def test_a_stage_never_changes_what_it_was_given():
     sampling = Sampling(logit_bias={1: -9}, repetition_penalty=2, bad_words=[[2]], top_k=3, top_p=0.9)
     before_and_after = []
     decoder = Decoder(sampling, 5, 5, prompt=[1, 2, 3])
-    decoder.choose(logits, lambda s, before, after: before_and_after.append((before.everyone(), before)))
+    decoder.look(logits, lambda s, before, after: before_and_after.append((before.everyone(), before)))
     assert (logits == LOGITS).all()
     for (ids, values), before in before_and_after:
         again_ids, again = before.everyone()
         assert (ids == again_ids).all() and (values == again).all()
+
+
+@pytest.mark.parametrize("name", ["reference", "native"])
+@given(data=st.data())
+def test_choosing_gives_the_row_back_as_it_was(name, data):
+    """The stages write into the row of logits while they run, also where they fail."""
+    logits = data.draw(arrays(np.float32, 40, elements=st.floats(-30, 30, width=32)))
+    tokens = st.lists(st.integers(0, 39), max_size=12)
+    sampling = Sampling(
+        temperature=data.draw(st.sampled_from([0.0, 0.7])),
+        repetition_penalty=data.draw(st.sampled_from([1.0, 1.3])),
+        presence_penalty=data.draw(st.sampled_from([0.0, 0.5])),
+        logit_bias=data.draw(st.dictionaries(st.integers(0, 39), st.floats(-100, 100), max_size=3)),
+        allowed_token_ids=data.draw(st.none() | st.lists(st.integers(0, 39), min_size=1, max_size=2)),
+        bad_words=[[token] for token in data.draw(tokens)],
+        top_p=data.draw(st.sampled_from([1.0, 0.8])),
+    )
+    decoder = Decoder(sampling, 40, 5, data.draw(tokens), ops=row_ops(name))
+    before, frozen = logits.copy(), logits.copy()
+    frozen.flags.writeable = False
+    try:
+        chosen = decoder.choose(logits)
+        assert chosen.raw_logprob == pytest.approx(float(before[chosen.id]) - chosen.log_sum_exp)
+        assert decoder.choose(frozen).id == chosen.id
+        decoder.judge(logits, decoder.step.ops.summarize(logits, 40), 3)
+    except SamplingError:
+        pass  # nobody was left
+    assert logits.tobytes() == before.tobytes()

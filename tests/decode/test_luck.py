@@ -147,7 +147,7 @@ def g_statistic(options, logits, draws=6000):
         counts[decoder.choose(logits).id] += 1
         decoder.step.position += 1
     left = []
-    decoder.choose(logits, lambda stage, before, after: left.append(after))
+    decoder.look(logits, lambda stage, before, after: left.append(after))
     after = left[-1].logits_of(np.arange(len(logits))) if left else logits.astype(np.float64)
     expected = np.exp(after - after.max())
     expected *= draws / expected.sum()

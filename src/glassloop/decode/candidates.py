@@ -8,7 +8,7 @@ settle for certain takes more of the row, in the end all of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from math import exp, log
+from math import exp, inf, log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from glassloop.ops.vocabulary import Float64, Int32, Race, RowOps, Summary
 HEAD = 64  # how many are sorted at first
 _FEWEST = 16  # a head that changes have left shorter is sorted anew
 _GROWTH = 8  # and how many times as many when that was not enough
+_FEW = 2048  # these Python looks up sooner than NumPy
 _FARTHEST = float(np.finfo(np.float32).max)
 SLACK = 1e-9  # two probability masses that are closer than this are equal: rounding never decides a cut
 
@@ -77,9 +78,9 @@ class Candidates:
         self._moved: tuple[NDArray[np.integer], ...] = ()
 
     @classmethod
-    def of(cls, logits: Float32, summary: Summary, ops: RowOps) -> Candidates:
+    def of(cls, row: Row, summary: Summary, ops: RowOps) -> Candidates:
         """The whole vocabulary, with what the caller has computed of this row already."""
-        made = cls(ops, len(logits), Row(logits), 1.0)
+        made = cls(ops, len(row.values), row, 1.0)
         made._set_head(summary.ids, summary.logits)
         made._lse = summary.log_sum_exp
         made._known = (summary.scale, summary.scaled_log_sum_exp)
@@ -139,9 +140,9 @@ class Candidates:
         """The logits of these tokens, minus infinity for those that were removed."""
         if self._row is not None:
             logits = _times(self._row.values.take(ids), self.scale)
-        elif len(ids) * len(self.ids) <= self.vocab_size:
-            found = self.ids == ids[:, np.newaxis]  # [asked, survivors]
-            logits = np.where(found.any(1), self.values[found.argmax(1)], -np.inf)
+        elif len(ids) + len(self.ids) <= _FEW:
+            found = dict(zip(self.ids.tolist(), self.values.tolist(), strict=True))
+            logits = np.array([found.get(token, -inf) for token in ids.tolist()])
         else:
             whole = np.full(self.vocab_size, -np.inf)
             whole[self.ids] = self.values

@@ -12,10 +12,10 @@ import numpy as np
 
 from glassloop.decode import stages as _built_in  # noqa: F401  (registers them)
 from glassloop.decode.candidates import Candidates, NoneLeft
+from glassloop.decode.row import Row
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import REGISTER, Stage, Step
 from glassloop.errors import ModelError, SamplingError
-from glassloop.ops.quant import Float32
 from glassloop.ops.vocabulary import Summary
 
 # First what concerns single tokens, over the whole vocabulary; then the shape of what is left.
@@ -79,20 +79,20 @@ def first_scale(chain: tuple[Stage, ...], sampling: Sampling) -> float:
 
 def run_chain(
     chain: tuple[Stage, ...],
-    logits: Float32,
+    row: Row,
     summary: Summary,
     step: Step,
     observer: Observer | None = None,
 ) -> Candidates:
     """The survivors of one row of logits, whose summary the caller has: at least one."""
     if not summary.finite:
-        found = "NaN" if np.isnan(logits).any() else "infinity"
+        found = "NaN" if np.isnan(row.values).any() else "infinity"
         raise ModelError(f"the model gave a logit that is {found} at position {step.position}")
     try:
-        candidates = _walk(chain, Candidates.of(logits, summary, step.ops), step, observer)
+        candidates = _walk(chain, Candidates.of(row, summary, step.ops), step, observer)
         candidates.ids  # noqa: B018  (raises if there are none)
     except NoneLeft:
-        raise _at_odds(chain, logits, summary, step) from None
+        raise _at_odds(chain, row, summary, step) from None
     return candidates
 
 
@@ -107,7 +107,7 @@ def _walk(
 
 
 def _at_odds(
-    chain: tuple[Stage, ...], logits: Float32, summary: Summary, step: Step
+    chain: tuple[Stage, ...], row: Row, summary: Summary, step: Step
 ) -> SamplingError | ModelError:
     """Nobody is left: run it again, and see who removed whom."""
     removed: list[tuple[str, int]] = []
@@ -120,7 +120,7 @@ def _at_odds(
             raise NoneLeft
 
     with suppress(NoneLeft):
-        _walk(chain, Candidates.of(logits, summary, step.ops), step, watch)
+        _walk(chain, Candidates.of(row, summary, step.ops), step, watch)
     if not removed:
         return ModelError(f"the model gave minus infinity for every token at position {step.position}")
     told = ", ".join(f"{name} leaves {left}" for name, left in removed)

@@ -17,6 +17,7 @@ from glassloop.decode.candidates import HEAD, Candidates
 from glassloop.decode.chain import MISSING, Observer, build_chain, first_scale, run_chain
 from glassloop.decode.choose import Choice, choose, forced
 from glassloop.decode.history import History
+from glassloop.decode.row import Row
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Step
 from glassloop.errors import SamplingError
@@ -86,21 +87,29 @@ class Decoder:
     def look(self, logits: Float32, observer: Observer | None = None) -> tuple[Summary, Candidates]:
         """What the model says, and what the stages leave of it."""
         summary = self.step.ops.summarize(logits, self.head, self.scale)
-        return summary, run_chain(self.chain, logits, summary, self.step, observer)
+        return summary, run_chain(self.chain, Row(logits), summary, self.step, observer)
 
-    def choose(self, logits: Float32, observer: Observer | None = None) -> Chosen:
-        """The token that this branch takes next. Asking changes nothing."""
-        return self.choose_from(logits, self.step.ops.summarize(logits, self.head, self.scale), observer)
+    def choose(self, logits: Float32) -> Chosen:
+        """The token that this branch takes next. Asking changes nothing; while it lasts, the row is ours."""
+        return self.choose_from(logits, self.step.ops.summarize(logits, self.head, self.scale))
 
-    def choose_from(self, logits: Float32, summary: Summary, observer: Observer | None = None) -> Chosen:
+    def choose_from(self, logits: Float32, summary: Summary) -> Chosen:
         """The same, of a row whose summary the caller has: its `head` highest or more."""
-        left = run_chain(self.chain, logits, summary, self.step, observer)
-        return self.record(logits, summary, left, choose(left, self.step))
+        row = Row.borrowed(logits)
+        try:
+            left = run_chain(self.chain, row, summary, self.step)
+            return self.record(row, summary, left, choose(left, self.step))
+        finally:
+            row.restored()
 
     def judge(self, logits: Float32, summary: Summary, token: int) -> Chosen:
         """The record of a token that somebody else chose."""
-        left = run_chain(self.chain, logits, summary, self.step)
-        return self.record(logits, summary, left, forced(left, self.step, token))
+        row = Row.borrowed(logits)
+        try:
+            left = run_chain(self.chain, row, summary, self.step)
+            return self.record(row, summary, left, forced(left, self.step, token))
+        finally:
+            row.restored()
 
     def score(self, logits: Float32, summary: Summary, token: int, wanted: int) -> Chosen:
         """What the model itself says of a token of the prompt; no stage has a part in it."""
@@ -130,16 +139,19 @@ class Decoder:
         """Whether this token, taken next, would be the last."""
         return token in self.step.ending_ids.tolist()
 
-    def record(self, logits: Float32, summary: Summary, left: Candidates, choice: Choice) -> Chosen:
+    def record(self, row: Row, summary: Summary, left: Candidates, choice: Choice) -> Chosen:
         token, lse = choice.id, left.log_sum_exp
         wanted = self.sampling.logprobs
         favourites = summary.ids[:wanted]
+        rank_after = 1 + choice.place if choice.place < len(left.ids) else _rank_among(left, token)
+        theirs = left.logits_of(favourites) - lse
+        logits = row.restored()  # once the survivors need theirs no more
         return Chosen(
             id=token,
             logprob=choice.logit - lse,
             raw_logprob=float(logits[token]) - summary.log_sum_exp,
             rank=_rank(self.step.ops, summary.ids, logits, token),
-            rank_after=1 + choice.place if choice.place < len(left.ids) else _rank_among(left, token),
+            rank_after=rank_after,
             entropy=summary.entropy,
             log_sum_exp=summary.log_sum_exp,
             log_sum_exp_after=lse,
@@ -149,7 +161,7 @@ class Decoder:
             runner_up=choice.runner_up,
             survivors=len(left.ids) if left.complete else None,
             alternative_ids=favourites,
-            alternative_logprobs=left.logits_of(favourites) - lse,
+            alternative_logprobs=theirs,
             alternative_raw_logprobs=np.subtract(
                 summary.logits[:wanted], summary.log_sum_exp, dtype=np.float64
             ),

@@ -33,17 +33,32 @@ class _Lent:
             idle.append(self.values)
 
 
+class _Borrowed:
+    """The caller's own memory."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Float32) -> None:
+        self.values = values
+
+
 class Row:
-    """One version. The first is the caller's own array, which is never written to."""
+    """One version. The first is the caller's own array, which is never written to, or else `borrowed`."""
 
     __slots__ = ("_ids", "_lent", "_next", "_own", "_theirs")
 
-    def __init__(self, own: Float32 | None, lent: _Lent | None = None) -> None:
+    def __init__(self, own: Float32 | None, lent: _Lent | _Borrowed | None = None) -> None:
         self._own = own
         self._lent = lent
         self._next: Row | None = None  # the version that this one differs from, if the numbers are not here
         self._ids: NDArray[np.integer]  # where
         self._theirs: Float32  # and what this one has there
+
+    @classmethod
+    def borrowed(cls, values: Float32) -> Row:
+        """A first version that later ones may write to, until it is `restored`: to copy a whole row costs
+        more than the stages do."""
+        return cls(None, _Borrowed(values)) if values.flags.writeable else cls(values)
 
     @property
     def values(self) -> Float32:
@@ -54,6 +69,19 @@ class Row:
             self._fetch(self._next)
         assert self._lent is not None
         return self._lent.values
+
+    def restored(self) -> Float32:
+        """The numbers of this first version, for good: later ones are lost."""
+        later = []
+        row = self
+        while row._next is not None:
+            later.append(row)
+            row = row._next
+        numbers = row.values
+        for each in reversed(later):
+            numbers[each._ids] = each._theirs
+        self._next = None
+        return numbers
 
     def replaced(
         self, ids: NDArray[np.integer], values: Float32 | float, before: Float32 | None = None

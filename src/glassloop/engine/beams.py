@@ -16,6 +16,7 @@ from glassloop.decode.candidates import Candidates
 from glassloop.decode.chain import run_chain
 from glassloop.decode.choose import Choice
 from glassloop.decode.decoder import Decoder
+from glassloop.decode.row import Row as LogitRow
 from glassloop.decode.stop import Ending, Stopper
 from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.request import Request
@@ -121,7 +122,7 @@ class Beams:
         """A row for each beam."""
         self._first = self._first or perf_counter()
         left = [
-            run_chain(beam.decoder.chain, logits, summary, beam.decoder.step)
+            run_chain(beam.decoder.chain, LogitRow(logits), summary, beam.decoder.step)
             for beam, (logits, summary) in zip(self._beams, rows, strict=True)
         ]
         proposals = [each for index in range(len(rows)) for each in self._proposals(index, left[index])]
@@ -154,7 +155,7 @@ class Beams:
         parent = self._beams[proposal.beam]
         logits, summary = row
         choice = Choice(proposal.id, proposal.place, proposal.logit, 0.0, None, 0.0)
-        chosen = parent.decoder.record(logits, summary, left, choice)
+        chosen = parent.decoder.record(LogitRow(logits), summary, left, choice)
         data = self._tokenizer.token_bytes(proposal.id)
         ending = Ending("stop", self._pieces(proposal.id)) if parent.stopper.before(proposal.id) else None
         branch, decoder = parent.branch.fork(self._tree), parent.decoder.fork()

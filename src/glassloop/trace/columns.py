@@ -20,7 +20,7 @@ Plan = list[list[Any]]  # [name, type, how many bytes] of each column, in order
 
 # What a column may hold; all little-endian.
 TYPES = ("u1", "u2", "u4", "i4", "f4", "f8")
-_LEVEL = 6
+_LEVEL = 2  # 6 takes half as long again and saves one byte in a hundred
 
 
 def pack(columns: Mapping[str, Column]) -> tuple[Plan, bytes]:

@@ -7,8 +7,8 @@
 
 #include "native.h"
 
-#define PART 16384        /* logits in one unit of work: some ten microseconds */
-#define FEWEST_SHARED 8   /* units; fewer are done sooner by one thread, if the others are busy elsewhere */
+#define PART 4096        /* logits in one unit of work: a few microseconds */
+#define FEWEST_SHARED 4   /* units; fewer are done sooner by one thread, if the others are busy elsewhere */
 #define MOST_GROUPS 1024  /* of which the largest logit is kept, so that the highest are found fast */
 #define LUCKY 64          /* ids of a part that are expected to be lucky, at most */
 #define LOG2_E 1.4426950408889634
