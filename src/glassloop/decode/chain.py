@@ -106,9 +106,7 @@ def _walk(
     return candidates
 
 
-def _at_odds(
-    chain: tuple[Stage, ...], row: Row, summary: Summary, step: Step
-) -> SamplingError | ModelError:
+def _at_odds(chain: tuple[Stage, ...], row: Row, summary: Summary, step: Step) -> SamplingError | ModelError:
     """Nobody is left: run it again, and see who removed whom."""
     removed: list[tuple[str, int]] = []
 
