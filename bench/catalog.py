@@ -19,6 +19,7 @@ class Peer:
     script: str  # of bench/first_token
     environment: str | None = None  # folder of .venv-bench; None is the project's own
     variants: tuple[dict[str, Any], ...] = field(default=({},))
+    compiled: bool = False  # on this machine, for its instructions
 
     @property
     def command(self) -> list[str]:
@@ -32,7 +33,14 @@ class Peer:
 OURS = Peer("glassloop", "ours", "with_glassloop")
 # Both use AMX where the processor reports it, and die where the virtual machine then does not allow it; the
 # second variant does without: llama.cpp keeps weights as they are in the file, OpenVINO computes in float32.
-LLAMA = Peer("llama.cpp", "llama_cpp", "with_llama_cpp", "llama-cpp", variants=({}, {"extra_buffers": False}))
+LLAMA = Peer(
+    "llama.cpp",
+    "llama_cpp",
+    "with_llama_cpp",
+    "llama-cpp",
+    variants=({}, {"extra_buffers": False}),
+    compiled=True,
+)
 OPENVINO = Peer("openvino", "openvino", "with_openvino", "openvino", variants=({}, {"precision": "f32"}))
 TRANSFORMERS = Peer("transformers", "transformers", "with_transformers", "transformers")
 

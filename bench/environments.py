@@ -5,6 +5,7 @@ the requirements change. What cannot be installed is absent from the run, with t
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ from pathlib import Path
 from bench.catalog import ROOT, Peer
 
 FOLDER = ROOT / ".venv-bench"
+_COMPILED_FOR = {
+    "avx2": "-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON"
+}
 
 
 class Absent(Exception):
@@ -24,7 +28,9 @@ def python_for(peer: Peer) -> Path:
         return Path(sys.executable)
     requirements = ROOT / "bench" / f"requirements-{peer.environment}.txt"
     wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
-    folder = FOLDER / peer.environment
+    # What is compiled for the machine is compiled again for a lesser one that all are held to.
+    flags = _COMPILED_FOR.get(os.environ.get("GLASSLOOP_ISA", "")) if peer.compiled else None
+    folder = FOLDER / (peer.environment + (f"-{os.environ['GLASSLOOP_ISA']}" if flags else ""))
     python, stamp = folder / "bin" / "python", folder / ".installed"
     if stamp.exists() and stamp.read_text() == wanted:
         return python
@@ -35,9 +41,11 @@ def python_for(peer: Peer) -> Path:
     with log_file(peer).open("w") as log:
         for command in (
             [sys.executable, "-m", "venv", str(folder)],
-            [str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)],
+            [str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)]
+            + (["--no-cache-dir"] if flags else []),
         ):
-            if subprocess.run(command, stdout=log, stderr=log, check=False).returncode:
+            settings = os.environ | ({"CMAKE_ARGS": flags} if flags else {})
+            if subprocess.run(command, stdout=log, stderr=log, env=settings, check=False).returncode:
                 raise Absent(f"could not be installed; {last_line(peer)}")
     stamp.write_text(wanted)
     return python

@@ -111,8 +111,8 @@ def start(
 def hold_to(isa: str) -> None:
     """Engines started from now on use no more than this instruction set, where their libraries can be told.
 
-    llama.cpp decides when it is compiled. OpenVINO's linears are oneDNN's; a release that does not know
-    OV_CPU_MAX_ISA still attends with all that the processor has.
+    llama.cpp decides when it is compiled (and environments.py has it compiled for this). OpenVINO's linears
+    are oneDNN's; a release that does not know OV_CPU_MAX_ISA still attends with all that the processor has.
     """
     onednn = isa.upper()
     os.environ |= {"GLASSLOOP_ISA": isa, "ONEDNN_MAX_CPU_ISA": onednn, "OV_CPU_MAX_ISA": onednn}

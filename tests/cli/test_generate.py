@@ -116,12 +116,13 @@ def test_ctrl_c_keeps_the_text_so_far():
     assert out.endswith(b"\n") and b"ended by cancelled" in err and b"Traceback" not in err
 
 
-def test_a_reader_that_goes_away_is_not_an_error():
+@pytest.mark.parametrize("command", [f"generate '{PROMPT}' --temperature 0 -n 40 --no-store", "--help"])
+def test_a_reader_that_goes_away_is_not_an_error(command):
     done = subprocess.run(
-        f"{sys.executable} -m glassloop generate '{PROMPT}' --temperature 0 -n 40 | head -c 3",
-        shell=True,
+        ["bash", "-c", f"{sys.executable} -m glassloop {command} | head -c 3; exit ${{PIPESTATUS[0]}}"],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.stdout == " Pa" and "Traceback" not in done.stderr and "Error" not in done.stderr
+    assert done.returncode == 0 and len(done.stdout) == 3
+    assert "Traceback" not in done.stderr and "Error" not in done.stderr

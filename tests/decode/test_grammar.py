@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from glassloop import Sampling, SamplingError, TextError
 from glassloop.decode.decoder import Decoder
+from glassloop.decode.grammar import Grammar
 from glassloop.decode.partial_json import partial_json
 from glassloop.model.loader import load_tokenizer
 
@@ -261,3 +262,12 @@ def test_partial_json_by_hand(text, value):
 def test_what_no_json_begins_with_is_an_error(text):
     with pytest.raises(TextError, match="JSON text"):
         partial_json(text)
+
+
+def test_equal_requests_share_the_compiled_grammar_and_nothing_else(tokenizer):
+    sampling = Sampling(choice=["true", "false"])
+    one, other = (Grammar(sampling, tokenizer.vocab_size, tokenizer) for _ in range(2))
+    at_first = other.mask()
+    one.commit(tokenizer.id_of("t"))
+    assert (other.mask() == at_first).all() and (one.mask() != at_first).any()
+    assert (Grammar(sampling, tokenizer.vocab_size, tokenizer).mask() == at_first).all()

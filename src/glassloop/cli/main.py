@@ -60,7 +60,10 @@ def main() -> None:
     except KeyboardInterrupt:
         print("\nglassloop: interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader of a pipe went away (`glassloop generate … | head`): not an error of ours or theirs.
+    except SystemExit as ending:
+        # The reader of a pipe went away (`glassloop runs list | head`): not an error of ours or theirs. (Typer
+        # takes it for one.)
+        if not isinstance(ending.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from copy import copy
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,10 +32,11 @@ class Grammar:
     def __init__(self, sampling: Sampling, vocab_size: int, tokenizer: Tokenizer) -> None:
         self._field = sampling.constraint or ""
         self._vocab_size = vocab_size
-        self._matcher = LLMatcher(_readable(tokenizer), _source(sampling), log_level=0, limits=_LIMITS)
+        self._matcher = _compiled(_readable(tokenizer), _source(sampling))
         self._length = 0  # tokens that it has taken
         if self._matcher.is_error():
             raise self._refused()
+        self._matcher = self._matcher.deep_copy()
 
     def fork(self) -> Grammar:
         """Another way on from here."""
@@ -74,6 +76,13 @@ class Grammar:
         if told.startswith("NoExtension"):
             told = "no token can satisfy it"
         return SamplingError(f"{self._field} cannot be used: {told[:300]}")
+
+
+@lru_cache(maxsize=16)
+def _compiled(tokenizer: LLTokenizer, source: str) -> LLMatcher:
+    """At its beginning, to be copied: a server looks at a request before the engine does, and requests are
+    often alike."""
+    return LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
 
 
 def _source(sampling: Sampling) -> str:
