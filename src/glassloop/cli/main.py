@@ -61,8 +61,8 @@ def main() -> None:
         print("\nglassloop: interrupted", file=sys.stderr)
         sys.exit(130)
     except SystemExit as ending:
-        # The reader of a pipe went away (`glassloop runs list | head`): not an error of ours or theirs. (Typer
-        # takes it for one.)
+        # The reader of a pipe went away (`glassloop runs list | head`): not an error of ours or theirs,
+        # though Typer takes it for one.
         if not isinstance(ending.__context__, BrokenPipeError):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
