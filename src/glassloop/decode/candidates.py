@@ -8,6 +8,7 @@ settle for certain takes more of the row, in the end all of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import repeat
 from math import exp, inf, log
 
 import numpy as np
@@ -142,7 +143,7 @@ class Candidates:
             logits = _times(self._row.values.take(ids), self.scale)
         elif len(ids) + len(self.ids) <= _FEW:
             found = dict(zip(self.ids.tolist(), self.values.tolist(), strict=True))
-            logits = np.array([found.get(token, -inf) for token in ids.tolist()])
+            logits = np.fromiter(map(found.get, ids.tolist(), repeat(-inf)), np.float64, len(ids))
         else:
             whole = np.full(self.vocab_size, -np.inf)
             whole[self.ids] = self.values
