@@ -173,6 +173,8 @@ test('drafts that were right are ticked', { skip }, async () => {
   assert.equal((await page.locator('.facts b').first().textContent()).trim(), String(run.drafts.proposed));
   assert.equal(await page.locator('#lens .token.draft b').count(), right);
   assert.ok((await page.locator('.item .mark.ok').count()) > 0);
+  const wrong = [...run.tokens, ...(run.end ? [run.end] : [])].filter((token) => token.refused).length;
+  assert.equal(await page.locator('#lens .token.refused s').count(), wrong);
 });
 
 test('a run that somebody else stops is shown as paused, and goes on', { skip }, async () => {
@@ -453,6 +455,25 @@ test('wrong settings are refused in words', { skip }, async () => {
   await set(page, 'temperature', 300);
   await page.getByRole('button', { name: 'Run', exact: true }).click();
   assert.match(await page.locator('[role=alert]').textContent(), /Temperature is 300.*expected/);
+});
+
+test('a run that fails in the middle says why, keeps what came, and the next one runs', { skip }, async () => {
+  await studio();
+  await played(page);
+  const first = await current(page, server);
+  // After three letters the expression allows the end alone, and that is not allowed yet.
+  await ask(page, 'Say', { seed: 4, max_tokens: 20, regex: '[a-z] [a-z] [a-z]', min_tokens: 15 });
+  const said = page.locator('.state .bad');
+  await said.waitFor();
+  const failed = await current(page, server);
+  assert.ok(failed.status === 'failed' && failed.id !== first.id);
+  assert.ok(failed.tokens.length > 0, 'something had come');
+  assert.match(await said.textContent(), /no token is left at position \d+: min_tokens and grammar are at odds/);
+  assert.equal(await page.locator('.token[data-token]').count(), failed.tokens.length);
+  await ask(page, 'Say', { min_tokens: 0 });
+  const next = await settled(page, server, failed.id);
+  assert.equal(next.status, 'done');
+  assert.match(next.text, /^[a-z] [a-z] [a-z]$/);
 });
 
 test('a server that was restarted: the page says so, and makes the same run again', { skip }, async () => {
