@@ -17,7 +17,7 @@ def test_runs_outlive_a_server_that_is_killed(tmp_path):
         finished = done.headers["x-glassloop-run"]
         streams = [
             client.send(client.build_request("POST", "/v1/completions", json=body), stream=True)
-            for _ in range(8)
+            for _ in range(20)
         ]
         open_ends = [stream.headers["x-glassloop-run"] for stream in streams]
         server.post("/v1/completions", {"prompt": "Later", "max_tokens": 20})
