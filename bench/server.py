@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
@@ -70,7 +70,7 @@ def through_server(port: int) -> Way:
 
 def stream(port: int, prompt: str) -> tuple[int, float]:
     """How many tokens came, and after how many seconds the first."""
-    body = {"model": "any", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
+    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
     began = perf_counter()
     connection = HTTPConnection("127.0.0.1", port, timeout=600)
     try:
@@ -111,9 +111,10 @@ def serving(command: list[str], port: int, log: Path, threads: int) -> Iterator[
         deadline = monotonic() + 60
         while True:
             try:
-                stream(port, "Hello")
+                if not stream(port, prompts(1, 0)[0])[0]:
+                    raise ConnectionError
                 break
-            except OSError:
+            except (OSError, HTTPException):
                 if process.poll() is not None:
                     raise Absent(f"the server died ({process.returncode}); see {log}") from None
                 if monotonic() > deadline:
@@ -143,7 +144,8 @@ def start_llama(stack: ExitStack, model: Path, threads: int) -> Way:
     for plain in ([], ["plain"]):
         port = free_port()
         script = str(ROOT / "bench" / "peers" / "llama_cpp_server.py")
-        command = [str(python_for(LLAMA)), script, str(model), str(port), str(threads), *plain]
+        # (-P: or a file beside the script would be taken for the package of its name)
+        command = [str(python_for(LLAMA)), "-P", script, str(model), str(port), str(threads), *plain]
         try:
             return stack.enter_context(serving(command, port, log_file(LLAMA), threads))
         except Absent as error:
