@@ -189,11 +189,11 @@ def test_a_record_is_played_at_reading_speed_and_paused(llm, recorded):
     async def person(pilot):
         await pilot.press("space")
         assert app.mode == "reading"
-        await until(pilot, lambda: app.at == 3)
+        await until(pilot, lambda: app.at >= 3)
         await pilot.press("space")
         assert app.mode == "still"
         await pilot.press("end", "space")  # from the end it begins again
-        await until(pilot, lambda: app.mode == "reading" and app.at in (0, 1, 2))
+        await until(pilot, lambda: app.mode == "reading" and app.at < len(recorded.tokens) - 2)
 
     app = Watch(llm, recorded, store=False)
     watched(app, person)
