@@ -244,9 +244,9 @@ class Rows {
 }
 
 /** Those within a window; all others need not be on the page. */
-export function within(layout: Layout, window: { left: number; right: number; top: number; bottom: number }, rowHeight: number): Placed[] {
+export function within(layout: Layout, window: { left: number; right: number; top: number; bottom: number }, rowHeight: number, also?: Placed): Placed[] {
   return layout.placed.filter((each) => {
     const y = each.row * rowHeight;
-    return each.x + each.width >= window.left && each.x <= window.right && y + rowHeight >= window.top && y <= window.bottom;
+    return each === also || (each.x + each.width >= window.left && each.x <= window.right && y + rowHeight >= window.top && y <= window.bottom);
   });
 }
