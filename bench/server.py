@@ -156,13 +156,15 @@ def start_llama(stack: ExitStack, model: Path, threads: int) -> Way:
 def main() -> None:
     parser = argparse.ArgumentParser("bench.server", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds (5)")
+    parser.add_argument("--alone", action="store_true", help="our engine and server only")
     options = parser.parse_args()
     model, threads = fetch(DEFAULT_MODEL), wanted_threads()
     found: dict[str, dict[str, list[Result]]] = {}
     with ExitStack() as stack, LLM() as llm:
         ways = {"engine": through_engine(llm), "server": start_ours(stack, model, threads)}
         try:
-            ways["llama.cpp"] = start_llama(stack, model, threads)
+            if not options.alone:
+                ways["llama.cpp"] = start_llama(stack, model, threads)
         except Absent as error:
             print(f"llama.cpp takes no part: {error}", file=sys.stderr)
         for clients in CLIENTS:
