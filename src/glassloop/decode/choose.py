@@ -11,20 +11,18 @@ from glassloop.decode.luck import luck_key
 from glassloop.decode.stage import Step
 from glassloop.ops.vocabulary import Race
 
-Choice = Race
 
-
-def choose(candidates: Candidates, step: Step, with_luck: bool = True) -> Choice:
+def choose(candidates: Candidates, step: Step, with_luck: bool = True) -> Race:
     """Without luck, the highest logit, whatever the temperature."""
     if with_luck and not step.sampling.greedy:
         return candidates.race(_key(step))
     ids, logits = candidates.ids[:2].tolist(), candidates.values[:2].tolist()
     if len(ids) == 1:
-        return Choice(ids[0], 0, logits[0], 0.0, None, inf)
-    return Choice(ids[0], 0, logits[0], 0.0, ids[1], logits[0] - logits[1])
+        return Race(ids[0], 0, logits[0], 0.0, None, inf)
+    return Race(ids[0], 0, logits[0], 0.0, ids[1], logits[0] - logits[1])
 
 
-def forced(candidates: Candidates, step: Step, token: int) -> Choice:
+def forced(candidates: Candidates, step: Step, token: int) -> Race:
     """How a token that the caller chose fares in the race: by a negative margin where it would have lost."""
     won = choose(candidates, step)
     if won.id == token:
@@ -33,7 +31,7 @@ def forced(candidates: Candidates, step: Step, token: int) -> Choice:
     logit = float(candidates.logits_of(asked)[0])
     noise = 0.0 if step.sampling.greedy else float(step.ops.luck_of(_key(step), asked)[0])
     place = np.flatnonzero(candidates.ids == token)
-    return Choice(
+    return Race(
         token,
         int(place[0]) if len(place) else candidates.vocab_size,
         logit,

@@ -15,14 +15,14 @@ import numpy as np
 from glassloop.decode.bad_words import BadWords
 from glassloop.decode.candidates import HEAD, Candidates
 from glassloop.decode.chain import MISSING, Observer, build_chain, first_scale, run_chain
-from glassloop.decode.choose import Choice, choose, forced
+from glassloop.decode.choose import choose, forced
 from glassloop.decode.history import History
 from glassloop.decode.row import Row
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Step
 from glassloop.errors import SamplingError
 from glassloop.ops.quant import Float32
-from glassloop.ops.vocabulary import Float64, Int32, RowOps, Summary, row_ops
+from glassloop.ops.vocabulary import Float64, Int32, Race, RowOps, Summary, row_ops
 from glassloop.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Decoder:
         """Whether this token, taken next, would be the last."""
         return token in self.step.ending_ids.tolist()
 
-    def record(self, row: Row, summary: Summary, left: Candidates, choice: Choice) -> Chosen:
+    def record(self, row: Row, summary: Summary, left: Candidates, choice: Race) -> Chosen:
         token, lse = choice.id, left.log_sum_exp
         wanted = self.sampling.logprobs
         favourites = summary.ids[:wanted]

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from glassloop.decode.candidates import Candidates
 from glassloop.decode.chain import run_chain
-from glassloop.decode.choose import Choice
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.row import Row as LogitRow
 from glassloop.decode.stop import Ending, Stopper
@@ -22,6 +21,7 @@ from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.request import Request
 from glassloop.engine.scheduler import Row
 from glassloop.engine.tree import KVTree
+from glassloop.ops.vocabulary import Race
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Beam
 from glassloop.trace.token import Pieces, Token
@@ -154,7 +154,7 @@ class Beams:
         """A beam with one more token, and whether that is its end."""
         parent = self._beams[proposal.beam]
         logits, summary = row
-        choice = Choice(proposal.id, proposal.place, proposal.logit, 0.0, None, 0.0)
+        choice = Race(proposal.id, proposal.place, proposal.logit, 0.0, None, 0.0)
         chosen = parent.decoder.record(LogitRow(logits), summary, left, choice)
         data = self._tokenizer.token_bytes(proposal.id)
         ending = Ending("stop", self._pieces(proposal.id)) if parent.stopper.before(proposal.id) else None
