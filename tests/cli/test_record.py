@@ -53,6 +53,19 @@ def test_a_store_that_cannot_be_used_costs_nobody_the_text(place):
     assert "glassloop: the run was not kept: cannot use the store" in done.stderr
 
 
+def test_explain_takes_any_run_of_a_file(place):
+    path = str(place / "several.glass")
+    asked = ("-n", "3", "--temperature", "1", "--n", "3", "--seed", "5", "--no-store")
+    assert run("generate", PROMPT, *asked, "--trace", path).returncode == 0
+    runs = read(path)
+    assert len(runs) == 3
+    for one in runs:
+        told = json.loads(run("explain", path, "--step", "2", "--run", one.id[:8], "--json").stdout)
+        assert told["run"] == one.id and told["winner"]["id"] == one.tokens[2].id
+    refused = run("explain", path, "--run", "zzz")
+    assert refused.returncode == 2 and "--run is zzz" in refused.stderr and runs[1].id[:8] in refused.stderr
+
+
 def test_explain_tells_the_stages_the_race_and_the_sentence(store, place):
     for name in ("last", str(place / "a.glass")):
         done = run("explain", name, "--step", "2", GLASSLOOP_STORE=store)

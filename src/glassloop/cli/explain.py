@@ -19,6 +19,9 @@ _BEFORE = 60  # characters of the text before the token that are shown
 def explain(
     name: Name,
     step: Annotated[int, typer.Option("--step", "-s", help="Which token, from 0; -1 is the last.")] = 0,
+    which: Annotated[
+        str, typer.Option("--run", help="Of a file with several: the run, by its id or how that begins.")
+    ] = "",
     shown: Annotated[int, typer.Option("--shown", min=1, max=1000, help="How many candidates.")] = 10,
     model: Annotated[
         str | None,
@@ -31,11 +34,11 @@ def explain(
 
     Any option of generate makes it a what-if: the same luck with, say, --temperature 0.3.
     """
-    from glassloop.cli.kept import find_runs, load
+    from glassloop.cli.kept import find_run, load
     from glassloop.cli.terminal import print_json
 
     overrides = given(options)
-    run = find_runs(name)[0]
+    run = find_run(name, which)
     places = len(run.tokens) + (run.end is not None)
     at = step + places if step < 0 else step
     llm = load(model or run.model)

@@ -39,6 +39,18 @@ def find_runs(name: str) -> list[Run]:
     return [Store().get(name)]
 
 
+def find_run(name: str, which: str) -> Run:
+    """The first of them, or the one whose id begins like this."""
+    from glassloop.errors import TraceError
+
+    runs = find_runs(name)
+    for run in runs:
+        if run.id.startswith(which):
+            return run
+    known = ", ".join([run.id[:8] for run in runs[:5]]) + (", …" if len(runs) > 5 else "")
+    raise TraceError(f"--run is {which}; {name} has {known}")
+
+
 def keep(runs: list[Run]) -> bool:
     """Put runs into the user's store. That this fails must not cost anybody a text that is already there."""
     from glassloop.errors import GlassloopError
