@@ -8,36 +8,41 @@ import re
 import numpy as np
 import pytest
 from decode.naive import Naive
-from decode.test_chain import random_logits, random_sampling
+from decode.test_chain import NATIVE, random_logits, random_sampling
 
 from glassloop import Sampling, SamplingError
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.explain import explain
+from glassloop.ops.vocabulary import row_ops
 
 LOGITS = np.log(np.array([0.05, 0.5, 0.25, 0.15, 0.05], np.float32))
 
 
-def test_it_says_what_happened_whatever_was_asked_for():
+@pytest.mark.parametrize("name", ["reference", NATIVE])
+def test_it_says_what_happened_whatever_was_asked_for(name):
+    ops = row_ops(name)
     random = np.random.default_rng(5)
     explained = 0
     for case in range(400):
         size = int(random.choice([2, 8, 90]))
         logits, sampling = random_logits(random, size), random_sampling(random, size)
         tokens = [int(i) for i in random.integers(0, min(size, 6), 9)]
-        decoder = Decoder(sampling, size, case, tokens[:4], salt=2, eos_ids=(0,))
+        decoder = Decoder(sampling, size, case, tokens[:4], salt=2, eos_ids=(0,), ops=ops)
         for token in tokens[4:]:
             decoder.commit(token)
         try:
             chosen = decoder.choose(logits)
         except SamplingError:
             continue
-        told = explain(logits, tokens, sampling, case, 9, prompt_length=4, salt=2, eos_ids=(0,))
+        told = explain(logits, tokens, sampling, case, 9, prompt_length=4, salt=2, eos_ids=(0,), ops=ops)
         assert told.winner.id == chosen.id and told.margin == chosen.margin
         assert (told.runner_up and told.runner_up.id) == chosen.runner_up
         assert told.winner.luck == chosen.luck and told.winner.rank == chosen.rank
         assert told.winner.logprob == chosen.logprob and told.winner.raw_logprob == chosen.raw_logprob
         assert told.candidates[0] == told.winner and told.sentence.endswith(".")
         assert [report.name for report in told.stages] == [stage.name for stage in decoder.chain]
+        if told.stages and chosen.survivors is not None:
+            assert told.stages[-1].survivors == chosen.survivors
         scores = [racer.score for racer in told.candidates if racer.score is not None]
         assert scores == sorted(scores, reverse=True)
         assert all(

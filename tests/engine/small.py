@@ -131,12 +131,11 @@ def naive(
     tokens = list(run.prompt_ids)
     while True:
         logits = Branches(transformer, CONTEXT + 32).forward([(0, 0, tokens)])[0]
-        summary = ops.summarize(logits, decoder.head, decoder.scale)
         try:
             if forced is not None and len(made.tokens) < len(forced):
-                chosen = decoder.judge(logits, summary, forced[len(made.tokens)])
+                chosen = decoder.judge(logits, forced[len(made.tokens)])
             else:
-                chosen = decoder.choose_from(logits, summary)
+                chosen = decoder.choose(logits)
         except GlassloopError as error:  # stages at odds
             made.finish_reason, made.stop_reason = "error", str(error)
             break

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ops.test_native import instructions  # noqa: F401  (a fixture)
 
+from glassloop import Sampling
+from glassloop.decode.decoder import Chosen, Decoder, choose_rows
 from glassloop.ops import vocabulary
 from glassloop.ops.native import vocabulary as native
 
@@ -64,20 +66,27 @@ def test_whole_vocabularies(size):
 _EVERY_NUMBER = """
 import hashlib, sys
 import numpy as np
+from glassloop.decode.decoder import Decoder, choose_rows
+from glassloop.decode.sampling import Sampling
 from glassloop.ops.native import library, vocabulary
 library.library().gl_set_threads(int(sys.argv[1]))
 rows = (np.random.default_rng(1).standard_normal((5, 70_000)) * 4).astype(np.float32)
-told = hashlib.sha256()
-together = vocabulary.summarize_rows(rows, 80, [1, 0.5, 2, 1, 3])
-alone = [vocabulary.summarize(row, 80, scale) for row, scale in zip(rows, [1, 0.5, 2, 1, 3])]
+asked = [
+    Sampling(temperature=0), Sampling(temperature=0.5), Sampling(temperature=2, repetition_penalty=1.2),
+    Sampling(top_p=0.5), Sampling(top_k=3000, min_p=0.1),
+]
+decoders = [Decoder(each, 70_000, 7, range(100), ops=vocabulary) for each in asked]
+together = choose_rows(decoders, rows)
+alone = [decoder.choose(row) for decoder, row in zip(decoders, rows)]
 for made in (together, alone):
-    for ids, logits, *numbers in made:
-        told.update(ids.tobytes() + logits.tobytes() + np.array(numbers).tobytes())
-    told.update(np.array([vocabulary.log_sum_exp(row, 0.7) for row in rows]).tobytes())
-    for summary, row in zip(made, rows):
-        told.update(repr(vocabulary.race(3, summary.ids, summary.logits * 1.5, row, 1.5)).encode())
-    print(told.hexdigest())
     told = hashlib.sha256()
+    for chosen in made:
+        told.update(repr(chosen[:-3]).encode() + b"".join(each.tobytes() for each in chosen[-3:]))
+    for row in rows:
+        ids, logits, *numbers = vocabulary.summarize(row, 80, 1.5)
+        told.update(ids.tobytes() + logits.tobytes() + np.array(numbers).tobytes())
+        told.update(repr(vocabulary.race(3, ids, logits * 1.5, row, 1.5)).encode())
+    print(told.hexdigest())
 """
 
 
@@ -93,21 +102,18 @@ def test_rows_may_lie_apart_and_be_read_only():
     wide = (np.random.default_rng(2).standard_normal((3, 500)) * 4).astype(np.float32)
     wide.flags.writeable = False
     for rows in (wide, wide[:, 3:450], wide[::2], wide[:, ::2]):
-        for made, expected in zip(
-            native.summarize_rows(rows, 9), vocabulary.summarize_rows(rows, 9), strict=True
-        ):
-            assert made.ids.tolist() == expected.ids.tolist()
-            assert made.log_sum_exp == pytest.approx(expected.log_sum_exp, abs=1e-11)
-
-
-@given(row=_ROWS, data=st.data())
-def test_ranked(row, data):
-    ids = np.array(data.draw(st.lists(st.integers(0, len(row) - 1), max_size=60)), np.int32)
-    above = data.draw(st.sampled_from([-np.inf, 0.0, 1.0]))
-    for made, expected in zip(
-        native.ranked(row, ids, above), vocabulary.ranked(row, ids, above), strict=True
-    ):
-        assert made.tolist() == expected.tolist()
+        decoders = [
+            Decoder(Sampling(top_p=0.9), rows.shape[1], 3, ops=ops)
+            for ops in (native, vocabulary)
+            for _ in rows
+        ]
+        chosen = choose_rows(decoders[: len(rows)], rows)
+        for row, made, other in zip(rows, chosen, decoders[len(rows) :], strict=True):
+            summary, expected = native.summarize(row, 9), vocabulary.summarize(row, 9)
+            assert summary.ids.tolist() == expected.ids.tolist()
+            assert summary.log_sum_exp == pytest.approx(expected.log_sum_exp, abs=1e-11)
+            assert isinstance(made, Chosen)
+            assert made.id == other.choose(row).id
 
 
 @given(row=_ROWS, data=st.data())

@@ -3,25 +3,24 @@
 Either the whole vocabulary as a row, of which only the highest are ever sorted, or, once a cut has left few
 enough, a list. Both answer the same questions with the same numbers; a question that the sorted head cannot
 settle for certain takes more of the row, in the end all of it.
+
+This is the definition of what stages can do; `ops/native/choosing.c` does the same, faster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import repeat
-from math import exp, inf, log
+from math import exp, log
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.decode.row import Row
 from glassloop.ops.quant import Float32
+from glassloop.ops.rules import Kind, Left, Rule
 from glassloop.ops.vocabulary import Float64, Int32, Race, RowOps, Summary
 
 HEAD = 64  # how many are sorted at first
-_FEWEST = 16  # a head that changes have left shorter is sorted anew
 _GROWTH = 8  # and how many times as many when that was not enough
-_FEW = 2048  # these Python looks up sooner than NumPy
 _FARTHEST = float(np.finfo(np.float32).max)
 SLACK = 1e-9  # two probability masses that are closer than this are equal: rounding never decides a cut
 
@@ -39,30 +38,18 @@ class Candidates:
     infinity marks who was removed.
     """
 
-    __slots__ = (
-        "_base",
-        "_earlier",
-        "_ids",
-        "_known",
-        "_lse",
-        "_moved",
-        "_ops",
-        "_row",
-        "_values",
-        "complete",
-        "scale",
-        "vocab_size",
-    )
+    __slots__ = ("_base", "_ids", "_lse", "_ops", "_row", "_values", "complete", "scale", "vocab_size")
 
     def __init__(
         self,
         ops: RowOps,
         vocab_size: int,
-        row: Row | None,
+        row: Float32 | None,
         scale: float,
         ids: Int32 | None = None,
         base: Float32 | None = None,
         complete: bool = False,
+        log_sum_exp: float | None = None,
     ) -> None:
         self._ops = ops
         self.vocab_size = vocab_size
@@ -72,20 +59,21 @@ class Candidates:
         self._ids = ids
         self._base = base
         self._values: Float64 | None = None
-        self._lse: float | None = None
-        self._known: tuple[float, float] | None = None  # of an untouched row: log-sum-exp at another scale
-        # A row whose head was never needed: the head of an earlier one, and who has moved since.
-        self._earlier: tuple[Int32, float, bool] | None = None  # ids, the last one's base, complete
-        self._moved: tuple[NDArray[np.integer], ...] = ()
+        self._lse = log_sum_exp
 
     @classmethod
-    def of(cls, row: Row, summary: Summary, ops: RowOps) -> Candidates:
+    def of(cls, logits: Float32, summary: Summary, ops: RowOps) -> Candidates:
         """The whole vocabulary, with what the caller has computed of this row already."""
-        made = cls(ops, len(row.values), row, 1.0)
+        made = cls(ops, len(logits), logits, 1.0, log_sum_exp=summary.log_sum_exp)
         made._set_head(summary.ids, summary.logits)
-        made._lse = summary.log_sum_exp
-        made._known = (summary.scale, summary.scaled_log_sum_exp)
         return made
+
+    @classmethod
+    def left(cls, left: Left, vocab_size: int, ops: RowOps) -> Candidates:
+        """Those whom an op set has left by itself."""
+        return cls(
+            ops, vocab_size, left.row, left.scale, left.ids, left.logits, left.complete, left.log_sum_exp
+        )
 
     # ── questions ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -93,7 +81,7 @@ class Candidates:
     def ids(self) -> Int32:
         """The survivors by descending logit, ties by lower id: all of them if `complete`, else the head."""
         if self._ids is None:
-            self._grow(_FEWEST)
+            self._grow(1)
         if not len(self._ids):  # type: ignore[arg-type]
             raise NoneLeft
         return self._ids  # type: ignore[return-value]
@@ -111,7 +99,7 @@ class Candidates:
         """Over every survivor."""
         if self._lse is None:
             if self._row is not None:
-                self._lse = self._ops.log_sum_exp(self._row.values, self.scale)
+                self._lse = self._ops.log_sum_exp(self._row, self.scale)
                 if self._lse == -np.inf:
                     raise NoneLeft
             else:
@@ -124,56 +112,77 @@ class Candidates:
     def count(self) -> int:
         """How many survive."""
         if self._row is not None:
-            return int(np.count_nonzero(self._row.values > -np.inf))
+            return int(np.count_nonzero(self._row > -np.inf))
         return len(self._ids)  # type: ignore[arg-type]
 
     def everyone(self) -> tuple[Int32, Float64]:
         """Every survivor with its logit, in no promised order (nothing is sorted for this)."""
         if self._row is None:
             return self.ids, self.values
-        row = self._row.values
-        ids = np.flatnonzero(row > -np.inf).astype(np.int32)
+        ids = np.flatnonzero(self._row > -np.inf).astype(np.int32)
         if not len(ids):
             raise NoneLeft
-        return ids, _times(row[ids], self.scale)
+        return ids, _times(self._row[ids], self.scale)
 
     def logits_of(self, ids: NDArray[np.integer]) -> Float64:
         """The logits of these tokens, minus infinity for those that were removed."""
         if self._row is not None:
-            logits = _times(self._row.values.take(ids), self.scale)
-        elif len(ids) + len(self.ids) <= _FEW:
-            found = dict(zip(self.ids.tolist(), self.values.tolist(), strict=True))
-            logits = np.fromiter(map(found.get, ids.tolist(), repeat(-inf)), np.float64, len(ids))
-        else:
-            whole = np.full(self.vocab_size, -np.inf)
-            whole[self.ids] = self.values
-            logits = whole[ids]
-        return logits
+            return _times(self._row[ids], self.scale)
+        whole = np.full(self.vocab_size, -np.inf)
+        whole[self.ids] = self.values
+        found: Float64 = whole[ids]
+        return found
 
     def rank_of(self, token: int) -> int | None:
         """How many survivors come before this one; None if it was removed."""
         place = int((self.ids == token).argmax())
         if self.ids[place] == token:
             return place
-        if self._row is None or self._row.values[token] == -np.inf:
+        if self._row is None or self._row[token] == -np.inf:
             return None
-        return self._ops.rank_of(self._row.values, token)
+        return self._ops.rank_of(self._row, token)
 
     def race(self, key: int) -> Race:
         """Who wins by logit + luck."""
-        row = None if self.complete or self._row is None else self._row.values
+        row = None if self.complete or self._row is None else self._row
         return self._ops.race(key, self.ids, self.values, row, self.scale)
 
+    def logit_of(self, probability: float) -> float:
+        """The logit with this probability, a hair lower, so that rounding never decides."""
+        return self.log_sum_exp + log(probability) - SLACK
+
     # ── what a stage can do ────────────────────────────────────────────────────────────────────────────────
+
+    def following(self, rule: Rule) -> Candidates:
+        """What a rule makes of them."""
+        kind, amount, which, numbers = rule
+        if which is not None:
+            if kind is Kind.REMOVE:
+                return self.without(which)
+            if kind is Kind.KEEP:
+                return self.only(which)
+            if kind is Kind.LESS:
+                less = amount if numbers is None else amount * numbers
+                return self.moved(which, lambda logits: logits - less)
+            return self.moved(which, lambda logits: np.where(logits >= 0, logits / amount, logits * amount))
+        if kind is Kind.SCALE:
+            return self.scaled(amount)
+        if kind is Kind.FIRST:
+            return self.first(int(amount))
+        if kind is Kind.MASS:
+            return self.with_mass(amount)
+        if kind is Kind.SHARE:
+            return self.at_least(float(self.values[0]) + log(amount))
+        return self.at_least(self.logit_of(amount))
 
     def moved(self, ids: NDArray[np.integer], change: Callable[[Float64], Float64]) -> Candidates:
         """The logits of these tokens, each named once, given anew as `change` says; the rest stays."""
         if not len(ids):
             return self
         if self._row is not None:
-            before = self._row.values.take(ids)
-            after = self._rebased(change(_times(before, self.scale)), before)
-            return self._changed(self._row.replaced(ids, after, before), (ids,))
+            row = self._row.copy()
+            row[ids] = self._rebased(change(_times(row[ids], self.scale)), row[ids])
+            return Candidates(self._ops, self.vocab_size, row, self.scale)
         places = np.full(self.vocab_size, -1)
         places[ids] = np.arange(len(ids))
         places = places[self._ids]
@@ -186,11 +195,7 @@ class Candidates:
     def scaled(self, factor: float) -> Candidates:
         """Every logit times a positive number."""
         scale = self.scale * factor
-        made = Candidates(self._ops, self.vocab_size, self._row, scale, self._ids, self._base, self.complete)
-        made._earlier, made._moved = self._earlier, self._moved
-        if self._known is not None and self._known[0] == scale:
-            made._lse = self._known[1]
-        return made
+        return Candidates(self._ops, self.vocab_size, self._row, scale, self._ids, self._base, self.complete)
 
     def without(self, ids: Iterable[int] | NDArray[np.integer]) -> Candidates:
         """These tokens removed."""
@@ -198,14 +203,16 @@ class Candidates:
         if not len(gone):
             return self
         if self._row is not None:
-            return self._changed(self._row.replaced(gone, -np.inf))
+            row = self._row.copy()
+            row[gone] = -np.inf
+            return Candidates(self._ops, self.vocab_size, row, self.scale)
         return self._picked(np.isin(self._ids, gone, invert=True))  # type: ignore[arg-type]
 
     def only(self, allowed: NDArray[np.bool_]) -> Candidates:  # [vocab_size]
         """The tokens for which `allowed` says so."""
         if self._row is not None:
-            row = np.where(allowed, self._row.values, np.float32(-np.inf))
-            return Candidates(self._ops, self.vocab_size, Row(row), self.scale)
+            row = np.where(allowed, self._row, np.float32(-np.inf))
+            return Candidates(self._ops, self.vocab_size, row, self.scale)
         return self._picked(allowed[self._ids])
 
     def first(self, count: int) -> Candidates:
@@ -244,8 +251,6 @@ class Candidates:
         """Logits as float32 at this scale. Who was removed stays removed, whatever is added to it, and
         nobody is removed by being moved, however far."""
         base = logits if self.scale == 1 else logits / self.scale
-        if base.dot(base) < _FARTHEST:  # nobody is removed, or anywhere near the end of float32
-            return base.astype(np.float32)
         narrow: Float32 = base.clip(-_FARTHEST, _FARTHEST).astype(np.float32)
         narrow[before == -np.inf] = -np.inf
         return narrow
@@ -262,36 +267,12 @@ class Candidates:
         ids, base = self._ids[mask], self._base[mask]  # type: ignore[index]
         return Candidates(self._ops, self.vocab_size, None, self.scale, ids, base, complete=True)
 
-    def _changed(self, row: Row, moved: tuple[NDArray[np.integer], ...] = ()) -> Candidates:
-        """The same with another row, in which the logits of these tokens were moved, or some were removed."""
-        made = Candidates(self._ops, self.vocab_size, row, self.scale)
-        if self._ids is not None and self._base is not None:
-            last = float(self._base[-1]) if not self.complete and len(self._base) else -np.inf
-            made._earlier, made._moved = (self._ids, last, self.complete), moved
-        else:
-            made._earlier, made._moved = self._earlier, (*self._moved, *moved)
-        return made
-
-    def _sort_from_earlier(self) -> None:
-        """The head, from that of an earlier row and what has changed since, without looking at the whole row.
-
-        Nobody outside the earlier head was above its last. So whoever is above that now, of the head or of
-        those that moved, comes before all others; who is level with it may not, and is left out.
-        """
-        if self._earlier is None or self._row is None:
-            return
-        ids, last, self.complete = self._earlier
-        some = np.concatenate([ids, *self._moved], dtype=np.int32, casting="same_kind")
-        self._ids, self._base = self._ops.ranked(self._row.values, some, last)
-
     def _grow(self, count: int) -> None:
         """Sort at least so many, or all there are."""
-        if self._ids is None:
-            self._sort_from_earlier()
         if self.complete or (self._ids is not None and len(self._ids) >= count):
             return
         assert self._row is not None
-        self._set_head(*self._ops.highest(self._row.values, min(max(count, HEAD), self.vocab_size)))
+        self._set_head(*self._ops.highest(self._row, min(max(count, HEAD), self.vocab_size)))
 
     def _set_head(self, ids: Int32, base: Float32) -> None:
         alive = len(base)

@@ -12,11 +12,12 @@ import numpy as np
 
 from glassloop.decode import stages as _built_in  # noqa: F401  (registers them)
 from glassloop.decode.candidates import Candidates, NoneLeft
-from glassloop.decode.row import Row
 from glassloop.decode.sampling import Sampling
-from glassloop.decode.stage import REGISTER, Stage, Step
+from glassloop.decode.stage import REGISTER, Ruling, Stage, Step
 from glassloop.errors import ModelError, SamplingError
-from glassloop.ops.vocabulary import Summary
+from glassloop.ops.quant import Float32
+from glassloop.ops.rules import Asked, Kind, Rule
+from glassloop.ops.vocabulary import RowOps, Summary
 
 # First what concerns single tokens, over the whole vocabulary; then the shape of what is left.
 DEFAULT_ORDER = (
@@ -66,7 +67,13 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
 
 
 # A model may have more logits than its tokenizer has tokens. Where that is so, this comes before all others.
-MISSING = Stage("missing", "mask", lambda candidates, step: candidates.without(step.missing_ids), bool)
+MISSING = Stage(
+    "missing",
+    "mask",
+    lambda candidates, step: candidates.without(step.missing_ids),
+    bool,
+    rule=lambda step: Rule(Kind.REMOVE, which=step.missing_ids),
+)
 
 
 def first_scale(chain: tuple[Stage, ...], sampling: Sampling) -> float:
@@ -77,22 +84,34 @@ def first_scale(chain: tuple[Stage, ...], sampling: Sampling) -> float:
     return 1.0
 
 
+def rules_of(chain: tuple[Stage, ...], ops: RowOps) -> tuple[Ruling, ...] | None:
+    """What the stages do, where the op set can do it by itself; None where one of them has to look."""
+    if ops.chooser is None:
+        return None
+    rules = tuple(stage.rule for stage in chain if stage.rule is not None)
+    return rules if len(rules) == len(chain) else None
+
+
 def run_chain(
     chain: tuple[Stage, ...],
-    row: Row,
+    logits: Float32,
     summary: Summary,
     step: Step,
     observer: Observer | None = None,
 ) -> Candidates:
     """The survivors of one row of logits, whose summary the caller has: at least one."""
     if not summary.finite:
-        found = "NaN" if np.isnan(row.values).any() else "infinity"
+        found = "NaN" if np.isnan(logits).any() else "infinity"
         raise ModelError(f"the model gave a logit that is {found} at position {step.position}")
+    rules = rules_of(chain, step.ops)
     try:
-        candidates = _walk(chain, Candidates.of(row, summary, step.ops), step, observer)
+        if rules is None:
+            candidates = _walk(chain, Candidates.of(logits, summary, step.ops), step, observer)
+        else:
+            candidates = _followed(chain, rules, logits, summary, step, observer)
         candidates.ids  # noqa: B018  (raises if there are none)
     except NoneLeft:
-        raise _at_odds(chain, row, summary, step) from None
+        raise _at_odds(chain, logits, summary, step) from None
     return candidates
 
 
@@ -106,7 +125,34 @@ def _walk(
     return candidates
 
 
-def _at_odds(chain: tuple[Stage, ...], row: Row, summary: Summary, step: Step) -> SamplingError | ModelError:
+def _followed(
+    chain: tuple[Stage, ...],
+    rules: tuple[Ruling, ...],
+    logits: Float32,
+    summary: Summary,
+    step: Step,
+    observer: Observer | None,
+) -> Candidates:
+    """By the op set itself, which is asked again and again where somebody wants to see what is between."""
+    chooser = step.ops.chooser
+    assert chooser is not None
+    asked = Asked(len(summary.ids), summary.scale, [rule(step) for rule in rules], None, 0)
+
+    def after(count: int) -> Candidates:
+        return Candidates.left(chooser.left(logits, asked, count), len(logits), step.ops)
+
+    if observer is None:
+        return after(len(chain))
+    candidates = after(0)
+    for count, stage in enumerate(chain, 1):
+        before, candidates = candidates, after(count)
+        observer(stage, before, candidates)
+    return candidates
+
+
+def _at_odds(
+    chain: tuple[Stage, ...], logits: Float32, summary: Summary, step: Step
+) -> SamplingError | ModelError:
     """Nobody is left: run it again, and see who removed whom."""
     removed: list[tuple[str, int]] = []
 
@@ -118,7 +164,7 @@ def _at_odds(chain: tuple[Stage, ...], row: Row, summary: Summary, step: Step) -
             raise NoneLeft
 
     with suppress(NoneLeft):
-        _walk(chain, Candidates.of(row, summary, step.ops), step, watch)
+        _walk(chain, Candidates.of(logits, summary, step.ops), step, watch)
     if not removed:
         return ModelError(f"the model gave minus infinity for every token at position {step.position}")
     told = ", ".join(f"{name} leaves {left}" for name, left in removed)

@@ -14,14 +14,15 @@ import numpy as np
 
 from glassloop.decode.bad_words import BadWords
 from glassloop.decode.candidates import HEAD, Candidates
-from glassloop.decode.chain import MISSING, Observer, build_chain, first_scale, run_chain
+from glassloop.decode.chain import MISSING, Observer, build_chain, first_scale, rules_of, run_chain
 from glassloop.decode.choose import choose, forced
 from glassloop.decode.history import History
-from glassloop.decode.row import Row
+from glassloop.decode.luck import luck_key
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Step
 from glassloop.errors import SamplingError
 from glassloop.ops.quant import Float32
+from glassloop.ops.rules import Asked, Drawn
 from glassloop.ops.vocabulary import Float64, Int32, Race, RowOps, Summary, row_ops
 from glassloop.text.tokenizer import Tokenizer
 
@@ -67,6 +68,7 @@ class Decoder:
         self.sampling = sampling
         missing = _missing_ids(vocab_size, tokenizer)
         self.chain = ((MISSING,) if len(missing) else ()) + build_chain(sampling, vocab_size)
+        self._rules = rules_of(self.chain, ops)
         self.history = History(prompt)
         self.scale = first_scale(self.chain, sampling)
         # Room for top-k, and for a few that penalties may push out of it.
@@ -76,6 +78,7 @@ class Decoder:
             self.history,
             seed,
             len(self.history),
+            vocab_size,
             ops,
             salt,
             np.array(sorted({*eos_ids, *sampling.stop_token_ids}), np.int32),
@@ -87,32 +90,36 @@ class Decoder:
     def look(self, logits: Float32, observer: Observer | None = None) -> tuple[Summary, Candidates]:
         """What the model says, and what the stages leave of it."""
         summary = self.step.ops.summarize(logits, self.head, self.scale)
-        return summary, run_chain(self.chain, Row(logits), summary, self.step, observer)
+        return summary, run_chain(self.chain, logits, summary, self.step, observer)
 
     def choose(self, logits: Float32) -> Chosen:
         """The token that this branch takes next. Asking changes nothing; while it lasts, the row is ours."""
-        return self.choose_from(logits, self.step.ops.summarize(logits, self.head, self.scale))
+        (made,) = choose_rows([self], logits[np.newaxis])
+        if isinstance(made, Exception):
+            raise made
+        return made
 
-    def choose_from(self, logits: Float32, summary: Summary) -> Chosen:
-        """The same, of a row whose summary the caller has: its `head` highest or more."""
-        row = Row.borrowed(logits)
-        try:
-            left = run_chain(self.chain, row, summary, self.step)
-            return self.record(row, summary, left, choose(left, self.step))
-        finally:
-            row.restored()
+    def asked(self) -> Asked | None:
+        """What an op set needs to know to choose by itself; None where stages have to look at the row."""
+        if self._rules is None:
+            return None
+        step, sampling = self.step, self.sampling
+        key = None if sampling.greedy else luck_key(step.seed, step.salt, step.position)
+        return Asked(self.head, self.scale, [rule(step) for rule in self._rules], key, sampling.logprobs)
 
-    def judge(self, logits: Float32, summary: Summary, token: int) -> Chosen:
+    def walk(self, logits: Float32) -> Chosen:
+        """Choose by the stages, one after the other."""
+        summary, left = self.look(logits)
+        return self.record(logits, summary, left, choose(left, self.step))
+
+    def judge(self, logits: Float32, token: int) -> Chosen:
         """The record of a token that somebody else chose."""
-        row = Row.borrowed(logits)
-        try:
-            left = run_chain(self.chain, row, summary, self.step)
-            return self.record(row, summary, left, forced(left, self.step, token))
-        finally:
-            row.restored()
+        summary, left = self.look(logits)
+        return self.record(logits, summary, left, forced(left, self.step, token))
 
-    def score(self, logits: Float32, summary: Summary, token: int, wanted: int) -> Chosen:
+    def score(self, logits: Float32, token: int, wanted: int) -> Chosen:
         """What the model itself says of a token of the prompt; no stage has a part in it."""
+        summary = self.step.ops.summarize(logits, self.head)
         raw = float(logits[token]) - summary.log_sum_exp
         rank = _rank(self.step.ops, summary.ids, logits, token)
         theirs = summary.logits[:wanted].astype(np.float64) - summary.log_sum_exp
@@ -139,13 +146,12 @@ class Decoder:
         """Whether this token, taken next, would be the last."""
         return token in self.step.ending_ids.tolist()
 
-    def record(self, row: Row, summary: Summary, left: Candidates, choice: Race) -> Chosen:
+    def record(self, logits: Float32, summary: Summary, left: Candidates, choice: Race) -> Chosen:
         token, lse = choice.id, left.log_sum_exp
         wanted = self.sampling.logprobs
         favourites = summary.ids[:wanted]
         rank_after = 1 + choice.place if choice.place < len(left.ids) else _rank_among(left, token)
         theirs = left.logits_of(favourites) - lse
-        logits = row.restored()  # once the survivors need theirs no more
         return Chosen(
             id=token,
             logprob=choice.logit - lse,
@@ -202,23 +208,58 @@ class Decoder:
         return self.step.grammar is not None and self.step.grammar.finished
 
 
-def choose_rows(decoders: Sequence[Decoder], logits: Float32) -> list[Chosen | Exception]:
-    """The next token of many branches of one model, a row of logits for each ([branches, vocabulary]).
+def choose_rows(
+    decoders: Sequence[Decoder], logits: Float32, places: Sequence[int] | None = None
+) -> list[Chosen | Exception]:
+    """The next token of many branches of one model, each from its own row of logits ([rows, vocabulary]): the
+    first from the first, unless they are told which are theirs.
 
-    Each gets what `choose` would have given it alone. An error is the row's own, and in its place.
+    Each gets what `choose` would have given it alone. An error is the branch's own, and in its place.
     """
-    if not decoders:
-        return []
-    summaries = decoders[0].step.ops.summarize_rows(
-        logits, max(decoder.head for decoder in decoders), [decoder.scale for decoder in decoders]
-    )
-    made: list[Chosen | Exception] = []
-    for decoder, row, summary in zip(decoders, logits, summaries, strict=True):
+    places = range(len(decoders)) if places is None else places
+    made: dict[int, Chosen | Exception] = {}
+    asked: dict[int, Asked] = {}
+    for number, decoder in enumerate(decoders):
         try:
-            made.append(decoder.choose_from(row, summary))
+            wish = decoder.asked()
+            if wish is None:
+                made[number] = decoder.walk(logits[places[number]])
+            else:
+                asked[number] = wish
         except Exception as error:
-            made.append(error)
-    return made
+            made[number] = error
+    if asked:
+        chooser = decoders[0].step.ops.chooser
+        assert chooser is not None
+        drawn = chooser.choose(logits, [places[number] for number in asked], list(asked.values()))
+        for number, found in zip(asked, drawn, strict=True):
+            try:  # where nobody is left the stages will say why
+                walk = found.id < 0
+                made[number] = decoders[number].walk(logits[places[number]]) if walk else _chosen(found)
+            except Exception as error:
+                made[number] = error
+    return [made[number] for number in range(len(decoders))]
+
+
+def _chosen(drawn: Drawn) -> Chosen:
+    return Chosen(
+        drawn.id,
+        drawn.logprob,
+        drawn.raw_logprob,
+        drawn.rank,
+        drawn.rank_after,
+        drawn.entropy,
+        drawn.log_sum_exp,
+        drawn.log_sum_exp_after,
+        drawn.scale,
+        drawn.luck,
+        drawn.margin,
+        None if drawn.runner_up < 0 else drawn.runner_up,
+        None if drawn.survivors < 0 else drawn.survivors,
+        drawn.alternative_ids,
+        drawn.alternative_logprobs,
+        drawn.alternative_raw_logprobs,
+    )
 
 
 def _missing_ids(vocab_size: int, tokenizer: Tokenizer | None) -> Int32:

@@ -20,6 +20,7 @@ from glassloop.decode.candidates import Candidates
 from glassloop.decode.history import History
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError
+from glassloop.ops.rules import Rule
 from glassloop.ops.vocabulary import Int32, RowOps
 
 Kind = Literal["bias", "scale", "mask"]  # moves some logits, multiplies them all, removes tokens
@@ -54,6 +55,7 @@ class Step:
     history: History
     seed: int
     position: int  # the place of the token to choose, the prompt's included
+    vocab_size: int
     ops: RowOps
     salt: int = 0
     ending_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # end of sequence, stop tokens
@@ -63,6 +65,7 @@ class Step:
 
 
 Run = Callable[[Candidates, Step], Candidates]
+Ruling = Callable[[Step], Rule]
 
 
 class Stage(NamedTuple):
@@ -71,6 +74,7 @@ class Stage(NamedTuple):
     run: Run
     active: Callable[[Sampling], bool]  # whether a request asks for it; a stage of a user's is asked by name
     built_in: bool = False
+    rule: Ruling | None = None  # what it does, if that can be said without the candidates
 
 
 REGISTER: dict[str, Stage] = {}
@@ -95,6 +99,17 @@ def stage(
 
 def built_in(name: str, kind: Kind, active: Callable[[Sampling], Any]) -> Callable[[Run], Run]:
     return stage(name, kind=kind, active=lambda sampling: bool(active(sampling)), built_in=True)
+
+
+def by_rule(name: str, kind: Kind, active: Callable[[Sampling], Any]) -> Callable[[Ruling], Ruling]:
+    """The same for a function that says what is to be done and leaves it to the op set."""
+
+    def register(rule: Ruling) -> Ruling:
+        built_in(name, kind, active)(lambda candidates, step: candidates.following(rule(step)))
+        REGISTER[name] = REGISTER[name]._replace(rule=rule)
+        return rule
+
+    return register
 
 
 def _always(sampling: Sampling) -> bool:

@@ -13,15 +13,14 @@ from time import perf_counter
 from typing import NamedTuple
 
 from glassloop.decode.candidates import Candidates
-from glassloop.decode.chain import run_chain
 from glassloop.decode.decoder import Decoder
-from glassloop.decode.row import Row as LogitRow
 from glassloop.decode.stop import Ending, Stopper
 from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.request import Request
 from glassloop.engine.scheduler import Row
 from glassloop.engine.tree import KVTree
-from glassloop.ops.vocabulary import Race
+from glassloop.ops.quant import Float32
+from glassloop.ops.vocabulary import Race, Summary
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Beam
 from glassloop.trace.token import Pieces, Token
@@ -102,12 +101,8 @@ class Beams:
         return [beam.branch for beam in self._beams]
 
     @property
-    def head(self) -> int:
-        return max(self._beams[0].decoder.head, 2 * self._width)
-
-    @property
-    def scale(self) -> float:
-        return self._beams[0].decoder.scale
+    def ready(self) -> None:
+        return None
 
     def guess(self, rows: int) -> list[int]:
         return []
@@ -121,17 +116,14 @@ class Beams:
     def advance(self, rows: Sequence[Row]) -> None:
         """A row for each beam."""
         self._first = self._first or perf_counter()
-        left = [
-            run_chain(beam.decoder.chain, LogitRow(logits), summary, beam.decoder.step)
-            for beam, (logits, summary) in zip(self._beams, rows, strict=True)
-        ]
-        proposals = [each for index in range(len(rows)) for each in self._proposals(index, left[index])]
+        seen = [beam.decoder.look(row.logits) for beam, row in zip(self._beams, rows, strict=True)]
+        proposals = [each for index, (_, left) in enumerate(seen) for each in self._proposals(index, left)]
         proposals.sort(key=lambda each: -each.logprob)  # equal ones stay in the order of beams and ids
         live: list[_Live] = []
         for place, proposal in enumerate(proposals[: 2 * self._width]):
             if len(live) == self._width:
                 break
-            beam, ending = self._grow(proposal, left[proposal.beam], rows[proposal.beam])
+            beam, ending = self._grow(proposal, rows[proposal.beam].logits, *seen[proposal.beam])
             if ending is None:
                 live.append(beam)
                 continue
@@ -150,12 +142,13 @@ class Beams:
         for place, (token, logit) in enumerate(pairs):
             yield _Proposal(so_far + logit, index, token, place, logit)
 
-    def _grow(self, proposal: _Proposal, left: Candidates, row: Row) -> tuple[_Live, Ending | None]:
+    def _grow(
+        self, proposal: _Proposal, logits: Float32, summary: Summary, left: Candidates
+    ) -> tuple[_Live, Ending | None]:
         """A beam with one more token, and whether that is its end."""
         parent = self._beams[proposal.beam]
-        logits, summary = row
         choice = Race(proposal.id, proposal.place, proposal.logit, 0.0, None, 0.0)
-        chosen = parent.decoder.record(LogitRow(logits), summary, left, choice)
+        chosen = parent.decoder.record(logits, summary, left, choice)
         data = self._tokenizer.token_bytes(proposal.id)
         ending = Ending("stop", self._pieces(proposal.id)) if parent.stopper.before(proposal.id) else None
         branch, decoder = parent.branch.fork(self._tree), parent.decoder.fork()

@@ -12,7 +12,7 @@ from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from glassloop.decode.decoder import Decoder
+from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.decode.stop import Ending
 from glassloop.engine.drafts import Guesser, Lookup, Memory, Pace
 from glassloop.engine.request import Request
@@ -21,6 +21,7 @@ from glassloop.engine.scheduler import Row, Scheduler, Task, Work
 from glassloop.engine.tree import KVTree
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch
+from glassloop.ops.quant import Float32
 from glassloop.ops.vocabulary import row_ops
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run
@@ -119,10 +120,7 @@ class Loop:
         for work in works:
             self.tree.computed(work.path)
         if len(logits):
-            head = max(work.task.head for work in works)
-            scales = [work.task.scale for work in works for _ in range(work.wanted)]
-            summaries = self._row_ops.summarize_rows(logits, head, scales)
-            self._hand_out(works, list(zip(logits, summaries, strict=True)))
+            self._hand_out(works, _rows(works, logits))
         if len(logits) == len(batch.tokens):  # no prompts: what a step of so many rows costs
             self._pace.saw(len(logits), computed - ready)
         counters = self.counters
@@ -229,6 +227,21 @@ class Loop:
             tuple(self.tokenizer.eos_ids),
             self._row_ops,
         )
+
+
+def _rows(works: list[Work], logits: Float32) -> list[Row]:
+    """What each row of logits is to its task. Those who have only to choose do so together."""
+    rows = [Row(each) for each in logits]
+    decoders, places, at = [], [], 0
+    for work in works:
+        decoder = work.task.ready if work.wanted else None
+        if decoder is not None:
+            decoders.append(decoder)
+            places.append(at)
+        at += work.wanted
+    for place, chosen in zip(places, choose_rows(decoders, logits, places), strict=True):
+        rows[place] = Row(logits[place], chosen)
+    return rows
 
 
 def _note_start(work: Work, now: float) -> None:

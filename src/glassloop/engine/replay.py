@@ -120,17 +120,16 @@ def _chosen(llm: LLM, run: Run, records: list[Token], first: int) -> Iterator[Ch
     limit = llm.config.vocab_size
     if max(ids + made) >= limit:
         raise TraceError(f"run {run.id} has token ids that {llm.name} does not know, which has {limit}")
-    ops, decoder, past = row_ops(llm.ops), None, None
+    decoder, past = None, None
     for at, logits in enumerate(logits_after(llm.engine, ids, len(prompt) - 1 + first), first):
         if decoder is None or past != run.drawn_with(at):
             past = run.drawn_with(at)
             decoder = _decoder(llm, run, past, made[:at])
-        summary = ops.summarize(logits, decoder.head)
         try:
             if records[at].source == "forced":
-                yield decoder.judge(logits, summary, made[at])
+                yield decoder.judge(logits, made[at])
             else:
-                yield decoder.choose_from(logits, summary)
+                yield decoder.choose(logits)
         except GlassloopError:  # with another model's logits the stages may be at odds
             return
         if at + 1 < len(made):

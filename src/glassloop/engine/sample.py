@@ -12,7 +12,6 @@ from glassloop.engine.drafts import Guesser
 from glassloop.engine.request import Request
 from glassloop.engine.scheduler import Row
 from glassloop.ops.quant import Float32
-from glassloop.ops.vocabulary import Summary
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run
 from glassloop.trace.token import Pieces, Refusal, Source, Token
@@ -56,12 +55,9 @@ class Sample:
         return self.branches[0]
 
     @property
-    def head(self) -> int:
-        return self._decoder.head
-
-    @property
-    def scale(self) -> float:
-        return self._decoder.scale
+    def ready(self) -> Decoder | None:
+        known = self.branch.recorded < len(self.branch.tokens)
+        return None if known or self.split is not None else self._decoder
 
     @property
     def ended(self) -> bool:
@@ -94,16 +90,18 @@ class Sample:
         self._guess = []
         drafts.proposed += len(guess)
         accepted = 0
-        for logits, summary in rows:
+        for row in rows:
             if branch.recorded < len(branch.tokens):
-                self._score(logits, summary)
+                self._score(row.logits)
                 if self.run.finish_reason:
                     break
                 continue
             if self.split is not None:
                 split, self.split = self.split, None
-                split(self, (logits, summary))
-            chosen = self._decoder.choose_from(logits, summary)
+                split(self, row)
+            chosen = row.chosen or self._decoder.choose(row.logits)
+            if isinstance(chosen, Exception):
+                raise chosen
             guessed = accepted < len(guess) and guess[accepted] == chosen.id
             drafts.accepted += guessed  # before anybody hears of the token
             if guessed or accepted == len(guess):
@@ -121,19 +119,19 @@ class Sample:
         assert self._guesser is not None
         return Refusal(guess[0], self._pieces(guess[0]), self._guesser.name, len(guess) - 1)
 
-    def _score(self, logits: Float32, summary: Summary) -> None:
+    def _score(self, logits: Float32) -> None:
         """The record of a token that was known: it is part of the prompt, or the caller forced it."""
         branch, run = self.branch, self.run
         token = branch.tokens[branch.recorded]
         if branch.recorded < len(run.prompt_ids):
-            chosen = self._decoder.score(logits, summary, token, run.sampling.prompt_logprobs)
+            chosen = self._decoder.score(logits, token, run.sampling.prompt_logprobs)
             data = self._tokenizer.token_bytes(token)
             run.prompt_tokens.append(Token(chosen, "", data, self._pieces, "forced", self.request.seconds))
             branch.recorded += 1
         elif branch.recorded < self._kept:
             branch.recorded += 1
         else:
-            self._take(self._decoder.judge(logits, summary, token), "forced")
+            self._take(self._decoder.judge(logits, token), "forced")
 
     def _take(self, chosen: Chosen, source: Source, refused: Refusal | None = None) -> None:
         """A token is in, with its text, and perhaps the run is at its end."""

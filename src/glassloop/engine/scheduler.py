@@ -12,19 +12,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from glassloop.decode.decoder import Chosen, Decoder
 from glassloop.decode.stop import Ending
 from glassloop.engine.branch import Branch
 from glassloop.engine.request import Request
 from glassloop.engine.tree import KVTree, NoRoom, Path
 from glassloop.ops.quant import Float32
-from glassloop.ops.vocabulary import Summary
 
 STEP_ROWS = 512  # of one forward pass
 _ROWS_BESIDE = 128  # for prompts, while somebody else waits for his next token
 _SCORED_ROWS = 64  # rows with logits of one branch: they are as wide as the vocabulary
 
 
-Row = tuple[Float32, Summary]  # logits, and what is known of them
+class Row(NamedTuple):
+    logits: Float32
+    chosen: Chosen | Exception | None = None  # if the branch's own choice was made along with others'
 
 
 class Task(Protocol):
@@ -38,12 +40,8 @@ class Task(Protocol):
         """They compute together."""
 
     @property
-    def head(self) -> int:
-        """How many of the highest logits of a row it wants to have sorted."""
-
-    @property
-    def scale(self) -> float:
-        """At which it wants their log-sum-exp, too."""
+    def ready(self) -> Decoder | None:
+        """Who chooses from the first row of logits to come, if that is all there is to do with it."""
 
     @property
     def ended(self) -> bool: ...

@@ -7,13 +7,15 @@ infinity (the token is out of the question); NaN and plus infinity are told apar
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glassloop.ops.quant import Float32
+
+if TYPE_CHECKING:
+    from glassloop.ops.rules import Chooser
 
 Float64 = NDArray[np.float64]
 Int32 = NDArray[np.int32]
@@ -21,6 +23,8 @@ Int32 = NDArray[np.int32]
 GOLDEN = 0x9E3779B97F4A7C15
 FIRST = 0xBF58476D1CE4E5B9
 SECOND = 0x94D049BB133111EB
+
+chooser: Chooser | None = None
 
 
 class Summary(NamedTuple):
@@ -47,15 +51,13 @@ class Race(NamedTuple):
 class RowOps(Protocol):
     """The functions of this module that an op set replaces; the module itself is the reference."""
 
+    @property
+    def chooser(self) -> Chooser | None:
+        """Where the op set follows the rules of stages by itself."""
+
     def summarize(self, logits: Float32, top: int, scale: float = 1.0, /) -> Summary: ...
 
-    def summarize_rows(
-        self, logits: Float32, top: int, scales: Sequence[float] | None = None, /
-    ) -> list[Summary]: ...
-
     def highest(self, logits: Float32, top: int, /) -> tuple[Int32, Float32]: ...
-
-    def ranked(self, logits: Float32, ids: Int32, above: float, /) -> tuple[Int32, Float32]: ...
 
     def log_sum_exp(self, logits: Float32, scale: float, /) -> float: ...
 
@@ -94,12 +96,6 @@ def summarize(logits: Float32, top: int, scale: float = 1.0) -> Summary:
     return Summary(ids, best, peak + log_total, entropy, True, scale, scaled)
 
 
-def summarize_rows(logits: Float32, top: int, scales: Sequence[float] | None = None) -> list[Summary]:
-    """The same for each row of many."""
-    scales = scales or [1.0] * len(logits)
-    return [summarize(row, top, scale) for row, scale in zip(logits, scales, strict=True)]
-
-
 def highest(logits: Float32, top: int) -> tuple[Int32, Float32]:
     """The `top` highest logits with their ids, descending, ties by lower id. None of them may be NaN."""
     if top < len(logits):
@@ -109,13 +105,6 @@ def highest(logits: Float32, top: int) -> tuple[Int32, Float32]:
     else:
         ids = np.arange(len(logits))
     ids = ids[np.lexsort((ids, -logits[ids]))].astype(np.int32)
-    return ids, logits[ids]
-
-
-def ranked(logits: Float32, ids: Int32, above: float) -> tuple[Int32, Float32]:
-    """Of these ids, which may come several times, those with a logit above this, each once, in that order."""
-    ids = np.unique(ids[logits[ids] > above])
-    ids = ids[np.lexsort((ids, -logits[ids]))]
     return ids, logits[ids]
 
 

@@ -4,38 +4,45 @@ its head). Each leaves at least one token.
 
 from __future__ import annotations
 
-from math import exp, log, sqrt
+from math import exp, sqrt
 
 import numpy as np
 
 from glassloop.decode.candidates import SLACK, Candidates
 from glassloop.decode.luck import coin
-from glassloop.decode.stage import Step, built_in
+from glassloop.decode.stage import Step, built_in, by_rule
+from glassloop.ops.rules import Kind, Rule
 from glassloop.ops.vocabulary import Float64
 
 
-@built_in("temperature", "scale", lambda sampling: sampling.temperature not in (0, 1))
-def temperature(candidates: Candidates, step: Step) -> Candidates:
+@by_rule("temperature", "scale", lambda sampling: sampling.temperature not in (0, 1))
+def temperature(step: Step) -> Rule:
     """Below 1 sharpens, above 1 flattens. 0 is greedy: no scaling, and no luck."""
-    return candidates.scaled(1 / step.sampling.temperature)
+    return Rule(Kind.SCALE, 1 / step.sampling.temperature)
 
 
-@built_in("top_k", "mask", lambda sampling: sampling.top_k)
-def top_k(candidates: Candidates, step: Step) -> Candidates:
+@by_rule("top_k", "mask", lambda sampling: sampling.top_k)
+def top_k(step: Step) -> Rule:
     """The k most likely; ties by lower id."""
-    return candidates.first(step.sampling.top_k)
+    return Rule(Kind.FIRST, step.sampling.top_k)
 
 
-@built_in("top_p", "mask", lambda sampling: sampling.top_p < 1)
-def top_p(candidates: Candidates, step: Step) -> Candidates:
+@by_rule("top_p", "mask", lambda sampling: sampling.top_p < 1)
+def top_p(step: Step) -> Rule:
     """The nucleus: as few as will do of the most likely, with mass p together."""
-    return candidates.with_mass(step.sampling.top_p)
+    return Rule(Kind.MASS, step.sampling.top_p)
 
 
-@built_in("min_p", "mask", lambda sampling: sampling.min_p)
-def min_p(candidates: Candidates, step: Step) -> Candidates:
+@by_rule("min_p", "mask", lambda sampling: sampling.min_p)
+def min_p(step: Step) -> Rule:
     """Those at least min_p times as likely as the likeliest."""
-    return candidates.at_least(float(candidates.values[0]) + log(step.sampling.min_p))
+    return Rule(Kind.SHARE, step.sampling.min_p)
+
+
+@by_rule("epsilon_cutoff", "mask", lambda sampling: sampling.epsilon_cutoff)
+def epsilon_cutoff(step: Step) -> Rule:
+    """Those with at least this probability."""
+    return Rule(Kind.PROBABILITY, step.sampling.epsilon_cutoff)
 
 
 @built_in("typical_p", "mask", lambda sampling: sampling.typical_p < 1)
@@ -66,16 +73,10 @@ def xtc(candidates: Candidates, step: Step) -> Candidates:
     """Exclude top choices: by chance, of those that reach the threshold only the least likely stays."""
     if coin(step.seed, step.salt, step.position) >= step.sampling.xtc_probability:
         return candidates
-    border = _logit_of(candidates, step.sampling.xtc_threshold)
+    border = candidates.logit_of(step.sampling.xtc_threshold)
     if candidates.values[0] < border:
         return candidates
     return candidates.without(candidates.at_least(border).ids[:-1])
-
-
-@built_in("epsilon_cutoff", "mask", lambda sampling: sampling.epsilon_cutoff)
-def epsilon_cutoff(candidates: Candidates, step: Step) -> Candidates:
-    """Those with at least this probability."""
-    return candidates.at_least(_logit_of(candidates, step.sampling.epsilon_cutoff))
 
 
 @built_in("eta_cutoff", "mask", lambda sampling: sampling.eta_cutoff)
@@ -83,7 +84,7 @@ def eta_cutoff(candidates: Candidates, step: Step) -> Candidates:
     """Those with at least probability min(ε, √ε · exp(-entropy))."""
     epsilon = step.sampling.eta_cutoff
     border = min(epsilon, sqrt(epsilon) * exp(-entropy(candidates)))
-    return candidates.at_least(_logit_of(candidates, border))
+    return candidates.at_least(candidates.logit_of(border))
 
 
 def entropy(candidates: Candidates) -> float:
@@ -98,8 +99,3 @@ def _surprise(logits: Float64) -> Float64:
     differences that typical-p looks at are far smaller than the numbers."""
     below: Float64 = logits.max() - logits
     return below + float(np.log(np.exp(-below).sum()))
-
-
-def _logit_of(candidates: Candidates, probability: float) -> float:
-    """The logit with this probability, a hair lower, so that rounding never decides."""
-    return candidates.log_sum_exp + log(probability) - SLACK

@@ -144,10 +144,29 @@ const gl_kernels *gl_kernels_avx512(void);
 const gl_kernels *gl_active(void);
 
 /* Runs `job` on the threads of the pool. It returns when the caller's own call has returned and no other is under
- * way: a thread that was not free in time is not waited for, so a job must be done when any one call returns. */
+ * way: a thread that was not free in time is not waited for, so a job must be done when any one call returns. From within
+ * a job it is the caller alone who runs the other. */
 typedef void gl_job(void *argument, int thread);
 void gl_parallel(gl_job *job, void *argument);
 int gl_threads(void);
+
+/* Units of work, done in any order by any thread. From within a unit, by the thread that does it. */
+void gl_run_units(void (*run)(void *work, int64_t unit), void *work, int64_t units);
+
+/* Of a row of logits; NaN where one of them is NaN or plus infinity. */
+typedef struct {
+    double log_sum_exp, entropy;
+    double scaled; /* log-sum-exp with the logits times a scale */
+} gl_sums;
+
+/* Rows of logits (vocabulary.c). */
+void gl_look(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales, gl_candidate *found,
+             gl_sums *sums);
+int64_t gl_find_highest(const float *logits, int64_t count, int64_t top, gl_candidate *found);
+double gl_log_sum_exp(const float *logits, int64_t count, double scale);
+int64_t gl_rank_of(const float *logits, int64_t count, int64_t id);
+void gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t count, const float *row, int64_t width,
+             double scale, int64_t *places, int32_t *winners, double *numbers);
 
 /* What waits for another thread: a moment busily, then it lets others have the core. */
 static inline void gl_rest(int spins) {

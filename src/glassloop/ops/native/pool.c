@@ -23,6 +23,7 @@ static unsigned generation;   /* of jobs: a worker looks when it sees a new one 
 static int joined = CLOSED;   /* workers at the job; CLOSED is set while there is none to join */
 static gl_job *job;
 static void *argument;
+static __thread int at_work;  /* this thread, at a job */
 
 static int join(void) {
     int now = __atomic_load_n(&joined, __ATOMIC_ACQUIRE);
@@ -47,7 +48,9 @@ static void *work(void *index) {
         }
         seen = __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
         if (!join()) continue;
+        at_work = 1;
         job(argument, (int)(intptr_t)index);
+        at_work = 0;
         __atomic_sub_fetch(&joined, 1, __ATOMIC_ACQ_REL);
     }
     return NULL;
@@ -92,6 +95,10 @@ int gl_set_threads(int wanted) {
 int gl_threads(void) { return threads; }
 
 void gl_parallel(gl_job *wanted, void *data) {
+    if (at_work) {
+        wanted(data, 0);
+        return;
+    }
     pthread_mutex_lock(&one_job_at_a_time);
     if (!started) start_workers();
     job = wanted;
@@ -103,7 +110,9 @@ void gl_parallel(gl_job *wanted, void *data) {
         if (sleepers) pthread_cond_broadcast(&wake);
         pthread_mutex_unlock(&sleeping);
     }
+    at_work = 1;
     wanted(data, 0);
+    at_work = 0;
     __atomic_or_fetch(&joined, CLOSED, __ATOMIC_ACQ_REL);
     for (int spins = 0; __atomic_load_n(&joined, __ATOMIC_ACQUIRE) != CLOSED; spins++) gl_rest(spins);
     pthread_mutex_unlock(&one_job_at_a_time);

@@ -27,7 +27,7 @@ static void take_units(void *argument, int thread) {
     for (int64_t unit; (unit = __atomic_fetch_add(&s->next, 1, __ATOMIC_RELAXED)) < s->units;) s->run(s->work, unit);
 }
 
-static void run_units(void (*run)(void *, int64_t), void *work, int64_t units) {
+void gl_run_units(void (*run)(void *, int64_t), void *work, int64_t units) {
     share all = {run, work, units, 0};
     if (units >= FEWEST_SHARED) gl_parallel(take_units, &all);
     else take_units(&all, 0);
@@ -35,8 +35,8 @@ static void run_units(void (*run)(void *, int64_t), void *work, int64_t units) {
 
 /* Some rows, and what is found out of them. */
 typedef struct {
-    const float *logits;
-    int64_t rows, stride, count, top;
+    const float *const *row;
+    int64_t rows, count, top;
     const double *scales;  /* of the logits of each row, beside 1 */
     int64_t group, groups; /* logits in a group, and groups in a row */
     int64_t part, parts;   /* logits in a part (whole groups), and parts in a row */
@@ -47,18 +47,17 @@ typedef struct {
     gl_candidate *found;   /* [rows, top] */
 } sweep;
 
-static sweep new_sweep(const float *logits, int64_t rows, int64_t stride, int64_t count, int64_t top,
-                       const double *scales) {
-    sweep s = {logits, rows, stride, count, top, scales, .group = 64};
+static sweep new_sweep(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales,
+                       gl_candidate *found) {
+    sweep s = {row, rows, count, top, scales, .group = 64, .found = found};
     while (s.group * MOST_GROUPS < count) s.group *= 2;
     s.groups = (count + s.group - 1) / s.group;
     s.part = s.group > PART ? s.group : PART;
     s.parts = (count + s.part - 1) / s.part;
     /* One piece of memory: what is most aligned comes first. */
-    s.sums = malloc(rows * (s.parts * 4 * sizeof(double) + top * sizeof(gl_candidate) + (s.groups + 1) * sizeof(float)) + 1);
+    s.sums = malloc(rows * (s.parts * 4 * sizeof(double) + (s.groups + 1) * sizeof(float)) + 1);
     s.scaled = s.sums + rows * s.parts * 2;
-    s.found = (gl_candidate *)(s.scaled + rows * s.parts * 2);
-    s.maxima = (float *)(s.found + rows * top);
+    s.maxima = (float *)(s.scaled + rows * s.parts * 2);
     s.most = s.maxima + rows * s.groups;
     return s;
 }
@@ -68,21 +67,20 @@ static void find_maxima(void *work, int64_t unit) {
     int64_t row = unit / s->parts, begin = unit % s->parts * s->part, end = MIN(begin + s->part, s->count);
     for (int64_t i = begin; i < end; i += s->group)
         s->maxima[row * s->groups + i / s->group] =
-            gl_active()->largest(s->logits + row * s->stride + i, MIN(s->group, end - i));
+            gl_active()->largest(s->row[row] + i, MIN(s->group, end - i));
 }
 
 static void find_highest(void *work, int64_t row) {
     const sweep *s = work;
     gl_candidate *found = s->found + row * s->top;
-    int64_t size = gl_active()->highest(s->logits + row * s->stride, s->count, s->top, s->maxima + row * s->groups,
-                                        s->group, found);
+    int64_t size = gl_active()->highest(s->row[row], s->count, s->top, s->maxima + row * s->groups, s->group, found);
     memset(found + size, 0, (s->top - size) * sizeof *found);
 }
 
 static void find_sums(void *work, int64_t unit) {
     const sweep *s = work;
     int64_t row = unit / s->parts, begin = unit % s->parts * s->part, count = MIN(s->part, s->count - begin);
-    const float *logits = s->logits + row * s->stride + begin;
+    const float *logits = s->row[row] + begin;
     gl_active()->sum_powers(logits, count, s->most[row], LOG2_E, s->sums + 2 * unit);
     if (s->scales[row] != 1)
         gl_active()->sum_powers(logits, count, s->most[row], s->scales[row] * LOG2_E, s->scaled + 2 * unit);
@@ -91,7 +89,7 @@ static void find_sums(void *work, int64_t unit) {
 static void find_scaled(void *work, int64_t part) {
     const sweep *s = work;
     int64_t begin = part * s->part;
-    gl_active()->sum_powers(s->logits + begin, MIN(s->part, s->count - begin), s->most[0], s->scales[0] * LOG2_E,
+    gl_active()->sum_powers(s->row[0] + begin, MIN(s->part, s->count - begin), s->most[0], s->scales[0] * LOG2_E,
                             s->scaled + 2 * part);
 }
 
@@ -103,7 +101,7 @@ static void find_both(void *work, int64_t unit) {
 }
 
 static void find_most(sweep *s) {
-    run_units(find_maxima, s, s->rows * s->parts);
+    gl_run_units(find_maxima, s, s->rows * s->parts);
     for (int64_t row = 0; row < s->rows; row++) s->most[row] = gl_active()->largest(s->maxima + row * s->groups, s->groups);
 }
 
@@ -117,75 +115,62 @@ static void add_up(const sweep *s, int64_t row, const double *sums, double scale
     if (most == INFINITY) sum = NAN;
     if (most == -INFINITY) { /* there is nothing to sum */
         sum = 0;
-        for (int64_t i = 0; i < s->count; i++) sum = isnan(s->logits[row * s->stride + i]) ? NAN : sum;
+        for (int64_t i = 0; i < s->count; i++) sum = isnan(s->row[row][i]) ? NAN : sum;
     }
     *log_sum_exp = sum == 0 ? -INFINITY : most * scale + log(sum);
     *entropy = sum == 0 ? 0 : log(sum) - weighted / sum / LOG2_E;
 }
 
-static void hand_out(const sweep *s, int32_t *ids, float *values) {
-    for (int64_t i = 0; i < s->rows * s->top; i++) ids[i] = s->found[i].id, values[i] = s->found[i].value;
+/* The `top` highest of each row in order, ties by lower id, and its sums. */
+void gl_look(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales, gl_candidate *found,
+             gl_sums *sums) {
+    double unused;
+    sweep s = new_sweep(row, rows, count, top, scales, found);
+    find_most(&s);
+    gl_run_units(find_both, &s, rows + rows * s.parts);
+    for (int64_t i = 0; i < rows; i++) {
+        add_up(&s, i, s.sums, 1, &sums[i].log_sum_exp, &sums[i].entropy);
+        if (scales[i] != 1) add_up(&s, i, s.scaled, scales[i], &sums[i].scaled, &unused);
+        else sums[i].scaled = sums[i].log_sum_exp;
+    }
+    free(s.sums);
 }
 
-/* The `top` highest of each row in order, ties by lower id; in `out` its log-sum-exp, its entropy, and its
- * log-sum-exp with the logits times the row's scale. */
-void gl_summarize(const float *logits, int64_t rows, int64_t stride, int64_t count, int64_t top, const double *scales,
-                  int32_t *ids, float *values, double *out) {
-    double unused;
-    sweep s = new_sweep(logits, rows, stride, count, top, scales);
+void gl_summarize(const float *logits, int64_t count, int64_t top, double scale, int32_t *ids, float *values,
+                  gl_sums *sums) {
+    gl_candidate *found = malloc(top * sizeof *found + 1);
+    gl_look(&logits, 1, count, top, &scale, found, sums);
+    for (int64_t i = 0; i < top; i++) ids[i] = found[i].id, values[i] = found[i].value;
+    free(found);
+}
+
+/* The `top` highest in order, ties by lower id; how many there are. */
+int64_t gl_find_highest(const float *logits, int64_t count, int64_t top, gl_candidate *found) {
+    sweep s = new_sweep(&logits, 1, count, top, NULL, found);
     find_most(&s);
-    run_units(find_both, &s, rows + rows * s.parts);
-    for (int64_t row = 0; row < rows; row++, out += 3) {
-        add_up(&s, row, s.sums, 1, &out[0], &out[1]);
-        if (scales[row] != 1) add_up(&s, row, s.scaled, scales[row], &out[2], &unused);
-        else out[2] = out[0];
-    }
-    hand_out(&s, ids, values);
+    int64_t size = gl_active()->highest(logits, count, top, s.maxima, s.group, found);
     free(s.sums);
+    return size;
 }
 
 void gl_highest(const float *logits, int64_t count, int64_t top, int32_t *ids, float *values) {
-    sweep s = new_sweep(logits, 1, count, count, top, NULL);
-    find_most(&s);
-    find_highest(&s, 0);
-    hand_out(&s, ids, values);
-    free(s.sums);
+    gl_candidate *found = calloc(top + 1, sizeof *found);
+    gl_find_highest(logits, count, top, found);
+    for (int64_t i = 0; i < top; i++) ids[i] = found[i].id, values[i] = found[i].value;
+    free(found);
 }
 
 double gl_log_sum_exp(const float *logits, int64_t count, double scale) {
     double found, unused;
-    sweep s = new_sweep(logits, 1, count, count, 0, &scale);
+    sweep s = new_sweep(&logits, 1, count, 0, &scale, NULL);
     find_most(&s);
-    run_units(find_scaled, &s, s.parts);
+    gl_run_units(find_scaled, &s, s.parts);
     add_up(&s, 0, s.scaled, scale, &found, &unused);
     free(s.sums);
     return found;
 }
 
 int64_t gl_rank_of(const float *logits, int64_t count, int64_t id) { return gl_active()->rank_of(logits, count, id); }
-
-static int compare(const void *a, const void *b) {
-    const gl_candidate *x = a, *y = b;
-    if (x->value != y->value) return x->value < y->value ? 1 : -1;
-    return x->id < y->id ? -1 : x->id > y->id;
-}
-
-/* Of these ids, which may come several times, those with a logit above `least`, each once, as `gl_highest` has them;
- * how many there are. */
-int64_t gl_ranked(const float *logits, const int32_t *ids, int64_t count, float least, int32_t *ranked, float *values) {
-    gl_candidate *some = malloc(count * sizeof *some + 1);
-    int64_t size = 0, kept = 0;
-    for (int64_t i = 0; i < count; i++)
-        if (logits[ids[i]] > least) some[size++] = (gl_candidate){logits[ids[i]], ids[i]};
-    qsort(some, size, sizeof *some, compare);
-    for (int64_t i = 0; i < size; i++) {
-        if (i && some[i].id == some[i - 1].id) continue;
-        ranked[kept] = some[i].id;
-        values[kept++] = some[i].value;
-    }
-    free(some);
-    return kept;
-}
 
 /* Luck, as docs/luck.md specifies it: the hash, and the logarithm spelled out so that every bit is the same. */
 static double luck_log(double x) {
@@ -231,7 +216,7 @@ static int64_t all_lucky_ids(uint64_t key, int64_t count, uint64_t threshold, in
     int64_t units = (count + PART - 1) / PART, total = 0, found[units];
     for (int64_t room = LUCKY; ; room = PART) { /* few are that lucky; when more are, once more with room for all */
         *ids = malloc(units * room * sizeof **ids);
-        run_units(find_lucky, &(search){key, threshold, count, room, *ids, found}, units);
+        gl_run_units(find_lucky, &(search){key, threshold, count, room, *ids, found}, units);
         int64_t most = 0;
         for (int64_t unit = 0; unit < units; unit++) most = found[unit] > most ? found[unit] : most;
         if (most <= room) {

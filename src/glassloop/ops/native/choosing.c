@@ -1,0 +1,374 @@
+/* The choice of a token for each of some rows of logits: what its stages ask for, one rule after another, then the race,
+ * then the numbers of the record. `decode/candidates.py` says the same in NumPy.
+ *
+ * Only the highest logits are ever sorted. A question that they cannot settle for certain takes more of the row, in the
+ * end all of it.
+ */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "native.h"
+
+#define FIRST_HEAD 64  /* how many are sorted at first */
+#define FEWEST 16      /* a head that changes have left shorter is sorted anew */
+#define GROWTH 8       /* and how many times as many when that was not enough */
+#define SLACK 1e-9     /* two probability masses that are closer than this are equal: rounding never decides a cut */
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+/* What a stage does to the logits of a row; ops/rules.py has the same. */
+enum { DIVIDE, LESS, REMOVE, KEEP, SCALE, FIRST, MASS, SHARE, PROBABILITY };
+
+typedef struct {
+    int64_t kind, count;
+    double amount;
+    const void *which;      /* ids, or for KEEP a byte for each token */
+    const double *numbers;  /* by which the amount is multiplied, or NULL */
+} rule;
+
+/* A row, and what is asked of it. */
+typedef struct {
+    float *logits;        /* ours while it lasts, and then as they were */
+    int64_t head;         /* how many of the highest to sort at first */
+    double scale;         /* at which the rules will ask for the log-sum-exp of the row as it came; or 1 */
+    const rule *rules;
+    int64_t count;
+    uint64_t key;
+    int64_t lucky;        /* whether luck has a part in it */
+    int64_t wanted;       /* how many of the highest are to be recorded, at most `head` */
+    int32_t *ids;         /* of these */
+    double *after, *raw;  /* and their log-probabilities: when all rules were followed, and the model's own */
+} asked;
+
+/* What is known of it. */
+typedef struct {
+    const gl_candidate *highest; /* `head` of them, in order */
+    gl_sums sums;
+} known;
+
+/* Those who are still in the race. */
+typedef struct {
+    const asked *of;
+    const known *known;
+    int64_t width;
+    float *row;          /* every logit as the rules have left it, but for the scale; minus infinity: out */
+    float *own;          /* its memory where it is not the caller's */
+    double scale;
+    gl_candidate *head;  /* the highest in order, none of them out; while not `sorted`, who may be among them */
+    int64_t size, room;
+    int sorted, complete; /* the head is all there are */
+    int listed;          /* only the head is left, whatever the row says */
+    int touched;         /* a logit was changed */
+    float least;         /* while not sorted: nobody outside the head is above this */
+    struct change {
+        int32_t id;
+        float before;
+    } *changes;          /* of the caller's row, to be taken back */
+    int64_t changed, changes_room;
+} field;
+
+static void make_room(field *f, int64_t wanted) {
+    if (wanted <= f->room) return;
+    f->room = wanted;
+    f->head = realloc(f->head, wanted * sizeof *f->head);
+}
+
+static void set_head(field *f, int64_t found, int64_t looked_for) {
+    while (found && f->head[found - 1].value == -INFINITY) found--;
+    f->size = found;
+    f->complete = found < looked_for || found == f->width;
+    f->sorted = 1;
+}
+
+static field new_field(const asked *of, const known *k, int64_t width) {
+    field f = {.of = of, .known = k, .width = width, .row = of->logits, .scale = 1};
+    make_room(&f, of->head);
+    memcpy(f.head, k->highest, of->head * sizeof *f.head);
+    set_head(&f, of->head, of->head);
+    return f;
+}
+
+/* The caller has its row as it was. */
+static void end_field(field *f) {
+    for (int64_t i = f->changed - 1; i >= 0; i--) f->of->logits[f->changes[i].id] = f->changes[i].before;
+    free(f->head);
+    free(f->own);
+    free(f->changes);
+}
+
+/* For qsort: descending, ties by lower id. */
+static int by_logit(const void *a, const void *b) {
+    const gl_candidate *x = a, *y = b;
+    if (x->value != y->value) return x->value < y->value ? 1 : -1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+/* Nobody outside was above `least`. So whoever is above it now, of the head and of those that moved, comes before all
+ * others; who is level with it may not, and is left out. */
+static void sort_head(field *f) {
+    int64_t size = 0, kept = 0;
+    for (int64_t i = 0; i < f->size; i++) {
+        int32_t id = f->head[i].id;
+        if (f->row[id] > f->least) f->head[size++] = (gl_candidate){f->row[id], id};
+    }
+    qsort(f->head, size, sizeof *f->head, by_logit);
+    for (int64_t i = 0; i < size; i++)
+        if (!kept || f->head[i].id != f->head[kept - 1].id) f->head[kept++] = f->head[i];
+    f->size = kept;
+    f->sorted = 1;
+}
+
+/* At least so many in order, or all there are. */
+static void grow(field *f, int64_t count) {
+    if (!f->sorted) sort_head(f);
+    if (f->complete || f->size >= count) return;
+    int64_t top = MIN(MAX(count, FIRST_HEAD), f->width);
+    make_room(f, top);
+    set_head(f, gl_find_highest(f->row, f->width, top, f->head), top);
+}
+
+static double logit_at(const field *f, int64_t place) { return (double)f->head[place].value * f->scale; }
+
+static double log_sum_exp(const field *f) {
+    if (!f->listed && !f->touched && f->scale == 1) return f->known->sums.log_sum_exp;
+    if (!f->listed && !f->touched && f->scale == f->of->scale) return f->known->sums.scaled;
+    if (!f->listed) return gl_log_sum_exp(f->row, f->width, f->scale);
+    double most = logit_at(f, 0), sum = 0;
+    for (int64_t i = 0; i < f->size; i++) sum += exp(logit_at(f, i) - most);
+    return most + log(sum);
+}
+
+static void touch(field *f) {
+    if (f->sorted) f->least = f->complete || !f->size ? -INFINITY : f->head[f->size - 1].value;
+    f->sorted = 0;
+    f->touched = 1;
+}
+
+static void put(field *f, int32_t id, float value) {
+    if (!f->own) {
+        if (f->changed == f->changes_room) {
+            f->changes_room = 2 * f->changes_room + 256;
+            f->changes = realloc(f->changes, f->changes_room * sizeof *f->changes);
+        }
+        f->changes[f->changed++] = (struct change){id, f->row[id]};
+    }
+    f->row[id] = value;
+}
+
+/* Some logits anew. Who is out stays out, and nobody is put out by being moved, however far. */
+static void move(field *f, const rule *r) {
+    const int32_t *ids = r->which;
+    touch(f);
+    make_room(f, f->size + r->count);
+    for (int64_t i = 0; i < r->count; i++) {
+        float before = f->row[ids[i]];
+        double logit = (double)before * f->scale;
+        if (r->kind == LESS) logit -= r->numbers ? r->amount * r->numbers[i] : r->amount;
+        else logit = logit >= 0 ? logit / r->amount : logit * r->amount;
+        if (f->scale != 1) logit /= f->scale;
+        logit = MIN(MAX(logit, -FLT_MAX), FLT_MAX);
+        put(f, ids[i], before == -INFINITY ? before : (float)logit);
+        if (!f->listed) f->head[f->size++].id = ids[i];
+    }
+}
+
+static void drop(field *f, const rule *r) {
+    const int32_t *ids = r->which;
+    touch(f);
+    for (int64_t i = 0; i < r->count; i++) put(f, ids[i], -INFINITY);
+}
+
+static void keep(field *f, const rule *r) {
+    const uint8_t *allowed = r->which;
+    touch(f);
+    if (!f->own) {
+        f->own = malloc(f->width * sizeof *f->own);
+        memcpy(f->own, f->row, f->width * sizeof *f->own);
+        f->row = f->own;
+    }
+    for (int64_t i = 0; i < f->width; i++) f->row[i] = allowed[i] ? f->row[i] : -INFINITY;
+}
+
+static void keep_first(field *f, int64_t count) {
+    grow(f, count);
+    if (f->complete && f->size <= count) return;
+    f->size = MIN(f->size, count);
+    f->complete = f->listed = 1;
+}
+
+/* Those with this logit or a higher one; the highest, and who ties with it, in any case. */
+static void keep_from(field *f, double logit) {
+    logit = MIN(logit, logit_at(f, 0));
+    while (!f->complete && logit_at(f, f->size - 1) >= logit) grow(f, f->size * GROWTH);
+    int64_t count = f->size;
+    while (logit_at(f, count - 1) < logit) count--;
+    keep_first(f, count);
+}
+
+/* The highest that together have this much of the probability: as few as will do. */
+static void keep_mass(field *f, double mass) {
+    for (;;) {
+        double most = logit_at(f, 0), total = 0, reached = 0;
+        if (f->complete)
+            for (int64_t i = 0; i < f->size; i++) total += exp(logit_at(f, i) - most);
+        else total = exp(log_sum_exp(f) - most);
+        int64_t enough = 0;
+        for (; enough < f->size; enough++)
+            if ((reached += exp(logit_at(f, enough) - most)) >= (mass - SLACK) * total) break;
+        if (enough < f->size || f->complete) {
+            keep_first(f, enough + 1);
+            return;
+        }
+        grow(f, f->size * GROWTH);
+    }
+}
+
+static void follow(field *f, const rule *r) {
+    switch (r->kind) {
+    case DIVIDE:
+    case LESS:
+        if (r->count) move(f, r);
+        return;
+    case REMOVE:
+        if (r->count) drop(f, r);
+        return;
+    case KEEP: keep(f, r); return;
+    case SCALE: f->scale *= r->amount; return;
+    }
+    grow(f, r->kind == FIRST ? (int64_t)r->amount : FEWEST);
+    if (!f->size) return; /* nobody is left; the caller will see */
+    switch (r->kind) {
+    case FIRST: keep_first(f, (int64_t)r->amount); return;
+    case MASS: keep_mass(f, r->amount); return;
+    case SHARE: keep_from(f, logit_at(f, 0) + log(r->amount)); return;
+    case PROBABILITY: keep_from(f, log_sum_exp(f) + log(r->amount) - SLACK); return;
+    }
+}
+
+/* The field after the first `count` rules. */
+static field field_after(const asked *of, const known *k, int64_t width, int64_t count) {
+    field f = new_field(of, k, width);
+    for (int64_t i = 0; i < count; i++) follow(&f, &of->rules[i]);
+    grow(&f, FEWEST);
+    return f;
+}
+
+/* What `gl_choose` tells of a row. */
+typedef struct {
+    int64_t id, runner_up;      /* -1: nobody; as the id, nobody is left at all */
+    int64_t rank, rank_after;   /* from 1 */
+    int64_t survivors;          /* -1: not counted */
+    double logprob, raw_logprob, luck, margin, entropy, log_sum_exp, log_sum_exp_after, scale;
+} drawn;
+
+typedef struct {
+    const asked *rows;
+    const known *known;
+    int64_t width;
+    drawn *made;
+} choosing;
+
+static void race(const field *f, drawn *d, int64_t *place, double *logit) {
+    const asked *of = f->of;
+    *place = 0;
+    *logit = logit_at(f, 0);
+    d->id = f->head[0].id;
+    d->runner_up = f->size > 1 ? f->head[1].id : -1;
+    d->luck = 0;
+    d->margin = f->size > 1 ? *logit - logit_at(f, 1) : INFINITY;
+    if (!of->lucky) return;
+    double *logits = malloc(f->size * (sizeof(double) + sizeof(int32_t))), numbers[4];
+    int32_t *ids = (int32_t *)(logits + f->size), winners[2];
+    int64_t places[2];
+    for (int64_t i = 0; i < f->size; i++) ids[i] = f->head[i].id, logits[i] = logit_at(f, i);
+    gl_race(of->key, ids, logits, f->size, f->complete ? NULL : f->row, f->width, f->scale, places, winners, numbers);
+    free(logits);
+    *place = places[0];
+    *logit = numbers[0];
+    d->id = winners[0];
+    d->runner_up = winners[1];
+    d->luck = numbers[1];
+    d->margin = winners[1] < 0 ? INFINITY : numbers[0] + numbers[1] - (numbers[2] + numbers[3]);
+}
+
+static double logit_of(const field *f, int32_t id) {
+    if (!f->listed) return (double)f->row[id] * f->scale;
+    for (int64_t i = 0; i < f->size; i++)
+        if (f->head[i].id == id) return logit_at(f, i);
+    return -INFINITY;
+}
+
+static void choose(void *work, int64_t row) {
+    const choosing *c = work;
+    const asked *of = &c->rows[row];
+    const known *k = &c->known[row];
+    drawn *d = &c->made[row];
+    d->id = -1;
+    d->entropy = k->sums.entropy;
+    d->log_sum_exp = k->sums.log_sum_exp;
+    if (isnan(d->log_sum_exp)) return;
+    field f = field_after(of, k, c->width, of->count);
+    if (f.size) {
+        int64_t place;
+        double logit;
+        race(&f, d, &place, &logit);
+        d->log_sum_exp_after = log_sum_exp(&f);
+        d->logprob = logit - d->log_sum_exp_after;
+        d->scale = f.scale;
+        d->survivors = f.complete ? f.size : -1;
+        d->rank_after = 1 + (place < f.size ? place : gl_rank_of(f.row, f.width, d->id));
+        for (int64_t i = 0; i < of->wanted; i++) {
+            of->ids[i] = k->highest[i].id;
+            of->after[i] = logit_of(&f, k->highest[i].id) - d->log_sum_exp_after;
+            of->raw[i] = (double)k->highest[i].value - d->log_sum_exp;
+        }
+    }
+    end_field(&f);
+    if (d->id < 0) return;
+    int64_t rank = 0;
+    while (rank < of->head && k->highest[rank].id != d->id) rank++;
+    d->rank = 1 + (rank < of->head ? rank : gl_rank_of(of->logits, c->width, d->id));
+    d->raw_logprob = (double)of->logits[d->id] - d->log_sum_exp;
+}
+
+/* What is known of some rows, in memory that the caller frees. */
+static known *know(const asked *rows, int64_t count, int64_t width) {
+    int64_t top = 0;
+    for (int64_t i = 0; i < count; i++) top = MAX(top, rows[i].head);
+    known *all = calloc(count, sizeof *all + sizeof(gl_sums) + sizeof(double) + sizeof(float *) + top * sizeof(gl_candidate));
+    gl_sums *sums = (gl_sums *)(all + count);
+    double *scales = (double *)(sums + count);
+    const float **logits = (const float **)(scales + count);
+    gl_candidate *found = (gl_candidate *)(logits + count);
+    for (int64_t i = 0; i < count; i++) logits[i] = rows[i].logits, scales[i] = rows[i].scale;
+    gl_look(logits, count, width, top, scales, found, sums);
+    for (int64_t i = 0; i < count; i++) all[i] = (known){found + i * top, sums[i]};
+    return all;
+}
+
+/* Each row on its own: whatever the others ask for, and whichever thread does it, the answer is the same. */
+void gl_choose_rows(const asked *rows, int64_t count, int64_t width, drawn *made) {
+    known *all = know(rows, count, width);
+    gl_run_units(choose, &(choosing){rows, all, width, made}, count);
+    free(all);
+}
+
+/* Who is left after the first `count` rules of a row, for somebody who looks on: the head in order, at most `room` of it,
+ * the row (minus infinity: out) if it is not the head alone, and their log-sum-exp. How long the head is. */
+int64_t gl_left(const asked *of, int64_t width, int64_t count, int64_t room, int32_t *ids, float *values, float *row,
+                int32_t *complete, int32_t *listed, double *scale, double *total) {
+    known *k = know(of, 1, width);
+    field f = field_after(of, k, width, count);
+    for (int64_t i = 0; i < MIN(f.size, room); i++) ids[i] = f.head[i].id, values[i] = f.head[i].value;
+    *complete = f.complete;
+    *listed = f.listed;
+    *scale = f.scale;
+    *total = f.size ? log_sum_exp(&f) : -INFINITY;
+    if (!f.listed) memcpy(row, f.row, width * sizeof *row);
+    int64_t size = f.size;
+    end_field(&f);
+    free(k);
+    return size;
+}

@@ -1,0 +1,89 @@
+"""Rules: what a stage does to a row of logits, in terms that an op set can carry out by itself.
+
+A stage that can say beforehand what it does gives a rule; `decode/candidates.py` follows it in NumPy, and an
+op set may follow all the rules of a request, and hold the race, in one call for many rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol
+
+from numpy.typing import NDArray
+
+from glassloop.ops.quant import Float32
+from glassloop.ops.vocabulary import Float64, Int32
+
+
+class Kind(IntEnum):
+    """In the order of ops/native/choosing.c."""
+
+    DIVIDE = 0  # these ids: a positive logit divided by the amount, a negative one multiplied
+    LESS = 1  # these ids: less by the amount, or by the amount times a number for each
+    REMOVE = 2  # these ids
+    KEEP = 3  # no token but those of a mask as wide as the vocabulary
+    SCALE = 4  # every logit times the amount
+    FIRST = 5  # the so many highest
+    MASS = 6  # the likeliest, as few as will do for this much of the probability
+    SHARE = 7  # those at least so likely relative to the likeliest
+    PROBABILITY = 8  # those at least so likely
+
+
+class Rule(NamedTuple):
+    kind: Kind
+    amount: float = 0.0
+    which: NDArray[Any] | None = None  # ids, each once where they move (int32), or a mask (bool)
+    numbers: Float64 | None = None  # one for each id
+
+
+class Asked(NamedTuple):
+    """What is wanted of a row of logits."""
+
+    head: int  # how many of the highest to sort at first
+    scale: float  # at which the rules will ask for the log-sum-exp of the row as it came; or 1
+    rules: Sequence[Rule]
+    key: int | None  # of its luck; None: the highest wins
+    wanted: int  # how many of the model's favourites to tell of
+
+
+class Drawn(NamedTuple):
+    """What came of it; `Chosen` says what the numbers mean."""
+
+    id: int  # -1: nobody is left, or the logits are not finite
+    runner_up: int  # -1: nobody
+    rank: int
+    rank_after: int
+    survivors: int  # -1: not counted
+    logprob: float
+    raw_logprob: float
+    luck: float
+    margin: float
+    entropy: float
+    log_sum_exp: float
+    log_sum_exp_after: float
+    scale: float
+    alternative_ids: Int32
+    alternative_logprobs: Float64
+    alternative_raw_logprobs: Float64
+
+
+class Left(NamedTuple):
+    """Who is left after some rules: the highest in order and, unless those are all, the row."""
+
+    ids: Int32
+    logits: Float32  # without the scale
+    row: Float32 | None  # minus infinity for those who are out
+    scale: float
+    complete: bool  # the ids are everybody
+    log_sum_exp: float  # of everybody
+
+
+class Chooser(Protocol):
+    """An op set that follows rules by itself. It may write to the logits, and leaves them as they were."""
+
+    def choose(self, logits: Float32, places: Sequence[int], asked: Sequence[Asked], /) -> list[Drawn]:
+        """A token for each of some rows of logits. Each gets what it would have got alone."""
+
+    def left(self, logits: Float32, asked: Asked, count: int, /) -> Left:
+        """Who is left of one row after the first `count` rules, by the same code."""
