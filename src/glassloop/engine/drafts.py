@@ -9,6 +9,7 @@ computed, so a run notices when it begins to repeat.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -41,20 +42,33 @@ class Pace:
     def __init__(self) -> None:
         self.rows = 1  # of the step to come, without guesses
         self._seen: dict[int, float] = {}
+        self._sizes: list[int] = []  # that were seen, in order
+        self._costs: dict[int, float] = {}  # as asked for since the last step
 
     def saw(self, rows: int, seconds: float) -> None:
-        if rows <= 64:
-            self._seen[rows] = 0.8 * self._seen.get(rows, seconds) + 0.2 * seconds
+        if rows > 64:
+            return
+        if rows not in self._seen:
+            insort(self._sizes, rows)
+        self._seen[rows] = 0.8 * self._seen.get(rows, seconds) + 0.2 * seconds
+        self._costs.clear()
 
     def cost(self, rows: int) -> float:
-        seen = self._seen
-        below = max((each for each in seen if each <= rows), default=None)
-        above = min((each for each in seen if each >= rows), default=None)
-        if below is not None and above is not None:
-            part = (rows - below) / (above - below) if above > below else 0.0
-            return seen[below] + part * (seen[above] - seen[below])
-        near = below or above or 1
-        return seen.get(near, 1.0) * _thumb(rows) / _thumb(near)
+        known = self._costs.get(rows)
+        if known is None:
+            known = self._costs[rows] = self._between(rows)
+        return known
+
+    def _between(self, rows: int) -> float:
+        seen, sizes = self._seen, self._sizes
+        at = bisect_left(sizes, rows)
+        if not sizes:
+            return _thumb(rows)
+        if at in (0, len(sizes)):
+            near = sizes[min(at, len(sizes) - 1)]
+            return seen[near] * _thumb(rows) / _thumb(near)
+        below, above = sizes[at - 1], sizes[at]
+        return seen[below] + (rows - below) / (above - below) * (seen[above] - seen[below])
 
     def worth(self, chance: float, most: int, each: float = 0.0) -> int:
         """How many guesses bring the most tokens a second, if each is right with this chance after those

@@ -230,8 +230,7 @@ class Loop:
 
 
 def _rows(works: list[Work], logits: Float32) -> list[Row]:
-    """What each row of logits is to its task. Those who have only to choose do so together."""
-    rows = [Row(each) for each in logits]
+    """The rows of logits for their tasks. Those who have only to choose do so together."""
     decoders, places, at = [], [], 0
     for work in works:
         decoder = work.task.ready if work.wanted else None
@@ -239,9 +238,8 @@ def _rows(works: list[Work], logits: Float32) -> list[Row]:
             decoders.append(decoder)
             places.append(at)
         at += work.wanted
-    for place, chosen in zip(places, choose_rows(decoders, logits, places), strict=True):
-        rows[place] = Row(logits[place], chosen)
-    return rows
+    chosen = dict(zip(places, choose_rows(decoders, logits, places), strict=True))
+    return [Row(logits, place, chosen.get(place)) for place in range(at)]
 
 
 def _note_start(work: Work, now: float) -> None:

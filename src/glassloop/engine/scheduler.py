@@ -25,8 +25,16 @@ _SCORED_ROWS = 64  # rows with logits of one branch: they are as wide as the voc
 
 
 class Row(NamedTuple):
-    logits: Float32
+    """One of the rows of a step that logits were asked for."""
+
+    all: Float32
+    place: int
     chosen: Chosen | Exception | None = None  # if the branch's own choice was made along with others'
+
+    @property
+    def logits(self) -> Float32:
+        one: Float32 = self.all[self.place]
+        return one
 
 
 class Task(Protocol):
