@@ -12,12 +12,13 @@ from time import perf_counter
 
 from bench.__main__ import MODELS
 from bench.english import english
-from glassloop.decode.decoder import Chosen, Decoder, choose_rows
+from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.decode.sampling import Sampling
 from glassloop.model.cache import Branches
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
 from glassloop.ops import choose_ops
+from glassloop.ops.rules import Chosen
 from glassloop.ops.vocabulary import row_ops
 
 PROMPT = 64

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from itertools import count, islice
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -67,19 +68,19 @@ def first_token(llm: LLM, rounds: int) -> dict[str, Any]:
 
 
 def overhead(llm: LLM, streams: list[int], rounds: int) -> dict[str, Any]:
-    """Time of a step outside the forward pass, as a share of the step."""
+    """Time of a step outside the forward pass, as a share of the step, of requests that share nothing."""
     loop, ids = llm.engine.loop, llm.tokenizer.encode(english())
+    prompts = (ids[at : at + 16] for at in count(0, 50))
     requests = {"greedy": _greedy(64), "temperature": Sampling(seed=1, max_tokens=64, ignore_eos=True)}
     shares: dict[str, list[float]] = {}
-    for number in range(rounds):
-        for count in streams:
-            prompts = [ids[50 * n + number : 50 * n + number + 16] for n in range(count)]
+    for _ in range(rounds):
+        for together in streams:
             for name, sampling in requests.items():
                 before = loop.counters.step_seconds, loop.counters.forward_seconds
-                llm.generate(prompts, sampling, progress=False)
+                llm.generate(list(islice(prompts, together)), sampling, progress=False)
                 step = loop.counters.step_seconds - before[0]
                 forward = loop.counters.forward_seconds - before[1]
-                shares.setdefault(f"{name}, {count}", []).append(1 - forward / step)
+                shares.setdefault(f"{name}, {together}", []).append(1 - forward / step)
     for name, found in shares.items():
         print(f"outside the forward pass: {name:18}{median(found):7.1%}")
     return {name: round(median(found), 4) for name, found in shares.items()}

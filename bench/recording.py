@@ -18,7 +18,8 @@ import numpy as np
 
 from bench.statistics import ratio, summarize
 from glassloop import LLM, Sampling, Store
-from glassloop.decode.decoder import Chosen, Decoder
+from glassloop.decode.decoder import Decoder
+from glassloop.ops.rules import Chosen
 from glassloop.trace import writer
 
 _NOBODY = np.empty(0, np.int32)

@@ -8,7 +8,7 @@ from engine.small import EOS, finish, loop, model, naive, request, same, tokeniz
 
 from glassloop import LLM, GlassloopError, Sampling
 from glassloop.engine.draft_model import DraftModel
-from glassloop.engine.drafts import Chances, Grams, Lookup, Memory, Pace
+from glassloop.engine.drafts import Chances, Grams, Lookup, Memory, Pace, gram_of
 
 
 def test_grams_find_the_longest_agreement():
@@ -18,7 +18,7 @@ def test_grams_find_the_longest_agreement():
         grams = Grams()
         grams.extend(tokens[:10])
         grams.extend(tokens[10:])
-        agreed, following = grams.longest(tokens)
+        agreed, following = grams.longest(tokens, gram_of(tokens))
         places = [place for place in range(3, len(tokens)) if tokens[place - 3 : place] == tokens[-3:]]
         assert (agreed > 0) == bool(places)
         if agreed:
@@ -30,8 +30,8 @@ def test_memory_stops_at_the_border_of_a_run():
     memory = Memory()
     memory.add([1, 2, 3, 4])
     memory.add([5, 6, 7])
-    assert memory.longest([0, 1, 2, 3]) == (3, [4])
-    assert memory.longest([2, 3, 4]) == (0, [])
+    for tokens, found in (([0, 1, 2, 3], (3, [4])), ([2, 3, 4], (0, []))):
+        assert memory.longest(tokens, gram_of(tokens)) == found
 
 
 def test_a_guess_is_as_long_as_it_pays():

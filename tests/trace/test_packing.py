@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassloop.decode.decoder import Chosen
+from glassloop.ops.rules import Chosen
 from glassloop.trace.columns import pack, unpack
 from glassloop.trace.packing import SOURCES, pack_tokens, unpack_tokens
 from glassloop.trace.token import Token

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,33 +22,12 @@ from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Step
 from glassloop.errors import SamplingError
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Asked, Drawn
-from glassloop.ops.vocabulary import Float64, Int32, Race, RowOps, Summary, row_ops
+from glassloop.ops.rules import Asked, Chosen
+from glassloop.ops.vocabulary import Int32, Race, RowOps, Summary, row_ops
 from glassloop.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from glassloop.decode.grammar import Grammar
-
-
-class Chosen(NamedTuple):
-    """A token and its reasons. Log-probabilities and ranks are over the whole vocabulary, ranks from 1."""
-
-    id: int
-    logprob: float  # after the stages
-    raw_logprob: float  # the model's own
-    rank: int  # in the model's own order
-    rank_after: int  # among the survivors; 0 for a token that was removed, and forced
-    entropy: float  # of the model's own distribution, in nats
-    log_sum_exp: float  # of the model's own logits
-    log_sum_exp_after: float  # of what the stages left
-    scale: float  # by which they multiplied every logit: one over the temperature
-    luck: float
-    margin: float  # by how much logit + luck exceeded the runner-up's
-    runner_up: int | None
-    survivors: int | None  # how many tokens the stages left; None where nobody needed to count them
-    alternative_ids: Int32  # the model's own favourites
-    alternative_logprobs: Float64  # after the stages; minus infinity for the removed
-    alternative_raw_logprobs: Float64
 
 
 class Decoder:
@@ -217,49 +196,33 @@ def choose_rows(
     Each gets what `choose` would have given it alone. An error is the branch's own, and in its place.
     """
     places = range(len(decoders)) if places is None else places
-    made: dict[int, Chosen | Exception] = {}
-    asked: dict[int, Asked] = {}
+    made: list[Chosen | Exception | None] = [None] * len(decoders)  # None: nobody has said
+    asked: list[tuple[int, Asked]] = []
     for number, decoder in enumerate(decoders):
         try:
             wish = decoder.asked()
-            if wish is None:
-                made[number] = decoder.walk(logits[places[number]])
-            else:
-                asked[number] = wish
+            if wish is not None:
+                asked.append((number, wish))
         except Exception as error:
             made[number] = error
     if asked:
         chooser = decoders[0].step.ops.chooser
         assert chooser is not None
-        drawn = chooser.choose(logits, [places[number] for number in asked], list(asked.values()))
-        for number, found in zip(asked, drawn, strict=True):
-            try:  # where nobody is left the stages will say why
-                walk = found.id < 0
-                made[number] = decoders[number].walk(logits[places[number]]) if walk else _chosen(found)
-            except Exception as error:
-                made[number] = error
-    return [made[number] for number in range(len(decoders))]
+        found = chooser.choose(logits, [places[number] for number, _ in asked], [wish for _, wish in asked])
+        for (number, _), chosen in zip(asked, found, strict=True):
+            made[number] = chosen
+    return [
+        _walked(decoders[number], logits[places[number]]) if told is None else told
+        for number, told in enumerate(made)
+    ]
 
 
-def _chosen(drawn: Drawn) -> Chosen:
-    return Chosen(
-        drawn.id,
-        drawn.logprob,
-        drawn.raw_logprob,
-        drawn.rank,
-        drawn.rank_after,
-        drawn.entropy,
-        drawn.log_sum_exp,
-        drawn.log_sum_exp_after,
-        drawn.scale,
-        drawn.luck,
-        drawn.margin,
-        None if drawn.runner_up < 0 else drawn.runner_up,
-        None if drawn.survivors < 0 else drawn.survivors,
-        drawn.alternative_ids,
-        drawn.alternative_logprobs,
-        drawn.alternative_raw_logprobs,
-    )
+def _walked(decoder: Decoder, logits: Float32) -> Chosen | Exception:
+    """By its stages, which also say why nobody is left."""
+    try:
+        return decoder.walk(logits)
+    except Exception as error:
+        return error
 
 
 def _missing_ids(vocab_size: int, tokenizer: Tokenizer | None) -> Int32:

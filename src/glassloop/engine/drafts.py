@@ -118,19 +118,19 @@ class Grams:
         for token in tokens:
             place = len(known)
             if place >= _GRAM and token != _BORDER:
-                gram = _key(known[-3], known[-2], known[-1])
+                gram = gram_of(known)
                 before.append(latest.get(gram, -1))
                 latest[gram] = place
             else:
                 before.append(-1)
             known.append(token)
 
-    def longest(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """What followed where the past agrees longest with the end of `tokens`, and how long it agrees."""
-        known, best, found = self._tokens, 0, -1
-        if len(tokens) < _GRAM:
+    def longest(self, tokens: Sequence[int], gram: int) -> tuple[int, list[int]]:
+        """What followed where the past agrees longest with the end of `tokens`, and how long it does."""
+        place = self._latest.get(gram, -1)
+        if place < 0:
             return 0, []
-        place = self._latest.get(_key(tokens[-3], tokens[-2], tokens[-1]), -1)
+        known, best, found = self._tokens, 0, -1
         for _ in range(_PLACES):
             if place < 0:
                 break
@@ -140,14 +140,13 @@ class Grams:
             if agreed > best:
                 best, found = agreed, place
             place = self._before[place]
-        if found < 0:
-            return 0, []
         following = known[found : found + _LENGTHS[-1]].tolist()
         return best, following[: following.index(_BORDER)] if _BORDER in following else following
 
 
-def _key(first: int, second: int, third: int) -> int:
-    return first << 42 | second << 21 | third
+def gram_of(tokens: Sequence[int]) -> int:
+    """The last three in one number."""
+    return tokens[-3] << 42 | tokens[-2] << 21 | tokens[-1]
 
 
 class Memory:
@@ -161,12 +160,9 @@ class Memory:
             self._older, self._newer = self._newer, Grams()
         self._newer.extend([*tokens[-_KEPT:], _BORDER])
 
-    def longest(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        return max(self._newer.longest(tokens), self._older.longest(tokens), key=_agreement)
-
-
-def _agreement(found: tuple[int, list[int]]) -> int:
-    return found[0]
+    def longest(self, tokens: Sequence[int], gram: int) -> tuple[int, list[int]]:
+        newer, older = self._newer.longest(tokens, gram), self._older.longest(tokens, gram)
+        return newer if newer[0] >= older[0] else older
 
 
 class Lookup:
@@ -183,8 +179,11 @@ class Lookup:
 
     def guess(self, tokens: Sequence[int], room: int, decoder: Decoder) -> list[int]:
         self._own.extend(tokens[len(self._own) :])
-        found = self._own.longest(tokens), self._memory.longest(tokens)
-        agreed, following = max(found, key=_agreement)
+        if len(tokens) < _GRAM:
+            return []
+        gram = gram_of(tokens)
+        own, other = self._own.longest(tokens, gram), self._memory.longest(tokens, gram)
+        agreed, following = own if own[0] >= other[0] else other
         self._expected = agreed, following, len(tokens)
         if not following:
             return []

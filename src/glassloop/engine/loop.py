@@ -114,7 +114,8 @@ class Loop:
         )
         ready = perf_counter()
         for work in works:
-            _note_start(work, ready)
+            if work.task.request.started is None:
+                _note_start(work, ready)
         logits = self.transformer.forward(batch, self.tree.pages)
         computed = perf_counter()
         for work in works:
@@ -244,11 +245,10 @@ def _rows(works: list[Work], logits: Float32) -> list[Row]:
 
 def _note_start(work: Work, now: float) -> None:
     request = work.task.request
-    if request.started is None:
-        request.started = now
-        for run in request.runs:
-            run.timings.queue = now - request.arrived
-            run.cached_tokens = work.first
+    request.started = now
+    for run in request.runs:
+        run.timings.queue = now - request.arrived
+        run.cached_tokens = work.first
 
 
 def _fail(request: Request, run: Run, error: Exception) -> None:

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from glassloop.decode.decoder import Chosen, Decoder
+from glassloop.decode.decoder import Decoder
 from glassloop.decode.explain import Explanation, explain
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.logits import logits_after
 from glassloop.errors import GlassloopError, TraceError
+from glassloop.ops.rules import Chosen
 from glassloop.ops.vocabulary import row_ops
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token

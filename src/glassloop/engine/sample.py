@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from glassloop.decode.decoder import Chosen, Decoder
+from glassloop.decode.decoder import Decoder
 from glassloop.decode.stop import Ending, Stopper
 from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.drafts import Guesser
 from glassloop.engine.request import Request
 from glassloop.engine.scheduler import Row
 from glassloop.ops.quant import Float32
+from glassloop.ops.rules import Chosen
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run
 from glassloop.trace.token import Pieces, Refusal, Source, Token

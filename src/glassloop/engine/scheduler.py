@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from glassloop.decode.decoder import Chosen, Decoder
+from glassloop.decode.decoder import Decoder
 from glassloop.decode.stop import Ending
 from glassloop.engine.branch import Branch
 from glassloop.engine.request import Request
 from glassloop.engine.tree import KVTree, NoRoom, Path
 from glassloop.ops.quant import Float32
+from glassloop.ops.rules import Chosen
 
 STEP_ROWS = 512  # of one forward pass
 _ROWS_BESIDE = 128  # for prompts, while somebody else waits for his next token

@@ -47,24 +47,24 @@ class Asked(NamedTuple):
     wanted: int  # how many of the model's favourites to tell of
 
 
-class Drawn(NamedTuple):
-    """What came of it; `Chosen` says what the numbers mean."""
+class Chosen(NamedTuple):
+    """A token and its reasons. Log-probabilities and ranks are over the whole vocabulary, ranks from 1."""
 
-    id: int  # -1: nobody is left, or the logits are not finite
-    runner_up: int  # -1: nobody
-    rank: int
-    rank_after: int
-    survivors: int  # -1: not counted
-    logprob: float
-    raw_logprob: float
+    id: int
+    logprob: float  # after the stages
+    raw_logprob: float  # the model's own
+    rank: int  # in the model's own order
+    rank_after: int  # among the survivors; 0 for a token that was removed, and forced
+    entropy: float  # of the model's own distribution, in nats
+    log_sum_exp: float  # of the model's own logits
+    log_sum_exp_after: float  # of what the stages left
+    scale: float  # by which they multiplied every logit: one over the temperature
     luck: float
-    margin: float
-    entropy: float
-    log_sum_exp: float
-    log_sum_exp_after: float
-    scale: float
-    alternative_ids: Int32
-    alternative_logprobs: Float64
+    margin: float  # by how much logit + luck exceeded the runner-up's
+    runner_up: int | None
+    survivors: int | None  # how many tokens the stages left; None where nobody needed to count them
+    alternative_ids: Int32  # the model's own favourites
+    alternative_logprobs: Float64  # after the stages; minus infinity for the removed
     alternative_raw_logprobs: Float64
 
 
@@ -82,8 +82,11 @@ class Left(NamedTuple):
 class Chooser(Protocol):
     """An op set that follows rules by itself. It may write to the logits, and leaves them as they were."""
 
-    def choose(self, logits: Float32, places: Sequence[int], asked: Sequence[Asked], /) -> list[Drawn]:
-        """A token for each of some rows of logits. Each gets what it would have got alone."""
+    def choose(
+        self, logits: Float32, places: Sequence[int], asked: Sequence[Asked], /
+    ) -> list[Chosen | None]:
+        """A token for each of some rows of logits; None where nobody is left, or they are not finite. Each
+        gets what it would have got alone."""
 
     def left(self, logits: Float32, asked: Asked, count: int, /) -> Left:
         """Who is left of one row after the first `count` rules, by the same code."""

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.decode.decoder import Chosen
 from glassloop.errors import TraceError
+from glassloop.ops.rules import Chosen
 from glassloop.ops.vocabulary import Float64
 from glassloop.trace.columns import Column, blobs, blobs_back, texts, texts_back
 from glassloop.trace.token import Pieces, Source, Token

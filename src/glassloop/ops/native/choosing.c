@@ -255,22 +255,24 @@ static field field_after(const asked *of, const known *k, int64_t width, int64_t
     return f;
 }
 
-/* What `gl_choose` tells of a row. */
+/* What is told of the choice; ops/rules.py says what the numbers mean. */
 typedef struct {
-    int64_t id, runner_up;      /* -1: nobody; as the id, nobody is left at all */
-    int64_t rank, rank_after;   /* from 1 */
-    int64_t survivors;          /* -1: not counted */
-    double logprob, raw_logprob, luck, margin, entropy, log_sum_exp, log_sum_exp_after, scale;
-} drawn;
+    int64_t id; /* -1: nobody is left */
+    double logprob, raw_logprob;
+    int64_t rank, rank_after;
+    double entropy, log_sum_exp, log_sum_exp_after, scale, luck, margin;
+    int64_t runner_up; /* -1: nobody */
+    int64_t survivors; /* -1: not counted */
+} chosen;
 
 typedef struct {
     const asked *rows;
     const known *known;
     int64_t width;
-    drawn *made;
+    chosen *made;
 } choosing;
 
-static void race(const field *f, drawn *d, int64_t *place, double *logit) {
+static void race(const field *f, chosen *d, int64_t *place, double *logit) {
     const asked *of = f->of;
     *place = 0;
     *logit = logit_at(f, 0);
@@ -304,7 +306,7 @@ static void choose(void *work, int64_t row) {
     const choosing *c = work;
     const asked *of = &c->rows[row];
     const known *k = &c->known[row];
-    drawn *d = &c->made[row];
+    chosen *d = &c->made[row];
     d->id = -1;
     d->entropy = k->sums.entropy;
     d->log_sum_exp = k->sums.log_sum_exp;
@@ -349,7 +351,7 @@ static known *know(const asked *rows, int64_t count, int64_t width) {
 }
 
 /* Each row on its own: whatever the others ask for, and whichever thread does it, the answer is the same. */
-void gl_choose_rows(const asked *rows, int64_t count, int64_t width, drawn *made) {
+void gl_choose_rows(const asked *rows, int64_t count, int64_t width, chosen *made) {
     known *all = know(rows, count, width);
     gl_run_units(choose, &(choosing){rows, all, width, made}, count);
     free(all);

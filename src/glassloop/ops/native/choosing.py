@@ -5,26 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import byref, c_double, c_int32
 from struct import Struct
+from typing import Any
 
 import numpy as np
 
 from glassloop.ops.native.library import address, library
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Asked, Drawn, Left, Rule
+from glassloop.ops.rules import Asked, Chosen, Left, Rule
+from glassloop.ops.vocabulary import Float64, Int32
 
 # As choosing.c has them.
 _RULE = Struct("qqdPP")
 _ASKED = Struct("PqdPqQqqPPP")
-_DRAWN = Struct("5q8d")
+_CHOSEN = Struct("q2d2q6d2q")
 
 
-def choose(logits: Float32, places: Sequence[int], asked: Sequence[Asked]) -> list[Drawn]:
+def choose(logits: Float32, places: Sequence[int], asked: Sequence[Asked]) -> list[Chosen | None]:
     logits = _writable(logits)
     rows, width, stride = len(asked), logits.shape[1], logits.strides[0]
     most = min(max(each.wanted for each in asked), width)
     ids, logprobs = np.empty((rows, most), np.int32), np.empty((2, rows, most))
     rules = _packed([rule for each in asked for rule in each.rules])
-    made = bytearray(_DRAWN.size * rows)
+    made = bytearray(_CHOSEN.size * rows)
     row_at, rule_at, ids_at, after_at = address(logits), address(rules), address(ids), address(logprobs)
     raw_at = after_at + 8 * rows * most
     packed = bytearray(_ASKED.size * rows)
@@ -46,11 +48,16 @@ def choose(logits: Float32, places: Sequence[int], asked: Sequence[Asked]) -> li
         )
         rule_at += _RULE.size * len(own)
     library().gl_choose_rows(address(packed), rows, width, address(made))
-    found = zip(_DRAWN.iter_unpack(made), asked, ids, *logprobs, strict=True)
-    return [
-        Drawn._make((*numbers, some[: each.wanted], after[: each.wanted], raw[: each.wanted]))
-        for numbers, each, some, after, raw in found
-    ]
+    told = zip(_CHOSEN.iter_unpack(made), asked, ids, *logprobs, strict=True)
+    return [_chosen(numbers, each.wanted, *more) for numbers, each, *more in told]
+
+
+def _chosen(numbers: tuple[Any, ...], wanted: int, ids: Int32, after: Float64, raw: Float64) -> Chosen | None:
+    *plain, runner_up, survivors = numbers
+    if plain[0] < 0:
+        return None
+    numbers = (*plain, None if runner_up < 0 else runner_up, None if survivors < 0 else survivors)
+    return Chosen._make((*numbers, ids[:wanted], after[:wanted], raw[:wanted]))
 
 
 def left(logits: Float32, asked: Asked, count: int) -> Left:

@@ -142,12 +142,14 @@ static int64_t rank_of(const float *x, int64_t count, int64_t id) {
 static int64_t lucky_ids(uint64_t key, int64_t first, int64_t end, uint64_t threshold, int32_t *ids, int64_t room) {
     int64_t found = 0;
     for (int64_t block = first; block < end; block += 64) {
-        uint64_t hash[64], state = key + (uint64_t)(block + 1) * GL_GOLDEN, most = 0;
-        for (uint64_t i = 0; i < 64; i++) hash[i] = gl_mix(state + i * GL_GOLDEN);
-        for (int i = 0; i < 64; i++) most = hash[i] > most ? hash[i] : most;
+        uint64_t state = key + (uint64_t)(block + 1) * GL_GOLDEN, most = 0;
+        for (uint64_t i = 0; i < 64; i++) {
+            uint64_t hash = gl_mix(state + i * GL_GOLDEN);
+            most = hash > most ? hash : most;
+        }
         if (most <= threshold) continue; /* nearly always */
-        for (int i = 0; i < MIN(64, end - block); i++)
-            if (hash[i] > threshold) {
+        for (int64_t i = 0; i < MIN(64, end - block); i++)
+            if (gl_mix(state + (uint64_t)i * GL_GOLDEN) > threshold) {
                 if (found < room) ids[found] = (int32_t)(block + i);
                 found++;
             }
