@@ -7,6 +7,7 @@ import { Forest, isLive, type Run } from './lib/forest';
 import { uncertain } from './lib/heat';
 import { fromHash, recipeOf, toHash, type Recipe } from './lib/link';
 import { changed, STRATEGIES } from './lib/options';
+import { Pace } from './lib/pace';
 import { Sentences } from './lib/speech';
 import { suggest } from './lib/suggest';
 import { shown, spoken } from './lib/visible';
@@ -38,7 +39,8 @@ class Studio {
 
   // What is here.
   forest = new Forest();
-  version = $state(0);
+  version = $state(0); // of what is drawn of the tree
+  private frame = $state(0); // of the text, which does not wait for the tree
   tree = $state<string | null>(null);
   runId = $state<string | null>(null);
   busy = $state(false);
@@ -58,6 +60,11 @@ class Studio {
     void this.version;
     return this.runId === null ? null : (this.forest.runs.get(this.runId) ?? null);
   });
+  /** The same run with what has come since the tree was drawn. */
+  written = $derived.by<Run | null>(() => {
+    void this.frame;
+    return this.run && (this.forest.runs.get(this.run.summary.id) ?? null);
+  });
   live = $derived(isLive(this.run));
   count = $derived(this.run?.tokens.length ?? 0);
   shownCount = $derived(this.head === null ? this.count : Math.min(this.head, this.count));
@@ -72,6 +79,7 @@ class Studio {
 
   private unfollow: () => void = () => {};
   private pending: TreeEvent[] = [];
+  private pace = new Pace(() => this.version++);
   private timer: ReturnType<typeof setInterval> | undefined;
   private sentences = new Sentences();
   private messagesOf = new Map<string, Message[]>(); // by root
@@ -209,7 +217,8 @@ class Studio {
     }
     for (const event of events) if (event.kind === 'end' && !incomplete.has(event.run)) void this.details(event.run, 0);
     for (const run of incomplete) void this.details(run, 20);
-    this.version++;
+    this.frame++;
+    this.pace.ask(this.forest.live);
   }
 
   /** What events do not tell: the prompt's tokens, the last token, the beams. */
@@ -219,7 +228,8 @@ class Studio {
       if (whole.tree !== this.tree) return;
       if (whole.end && alternatives === 0) whole.end.alternatives = (await api.run(run, 20)).end?.alternatives ?? [];
       this.forest.whole(whole);
-      this.version++;
+      this.frame++;
+      this.pace.ask(this.forest.live);
     } catch {
       // The stream says what is wrong with the server, and tries again.
     }

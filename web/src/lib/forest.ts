@@ -68,6 +68,13 @@ export class Forest {
     return run;
   }
 
+  /** How many runs are written right now. */
+  get live(): number {
+    let count = 0;
+    for (const run of this.runs.values()) if (isLive(run)) count++;
+    return count;
+  }
+
   /** How many of the first tokens two runs have in common. */
   shared(one: Run, other: Run): number {
     const most = Math.min(one.tokens.length, other.tokens.length);

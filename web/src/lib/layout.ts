@@ -242,11 +242,3 @@ class Rows {
     return row;
   }
 }
-
-/** Those within a window; all others need not be on the page. */
-export function within(layout: Layout, window: { left: number; right: number; top: number; bottom: number }, rowHeight: number, also?: Placed): Placed[] {
-  return layout.placed.filter((each) => {
-    const y = each.row * rowHeight;
-    return each === also || (each.x + each.width >= window.left && each.x <= window.right && y + rowHeight >= window.top && y <= window.bottom);
-  });
-}
