@@ -27,7 +27,7 @@ export async function record(server, body) {
 }
 
 export class Replay {
-  #sent = 0;
+  #ended = new Set();
 
   constructor(recorded) {
     this.recorded = recorded;
@@ -62,13 +62,12 @@ export class Replay {
 
   /** A run is as it began until its end was sent. */
   #told(path) {
-    const { info, runs, wholes, blocks } = this.recorded;
+    const { info, runs, wholes } = this.recorded;
     if (path === '/api/info') return info;
     if (path === '/api/runs') return { runs: [...runs].reverse() };
     const place = runs.findIndex((run) => path === `/api/runs/${run.id}`);
     if (place < 0) return {};
-    const over = this.#sent === blocks.length;
-    return over ? wholes[place] : { ...wholes[place], ...runs[place], tokens: [], tail: '', end: null, beams: [] };
+    return this.#ended.has(runs[place].id) ? wholes[place] : { ...wholes[place], ...runs[place], tokens: [], tail: '', end: null, beams: [] };
   }
 
   async #stream(answer) {
@@ -79,7 +78,7 @@ export class Replay {
       const early = began + at - performance.now();
       if (early > 1) await sleep(early);
       if (answer.destroyed) return;
-      this.#sent++;
+      if (block.includes('event: end\n')) this.#ended.add(/"run":"([^"]+)"/.exec(block)[1]);
       answer.write(`${block}\n\n`);
     }
   }

@@ -7,7 +7,7 @@ import { Forest, isLive, type Run } from './lib/forest';
 import { uncertain } from './lib/heat';
 import { fromHash, recipeOf, toHash, type Recipe } from './lib/link';
 import { changed, STRATEGIES } from './lib/options';
-import { Pace } from './lib/pace';
+import { Pace, TABLES, TREE } from './lib/pace';
 import { Sentences } from './lib/speech';
 import { suggest } from './lib/suggest';
 import { shown, spoken } from './lib/visible';
@@ -40,7 +40,8 @@ class Studio {
   // What is here.
   forest = new Forest();
   version = $state(0); // of what is drawn of the tree
-  private frame = $state(0); // of the text, which does not wait for the tree
+  tables = $state(0); // of what is in tables: they wait longer
+  private frame = $state(0); // of the text: it never waits
   tree = $state<string | null>(null);
   runId = $state<string | null>(null);
   busy = $state(false);
@@ -79,7 +80,7 @@ class Studio {
 
   private unfollow: () => void = () => {};
   private pending: TreeEvent[] = [];
-  private pace = new Pace(() => this.version++);
+  private paces = [new Pace(TREE, () => this.version++), new Pace(TABLES, () => this.tables++)];
   private timer: ReturnType<typeof setInterval> | undefined;
   private sentences = new Sentences();
   private messagesOf = new Map<string, Message[]>(); // by root
@@ -160,7 +161,7 @@ class Studio {
     await new Promise<void>((connected) => this.listen(tree, connected));
     await this.load(tree);
     this.runId = run;
-    this.version++;
+    this.draw();
     const opened = this.forest.runs.get(run);
     if (opened && !this.messagesOf.has(opened.summary.root)) this.prompt = opened.summary.prompt;
   }
@@ -170,7 +171,7 @@ class Studio {
     const wholes = await Promise.all(runs.map((run) => api.run(run.id)));
     if (tree !== this.tree) return;
     for (const whole of wholes) this.forest.whole(whole);
-    this.version++;
+    this.draw();
   }
 
   private listen(tree: string, connected: () => void): void {
@@ -217,8 +218,19 @@ class Studio {
     }
     for (const event of events) if (event.kind === 'end' && !incomplete.has(event.run)) void this.details(event.run, 0);
     for (const run of incomplete) void this.details(run, 20);
+    this.came();
+  }
+
+  /** Something has come: the text shows it with this frame, the rest when it is time. */
+  private came(): void {
+    const { live } = this.forest;
     this.frame++;
-    this.pace.ask(this.forest.live);
+    for (const pace of this.paces) pace.ask(live);
+  }
+
+  /** Somebody did something: all of the page shows it now. */
+  private draw(): void {
+    for (const pace of this.paces) pace.go();
   }
 
   /** What events do not tell: the prompt's tokens, the last token, the beams. */
@@ -228,8 +240,7 @@ class Studio {
       if (whole.tree !== this.tree) return;
       if (whole.end && alternatives === 0) whole.end.alternatives = (await api.run(run, 20)).end?.alternatives ?? [];
       this.forest.whole(whole);
-      this.frame++;
-      this.pace.ask(this.forest.live);
+      this.came();
     } catch {
       // The stream says what is wrong with the server, and tries again.
     }
@@ -283,7 +294,7 @@ class Studio {
       if (body.messages) this.messagesOf.set(runs[0]!.root, body.messages);
       this.runId = runs[0]!.id;
       this.pin = this.choice = null;
-      this.version++;
+      this.draw();
       return runs;
     } finally {
       this.busy = false;
@@ -310,7 +321,7 @@ class Studio {
     this.runId = runs[0]!.id;
     this.pin = body.at;
     this.choice = null;
-    this.version++;
+    this.draw();
     return runs;
   }
 
@@ -331,7 +342,7 @@ class Studio {
     for (const summary of runs) this.forest.tell(summary);
     this.runId = runs[0]!.id;
     this.pin = at;
-    this.version++;
+    this.draw();
     this.say(`New branch: the text is now “${spoken(text)}” there.`);
     return runs;
   }
@@ -366,7 +377,7 @@ class Studio {
   private async goOn(tokens: number | null): Promise<void> {
     this.pin = this.choice = null;
     this.forest.tell(await api.step(this.run!.summary.id, tokens));
-    this.version++;
+    this.draw();
   }
 
   rewind(to: number | null = null): void {

@@ -11,6 +11,7 @@ import { spoken } from './visible';
 export const ROW = 34;
 const CHIP = 26;
 const LONGEST_TAG = 46;
+const SURE_TO_FIT = 16; // characters, however wide
 
 export interface Chip {
   readonly key: string;
@@ -74,6 +75,7 @@ export function chipOf({ item, x, row, width, level }: Placed, sight: Sight): Ch
   const source = kind === 'token' ? (place?.source ?? '') : '';
   const guess = guessTold(source, refused, item.piece);
   const look = ['item', kind, ...(source ? [source] : [])];
+  if (item.label.length > SURE_TO_FIT) look.push('long');
   if (item.onPath) look.push('path');
   if (focused) look.push('focused');
   if (current && sight.chosen) look.push('chosen');
