@@ -10,11 +10,11 @@ import { fromHash, recipeOf, toHash, type Recipe } from './lib/link';
 import { changed, STRATEGIES } from './lib/options';
 import { Pace, TABLES, TREE } from './lib/pace';
 import { save } from './lib/save';
-import { Sentences } from './lib/speech';
 import { suggest } from './lib/suggest';
-import { shown, spoken } from './lib/visible';
+import { spoken } from './lib/visible';
 import type { Info, Message, Options, StartBody, Summary, Token, TreeEvent } from './lib/types';
 import { Playback } from './playback.svelte';
+import { Voice } from './voice.svelte';
 
 export interface Notice {
   kind: 'error' | 'info';
@@ -29,7 +29,6 @@ class Studio {
   info = $state.raw<Info | null>(null);
   connection = $state<'starting' | 'live' | 'away' | 'lost'>('starting');
   notice = $state.raw<Notice | null>(null);
-  spoken = $state('');
 
   // What will be asked.
   mode = $state<'text' | 'chat'>('text');
@@ -55,6 +54,7 @@ class Studio {
   dialog = $state<'help' | 'settings' | 'edit' | 'share' | null>(null);
   tour = $state<number | null>(null);
 
+  readonly voice = new Voice();
   private playback = new Playback();
   private feed = new Feed({
     came: (events) => this.came(events),
@@ -86,7 +86,6 @@ class Studio {
   focusToken = $derived(this.tokenAt(this.focus));
 
   private paces = [new Pace(TREE, () => this.version++), new Pace(TABLES, () => this.tables++)];
-  private sentences = new Sentences();
   private asked = new Map<string, Message[]>(); // by root
 
   get forest(): Forest {
@@ -179,11 +178,7 @@ class Studio {
 
   /** The text shows what has come with this frame, the rest when it is time. */
   private came(events: readonly TreeEvent[]): void {
-    for (const event of events) {
-      if (event.run !== this.runId) continue;
-      if (event.kind === 'token' && this.head === null) this.say(...this.sentences.feed(event.token.text));
-      if (event.kind === 'end') this.sayEnd(event.summary);
-    }
+    for (const event of events) if (event.run === this.runId && (event.kind === 'end' || this.head === null)) this.voice.read(event);
     this.frame++;
     const { live } = this.forest;
     for (const pace of this.paces) pace.ask(live);
@@ -289,7 +284,7 @@ class Studio {
       const was = this.tokenAt(at);
       await this.fork(this.run.summary.id, token === null ? { at } : { at, token });
       const other = was?.alternatives.find((each) => each.id === token);
-      this.say(other && was ? `New branch: “${spoken(other.text)}” in place of “${spoken(was.piece)}”.` : 'New branch, with new luck.');
+      this.voice.say(other && was ? `New branch: “${spoken(other.text)}” in place of “${spoken(was.piece)}”.` : 'New branch, with new luck.');
     });
   }
 
@@ -300,7 +295,7 @@ class Studio {
     this.runId = runs[0]!.id;
     this.pin = at;
     this.draw();
-    this.say(`New branch: the text is now “${spoken(text)}” there.`);
+    this.voice.say(`New branch: the text is now “${spoken(text)}” there.`);
     return runs;
   }
 
@@ -351,7 +346,7 @@ class Studio {
     this.playback.end();
     this.caption = false;
     this.notice = this.connection === 'live' ? null : this.notice;
-    this.sentences = new Sentences();
+    this.voice.begin();
   }
 
   // ── looking ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -364,7 +359,7 @@ class Studio {
     this.pin = index;
     this.choice = null;
     const token = this.tokenAt(index);
-    if (token) this.say(`Token ${token.index + 1}: “${spoken(token.piece, token.bytes)}”.`);
+    if (token) this.voice.say(`Token ${token.index + 1}: “${spoken(token.piece, token.bytes)}”.`);
   }
 
   /** The last place one can look at: the token that ended the run, where it is known. */
@@ -378,7 +373,7 @@ class Studio {
 
   uncertain(direction: 1 | -1): void {
     const found = uncertain(this.run?.tokens.map((token) => token.entropy) ?? [], this.focus ?? -1, direction);
-    if (found === null) this.say('There is no other token where the model was uncertain.');
+    if (found === null) this.voice.say('There is no other token where the model was uncertain.');
     else this.pinAt(found);
   }
 
@@ -391,7 +386,7 @@ class Studio {
     const at = others.findIndex((each) => each.id === this.choice) + by;
     this.choice = at < 0 ? null : (others[Math.min(at, others.length - 1)]?.id ?? null);
     const chosen = others.find((each) => each.id === this.choice);
-    this.say(chosen ? `Alternative: “${spoken(chosen.text)}”. Enter forks.` : `“${spoken(token.piece)}”, the one that was chosen.`);
+    this.voice.say(chosen ? `Alternative: “${spoken(chosen.text)}”. Enter forks.` : `“${spoken(token.piece)}”, the one that was chosen.`);
   }
 
   // ── links and files ───────────────────────────────────────────────────────────────────────────────────────
@@ -423,17 +418,7 @@ class Studio {
     });
   }
 
-  // ── saying ────────────────────────────────────────────────────────────────────────────────────────────────
-
-  say(...sentences: string[]): void {
-    if (sentences.length) this.spoken = sentences.join(' ');
-  }
-
-  private sayEnd(summary: Summary): void {
-    const rest = this.sentences.finish();
-    const end = summary.status === 'paused' ? 'Paused.' : `The run has ended after ${summary.usage.completion_tokens} tokens.`;
-    this.say(...(rest ? [shown(rest).replaceAll('·', ' ')] : []), end);
-  }
+  // ── what went wrong ───────────────────────────────────────────────────────────────────────────────────────
 
   async guard(work: () => unknown): Promise<void> {
     try {
