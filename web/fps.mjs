@@ -1,6 +1,7 @@
-// How smooth the page is while 16 branches stream, by itself and beside the engine:
-//   PYTHON=.venv/bin/python node web/fps.mjs [STREAM.json]
-// The stream is recorded without a browser, and kept in the file where one is named. docs/studio.md
+// How smooth the page is while 16 branches are written: beside the engine, and by itself with a recorded stream.
+//   PYTHON=.venv/bin/python node web/fps.mjs [STREAM.json] [--alone] [--profile]
+// The stream is recorded without a browser, and kept in the file where one is named. --alone leaves the engine out
+// where there is a file; --profile says which functions the time went to (npx vite build --minify false names them).
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { ask, launch, open, played, Server, set, sleep } from './e2e/stage.mjs';
 import { record, Replay } from './e2e/replay.mjs';
@@ -18,7 +19,7 @@ const over = (page) => page.waitForFunction(() => !/^writing/.test(document.quer
 /** Frames and the work of the page's main thread, from the first token to the last. */
 async function measure(page, until) {
   const line = await page.context().newCDPSession(page);
-  await line.send('Performance.enable', { timeDomain: 'threadTicks' }); // what the thread worked, not what it waited
+  await line.send('Performance.enable', { timeDomain: 'threadTicks' }); // the thread's own time, whoever else runs
   const read = async () => Object.fromEntries((await line.send('Performance.getMetrics')).metrics.map(({ name, value }) => [name, value]));
   if (profile) await line.send('Profiler.enable').then(() => line.send('Profiler.setSamplingInterval', { interval: 200 })).then(() => line.send('Profiler.start'));
   await page.evaluate(() => {
