@@ -1,16 +1,20 @@
 // The page's state: which tree is open, which run and token are looked at, what plays. It talks to the server
-// and keeps the forest; the parts of the page read from here and call what people can do.
+// through the feed; the parts of the page read from here and call what people can do.
 
 import { api, ApiError, type ForkBody } from './lib/api';
-import { follow } from './lib/events';
-import { Forest, isLive, type Run } from './lib/forest';
+import { messagesOf } from './lib/chat';
+import { Feed } from './lib/feed';
+import { isLive, type Forest, type Run } from './lib/forest';
 import { uncertain } from './lib/heat';
 import { fromHash, recipeOf, toHash, type Recipe } from './lib/link';
 import { changed, STRATEGIES } from './lib/options';
-import { Sentences } from './lib/speech';
+import { Pace, TABLES, TREE } from './lib/pace';
+import { save } from './lib/save';
 import { suggest } from './lib/suggest';
-import { shown, spoken } from './lib/visible';
+import { spoken } from './lib/visible';
 import type { Info, Message, Options, StartBody, Summary, Token, TreeEvent } from './lib/types';
+import { Playback } from './playback.svelte';
+import { Voice } from './voice.svelte';
 
 export interface Notice {
   kind: 'error' | 'info';
@@ -20,14 +24,11 @@ export interface Notice {
 
 export const DEMO = { prompt: 'The capital of France is', sampling: { temperature: 0.8, seed: 16, max_tokens: 24, logprobs: 20 } };
 export const LENSES = ['Compare', 'Beam', 'Drafts', 'Tokens', 'Cache & time', 'Inside'] as const;
-const BEAT = 110; // milliseconds for a token that is played back
-const quiet = typeof matchMedia === 'function' ? matchMedia('(prefers-reduced-motion: reduce)') : { matches: false };
 
 class Studio {
   info = $state.raw<Info | null>(null);
   connection = $state<'starting' | 'live' | 'away' | 'lost'>('starting');
   notice = $state.raw<Notice | null>(null);
-  spoken = $state('');
 
   // What will be asked.
   mode = $state<'text' | 'chat'>('text');
@@ -37,8 +38,9 @@ class Studio {
   sampling = $state.raw<Options>({ temperature: 0.8, max_tokens: 60, logprobs: 20 });
 
   // What is here.
-  forest = new Forest();
-  version = $state(0);
+  version = $state(0); // of what is drawn of the tree
+  tables = $state(0); // of what is in tables: they wait longer
+  private frame = $state(0); // of the text: it never waits
   tree = $state<string | null>(null);
   runId = $state<string | null>(null);
   busy = $state(false);
@@ -47,20 +49,33 @@ class Studio {
   pin = $state<number | null>(null);
   hover = $state<number | null>(null);
   choice = $state<number | null>(null); // the id of an alternative at the pinned token
-  head = $state<number | null>(null); // tokens that are played back so far; null: all
-  playing = $state(false);
   lens = $state(0);
   caption = $state(false);
   dialog = $state<'help' | 'settings' | 'edit' | 'share' | null>(null);
   tour = $state<number | null>(null);
 
+  readonly voice = new Voice();
+  private playback = new Playback();
+  private feed = new Feed({
+    came: (events) => this.came(events),
+    connected: () => this.connected(),
+    away: () => this.wentAway(),
+    lost: (error) => this.lost(error),
+    failed: (error) => this.fail(error),
+  });
+
   run = $derived.by<Run | null>(() => {
     void this.version;
     return this.runId === null ? null : (this.forest.runs.get(this.runId) ?? null);
   });
+  /** The same run with what has come since the tree was drawn. */
+  written = $derived.by<Run | null>(() => {
+    void this.frame;
+    return this.run && (this.forest.runs.get(this.run.summary.id) ?? null);
+  });
   live = $derived(isLive(this.run));
   count = $derived(this.run?.tokens.length ?? 0);
-  shownCount = $derived(this.head === null ? this.count : Math.min(this.head, this.count));
+  shownCount = $derived(this.playback.shown(this.count));
   suggestion = $derived.by(() => (this.run && !this.live && !this.playing && this.head === null ? suggest(this.run.tokens) : null));
   /** The token the tree and the panel are about. */
   focus = $derived.by<number | null>(() => {
@@ -70,11 +85,18 @@ class Studio {
   });
   focusToken = $derived(this.tokenAt(this.focus));
 
-  private unfollow: () => void = () => {};
-  private pending: TreeEvent[] = [];
-  private timer: ReturnType<typeof setInterval> | undefined;
-  private sentences = new Sentences();
-  private messagesOf = new Map<string, Message[]>(); // by root
+  private paces = [new Pace(TREE, () => this.version++), new Pace(TABLES, () => this.tables++)];
+  private asked = new Map<string, Message[]>(); // by root
+
+  get forest(): Forest {
+    return this.feed.forest;
+  }
+  get head(): number | null {
+    return this.playback.head;
+  }
+  get playing(): boolean {
+    return this.playback.playing;
+  }
 
   tokenAt(index: number | null): Token | null {
     if (index === null || !this.run) return null;
@@ -108,7 +130,7 @@ class Studio {
     const runs = await api.runs();
     const made = runs.find((run) => same(run) && runs.filter((each) => each.tree === run.tree).length === 1);
     const summary = made ?? (await api.start(DEMO))[0]!;
-    this.head = 0;
+    this.playback.head = 0;
     await this.open(summary.tree, summary.id);
     this.caption = true;
     this.replay();
@@ -119,7 +141,7 @@ class Studio {
     try {
       if (run === null) throw new ApiError(404, '');
       const found = await api.run(run, 0);
-      await this.open(found.tree, run);
+      return await this.open(found.tree, run, at);
     } catch (error) {
       if (!(error instanceof ApiError && error.expired)) return this.fail(error);
       if (!recipe) return this.tellExpired(null);
@@ -133,7 +155,7 @@ class Studio {
     const { turns, ...body } = recipe;
     let [summary] = await this.start(body);
     for (const { at, text, ...turn } of turns) {
-      await this.ended(summary!.id);
+      await this.feed.ended(summary!.id);
       [summary] = text === undefined ? await this.fork(summary!.id, { at, ...turn }) : await this.edit(summary!.id, at, text);
     }
     this.sampling = { ...this.sampling, ...recipe.sampling };
@@ -142,91 +164,45 @@ class Studio {
 
   // ── the tree that is open ─────────────────────────────────────────────────────────────────────────────────
 
-  async open(tree: string, run: string): Promise<void> {
-    this.unfollow();
-    this.forest = new Forest();
-    this.pending = [];
+  async open(tree: string, run: string, at: number | null = null): Promise<void> {
     this.pin = this.hover = this.choice = null;
     this.tree = tree;
-    // First the connection, then what is there already: so nothing falls between the two.
-    await new Promise<void>((connected) => this.listen(tree, connected));
-    await this.load(tree);
-    this.runId = run;
-    this.version++;
-    const opened = this.forest.runs.get(run);
-    if (opened && !this.messagesOf.has(opened.summary.root)) this.prompt = opened.summary.prompt;
-  }
-
-  private async load(tree: string): Promise<void> {
-    const runs = (await api.tree(tree)).reverse(); // parents first
-    const wholes = await Promise.all(runs.map((run) => api.run(run.id)));
+    await this.feed.open(tree);
     if (tree !== this.tree) return;
-    for (const whole of wholes) this.forest.whole(whole);
-    this.version++;
+    this.runId = run;
+    this.pin = at;
+    this.draw();
+    const opened = this.forest.runs.get(run);
+    if (opened && !this.asked.has(opened.summary.root)) this.prompt = opened.summary.prompt;
   }
 
-  private listen(tree: string, connected: () => void): void {
-    this.unfollow = follow(tree, {
-      event: (event) => {
-        this.pending.push(event);
-        if (this.pending.length === 1) this.soon();
-      },
-      open: (missed) => {
-        connected();
-        const again = this.connection === 'away';
-        this.connection = 'live';
-        if (again) this.notice = null;
-        if (again && missed) void this.guard(() => this.load(tree));
-      },
-      away: () => {
-        this.connection = 'away';
-        this.notice = { kind: 'error', text: 'The server has gone away. What you see stays; trying to reach it again …' };
-      },
-      lost: (error) => {
-        this.connection = 'lost';
-        connected();
-        if (error.expired) this.tellExpired(this.run);
-        else this.fail(error);
-      },
-    });
+  /** The text shows what has come with this frame, the rest when it is time. */
+  private came(events: readonly TreeEvent[]): void {
+    for (const event of events) if (event.run === this.runId && (event.kind === 'end' || this.head === null)) this.voice.read(event);
+    this.frame++;
+    const { live } = this.forest;
+    for (const pace of this.paces) pace.ask(live);
   }
 
-  private soon(): void {
-    if (document.hidden) setTimeout(() => this.flush(), 100);
-    else requestAnimationFrame(() => this.flush());
+  /** Somebody did something: all of the page shows it now. */
+  private draw(): void {
+    for (const pace of this.paces) pace.go();
   }
 
-  /** All events of a frame at once. */
-  private flush(): void {
-    const events = this.pending;
-    this.pending = [];
-    const incomplete = new Set<string>();
-    for (const event of events) {
-      if (!this.forest.apply(event)) incomplete.add(event.run);
-      if (event.run !== this.runId) continue;
-      if (event.kind === 'token' && this.head === null) this.say(...this.sentences.feed(event.token.text));
-      if (event.kind === 'end') this.sayEnd(event.summary);
-    }
-    for (const event of events) if (event.kind === 'end' && !incomplete.has(event.run)) void this.details(event.run, 0);
-    for (const run of incomplete) void this.details(run, 20);
-    this.version++;
+  private connected(): void {
+    if (this.connection === 'away') this.notice = null;
+    this.connection = 'live';
   }
 
-  /** What events do not tell: the prompt's tokens, the last token, the beams. */
-  private async details(run: string, alternatives: number): Promise<void> {
-    try {
-      const whole = await api.run(run, alternatives);
-      if (whole.tree !== this.tree) return;
-      if (whole.end && alternatives === 0) whole.end.alternatives = (await api.run(run, 20)).end?.alternatives ?? [];
-      this.forest.whole(whole);
-      this.version++;
-    } catch {
-      // The stream says what is wrong with the server, and tries again.
-    }
+  private wentAway(): void {
+    this.connection = 'away';
+    this.notice = { kind: 'error', text: 'The server has gone away. What you see stays; trying to reach it again …' };
   }
 
-  private async ended(run: string): Promise<void> {
-    while (isLive(this.forest.runs.get(run) ?? null)) await new Promise((resolve) => setTimeout(resolve, 30));
+  private lost(error: ApiError): void {
+    this.connection = 'lost';
+    if (error.expired) this.tellExpired(this.run);
+    else this.fail(error);
   }
 
   select(run: string, index: number | null = null): void {
@@ -243,18 +219,15 @@ class Studio {
   async ask(more: Partial<StartBody> = {}): Promise<void> {
     await this.guard(async () => {
       if (this.mode === 'text') return void (await this.start({ prompt: this.prompt, sampling: this.sampling, ...more }));
-      const messages = this.messages();
+      const messages = this.messages;
       await this.start({ messages, sampling: this.sampling, ...more });
       this.conversation = messages.filter((each) => each.role !== 'system');
       this.prompt = '';
     });
   }
 
-  private messages(): Message[] {
-    const system: Message[] = this.system.trim() ? [{ role: 'system', content: this.system }] : [];
-    const turns = [...this.conversation];
-    if (turns.at(-1)?.role === 'user' && this.run) turns.push({ role: 'assistant', content: this.run.summary.text });
-    return [...system, ...turns, { role: 'user', content: this.prompt }];
+  private get messages(): Message[] {
+    return messagesOf(this.system, this.conversation, this.run?.summary.text ?? null, this.prompt);
   }
 
   forget(): void {
@@ -269,11 +242,11 @@ class Studio {
       const runs = await api.start(body);
       if (body.tree === undefined || body.tree !== this.tree) await this.open(runs[0]!.tree, runs[0]!.id);
       else for (const run of runs) this.forest.tell(run);
-      for (const run of runs) if (!this.forest.runs.get(run.id)?.prompt.length) void this.details(run.id, 20);
-      if (body.messages) this.messagesOf.set(runs[0]!.root, body.messages);
+      for (const run of runs) if (!this.forest.runs.get(run.id)?.prompt.length) void this.feed.details(run.id);
+      if (body.messages) this.asked.set(runs[0]!.root, body.messages);
       this.runId = runs[0]!.id;
       this.pin = this.choice = null;
-      this.version++;
+      this.draw();
       return runs;
     } finally {
       this.busy = false;
@@ -286,7 +259,7 @@ class Studio {
       const same = this.run && this.tree && (this.mode === 'text' ? this.prompt === this.run.summary.prompt : this.prompt.trim() === '');
       const { temperature: _, ...common } = this.sampling;
       const seeded = { ...common, seed: this.run?.summary.seed ?? common['seed'], max_tokens: same ? this.run?.summary.sampling['max_tokens'] : common['max_tokens'] };
-      const messages = same && this.run ? this.messagesOf.get(this.run.summary.root) : this.mode === 'chat' ? this.messages() : undefined;
+      const messages = same && this.run ? this.asked.get(this.run.summary.root) : this.mode === 'chat' ? this.messages : undefined;
       const asked = messages ? { messages } : { prompt: this.prompt };
       await this.start({ ...asked, sampling: seeded, strategies, ...(same && this.tree && this.connection === 'live' ? { tree: this.tree } : {}) });
       this.lens = 0;
@@ -300,7 +273,7 @@ class Studio {
     this.runId = runs[0]!.id;
     this.pin = body.at;
     this.choice = null;
-    this.version++;
+    this.draw();
     return runs;
   }
 
@@ -311,7 +284,7 @@ class Studio {
       const was = this.tokenAt(at);
       await this.fork(this.run.summary.id, token === null ? { at } : { at, token });
       const other = was?.alternatives.find((each) => each.id === token);
-      this.say(other && was ? `New branch: “${spoken(other.text)}” in place of “${spoken(was.piece)}”.` : 'New branch, with new luck.');
+      this.voice.say(other && was ? `New branch: “${spoken(other.text)}” in place of “${spoken(was.piece)}”.` : 'New branch, with new luck.');
     });
   }
 
@@ -321,8 +294,8 @@ class Studio {
     for (const summary of runs) this.forest.tell(summary);
     this.runId = runs[0]!.id;
     this.pin = at;
-    this.version++;
-    this.say(`New branch: the text is now “${spoken(text)}” there.`);
+    this.draw();
+    this.voice.say(`New branch: the text is now “${spoken(text)}” there.`);
     return runs;
   }
 
@@ -330,7 +303,7 @@ class Studio {
 
   play(): Promise<void> {
     return this.guard(async () => {
-      if (this.playing) return this.pausePlayback();
+      if (this.playing) return this.playback.pause();
       if (!this.run) return this.ask();
       if (this.live) return void this.forest.tell(await api.stop(this.run.summary.id));
       if (this.head !== null && this.head < this.count) return this.replay(this.head);
@@ -342,12 +315,9 @@ class Studio {
   step(): Promise<void> {
     return this.guard(async () => {
       if (!this.run) return this.ask({ pause_after: 1 });
-      if (this.playing) this.pausePlayback();
+      this.playback.pause();
       if (this.live) return void this.forest.tell(await api.stop(this.run.summary.id));
-      if (this.head !== null && this.head < this.count) {
-        this.head = this.head + 1 < this.count ? this.head + 1 : null;
-        return;
-      }
+      if (this.playback.step(this.count)) return;
       if (this.run.summary.status === 'paused') return this.goOn(1);
       this.notice = { kind: 'info', text: 'This run has ended. Click an alternative, or press Enter for new luck, to go on from a token.' };
     });
@@ -356,59 +326,40 @@ class Studio {
   private async goOn(tokens: number | null): Promise<void> {
     this.pin = this.choice = null;
     this.forest.tell(await api.step(this.run!.summary.id, tokens));
-    this.version++;
+    this.draw();
   }
 
   rewind(to: number | null = null): void {
     if (!this.run) return;
-    this.pausePlayback();
-    this.head = Math.max(0, to ?? (this.head ?? this.count) - 1);
+    this.playback.pause();
+    this.playback.head = Math.max(0, to ?? (this.head ?? this.count) - 1);
     this.pin = this.choice = null;
   }
 
   private replay(from = 0): void {
-    if (quiet.matches) {
-      this.head = null;
-      return;
-    }
-    this.pausePlayback();
     this.pin = this.choice = null;
-    this.head = from;
-    this.playing = true;
-    this.timer = setInterval(() => {
-      if ((this.head ?? 0) < this.count) this.head = (this.head ?? 0) + 1;
-      else if (!this.live) {
-        this.pausePlayback();
-        this.head = null;
-      }
-    }, BEAT);
-  }
-
-  private pausePlayback(): void {
-    clearInterval(this.timer);
-    this.playing = false;
+    this.playback.play(from, () => this.count, () => this.live);
   }
 
   /** Somebody does something: what plays by itself gives way. */
   touch(): void {
-    this.pausePlayback();
-    this.head = null;
+    this.playback.end();
     this.caption = false;
     this.notice = this.connection === 'live' ? null : this.notice;
-    this.sentences = new Sentences();
+    this.voice.begin();
   }
 
   // ── looking ───────────────────────────────────────────────────────────────────────────────────────────────
 
   pinAt(index: number | null): void {
     if (index !== null && (index < 0 || index > this.last)) return;
-    this.pausePlayback();
+    this.playback.pause();
     this.caption = false;
-    if (this.head !== null && index !== null && index >= this.head) this.head = null;
+    if (this.head !== null && index !== null && index >= this.head) this.playback.end();
     this.pin = index;
     this.choice = null;
     const token = this.tokenAt(index);
-    if (token) this.say(`Token ${token.index + 1}: “${spoken(token.piece, token.bytes)}”.`);
+    if (token) this.voice.say(`Token ${token.index + 1}: “${spoken(token.piece, token.bytes)}”.`);
   }
 
   /** The last place one can look at: the token that ended the run, where it is known. */
@@ -422,7 +373,7 @@ class Studio {
 
   uncertain(direction: 1 | -1): void {
     const found = uncertain(this.run?.tokens.map((token) => token.entropy) ?? [], this.focus ?? -1, direction);
-    if (found === null) this.say('There is no other token where the model was uncertain.');
+    if (found === null) this.voice.say('There is no other token where the model was uncertain.');
     else this.pinAt(found);
   }
 
@@ -435,21 +386,21 @@ class Studio {
     const at = others.findIndex((each) => each.id === this.choice) + by;
     this.choice = at < 0 ? null : (others[Math.min(at, others.length - 1)]?.id ?? null);
     const chosen = others.find((each) => each.id === this.choice);
-    this.say(chosen ? `Alternative: “${spoken(chosen.text)}”. Enter forks.` : `“${spoken(token.piece)}”, the one that was chosen.`);
+    this.voice.say(chosen ? `Alternative: “${spoken(chosen.text)}”. Enter forks.` : `“${spoken(token.piece)}”, the one that was chosen.`);
   }
 
   // ── links and files ───────────────────────────────────────────────────────────────────────────────────────
 
   share(): string {
     if (!this.run || !this.info) return location.href;
-    const recipe = recipeOf(this.run, this.forest.runs, this.info.options, this.messagesOf.get(this.run.summary.root));
+    const recipe = recipeOf(this.run, this.forest.runs, this.info.options, this.asked.get(this.run.summary.root));
     return `${location.origin}${location.pathname}${toHash({ run: this.run.summary.id, at: this.pin, recipe })}`;
   }
 
   again(): Promise<void> {
     return this.guard(async () => {
       if (!this.run || !this.info) return this.ask();
-      const recipe = recipeOf(this.run, this.forest.runs, this.info.options, this.messagesOf.get(this.run.summary.root));
+      const recipe = recipeOf(this.run, this.forest.runs, this.info.options, this.asked.get(this.run.summary.root));
       if (recipe) await this.make(recipe);
     });
   }
@@ -463,30 +414,11 @@ class Studio {
 
   async exportFile(): Promise<void> {
     await this.guard(async () => {
-      if (!this.run) return;
-      const answer = await fetch(api.exportAddress(this.run.summary.id));
-      if (!answer.ok) {
-        const told = (await answer.json().catch(() => null)) as { error?: { message?: string } } | null;
-        throw new ApiError(answer.status, `The run cannot be saved: ${told?.error?.message ?? answer.statusText}.`);
-      }
-      const address = URL.createObjectURL(await answer.blob());
-      const anchor = Object.assign(document.createElement('a'), { href: address, download: `${this.run.summary.id}.glass` });
-      anchor.click();
-      URL.revokeObjectURL(address);
+      if (this.run) await save(api.exportAddress(this.run.summary.id), `${this.run.summary.id}.glass`);
     });
   }
 
-  // ── saying ────────────────────────────────────────────────────────────────────────────────────────────────
-
-  say(...sentences: string[]): void {
-    if (sentences.length) this.spoken = sentences.join(' ');
-  }
-
-  private sayEnd(summary: Summary): void {
-    const rest = this.sentences.finish();
-    const end = summary.status === 'paused' ? 'Paused.' : `The run has ended after ${summary.usage.completion_tokens} tokens.`;
-    this.say(...(rest ? [shown(rest).replaceAll('·', ' ')] : []), end);
-  }
+  // ── what went wrong ───────────────────────────────────────────────────────────────────────────────────────
 
   async guard(work: () => unknown): Promise<void> {
     try {

@@ -5,7 +5,7 @@ import { Sentences } from '../src/lib/speech';
 import { spark, sampled } from '../src/lib/spark';
 import { stretches } from '../src/lib/temperatures';
 import { suggest } from '../src/lib/suggest';
-import { inSight, lineOf, wrap } from '../src/lib/wrap';
+import { inSight, lineOf, Lines, type Line } from '../src/lib/wrap';
 import { explanation, run } from './recorded';
 
 describe('numbers', () => {
@@ -49,6 +49,11 @@ describe('the tint', () => {
 });
 
 describe('lines', () => {
+  function wrap(widths: number[], ends: boolean[], room: number): Line[] {
+    const lines = new Lines(room);
+    widths.forEach((width, i) => lines.add(width, ends[i]!));
+    return lines.all;
+  }
   it('hold every token once, and never more than fits', () => {
     const widths = Array.from({ length: 500 }, (_, i) => 10 + ((i * 37) % 80));
     const lines = wrap(widths, widths.map((_, i) => i % 90 === 89), 400);

@@ -1,5 +1,6 @@
 // The server's endpoints as functions. Every address is on this page's own origin.
 
+import { parse, stringify } from './json';
 import type { Explanation, Info, Options, StartBody, Summary, Tokenized, WholeRun } from './types';
 
 /** What went wrong, in words for people, with the server's code where it gave one. */
@@ -49,12 +50,12 @@ function sentence(message: string): string {
 }
 
 async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
-  return (await (await ask(path, signal ? { signal } : {})).json()) as T;
+  return parse(await (await ask(path, signal ? { signal } : {})).text()) as T;
 }
 
 async function post<T>(path: string, body: unknown): Promise<T> {
-  const init = { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) };
-  return (await (await ask(path, init)).json()) as T;
+  const init = { method: 'POST', headers: { 'content-type': 'application/json' }, body: stringify(body) };
+  return parse(await (await ask(path, init)).text()) as T;
 }
 
 interface Runs {
@@ -84,12 +85,12 @@ export const api = {
   lens: <T>(id: string, name: string, token: number, more = '', signal?: AbortSignal) => get<T>(`/api/runs/${id}/lens/${name}?token=${token}${more}`, signal),
   exportAddress: (id: string) => `/api/runs/${encodeURIComponent(id)}/export`,
   import: async (file: Blob) =>
-    ((await (await ask('/api/runs/import', { method: 'POST', headers: { 'content-type': 'application/octet-stream' }, body: file })).json()) as Runs).runs,
+    (parse(await (await ask('/api/runs/import', { method: 'POST', headers: { 'content-type': 'application/octet-stream' }, body: file })).text()) as Runs).runs,
 };
 
 export function query(changes: Options, luck: 'same' | 'new'): string {
   const parts = new URLSearchParams();
-  for (const [name, value] of Object.entries(changes)) parts.set(name, typeof value === 'string' ? value : JSON.stringify(value));
+  for (const [name, value] of Object.entries(changes)) parts.set(name, typeof value === 'string' ? value : stringify(value));
   if (luck === 'new') parts.set('luck', 'new');
   const text = parts.toString();
   return text ? `?${text}` : '';

@@ -20,8 +20,8 @@ export function compareRuns(forest: Forest, runs: readonly Run[]): Row[] {
 
 export function distinctPairs(ids: readonly number[]): number | null {
   if (ids.length < 2) return null;
-  const seen = new Set<string>();
-  for (let i = 1; i < ids.length; i++) seen.add(`${ids[i - 1]},${ids[i]}`);
+  const seen = new Set<number>();
+  for (let i = 1; i < ids.length; i++) seen.add(ids[i - 1]! * 2 ** 26 + ids[i]!);
   return seen.size / (ids.length - 1);
 }
 
@@ -29,4 +29,12 @@ export function distinctPairs(ids: readonly number[]): number | null {
 export function pauses(run: Run): number[] {
   const own = run.summary.fork_at ?? 0;
   return run.tokens.slice(own).map((token, place, all) => Math.max(0, token.seconds - (place ? all[place - 1]!.seconds : 0)));
+}
+
+/** How a run begins: so many characters of it. */
+export function beginning(run: Run, characters: number): string {
+  if (run.summary.text) return run.summary.text.slice(0, characters);
+  let text = '';
+  for (let i = 0; i < run.tokens.length && text.length < characters; i++) text += run.tokens[i]!.text;
+  return text.slice(0, characters);
 }

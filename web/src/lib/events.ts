@@ -2,6 +2,7 @@
 // tree is forgotten", and it goes on after the last event that was seen.
 
 import { ApiError, ask } from './api';
+import { parse } from './json';
 import type { Summary, Token, TreeEvent } from './types';
 
 export interface RawEvent {
@@ -40,7 +41,7 @@ function parseBlock(block: string): RawEvent | null {
 }
 
 export function toTreeEvent(raw: RawEvent): TreeEvent | null {
-  const told = JSON.parse(raw.data) as { seq: number; run: string; summary: Summary } & Token;
+  const told = parse(raw.data) as { seq: number; run: string; summary: Summary } & Token;
   if (raw.event === 'run' || raw.event === 'end') return { kind: raw.event, seq: told.seq, run: told.run, summary: told.summary };
   return raw.event === 'token' ? { kind: 'token', seq: told.seq, run: told.run, token: told } : null;
 }

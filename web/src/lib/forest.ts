@@ -17,7 +17,7 @@ export interface Place {
   readonly node: string;
   readonly parent: string | null;
   readonly depth: number; // 0 is the prompt
-  readonly children: string[]; // in the order they came
+  readonly children: Place[]; // in the order they came
   run: string; // the first run that came by
   id: number;
   piece: string;
@@ -68,6 +68,13 @@ export class Forest {
     return run;
   }
 
+  /** How many runs are written right now. */
+  get live(): number {
+    let count = 0;
+    for (const run of this.runs.values()) if (isLive(run)) count++;
+    return count;
+  }
+
   /** How many of the first tokens two runs have in common. */
   shared(one: Run, other: Run): number {
     const most = Math.min(one.tokens.length, other.tokens.length);
@@ -109,8 +116,8 @@ export class Forest {
     const known = this.places.get(node);
     const above = this.places.get(parent);
     if (known || !above) return known;
-    above.children.push(node);
     const made: Place = { node, parent, depth: above.depth + 1, children: [], run, id, piece, source, refused, beam: null };
+    above.children.push(made);
     this.places.set(node, made);
     return made;
   }

@@ -69,9 +69,9 @@ function build(forest: Forest, view: View): Item | null {
   const stack: { place: Place; item: Item }[] = [{ place: rootPlace, item: root }];
   while (stack.length) {
     const { place, item: above } = stack.pop()!;
-    const next = ordered(forest, place, path);
+    const next = ordered(place, path);
     for (const child of next) {
-      const chain = chainFrom(forest, child, ends, view, path);
+      const chain = chainFrom(child, ends, view, path);
       let last = above;
       for (const made of folded(chain, view, path)) {
         last.children.push(made);
@@ -87,17 +87,16 @@ function build(forest: Forest, view: View): Item | null {
 }
 
 /** The run that is looked at comes first, so its line stays straight; then the others as they came. */
-function ordered(forest: Forest, place: Place, path: ReadonlySet<string>): Place[] {
-  const children = place.children.map((node) => forest.places.get(node)!);
+function ordered({ children }: Place, path: ReadonlySet<string>): Place[] {
   return [...children.filter((each) => path.has(each.node)), ...children.filter((each) => !path.has(each.node))];
 }
 
 /** A place and those after it, up to the next branch, end or hanging alternatives. */
-function chainFrom(forest: Forest, first: Place, ends: ReadonlyMap<string, string>, view: View, path: ReadonlySet<string>): Place[] {
+function chainFrom(first: Place, ends: ReadonlyMap<string, string>, view: View, path: ReadonlySet<string>): Place[] {
   const chain = [first];
   for (let place = first; place.children.length === 1 && !ends.has(place.node); ) {
     if (view.focus !== null && path.has(place.node) && place.depth === view.focus) break;
-    place = forest.places.get(place.children[0]!)!;
+    place = place.children[0]!;
     chain.push(place);
   }
   return chain;
@@ -119,11 +118,15 @@ function folded(chain: Place[], view: View, path: ReadonlySet<string>): Item[] {
     hidden = [];
   };
   chain.forEach((place, at) => {
-    const edge = at < AT_EITHER_END || at >= chain.length - AT_EITHER_END;
+    const first = at < AT_EITHER_END;
+    const last = at >= chain.length - AT_EITHER_END;
     const near = view.focus !== null && path.has(place.node) && Math.abs(place.depth - 1 - view.focus) <= view.near;
-    if (!edge && !near) return hidden.push(place);
+    if (!first && !last && !near) return hidden.push(place);
     flush();
-    return made.push(token(place, view, path));
+    const one = token(place, view, path);
+    // The last few beside the path are known by where they stand: while a branch is written they are told anew, not made anew.
+    if (last && !first && !one.onPath) one.key = `${chain[0]!.node}~${chain.length - at}`;
+    return made.push(one);
   });
   flush();
   return made;
@@ -241,12 +244,4 @@ class Rows {
     (this.taken[row] ??= []).push([left, right]);
     return row;
   }
-}
-
-/** Those within a window; all others need not be on the page. */
-export function within(layout: Layout, window: { left: number; right: number; top: number; bottom: number }, rowHeight: number, also?: Placed): Placed[] {
-  return layout.placed.filter((each) => {
-    const y = each.row * rowHeight;
-    return each === also || (each.x + each.width >= window.left && each.x <= window.right && y + rowHeight >= window.top && y <= window.bottom);
-  });
 }

@@ -2,6 +2,7 @@
 // it does not: the same prompt, options and seed give the same tokens.
 
 import type { Run } from './forest';
+import { parse, stringify } from './json';
 import { changed } from './options';
 import type { Message, Option, Options } from './types';
 
@@ -73,12 +74,12 @@ function turn(run: Run, parent: Run, options: readonly Option[]): Turn {
   }
   const before = changed(parent.summary.sampling, options);
   const now = changed(sampling, options);
-  const differs = Object.entries(now).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(before[name]) && name !== 'seed');
+  const differs = Object.entries(now).filter(([name, value]) => stringify(value) !== stringify(before[name]) && name !== 'seed');
   return differs.length ? { at, sampling: Object.fromEntries(differs) } : { at };
 }
 
 function encode(value: unknown): string {
-  const bytes = new TextEncoder().encode(JSON.stringify(value));
+  const bytes = new TextEncoder().encode(stringify(value));
   return btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join('')).replace(/\+/g, '-').replace(/\//g, '_').replace(/=+$/, '');
 }
 
@@ -86,7 +87,7 @@ function decode(text: string | null): Recipe | null {
   if (!text) return null;
   try {
     const bytes = Uint8Array.from(atob(text.replace(/-/g, '+').replace(/_/g, '/')), (each) => each.charCodeAt(0));
-    const made = JSON.parse(new TextDecoder().decode(bytes)) as Recipe;
+    const made = parse(new TextDecoder().decode(bytes)) as Recipe;
     const fine = (typeof made.prompt === 'string' || Array.isArray(made.messages)) && Array.isArray(made.turns) && typeof made.sampling === 'object';
     return fine ? made : null;
   } catch {

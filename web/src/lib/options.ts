@@ -1,5 +1,6 @@
 // The fields of Sampling as a form: the server says which there are, of which kind, and what they do.
 
+import { parse, stringify, whole } from './json';
 import type { Option, Options } from './types';
 
 /** What a person wrote, as the server takes it; undefined leaves the field out. */
@@ -10,8 +11,8 @@ export function read(option: Option, text: string | boolean): unknown {
   switch (option.kind) {
     case 'number':
     case 'whole': {
-      const value = Number(given);
-      if (!Number.isFinite(value) || (option.kind === 'whole' && !Number.isInteger(value))) throw new Error(`${option.name} is "${given}"; a ${option.kind === 'whole' ? 'whole ' : ''}number is expected`);
+      const value = option.kind === 'whole' ? whole(given) : Number(given);
+      if (value === null || (typeof value === 'number' && !Number.isFinite(value))) throw new Error(`${option.name} is "${given}"; a ${option.kind === 'whole' ? 'whole ' : ''}number is expected`);
       return value === option.default ? undefined : value;
     }
     case 'texts': return text.split('\n').filter((line) => line !== '').map(unescaped);
@@ -27,7 +28,7 @@ export function write(option: Option, value: unknown): string {
   if (value === null || value === undefined) return '';
   if (option.kind === 'texts' && Array.isArray(value)) return value.map((each) => String(each).replace(/\\/g, '\\\\').replace(/\n/g, '\\n')).join('\n');
   if (option.kind === 'ids' && Array.isArray(value)) return value.join(', ');
-  if (typeof value === 'object') return Object.keys(value).length ? JSON.stringify(value) : '';
+  if (typeof value === 'object') return Object.keys(value).length ? stringify(value) : '';
   return String(value);
 }
 
@@ -37,7 +38,7 @@ function unescaped(line: string): string {
 
 function json(option: Option, text: string): unknown {
   try {
-    return JSON.parse(text) as unknown;
+    return parse(text);
   } catch {
     throw new Error(`${option.name} is "${text}"; ${option.kind === 'biases' ? 'ID=VALUE, ID=VALUE' : 'JSON'} is expected`);
   }
@@ -48,7 +49,7 @@ export function changed(sampling: Options, options: readonly Option[]): Options 
   const made: Options = {};
   for (const option of options) {
     const value = sampling[option.name];
-    if (value !== undefined && JSON.stringify(value) !== JSON.stringify(option.default)) made[option.name] = value;
+    if (value !== undefined && stringify(value) !== stringify(option.default)) made[option.name] = value;
   }
   return made;
 }

@@ -56,8 +56,8 @@ export interface Summary {
   error: string | null;
   prompt: string;
   text: string;
-  seed: number;
-  salt: number;
+  seed: number | bigint; // of up to 64 bits
+  salt: number | bigint;
   sample: number;
   parent: string | null;
   fork_at: number | null;
@@ -129,8 +129,8 @@ export interface Candidate {
 export interface Explanation {
   index: number;
   position: number;
-  seed: number;
-  salt: number;
+  seed: number | bigint;
+  salt: number | bigint;
   sampling: Options;
   actual: { id: number; text: string; source: Source } | null;
   same: boolean | null;

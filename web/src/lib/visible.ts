@@ -24,8 +24,24 @@ const MARK = /^\p{M}$/u;
 const PICTURE = /^\p{Extended_Pictographic}$/u;
 const MOST_MARKS = 3;
 
+const known = new Map<string, readonly Segment[]>(); // the same few pieces come again and again
+const MOST_KNOWN = 20_000;
+const LONGEST_KNOWN = 64;
+
 /** `bytes` is the token's own, as hexadecimal: with it `<0xC3>` as a byte is told from `<0xC3>` as text. */
-export function visible(piece: string, bytes?: string): Segment[] {
+export function visible(piece: string, bytes?: string): readonly Segment[] {
+  if (piece.length > LONGEST_KNOWN) return segments(piece, bytes);
+  const key = `${bytes ?? ''}:${piece}`;
+  let made = known.get(key);
+  if (!made) {
+    made = segments(piece, bytes);
+    if (known.size >= MOST_KNOWN) known.clear();
+    known.set(key, made);
+  }
+  return made;
+}
+
+function segments(piece: string, bytes?: string): Segment[] {
   const asBytes = partialBytes(piece, bytes);
   if (asBytes) return asBytes;
   const made: Segment[] = [];
@@ -73,7 +89,7 @@ function partialBytes(piece: string, bytes: string | undefined): Segment[] | nul
   if (bytes !== undefined && hex(piece) === bytes) return null; // it really says so
   return piece.split(/(<0x[0-9A-F]{2}>)/).filter(Boolean).flatMap((part) => {
     const byte = /^<0x([0-9A-F]{2})>$/.exec(part)?.[1];
-    return byte ? [{ text: byte, look: 'byte' as const, title: `byte ${byte}: part of a character` }] : visible(part, hex(part));
+    return byte ? [{ text: byte, look: 'byte' as const, title: `byte ${byte}: part of a character` }] : segments(part, hex(part));
   });
 }
 

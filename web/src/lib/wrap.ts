@@ -5,26 +5,30 @@ export interface Line {
   count: number;
 }
 
-/** `widths[i]` is how wide token i is; a line also ends after a token that ends with a new line. */
-export function wrap(widths: readonly number[], breaks: readonly boolean[], room: number): Line[] {
-  const lines: Line[] = [];
-  let first = 0;
-  let used = 0;
-  widths.forEach((width, i) => {
-    if (i > first && used + width > room) {
-      lines.push({ first, count: i - first });
-      first = i;
-      used = 0;
+/** Lines that grow at their end: what is broken stays broken, however many tokens follow. */
+export class Lines {
+  readonly all: Line[] = [];
+  private tokens = 0;
+  private used = 0;
+  private ended = true;
+
+  constructor(private readonly room: number) {}
+
+  /** The next token: how wide it is, and whether a line ends after it. */
+  add(width: number, ends: boolean): void {
+    if (this.ended || this.used + width > this.room) {
+      this.all.push({ first: this.tokens, count: 0 });
+      this.used = 0;
     }
-    used += width;
-    if (breaks[i]) {
-      lines.push({ first, count: i + 1 - first });
-      first = i + 1;
-      used = 0;
-    }
-  });
-  if (first < widths.length) lines.push({ first, count: widths.length - first });
-  return lines;
+    this.all.at(-1)!.count++;
+    this.tokens++;
+    this.used += width;
+    this.ended = ends;
+  }
+
+  get count(): number {
+    return this.tokens;
+  }
 }
 
 /** The line that holds a token. */

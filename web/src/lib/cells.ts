@@ -1,0 +1,51 @@
+// What the page draws of the text: a cell for each token in sight, as plain records like the tree's chips.
+
+import { percent } from './format';
+import { tint, underline } from './heat';
+import type { PromptToken, Token } from './types';
+
+export interface Cell {
+  readonly key: number; // of the answer from 0 up, of the prompt below
+  readonly piece: string;
+  readonly bytes: string;
+  readonly look: string; // its classes
+  readonly title: string | undefined;
+  readonly tint: string;
+}
+
+export interface Told {
+  end: Token | null; // the token that ended the run
+  pin: number | null;
+  shown: number; // tokens that are there so far, where the run is played back
+  playedBack: boolean;
+  moving: boolean; // it is written or played right now
+  drafts: boolean; // guesses that were right are marked
+}
+
+export function promptCell({ piece, bytes }: PromptToken, key: number, told: Told): Cell {
+  const look = key === -1 && told.shown === 0 ? 'token given last' : 'token given';
+  return { key, piece, bytes, look, title: undefined, tint: '' };
+}
+
+export function tokenCell(token: Token, told: Told): Cell {
+  const { index, piece, bytes, source } = token;
+  const look = ['token', source];
+  if (token === told.end) look.push('end');
+  if (source === 'draft' && told.drafts) look.push('guessed');
+  if (index === told.pin) look.push('pinned');
+  if (index >= told.shown && (told.playedBack || token !== told.end)) look.push('later');
+  if (index === told.shown - 1 && told.moving) look.push('newest');
+  return { key: index, piece, bytes, look: look.join(' '), ...surpriseOf(token) };
+}
+
+const known = new WeakMap<Token, { title: string; tint: string }>();
+
+function surpriseOf(token: Token): { title: string; tint: string } {
+  let told = known.get(token);
+  if (!told) {
+    const { raw_logprob, rank } = token;
+    told = { title: `${percent(raw_logprob)}, rank ${rank}`, tint: `background:${tint(raw_logprob)};--under:${underline(raw_logprob)}px` };
+    known.set(token, told);
+  }
+  return told;
+}

@@ -1,0 +1,126 @@
+// What the page draws of the token tree: a chip for each item in sight, a wire to the one before it, and a tag
+// at the end of a branch. Plain records, so that those which have not changed are told from those which have.
+
+import { linkHorizontal } from 'd3-shape';
+import { guessTold } from './drafts';
+import { percent } from './format';
+import type { Item, Layout, Placed } from './layout';
+import type { Refusal } from './types';
+import { spoken } from './visible';
+
+export const ROW = 34;
+const CHIP = 26;
+const LONGEST_TAG = 46;
+const SURE_TO_FIT = 16; // characters, however wide
+
+export interface Chip {
+  readonly key: string;
+  readonly kind: Item['kind'];
+  readonly piece: string; // of a token; else what is written on it
+  readonly name: string; // for those who listen
+  readonly look: string; // its classes
+  readonly box: string; // where it stands
+  readonly level: number;
+  readonly index: number;
+  readonly run: string;
+  readonly id: number | undefined; // of its token
+  readonly focused: boolean;
+  readonly current: boolean;
+  readonly source: string;
+  readonly share: string; // of an alternative: the model's own probability
+  readonly refused: Refusal | null;
+  readonly guess: string;
+}
+
+export interface Wire {
+  readonly key: string;
+  readonly look: string;
+  readonly d: string;
+}
+
+export interface Tag {
+  readonly key: string;
+  readonly text: string;
+  readonly box: string;
+}
+
+export interface Window {
+  left: number;
+  right: number;
+  top: number;
+  bottom: number;
+}
+
+export interface Sight {
+  current: Placed | undefined; // always on the page, and always in its place: an element that goes takes the focus with it
+  chosen: boolean; // it is an alternative that was picked by keyboard
+  pulse: number | null; // the alternative that pulses
+  promptTokens: number;
+}
+
+export const cut = (tag: string): string => (tag.length > LONGEST_TAG ? `${tag.slice(0, LONGEST_TAG - 1)}…` : tag);
+export const promptLabel = (tokens: number): string => `prompt · ${tokens}`;
+
+/** Those within the window; all others need not be on the page. */
+export function within({ placed }: Layout, { left, right, top, bottom }: Window, also?: Placed): Placed[] {
+  return placed.filter((each) => {
+    const y = each.row * ROW;
+    return each === also || (each.x + each.width >= left && each.x <= right && y + ROW >= top && y <= bottom);
+  });
+}
+
+export function chipOf({ item, x, row, width, level }: Placed, sight: Sight): Chip {
+  const { key, kind, index, run, focused, place, alternative, refused } = item;
+  const current = sight.current?.item === item;
+  const source = kind === 'token' ? (place?.source ?? '') : '';
+  const guess = guessTold(source, refused, item.piece);
+  const look = ['item', kind, ...(source ? [source] : [])];
+  if (item.label.length > SURE_TO_FIT) look.push('long');
+  if (item.onPath) look.push('path');
+  if (focused) look.push('focused');
+  if (current && sight.chosen) look.push('chosen');
+  if (kind === 'token' && place?.beam?.fate === 'pruned') look.push('pruned');
+  if (alternative && alternative.logprob === null) look.push('removed');
+  if (alternative && alternative.id === sight.pulse) look.push('pulse');
+  return {
+    key, kind, index, run, level, focused, current, source, refused, guess,
+    piece: kind === 'prompt' ? promptLabel(sight.promptTokens) : kind === 'fold' || kind === 'more' ? item.label : item.piece,
+    name: nameOf(item, guess, sight.promptTokens),
+    look: look.join(' '),
+    box: `left:${x}px;top:${row * ROW}px;width:${width}px`,
+    id: alternative?.id ?? place?.id,
+    share: alternative ? percent(alternative.raw_logprob) : '',
+  };
+}
+
+export function tagsOf(placed: readonly Placed[]): Tag[] {
+  const ends = placed.filter(({ item }) => item.tag && item.children.length === 0);
+  return ends.map(({ item, x, row, width }) => ({ key: item.key, text: item.tag, box: `left:${x + width + 8}px;top:${row * ROW}px` }));
+}
+
+const drawn = linkHorizontal<Placed, [number, number]>()
+  .source(({ parent }) => [parent!.x + parent!.width, parent!.row * ROW + CHIP / 2])
+  .target((each) => [each.x, each.row * ROW + CHIP / 2]);
+
+export function wiresOf({ placed }: Layout, { left, right, top, bottom }: Window): Wire[] {
+  const made: Wire[] = [];
+  for (const each of placed) {
+    const { item, parent } = each;
+    if (!parent || each.x < left || parent.x > right || Math.max(each.row, parent.row) * ROW + ROW < top || Math.min(each.row, parent.row) * ROW > bottom) continue;
+    const ghost = item.kind === 'alternative' || item.kind === 'more';
+    const look = item.onPath ? 'path' : ghost ? 'ghost' : item.place?.beam?.fate === 'pruned' ? 'pruned' : '';
+    made.push({ key: item.key, look, d: drawn(each) ?? '' });
+  }
+  return made;
+}
+
+function nameOf(item: Item, guess: string, promptTokens: number): string {
+  if (item.kind === 'prompt') return `The prompt, ${promptTokens} tokens`;
+  if (item.kind === 'fold') return `${item.count} tokens, folded`;
+  if (item.kind === 'more') return `${item.count} more alternatives`;
+  if (item.alternative) return `Alternative “${spoken(item.piece)}”, ${percent(item.alternative.raw_logprob)}. Fork`;
+  const told = guess && `, ${guess}`;
+  if (item.kind === 'end') return `The end, “${spoken(item.piece)}”${told}`;
+  const fate = item.place?.beam?.fate === 'pruned' ? ', pruned' : '';
+  return `“${spoken(item.piece)}”, token ${item.index + 1}${fate}${told}${item.tag ? `, end of ${item.tag}` : ''}`;
+}

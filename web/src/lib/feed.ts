@@ -1,0 +1,105 @@
+// A tree as it grows: follows its events over broken connections, fetches what they do not tell, and keeps the
+// forest. Whoever listens hears of all that came in a frame at once.
+
+import { api, type ApiError } from './api';
+import { follow } from './events';
+import { Forest, isLive } from './forest';
+import type { TreeEvent } from './types';
+
+export interface Listener {
+  /** The forest has grown by these events; without any, by what was fetched. */
+  came: (events: readonly TreeEvent[]) => void;
+  connected: () => void;
+  away: () => void;
+  /** The server does not know this tree any more, or refuses it for good. */
+  lost: (error: ApiError) => void;
+  failed: (error: unknown) => void;
+}
+
+const ALTERNATIVES = 20;
+
+export class Feed {
+  forest = new Forest();
+  private tree: string | null = null;
+  private stop: () => void = () => {};
+  private pending: TreeEvent[] = [];
+
+  constructor(
+    private readonly listener: Listener,
+    private readonly soon: (work: () => void) => void = withTheNextFrame,
+  ) {}
+
+  /** Follow another tree from here on; what there is of it already is in the forest then. */
+  async open(tree: string): Promise<void> {
+    this.stop();
+    this.forest = new Forest();
+    this.pending = [];
+    this.tree = tree;
+    // First the connection, then what is there already: so nothing falls between the two.
+    await new Promise<void>((connected) => this.listen(tree, connected));
+    await this.load(tree);
+  }
+
+  private listen(tree: string, connected: () => void): void {
+    let broken = false;
+    this.stop = follow(tree, {
+      event: (event) => {
+        this.pending.push(event);
+        if (this.pending.length === 1) this.soon(() => this.flush());
+      },
+      open: (missed) => {
+        connected();
+        this.listener.connected();
+        if (broken && missed) this.load(tree).then(() => this.listener.came([]), this.listener.failed);
+        broken = false;
+      },
+      away: () => {
+        broken = true;
+        this.listener.away();
+      },
+      lost: (error) => {
+        connected();
+        this.listener.lost(error);
+      },
+    });
+  }
+
+  private async load(tree: string): Promise<void> {
+    const runs = (await api.tree(tree)).reverse(); // parents first
+    const wholes = await Promise.all(runs.map((run) => api.run(run.id)));
+    if (tree === this.tree) for (const whole of wholes) this.forest.whole(whole);
+  }
+
+  private flush(): void {
+    const events = this.pending;
+    this.pending = [];
+    const incomplete = new Set<string>();
+    for (const event of events) if (!this.forest.apply(event)) incomplete.add(event.run);
+    for (const event of events) if (event.kind === 'end' && !incomplete.has(event.run)) void this.details(event.run, 0);
+    for (const run of incomplete) void this.details(run);
+    this.listener.came(events);
+  }
+
+  /** What events do not tell: the prompt's tokens, the last token, the beams. */
+  async details(run: string, alternatives = ALTERNATIVES): Promise<void> {
+    try {
+      const whole = await api.run(run, alternatives);
+      if (whole.tree !== this.tree) return;
+      if (whole.end && alternatives === 0) whole.end.alternatives = (await api.run(run, ALTERNATIVES)).end?.alternatives ?? [];
+      this.forest.whole(whole);
+      this.listener.came([]);
+    } catch {
+      // The stream says what is wrong with the server, and tries again.
+    }
+  }
+
+  async ended(run: string): Promise<void> {
+    while (isLive(this.forest.runs.get(run) ?? null)) await new Promise((resolve) => setTimeout(resolve, 30));
+  }
+}
+
+/** A page that nobody looks at has no frames. */
+function withTheNextFrame(work: () => void): void {
+  if (document.hidden) setTimeout(work, 100);
+  else requestAnimationFrame(work);
+}

@@ -1,0 +1,9 @@
+// A file from the server, saved by the browser. What the server refuses is said on the page, not in a new tab.
+
+import { ask } from './api';
+
+export async function save(path: string, name: string): Promise<void> {
+  const address = URL.createObjectURL(await (await ask(path)).blob());
+  Object.assign(document.createElement('a'), { href: address, download: name }).click();
+  URL.revokeObjectURL(address);
+}

@@ -1,0 +1,23 @@
+// Where to scroll so that something comes into sight: nowhere if it is, else so that it stands well inside.
+
+export interface Point {
+  left: number;
+  top: number;
+}
+export interface Size {
+  width: number;
+  height: number;
+}
+
+const [LEFT, RIGHT] = [60, 90]; // room that it has at least on either side
+
+export function intoSight(box: Point & Size, scrolled: Point, window: Size, all: Size): Point {
+  const outside = box.left < scrolled.left + LEFT || box.left + box.width > scrolled.left + window.width - RIGHT;
+  const above = box.top < scrolled.top || box.top + box.height > scrolled.top + window.height;
+  return {
+    left: outside ? within(box.left - window.width / 2.6, all.width - window.width) : scrolled.left,
+    top: above ? within(box.top - window.height / 3, all.height - window.height) : scrolled.top,
+  };
+}
+
+const within = (value: number, most: number): number => Math.round(Math.max(0, Math.min(value, most)));

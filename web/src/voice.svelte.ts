@@ -1,0 +1,29 @@
+// What the page says aloud, to those who listen: sentences, not tokens.
+
+import { Sentences } from './lib/speech';
+import type { TreeEvent } from './lib/types';
+import { shown } from './lib/visible';
+
+export class Voice {
+  spoken = $state('');
+  private sentences = new Sentences();
+
+  say(...sentences: string[]): void {
+    if (sentences.length) this.spoken = sentences.join(' ');
+  }
+
+  /** What came of the run that is looked at. A sentence is said once it is whole. */
+  read(event: TreeEvent): void {
+    if (event.kind === 'token') this.say(...this.sentences.feed(event.token.text));
+    if (event.kind !== 'end') return;
+    const { status, usage } = event.summary;
+    const rest = this.sentences.finish();
+    const end = status === 'paused' ? 'Paused.' : `The run has ended after ${usage.completion_tokens} tokens.`;
+    this.say(...(rest ? [shown(rest).replaceAll('·', ' ')] : []), end);
+  }
+
+  /** Something else is read from here on. */
+  begin(): void {
+    this.sentences = new Sentences();
+  }
+}
