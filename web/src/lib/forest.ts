@@ -127,11 +127,12 @@ export const isLive = (run: Run | null): boolean => run !== null && (run.summary
 
 /** What a run is called where there is little room. */
 export function nameOf(run: Run): string {
-  const { name, reason, seed, sampling } = run.summary;
+  const { name, reason, seed, sample, sampling } = run.summary;
   if (name) return name;
   if (reason === 'forced') return 'fork';
   if (reason === 'edited') return 'edit';
   if (reason === 'sampled') return 'new luck';
   if (Number(sampling['beam_width']) > 1) return `${String(sampling['beam_width'])} beams`;
+  if (Number(sampling['n']) > 1) return `seed ${seed}, sample ${sample + 1}`;
   return sampling['temperature'] === 0 ? 'greedy' : `seed ${seed}`;
 }
