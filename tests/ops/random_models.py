@@ -11,15 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from glassloop import Sampling
+from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.model.cache import Branches
 from glassloop.model.config import LayerConfig, ModelConfig
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
 from glassloop.ops.native import library
 from glassloop.ops.native.ops import NativeOps
-from glassloop.ops.quant import FORMATS, Format
+from glassloop.ops.quant import FORMATS, Float32, Format
 from glassloop.ops.reference import ReferenceOps
+from glassloop.ops.rules import Chosen
 from glassloop.ops.tensor import Tensor
+from glassloop.ops.vocabulary import row_ops
 
 FLOATS = ("F32", "F16", "BF16")
 
@@ -109,6 +113,31 @@ def check(seed: int) -> None:
     # Float weights differ by rounding and float16 keys, quantized ones by 8-bit activations as well.
     error = np.abs(alone[0] - exact).max() / np.abs(exact).max()
     assert error < (0.01 if format.name in FLOATS else 0.12), f"seed {seed}: off by {error} ({format.name})"
+    check_choosing(np.stack([logits[-1] for logits in alone]), prompts)
+
+
+def check_choosing(logits: Float32, prompts: list[list[int]]) -> None:
+    """The native op set takes the tokens that NumPy takes, and leaves the logits as they were."""
+    before, width = logits.tobytes(), logits.shape[1]
+    some = list(range(0, width, 3))
+    for sampling in (
+        Sampling(temperature=0, repetition_penalty=1.3, presence_penalty=0.5),
+        Sampling(top_k=5, top_p=0.9, min_p=0.05, frequency_penalty=0.5, logprobs=64),
+        Sampling(temperature=1.7, logit_bias={0: 3.0, width - 1: -100.0}, dry_multiplier=0.8),
+        Sampling(temperature=0.5, allowed_token_ids=some, epsilon_cutoff=0.01, min_tokens=2),
+        Sampling(stages=["top_k", "repetition_penalty"], top_k=width // 2 + 1, repetition_penalty=0.5),
+    ):
+        taken = [
+            [
+                chosen.id if isinstance(chosen, Chosen) else str(chosen)
+                for chosen in choose_rows(
+                    [Decoder(sampling, width, 7, ids, ops=row_ops(name)) for ids in prompts], logits
+                )
+            ]
+            for name in ("native", "reference")
+        ]
+        assert taken[0] == taken[1], sampling
+    assert logits.tobytes() == before
 
 
 if __name__ == "__main__":
