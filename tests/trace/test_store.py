@@ -13,6 +13,9 @@ import pytest
 from engine.random_runs import PROMPT, SmallLLM, small_llm
 
 from glassloop import Run, Sampling, Store, TraceError
+from glassloop.decode.candidates import Candidates
+from glassloop.decode.chain import DEFAULT_ORDER
+from glassloop.decode.stage import REGISTER, Step, stage
 from glassloop.trace.store import default_path
 
 
@@ -84,9 +87,20 @@ def test_an_llm_with_a_store_keeps_every_run(tmp_path):
     llm.store = Store(tmp_path / "runs.db")
     run = llm.generate(PROMPT, Sampling(max_tokens=4, n=3))
     fork = run.fork(2, n=1)
-    stream = llm.stream(PROMPT, Sampling(max_tokens=50, ignore_eos=True))
-    next(stream)
-    stream.close()  # type: ignore[attr-defined]
+
+    @stage("slow", kind="mask")
+    def slow(candidates: Candidates, step: Step) -> Candidates:
+        time.sleep(0.01)  # or it might be done before we leave
+        return candidates
+
+    try:
+        stream = llm.stream(
+            PROMPT, Sampling(max_tokens=150, ignore_eos=True, stages=[*DEFAULT_ORDER, "slow"])
+        )
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+    finally:
+        REGISTER.pop("slow")
     llm.close()
     kept = {entry.id: entry for entry in llm.store.list()}
     assert {each.id for each in [*run.samples, fork]} < set(kept) and len(kept) == 5
