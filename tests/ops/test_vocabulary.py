@@ -61,7 +61,8 @@ def test_whole_vocabularies(size):
     assert made.entropy == pytest.approx(expected.entropy, abs=1e-11)
     for scale in (0.3, 1.0, 1 / 0.05):
         assert native.log_sum_exp(row, scale) == pytest.approx(vocabulary.log_sum_exp(row, scale), rel=1e-12)
-        assert native.summarize(row, 64, scale).scaled_log_sum_exp == native.log_sum_exp(row, scale)
+        decoder = Decoder(Sampling(temperature=1 / scale), len(row), 3, ops=native)
+        assert decoder.choose(row).log_sum_exp_after == native.log_sum_exp(row, decoder.scale)
 
 
 _EVERY_NUMBER = """
@@ -84,7 +85,7 @@ for made in (together, alone):
     for chosen in made:
         told.update(repr(chosen[:-3]).encode() + b"".join(each.tobytes() for each in chosen[-3:]))
     for row in rows:
-        ids, logits, *numbers = vocabulary.summarize(row, 80, 1.5)
+        ids, logits, *numbers = vocabulary.summarize(row, 80)
         told.update(ids.tobytes() + logits.tobytes() + np.array(numbers).tobytes())
         told.update(repr(vocabulary.race(3, ids, logits * 1.5, row, 1.5)).encode())
     print(told.hexdigest())

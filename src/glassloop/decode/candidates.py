@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Kind, Left, Rule
+from glassloop.ops.rules import Action, Left, Rule
 from glassloop.ops.vocabulary import Float64, Int32, Race, RowOps, Summary
 
 HEAD = 64  # how many are sorted at first
@@ -155,23 +155,23 @@ class Candidates:
 
     def following(self, rule: Rule) -> Candidates:
         """What a rule makes of them."""
-        kind, amount, which, numbers = rule
+        action, amount, which, numbers = rule
         if which is not None:
-            if kind is Kind.REMOVE:
+            if action is Action.REMOVE:
                 return self.without(which)
-            if kind is Kind.KEEP:
+            if action is Action.KEEP:
                 return self.only(which)
-            if kind is Kind.LESS:
+            if action is Action.LESS:
                 less = amount if numbers is None else amount * numbers
                 return self.moved(which, lambda logits: logits - less)
             return self.moved(which, lambda logits: np.where(logits >= 0, logits / amount, logits * amount))
-        if kind is Kind.SCALE:
+        if action is Action.SCALE:
             return self.scaled(amount)
-        if kind is Kind.FIRST:
+        if action is Action.FIRST:
             return self.first(int(amount))
-        if kind is Kind.MASS:
+        if action is Action.MASS:
             return self.with_mass(amount)
-        if kind is Kind.SHARE:
+        if action is Action.SHARE:
             return self.at_least(float(self.values[0]) + log(amount))
         return self.at_least(self.logit_of(amount))
 

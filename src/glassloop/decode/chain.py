@@ -16,7 +16,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import REGISTER, Ruling, Stage, Step
 from glassloop.errors import ModelError, SamplingError
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Asked, Kind, Rule
+from glassloop.ops.rules import Action, Asked, Rule
 from glassloop.ops.vocabulary import RowOps, Summary
 
 # First what concerns single tokens, over the whole vocabulary; then the shape of what is left.
@@ -67,13 +67,7 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
 
 
 # A model may have more logits than its tokenizer has tokens. Where that is so, this comes before all others.
-MISSING = Stage(
-    "missing",
-    "mask",
-    lambda candidates, step: candidates.without(step.missing_ids),
-    bool,
-    rule=lambda step: Rule(Kind.REMOVE, which=step.missing_ids),
-)
+MISSING = Stage.of("missing", "mask", lambda step: Rule(Action.REMOVE, which=step.missing_ids), bool)
 
 
 def first_scale(chain: tuple[Stage, ...], sampling: Sampling) -> float:
@@ -136,7 +130,7 @@ def _followed(
     """By the op set itself, which is asked again and again where somebody wants to see what is between."""
     chooser = step.ops.chooser
     assert chooser is not None
-    asked = Asked(len(summary.ids), summary.scale, [rule(step) for rule in rules], None, 0)
+    asked = Asked(len(summary.ids), 1.0, [rule(step) for rule in rules], None, 0)
 
     def after(count: int) -> Candidates:
         return Candidates.left(chooser.left(logits, asked, count), len(logits), step.ops)

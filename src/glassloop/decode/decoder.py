@@ -68,7 +68,7 @@ class Decoder:
 
     def look(self, logits: Float32, observer: Observer | None = None) -> tuple[Summary, Candidates]:
         """What the model says, and what the stages leave of it."""
-        summary = self.step.ops.summarize(logits, self.head, self.scale)
+        summary = self.step.ops.summarize(logits, self.head)
         return summary, run_chain(self.chain, logits, summary, self.step, observer)
 
     def choose(self, logits: Float32) -> Chosen:

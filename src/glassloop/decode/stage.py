@@ -76,6 +76,15 @@ class Stage(NamedTuple):
     built_in: bool = False
     rule: Ruling | None = None  # what it does, if that can be said without the candidates
 
+    @classmethod
+    def of(cls, name: str, kind: Kind, rule: Ruling, active: Callable[[Sampling], Any]) -> Stage:
+        """One of ours that says what is to be done, and leaves it to the op set."""
+
+        def run(candidates: Candidates, step: Step) -> Candidates:
+            return candidates.following(rule(step))
+
+        return cls(name, kind, run, lambda sampling: bool(active(sampling)), True, rule)
+
 
 REGISTER: dict[str, Stage] = {}
 
@@ -102,11 +111,10 @@ def built_in(name: str, kind: Kind, active: Callable[[Sampling], Any]) -> Callab
 
 
 def by_rule(name: str, kind: Kind, active: Callable[[Sampling], Any]) -> Callable[[Ruling], Ruling]:
-    """The same for a function that says what is to be done and leaves it to the op set."""
+    """The same for a function that gives a rule."""
 
     def register(rule: Ruling) -> Ruling:
-        built_in(name, kind, active)(lambda candidates, step: candidates.following(rule(step)))
-        REGISTER[name] = REGISTER[name]._replace(rule=rule)
+        REGISTER[name] = Stage.of(name, kind, rule, active)
         return rule
 
     return register

@@ -16,7 +16,7 @@ from glassloop.ops.quant import Float32
 from glassloop.ops.vocabulary import Float64, Int32
 
 
-class Kind(IntEnum):
+class Action(IntEnum):
     """In the order of ops/native/choosing.c."""
 
     DIVIDE = 0  # these ids: a positive logit divided by the amount, a negative one multiplied
@@ -31,7 +31,7 @@ class Kind(IntEnum):
 
 
 class Rule(NamedTuple):
-    kind: Kind
+    action: Action
     amount: float = 0.0
     which: NDArray[Any] | None = None  # ids, each once where they move (int32), or a mask (bool)
     numbers: Float64 | None = None  # one for each id

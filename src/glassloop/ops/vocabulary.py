@@ -33,8 +33,6 @@ class Summary(NamedTuple):
     log_sum_exp: float
     entropy: float  # in nats
     finite: bool  # False where a logit is NaN or plus infinity: then nothing else here means anything
-    scale: float  # that the caller wants log-sum-exp at, too
-    scaled_log_sum_exp: float  # of the logits times that
 
 
 class Race(NamedTuple):
@@ -55,7 +53,7 @@ class RowOps(Protocol):
     def chooser(self) -> Chooser | None:
         """Where the op set follows the rules of stages by itself."""
 
-    def summarize(self, logits: Float32, top: int, scale: float = 1.0, /) -> Summary: ...
+    def summarize(self, logits: Float32, top: int, /) -> Summary: ...
 
     def highest(self, logits: Float32, top: int, /) -> tuple[Int32, Float32]: ...
 
@@ -77,23 +75,22 @@ def row_ops(op_set: str) -> RowOps:
     return sys.modules[__name__]
 
 
-def summarize(logits: Float32, top: int, scale: float = 1.0) -> Summary:
+def summarize(logits: Float32, top: int) -> Summary:
     """The `top` highest logits (fewer if the vocabulary is smaller), and log-sum-exp and entropy over all of
-    them in float64; log-sum-exp also with the logits times a scale."""
+    them in float64."""
     peak = float(logits.max())
     if not peak < np.inf:  # NaN, or plus infinity
-        return Summary(np.empty(0, np.int32), np.empty(0, np.float32), peak, 0.0, False, scale, peak)
+        return Summary(np.empty(0, np.int32), np.empty(0, np.float32), peak, 0.0, False)
     ids, best = highest(logits, top)
     if peak == -np.inf:
-        return Summary(ids, best, peak, 0.0, True, scale, peak)
+        return Summary(ids, best, peak, 0.0, True)
     shifted = logits.astype(np.float64) - peak
     weights = np.exp(shifted)
     total = float(weights.sum())
     shifted[weights == 0] = 0.0  # minus infinity times nothing is nothing
     log_total = float(np.log(total))
     entropy = log_total - float(weights @ shifted) / total
-    scaled = peak + log_total if scale == 1 else log_sum_exp(logits, scale)
-    return Summary(ids, best, peak + log_total, entropy, True, scale, scaled)
+    return Summary(ids, best, peak + log_total, entropy, True)
 
 
 def highest(logits: Float32, top: int) -> tuple[Int32, Float32]:

@@ -11,38 +11,38 @@ import numpy as np
 from glassloop.decode.candidates import SLACK, Candidates
 from glassloop.decode.luck import coin
 from glassloop.decode.stage import Step, built_in, by_rule
-from glassloop.ops.rules import Kind, Rule
+from glassloop.ops.rules import Action, Rule
 from glassloop.ops.vocabulary import Float64
 
 
 @by_rule("temperature", "scale", lambda sampling: sampling.temperature not in (0, 1))
 def temperature(step: Step) -> Rule:
     """Below 1 sharpens, above 1 flattens. 0 is greedy: no scaling, and no luck."""
-    return Rule(Kind.SCALE, 1 / step.sampling.temperature)
+    return Rule(Action.SCALE, 1 / step.sampling.temperature)
 
 
 @by_rule("top_k", "mask", lambda sampling: sampling.top_k)
 def top_k(step: Step) -> Rule:
     """The k most likely; ties by lower id."""
-    return Rule(Kind.FIRST, step.sampling.top_k)
+    return Rule(Action.FIRST, step.sampling.top_k)
 
 
 @by_rule("top_p", "mask", lambda sampling: sampling.top_p < 1)
 def top_p(step: Step) -> Rule:
     """The nucleus: as few as will do of the most likely, with mass p together."""
-    return Rule(Kind.MASS, step.sampling.top_p)
+    return Rule(Action.MASS, step.sampling.top_p)
 
 
 @by_rule("min_p", "mask", lambda sampling: sampling.min_p)
 def min_p(step: Step) -> Rule:
     """Those at least min_p times as likely as the likeliest."""
-    return Rule(Kind.SHARE, step.sampling.min_p)
+    return Rule(Action.SHARE, step.sampling.min_p)
 
 
 @by_rule("epsilon_cutoff", "mask", lambda sampling: sampling.epsilon_cutoff)
 def epsilon_cutoff(step: Step) -> Rule:
     """Those with at least this probability."""
-    return Rule(Kind.PROBABILITY, step.sampling.epsilon_cutoff)
+    return Rule(Action.PROBABILITY, step.sampling.epsilon_cutoff)
 
 
 @built_in("typical_p", "mask", lambda sampling: sampling.typical_p < 1)

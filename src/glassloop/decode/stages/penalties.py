@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from glassloop.decode.stage import Step, by_rule
-from glassloop.ops.rules import Kind, Rule
+from glassloop.ops.rules import Action, Rule
 from glassloop.ops.vocabulary import Float64, Int32
 
 LONGEST_MATCH = 64  # DRY looks no farther back than this: by then the penalty is past all logits
@@ -14,20 +14,20 @@ LONGEST_MATCH = 64  # DRY looks no farther back than this: by then the penalty i
 @by_rule("repetition_penalty", "bias", lambda sampling: sampling.repetition_penalty != 1)
 def repetition_penalty(step: Step) -> Rule:
     """Tokens of prompt and answer: a positive logit is divided, a negative one multiplied."""
-    return Rule(Kind.DIVIDE, step.sampling.repetition_penalty, step.history.seen)
+    return Rule(Action.DIVIDE, step.sampling.repetition_penalty, step.history.seen)
 
 
 @by_rule("presence_penalty", "bias", lambda sampling: sampling.presence_penalty)
 def presence_penalty(step: Step) -> Rule:
     """Tokens of the answer: the same amount off each."""
     ids, _ = step.history.generated
-    return Rule(Kind.LESS, step.sampling.presence_penalty, ids)
+    return Rule(Action.LESS, step.sampling.presence_penalty, ids)
 
 
 @by_rule("frequency_penalty", "bias", lambda sampling: sampling.frequency_penalty)
 def frequency_penalty(step: Step) -> Rule:
     """Tokens of the answer: an amount off for each time it came."""
-    return Rule(Kind.LESS, step.sampling.frequency_penalty, *step.history.generated)
+    return Rule(Action.LESS, step.sampling.frequency_penalty, *step.history.generated)
 
 
 @by_rule("no_repeat_ngram", "mask", lambda sampling: sampling.no_repeat_ngram_size)
@@ -39,7 +39,7 @@ def no_repeat_ngram(step: Step) -> Rule:
         if not len(starts):
             break
         starts = starts[tokens[starts + offset] == tokens[len(tokens) - size + 1 + offset]]
-    return Rule(Kind.REMOVE, which=tokens[starts + size - 1])
+    return Rule(Action.REMOVE, which=tokens[starts + size - 1])
 
 
 @by_rule("dry", "bias", lambda sampling: sampling.dry_multiplier)
@@ -49,7 +49,7 @@ def dry(step: Step) -> Rule:
     ids, lengths = _continuations(step.history.tokens, step.sampling.dry_allowed_length)
     beyond = lengths - step.sampling.dry_allowed_length
     amounts = step.sampling.dry_multiplier * np.power(step.sampling.dry_base, beyond)
-    return Rule(Kind.LESS, 1.0, ids, amounts)
+    return Rule(Action.LESS, 1.0, ids, amounts)
 
 
 def _continuations(tokens: Int32, shortest: int) -> tuple[Int32, Float64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from glassloop.decode.stage import Step, by_rule
-from glassloop.ops.rules import Kind, Rule
+from glassloop.ops.rules import Action, Rule
 
 _NONE = np.empty(0, np.int32)
 
@@ -15,7 +15,7 @@ def logit_bias(step: Step) -> Rule:
     """A number is added to the logits of some tokens."""
     bias = step.sampling.logit_bias
     amounts = np.fromiter(bias.values(), np.float64, len(bias))
-    return Rule(Kind.LESS, -1.0, np.fromiter(bias, np.int32, len(bias)), amounts)
+    return Rule(Action.LESS, -1.0, np.fromiter(bias, np.int32, len(bias)), amounts)
 
 
 @by_rule("allowed_tokens", "mask", lambda sampling: sampling.allowed_token_ids is not None)
@@ -23,25 +23,25 @@ def allowed_tokens(step: Step) -> Rule:
     """No token but these."""
     allowed = np.zeros(step.vocab_size, np.bool_)
     allowed[list(step.sampling.allowed_token_ids or ())] = True
-    return Rule(Kind.KEEP, which=allowed)
+    return Rule(Action.KEEP, which=allowed)
 
 
 @by_rule("bad_words", "mask", lambda sampling: sampling.bad_words)
 def bad_words(step: Step) -> Rule:
     """No token that would complete one of these texts or sequences."""
     assert step.bad_words is not None
-    return Rule(Kind.REMOVE, which=step.bad_words.banned(step.history.tokens))
+    return Rule(Action.REMOVE, which=step.bad_words.banned(step.history.tokens))
 
 
 @by_rule("min_tokens", "mask", lambda sampling: sampling.min_tokens)
 def min_tokens(step: Step) -> Rule:
     """No token that would end the text before it has so many."""
     enough = step.history.generated_length >= step.sampling.min_tokens
-    return Rule(Kind.REMOVE, which=_NONE if enough else step.ending_ids)
+    return Rule(Action.REMOVE, which=_NONE if enough else step.ending_ids)
 
 
 @by_rule("grammar", "mask", lambda sampling: sampling.constraint is not None)
 def grammar(step: Step) -> Rule:
     """No token that the schema, expression or grammar has no room for."""
     assert step.grammar is not None
-    return Rule(Kind.KEEP, which=step.grammar.mask())
+    return Rule(Action.KEEP, which=step.grammar.mask())

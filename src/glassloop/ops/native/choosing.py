@@ -98,11 +98,11 @@ def _writable(logits: Float32) -> Float32:
 
 def _packed(rules: Sequence[Rule]) -> bytearray:
     packed = bytearray(_RULE.size * len(rules) + 1)
-    for number, (kind, amount, which, numbers) in enumerate(rules):
+    for number, (action, amount, which, numbers) in enumerate(rules):
         _RULE.pack_into(
             packed,
             _RULE.size * number,
-            kind,
+            action,
             0 if which is None else len(which),
             amount,
             0 if which is None else address(which),

@@ -127,7 +127,7 @@ def library() -> ctypes.CDLL:
     lib.gl_pack.restype = None
     lib.gl_join_strings.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
     lib.gl_join_strings.restype = c_int64
-    lib.gl_summarize.argtypes = [c_void_p, c_int64, c_int64, c_double, c_void_p, c_void_p, c_void_p]
+    lib.gl_summarize.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p]
     lib.gl_summarize.restype = None
     lib.gl_highest.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     lib.gl_highest.restype = None

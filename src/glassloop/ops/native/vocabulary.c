@@ -136,11 +136,13 @@ void gl_look(const float *const *row, int64_t rows, int64_t count, int64_t top, 
     free(s.sums);
 }
 
-void gl_summarize(const float *logits, int64_t count, int64_t top, double scale, int32_t *ids, float *values,
-                  gl_sums *sums) {
+void gl_summarize(const float *logits, int64_t count, int64_t top, int32_t *ids, float *values, double *sums) {
     gl_candidate *found = malloc(top * sizeof *found + 1);
-    gl_look(&logits, 1, count, top, &scale, found, sums);
+    gl_sums all;
+    gl_look(&logits, 1, count, top, &(double){1}, found, &all);
     for (int64_t i = 0; i < top; i++) ids[i] = found[i].id, values[i] = found[i].value;
+    sums[0] = all.log_sum_exp;
+    sums[1] = all.entropy;
     free(found);
 }
 

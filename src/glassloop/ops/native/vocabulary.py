@@ -16,15 +16,13 @@ from glassloop.ops.vocabulary import Float64, Int32, Race, Summary
 chooser: Chooser = choosing
 
 
-def summarize(logits: Float32, top: int, scale: float = 1.0) -> Summary:
+def summarize(logits: Float32, top: int) -> Summary:
     logits = np.ascontiguousarray(logits)
     top = min(top, len(logits))
-    ids, best, sums = np.empty(top, np.int32), np.empty(top, np.float32), np.empty(3)
-    library().gl_summarize(
-        address(logits), len(logits), top, scale, address(ids), address(best), address(sums)
-    )
-    lse, entropy, scaled = sums.tolist()
-    return Summary(ids, best, lse, entropy, lse == lse, scale, scaled)  # NaN is not itself
+    ids, best, sums = np.empty(top, np.int32), np.empty(top, np.float32), np.empty(2)
+    library().gl_summarize(address(logits), len(logits), top, address(ids), address(best), address(sums))
+    lse, entropy = sums.tolist()
+    return Summary(ids, best, lse, entropy, lse == lse)  # NaN is not itself
 
 
 def highest(logits: Float32, top: int) -> tuple[Int32, Float32]:
