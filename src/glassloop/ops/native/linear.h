@@ -1,0 +1,207 @@
+/* Packed weights: rows times a matrix, and single rows of it for the embedding. Included by kernels.h. */
+
+/* ---- linear ---- */
+
+#define ROWS_A_UNIT 48 /* a multiple of MOST_ROWS */
+
+INLINE vf load_scale(const uint8_t *at, int wide) {
+    return wide ? vf_load((const float *)at) : vf_load_half((const uint16_t *)at);
+}
+
+#if LANES == 16
+#define MOST_ROWS 12
+#else
+#define MOST_ROWS 4
+#endif
+
+/* One tile (LANES outputs) times ROWS rows. The block is unpacked once and used for all of them; a sum's next term
+ * comes a round of rows later, when the last one is through the processor's pipeline. */
+INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quantized_row *x, vf *out, const int rows,
+                           const int packing, const int minimum, const int wide, const int halves) {
+    const int64_t blocks = gl_padded(m->in) / GL_BLOCK;
+    const int vector = (wide ? 4 : 2) * LANES;
+    const int groups = halves ? 2 : 1;
+    for (int r = 0; r < rows; r++) out[r] = vf_set(0.0f);
+    for (int64_t b = 0; b < blocks; b++) {
+        vf scale[2], low = vf_set(0.0f);
+        for (int g = 0; g < groups; g++, tile += vector) scale[g] = load_scale(tile, wide);
+        if (minimum) low = load_scale(tile, wide), tile += vector;
+        vi first[MOST_ROWS], second[MOST_ROWS]; /* sums of the one or two groups */
+        for (int r = 0; r < rows; r++) first[r] = second[r] = vi_zero();
+        if (packing == GL_Q4) {
+            /* Byte i of vector j: input 4j + i in the low half, input 16 + 4j + i in the high half. */
+            #pragma GCC unroll 4
+            for (int j = 0; j < 4; j++, tile += 4 * LANES) {
+                vi packed = vi_load(tile), low_half = low_nibbles(packed), high_half = high_nibbles(packed);
+                #pragma GCC unroll 12
+                for (int r = 0; r < rows; r++)
+                    first[r] = dot_small(first[r], low_half, four_bytes(x[r].codes + b * GL_BLOCK + 4 * j));
+                #pragma GCC unroll 12
+                for (int r = 0; r < rows; r++)
+                    first[r] = dot_small(first[r], high_half, four_bytes(x[r].codes + b * GL_BLOCK + 16 + 4 * j));
+            }
+        } else {
+            #pragma GCC unroll 8
+            for (int j = 0; j < 8; j++, tile += 4 * LANES) {
+                vi weights = signed_weights(vi_load(tile));
+                #pragma GCC unroll 12
+                for (int r = 0; r < rows; r++) {
+                    vi four = four_bytes(x[r].codes + b * GL_BLOCK + 4 * j);
+                    if (halves && j >= 4) second[r] = dot_signed(second[r], weights, four);
+                    else first[r] = dot_signed(first[r], weights, four);
+                }
+            }
+        }
+        #pragma GCC unroll 12
+        for (int r = 0; r < rows; r++) {
+            const gl_block *block = x[r].block + b;
+            vf value;
+            if (packing == GL_Q4) value = vf_from_vi(dot_small_sum(first[r]));
+            else value = vf_from_vi(dot_signed_sum(first[r], halves ? block->halves[0] : block->halves[0] + block->halves[1]));
+            if (packing == GL_Q4 && !minimum) value = vf_sub(value, vf_set(8.0f * block->sum));
+            value = minimum ? vf_fma(value, scale[0], vf_mul(low, vf_set(block->sum))) : vf_mul(value, scale[0]);
+            if (halves) value = vf_fma(vf_from_vi(dot_signed_sum(second[r], block->halves[1])), scale[1], value);
+            out[r] = vf_fma(value, vf_set(block->scale), out[r]);
+        }
+    }
+}
+
+INLINE void float_tile(const gl_matrix *m, const uint8_t *tile, const float *x, int64_t stride, vf *out, const int rows,
+                       const int packing) {
+    for (int r = 0; r < rows; r++) out[r] = vf_set(0.0f);
+    for (int64_t k = 0; k < m->in; k++) {
+        vf weights = packing == GL_F32   ? vf_load((const float *)tile + k * LANES)
+                     : packing == GL_F16 ? vf_load_half((const uint16_t *)tile + k * LANES)
+                                         : vf_load_bf16((const uint16_t *)tile + k * LANES);
+        for (int r = 0; r < rows; r++) out[r] = vf_fma(weights, vf_set(x[r * stride + k]), out[r]);
+    }
+}
+
+/* Outputs from `first` on of a row, `at` being where the row begins in its buffer. */
+INLINE void store_outputs(const gl_program *p, const gl_op *op, int64_t at, int64_t first, vf sum) {
+    int64_t count = op->matrix->out - first;
+    float *y = p->buffers[op->out].values + at + first;
+    const float *bias = op->bias ? op->bias + first : NULL, *onto = op->b >= 0 ? p->buffers[op->b].values + at + first : NULL;
+    if (count >= LANES) {
+        if (bias) sum = vf_add(sum, vf_load(bias));
+        vf_store(y, onto ? vf_add(vf_load(onto), sum) : sum);
+        return;
+    }
+    float lane[LANES];
+    vf_store(lane, sum);
+    for (int64_t i = 0; i < count; i++) {
+        if (bias) lane[i] += bias[i];
+        y[i] = onto ? onto[i] + lane[i] : lane[i];
+    }
+}
+
+/* `rows` rows from `row` on, times the tiles from `tile` to `last`. */
+INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const int rows, int64_t tile, int64_t last,
+                        const int packing, const int minimum, const int wide, const int halves) {
+    const gl_matrix *m = op->matrix;
+    const gl_buffer *in = &p->buffers[op->a];
+    const int fine = packing >= GL_Q4 && op->i0; /* then every row is two: see quantize_columns */
+    const int64_t at = (fine ? row / 2 : row) * m->out; /* where the first row's outputs go */
+    quantized_row x[MOST_ROWS];
+    if (packing >= GL_Q4)
+        for (int r = 0; r < rows; r++) x[r] = row_of(in->quantized, row + r, m->in);
+    for (; tile < last; tile++) {
+        vf out[MOST_ROWS];
+        const uint8_t *data = m->data + tile * m->tile_bytes;
+        if (packing >= GL_Q4) quantized_tile(m, data, x, out, rows, packing, minimum, wide, halves);
+        else float_tile(m, data, in->values + row * m->in, m->in, out, rows, packing);
+        if (fine)
+            for (int r = 0; r + 1 < rows; r += 2) store_outputs(p, op, at + r / 2 * m->out, tile * LANES, vf_add(out[r], out[r + 1]));
+        else
+            for (int r = 0; r < rows; r++) store_outputs(p, op, at + r * m->out, tile * LANES, out[r]);
+    }
+}
+
+#define LINEAR(name, packing, minimum, wide, halves)                                                               \
+    static void name(const gl_program *p, const gl_op *op, int64_t row, int64_t end, int64_t tile, int64_t last) { \
+        for (; row + MOST_ROWS <= end; row += MOST_ROWS)                                                           \
+            linear_rows(p, op, row, MOST_ROWS, tile, last, packing, minimum, wide, halves);                        \
+        if (MOST_ROWS > 8 && row + 8 <= end) {                                                                     \
+            linear_rows(p, op, row, 8, tile, last, packing, minimum, wide, halves);                                \
+            row += 8;                                                                                              \
+        }                                                                                                          \
+        if (MOST_ROWS > 4 && row + 4 <= end) {                                                                     \
+            linear_rows(p, op, row, 4, tile, last, packing, minimum, wide, halves);                                \
+            row += 4;                                                                                              \
+        }                                                                                                          \
+        if (row + 2 <= end) {                                                                                      \
+            linear_rows(p, op, row, 2, tile, last, packing, minimum, wide, halves);                                \
+            row += 2;                                                                                              \
+        }                                                                                                          \
+        if (row < end) linear_rows(p, op, row, 1, tile, last, packing, minimum, wide, halves);                     \
+    }
+LINEAR(linear_f32, GL_F32, 0, 0, 0)
+LINEAR(linear_f16, GL_F16, 0, 0, 0)
+LINEAR(linear_bf16, GL_BF16, 0, 0, 0)
+LINEAR(linear_q4, GL_Q4, 1, 0, 0)
+LINEAR(linear_q4_centred, GL_Q4, 0, 0, 0)
+LINEAR(linear_q4_wide, GL_Q4, 1, 1, 0)
+LINEAR(linear_q8, GL_Q8, 0, 0, 0)
+LINEAR(linear_q8_minimum, GL_Q8, 1, 0, 0)
+LINEAR(linear_q8_wide_minimum, GL_Q8, 1, 1, 0)
+LINEAR(linear_q8_halves, GL_Q8, 0, 1, 1)
+
+/* Few outputs a unit where there are few rows, so that threads finish together; with many, enough that the rows are
+ * read from the nearest cache for most of them. */
+INLINE int64_t tiles_a_unit(const gl_matrix *m, int64_t rows) {
+    int64_t tiles = parts_of(m->out, LANES);
+    return MAX(1, MIN(64 / LANES, tiles / (rows < ROWS_A_UNIT ? 32 : 8)));
+}
+
+static void linear(const gl_program *p, const gl_op *op, int64_t rows, int64_t unit) {
+    const gl_matrix *m = op->matrix;
+    int64_t tiles = parts_of(m->out, LANES), each = tiles_a_unit(m, rows), across = parts_of(tiles, each);
+    int64_t row = unit / across * ROWS_A_UNIT, end = MIN(row + ROWS_A_UNIT, rows);
+    int64_t tile = unit % across * each, last = MIN(tile + each, tiles);
+    switch (m->packing) {
+    case GL_F32: linear_f32(p, op, row, end, tile, last); break;
+    case GL_F16: linear_f16(p, op, row, end, tile, last); break;
+    case GL_BF16: linear_bf16(p, op, row, end, tile, last); break;
+    case GL_Q4:
+        (m->wide_scale ? linear_q4_wide : m->has_minimum ? linear_q4 : linear_q4_centred)(p, op, row, end, tile, last);
+        break;
+    default:
+        if (m->half_groups) linear_q8_halves(p, op, row, end, tile, last);
+        else if (!m->has_minimum) linear_q8(p, op, row, end, tile, last);
+        else (m->wide_scale ? linear_q8_wide_minimum : linear_q8_minimum)(p, op, row, end, tile, last);
+    }
+}
+
+/* ---- embedding ---- */
+
+/* Value `k` of output `row`, out of the packed form. */
+static float packed_value(const gl_matrix *m, int64_t row, int64_t k) {
+    const uint8_t *tile = m->data + row / LANES * m->tile_bytes;
+    int lane = (int)(row % LANES);
+    if (m->packing == GL_F32) return ((const float *)tile)[k * LANES + lane];
+    if (m->packing == GL_F16) return half_to_float(((const uint16_t *)tile)[k * LANES + lane]);
+    if (m->packing == GL_BF16) {
+        uint32_t bits = (uint32_t)((const uint16_t *)tile)[k * LANES + lane] << 16;
+        float f;
+        memcpy(&f, &bits, 4);
+        return f;
+    }
+    int size = m->wide_scale ? 4 : 2, groups = m->half_groups ? 2 : 1;
+    int64_t codes = GL_BLOCK * LANES / (m->packing == GL_Q4 ? 2 : 1);
+    const uint8_t *block = tile + k / GL_BLOCK * ((groups + m->has_minimum) * size * LANES + codes);
+    int i = (int)(k % GL_BLOCK), group = m->half_groups ? i / 16 : 0;
+    #define SCALE(at) (m->wide_scale ? ((const float *)block)[(at) * LANES + lane] : half_to_float(((const uint16_t *)block)[(at) * LANES + lane]))
+    float scale = SCALE(group), low = m->has_minimum ? SCALE(groups) : 0.0f;
+    const uint8_t *code = block + (groups + m->has_minimum) * size * LANES;
+    if (m->packing == GL_Q4) {
+        uint8_t both = code[i % 16 / 4 * 4 * LANES + 4 * lane + i % 4];
+        return scale * (float)((i < 16 ? both & 15 : both >> 4) - (m->has_minimum ? 0 : 8)) + low;
+    }
+    return scale * (float)(int8_t)code[i / 4 * 4 * LANES + 4 * lane + i % 4] + low;
+}
+
+static void embed(const gl_program *p, const gl_op *op, int64_t row) {
+    const int32_t *ids = op->i0 == GL_TOKENS ? p->batch->tokens : p->batch->positions;
+    float *out = p->buffers[op->out].values + row * op->width;
+    for (int64_t k = 0; k < op->width; k++) out[k] = packed_value(op->matrix, ids[row], k) * op->f0;
+}
