@@ -108,12 +108,11 @@ def compare(random, size, ops=row_ops("reference")):
     assert chosen.rank == 1 + by_model.index(token), told
     entropy = -sum(np.exp(x) * x for x in raw if x > -700)
     assert chosen.entropy == pytest.approx(entropy, rel=10 * near, abs=10 * near), told
-    assert chosen.alternative_ids.tolist() == by_model[: sampling.logprobs], told
-    after = naive.logits[chosen.alternative_ids] - chosen.log_sum_exp_after
-    assert chosen.alternative_logprobs == pytest.approx(after, rel=near, abs=near), told
-    assert chosen.alternative_raw_logprobs == pytest.approx(
-        raw[chosen.alternative_ids], rel=near, abs=near
-    ), told
+    told_of = chosen.alternatives
+    assert told_of["id"].tolist() == by_model[: sampling.logprobs], told
+    after = naive.logits[told_of["id"]] - chosen.log_sum_exp_after
+    assert told_of["logprob"] == pytest.approx(after, rel=near, abs=near), told
+    assert told_of["raw_logprob"] == pytest.approx(raw[told_of["id"]], rel=near, abs=near), told
     assert chosen.survivors in (None, len(naive.ranked)), told
     return True
 

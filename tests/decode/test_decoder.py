@@ -150,7 +150,8 @@ def test_a_logit_without_a_token_is_never_chosen(options):
     decoder = Decoder(Sampling(**options), size, 5, tokenizer=tokenizer)
     chosen = decoder.choose(logits)
     assert chosen.id < tokenizer.vocab_size and chosen.rank > 20
-    assert (chosen.alternative_logprobs == -np.inf).all() and (chosen.alternative_raw_logprobs > -4).all()
+    likely = chosen.alternatives
+    assert (likely["logprob"] == -np.inf).all() and (likely["raw_logprob"] > -4).all()
     assert Decoder(Sampling(**options), size, 5).choose(logits).id >= tokenizer.vocab_size
 
 

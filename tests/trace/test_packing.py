@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassloop.ops.rules import Chosen
+from glassloop.ops.rules import Chosen, tell
 from glassloop.trace.columns import pack, unpack
 from glassloop.trace.packing import SOURCES, pack_tokens, unpack_tokens
 from glassloop.trace.token import Token
@@ -45,9 +45,9 @@ def tokens(draw) -> Token:
         margin=draw(NUMBERS),
         runner_up=draw(st.none() | IDS),
         survivors=draw(st.none() | IDS),
-        alternative_ids=np.array(draw(st.lists(IDS, min_size=count, max_size=count)), np.int32),
-        alternative_logprobs=after[1:],
-        alternative_raw_logprobs=raw[1:],
+        told=tell(
+            np.array(draw(st.lists(IDS, min_size=count, max_size=count)), np.int32), after[1:], raw[1:]
+        ),
     )
     data = _piece(chosen.id).encode() if chosen.id % 3 else bytes([chosen.id % 256, 0xFF])
     text, source = draw(st.text(max_size=5)), draw(st.sampled_from(SOURCES))
@@ -63,7 +63,7 @@ def bits(token: Token) -> tuple[object, ...]:
     numbers = (chosen.logprob, chosen.raw_logprob, chosen.entropy, chosen.luck, chosen.margin, token.seconds)
     sums = (chosen.log_sum_exp, chosen.log_sum_exp_after, chosen.scale)
     rest = (chosen.survivors, token.source, token.sample, [each.text for each in token.alternatives])
-    return token.record[:7], token.record[-3:], struct.pack("<9d", *numbers, *sums), rest
+    return token.record[:7], token.chosen.told, struct.pack("<9d", *numbers, *sums), rest
 
 
 @settings(max_examples=300, deadline=None)

@@ -22,7 +22,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Step
 from glassloop.errors import SamplingError
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Asked, Chosen
+from glassloop.ops.rules import Asked, Chosen, Rules, tell
 from glassloop.ops.vocabulary import Int32, Race, RowOps, Summary, row_ops
 from glassloop.text.tokenizer import Tokenizer
 
@@ -47,7 +47,8 @@ class Decoder:
         self.sampling = sampling
         missing = _missing_ids(vocab_size, tokenizer)
         self.chain = ((MISSING,) if len(missing) else ()) + build_chain(sampling, vocab_size)
-        self._rules = rules_of(self.chain, ops)
+        self._rulings = rules_of(self.chain, ops)
+        self._fixed: Rules | None = None  # the rules, once they are known, if they stay the same
         self.history = History(prompt)
         self.scale = first_scale(self.chain, sampling)
         # Room for top-k, and for a few that penalties may push out of it.
@@ -78,13 +79,18 @@ class Decoder:
             raise made
         return made
 
-    def asked(self) -> Asked | None:
-        """What an op set needs to know to choose by itself; None where stages have to look at the row."""
-        if self._rules is None:
+    def asked(self, place: int = 0) -> Asked | None:
+        """What an op set needs to know to choose from this row by itself; None where stages have to look."""
+        if self._rulings is None:
             return None
         step, sampling = self.step, self.sampling
+        rules = self._fixed
+        if rules is None:
+            rules = Rules(rule(step) for rule in self._rulings)
+            if all(stage.fixed for stage in self.chain):
+                self._fixed = rules
         key = None if sampling.greedy else luck_key(step.seed, step.salt, step.position)
-        return Asked(self.head, self.scale, [rule(step) for rule in self._rules], key, sampling.logprobs)
+        return Asked(place, self.head, self.scale, rules, key, sampling.logprobs)
 
     def walk(self, logits: Float32) -> Chosen:
         """Choose by the stages, one after the other."""
@@ -116,9 +122,7 @@ class Decoder:
             margin=0.0,
             runner_up=None,
             survivors=None,
-            alternative_ids=summary.ids[:wanted],
-            alternative_logprobs=theirs,
-            alternative_raw_logprobs=theirs,
+            told=tell(summary.ids[:wanted], theirs, theirs),
         )
 
     def ends_with(self, token: int) -> bool:
@@ -130,7 +134,7 @@ class Decoder:
         wanted = self.sampling.logprobs
         favourites = summary.ids[:wanted]
         rank_after = 1 + choice.place if choice.place < len(left.ids) else _rank_among(left, token)
-        theirs = left.logits_of(favourites) - lse
+        theirs = np.subtract(summary.logits[:wanted], summary.log_sum_exp, dtype=np.float64)
         return Chosen(
             id=token,
             logprob=choice.logit - lse,
@@ -145,11 +149,7 @@ class Decoder:
             margin=choice.margin,
             runner_up=choice.runner_up,
             survivors=len(left.ids) if left.complete else None,
-            alternative_ids=favourites,
-            alternative_logprobs=theirs,
-            alternative_raw_logprobs=np.subtract(
-                summary.logits[:wanted], summary.log_sum_exp, dtype=np.float64
-            ),
+            told=tell(favourites, left.logits_of(favourites) - lse, theirs),
         )
 
     def commit(self, token: int) -> None:
@@ -196,20 +196,22 @@ def choose_rows(
     Each gets what `choose` would have given it alone. An error is the branch's own, and in its place.
     """
     places = range(len(decoders)) if places is None else places
-    made: list[Chosen | Exception | None] = [None] * len(decoders)  # None: nobody has said
-    asked: list[tuple[int, Asked]] = []
-    for number, decoder in enumerate(decoders):
+    made: list[Chosen | Exception | None] = []  # None: nobody has said
+    asked: list[Asked] = []
+    numbers: list[int] = []  # of those who ask
+    for number, (decoder, place) in enumerate(zip(decoders, places, strict=True)):
         try:
-            wish = decoder.asked()
-            if wish is not None:
-                asked.append((number, wish))
-        except Exception as error:
-            made[number] = error
+            wish, error = decoder.asked(place), None
+        except Exception as raised:
+            wish, error = None, raised
+        made.append(error)
+        if wish is not None:
+            asked.append(wish)
+            numbers.append(number)
     if asked:
         chooser = decoders[0].step.ops.chooser
         assert chooser is not None
-        found = chooser.choose(logits, [places[number] for number, _ in asked], [wish for _, wish in asked])
-        for (number, _), chosen in zip(asked, found, strict=True):
+        for number, chosen in zip(numbers, chooser.choose(logits, asked), strict=True):
             made[number] = chosen
     return [
         _walked(decoders[number], logits[places[number]]) if told is None else told

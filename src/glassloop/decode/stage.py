@@ -75,15 +75,18 @@ class Stage(NamedTuple):
     active: Callable[[Sampling], bool]  # whether a request asks for it; a stage of a user's is asked by name
     built_in: bool = False
     rule: Ruling | None = None  # what it does, if that can be said without the candidates
+    fixed: bool = False  # and is the same at every step
 
     @classmethod
-    def of(cls, name: str, kind: Kind, rule: Ruling, active: Callable[[Sampling], Any]) -> Stage:
+    def of(
+        cls, name: str, kind: Kind, rule: Ruling, active: Callable[[Sampling], Any], fixed: bool = False
+    ) -> Stage:
         """One of ours that says what is to be done, and leaves it to the op set."""
 
         def run(candidates: Candidates, step: Step) -> Candidates:
             return candidates.following(rule(step))
 
-        return cls(name, kind, run, lambda sampling: bool(active(sampling)), True, rule)
+        return cls(name, kind, run, lambda sampling: bool(active(sampling)), True, rule, fixed)
 
 
 REGISTER: dict[str, Stage] = {}
@@ -110,11 +113,13 @@ def built_in(name: str, kind: Kind, active: Callable[[Sampling], Any]) -> Callab
     return stage(name, kind=kind, active=lambda sampling: bool(active(sampling)), built_in=True)
 
 
-def by_rule(name: str, kind: Kind, active: Callable[[Sampling], Any]) -> Callable[[Ruling], Ruling]:
-    """The same for a function that gives a rule."""
+def by_rule(
+    name: str, kind: Kind, active: Callable[[Sampling], Any], *, fixed: bool = False
+) -> Callable[[Ruling], Ruling]:
+    """The same for a function that gives a rule; a fixed one is asked for it once in a request."""
 
     def register(rule: Ruling) -> Ruling:
-        REGISTER[name] = Stage.of(name, kind, rule, active)
+        REGISTER[name] = Stage.of(name, kind, rule, active, fixed)
         return rule
 
     return register

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, groupby
+from operator import attrgetter
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.decode.stop import Ending
@@ -22,6 +23,7 @@ from glassloop.engine.tree import KVTree
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch
 from glassloop.ops.quant import Float32
+from glassloop.ops.rules import Chosen
 from glassloop.ops.vocabulary import row_ops
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run
@@ -29,6 +31,8 @@ from glassloop.trace.token import Pieces
 
 if TYPE_CHECKING:
     from glassloop.engine.draft_model import DraftModel
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -89,7 +93,7 @@ class Loop:
     def fail_all(self, error: Exception) -> None:
         for tasks in list(self._tasks.values()):
             for task in list(tasks):
-                self._do(task, lambda task=task: task.fail(error))  # type: ignore[misc]
+                self._do(task, task.fail, error)
 
     @property
     def busy(self) -> bool:
@@ -99,10 +103,10 @@ class Loop:
 
     def step(self) -> None:
         began = perf_counter()
-        for request in list(self._tasks):
+        for request in [each for each in self._tasks if each.is_late or each.abandoned]:
             if request.is_late:
                 self._finish(request, Ending("timeout", f"after {request.sampling.timeout:g} s"))
-            elif request.abandoned:
+            else:
                 self.cancel(request)
         self._pace.rows = max(1, len(self.scheduler.running))
         works = self.scheduler.plan()
@@ -121,7 +125,7 @@ class Loop:
         for work in works:
             self.tree.computed(work.path)
         if len(logits):
-            self._hand_out(works, _rows(works, logits))
+            self._hand_out(works, logits)
         if len(logits) == len(batch.tokens):  # no prompts: what a step of so many rows costs
             self._pace.saw(len(logits), computed - ready)
         counters = self.counters
@@ -130,18 +134,15 @@ class Loop:
         counters.forward_seconds += computed - ready
         counters.step_seconds += perf_counter() - began
 
-    def _hand_out(self, works: list[Work], rows: list[Row]) -> None:
-        """Each task gets its rows and moves on by them."""
-        gathered: dict[Task, list[Row]] = {}
+    def _hand_out(self, works: list[Work], logits: Float32) -> None:
+        """Each task gets its rows and moves on by them. The rows of a task stand together."""
+        chosen = _choose_together(works, logits)
         at = 0
-        for work in works:
-            gathered.setdefault(work.task, []).extend(rows[at : at + work.wanted])
-            at += work.wanted
-        for task, own in gathered.items():
-            if not own:
-                continue
-            self._do(task, lambda task=task, own=own: task.advance(own))  # type: ignore[misc]
-            if isinstance(task, Sample) and not task.ended:
+        for task, own in groupby(works, key=attrgetter("task")):
+            first, at = at, at + sum([work.wanted for work in own])
+            if at > first:
+                self._do(task, task.advance, [Row(logits, row, chosen.get(row)) for row in range(first, at)])
+            if at > first + 1 and isinstance(task, Sample) and not task.ended:
                 self._take_back(task)
 
     def _take_back(self, sample: Sample) -> None:
@@ -163,22 +164,22 @@ class Loop:
             sample.branches = [first.branch.fork(self.tree)]
             self._tasks[request].append(sample)
             self.scheduler.add(sample, running=True)
-            self._do(sample, lambda sample=sample: sample.advance([row]))  # type: ignore[misc]
+            self._do(sample, sample.advance, [row])
 
     def _make_way(self) -> None:
         """Nothing can be computed. If somebody is waiting all the same, then even alone he has no room."""
         if self.scheduler.waiting:
             task = self.scheduler.waiting[0]
-            self._do(task, lambda: task.finish(Ending("length", "kv memory")))
+            self._do(task, task.finish, Ending("length", "kv memory"))
 
     def _finish(self, request: Request, ending: Ending) -> None:
         for task in list(self._tasks.get(request, ())):
-            self._do(task, lambda task=task: task.finish(ending))  # type: ignore[misc]
+            self._do(task, task.finish, ending)
 
-    def _do(self, task: Task, action: Callable[[], None]) -> None:
+    def _do(self, task: Task, action: Callable[[T], None], given: T) -> None:
         """What goes wrong in a task is its own affair; one that has ended gives back what it held."""
         try:
-            action()
+            action(given)
         except Exception as error:
             task.fail(error)
         if not task.ended:
@@ -230,17 +231,16 @@ class Loop:
         )
 
 
-def _rows(works: list[Work], logits: Float32) -> list[Row]:
-    """The rows of logits for their tasks. Those who have only to choose do so together."""
-    decoders, places, at = [], [], 0
+def _choose_together(works: list[Work], logits: Float32) -> dict[int, Chosen | Exception]:
+    """The choices, by row, of those who have only to choose from the next row of logits."""
+    decoders, rows, at = [], [], 0
     for work in works:
         decoder = work.task.ready if work.wanted else None
         if decoder is not None:
             decoders.append(decoder)
-            places.append(at)
+            rows.append(at)
         at += work.wanted
-    chosen = dict(zip(places, choose_rows(decoders, logits, places), strict=True))
-    return [Row(logits, place, chosen.get(place)) for place in range(at)]
+    return dict(zip(rows, choose_rows(decoders, logits, rows), strict=True))
 
 
 def _note_start(work: Work, now: float) -> None:

@@ -174,9 +174,7 @@ def _numbers(chosen: Chosen) -> tuple[object, ...]:
         chosen.luck,
         chosen.margin,
         chosen.runner_up,
-        chosen.alternative_ids.tobytes(),
-        chosen.alternative_logprobs.tobytes(),
-        chosen.alternative_raw_logprobs.tobytes(),
+        chosen.told,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from glassloop.ops.quant import Float32
@@ -37,14 +38,24 @@ class Rule(NamedTuple):
     numbers: Float64 | None = None  # one for each id
 
 
+class Rules(tuple[Rule, ...]):
+    """In order. An op set may keep with them what it makes of them."""
+
+    prepared: Any = None
+
+
 class Asked(NamedTuple):
     """What is wanted of a row of logits."""
 
+    place: int  # which row it is
     head: int  # how many of the highest to sort at first
     scale: float  # at which the rules will ask for the log-sum-exp of the row as it came; or 1
-    rules: Sequence[Rule]
-    key: int | None  # of its luck; None: the highest wins
-    wanted: int  # how many of the model's favourites to tell of
+    rules: Rules
+    key: int | None = None  # of its luck; None: the highest wins
+    wanted: int = 0  # how many of the model's favourites to tell of
+
+
+ALTERNATIVE = np.dtype([("id", np.int64), ("logprob", np.float64), ("raw_logprob", np.float64)])
 
 
 class Chosen(NamedTuple):
@@ -63,9 +74,20 @@ class Chosen(NamedTuple):
     margin: float  # by how much logit + luck exceeded the runner-up's
     runner_up: int | None
     survivors: int | None  # how many tokens the stages left; None where nobody needed to count them
-    alternative_ids: Int32  # the model's own favourites
-    alternative_logprobs: Float64  # after the stages; minus infinity for the removed
-    alternative_raw_logprobs: Float64
+    told: bytes  # of the alternatives, as they lie in memory
+
+    @property
+    def alternatives(self) -> NDArray[np.void]:
+        """The model's own favourites: their log-probabilities after the stages (minus infinity for the
+        removed) and before."""
+        return np.frombuffer(self.told, ALTERNATIVE)
+
+
+def tell(ids: Int32, logprobs: Float64, raw_logprobs: Float64) -> bytes:
+    """Of alternatives, for a Chosen."""
+    made = np.empty(len(ids), ALTERNATIVE)
+    made["id"], made["logprob"], made["raw_logprob"] = ids, logprobs, raw_logprobs
+    return made.tobytes()
 
 
 class Left(NamedTuple):
@@ -82,9 +104,7 @@ class Left(NamedTuple):
 class Chooser(Protocol):
     """An op set that follows rules by itself. It may write to the logits, and leaves them as they were."""
 
-    def choose(
-        self, logits: Float32, places: Sequence[int], asked: Sequence[Asked], /
-    ) -> list[Chosen | None]:
+    def choose(self, logits: Float32, asked: Sequence[Asked], /) -> list[Chosen | None]:
         """A token for each of some rows of logits; None where nobody is left, or they are not finite. Each
         gets what it would have got alone."""
 

@@ -9,13 +9,14 @@ one that would not come back exactly (it is rare) is kept whole beside the other
 from __future__ import annotations
 
 from collections.abc import Sequence
+from struct import Struct
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glassloop.errors import TraceError
-from glassloop.ops.rules import Chosen
+from glassloop.ops.rules import ALTERNATIVE, Chosen, tell
 from glassloop.ops.vocabulary import Float64
 from glassloop.trace.columns import Column, blobs, blobs_back, texts, texts_back
 from glassloop.trace.token import Pieces, Source, Token
@@ -32,16 +33,18 @@ _PLAIN = {  # of a Chosen, as they are
     "margin": np.float64,
 }
 _OR_NONE = ("runner_up", "survivors")  # whole numbers, -1 for none
+_ITSELF = Struct("qdd")  # an ALTERNATIVE
 Float32s = NDArray[np.float32]
 
 
 def pack_tokens(tokens: Sequence[Token]) -> dict[str, Column]:
     """In a row of slots each token has itself first and then its alternatives."""
     chosen = [token.chosen for token in tokens]
-    slots = np.array([1 + len(each.alternative_ids) for each in chosen], np.uint8)
-    ids = _rows([(each.id, *each.alternative_ids.tolist()) for each in chosen], np.int32)
-    raw = _rows([(each.raw_logprob, *each.alternative_raw_logprobs.tolist()) for each in chosen], np.float64)
-    after = _rows([(each.logprob, *each.alternative_logprobs.tolist()) for each in chosen], np.float64)
+    slots = np.array([1 + len(each.told) // ALTERNATIVE.itemsize for each in chosen], np.uint8)
+    rows = [_ITSELF.pack(each.id, each.logprob, each.raw_logprob) + each.told for each in chosen]
+    named = np.frombuffer(b"".join(rows), ALTERNATIVE)
+    ids = named["id"].astype(np.int32)
+    after, raw = (np.ascontiguousarray(named[name]) for name in ("logprob", "raw_logprob"))
     columns: dict[str, Column] = {"slots": slots, "ids": ids}
     for name, kind in _PLAIN.items():
         columns[name] = np.array([getattr(each, name) for each in chosen], kind)
@@ -84,19 +87,17 @@ def unpack_tokens(columns: dict[str, Column]) -> list[Token]:
     ends = np.cumsum(slots, dtype=np.int64).tolist()
     if not ids.size == raw.size == after.size == (ends[-1] if ends else 0):
         raise TraceError("its columns are not of the same length")
+    told, size = tell(ids, after, raw), ALTERNATIVE.itemsize
     tokens = []
     for at, (end, numbers, others) in enumerate(zip(ends, plain, or_none, strict=True)):
         first = end - int(slots[at])
-        mine = slice(first + 1, end)
         known: dict[str, Any] = dict(zip(_PLAIN, numbers, strict=True))
         known |= {name: None if value < 0 else value for name, value in zip(_OR_NONE, others, strict=True)}
         chosen = Chosen(
             id=int(ids[first]),
             logprob=float(after[first]),
             raw_logprob=float(raw[first]),
-            alternative_ids=ids[mine],
-            alternative_logprobs=after[mine],
-            alternative_raw_logprobs=raw[mine],
+            told=told[(first + 1) * size : end * size],
             **known,
         )
         source = SOURCES[sources[at]]
@@ -130,10 +131,6 @@ def _unpack_pieces(columns: dict[str, Column]) -> tuple[Pieces, dict[int, bytes]
 
 def _encoded(piece: str) -> bytes:
     return piece.encode("utf-8", "surrogatepass")
-
-
-def _rows(rows: Sequence[Sequence[float]], kind: type) -> Column:
-    return np.array([value for row in rows for value in row], kind)
 
 
 def _made(logits: Float32s, scale: Float64 | float, sums: Float64) -> Float64:

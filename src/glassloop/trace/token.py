@@ -117,15 +117,10 @@ class Token:
     @property
     def alternatives(self) -> tuple[Alternative, ...]:
         """The model's own favourites, most likely first."""
-        chosen, piece = self.chosen, self._pieces
+        piece = self._pieces
         return tuple(
             Alternative(token, piece(token), after, raw)
-            for token, after, raw in zip(
-                chosen.alternative_ids.tolist(),
-                chosen.alternative_logprobs.tolist(),
-                chosen.alternative_raw_logprobs.tolist(),
-                strict=True,
-            )
+            for token, after, raw in self.chosen.alternatives.tolist()
         )
 
     @property
@@ -142,9 +137,7 @@ class Token:
             chosen.runner_up,
             chosen.margin,
             *numbers,
-            chosen.alternative_ids.tobytes(),
-            chosen.alternative_logprobs.tobytes(),
-            chosen.alternative_raw_logprobs.tobytes(),
+            chosen.told,
         )
 
     def __eq__(self, other: object) -> bool:

@@ -15,31 +15,31 @@ from glassloop.ops.rules import Action, Rule
 from glassloop.ops.vocabulary import Float64
 
 
-@by_rule("temperature", "scale", lambda sampling: sampling.temperature not in (0, 1))
+@by_rule("temperature", "scale", lambda sampling: sampling.temperature not in (0, 1), fixed=True)
 def temperature(step: Step) -> Rule:
     """Below 1 sharpens, above 1 flattens. 0 is greedy: no scaling, and no luck."""
     return Rule(Action.SCALE, 1 / step.sampling.temperature)
 
 
-@by_rule("top_k", "mask", lambda sampling: sampling.top_k)
+@by_rule("top_k", "mask", lambda sampling: sampling.top_k, fixed=True)
 def top_k(step: Step) -> Rule:
     """The k most likely; ties by lower id."""
     return Rule(Action.FIRST, step.sampling.top_k)
 
 
-@by_rule("top_p", "mask", lambda sampling: sampling.top_p < 1)
+@by_rule("top_p", "mask", lambda sampling: sampling.top_p < 1, fixed=True)
 def top_p(step: Step) -> Rule:
     """The nucleus: as few as will do of the most likely, with mass p together."""
     return Rule(Action.MASS, step.sampling.top_p)
 
 
-@by_rule("min_p", "mask", lambda sampling: sampling.min_p)
+@by_rule("min_p", "mask", lambda sampling: sampling.min_p, fixed=True)
 def min_p(step: Step) -> Rule:
     """Those at least min_p times as likely as the likeliest."""
     return Rule(Action.SHARE, step.sampling.min_p)
 
 
-@by_rule("epsilon_cutoff", "mask", lambda sampling: sampling.epsilon_cutoff)
+@by_rule("epsilon_cutoff", "mask", lambda sampling: sampling.epsilon_cutoff, fixed=True)
 def epsilon_cutoff(step: Step) -> Rule:
     """Those with at least this probability."""
     return Rule(Action.PROBABILITY, step.sampling.epsilon_cutoff)

@@ -10,7 +10,7 @@ from glassloop.ops.rules import Action, Rule
 _NONE = np.empty(0, np.int32)
 
 
-@by_rule("logit_bias", "bias", lambda sampling: sampling.logit_bias)
+@by_rule("logit_bias", "bias", lambda sampling: sampling.logit_bias, fixed=True)
 def logit_bias(step: Step) -> Rule:
     """A number is added to the logits of some tokens."""
     bias = step.sampling.logit_bias
@@ -18,7 +18,7 @@ def logit_bias(step: Step) -> Rule:
     return Rule(Action.LESS, -1.0, np.fromiter(bias, np.int32, len(bias)), amounts)
 
 
-@by_rule("allowed_tokens", "mask", lambda sampling: sampling.allowed_token_ids is not None)
+@by_rule("allowed_tokens", "mask", lambda sampling: sampling.allowed_token_ids is not None, fixed=True)
 def allowed_tokens(step: Step) -> Rule:
     """No token but these."""
     allowed = np.zeros(step.vocab_size, np.bool_)

@@ -38,8 +38,6 @@ typedef struct {
     uint64_t key;
     int64_t lucky;        /* whether luck has a part in it */
     int64_t wanted;       /* how many of the highest are to be recorded, at most `head` */
-    int32_t *ids;         /* of these */
-    double *after, *raw;  /* and their log-probabilities: when all rules were followed, and the model's own */
 } asked;
 
 /* What is known of it. */
@@ -255,6 +253,12 @@ static field field_after(const asked *of, const known *k, int64_t width, int64_t
     return f;
 }
 
+/* One of the highest, and its log-probabilities: when all rules were followed, and the model's own. */
+typedef struct {
+    int64_t id;
+    double after, raw;
+} alternative;
+
 /* What is told of the choice; ops/rules.py says what the numbers mean. */
 typedef struct {
     int64_t id; /* -1: nobody is left */
@@ -263,13 +267,15 @@ typedef struct {
     double entropy, log_sum_exp, log_sum_exp_after, scale, luck, margin;
     int64_t runner_up; /* -1: nobody */
     int64_t survivors; /* -1: not counted */
+    alternative alternatives[];
 } chosen;
 
 typedef struct {
     const asked *rows;
     const known *known;
     int64_t width;
-    chosen *made;
+    char *made;
+    int64_t size; /* of one that is made */
 } choosing;
 
 static void race(const field *f, chosen *d, int64_t *place, double *logit) {
@@ -306,7 +312,7 @@ static void choose(void *work, int64_t row) {
     const choosing *c = work;
     const asked *of = &c->rows[row];
     const known *k = &c->known[row];
-    chosen *d = &c->made[row];
+    chosen *d = (chosen *)(c->made + row * c->size);
     d->id = -1;
     d->entropy = k->sums.entropy;
     d->log_sum_exp = k->sums.log_sum_exp;
@@ -322,9 +328,9 @@ static void choose(void *work, int64_t row) {
         d->survivors = f.complete ? f.size : -1;
         d->rank_after = 1 + (place < f.size ? place : gl_rank_of(f.row, f.width, d->id));
         for (int64_t i = 0; i < of->wanted; i++) {
-            of->ids[i] = k->highest[i].id;
-            of->after[i] = logit_of(&f, k->highest[i].id) - d->log_sum_exp_after;
-            of->raw[i] = (double)k->highest[i].value - d->log_sum_exp;
+            gl_candidate one = k->highest[i];
+            d->alternatives[i] = (alternative){
+                one.id, logit_of(&f, one.id) - d->log_sum_exp_after, (double)one.value - d->log_sum_exp};
         }
     }
     end_field(&f);
@@ -351,9 +357,9 @@ static known *know(const asked *rows, int64_t count, int64_t width) {
 }
 
 /* Each row on its own: whatever the others ask for, and whichever thread does it, the answer is the same. */
-void gl_choose_rows(const asked *rows, int64_t count, int64_t width, chosen *made) {
+void gl_choose_rows(const asked *rows, int64_t count, int64_t width, char *made, int64_t size) {
     known *all = know(rows, count, width);
-    gl_run_units(choose, &(choosing){rows, all, width, made}, count);
+    gl_run_units(choose, &(choosing){rows, all, width, made, size}, count);
     free(all);
 }
 

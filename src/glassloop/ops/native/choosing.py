@@ -3,72 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref, c_double, c_int32
+from ctypes import addressof, byref, c_char, c_double, c_int32
+from functools import cache
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from glassloop.ops.native.library import address, library
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Asked, Chosen, Left, Rule
-from glassloop.ops.vocabulary import Float64, Int32
+from glassloop.ops.rules import ALTERNATIVE, Asked, Chosen, Left, Rule, Rules
 
 # As choosing.c has them.
 _RULE = Struct("qqdPP")
-_ASKED = Struct("PqdPqQqqPPP")
-_CHOSEN = Struct("q2d2q6d2q")
+_ASKED = Struct("PqdPqQqq")
 
 
-def choose(logits: Float32, places: Sequence[int], asked: Sequence[Asked]) -> list[Chosen | None]:
-    logits = _writable(logits)
-    rows, width, stride = len(asked), logits.shape[1], logits.strides[0]
-    most = min(max(each.wanted for each in asked), width)
-    ids, logprobs = np.empty((rows, most), np.int32), np.empty((2, rows, most))
-    rules = _packed([rule for each in asked for rule in each.rules])
-    made = bytearray(_CHOSEN.size * rows)
-    row_at, rule_at, ids_at, after_at = address(logits), address(rules), address(ids), address(logprobs)
-    raw_at = after_at + 8 * rows * most
-    packed = bytearray(_ASKED.size * rows)
-    for number, (place, (head, scale, own, key, wanted)) in enumerate(zip(places, asked, strict=True)):
+@cache
+def _chosen(told: int) -> Struct:
+    """With so many alternatives."""
+    return Struct(f"q2d2q6d2q{ALTERNATIVE.itemsize * told}s")
+
+
+class _Prepared(NamedTuple):
+    """Rules as C reads them."""
+
+    address: int
+    memory: bytearray
+
+
+def choose(logits: Float32, asked: Sequence[Asked]) -> list[Chosen | None]:
+    logits, at = _open(logits)
+    rows, (_, width), stride = len(asked), logits.shape, logits.strides[0]
+    most = min(max([each.wanted for each in asked]), width)
+    chosen = _chosen(most)
+    results = _ASKED.size * rows
+    memory = bytearray(results + chosen.size * rows)
+    for number, (place, head, scale, rules, key, wanted) in enumerate(asked):
         _ASKED.pack_into(
-            packed,
+            memory,
             _ASKED.size * number,
-            row_at + place * stride,
+            at + place * stride,
             min(head, width),
             scale,
-            rule_at,
-            len(own),
+            _prepare(rules).address,
+            len(rules),
             key or 0,
             key is not None,
             min(wanted, head, width),
-            ids_at + 4 * number * most,
-            after_at + 8 * number * most,
-            raw_at + 8 * number * most,
         )
-        rule_at += _RULE.size * len(own)
-    library().gl_choose_rows(address(packed), rows, width, address(made))
-    told = zip(_CHOSEN.iter_unpack(made), asked, ids, *logprobs, strict=True)
-    return [_chosen(numbers, each.wanted, *more) for numbers, each, *more in told]
+    memory_at = address(memory)
+    library().gl_choose_rows(memory_at, rows, width, memory_at + results, chosen.size)
+    found = chosen.iter_unpack(memoryview(memory)[results:])
+    return [_made(numbers, each.wanted) for numbers, each in zip(found, asked, strict=True)]
 
 
-def _chosen(numbers: tuple[Any, ...], wanted: int, ids: Int32, after: Float64, raw: Float64) -> Chosen | None:
-    *plain, runner_up, survivors = numbers
+def _made(numbers: tuple[Any, ...], wanted: int) -> Chosen | None:
+    *plain, runner_up, survivors, told = numbers
     if plain[0] < 0:
         return None
-    numbers = (*plain, None if runner_up < 0 else runner_up, None if survivors < 0 else survivors)
-    return Chosen._make((*numbers, ids[:wanted], after[:wanted], raw[:wanted]))
+    plain += [None if runner_up < 0 else runner_up, None if survivors < 0 else survivors]
+    return Chosen._make((*plain, told[: ALTERNATIVE.itemsize * wanted]))
 
 
 def left(logits: Float32, asked: Asked, count: int) -> Left:
-    logits = _writable(logits)
+    logits, at = _open(logits)
     width, changed = len(logits), np.empty(len(logits), np.float32)
-    rules = _packed(asked.rules)
-    head = min(asked.head, width)
-    packed = bytearray(_ASKED.size)
-    _ASKED.pack_into(
-        packed, 0, address(logits), head, asked.scale, address(rules), len(asked.rules), 0, 0, 0, 0, 0, 0
-    )
+    head, rules = min(asked.head, width), asked.rules
+    packed = bytearray(_ASKED.pack(at, head, asked.scale, _prepare(rules).address, len(rules), 0, 0, 0))
     complete, listed, scale, total = c_int32(), c_int32(), c_double(), c_double()
     size, room = 2 * head, 0
     while size > room:  # once more, where there are more than we had room for
@@ -91,21 +93,29 @@ def left(logits: Float32, asked: Asked, count: int) -> Left:
     return Left(ids[:size], values[:size], row, scale.value, bool(complete.value), total.value)
 
 
-def _writable(logits: Float32) -> Float32:
-    """The same where the numbers of a row are together and can be written to, else a copy."""
-    return logits if logits.strides[-1] == 4 and logits.flags.writeable else logits.copy()
+def _open(logits: Float32) -> tuple[Float32, int]:
+    """The same, or a copy where they do not lie together or are not to be written to; and where they lie."""
+    try:
+        return logits, addressof(c_char.from_buffer(logits))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        own = logits.copy()
+        return own, address(own)
 
 
-def _packed(rules: Sequence[Rule]) -> bytearray:
-    packed = bytearray(_RULE.size * len(rules) + 1)
-    for number, (action, amount, which, numbers) in enumerate(rules):
-        _RULE.pack_into(
-            packed,
-            _RULE.size * number,
-            action,
-            0 if which is None else len(which),
-            amount,
-            0 if which is None else address(which),
-            0 if numbers is None else address(numbers),
-        )
-    return packed
+def _prepare(rules: Rules) -> _Prepared:
+    if rules.prepared is None:
+        memory = bytearray(b"".join(map(_packed, rules)) or 1)
+        rules.prepared = _Prepared(address(memory), memory)
+    made: _Prepared = rules.prepared
+    return made
+
+
+def _packed(rule: Rule) -> bytes:
+    which, numbers = rule.which, rule.numbers
+    return _RULE.pack(
+        rule.action,
+        0 if which is None else len(which),
+        rule.amount,
+        0 if which is None else address(which),
+        0 if numbers is None else address(numbers),
+    )

@@ -148,7 +148,7 @@ def library() -> ctypes.CDLL:
     lib.gl_race.restype = None
     lib.gl_luck_of.argtypes = [c_uint64, c_void_p, c_int64, c_void_p]
     lib.gl_luck_of.restype = None
-    lib.gl_choose_rows.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
+    lib.gl_choose_rows.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64]
     lib.gl_choose_rows.restype = None
     lib.gl_left.argtypes = [c_void_p, c_int64, c_int64, c_int64, *[c_void_p] * 7]
     lib.gl_left.restype = c_int64

@@ -112,13 +112,13 @@ typedef struct {
     int32_t id;
 } gl_candidate;
 
-/* SplitMix64, from which luck comes. */
+/* SplitMix64, from which luck comes, and its last step apart. */
 #define GL_GOLDEN 0x9E3779B97F4A7C15u
-static inline uint64_t gl_mix(uint64_t h) {
+static inline uint64_t gl_nearly_mix(uint64_t h) {
     h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9u;
-    h = (h ^ h >> 27) * 0x94D049BB133111EBu;
-    return h ^ h >> 31;
+    return (h ^ h >> 27) * 0x94D049BB133111EBu;
 }
+static inline uint64_t gl_end_mix(uint64_t h) { return h ^ h >> 31; }
 
 /* The kernels of one instruction set. An op is so many units of work, done in any order by any thread. */
 typedef struct {

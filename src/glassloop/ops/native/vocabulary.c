@@ -192,12 +192,14 @@ static double luck_log(double x) {
     return k * 6.93147180369123816490e-01 - ((half - (s * (half + (even + odd)) + k * 1.90821492927058770002e-10)) - f);
 }
 
+static uint64_t hash_of(uint64_t key, int32_t id) {
+    return gl_end_mix(gl_nearly_mix(key + ((uint64_t)(uint32_t)id + 1) * GL_GOLDEN));
+}
+
+static double luck_by(uint64_t hash) { return -luck_log(-luck_log(((double)(hash >> 12) + 0.5) * 0x1p-52)); }
+
 void gl_luck_of(uint64_t key, const int32_t *ids, int64_t count, double *luck) {
-    for (int64_t i = 0; i < count; i++) {
-        uint64_t hash = gl_mix(key + ((uint64_t)(uint32_t)ids[i] + 1) * GL_GOLDEN);
-        double uniform = ((double)(hash >> 12) + 0.5) * 0x1p-52;
-        luck[i] = -luck_log(-luck_log(uniform));
-    }
+    for (int64_t i = 0; i < count; i++) luck[i] = luck_by(hash_of(key, ids[i]));
 }
 
 typedef struct {
@@ -235,7 +237,7 @@ static int64_t all_lucky_ids(uint64_t key, int64_t count, uint64_t threshold, in
  * through, and never one too few. */
 static uint64_t hash_above(double needed) {
     double chance = needed < -4 ? 1 : -expm1(-exp(1e-6 - needed)), below = 0x1p64 * (1 - chance) - 0x1p13;
-    return below <= 0 ? 0 : (uint64_t)below;
+    return below > 0 ? (uint64_t)below : 0;
 }
 
 typedef struct {
@@ -249,12 +251,14 @@ static int beats(const racer *a, const racer *b) {
     return b->id < 0 || mine > theirs || (mine == theirs && a->id < b->id);
 }
 
-static void enter(racer *best, uint64_t key, int64_t place, int32_t id, double logit) {
-    racer new = {place, id, logit, 0};
-    gl_luck_of(key, &id, 1, &new.luck);
+static void enter(racer *best, int64_t place, int32_t id, double logit, uint64_t hash) {
+    racer new = {place, id, logit, luck_by(hash)};
     if (beats(&new, &best[0])) best[1] = best[0], best[0] = new;
     else if (beats(&new, &best[1])) best[1] = new;
 }
+
+/* A threshold for the hash of who beats this one with such a logit or a lower one. */
+static uint64_t hash_after(const racer *r, double logit) { return r->id < 0 ? 0 : hash_above(r->logit + r->luck - logit); }
 
 /* The two highest of logit + luck, ties by lower id, among `count` ids with descending logits and, if there is a row,
  * all others of it: a logit there is row[id] * scale, minus infinity for who is out, and none is above the last of the
@@ -262,17 +266,22 @@ static void enter(racer *best, uint64_t key, int64_t place, int32_t id, double l
 void gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t count, const float *row, int64_t width,
              double scale, int64_t *places, int32_t *winners, double *numbers) {
     racer best[2] = {{0, -1, 0, 0}, {0, -1, 0, 0}};
-    for (int64_t i = 0; i < count; i++) enter(best, key, i, ids[i], logits[i]);
+    /* Who would beat the second so far needs more luck than lies between it and his logit; those after him need more. */
+    uint64_t threshold = 0;
+    for (int64_t i = 0, look_at = 2; i < count; i++) {
+        if (i == look_at) threshold = hash_after(&best[1], logits[i]), look_at *= 2;
+        uint64_t hash = hash_of(key, ids[i]);
+        if (hash >= threshold) enter(best, i, ids[i], logits[i], hash);
+    }
     if (row) {
-        /* Who would beat the second of these needs more luck than lies between it and their last. */
-        double last = logits[count - 1], needed = best[1].id < 0 ? -INFINITY : best[1].logit + best[1].luck - last;
+        double last = logits[count - 1];
         int32_t *lucky;
-        int64_t found = all_lucky_ids(key, width, hash_above(needed), &lucky);
+        int64_t found = all_lucky_ids(key, width, hash_after(&best[1], last), &lucky);
         for (int64_t i = 0; i < found; i++) {
             double logit = (double)row[lucky[i]] * scale;
             int known = logit > last || logit == -INFINITY;
             for (int64_t j = count - 1; j >= 0 && !known && logits[j] == logit; j--) known = ids[j] == lucky[i];
-            if (!known) enter(best, key, count + i, lucky[i], logit);
+            if (!known) enter(best, count + i, lucky[i], logit, hash_of(key, lucky[i]));
         }
         free(lucky);
     }

@@ -138,18 +138,19 @@ static int64_t rank_of(const float *x, int64_t count, int64_t id) {
 }
 
 /* Luck, as docs/luck.md specifies it. Ids from `first` to `end` whose hash exceeds the threshold, at most `room` of
- * them; how many there are. */
+ * them; how many there are. The last step of the hash leaves its 31 highest bits alone, so few have to take it. */
 static int64_t lucky_ids(uint64_t key, int64_t first, int64_t end, uint64_t threshold, int32_t *ids, int64_t room) {
+    const uint64_t least = threshold >> 33 << 33;
     int64_t found = 0;
     for (int64_t block = first; block < end; block += 64) {
-        uint64_t state = key + (uint64_t)(block + 1) * GL_GOLDEN, most = 0;
+        uint64_t state = key + (uint64_t)(block + 1) * GL_GOLDEN, nearly[64], most = 0;
         for (uint64_t i = 0; i < 64; i++) {
-            uint64_t hash = gl_mix(state + i * GL_GOLDEN);
-            most = hash > most ? hash : most;
+            nearly[i] = gl_nearly_mix(state + i * GL_GOLDEN);
+            most = nearly[i] > most ? nearly[i] : most;
         }
-        if (most <= threshold) continue; /* nearly always */
+        if (most < least) continue; /* nearly always */
         for (int64_t i = 0; i < MIN(64, end - block); i++)
-            if (gl_mix(state + (uint64_t)i * GL_GOLDEN) > threshold) {
+            if (nearly[i] >= least && gl_end_mix(nearly[i]) > threshold) {
                 if (found < room) ids[found] = (int32_t)(block + i);
                 found++;
             }
