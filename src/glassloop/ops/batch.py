@@ -32,10 +32,10 @@ class Span(NamedTuple):
 
 
 class Batch(NamedTuple):
-    tokens: Int32  # [rows]
-    positions: Int32  # [rows]
-    spans: tuple[Span, ...]
-    wanted: Int32  # the rows whose logits are asked for
+    tokens: list[int]  # of each row
+    positions: list[int]  # of each row
+    spans: list[Span]
+    wanted: list[int]  # the rows whose logits are asked for
 
     @staticmethod
     def of(work: Sequence[tuple[Int32, int, Sequence[int]]], wanted: Sequence[int] | None = None) -> Batch:
@@ -43,23 +43,17 @@ class Batch(NamedTuple):
 
         Logits are computed for so many of the last tokens of each branch, or for the last one.
         """
-        spans: list[Span] = []
         tokens: list[int] = []
         positions: list[int] = []
-        for pages, first, ids in work:
-            spans.append(Span(len(tokens), len(tokens) + len(ids), first, pages))
+        spans: list[Span] = []
+        rows: list[int] = []
+        for number, (pages, first, ids) in enumerate(work):
+            start, stop = len(tokens), len(tokens) + len(ids)
             tokens.extend(ids)
             positions.extend(range(first, first + len(ids)))
-        asked = [1] * len(spans) if wanted is None else wanted
-        rows = [
-            row for span, last in zip(spans, asked, strict=True) for row in range(span.stop - last, span.stop)
-        ]
-        return Batch(
-            np.array(tokens, np.int32),
-            np.array(positions, np.int32),
-            tuple(spans),
-            np.array(rows, np.int32),
-        )
+            spans.append(Span(start, stop, first, pages))
+            rows.extend(range(stop - (1 if wanted is None else wanted[number]), stop))
+        return Batch(tokens, positions, spans, rows)
 
 
 def pages_for(tokens: int) -> int:

@@ -1,6 +1,6 @@
 """The operations that a forward pass is made of. `model/transformer.py` calls these and nothing else.
 
-Three op sets answer to this protocol: `reference` (NumPy, the specification), `native` (C) and `torch`.
+Two op sets answer to this protocol: `reference` (NumPy, the specification) and `native` (C).
 Arrays go in and arrays come out; the type of an array is the op set's own business, and so is the form in
 which it keeps a matrix.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-from glassloop.ops.batch import Batch, Int32
+from glassloop.ops.batch import Batch
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 
@@ -45,7 +45,7 @@ class Ops(Protocol):
     def vector(self, tensor: Tensor) -> Array:
         """A norm's weight or a bias."""
 
-    def embed(self, table: Matrix, ids: Int32) -> Array:
+    def embed(self, table: Matrix, ids: Sequence[int]) -> Array:
         """Rows `ids` of a table: [rows, dim]."""
 
     def linear(self, x: Array, weight: Matrix, bias: Array | None) -> Array:
@@ -65,7 +65,7 @@ class Ops(Protocol):
     def split_heads(self, x: Array, heads: int) -> Array:
         """[rows, heads * head dim] to [rows, heads, head dim]."""
 
-    def angles(self, positions: Int32, frequencies: Float32, factor: float) -> Array:
+    def angles(self, positions: Sequence[int], frequencies: Float32, factor: float) -> Array:
         """Cosines and sines of `positions * frequencies`, each times `factor`: what `rotate` turns by."""
 
     def rotate(self, x: Array, angles: Array) -> Array:
@@ -100,4 +100,4 @@ class Ops(Protocol):
     def softcap(self, x: Array, cap: float) -> Array:
         """cap * tanh(x / cap)."""
 
-    def take(self, x: Array, rows: Int32) -> Array: ...
+    def take(self, x: Array, rows: Sequence[int]) -> Array: ...

@@ -65,7 +65,7 @@ class ReferenceOps:
     def vector(self, tensor: Tensor) -> Float32:
         return tensor.float32()
 
-    def embed(self, table: Float32, ids: Int32) -> Float32:
+    def embed(self, table: Float32, ids: Sequence[int]) -> Float32:
         return table[ids]
 
     def linear(self, x: Float32, weight: Float32, bias: Float32 | None) -> Float32:
@@ -89,8 +89,10 @@ class ReferenceOps:
     def split_heads(self, x: Float32, heads: int) -> Float32:
         return x.reshape(len(x), heads, -1)
 
-    def angles(self, positions: Int32, frequencies: Float32, factor: float) -> tuple[Float32, Float32]:
-        turns = positions[:, None, None].astype(np.float32) * frequencies  # [rows, 1, half]
+    def angles(
+        self, positions: Sequence[int], frequencies: Float32, factor: float
+    ) -> tuple[Float32, Float32]:
+        turns = np.array(positions, np.float32)[:, None, None] * frequencies  # [rows, 1, half]
         return np.cos(turns) * np.float32(factor), np.sin(turns) * np.float32(factor)
 
     def rotate(self, x: Float32, angles: tuple[Float32, Float32]) -> Float32:
@@ -118,7 +120,7 @@ class ReferenceOps:
             keys, values = own.read(place, span)
             for start in range(span.start, span.stop, _QUERIES_AT_ONCE):
                 rows = slice(start, min(start + _QUERIES_AT_ONCE, span.stop))
-                visible = _visible(span, batch.positions[rows], window)
+                visible = _visible(span, np.array(batch.positions[rows]), window)
                 out[rows] = _attend(q[rows], keys, values, visible, scale, softcap)
         return out.reshape(len(q), -1)
 
@@ -151,7 +153,7 @@ class ReferenceOps:
         out: Float32 = np.tanh(x / np.float32(cap)) * np.float32(cap)
         return out
 
-    def take(self, x: Float32, rows: Int32) -> Float32:
+    def take(self, x: Float32, rows: Sequence[int]) -> Float32:
         return x[rows]
 
 

@@ -74,16 +74,6 @@ class Buffer(Structure):
     _fields_ = (("values", c_void_p), ("quantized", c_void_p))
 
 
-class Span(Structure):
-    _fields_ = (
-        ("first_row", c_int32),
-        ("rows", c_int32),
-        ("first_position", c_int32),
-        ("stride", c_int32),
-        ("pages", c_void_p),
-    )
-
-
 class Cache(Structure):
     _fields_ = (
         ("keys", c_void_p),
@@ -92,20 +82,12 @@ class Cache(Structure):
     )
 
 
-class Batch(Structure):
-    _fields_ = (
-        *((name, c_int32) for name in ("rows", "wanted_rows", "spans")),
-        *((name, c_void_p) for name in ("tokens", "positions", "wanted")),
-        ("span", POINTER(Span)),
-    )
-
-
 class Program(Structure):
     _fields_ = (
         ("ops", POINTER(Op)),
         ("count", c_int32),
         ("buffers", POINTER(Buffer)),
-        ("batch", POINTER(Batch)),
+        ("batch", c_void_p),
         ("caches", POINTER(Cache)),
     )
 

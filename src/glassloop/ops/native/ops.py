@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from array import array
 from collections.abc import Sequence
 from contextlib import suppress
+from struct import Struct
 from threading import Lock
 from typing import Any
 
@@ -28,6 +30,9 @@ _CACHE_LINE = 64
 _CHUNK = 1 << 25
 _AT_ONCE = 1 << 24  # bytes packed in one call
 _TOKENS, _POSITIONS, _WANTED = range(3)
+# gl_batch and gl_span of native.h
+_BATCH = Struct("3i4x4P")
+_SPAN = Struct("4iP")
 
 
 class NativeMatrix:
@@ -206,12 +211,13 @@ class _Program:
         ops, self._rooms, homes = recorder.finish(results)
         # What is handed out: the buffer, and how wide it is.
         self._results = {home: result.width for home, result in zip(homes, results, strict=True)}
-        self._ops = (lib.Op * len(ops))(*ops)
         self._kept = kept
         self._threads = threads
         self._widest = max(room.width for room in self._rooms)
         self._progress = np.empty(lib.library().gl_progress_bytes(len(ops)), np.uint8)
         self._buffers = (lib.Buffer * len(self._rooms))()
+        self._program = lib.Program((lib.Op * len(ops))(*ops), len(ops), self._buffers)
+        self._pages: Sequence[NativePages] | None = None  # those that the program knows
         self._arrays: dict[int, Any] = {}
         self._capacity = {True: 0, False: 0}  # rows that the buffers of wanted rows, and of all rows, hold
         self._scratch = np.zeros(0, np.float32)
@@ -228,34 +234,22 @@ class _Program:
     def _run(self, batch: Batch, pages: Sequence[NativePages]) -> list[Float32]:
         self._make_room(len(batch.tokens), wanted=False)
         self._make_room(len(batch.wanted), wanted=True)
+        if pages is not self._pages:
+            self._pages = pages
+            self._program.caches = (lib.Cache * len(pages))(*(group.layout for group in pages))
         results = []
         for home, width in self._results.items():
             results.append(np.empty((len(batch.wanted), width), np.float32))
-            self._buffers[home].values = results[-1].ctypes.data
-        longest = max(span.length for span in batch.spans)
+            self._buffers[home].values = lib.address(results[-1])
+        longest = max([span.length for span in batch.spans])
         # Up to twelve queries attend together; each is copied, and has a score for every key of every page.
         scratch = max(12 * (pages[0].layout.head_dim + pages_for(longest) * PAGE), self._widest)
         if len(self._scratch) < scratch * self._threads:
             self._scratch = np.empty(2 * scratch * self._threads, np.float32)
-        spans = (lib.Span * len(batch.spans))(
-            *(
-                lib.Span(s.start, s.stop - s.start, s.first, s.pages.shape[1], s.pages.ctypes.data)
-                for s in batch.spans
-            )
-        )
-        rows = lib.Batch(
-            len(batch.tokens),
-            len(batch.wanted),
-            len(batch.spans),
-            batch.tokens.ctypes.data,
-            batch.positions.ctypes.data,
-            batch.wanted.ctypes.data,
-            spans,
-        )
-        caches = (lib.Cache * len(pages))(*(group.layout for group in pages))
-        program = lib.Program(self._ops, len(self._ops), self._buffers, ctypes.pointer(rows), caches)
+        packed = _packed(batch)
+        self._program.batch = lib.address(packed)
         lib.library().gl_run(
-            ctypes.byref(program), self._progress.ctypes.data, self._scratch.ctypes.data, scratch
+            ctypes.byref(self._program), lib.address(self._progress), lib.address(self._scratch), scratch
         )
         return results
 
@@ -271,6 +265,30 @@ class _Program:
             self._arrays[index] = values, quantized
             self._buffers[index].values = values.ctypes.data
             self._buffers[index].quantized = quantized.ctypes.data
+
+
+def _packed(batch: Batch) -> bytearray:
+    """gl_batch of native.h, then its spans, then the numbers of its rows."""
+    tokens, positions, spans, wanted = batch
+    rows = array("i", [*tokens, *positions, *wanted])
+    about = [
+        _SPAN.pack(s.start, s.stop - s.start, s.first, s.pages.shape[1], lib.address(s.pages)) for s in spans
+    ]
+    memory = bytearray(b"".join([bytes(_BATCH.size), *about, rows]))
+    at = lib.address(memory) + _BATCH.size
+    numbers = at + _SPAN.size * len(spans)
+    _BATCH.pack_into(
+        memory,
+        0,
+        len(tokens),
+        len(wanted),
+        len(spans),
+        numbers,
+        numbers + 4 * len(tokens),
+        numbers + 8 * len(tokens),
+        at,
+    )
+    return memory
 
 
 def _quantized_bytes(room: Room) -> int:
