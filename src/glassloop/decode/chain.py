@@ -16,7 +16,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import REGISTER, Ruling, Stage, Step
 from glassloop.errors import ModelError, SamplingError
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Action, Asked, Rule, Rules
+from glassloop.ops.rules import Action, Asked, Rule
 from glassloop.ops.vocabulary import RowOps, Summary
 
 # First what concerns single tokens, over the whole vocabulary; then the shape of what is left.
@@ -132,7 +132,7 @@ def _followed(
     """By the op set itself, which is asked again and again where somebody wants to see what is between."""
     chooser = step.ops.chooser
     assert chooser is not None
-    asked = Asked(0, len(summary.ids), 1.0, Rules(rule(step) for rule in rules))
+    asked = Asked(len(summary.ids), 1.0, [rule(step) for rule in rules])
 
     def after(count: int) -> Candidates:
         return Candidates.left(chooser.left(logits, asked, count), len(logits), step.ops)

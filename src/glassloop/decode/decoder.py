@@ -17,12 +17,12 @@ from glassloop.decode.candidates import HEAD, Candidates
 from glassloop.decode.chain import MISSING, Observer, build_chain, first_scale, rules_of, run_chain
 from glassloop.decode.choose import choose, forced
 from glassloop.decode.history import History
-from glassloop.decode.luck import luck_key
+from glassloop.decode.luck import branch_key
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Step
 from glassloop.errors import SamplingError
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Asked, Chosen, Rules, tell
+from glassloop.ops.rules import Asked, Chosen, Line, tell
 from glassloop.ops.vocabulary import Int32, Race, RowOps, Summary, row_ops
 from glassloop.text.tokenizer import Tokenizer
 
@@ -48,11 +48,11 @@ class Decoder:
         missing = _missing_ids(vocab_size, tokenizer)
         self.chain = ((MISSING,) if len(missing) else ()) + build_chain(sampling, vocab_size)
         self._rulings = rules_of(self.chain, ops)
-        self._fixed: Rules | None = None  # the rules, once they are known, if they stay the same
+        self._asked: Asked | None = None  # if it stays the same
         self.history = History(prompt)
         self.scale = first_scale(self.chain, sampling)
         # Room for top-k, and for a few that penalties may push out of it.
-        self.head = max(HEAD, min(sampling.top_k + HEAD // 2, 1024))
+        self.head = min(max(HEAD, min(sampling.top_k + HEAD // 2, 1024)), vocab_size)
         self.step = Step(
             sampling,
             self.history,
@@ -79,18 +79,17 @@ class Decoder:
             raise made
         return made
 
-    def asked(self, place: int = 0) -> Asked | None:
-        """What an op set needs to know to choose from this row by itself; None where stages have to look."""
-        if self._rulings is None:
-            return None
+    def asked(self) -> Asked | None:
+        """What an op set needs to know to choose by itself; None where stages have to look at the row."""
+        if self._asked is not None or self._rulings is None:
+            return self._asked
         step, sampling = self.step, self.sampling
-        rules = self._fixed
-        if rules is None:
-            rules = Rules(rule(step) for rule in self._rulings)
-            if all(stage.fixed for stage in self.chain):
-                self._fixed = rules
-        key = None if sampling.greedy else luck_key(step.seed, step.salt, step.position)
-        return Asked(place, self.head, self.scale, rules, key, sampling.logprobs)
+        rules = [rule(step) for rule in self._rulings]
+        branch = None if sampling.greedy else branch_key(step.seed, step.salt)
+        asked = Asked(self.head, self.scale, rules, branch, min(sampling.logprobs, self.head))
+        if all(stage.fixed for stage in self.chain):
+            self._asked = asked
+        return asked
 
     def walk(self, logits: Float32) -> Chosen:
         """Choose by the stages, one after the other."""
@@ -166,7 +165,7 @@ class Decoder:
         if step.grammar is not None:
             step.grammar = step.grammar.fork()
         if salt is not None:
-            step.salt = salt
+            step.salt, made._asked = salt, None
         return made
 
     def rewind(self, length: int) -> None:
@@ -197,21 +196,21 @@ def choose_rows(
     """
     places = range(len(decoders)) if places is None else places
     made: list[Chosen | Exception | None] = []  # None: nobody has said
-    asked: list[Asked] = []
-    numbers: list[int] = []  # of those who ask
-    for number, (decoder, place) in enumerate(zip(decoders, places, strict=True)):
+    lines: list[Line] = []
+    numbers: list[int] = []  # of those whose lines these are
+    for number, decoder in enumerate(decoders):
         try:
-            wish, error = decoder.asked(place), None
+            asked, error = decoder.asked(), None
         except Exception as raised:
-            wish, error = None, raised
+            asked, error = None, raised
         made.append(error)
-        if wish is not None:
-            asked.append(wish)
+        if asked is not None:
+            lines.append(Line(asked, places[number], decoder.step.position))
             numbers.append(number)
-    if asked:
+    if lines:
         chooser = decoders[0].step.ops.chooser
         assert chooser is not None
-        for number, chosen in zip(numbers, chooser.choose(logits, asked), strict=True):
+        for number, chosen in zip(numbers, chooser.choose(logits, lines), strict=True):
             made[number] = chosen
     return [
         _walked(decoders[number], logits[places[number]]) if told is None else told

@@ -27,11 +27,12 @@ def mix(x: int) -> int:
 
 def luck_key(seed: int, salt: int, position: int) -> int:
     """The key of one draw: 64 bits from which every token's luck follows."""
-    return mix((_branch_key(seed, salt) + GOLDEN + position) & _MASK)
+    return mix((branch_key(seed, salt) + GOLDEN + position) & _MASK)
 
 
 @lru_cache(1024)
-def _branch_key(seed: int, salt: int) -> int:
+def branch_key(seed: int, salt: int) -> int:
+    """What the keys of all draws of a branch come from."""
     key = mix((GOLDEN + seed) & _MASK)
     return mix((key + GOLDEN + salt) & _MASK)
 

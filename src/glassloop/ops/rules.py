@@ -7,6 +7,7 @@ op set may follow all the rules of a request, and hold the race, in one call for
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -38,21 +39,24 @@ class Rule(NamedTuple):
     numbers: Float64 | None = None  # one for each id
 
 
-class Rules(tuple[Rule, ...]):
-    """In order. An op set may keep with them what it makes of them."""
+@dataclass(eq=False, slots=True)
+class Asked:
+    """What is wanted of rows of logits, of one or of one after another."""
 
-    prepared: Any = None
-
-
-class Asked(NamedTuple):
-    """What is wanted of a row of logits."""
-
-    place: int  # which row it is
-    head: int  # how many of the highest to sort at first
+    head: int  # how many of the highest to sort at first; no more than there are
     scale: float  # at which the rules will ask for the log-sum-exp of the row as it came; or 1
-    rules: Rules
-    key: int | None = None  # of its luck; None: the highest wins
-    wanted: int = 0  # how many of the model's favourites to tell of
+    rules: Sequence[Rule]
+    branch: int | None = None  # the key of its luck; None: the highest wins
+    wanted: int = 0  # how many of the model's favourites to tell of; no more than the head has
+    prepared: Any = None  # what an op set has made of it, for itself
+
+
+class Line(NamedTuple):
+    """One row of logits, and what is wanted of it."""
+
+    asked: Asked
+    place: int  # which row it is
+    position: int  # of the token to choose
 
 
 ALTERNATIVE = np.dtype([("id", np.int64), ("logprob", np.float64), ("raw_logprob", np.float64)])
@@ -104,7 +108,7 @@ class Left(NamedTuple):
 class Chooser(Protocol):
     """An op set that follows rules by itself. It may write to the logits, and leaves them as they were."""
 
-    def choose(self, logits: Float32, asked: Sequence[Asked], /) -> list[Chosen | None]:
+    def choose(self, logits: Float32, lines: Sequence[Line], /) -> list[Chosen | None]:
         """A token for each of some rows of logits; None where nobody is left, or they are not finite. Each
         gets what it would have got alone."""
 

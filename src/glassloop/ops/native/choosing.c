@@ -28,17 +28,22 @@ typedef struct {
     const double *numbers;  /* by which the amount is multiplied, or NULL */
 } rule;
 
-/* A row, and what is asked of it. */
+/* What is asked of a row. */
 typedef struct {
-    float *logits;        /* ours while it lasts, and then as they were */
-    int64_t head;         /* how many of the highest to sort at first */
+    int64_t head;         /* how many of the highest to sort at first, no more than there are */
     double scale;         /* at which the rules will ask for the log-sum-exp of the row as it came; or 1 */
     const rule *rules;
     int64_t count;
-    uint64_t key;
+    uint64_t branch;      /* the key of its luck */
     int64_t lucky;        /* whether luck has a part in it */
     int64_t wanted;       /* how many of the highest are to be recorded, at most `head` */
 } asked;
+
+typedef struct {
+    const asked *asked;
+    float *logits;        /* ours while it lasts, and then as they were */
+    int64_t position;     /* of the token to choose */
+} line;
 
 /* What is known of it. */
 typedef struct {
@@ -48,8 +53,9 @@ typedef struct {
 
 /* Those who are still in the race. */
 typedef struct {
-    const asked *of;
+    const asked *asked;
     const known *known;
+    float *logits;       /* the caller's */
     int64_t width;
     float *row;          /* every logit as the rules have left it, but for the scale; minus infinity: out */
     float *own;          /* its memory where it is not the caller's */
@@ -80,17 +86,18 @@ static void set_head(field *f, int64_t found, int64_t looked_for) {
     f->sorted = 1;
 }
 
-static field new_field(const asked *of, const known *k, int64_t width) {
-    field f = {.of = of, .known = k, .width = width, .row = of->logits, .scale = 1};
-    make_room(&f, of->head);
-    memcpy(f.head, k->highest, of->head * sizeof *f.head);
-    set_head(&f, of->head, of->head);
+static field new_field(const line *l, const known *k, int64_t width) {
+    int64_t size = l->asked->head;
+    field f = {.asked = l->asked, .known = k, .logits = l->logits, .width = width, .row = l->logits, .scale = 1};
+    make_room(&f, size);
+    memcpy(f.head, k->highest, size * sizeof *f.head);
+    set_head(&f, size, size);
     return f;
 }
 
 /* The caller has its row as it was. */
 static void end_field(field *f) {
-    for (int64_t i = f->changed - 1; i >= 0; i--) f->of->logits[f->changes[i].id] = f->changes[i].before;
+    for (int64_t i = f->changed - 1; i >= 0; i--) f->logits[f->changes[i].id] = f->changes[i].before;
     free(f->head);
     free(f->own);
     free(f->changes);
@@ -131,7 +138,7 @@ static double logit_at(const field *f, int64_t place) { return (double)f->head[p
 
 static double log_sum_exp(const field *f) {
     if (!f->listed && !f->touched && f->scale == 1) return f->known->sums.log_sum_exp;
-    if (!f->listed && !f->touched && f->scale == f->of->scale) return f->known->sums.scaled;
+    if (!f->listed && !f->touched && f->scale == f->asked->scale) return f->known->sums.scaled;
     if (!f->listed) return gl_log_sum_exp(f->row, f->width, f->scale);
     double most = logit_at(f, 0), sum = 0;
     for (int64_t i = 0; i < f->size; i++) sum += exp(logit_at(f, i) - most);
@@ -246,9 +253,9 @@ static void follow(field *f, const rule *r) {
 }
 
 /* The field after the first `count` rules. */
-static field field_after(const asked *of, const known *k, int64_t width, int64_t count) {
-    field f = new_field(of, k, width);
-    for (int64_t i = 0; i < count; i++) follow(&f, &of->rules[i]);
+static field field_after(const line *l, const known *k, int64_t width, int64_t count) {
+    field f = new_field(l, k, width);
+    for (int64_t i = 0; i < count; i++) follow(&f, &l->asked->rules[i]);
     grow(&f, FEWEST);
     return f;
 }
@@ -271,27 +278,27 @@ typedef struct {
 } chosen;
 
 typedef struct {
-    const asked *rows;
+    const line *lines;
     const known *known;
     int64_t width;
     char *made;
     int64_t size; /* of one that is made */
 } choosing;
 
-static void race(const field *f, chosen *d, int64_t *place, double *logit) {
-    const asked *of = f->of;
+static void race(const field *f, int64_t position, chosen *d, int64_t *place, double *logit) {
     *place = 0;
     *logit = logit_at(f, 0);
     d->id = f->head[0].id;
     d->runner_up = f->size > 1 ? f->head[1].id : -1;
     d->luck = 0;
     d->margin = f->size > 1 ? *logit - logit_at(f, 1) : INFINITY;
-    if (!of->lucky) return;
+    if (!f->asked->lucky) return;
+    uint64_t key = gl_end_mix(gl_nearly_mix(f->asked->branch + GL_GOLDEN + (uint64_t)position));
     double *logits = malloc(f->size * (sizeof(double) + sizeof(int32_t))), numbers[4];
     int32_t *ids = (int32_t *)(logits + f->size), winners[2];
     int64_t places[2];
     for (int64_t i = 0; i < f->size; i++) ids[i] = f->head[i].id, logits[i] = logit_at(f, i);
-    gl_race(of->key, ids, logits, f->size, f->complete ? NULL : f->row, f->width, f->scale, places, winners, numbers);
+    gl_race(key, ids, logits, f->size, f->complete ? NULL : f->row, f->width, f->scale, places, winners, numbers);
     free(logits);
     *place = places[0];
     *logit = numbers[0];
@@ -310,18 +317,19 @@ static double logit_of(const field *f, int32_t id) {
 
 static void choose(void *work, int64_t row) {
     const choosing *c = work;
-    const asked *of = &c->rows[row];
+    const line *l = &c->lines[row];
+    const asked *of = l->asked;
     const known *k = &c->known[row];
     chosen *d = (chosen *)(c->made + row * c->size);
     d->id = -1;
     d->entropy = k->sums.entropy;
     d->log_sum_exp = k->sums.log_sum_exp;
     if (isnan(d->log_sum_exp)) return;
-    field f = field_after(of, k, c->width, of->count);
+    field f = field_after(l, k, c->width, of->count);
     if (f.size) {
         int64_t place;
         double logit;
-        race(&f, d, &place, &logit);
+        race(&f, l->position, d, &place, &logit);
         d->log_sum_exp_after = log_sum_exp(&f);
         d->logprob = logit - d->log_sum_exp_after;
         d->scale = f.scale;
@@ -337,38 +345,39 @@ static void choose(void *work, int64_t row) {
     if (d->id < 0) return;
     int64_t rank = 0;
     while (rank < of->head && k->highest[rank].id != d->id) rank++;
-    d->rank = 1 + (rank < of->head ? rank : gl_rank_of(of->logits, c->width, d->id));
-    d->raw_logprob = (double)of->logits[d->id] - d->log_sum_exp;
+    d->rank = 1 + (rank < of->head ? rank : gl_rank_of(l->logits, c->width, d->id));
+    d->raw_logprob = (double)l->logits[d->id] - d->log_sum_exp;
 }
 
 /* What is known of some rows, in memory that the caller frees. */
-static known *know(const asked *rows, int64_t count, int64_t width) {
+static known *know(const line *lines, int64_t count, int64_t width) {
     int64_t top = 0;
-    for (int64_t i = 0; i < count; i++) top = MAX(top, rows[i].head);
+    for (int64_t i = 0; i < count; i++) top = MAX(top, lines[i].asked->head);
     known *all = calloc(count, sizeof *all + sizeof(gl_sums) + sizeof(double) + sizeof(float *) + top * sizeof(gl_candidate));
     gl_sums *sums = (gl_sums *)(all + count);
     double *scales = (double *)(sums + count);
     const float **logits = (const float **)(scales + count);
     gl_candidate *found = (gl_candidate *)(logits + count);
-    for (int64_t i = 0; i < count; i++) logits[i] = rows[i].logits, scales[i] = rows[i].scale;
+    for (int64_t i = 0; i < count; i++) logits[i] = lines[i].logits, scales[i] = lines[i].asked->scale;
     gl_look(logits, count, width, top, scales, found, sums);
     for (int64_t i = 0; i < count; i++) all[i] = (known){found + i * top, sums[i]};
     return all;
 }
 
 /* Each row on its own: whatever the others ask for, and whichever thread does it, the answer is the same. */
-void gl_choose_rows(const asked *rows, int64_t count, int64_t width, char *made, int64_t size) {
-    known *all = know(rows, count, width);
-    gl_run_units(choose, &(choosing){rows, all, width, made, size}, count);
+void gl_choose_rows(const line *lines, int64_t count, int64_t width, char *made, int64_t size) {
+    known *all = know(lines, count, width);
+    gl_run_units(choose, &(choosing){lines, all, width, made, size}, count);
     free(all);
 }
 
 /* Who is left after the first `count` rules of a row, for somebody who looks on: the head in order, at most `room` of it,
  * the row (minus infinity: out) if it is not the head alone, and their log-sum-exp. How long the head is. */
-int64_t gl_left(const asked *of, int64_t width, int64_t count, int64_t room, int32_t *ids, float *values, float *row,
-                int32_t *complete, int32_t *listed, double *scale, double *total) {
-    known *k = know(of, 1, width);
-    field f = field_after(of, k, width, count);
+int64_t gl_left(const asked *of, float *logits, int64_t width, int64_t count, int64_t room, int32_t *ids, float *values,
+                float *row, int32_t *complete, int32_t *listed, double *scale, double *total) {
+    const line l = {of, logits, 0};
+    known *k = know(&l, 1, width);
+    field f = field_after(&l, k, width, count);
     for (int64_t i = 0; i < MIN(f.size, room); i++) ids[i] = f.head[i].id, values[i] = f.head[i].value;
     *complete = f.complete;
     *listed = f.listed;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from ctypes import addressof, byref, c_char, c_double, c_int32
 from functools import cache
@@ -12,11 +13,11 @@ import numpy as np
 
 from glassloop.ops.native.library import address, library
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import ALTERNATIVE, Asked, Chosen, Left, Rule, Rules
+from glassloop.ops.rules import ALTERNATIVE, Asked, Chosen, Left, Line, Rule
 
 # As choosing.c has them.
 _RULE = Struct("qqdPP")
-_ASKED = Struct("PqdPqQqq")
+_ASKED = Struct("qdPqQqq")
 
 
 @cache
@@ -25,37 +26,17 @@ def _chosen(told: int) -> Struct:
     return Struct(f"q2d2q6d2q{ALTERNATIVE.itemsize * told}s")
 
 
-class _Prepared(NamedTuple):
-    """Rules as C reads them."""
-
-    address: int
-    memory: bytearray
-
-
-def choose(logits: Float32, asked: Sequence[Asked]) -> list[Chosen | None]:
+def choose(logits: Float32, lines: Sequence[Line]) -> list[Chosen | None]:
     logits, at = _open(logits)
-    rows, (_, width), stride = len(asked), logits.shape, logits.strides[0]
-    most = min(max([each.wanted for each in asked]), width)
-    chosen = _chosen(most)
-    results = _ASKED.size * rows
-    memory = bytearray(results + chosen.size * rows)
-    for number, (place, head, scale, rules, key, wanted) in enumerate(asked):
-        _ASKED.pack_into(
-            memory,
-            _ASKED.size * number,
-            at + place * stride,
-            min(head, width),
-            scale,
-            _prepare(rules).address,
-            len(rules),
-            key or 0,
-            key is not None,
-            min(wanted, head, width),
-        )
-    memory_at = address(memory)
-    library().gl_choose_rows(memory_at, rows, width, memory_at + results, chosen.size)
-    found = chosen.iter_unpack(memoryview(memory)[results:])
-    return [_made(numbers, each.wanted) for numbers, each in zip(found, asked, strict=True)]
+    width, stride = logits.shape[1], logits.strides[0]
+    packed = array("Q")
+    for asked, place, position in lines:
+        packed.extend((_prepare(asked).address, at + place * stride, position))
+    chosen = _chosen(max([line.asked.wanted for line in lines]))
+    made = bytearray(chosen.size * len(lines))
+    library().gl_choose_rows(packed.buffer_info()[0], len(lines), width, address(made), chosen.size)
+    told = zip(chosen.iter_unpack(made), lines, strict=True)
+    return [_made(numbers, line.asked.wanted) for numbers, line in told]
 
 
 def _made(numbers: tuple[Any, ...], wanted: int) -> Chosen | None:
@@ -69,15 +50,14 @@ def _made(numbers: tuple[Any, ...], wanted: int) -> Chosen | None:
 def left(logits: Float32, asked: Asked, count: int) -> Left:
     logits, at = _open(logits)
     width, changed = len(logits), np.empty(len(logits), np.float32)
-    head, rules = min(asked.head, width), asked.rules
-    packed = bytearray(_ASKED.pack(at, head, asked.scale, _prepare(rules).address, len(rules), 0, 0, 0))
     complete, listed, scale, total = c_int32(), c_int32(), c_double(), c_double()
-    size, room = 2 * head, 0
+    size, room = 2 * asked.head, 0
     while size > room:  # once more, where there are more than we had room for
         room = size
         ids, values = np.empty(room, np.int32), np.empty(room, np.float32)
         size = library().gl_left(
-            address(packed),
+            _prepare(asked).address,
+            at,
             width,
             count,
             room,
@@ -102,11 +82,21 @@ def _open(logits: Float32) -> tuple[Float32, int]:
         return own, address(own)
 
 
-def _prepare(rules: Rules) -> _Prepared:
-    if rules.prepared is None:
-        memory = bytearray(b"".join(map(_packed, rules)) or 1)
-        rules.prepared = _Prepared(address(memory), memory)
-    made: _Prepared = rules.prepared
+class _Prepared(NamedTuple):
+    address: int
+    memory: bytearray
+
+
+def _prepare(asked: Asked) -> _Prepared:
+    """As C reads it: itself, then its rules."""
+    if asked.prepared is None:
+        memory = bytearray(_ASKED.size) + b"".join([_packed(rule) for rule in asked.rules])
+        at, branch = address(memory), asked.branch
+        head, scale, count, wanted = asked.head, asked.scale, len(asked.rules), asked.wanted
+        lucky = branch is not None
+        _ASKED.pack_into(memory, 0, head, scale, at + _ASKED.size, count, branch or 0, lucky, wanted)
+        asked.prepared = _Prepared(at, memory)
+    made: _Prepared = asked.prepared
     return made
 
 
