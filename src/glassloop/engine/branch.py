@@ -29,7 +29,7 @@ class Branch:
 
     @property
     def pending(self) -> int:
-        return len(self.tokens) - self.computed
+        return len(self.tokens) - (0 if self.path is None else self.path.length)
 
     def enter(self, tree: KVTree) -> int:
         """Take what the tree has of it. The token before the first that wants logits must be computed."""

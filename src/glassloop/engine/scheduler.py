@@ -99,12 +99,14 @@ class Scheduler:
         works: list[Work] = []
         planned: set[Task] = set()
         ready = [task for task in self.running if _waits_for_a_token(task)]
-        spare = STEP_ROWS - sum(len(task.branches) for task in ready)
+        spare = STEP_ROWS - sum([len(task.branches) for task in ready])
         for task in ready:
             if task in self.running:  # nobody older has taken its pages meanwhile
                 guess = task.guess(spare)
                 if self._add_work(task, guess, STEP_ROWS, planned, works):
                     spare -= len(guess)
+        if len(planned) == len(self.running) and not self.waiting:
+            return works
         room = STEP_ROWS if not works else min(spare, _ROWS_BESIDE)
         for task in list(self.running):
             if room <= 0:
@@ -156,20 +158,21 @@ class Scheduler:
 
     def _rows(self, task: Task, guess: list[int], room: int) -> list[Work]:
         """All or nothing."""
-        together = all(branch.pending == 1 for branch in task.branches)
+        together = _waits_for_a_token(task)
         works: list[Work] = []
         try:
             for branch in task.branches:
-                if branch.pending == 1 and not together:
+                if not together and branch.pending == 1:
                     continue  # beams choose together: this one waits until the others have caught up
-                assert branch.path is not None
-                first = branch.computed
+                path = branch.path
+                assert path is not None
+                first = path.length
                 ids = branch.tokens[first : first + room] + guess
-                # Where logits of many rows are asked for, a few rows at a time.
-                ids = ids[: max(0, branch.recorded - 1 - first) + max(_SCORED_ROWS, 1 + len(guess))]
-                self._tree.extend(branch.path, ids)
+                if len(ids) > _SCORED_ROWS:  # where logits of many rows are asked for, a few rows at a time
+                    ids = ids[: max(0, branch.recorded - 1 - first) + max(_SCORED_ROWS, 1 + len(guess))]
+                self._tree.extend(path, ids)
                 wanted = max(0, first + len(ids) - branch.recorded + 1)
-                works.append(Work(task, branch.path, first, ids, wanted))
+                works.append(Work(task, path, first, ids, wanted))
                 room -= len(ids)
                 if room <= 0:
                     break
@@ -181,4 +184,4 @@ class Scheduler:
 
 
 def _waits_for_a_token(task: Task) -> bool:
-    return all(branch.pending == 1 for branch in task.branches)
+    return all([branch.pending == 1 for branch in task.branches])

@@ -33,6 +33,9 @@ def to_alphabet(data: bytes) -> str:
 
 def from_alphabet(piece: str) -> bytes | None:
     """The bytes that a byte-level piece spells, or None when it uses a character outside the alphabet."""
+    word = piece.removeprefix(BYTE_CHARACTERS[0x20])
+    if word.isascii() and word.isalnum():  # most are
+        return (b" " if len(word) < len(piece) else b"") + word.encode()
     try:
         return bytes([_FROM_ALPHABET[ord(character)] for character in piece])
     except KeyError:

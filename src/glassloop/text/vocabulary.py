@@ -44,6 +44,7 @@ class Vocabulary:
         self.pieces = pieces  # id → the file's own spelling; None where an id has no token
         self.kinds = bytes(kinds)  # id → Kind
         self.spelling = spelling
+        self._byte_level = spelling is Spelling.BYTE_LEVEL
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -69,7 +70,7 @@ class Vocabulary:
         kind = self.kinds[token_id]
         if kind in SPECIAL_KINDS:
             return _utf8(piece)
-        if self.spelling is Spelling.BYTE_LEVEL:
+        if self._byte_level:
             data = None if kind == Kind.USER_DEFINED else from_alphabet(piece)
             return _utf8(piece) if data is None else data
         if kind == Kind.BYTE:
