@@ -18,7 +18,7 @@ from glassloop.model.cache import Branches
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
 from glassloop.ops import choose_ops
-from glassloop.ops.rules import Chosen
+from glassloop.ops.chosen import Chosen
 from glassloop.ops.vocabulary import row_ops
 
 PROMPT = 64

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,9 +24,9 @@ from glassloop.decode.candidates import HEAD
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import luck_key
 from glassloop.engine import loop
+from glassloop.ops.chosen import Chosen
 from glassloop.ops.native import vocabulary as native
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Chosen
 from glassloop.trace import writer
 
 _choose_rows = loop.choose_rows
@@ -38,7 +39,7 @@ def _bare(decoders: Sequence[Decoder], logits: Float32, places: Sequence[int]) -
         ids, highest = native.highest(row, HEAD)
         key = luck_key(step.seed, step.salt, step.position)
         token = native.race(key, ids, highest.astype(np.float64), row, 1.0).id
-        found.append(Chosen(token, 0.0, 0.0, 1, 1, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, None, None, b""))
+        found.append(Chosen(token.to_bytes(8, sys.byteorder)))
     return found
 
 

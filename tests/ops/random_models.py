@@ -17,11 +17,11 @@ from glassloop.model.cache import Branches
 from glassloop.model.config import LayerConfig, ModelConfig
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
+from glassloop.ops.chosen import Chosen
 from glassloop.ops.native import library
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.quant import FORMATS, Float32, Format
 from glassloop.ops.reference import ReferenceOps
-from glassloop.ops.rules import Chosen
 from glassloop.ops.tensor import Tensor
 from glassloop.ops.vocabulary import row_ops
 

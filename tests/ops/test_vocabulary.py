@@ -14,8 +14,8 @@ from ops.test_native import instructions  # noqa: F401  (a fixture)
 from glassloop import Sampling
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.ops import vocabulary
+from glassloop.ops.chosen import Chosen
 from glassloop.ops.native import vocabulary as native
-from glassloop.ops.rules import Chosen
 
 _LOGIT = st.floats(-100, 100, width=32) | st.just(-np.inf) | st.sampled_from([0.0, 1.0, 1.5])
 _ROWS = st.lists(_LOGIT, min_size=1, max_size=200).map(lambda row: np.array(row, np.float32))

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassloop.ops.rules import Chosen, tell
+from glassloop.ops.chosen import Chosen, tell
 from glassloop.trace.columns import pack, unpack
 from glassloop.trace.packing import SOURCES, pack_tokens, unpack_tokens
 from glassloop.trace.token import Token
@@ -31,7 +31,7 @@ def tokens(draw) -> Token:
         after[draw(st.lists(st.integers(0, count)))] = -np.inf
     else:
         raw, after = (np.array(draw(st.lists(NUMBERS, min_size=count + 1, max_size=count + 1))) for _ in "12")
-    chosen = Chosen(
+    chosen = Chosen.of(
         id=draw(IDS),
         logprob=float(after[0]),
         raw_logprob=float(raw[0]),

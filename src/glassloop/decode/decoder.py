@@ -21,8 +21,9 @@ from glassloop.decode.luck import branch_key
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Step
 from glassloop.errors import SamplingError
+from glassloop.ops.chosen import Chosen, tell
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Asked, Chosen, Line, tell
+from glassloop.ops.rules import Asked, Line
 from glassloop.ops.vocabulary import Int32, Race, RowOps, Summary, row_ops
 from glassloop.text.tokenizer import Tokenizer
 
@@ -107,7 +108,7 @@ class Decoder:
         raw = float(logits[token]) - summary.log_sum_exp
         rank = _rank(self.step.ops, summary.ids, logits, token)
         theirs = summary.logits[:wanted].astype(np.float64) - summary.log_sum_exp
-        return Chosen(
+        return Chosen.of(
             id=token,
             logprob=raw,
             raw_logprob=raw,
@@ -134,7 +135,7 @@ class Decoder:
         favourites = summary.ids[:wanted]
         rank_after = 1 + choice.place if choice.place < len(left.ids) else _rank_among(left, token)
         theirs = np.subtract(summary.logits[:wanted], summary.log_sum_exp, dtype=np.float64)
-        return Chosen(
+        return Chosen.of(
             id=token,
             logprob=choice.logit - lse,
             raw_logprob=float(logits[token]) - summary.log_sum_exp,

@@ -22,8 +22,8 @@ from glassloop.engine.scheduler import Row, Scheduler, Task, Work
 from glassloop.engine.tree import KVTree
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch
+from glassloop.ops.chosen import Chosen
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Chosen
 from glassloop.ops.vocabulary import row_ops
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run

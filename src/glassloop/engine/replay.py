@@ -15,7 +15,7 @@ from glassloop.decode.explain import Explanation, explain
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.logits import logits_after
 from glassloop.errors import GlassloopError, TraceError
-from glassloop.ops.rules import Chosen
+from glassloop.ops.chosen import Chosen
 from glassloop.ops.vocabulary import row_ops
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token

@@ -11,8 +11,8 @@ from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.drafts import Guesser
 from glassloop.engine.request import Request
 from glassloop.engine.scheduler import Row
+from glassloop.ops.chosen import Chosen
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Chosen
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run
 from glassloop.trace.token import Pieces, Refusal, Source, Token

@@ -17,8 +17,8 @@ from glassloop.decode.stop import Ending
 from glassloop.engine.branch import Branch
 from glassloop.engine.request import Request
 from glassloop.engine.tree import KVTree, NoRoom, Path
+from glassloop.ops.chosen import Chosen
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Chosen
 
 STEP_ROWS = 512  # of one forward pass
 _ROWS_BESIDE = 128  # for prompts, while somebody else waits for his next token
@@ -184,4 +184,7 @@ class Scheduler:
 
 
 def _waits_for_a_token(task: Task) -> bool:
-    return all([branch.pending == 1 for branch in task.branches])
+    for branch in task.branches:  # noqa: SIM110  (a generator would cost as much as all the rest)
+        if branch.pending != 1:
+            return False
+    return True

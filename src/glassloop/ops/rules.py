@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
+from glassloop.ops.chosen import Chosen
 from glassloop.ops.quant import Float32
 from glassloop.ops.vocabulary import Float64, Int32
 
@@ -57,41 +57,6 @@ class Line(NamedTuple):
     asked: Asked
     place: int  # which row it is
     position: int  # of the token to choose
-
-
-ALTERNATIVE = np.dtype([("id", np.int64), ("logprob", np.float64), ("raw_logprob", np.float64)])
-
-
-class Chosen(NamedTuple):
-    """A token and its reasons. Log-probabilities and ranks are over the whole vocabulary, ranks from 1."""
-
-    id: int
-    logprob: float  # after the stages
-    raw_logprob: float  # the model's own
-    rank: int  # in the model's own order
-    rank_after: int  # among the survivors; 0 for a token that was removed, and forced
-    entropy: float  # of the model's own distribution, in nats
-    log_sum_exp: float  # of the model's own logits
-    log_sum_exp_after: float  # of what the stages left
-    scale: float  # by which they multiplied every logit: one over the temperature
-    luck: float
-    margin: float  # by how much logit + luck exceeded the runner-up's
-    runner_up: int | None
-    survivors: int | None  # how many tokens the stages left; None where nobody needed to count them
-    told: bytes  # of the alternatives, as they lie in memory
-
-    @property
-    def alternatives(self) -> NDArray[np.void]:
-        """The model's own favourites: their log-probabilities after the stages (minus infinity for the
-        removed) and before."""
-        return np.frombuffer(self.told, ALTERNATIVE)
-
-
-def tell(ids: Int32, logprobs: Float64, raw_logprobs: Float64) -> bytes:
-    """Of alternatives, for a Chosen."""
-    made = np.empty(len(ids), ALTERNATIVE)
-    made["id"], made["logprob"], made["raw_logprob"] = ids, logprobs, raw_logprobs
-    return made.tobytes()
 
 
 class Left(NamedTuple):

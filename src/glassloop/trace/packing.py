@@ -9,20 +9,18 @@ one that would not come back exactly (it is rare) is kept whole beside the other
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glassloop.errors import TraceError
-from glassloop.ops.rules import ALTERNATIVE, Chosen, tell
+from glassloop.ops.chosen import ALTERNATIVE, NUMBERS, Chosen, tell
 from glassloop.ops.vocabulary import Float64
 from glassloop.trace.columns import Column, blobs, blobs_back, texts, texts_back
 from glassloop.trace.token import Pieces, Source, Token
 
 SOURCES: tuple[Source, ...] = ("sampled", "forced", "draft", "beam")
-_PLAIN = {  # of a Chosen, as they are
+_PLAIN = {  # of a Chosen, as they are; -1 for none
     "rank": np.uint32,
     "rank_after": np.uint32,
     "entropy": np.float64,
@@ -31,9 +29,9 @@ _PLAIN = {  # of a Chosen, as they are
     "scale": np.float64,
     "luck": np.float64,
     "margin": np.float64,
+    "runner_up": np.int32,
+    "survivors": np.int32,
 }
-_OR_NONE = ("runner_up", "survivors")  # whole numbers, -1 for none
-_ITSELF = Struct("qdd")  # an ALTERNATIVE
 Float32s = NDArray[np.float32]
 
 
@@ -41,16 +39,15 @@ def pack_tokens(tokens: Sequence[Token]) -> dict[str, Column]:
     """In a row of slots each token has itself first and then its alternatives."""
     chosen = [token.chosen for token in tokens]
     slots = np.array([1 + len(each.told) // ALTERNATIVE.itemsize for each in chosen], np.uint8)
-    rows = [_ITSELF.pack(each.id, each.logprob, each.raw_logprob) + each.told for each in chosen]
+    # What is written of a token begins as what is told of an alternative.
+    rows = [each.data[: ALTERNATIVE.itemsize] + each.told for each in chosen]
     named = np.frombuffer(b"".join(rows), ALTERNATIVE)
     ids = named["id"].astype(np.int32)
     after, raw = (np.ascontiguousarray(named[name]) for name in ("logprob", "raw_logprob"))
     columns: dict[str, Column] = {"slots": slots, "ids": ids}
+    numbers = np.frombuffer(b"".join([each.data[: NUMBERS.itemsize] for each in chosen]), NUMBERS)
     for name, kind in _PLAIN.items():
-        columns[name] = np.array([getattr(each, name) for each in chosen], kind)
-    for name in _OR_NONE:
-        found = [getattr(each, name) for each in chosen]
-        columns[name] = np.array([-1 if value is None else value for value in found], np.int32)
+        columns[name] = numbers[name].astype(kind)
     columns["source"] = np.array([SOURCES.index(token.source) for token in tokens], np.uint8)
     columns["sample"] = np.array([token.sample for token in tokens], np.uint16)
     columns["seconds"] = np.array([token.seconds for token in tokens], np.float64)
@@ -80,26 +77,23 @@ def unpack_tokens(columns: dict[str, Column]) -> list[Token]:
     raw[columns["odd_raw_at"]] = columns["odd_raw"]
     after[columns["odd_after_at"]] = columns["odd_after"]
     pieces, data = _unpack_pieces(columns)
-    plain = zip(*(columns[name].tolist() for name in _PLAIN), strict=True)
-    or_none = zip(*(columns[name].tolist() for name in _OR_NONE), strict=True)
     sources, samples, seconds = (columns[name].tolist() for name in ("source", "sample", "seconds"))
     seen = texts_back(columns["text_lengths"], columns["text"])
-    ends = np.cumsum(slots, dtype=np.int64).tolist()
-    if not ids.size == raw.size == after.size == (ends[-1] if ends else 0):
+    ends = np.cumsum(slots, dtype=np.int64)
+    each = [columns[name] for name in (*_PLAIN, "source", "sample", "seconds")]
+    rows = {len(slots), len(seen), *map(len, each)}
+    if len(rows) > 1 or not ids.size == raw.size == after.size == (ends[-1] if len(ends) else 0):
         raise TraceError("its columns are not of the same length")
-    told, size = tell(ids, after, raw), ALTERNATIVE.itemsize
+    firsts = ends - slots
+    numbers = np.empty(len(slots), NUMBERS)
+    numbers["id"], numbers["logprob"], numbers["raw_logprob"] = ids[firsts], after[firsts], raw[firsts]
+    for name in _PLAIN:
+        numbers[name] = columns[name]
+    written, told = numbers.tobytes(), tell(ids, after, raw)
     tokens = []
-    for at, (end, numbers, others) in enumerate(zip(ends, plain, or_none, strict=True)):
-        first = end - int(slots[at])
-        known: dict[str, Any] = dict(zip(_PLAIN, numbers, strict=True))
-        known |= {name: None if value < 0 else value for name, value in zip(_OR_NONE, others, strict=True)}
-        chosen = Chosen(
-            id=int(ids[first]),
-            logprob=float(after[first]),
-            raw_logprob=float(raw[first]),
-            told=told[(first + 1) * size : end * size],
-            **known,
-        )
+    for at, (first, end) in enumerate(zip(firsts.tolist(), ends.tolist(), strict=True)):
+        own = written[NUMBERS.itemsize * at : NUMBERS.itemsize * (at + 1)]
+        chosen = Chosen(own + told[ALTERNATIVE.itemsize * (first + 1) : ALTERNATIVE.itemsize * end])
         source = SOURCES[sources[at]]
         tokens.append(Token(chosen, seen[at], data[chosen.id], pieces, source, seconds[at], samples[at]))
     return tokens

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Literal, NamedTuple
 
-from glassloop.ops.rules import Chosen
+from glassloop.ops.chosen import Chosen
 
 # Where a token came from: drawn or argmax, given by the caller, guessed by a drafter and confirmed, a beam.
 Source = Literal["sampled", "forced", "draft", "beam"]

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from ctypes import addressof, byref, c_char, c_double, c_int32
 from functools import cache
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from glassloop.ops.chosen import ALTERNATIVE, NUMBERS, Chosen
 from glassloop.ops.native.library import address, library
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import ALTERNATIVE, Asked, Chosen, Left, Line, Rule
+from glassloop.ops.rules import Asked, Left, Line, Rule
 
 # As choosing.c has them.
 _RULE = Struct("qqdPP")
@@ -21,30 +22,25 @@ _ASKED = Struct("qdPqQqq")
 
 
 @cache
-def _chosen(told: int) -> Struct:
-    """With so many alternatives."""
-    return Struct(f"q2d2q6d2q{ALTERNATIVE.itemsize * told}s")
+def _pieces(size: int) -> Struct:
+    return Struct(f"{size}s")
 
 
 def choose(logits: Float32, lines: Sequence[Line]) -> list[Chosen | None]:
     logits, at = _open(logits)
     width, stride = logits.shape[1], logits.strides[0]
     packed = array("Q")
+    sizes = []
     for asked, place, position in lines:
         packed.extend((_prepare(asked).address, at + place * stride, position))
-    chosen = _chosen(max([line.asked.wanted for line in lines]))
-    made = bytearray(chosen.size * len(lines))
-    library().gl_choose_rows(packed.buffer_info()[0], len(lines), width, address(made), chosen.size)
-    told = zip(chosen.iter_unpack(made), lines, strict=True)
-    return [_made(numbers, line.asked.wanted) for numbers, line in told]
-
-
-def _made(numbers: tuple[Any, ...], wanted: int) -> Chosen | None:
-    *plain, runner_up, survivors, told = numbers
-    if plain[0] < 0:
-        return None
-    plain += [None if runner_up < 0 else runner_up, None if survivors < 0 else survivors]
-    return Chosen._make((*plain, told[: ALTERNATIVE.itemsize * wanted]))
+        sizes.append(NUMBERS.itemsize + ALTERNATIVE.itemsize * asked.wanted)
+    most = max(sizes)
+    made = bytearray(most * len(lines))
+    library().gl_choose_rows(packed.buffer_info()[0], len(lines), width, address(made), most)
+    found = [
+        Chosen(data[:size]) for (data,), size in zip(_pieces(most).iter_unpack(made), sizes, strict=True)
+    ]
+    return [None if each.id < 0 else each for each in found]
 
 
 def left(logits: Float32, asked: Asked, count: int) -> Left:
