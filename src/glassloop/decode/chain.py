@@ -135,7 +135,7 @@ def _followed(
     asked = Asked(len(summary.ids), 1.0, [rule(step) for rule in rules])
 
     def after(count: int) -> Candidates:
-        return Candidates.left(chooser.left(logits, asked, count), len(logits), step.ops)
+        return Candidates.left(chooser.left(logits, summary, asked, count), len(logits), step.ops)
 
     if observer is None:
         return after(len(chain))

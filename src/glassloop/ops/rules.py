@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from glassloop.ops.chosen import Chosen
 from glassloop.ops.quant import Float32
-from glassloop.ops.vocabulary import Float64, Int32
+from glassloop.ops.vocabulary import Float64, Int32, Summary
 
 
 class Action(IntEnum):
@@ -77,5 +77,6 @@ class Chooser(Protocol):
         """A token for each of some rows of logits; None where nobody is left, or they are not finite. Each
         gets what it would have got alone."""
 
-    def left(self, logits: Float32, asked: Asked, count: int, /) -> Left:
-        """Who is left of one row after the first `count` rules, by the same code."""
+    def left(self, logits: Float32, summary: Summary, asked: Asked, count: int, /) -> Left:
+        """Who is left of one row, whose summary the caller has, after the first `count` rules; by the same
+        code. The head is the summary's, and the scale 1."""

@@ -371,21 +371,27 @@ void gl_choose_rows(const line *lines, int64_t count, int64_t width, char *made,
     free(all);
 }
 
-/* Who is left after the first `count` rules of a row, for somebody who looks on: the head in order, at most `room` of it,
- * the row (minus infinity: out) if it is not the head alone, and their log-sum-exp. How long the head is. */
-int64_t gl_left(const asked *of, float *logits, int64_t width, int64_t count, int64_t room, int32_t *ids, float *values,
-                float *row, int32_t *complete, int32_t *listed, double *scale, double *total) {
-    const line l = {of, logits, 0};
-    known *k = know(&l, 1, width);
-    field f = field_after(&l, k, width, count);
+/* Who is left after some rules of a row. */
+typedef struct {
+    int64_t complete, listed;
+    double scale, log_sum_exp;
+} left;
+
+/* For somebody who looks on, and who has the highest of the row and its log-sum-exp. After the first `count` rules: the
+ * head in order, at most `room` of it, and the row (minus infinity: out) if it is not the head alone. How long the head
+ * is. */
+int64_t gl_left(const asked *of, float *logits, int64_t width, int64_t count, const int32_t *highest_ids,
+                const float *highest, double log_sum_exp_before, int64_t room, int32_t *ids, float *values, float *row,
+                left *told) {
+    gl_candidate *known_highest = malloc(of->head * sizeof *known_highest);
+    for (int64_t i = 0; i < of->head; i++) known_highest[i] = (gl_candidate){highest[i], highest_ids[i]};
+    known k = {known_highest, {.log_sum_exp = log_sum_exp_before, .scaled = log_sum_exp_before}};
+    field f = field_after(&(line){of, logits, 0}, &k, width, count);
     for (int64_t i = 0; i < MIN(f.size, room); i++) ids[i] = f.head[i].id, values[i] = f.head[i].value;
-    *complete = f.complete;
-    *listed = f.listed;
-    *scale = f.scale;
-    *total = f.size ? log_sum_exp(&f) : -INFINITY;
+    *told = (left){f.complete, f.listed, f.scale, f.size ? log_sum_exp(&f) : -INFINITY};
     if (!f.listed) memcpy(row, f.row, width * sizeof *row);
     int64_t size = f.size;
     end_field(&f);
-    free(k);
+    free(known_highest);
     return size;
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from ctypes import addressof, byref, c_char, c_double, c_int32
+from ctypes import addressof, c_char
 from functools import cache
 from struct import Struct
 from typing import NamedTuple
@@ -15,10 +15,12 @@ from glassloop.ops.chosen import ALTERNATIVE, NUMBERS, Chosen
 from glassloop.ops.native.library import address, library
 from glassloop.ops.quant import Float32
 from glassloop.ops.rules import Asked, Left, Line, Rule
+from glassloop.ops.vocabulary import Summary
 
 # As choosing.c has them.
 _RULE = Struct("qqdPP")
 _ASKED = Struct("qdPqQqq")
+_LEFT = Struct("2q2d")
 
 
 @cache
@@ -43,10 +45,10 @@ def choose(logits: Float32, lines: Sequence[Line]) -> list[Chosen | None]:
     return [None if each.id < 0 else each for each in found]
 
 
-def left(logits: Float32, asked: Asked, count: int) -> Left:
+def left(logits: Float32, summary: Summary, asked: Asked, count: int) -> Left:
     logits, at = _open(logits)
     width, changed = len(logits), np.empty(len(logits), np.float32)
-    complete, listed, scale, total = c_int32(), c_int32(), c_double(), c_double()
+    told = bytearray(_LEFT.size)
     size, room = 2 * asked.head, 0
     while size > room:  # once more, where there are more than we had room for
         room = size
@@ -56,17 +58,17 @@ def left(logits: Float32, asked: Asked, count: int) -> Left:
             at,
             width,
             count,
+            address(summary.ids),
+            address(summary.logits),
+            summary.log_sum_exp,
             room,
             address(ids),
             address(values),
             address(changed),
-            byref(complete),
-            byref(listed),
-            byref(scale),
-            byref(total),
+            address(told),
         )
-    row = None if listed.value else changed
-    return Left(ids[:size], values[:size], row, scale.value, bool(complete.value), total.value)
+    complete, listed, scale, log_sum_exp = _LEFT.unpack(told)
+    return Left(ids[:size], values[:size], None if listed else changed, scale, bool(complete), log_sum_exp)
 
 
 def _open(logits: Float32) -> tuple[Float32, int]:

@@ -132,7 +132,14 @@ def library() -> ctypes.CDLL:
     lib.gl_luck_of.restype = None
     lib.gl_choose_rows.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64]
     lib.gl_choose_rows.restype = None
-    lib.gl_left.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int64, *[c_void_p] * 7]
+    lib.gl_left.argtypes = [
+        *[c_void_p] * 2,
+        *[c_int64] * 2,
+        *[c_void_p] * 2,
+        c_double,
+        c_int64,
+        *[c_void_p] * 4,
+    ]
     lib.gl_left.restype = c_int64
     lib.gl_progress_bytes.argtypes = [c_int32]
     lib.gl_progress_bytes.restype = c_int64
