@@ -25,6 +25,7 @@ _LEFT = Struct("2q2d")
 
 @cache
 def _pieces(size: int) -> Struct:
+    """To take memory apart."""
     return Struct(f"{size}s")
 
 

@@ -88,7 +88,7 @@ class Program(Structure):
         ("count", c_int32),
         ("buffers", POINTER(Buffer)),
         ("batch", c_void_p),
-        ("caches", POINTER(Cache)),
+        ("caches", c_void_p),
     )
 
 

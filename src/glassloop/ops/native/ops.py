@@ -55,6 +55,7 @@ class NativePages:
         self.layout = lib.Cache(
             self.keys.ctypes.data, self.values.ctypes.data, layers, kv_heads, head_dim, padded
         )
+        self.packed = bytes(self.layout)
 
     def copy(self, source: int, target: int) -> None:
         self.keys[target], self.values[target] = self.keys[source], self.values[source]
@@ -217,7 +218,6 @@ class _Program:
         self._progress = np.empty(lib.library().gl_progress_bytes(len(ops)), np.uint8)
         self._buffers = (lib.Buffer * len(self._rooms))()
         self._program = lib.Program((lib.Op * len(ops))(*ops), len(ops), self._buffers)
-        self._pages: Sequence[NativePages] | None = None  # those that the program knows
         self._arrays: dict[int, Any] = {}
         self._capacity = {True: 0, False: 0}  # rows that the buffers of wanted rows, and of all rows, hold
         self._scratch = np.zeros(0, np.float32)
@@ -234,9 +234,6 @@ class _Program:
     def _run(self, batch: Batch, pages: Sequence[NativePages]) -> list[Float32]:
         self._make_room(len(batch.tokens), wanted=False)
         self._make_room(len(batch.wanted), wanted=True)
-        if pages is not self._pages:
-            self._pages = pages
-            self._program.caches = (lib.Cache * len(pages))(*(group.layout for group in pages))
         results = []
         for home, width in self._results.items():
             results.append(np.empty((len(batch.wanted), width), np.float32))
@@ -246,8 +243,10 @@ class _Program:
         scratch = max(12 * (pages[0].layout.head_dim + pages_for(longest) * PAGE), self._widest)
         if len(self._scratch) < scratch * self._threads:
             self._scratch = np.empty(2 * scratch * self._threads, np.float32)
-        packed = _packed(batch)
-        self._program.batch = lib.address(packed)
+        caches = b"".join([group.packed for group in pages])
+        memory = _packed(batch, caches)
+        self._program.caches = lib.address(memory)
+        self._program.batch = self._program.caches + len(caches)
         lib.library().gl_run(
             ctypes.byref(self._program), lib.address(self._progress), lib.address(self._scratch), scratch
         )
@@ -267,27 +266,18 @@ class _Program:
             self._buffers[index].quantized = quantized.ctypes.data
 
 
-def _packed(batch: Batch) -> bytearray:
-    """gl_batch of native.h, then its spans, then the numbers of its rows."""
+def _packed(batch: Batch, caches: bytes) -> bytearray:
+    """As native.h has them: the caches, the batch, its spans, the numbers of its rows."""
     tokens, positions, spans, wanted = batch
     rows = array("i", [*tokens, *positions, *wanted])
     about = [
         _SPAN.pack(s.start, s.stop - s.start, s.first, s.pages.shape[1], lib.address(s.pages)) for s in spans
     ]
-    memory = bytearray(b"".join([bytes(_BATCH.size), *about, rows]))
-    at = lib.address(memory) + _BATCH.size
+    memory = bytearray(b"".join([caches, bytes(_BATCH.size), *about, rows]))
+    at = lib.address(memory) + len(caches) + _BATCH.size
     numbers = at + _SPAN.size * len(spans)
-    _BATCH.pack_into(
-        memory,
-        0,
-        len(tokens),
-        len(wanted),
-        len(spans),
-        numbers,
-        numbers + 4 * len(tokens),
-        numbers + 8 * len(tokens),
-        at,
-    )
+    pointers = numbers, numbers + 4 * len(tokens), numbers + 8 * len(tokens), at
+    _BATCH.pack_into(memory, len(caches), len(tokens), len(wanted), len(spans), *pointers)
     return memory
 
 
