@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from decode.test_chain import random_sampling
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from glassloop import ModelError, Sampling, SamplingError
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.decode.stage import REGISTER, stage
 from glassloop.model.loader import load_tokenizer
+from glassloop.ops.chosen import Chosen
 from glassloop.ops.native import library
 from glassloop.ops.vocabulary import row_ops
 
@@ -30,9 +32,7 @@ def row(seed, size=VOCAB):
 
 
 def same(a, b):
-    for name in a.__slots__:
-        mine, yours = getattr(a, name), getattr(b, name)
-        assert np.array_equal(mine, yours), name
+    assert isinstance(a, Chosen) and a == b
 
 
 def fed(options, prompt, tokens, salt=0, **rest):
@@ -52,30 +52,56 @@ def assert_equal(decoder, fresh):
 
 
 @settings(deadline=None)  # a busy machine is no failure
-@given(st.sampled_from(OPTIONS), TOKENS, TOKENS, TOKENS, st.booleans(), st.data())
-def test_a_rewound_decoder_is_a_fresh_one_fed_with_the_same_tokens(options, prompt, old, new, asked, data):
-    decoder = fed(options, prompt, old)
+@given(st.sampled_from(OPS), st.sampled_from(OPTIONS), TOKENS, TOKENS, TOKENS, st.booleans(), st.data())
+def test_a_rewound_decoder_is_a_fresh_one_fed_with_the_same_tokens(
+    name, options, prompt, old, new, asked, data
+):
+    ops = row_ops(name)
+    decoder = fed(options, prompt, old, ops=ops)
     if asked:  # then what is counted is kept up to date, else it is counted afterwards
         decoder.choose(row(9))
     kept = data.draw(st.integers(0, len(old)))
     decoder.rewind(kept)
-    assert_equal(decoder, fed(options, prompt, old[:kept]))
+    assert_equal(decoder, fed(options, prompt, old[:kept], ops=ops))
     for token in new:
         decoder.commit(token)
-    assert_equal(decoder, fed(options, prompt, old[:kept] + new))
+    assert_equal(decoder, fed(options, prompt, old[:kept] + new, ops=ops))
 
 
 @settings(deadline=None)  # a busy machine is no failure
-@given(st.sampled_from(OPTIONS), TOKENS, TOKENS, TOKENS, TOKENS, st.sampled_from([None, 0, 7]))
-def test_a_fork_and_its_parent_go_their_own_ways(options, prompt, shared, mine, yours, salt):
-    parent = fed(options, prompt, shared, salt=3)
+@given(
+    st.sampled_from(OPS),
+    st.sampled_from(OPTIONS),
+    TOKENS,
+    TOKENS,
+    TOKENS,
+    TOKENS,
+    st.sampled_from([None, 0, 7]),
+)
+def test_a_fork_and_its_parent_go_their_own_ways(name, options, prompt, shared, mine, yours, salt):
+    ops = row_ops(name)
+    parent = fed(options, prompt, shared, salt=3, ops=ops)
     parent.choose(row(9))
     fork = parent.fork(salt)
     for one, tokens in ((parent, mine), (fork, yours)):
         for token in tokens:
             one.commit(token)
-    assert_equal(parent, fed(options, prompt, shared + mine, salt=3))
-    assert_equal(fork, fed(options, prompt, shared + yours, salt=3 if salt is None else salt))
+    assert_equal(parent, fed(options, prompt, shared + mine, salt=3, ops=ops))
+    own = 3 if salt is None else salt
+    assert_equal(fork, fed(options, prompt, shared + yours, salt=own, ops=ops))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_fixed_rule_is_the_same_at_every_step(seed):
+    """It is asked for once in a request."""
+    random = np.random.default_rng(seed)
+    sampling = random_sampling(random, VOCAB)
+    begun, decoder = Decoder(sampling, VOCAB, 5, eos_ids=(0,)), fed({}, [1, 2], random.integers(0, VOCAB, 9))
+    decoder.step.sampling, decoder.step.bad_words = sampling, begun.step.bad_words
+    for each in begun.chain:
+        if each.fixed:
+            for one, other in zip(each.rule(begun.step), each.rule(decoder.step), strict=True):
+                assert np.array_equal(one, other), each.name
 
 
 def test_a_grammar_is_forked_and_rewound():
