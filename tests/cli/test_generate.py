@@ -102,7 +102,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, said):
 
 def test_ctrl_c_keeps_the_text_so_far():
     child = subprocess.Popen(
-        [*GLASSLOOP, "generate", PROMPT, "--temperature", "0", "-n", "4000"],
+        [*GLASSLOOP, "generate", PROMPT, "--temperature", "0", "-n", "4000", "--ignore-eos"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},

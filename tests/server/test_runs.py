@@ -49,8 +49,8 @@ def finished(server, id: str) -> dict:
 
 def test_a_run_has_all_that_the_engine_recorded(server, llm):
     (begun,) = start(server, sampling={"seed": 7, "max_tokens": 5, "temperature": 0.8, "logprobs": 8})
-    assert begun["status"] in ("waiting", "running") and begun["text"] == ""
     run = finished(server, begun["id"])
+    assert run["text"].startswith(begun["text"])  # it may be under way already, or done
     direct = llm.generate(FRANCE, Sampling(seed=7, max_tokens=5, temperature=0.8, logprobs=8))
     assert run["status"] == "done" and run["finish_reason"] == "length" and run["text"] == direct.text
     assert run["prompt"] == FRANCE and [t["id"] for t in run["prompt_tokens"]] == direct.prompt_ids
