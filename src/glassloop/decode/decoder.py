@@ -206,7 +206,7 @@ def choose_rows(
             asked, error = None, raised
         made.append(error)
         if asked is not None:
-            lines.append(Line(asked, places[number], decoder.step.position))
+            lines.append((asked, places[number], decoder.step.position))
             numbers.append(number)
     if lines:
         chooser = decoders[0].step.ops.chooser

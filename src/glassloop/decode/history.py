@@ -5,6 +5,7 @@ It grows by one token at a time and can be cut back; what it answers is a pure f
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 
 import numpy as np
@@ -16,10 +17,8 @@ class History:
     """The prompt, then what was generated."""
 
     def __init__(self, prompt: Iterable[int] = (), generated: Iterable[int] = ()) -> None:
-        ids = list(prompt)
-        self.prompt_length = len(ids)
-        self._tokens = np.array(ids + [0] * 64, np.int32)
-        self._length = len(ids)
+        self._tokens = array("i", prompt)
+        self.prompt_length = len(self._tokens)
         # Counted from the first time that somebody asks: most requests have no penalties.
         self._seen: _Tally | None = None  # prompt and generated
         self._generated: _Tally | None = None
@@ -27,56 +26,58 @@ class History:
             self.append(token)
 
     def append(self, token: int) -> None:
-        if self._length == len(self._tokens):
-            self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
-        self._tokens[self._length] = token
-        self._length += 1
-        for tally in (self._seen, self._generated):
-            if tally is not None:
-                tally.add(token)
+        self._tokens.append(token)
+        if self._seen is not None:
+            self._seen.add(token)
+        if self._generated is not None:
+            self._generated.add(token)
 
     def truncate(self, length: int) -> None:
         """Take generated tokens off the end until so many are left."""
         kept = self.prompt_length + length
-        for token in self._tokens[kept : self._length][::-1].tolist():
+        for token in reversed(self._tokens[kept:]):
             for tally in (self._seen, self._generated):
                 if tally is not None:
                     tally.remove_last(token)
-        self._length = kept
+        del self._tokens[kept:]
 
     def copy(self) -> History:
         """The same tokens in a history that goes its own way."""
         made = History.__new__(History)
         made.prompt_length = self.prompt_length
-        made._tokens = self._tokens.copy()
-        made._length = self._length
+        made._tokens = self._tokens[:]
         made._seen = None if self._seen is None else self._seen.copy()
         made._generated = None if self._generated is None else self._generated.copy()
         return made
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._tokens)
 
     @property
     def tokens(self) -> Int32:
-        return self._tokens[: self._length]
+        """Those until now; what comes later is not among them."""
+        return np.array(self._tokens, np.int32)
+
+    @property
+    def last(self) -> int:
+        return self._tokens[-1]
 
     @property
     def generated_length(self) -> int:
-        return self._length - self.prompt_length
+        return len(self._tokens) - self.prompt_length
 
     @property
     def seen(self) -> Int32:
         """Every token of prompt and answer, once."""
         if self._seen is None:
-            self._seen = _Tally(self.tokens.tolist())
+            self._seen = _Tally(self._tokens)
         return self._seen.ids
 
     @property
     def generated(self) -> tuple[Int32, Float64]:
         """Every token of the answer, once, and how often it came."""
         if self._generated is None:
-            self._generated = _Tally(self.tokens[self.prompt_length :].tolist())
+            self._generated = _Tally(self._tokens[self.prompt_length :])
         return self._generated.ids, self._generated.counts
 
 

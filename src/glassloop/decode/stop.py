@@ -38,7 +38,7 @@ class Stopper:
     def after(self, history: History, seconds: float) -> Ending | None:
         """Whether the branch ends with the token that has just been added."""
         if self._loops is not None:
-            period = self._loops.add(int(history.tokens[-1]))
+            period = self._loops.add(history.last)
             if period:
                 what = "1 token" if period == 1 else f"{period} tokens"
                 return Ending("repetition", f"{what} {self._loops.rounds} times in a row")
@@ -46,10 +46,6 @@ class Stopper:
             return Ending("length", "max_tokens")
         if len(history) >= self._context:
             return Ending("length", "context")
-        return self.in_time(seconds)
-
-    def in_time(self, seconds: float) -> Ending | None:
-        """Whether time is up, so many seconds after the request came."""
         if self._timeout is not None and seconds >= self._timeout:
             return Ending("timeout", f"after {self._timeout:g} s")
         return None

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count, groupby
-from operator import attrgetter
+from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
@@ -135,14 +134,19 @@ class Loop:
         counters.step_seconds += perf_counter() - began
 
     def _hand_out(self, works: list[Work], logits: Float32) -> None:
-        """Each task gets its rows and moves on by them. The rows of a task stand together."""
+        """Each task gets its rows and moves on by them."""
         chosen = _choose_together(works, logits)
+        gathered: dict[Task, list[Row]] = {}
         at = 0
-        for task, own in groupby(works, key=attrgetter("task")):
-            first, at = at, at + sum([work.wanted for work in own])
-            if at > first:
-                self._do(task, task.advance, [Row(logits, row, chosen.get(row)) for row in range(first, at)])
-            if at > first + 1 and isinstance(task, Sample) and not task.ended:
+        for work in works:
+            rows = gathered.setdefault(work.task, [])
+            for place in range(at, at + work.wanted):
+                rows.append(Row(logits, place, chosen[place]))
+            at += work.wanted
+        for task, rows in gathered.items():
+            if rows:
+                self._do(task, task.advance, rows)
+            if len(rows) > 1 and isinstance(task, Sample) and not task.ended:
                 self._take_back(task)
 
     def _take_back(self, sample: Sample) -> None:
@@ -231,8 +235,9 @@ class Loop:
         )
 
 
-def _choose_together(works: list[Work], logits: Float32) -> dict[int, Chosen | Exception]:
-    """The choices, by row, of those who have only to choose from the next row of logits."""
+def _choose_together(works: list[Work], logits: Float32) -> list[Chosen | Exception | None]:
+    """By row: the choice of who has only to choose from the next one. None: he has more to do with it."""
+    chosen: list[Chosen | Exception | None] = [None] * len(logits)
     decoders, rows, at = [], [], 0
     for work in works:
         decoder = work.task.ready if work.wanted else None
@@ -240,7 +245,9 @@ def _choose_together(works: list[Work], logits: Float32) -> dict[int, Chosen | E
             decoders.append(decoder)
             rows.append(at)
         at += work.wanted
-    return dict(zip(rows, choose_rows(decoders, logits, rows), strict=True))
+    for row, made in zip(rows, choose_rows(decoders, logits, rows), strict=True):
+        chosen[row] = made
+    return chosen
 
 
 def _note_start(work: Work, now: float) -> None:

@@ -57,7 +57,8 @@ class Sample:
 
     @property
     def ready(self) -> Decoder | None:
-        known = self.branch.recorded < len(self.branch.tokens)
+        branch = self.branches[0]
+        known = branch.recorded < len(branch.tokens)
         return None if known or self.split is not None else self._decoder
 
     @property

@@ -51,12 +51,8 @@ class Asked:
     prepared: Any = None  # what an op set has made of it, for itself
 
 
-class Line(NamedTuple):
-    """One row of logits, and what is wanted of it."""
-
-    asked: Asked
-    place: int  # which row it is
-    position: int  # of the token to choose
+# What is wanted, of which row of logits, and the position of the token to choose.
+Line = tuple[Asked, int, int]
 
 
 class Left(NamedTuple):

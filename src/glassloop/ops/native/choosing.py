@@ -35,27 +35,30 @@ def choose(logits: Float32, lines: Sequence[Line]) -> list[Chosen | None]:
     packed = array("Q")
     sizes = []
     for asked, place, position in lines:
-        packed.extend((_prepare(asked).address, at + place * stride, position))
-        sizes.append(NUMBERS.itemsize + ALTERNATIVE.itemsize * asked.wanted)
+        where, size, _ = asked.prepared or _prepare(asked)
+        packed.extend((where, at + place * stride, position))
+        sizes.append(size)
     most = max(sizes)
     made = bytearray(most * len(lines))
     library().gl_choose_rows(packed.buffer_info()[0], len(lines), width, address(made), most)
-    found = [
-        Chosen(data[:size]) for (data,), size in zip(_pieces(most).iter_unpack(made), sizes, strict=True)
-    ]
-    return [None if each.id < 0 else each for each in found]
+    found: list[Chosen | None] = []
+    for (data,), size in zip(_pieces(most).iter_unpack(made), sizes, strict=True):
+        chosen = Chosen(data[:size])
+        found.append(None if chosen.id < 0 else chosen)
+    return found
 
 
 def left(logits: Float32, summary: Summary, asked: Asked, count: int) -> Left:
     logits, at = _open(logits)
     width, changed = len(logits), np.empty(len(logits), np.float32)
     told = bytearray(_LEFT.size)
+    where, _, _ = asked.prepared or _prepare(asked)
     size, room = 2 * asked.head, 0
     while size > room:  # once more, where there are more than we had room for
         room = size
         ids, values = np.empty(room, np.int32), np.empty(room, np.float32)
         size = library().gl_left(
-            _prepare(asked).address,
+            where,
             at,
             width,
             count,
@@ -82,20 +85,20 @@ def _open(logits: Float32) -> tuple[Float32, int]:
 
 
 class _Prepared(NamedTuple):
+    """What C reads: what is asked, then its rules."""
+
     address: int
+    size: int  # of what it writes
     memory: bytearray
 
 
 def _prepare(asked: Asked) -> _Prepared:
-    """As C reads it: itself, then its rules."""
-    if asked.prepared is None:
-        memory = bytearray(_ASKED.size) + b"".join([_packed(rule) for rule in asked.rules])
-        at, branch = address(memory), asked.branch
-        head, scale, count, wanted = asked.head, asked.scale, len(asked.rules), asked.wanted
-        lucky = branch is not None
-        _ASKED.pack_into(memory, 0, head, scale, at + _ASKED.size, count, branch or 0, lucky, wanted)
-        asked.prepared = _Prepared(at, memory)
-    made: _Prepared = asked.prepared
+    memory = bytearray(_ASKED.size) + b"".join([_packed(rule) for rule in asked.rules])
+    at, branch = address(memory), asked.branch
+    head, scale, count, wanted = asked.head, asked.scale, len(asked.rules), asked.wanted
+    lucky = branch is not None
+    _ASKED.pack_into(memory, 0, head, scale, at + _ASKED.size, count, branch or 0, lucky, wanted)
+    asked.prepared = made = _Prepared(at, NUMBERS.itemsize + ALTERNATIVE.itemsize * wanted, memory)
     return made
 
 
