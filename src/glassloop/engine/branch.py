@@ -24,10 +24,6 @@ class Branch:
         self.path: Path | None = None  # None: nothing of it is held in the tree
 
     @property
-    def computed(self) -> int:
-        return 0 if self.path is None else self.path.length
-
-    @property
     def pending(self) -> int:
         return len(self.tokens) - (0 if self.path is None else self.path.length)
 
