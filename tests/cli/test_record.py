@@ -257,7 +257,7 @@ def test_ctrl_c_keeps_what_had_come(place):
 
     path = str(place / "stopped.db")
     child = subprocess.Popen(
-        [*GLASSLOOP, "generate", PROMPT, "--temperature", "0", "-n", "4000"],
+        [*GLASSLOOP, "generate", PROMPT, "--temperature", "0", "-n", "4000", "--ignore-eos"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONUNBUFFERED": "1", "GLASSLOOP_STORE": path},
