@@ -162,6 +162,13 @@ def test_an_error_ends_its_own_row_only(ops):
     assert [type(each) for each in made[1:]] == [ZeroDivisionError, SamplingError, ModelError]
 
 
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("size", [VOCAB - 1, VOCAB + 1])
+def test_a_row_of_another_vocabulary_is_an_error(ops, size):
+    with pytest.raises(ModelError, match=f"a row has {size} logits; {VOCAB} are expected"):
+        Decoder(Sampling(), VOCAB, 5, ops=row_ops(ops)).choose(row(1, size))
+
+
 def test_no_rows_are_no_tokens():
     assert choose_rows([], np.empty((0, VOCAB), np.float32)) == []
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import struct
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glassloop.errors import TraceError
+from glassloop.ops import chosen as choices
 from glassloop.ops.chosen import Chosen, tell
 from glassloop.trace.columns import pack, unpack
 from glassloop.trace.packing import SOURCES, pack_tokens, unpack_tokens
@@ -72,3 +75,12 @@ def test_any_record_comes_back(made):
     plan, block = pack(pack_tokens(made))
     back = unpack_tokens(unpack(plan, block))
     assert [bits(token) for token in back] == [bits(token) for token in made]
+
+
+@pytest.mark.parametrize("name", ["luck", "runner_up", "source", "seconds"])
+def test_columns_of_different_lengths_are_refused(name):
+    chosen = Chosen.of(**dict.fromkeys(choices.NUMBERS.names, 1))
+    columns = pack_tokens([Token(chosen, "a", b"a", _piece) for _ in range(3)])
+    for length in (1, 2):  # one number would fit any place
+        with pytest.raises(TraceError, match="same length"):
+            unpack_tokens(columns | {name: columns[name][:length]})

@@ -20,7 +20,7 @@ from glassloop.decode.history import History
 from glassloop.decode.luck import branch_key
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Step
-from glassloop.errors import SamplingError
+from glassloop.errors import ModelError, SamplingError
 from glassloop.ops.chosen import Chosen, tell
 from glassloop.ops.quant import Float32
 from glassloop.ops.rules import Asked, Line
@@ -195,6 +195,9 @@ def choose_rows(
 
     Each gets what `choose` would have given it alone. An error is the branch's own, and in its place.
     """
+    width = logits.shape[1]
+    if decoders and width != decoders[0].step.vocab_size:
+        raise ModelError(f"a row has {width} logits; {decoders[0].step.vocab_size} are expected")
     places = range(len(decoders)) if places is None else places
     made: list[Chosen | Exception | None] = []  # None: nobody has said
     lines: list[Line] = []

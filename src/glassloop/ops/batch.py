@@ -47,12 +47,13 @@ class Batch(NamedTuple):
         positions: list[int] = []
         spans: list[Span] = []
         rows: list[int] = []
-        for number, (pages, first, ids) in enumerate(work):
+        asked = [1] * len(work) if wanted is None else wanted
+        for (pages, first, ids), last in zip(work, asked, strict=True):
             start, stop = len(tokens), len(tokens) + len(ids)
             tokens.extend(ids)
             positions.extend(range(first, first + len(ids)))
             spans.append(Span(start, stop, first, pages))
-            rows.extend(range(stop - (1 if wanted is None else wanted[number]), stop))
+            rows.extend(range(stop - last, stop))
         return Batch(tokens, positions, spans, rows)
 
 

@@ -33,32 +33,32 @@ NUMBERS = np.dtype(
 )
 ALTERNATIVE = np.dtype([("id", np.int64), ("logprob", np.float64), ("raw_logprob", np.float64)])
 _WHOLE, _REAL = Struct("q"), Struct("d")
-_WRITTEN = Struct("qddqqddddddqq")
 
 
-class _Whole:
+class _Number:
+    """One of the numbers, by its name."""
+
     def __set_name__(self, owner: type, name: str) -> None:
         self._at: int = NUMBERS.fields[name][1]  # type: ignore[index]
 
+
+class _Whole(_Number):
     def __get__(self, chosen: Chosen, owner: type) -> int:
         found: int = _WHOLE.unpack_from(chosen.data, self._at)[0]
         return found
 
 
-class _Real:
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._at: int = NUMBERS.fields[name][1]  # type: ignore[index]
-
+class _Real(_Number):
     def __get__(self, chosen: Chosen, owner: type) -> float:
         found: float = _REAL.unpack_from(chosen.data, self._at)[0]
         return found
 
 
-class _Perhaps(_Whole):
+class _Perhaps(_Number):
     """None is written as -1."""
 
-    def __get__(self, chosen: Chosen, owner: type) -> int | None:  # type: ignore[override]
-        found = super().__get__(chosen, owner)
+    def __get__(self, chosen: Chosen, owner: type) -> int | None:
+        found: int = _WHOLE.unpack_from(chosen.data, self._at)[0]
         return None if found < 0 else found
 
 
@@ -89,8 +89,9 @@ class Chosen:
         """From every number by its name, and what is told of alternatives."""
         if NUMBERS.fields is None or numbers.keys() != NUMBERS.fields.keys():
             raise TypeError(f"a choice has {', '.join(NUMBERS.names or ())}, not {', '.join(numbers)}")
-        plain = (numbers[name] for name in NUMBERS.fields)
-        return cls(_WRITTEN.pack(*(-1 if number is None else number for number in plain)) + told)
+        plain = [numbers[name] for name in NUMBERS.fields]
+        written = np.array(tuple(-1 if number is None else number for number in plain), NUMBERS)
+        return cls(written.tobytes() + told)
 
     @property
     def told(self) -> bytes:

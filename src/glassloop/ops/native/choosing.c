@@ -293,7 +293,7 @@ static void race(const field *f, int64_t position, chosen *d, int64_t *place, do
     d->luck = 0;
     d->margin = f->size > 1 ? *logit - logit_at(f, 1) : INFINITY;
     if (!f->asked->lucky) return;
-    uint64_t key = gl_end_mix(gl_nearly_mix(f->asked->branch + GL_GOLDEN + (uint64_t)position));
+    uint64_t key = gl_mix(f->asked->branch + GL_GOLDEN + (uint64_t)position);
     double *logits = malloc(f->size * (sizeof(double) + sizeof(int32_t))), numbers[4];
     int32_t *ids = (int32_t *)(logits + f->size), winners[2];
     int64_t places[2];

@@ -119,6 +119,7 @@ static inline uint64_t gl_nearly_mix(uint64_t h) {
     return (h ^ h >> 27) * 0x94D049BB133111EBu;
 }
 static inline uint64_t gl_end_mix(uint64_t h) { return h ^ h >> 31; }
+static inline uint64_t gl_mix(uint64_t h) { return gl_end_mix(gl_nearly_mix(h)); }
 
 /* The kernels of one instruction set. An op is so many units of work, done in any order by any thread. */
 typedef struct {

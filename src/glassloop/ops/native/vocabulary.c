@@ -192,9 +192,7 @@ static double luck_log(double x) {
     return k * 6.93147180369123816490e-01 - ((half - (s * (half + (even + odd)) + k * 1.90821492927058770002e-10)) - f);
 }
 
-static uint64_t hash_of(uint64_t key, int32_t id) {
-    return gl_end_mix(gl_nearly_mix(key + ((uint64_t)(uint32_t)id + 1) * GL_GOLDEN));
-}
+static uint64_t hash_of(uint64_t key, int32_t id) { return gl_mix(key + ((uint64_t)(uint32_t)id + 1) * GL_GOLDEN); }
 
 static double luck_by(uint64_t hash) { return -luck_log(-luck_log(((double)(hash >> 12) + 0.5) * 0x1p-52)); }
 
