@@ -128,7 +128,7 @@ def test_a_page_elsewhere_cannot_reach_it(server):
     assert not any(name.startswith("access-control") for name in answer.headers)
     form = {"content-type": "text/plain"}
     answer = httpx.post(f"{server.url}/v1/completions", content=b'{"prompt": "x"}', headers=form)
-    assert answer.status_code == 400
+    assert answer.status_code == 415
 
 
 @pytest.fixture(scope="module")

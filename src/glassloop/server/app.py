@@ -31,7 +31,9 @@ def make_app(service: Service) -> ASGIApp:
         version="1",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would name whatever host the client named
     )
+    app.state.bodies = service.bodies
     errors.install(app)
     for part in (chat, completions, responses, embeddings, models, tokens, looking, runs):
         app.include_router(part.router(service))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from typing import Any, Literal
@@ -14,7 +13,8 @@ from starlette.responses import Response
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.request import Request as EngineRequest
 from glassloop.server import answers
-from glassloop.server.conversation import Messages, Tool, encode, plain
+from glassloop.server.bodies import BodyRoute
+from glassloop.server.conversation import Messages, Tools, encode, texts_in
 from glassloop.server.errors import APIError, as_api_error, refused
 from glassloop.server.live import Live
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
@@ -44,7 +44,7 @@ class ResponseFormat(Body):
 class ChatBody(SamplingOptions):  # type: ignore[misc, valid-type]
     """OpenAI's parameters, and every field of Sampling."""
 
-    messages: Messages = Field(min_length=1, max_length=10_000)
+    messages: Messages
     model: str | None = None
     max_completion_tokens: int | None = None
     stream: bool | None = None
@@ -52,7 +52,7 @@ class ChatBody(SamplingOptions):  # type: ignore[misc, valid-type]
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = Field(None, max_length=128)
+    tools: Tools | None = None
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: bool | None = None
     # Accepted because they ask for nothing that changes an answer.
@@ -139,7 +139,7 @@ def add_format(options: dict[str, Any], format: ResponseFormat | None) -> None:
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter(tags=["OpenAI"], responses=answers.ERRORS)
+    routes = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=answers.ERRORS)
 
     @routes.post(
         "/v1/chat/completions",
@@ -149,7 +149,7 @@ def router(service: Service) -> APIRouter:
     )
     async def chat(request: Request, body: ChatBody) -> Response:
         service.check_model(body.model)
-        engine_request = await asyncio.to_thread(_prepare, service, body)
+        engine_request = await service.prepared(request, body, _prepare, service, body)
         if body.stream:
             return _stream(service, body, engine_request)
         return await unless_gone(request, _whole(service, body, engine_request))
@@ -161,10 +161,7 @@ def _prepare(service: Service, body: ChatBody) -> EngineRequest:
     tools = None if body.tool_choice == "none" else body.tools
     if body.tool_choice is not None and body.tools is None:
         raise refused("tool_choice", "there are no tools")
-    for message in plain(body.messages):
-        for part in [message.get("content")]:
-            if isinstance(part, str):
-                service.check_text(part, "messages")
+    service.check_texts(texts_in([body.messages, tools]), "messages", service.longest_text)
     ids = encode(
         service.llm.tokenizer, body.messages, tools, continue_final=bool(body.continue_final_message)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from typing import Any, Literal
@@ -13,8 +12,10 @@ from starlette.responses import Response
 
 from glassloop.engine.request import Request as EngineRequest
 from glassloop.server import answers
+from glassloop.server.bodies import BodyRoute
 from glassloop.server.chat import ResponseFormat, StreamOptions, add_format
 from glassloop.server.errors import APIError, as_api_error
+from glassloop.server.fields import Prompts
 from glassloop.server.live import Live
 from glassloop.server.options import SamplingOptions, make_sampling, options_of, prompts_of
 from glassloop.server.service import Service
@@ -28,7 +29,7 @@ _MOST_LOGPROBS = 20
 class CompletionBody(SamplingOptions):  # type: ignore[misc, valid-type]
     """OpenAI's parameters, and every field of Sampling."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Prompts
     model: str | None = None
     max_tokens: int | None = Field(None, ge=0)
     best_of: int | None = Field(None, ge=1)
@@ -66,7 +67,7 @@ class CompletionAnswer(BaseModel):
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter(tags=["OpenAI"], responses=answers.ERRORS)
+    routes = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=answers.ERRORS)
 
     @routes.post(
         "/v1/completions",
@@ -76,7 +77,7 @@ def router(service: Service) -> APIRouter:
     )
     async def completions(request: Request, body: CompletionBody) -> Response:
         service.check_model(body.model)
-        job = await asyncio.to_thread(_Job, service, body)
+        job = await service.prepared(request, body, _Job, service, body)
         if body.stream:
             return job.stream()
         return await unless_gone(request, job.whole())
@@ -128,9 +129,10 @@ class _Job:
                 f" {service.settings.most_choices} in one request are expected",
                 param="prompt",
             )
-        for prompt in prompts:
-            if isinstance(prompt, str):
-                service.check_text(prompt)
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        for text in texts:
+            service.check_text(text)
+        service.check_texts(texts, "prompt")
         self._requests: list[EngineRequest] = [service.llm.prepare(each, sampling) for each in prompts]
         for request in self._requests:
             service.check_length(len(request.prompt_ids))

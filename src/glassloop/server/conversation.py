@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from glassloop.errors import TextError
 from glassloop.server.errors import refused
+from glassloop.server.fields import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, Name, many, text_or
 from glassloop.server.options import Body
 from glassloop.text.tokenizer import Tokenizer
 
@@ -21,17 +23,17 @@ class TextPart(Body):
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
+    content: text_or(many(TextPart, MOST_PARTS)) | None = None  # type: ignore[valid-type]
+    name: Name | None = None
+    tool_calls: many(dict[str, Any], MOST_TOOLS) | None = None  # type: ignore[valid-type]
+    tool_call_id: Name | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None  # of an answer that is sent back
     audio: None = None
     function_call: None = None
 
 
-Messages = list[Message]
+Messages = many(Message, MOST_MESSAGES, least=1)
 
 
 class Tool(Body):
@@ -39,7 +41,26 @@ class Tool(Body):
     function: dict[str, Any] = Field(description="name, description, parameters")
 
 
-def plain(messages: Messages) -> list[dict[str, Any]]:
+Tools = many(Tool, MOST_TOOLS)
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yields every text in messages or tools, keys of objects included, without recursion."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, BaseModel):
+            waiting.extend(each.__dict__.values())
+        elif isinstance(each, dict):
+            waiting.extend(each)
+            waiting.extend(each.values())
+        elif isinstance(each, (list, tuple)):
+            waiting.extend(each)
+
+
+def plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """As templates expect them."""
     made = []
     for message in messages:
@@ -55,7 +76,11 @@ def plain(messages: Messages) -> list[dict[str, Any]]:
 
 
 def encode(
-    tokenizer: Tokenizer, messages: Messages, tools: list[Tool] | None = None, *, continue_final: bool = False
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None = None,
+    *,
+    continue_final: bool = False,
 ) -> list[int]:
     """The prompt's token ids. What messages say never becomes a special token."""
     if tokenizer.chat_template is None:

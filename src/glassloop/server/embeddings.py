@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from typing import Literal
 
@@ -11,19 +10,22 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from glassloop.engine.deadline import Deadline
 from glassloop.engine.hidden import mean_hidden
 from glassloop.ops.quant import Float32
 from glassloop.server import answers
+from glassloop.server.bodies import BodyRoute
 from glassloop.server.errors import APIError
+from glassloop.server.fields import Prompts
 from glassloop.server.options import Body, prompts_of
 from glassloop.server.service import Service
-from glassloop.server.wire import JSON, unless_gone
+from glassloop.server.wire import JSON
 
 _MOST_INPUTS = 256
 
 
 class EmbeddingBody(Body):
-    input: str | list[str] | list[int] | list[list[int]]
+    input: Prompts
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
@@ -49,7 +51,7 @@ class EmbeddingAnswer(BaseModel):
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter(tags=["OpenAI"], responses=answers.ERRORS)
+    routes = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=answers.ERRORS)
 
     @routes.post("/v1/embeddings", response_model=EmbeddingAnswer)
     async def embeddings(request: Request, body: EmbeddingBody) -> Response:
@@ -61,16 +63,18 @@ def router(service: Service) -> APIRouter:
                 f"dimensions is {body.dimensions}; this model has {dim} and cannot be cut",
                 param="dimensions",
             )
-        return await unless_gone(request, _embed(service, body))
+        inputs = await service.prepared(request, body, _encode, service, body)
+        return await service.reading(request, lambda deadline: _embed(service, body, inputs, deadline))
 
     return routes
 
 
-async def _embed(service: Service, body: EmbeddingBody) -> Response:
-    inputs = await asyncio.to_thread(_encode, service, body)
+def _embed(
+    service: Service, body: EmbeddingBody, inputs: list[list[int]], deadline: Deadline
+) -> Response:
     made = []
     for index, ids in enumerate(inputs):
-        vector = await asyncio.to_thread(_vector, service, ids)
+        vector = _vector(service, ids, deadline)
         if body.encoding_format == "base64":
             shown: object = base64.b64encode(vector.astype("<f4").tobytes()).decode()
         else:
@@ -81,8 +85,8 @@ async def _embed(service: Service, body: EmbeddingBody) -> Response:
     return JSON({"object": "list", "data": made, "model": service.name, "usage": usage})
 
 
-def _vector(service: Service, ids: list[int]) -> Float32:
-    mean = mean_hidden(service.llm.engine, ids)
+def _vector(service: Service, ids: list[int], deadline: Deadline) -> Float32:
+    mean = mean_hidden(service.llm.engine, ids, deadline)
     length = float(np.linalg.norm(mean))
     return mean / np.float32(length) if length else mean
 
@@ -93,6 +97,7 @@ def _encode(service: Service, body: EmbeddingBody) -> list[list[int]]:
         raise APIError(
             400, f"input has {len(inputs)} texts; at most {_MOST_INPUTS} are expected", param="input"
         )
+    service.check_texts((each for each in inputs if isinstance(each, str)), "input")
     made = []
     for place, each in enumerate(inputs):
         if isinstance(each, str):
@@ -100,6 +105,7 @@ def _encode(service: Service, body: EmbeddingBody) -> list[list[int]]:
             ids = service.llm.tokenizer.encode(each, parse_special=False)
         else:
             ids = list(each)
+            service.check_length(len(ids), "input")
             if any(not 0 <= token < service.llm.config.vocab_size for token in ids):
                 raise APIError(
                     400,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
@@ -92,14 +93,13 @@ def _field_of(message: str) -> str | None:
 def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return _describe(error, known_names(request)).response
+        return describe(error.errors()[0]).response  # of a path or a query; bodies are read elsewhere
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
         message = {
-            404: f"there is no {request.method} {request.url.path}",
-            405: f"{request.url.path} does not take {request.method}",
-            400: "the body cannot be read: JSON in UTF-8, not nested too deeply, is expected",
+            404: f"there is no {request.method} {request.url.path[:200]}",
+            405: f"{request.url.path[:200]} does not take {request.method}",
         }.get(error.status_code, str(error.detail))
         headers = dict(error.headers) if error.headers else None
         return APIError(error.status_code, message, headers=headers).response
@@ -107,40 +107,26 @@ def install(app: FastAPI) -> None:
     async def _ours(request: Request, error: Exception) -> JSONResponse:
         return as_api_error(error).response
 
-    for kind in (APIError, GlassloopError, RecursionError):
+    # `Exception` is what nobody foresaw: Starlette answers with this, and raises it again for the log.
+    for kind in (APIError, GlassloopError, RecursionError, Exception):
         app.add_exception_handler(kind, _ours)
 
 
-def known_names(request: Request) -> list[str]:
-    """The names of the body's fields, for suggestions."""
-    field = getattr(request.scope.get("route"), "body_field", None)
-    model = getattr(getattr(field, "field_info", None), "annotation", None)
-    return list(getattr(model, "model_fields", {}))
-
-
-def _describe(error: RequestValidationError, known: list[str]) -> APIError:
-    """The first of what pydantic found, in our words."""
-    first = error.errors()[0]
-    kind, place = first["type"], [str(part) for part in first["loc"][1:]]
-    if kind == "json_invalid":
-        at = first["loc"][-1]
-        why = first.get("ctx", {}).get("error", "broken")
-        return APIError(400, f"the body is not JSON: {why} at character {at}", code="invalid_json")
+def describe(error: Mapping[str, Any], known: Sequence[str] = ()) -> APIError:
+    """Returns one of pydantic's errors in our words; `known` are the names of the body's fields."""
+    kind = error["type"]
+    place = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
     # A union's branches are part of the place, by the names of their types; fields begin in lower case.
-    shown = [part for part in place if re.fullmatch(r"[a-z0-9_\-]+|\d+", part) and part not in _TYPES]
+    shown = [part[:100] for part in place if re.fullmatch(r"[a-z0-9_\-]+", part) and part not in _TYPES]
     param = ".".join(shown) or None
     if kind == "extra_forbidden" and place:
-        name = place[-1]
-        if name in UNSUPPORTED:
-            return refused(name, UNSUPPORTED[name])
-        close = get_close_matches(name, known, n=1)
+        close = get_close_matches(place[-1][:100], known, n=1)
         hint = f"did you mean {close[0]}?" if close else "see /docs for what there is"
         return APIError(400, f"{param} is not a parameter; {hint}", param=param, code="unknown_parameter")
     if kind == "missing":
-        message = f"{param or 'the body'} is missing"
+        message, code = f"{param or 'the body'} is missing", "missing_required_parameter"
     else:
-        message = f"{param or 'the body'}: {first['msg']}"
-    code = "missing_required_parameter" if kind == "missing" else "invalid_value"
+        message, code = f"{param or 'the body'}: {error['msg'][:500]}", "invalid_value"
     return APIError(400, message, param=param, code=code)
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from glassloop.decode.explain import Racer, explain
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
+from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import logits_after
 from glassloop.errors import SamplingError
 from glassloop.ops.quant import Float32
@@ -64,7 +65,9 @@ class Explainer:
         self._rows: OrderedDict[tuple[int, ...], Float32] = OrderedDict()
         self._lock = Lock()
 
-    def explain(self, live: Live, index: int, overrides: dict[str, Any], new_luck: bool) -> dict[str, Any]:
+    def explain(
+        self, live: Live, index: int, overrides: dict[str, Any], new_luck: bool, deadline: Deadline
+    ) -> dict[str, Any]:
         """Takes a while; not for the event loop's thread."""
         run, llm = live.run, self._service.llm
         count = len(run.tokens)
@@ -86,7 +89,7 @@ class Explainer:
         token = run.tokens[index] if index < count else run.end
         refused = None if token is None or overrides or new_luck else token.refused
         told = explain(
-            self._logits(ids),
+            self._logits(ids, deadline),
             ids,
             options,
             maker.seed,
@@ -106,14 +109,14 @@ class Explainer:
             "others": self._others(told.candidates),
         }
 
-    def _logits(self, ids: list[int]) -> Float32:
+    def _logits(self, ids: list[int], deadline: Deadline) -> Float32:
         key = tuple(ids)
         with self._lock:
             row = self._rows.get(key)
             if row is not None:
                 self._rows.move_to_end(key)
                 return row
-        row = next(logits_after(self._service.llm.engine, ids, len(ids) - 1))
+        row = next(logits_after(self._service.llm.engine, ids, len(ids) - 1, deadline))
         with self._lock:
             self._rows[key] = row
             while len(self._rows) > _KEPT:

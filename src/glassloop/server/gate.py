@@ -1,4 +1,4 @@
-"""What every request passes before anything looks at it: whose it is, where it came from, how large it is.
+"""What every request passes before an endpoint sees it: which site it comes from, whose it is, how large it is.
 
 Plain ASGI, so that streams and their ends go straight through. It also counts and logs what has passed.
 """
@@ -11,10 +11,11 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, unquote_to_bytes
 
-from fastapi import HTTPException
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from glassloop.server.bodies import too_large
 from glassloop.server.errors import APIError, as_api_error
 from glassloop.server.service import Service
 from glassloop.server.wire import ClientGone
@@ -27,7 +28,16 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "x-frame-options": "DENY",
+    "cross-origin-resource-policy": "same-origin",
 }
+_FROM_ELSEWHERE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>Glassloop</title>
+<p>Another site sent you here. Glassloop answers only to its own pages: <a href="/">open the studio</a>, or paste
+the link into the address bar.</p>
+</html>
+"""
 
 
 class Gate:
@@ -55,7 +65,7 @@ class Gate:
 
         try:
             self._check(scope)
-            await self._app(scope, self._bounded(scope, receive), answer)
+            await self._app(scope, receive, answer)
         except ClientGone:
             status = 499
         except Exception as error:
@@ -63,7 +73,8 @@ class Gate:
             if told.status == 500:
                 self._service.log("error", path=scope["path"], error=f"{type(error).__name__}: {error}")
             if status == 0:
-                await told.response(scope, receive, answer)
+                page = _page(scope) if told.code == "foreign_site" else None
+                await (page or told.response)(scope, receive, answer)
         finally:
             self._note(scope, status, run, time.perf_counter() - began)
 
@@ -71,6 +82,12 @@ class Gate:
 
     def _check(self, scope: Scope) -> None:
         headers, path = Headers(scope=scope), scope["path"]
+        if _is_foreign(headers):
+            raise APIError(
+                403,
+                "the request comes from a page of another site, which this server does not answer",
+                code="foreign_site",
+            )
         if self._service.draining and path not in _OPEN:
             raise APIError(503, "the server is shutting down", code="shutting_down")
         if self._settings.api_keys:
@@ -86,8 +103,8 @@ class Gate:
             # A web page elsewhere can have a name of its own point here. Its requests say that name.
             raise APIError(403, "this server answers to localhost only", code="wrong_host")
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._settings.most_body:
-            raise _too_large(self._settings.most_body)
+        if length.isascii() and length.isdigit() and int(length[:20]) > self._settings.most_body:
+            raise too_large(self._settings.most_body)
 
     def _has_key(self, scope: Scope, headers: Headers) -> bool:
         kind, _, given = headers.get("authorization", "").partition(" ")
@@ -108,21 +125,6 @@ class Gate:
         """All keys are compared, each in a time that does not tell how much of it was right."""
         same = [hmac.compare_digest(given, key.encode()) for key in self._settings.api_keys]
         return any(same)
-
-    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
-        """A body that says nothing of its length is counted as it comes."""
-        seen = 0
-
-        async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self._settings.most_body:
-                # The one kind that FastAPI lets through while it reads a body.
-                raise HTTPException(413, _too_large(self._settings.most_body).message)
-            return message
-
-        return counted
 
     # ── what has passed ────────────────────────────────────────────────────────────────────────────────────
 
@@ -154,5 +156,31 @@ def _host(headers: Headers) -> str:
     return host.partition(":")[0].lower()
 
 
-def _too_large(most: int) -> APIError:
-    return APIError(413, f"the body is larger than {most} bytes", code="body_too_large")
+def _is_foreign(headers: Headers) -> bool:
+    """Whether a browser sent this for a page of another site, whatever the method.
+
+    Browsers say so themselves: in `Sec-Fetch-Site`, and in `Origin` where a page's script or form sends it.
+    Programs that are no browsers send neither.
+    """
+    if headers.get("sec-fetch-site", "").lower() in ("cross-site", "same-site"):
+        return True
+    origin = headers.get("origin")
+    if origin is None:
+        return False
+    scheme, _, place = origin.lower().partition("://")
+    return scheme not in ("http", "https") or _without_port(place) != _without_port(
+        headers.get("host", "").lower()
+    )
+
+
+def _without_port(place: str) -> str:
+    """Returns a host with its port, unless that is the usual one."""
+    return place.removesuffix(":80").removesuffix(":443")
+
+
+def _page(scope: Scope) -> HTMLResponse | None:
+    """Returns a page for a person who followed a link, None for anything else."""
+    headers = Headers(scope=scope)
+    if scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate":
+        return HTMLResponse(_FROM_ELSEWHERE, 403)
+    return None

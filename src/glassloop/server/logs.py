@@ -1,28 +1,46 @@
-"""The server's log: one JSON object a line, on stderr. What people wrote is not in it unless asked for."""
+"""The server's log: one JSON object a line, on stderr. What people wrote is not in it unless asked for.
+
+A thread writes it, so a pipe that is not read holds up the log and nothing else; lines that find the queue full
+are dropped and counted.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
+import threading
 import time
+from collections import deque
 from typing import Any, TextIO
 
 from glassloop.trace.run import Run
+
+_MOST_WAITING = 10_000  # lines
 
 
 class Log:
     def __init__(self, prompts: bool = False, stream: TextIO | None = None) -> None:
         self._prompts = prompts
         self._stream = stream or sys.stderr
+        self._lines: deque[str] = deque()
+        self._dropped = 0
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._write, name="glassloop log", daemon=True)
+        self._thread.start()
 
     def __call__(self, event: str, **details: Any) -> None:
-        now = time.time()
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
-        line = json.dumps({"time": stamp, "event": event, **details}, ensure_ascii=True, default=str)
-        print(line, file=self._stream, flush=True)
+        line = _line(event, details)
+        with self._changed:
+            if len(self._lines) >= _MOST_WAITING:
+                self._dropped += 1
+                return
+            self._lines.append(line)
+            self._changed.notify()
 
     def run(self, run: Run, text: str | None) -> None:
-        """A run has ended; `text` is its prompt's."""
+        """Log that a run has ended; `text` is its prompt's."""
         shown = {"prompt": text, "text": run.text} if self._prompts else {}
         self(
             "run",
@@ -37,3 +55,51 @@ class Log:
             **({"error": str(run.error)} if run.error is not None else {}),
             **shown,
         )
+
+    def take_over(self, name: str) -> None:
+        """Have this log write what another library logs under a name."""
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [_Handler(self)], False
+
+    def close(self, patience: float = 2.0) -> None:
+        """Write what is left, if the reader takes it in time."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(patience)
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines or self._closing)
+                lines, self._lines = self._lines, deque()
+                dropped, self._dropped = self._dropped, 0
+                ends = self._closing
+            if dropped:
+                lines.append(_line("log", {"dropped": dropped}))
+            try:
+                self._stream.write("".join(lines))
+                self._stream.flush()
+            except (OSError, ValueError):  # the reader is gone, or the stream closed: the server goes on
+                pass
+            if ends and not self._lines:
+                return
+
+
+class _Handler(logging.Handler):
+    def __init__(self, log: Log) -> None:
+        super().__init__(logging.INFO)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        details: dict[str, Any] = {"message": record.getMessage().strip()}
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            details["error"] = f"{type(error).__name__}: {error}"
+        self._log(record.levelname.lower(), **details)
+
+
+def _line(event: str, details: dict[str, Any]) -> str:
+    now = time.time()
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+    return json.dumps({"time": stamp, "event": event, **details}, ensure_ascii=True, default=str) + "\n"

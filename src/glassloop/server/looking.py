@@ -14,7 +14,9 @@ from starlette.responses import Response
 from glassloop.decode.chain import DEFAULT_ORDER
 from glassloop.decode.sampling import Sampling
 from glassloop.engine import lens as lenses
+from glassloop.engine.deadline import Deadline
 from glassloop.server import answers, glass, shapes
+from glassloop.server.bodies import BodyRoute
 from glassloop.server.errors import APIError
 from glassloop.server.explaining import Explainer, ExplanationShape, read_overrides
 from glassloop.server.live import Live, Tree
@@ -51,7 +53,7 @@ class Info(BaseModel):
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter(prefix="/api", tags=["runs"], responses=answers.ERRORS)
+    routes = APIRouter(route_class=BodyRoute, prefix="/api", tags=["runs"], responses=answers.ERRORS)
     explainer = Explainer(service)
 
     @routes.get("/info", response_model=Info, tags=["operation"])
@@ -69,11 +71,14 @@ def router(service: Service) -> APIRouter:
         live = service.shelf.get(id)
         query = {name: text for name, text in request.query_params.items() if name not in _NOT_OPTIONS}
         overrides = read_overrides(query)
-        told = await asyncio.to_thread(explainer.explain, live, index, overrides, luck == "new")
-        return JSON(told)
+        return await service.reading(
+            request,
+            lambda deadline: JSON(explainer.explain(live, index, overrides, luck == "new", deadline)),
+        )
 
     @routes.get("/runs/{id}/lens/{name}", response_model=dict[str, Any])
     async def lens(
+        request: Request,
         id: Id,
         name: Annotated[str, Path(max_length=64)],
         token: Annotated[int, Query(ge=-(1 << 31), le=1 << 31)] = -1,
@@ -82,14 +87,18 @@ def router(service: Service) -> APIRouter:
     ) -> Response:
         """`attention`, `layers` or `neighbours` of a token, by its place in the prompt and the answer."""
         run, lens = service.shelf.get(id).run, service.llm.lens
-        if name == "attention":
-            return JSON(await asyncio.to_thread(lambda: lens.attention(run, token).to_dict(layer)))
-        if name == "layers":
-            return JSON((await asyncio.to_thread(lens.layers, run, token, count)).to_dict())
-        if name == "neighbours":
-            return JSON((await asyncio.to_thread(lens.neighbours_in, run, token, count)).to_dict())
-        known = ", ".join(lenses.NAMES)
-        raise APIError(404, f"there is no lens {name!r}; one of {known} is expected", code="no_such_lens")
+        if name not in lenses.NAMES:
+            known = ", ".join(lenses.NAMES)
+            raise APIError(404, f"there is no lens {name!r}; one of {known} is expected", code="no_such_lens")
+
+        def look(deadline: Deadline) -> Response:
+            if name == "attention":
+                return JSON(lens.attention(run, token, deadline=deadline).to_dict(layer))
+            if name == "layers":
+                return JSON(lens.layers(run, token, count, deadline=deadline).to_dict())
+            return JSON(lens.neighbours_in(run, token, count, deadline=deadline).to_dict())
+
+        return await service.reading(request, look)
 
     @routes.get(
         "/runs/{id}/export",

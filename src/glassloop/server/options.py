@@ -12,18 +12,20 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.llm import Prompt
 from glassloop.errors import SamplingError, TextError
+from glassloop.server.fields import many, text_or
 
+_MOST_ITEMS = 65_536  # of any list of options; what Sampling and the server's limits allow is less
 _TYPES: dict[str, Any] = {
     "number": float,
     "whole": int,
     "flag": bool,
     "text": str,
-    "texts": str | list[str],
-    "ids": list[int],
+    "texts": text_or(many(str, _MOST_ITEMS)),
+    "ids": many(int, _MOST_ITEMS),
     "biases": dict[str, float],
     "schema": dict[str, Any] | bool | str,
 }
-_OWN_TYPES: dict[str, Any] = {"bad_words": str | list[str | list[int]]}
+_OWN_TYPES: dict[str, Any] = {"bad_words": text_or(many(text_or(many(int, _MOST_ITEMS)), _MOST_ITEMS))}
 # How many of something one request may bring: enough for people, too few to keep the server busy with.
 _MOST = {"stop": 64, "bad_words": 1024, "choice": 1024, "logit_bias": 1024, "stop_token_ids": 1024}
 _LONGEST_TEXT = 4096  # of a stop string, a bad word or a choice
@@ -33,7 +35,7 @@ _LONGEST_GRAMMAR = 100_000
 class Body(BaseModel):
     """Unknown fields are errors, and a number is a number. None is as good as absent."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @property
     def given(self) -> dict[str, Any]:

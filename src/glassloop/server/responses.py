@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from typing import Any, Literal
@@ -14,8 +13,10 @@ from starlette.responses import Response
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.request import Request as EngineRequest
 from glassloop.server import answers
-from glassloop.server.conversation import Message, TextPart, encode
+from glassloop.server.bodies import BodyRoute
+from glassloop.server.conversation import Message, TextPart, encode, texts_in
 from glassloop.server.errors import APIError, as_api_error
+from glassloop.server.fields import MOST_MESSAGES, MOST_PARTS, many, text_or
 from glassloop.server.live import Live
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.service import Service
@@ -28,7 +29,7 @@ _LOGPROBS = "message.output_text.logprobs"
 class InputMessage(Body):
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: text_or(many(TextPart, MOST_PARTS))  # type: ignore[valid-type]
     id: str | None = None
     status: Literal["completed", "incomplete", "in_progress"] | None = None
 
@@ -54,7 +55,7 @@ class ResponsesBody(SamplingOptions):  # type: ignore[misc, valid-type]
     """OpenAI's parameters, and the fields of Sampling, with the exception of `n`, `logprobs` and
     `max_tokens`, which have other names here or no place."""
 
-    input: str | list[InputMessage]
+    input: text_or(many(InputMessage, MOST_MESSAGES))  # type: ignore[valid-type]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
@@ -104,7 +105,7 @@ class ResponseAnswer(BaseModel):
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter(tags=["OpenAI"], responses=answers.ERRORS)
+    routes = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=answers.ERRORS)
 
     @routes.post(
         "/v1/responses",
@@ -114,7 +115,7 @@ def router(service: Service) -> APIRouter:
     )
     async def responses(request: Request, body: ResponsesBody) -> Response:
         service.check_model(body.model)
-        job = await asyncio.to_thread(_Job, service, body)
+        job = await service.prepared(request, body, _Job, service, body)
         return job.stream() if body.stream else await unless_gone(request, job.whole())
 
     return routes
@@ -143,9 +144,7 @@ class _Job:
             messages.insert(0, Message(role="system", content=body.instructions))
         if not messages:
             raise APIError(400, "input is empty; at least one message is expected", param="input")
-        for message in messages:
-            if isinstance(message.content, str):
-                service.check_text(message.content, "input")
+        service.check_texts(texts_in(messages), "input", service.longest_text)
         ids = encode(service.llm.tokenizer, messages)
         service.check_length(len(ids), "input")
         options = options_of(body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Annotated, Any
@@ -11,12 +10,13 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from glassloop.decode.sampling import Sampling
 from glassloop.engine.llm import Prompt
 from glassloop.engine.request import Request as EngineRequest
 from glassloop.server import answers, shapes
-from glassloop.server.conversation import Messages, encode
+from glassloop.server.bodies import BodyRoute
+from glassloop.server.conversation import Messages, encode, texts_in
 from glassloop.server.errors import APIError
+from glassloop.server.fields import Ids, many
 from glassloop.server.live import Live, Tree
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.service import Service
@@ -34,10 +34,10 @@ class Strategy(Body):
 
 class StartBody(Body):
     prompt: str | None = None
-    token_ids: list[int] | None = None
-    messages: Messages | None = Field(None, min_length=1)
+    token_ids: Ids | None = None
+    messages: Messages | None = None
     sampling: SamplingOptions | None = None  # type: ignore[valid-type]
-    strategies: list[Strategy] | None = Field(None, min_length=1, max_length=32)
+    strategies: many(Strategy, most=32, least=1) | None = None  # type: ignore[valid-type]
     pause_after: Tokens = None
     tree: str | None = Field(None, max_length=64)
 
@@ -61,7 +61,7 @@ class StepBody(Body):
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter(prefix="/api", tags=["runs"], responses=answers.ERRORS)
+    routes = APIRouter(route_class=BodyRoute, prefix="/api", tags=["runs"], responses=answers.ERRORS)
 
     def summaries(lives: list[Live], status: int = 200) -> Response:
         return JSON({"runs": [shapes.summary(service, live) for live in lives]}, status)
@@ -74,9 +74,9 @@ def router(service: Service) -> APIRouter:
         return summaries(service.shelf.newest(limit, tree))
 
     @routes.post("/runs", response_model=shapes.Runs, status_code=201)
-    async def start(body: StartBody) -> Response:
+    async def start(request: Request, body: StartBody) -> Response:
         tree = None if body.tree is None else service.shelf.tree(body.tree)
-        requests, names = await asyncio.to_thread(_requests, service, body)
+        requests, names = await service.prepared(request, body, _requests, service, body)
         lives = service.start(
             requests, tree, names=names, limit=body.pause_after, chat=body.messages is not None
         )
@@ -85,7 +85,9 @@ def router(service: Service) -> APIRouter:
     @routes.get("/runs/{id}", response_model=shapes.WholeRun)
     async def run(id: Id, alternatives: Annotated[int, Query(ge=0, le=64)] = 64) -> Response:
         live = service.shelf.get(id)
-        return JSON(await asyncio.to_thread(shapes.whole_run, service, live, alternatives))
+        return await service.pools.short.run(
+            lambda: JSON(shapes.whole_run(service, live, alternatives))
+        )
 
     @routes.delete("/runs/{id}", status_code=204, response_class=Response)
     async def forget(id: Id) -> Response:
@@ -125,15 +127,14 @@ def router(service: Service) -> APIRouter:
         return EventStream(_events(service, tree, _after(after, last_event_id), over))
 
     @routes.post("/runs/{id}/fork", response_model=shapes.Runs, status_code=201)
-    async def fork(id: Id, body: ForkBody) -> Response:
+    async def fork(id: Id, request: Request, body: ForkBody) -> Response:
         live = service.shelf.get(id)
-        return summaries(await _fork(service, live, body, token=body.token), 201)
+        return summaries(await _fork(service, request, live, body, token=body.token), 201)
 
     @routes.post("/runs/{id}/edit", response_model=shapes.Runs, status_code=201)
-    async def edit(id: Id, body: EditBody) -> Response:
+    async def edit(id: Id, request: Request, body: EditBody) -> Response:
         live = service.shelf.get(id)
-        service.check_text(body.text, "text")
-        return summaries(await _fork(service, live, body, text=body.text), 201)
+        return summaries(await _fork(service, request, live, body, text=body.text), 201)
 
     @routes.post("/runs/{id}/step", response_model=shapes.Summary)
     async def step(id: Id, body: StepBody) -> Response:
@@ -159,9 +160,7 @@ def _requests(service: Service, body: StartBody) -> tuple[list[EngineRequest], l
         raise APIError(400, f"one of prompt, token_ids and messages is expected; {told}", param="prompt")
     prompt: Prompt
     if body.messages is not None:
-        for message in body.messages:
-            if isinstance(message.content, str):
-                service.check_text(message.content, "messages")
+        service.check_texts(texts_in(body.messages), "messages", service.longest_text)
         prompt = encode(service.llm.tokenizer, body.messages)
     else:
         prompt = body.prompt if body.prompt is not None else body.token_ids or []
@@ -185,24 +184,25 @@ def _requests(service: Service, body: StartBody) -> tuple[list[EngineRequest], l
     return requests, names
 
 
-async def _fork(service: Service, live: Live, body: ForkBody | EditBody, **what: Any) -> list[Live]:
+async def _fork(
+    service: Service, request: Request, live: Live, body: ForkBody | EditBody, **what: Any
+) -> list[Live]:
     run = live.run
-    options: Sampling | None = None
-    if body.sampling is not None and (given := options_of(body.sampling)):
-        before = {**replace(run.sampling, seed=run.seed).to_dict(), "n": 1, "beam_width": 1}
-        options = make_sampling({**before, **given}, service.settings.timeout)
-    elif run.sampling.n > 1 or run.sampling.beam_width > 1:
-        options = replace(run.sampling, seed=run.seed, n=1, beam_width=1)
 
     def prepare() -> EngineRequest:
-        if options is not None:
-            service.check_sampling(options)
-        request = service.llm.prepare_fork(run, body.at, sampling=options, **what)
-        service.check_length(len(run.prompt_ids) + body.at + len(request.forced), "at")
-        return request
+        if isinstance(body, EditBody):
+            service.check_text(body.text, "text")
+        given = {} if body.sampling is None else options_of(body.sampling)
+        # The options of a run that was read from a file are held to the server's limits like any others.
+        before = {**replace(run.sampling, seed=run.seed).to_dict(), "n": 1, "beam_width": 1}
+        options = make_sampling({**before, **given}, service.settings.timeout)
+        service.check_sampling(options)
+        made = service.llm.prepare_fork(run, body.at, sampling=options, **what)
+        service.check_length(len(run.prompt_ids) + body.at + len(made.forced), "at")
+        return made
 
-    request = await asyncio.to_thread(prepare)
-    return service.start([request], live.tree, limit=body.pause_after, chat=live.chat)
+    made = await service.prepared(request, body, prepare)
+    return service.start([made], live.tree, limit=body.pause_after, chat=live.chat)
 
 
 def _after(after: int | None, last_event_id: str | None) -> int:

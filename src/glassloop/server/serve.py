@@ -6,6 +6,8 @@ import asyncio
 import signal
 import socket
 import sys
+from dataclasses import replace
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -14,10 +16,13 @@ from glassloop.engine.llm import LLM
 from glassloop.engine.memory import format_bytes
 from glassloop.errors import GlassloopError
 from glassloop.server.app import make_app
+from glassloop.server.connection import Connection, ConnectionLimits
 from glassloop.server.keeping import Keeper
 from glassloop.server.logs import Log
 from glassloop.server.service import Service
 from glassloop.server.settings import Settings
+
+_OTHER_FILES = 96  # descriptors that connections leave for the store, templates, logs and libraries
 
 
 def serve(llm: LLM, settings: Settings) -> None:
@@ -28,6 +33,8 @@ def serve(llm: LLM, settings: Settings) -> None:
     port = listening.getsockname()[1]
     config = uvicorn.Config(
         make_app(service),
+        http=partial(Connection, limits=_connection_limits(settings)),  # type: ignore[arg-type]
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
@@ -41,14 +48,30 @@ def serve(llm: LLM, settings: Settings) -> None:
         file=sys.stderr,
         flush=True,
     )
+    log.take_over("uvicorn.error")
     log("start", model=service.name, host=settings.host, port=port)
     try:
         _Server(config, service).run(sockets=[listening])
     finally:
+        service.pools.close()
         llm.close()
         if keeper is not None:
             keeper.close()
         log("end")
+        log.close()
+
+
+def _connection_limits(settings: Settings) -> ConnectionLimits:
+    """The limits of a connection, with as many connections as the system has file descriptors to spare."""
+    limits = ConnectionLimits(request_bytes=2 * settings.most_body + (1 << 20))
+    try:
+        import resource
+    except ImportError:
+        return limits
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files == resource.RLIM_INFINITY:
+        return limits
+    return replace(limits, connections=max(8, min(limits.connections, files - _OTHER_FILES)))
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
+
+from fastapi import Request as HTTPRequest
 
 from glassloop.decode.chain import build_chain
 from glassloop.decode.sampling import Sampling
+from glassloop.engine.deadline import Deadline
 from glassloop.engine.llm import LLM, Prompt
 from glassloop.engine.request import Request
-from glassloop.errors import TextError
+from glassloop.errors import GlassloopError, TextError
+from glassloop.server.bodies import Bodies
 from glassloop.server.errors import APIError, as_api_error
 from glassloop.server.live import Event, Hub, Live, Tree
 from glassloop.server.logs import Log
 from glassloop.server.metrics import Metrics
+from glassloop.server.options import Body
 from glassloop.server.settings import Settings
 from glassloop.server.shelf import Shelf, Store
+from glassloop.server.wire import unless_gone
+from glassloop.server.workers import Pools
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
+
+T = TypeVar("T")
+_CONSTRAINTS = frozenset(("json_schema", "regex", "choice", "grammar", "response_format", "text"))
+MOST_TEXT = 2_000_000  # characters of all texts that one request brings for the model
 
 
 class Service:
     def __init__(self, llm: LLM, settings: Settings, log: Log, store: Store | None = None) -> None:
         self.llm = llm
+        llm.name = settings.served_name  # answers, records and errors must not tell paths of this machine
         self.settings = settings
         self.log = log
         self.shelf = Shelf(settings.keep, store)
         self.metrics = Metrics(llm)
+        self.pools = Pools()
+        self.bodies = Bodies(settings.most_body, self.pools)
         self.draining = False
+        self._readings: set[Deadline] = set()
         self._hub: Hub | None = None
         self._longest: int | None = None
 
@@ -58,17 +73,48 @@ class Service:
         self.check_length(len(request.prompt_ids))
         return request
 
+    async def prepared(self, request: HTTPRequest, body: Body, function: Callable[..., T], *args: Any) -> T:
+        """Returns what a preparation returns, made on a thread: among the long ones where the request has a
+        large body or a grammar. It is dropped if the client leaves while it waits."""
+        is_long = request.state.long or not _CONSTRAINTS.isdisjoint(body.given)
+        pool = self.pools.long if is_long else self.pools.short
+        return await unless_gone(request, pool.run(function, *args))
+
+    async def reading(self, request: HTTPRequest, function: Callable[[Deadline], T]) -> T:
+        """Returns what a function reads from the model on a thread, within the server's timeout. It ends
+        early when the client leaves and when the server shuts down."""
+        deadline = Deadline(self.settings.timeout)
+        self._readings.add(deadline)
+        try:
+            return await unless_gone(request, self.pools.reading.run(function, deadline))
+        except GlassloopError:
+            if self.draining:
+                raise APIError(503, "the server is shutting down", code="shutting_down") from None
+            raise
+        finally:
+            deadline.cancel()
+            self._readings.discard(deadline)
+
     def check_text(self, text: str, name: str = "prompt") -> None:
-        """A text that must be too long is not encoded to find out."""
+        """Refuse a text that is too long for the context, without encoding it to find out."""
+        self.check_texts((text,), name, self.longest_text)
+
+    def check_texts(self, texts: Iterable[str], name: str, most: int | None = None) -> None:
+        """Refuse texts that are too long together, before anything is done with them."""
+        total = 0
+        for text in texts:
+            total += len(text)
+        most = MOST_TEXT if most is None else most
+        if total > most:
+            raise TextError(f"{name} has {total} characters; at most {most} are expected")
+
+    @property
+    def longest_text(self) -> int:
+        """The most characters that a prompt can have: its tokens, each as long as the longest one."""
         if self._longest is None:
             tokenizer = self.llm.tokenizer
             self._longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
-        if any("\ud800" <= character <= "\udfff" for character in text[: self._longest * self.most_prompt]):
-            raise TextError(f"{name} has a lone surrogate, which is no text")
-        if len(text) > self._longest * self.most_prompt:
-            raise TextError(
-                f"{name} has {len(text)} characters; at most {self.most_prompt} tokens are expected"
-            )
+        return min(self._longest * self.most_prompt, MOST_TEXT)
 
     def check_length(self, tokens: int, name: str = "prompt") -> None:
         if tokens > self.most_prompt:
@@ -194,6 +240,8 @@ class Service:
     def end_all(self) -> None:
         """The server ends; so does what still runs."""
         self.cancel(self.shelf.running())
+        for deadline in self._readings:
+            deadline.cancel()
 
     # ── following ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from glassloop.errors import TextError
 from glassloop.server import answers
-from glassloop.server.conversation import Messages, Tool, encode
+from glassloop.server.bodies import BodyRoute
+from glassloop.server.conversation import Messages, Tools, encode, texts_in
 from glassloop.server.errors import APIError
+from glassloop.server.fields import many
 from glassloop.server.options import Body
 from glassloop.server.service import Service
 from glassloop.server.wire import JSON
 
-_MOST_IDS = 1_000_000
+_MOST_TOKENS = 200_000  # of one answer, or of one question
 
 
 class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
-    messages: Messages | None = Field(None, min_length=1)
-    tools: list[Tool] | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = Field(None, description="What the model wants before a text (BOS).")
     parse_special_tokens: bool | None = Field(
         None, description="The text of a special token is that token, as in a prompt of /v1/completions."
@@ -46,7 +48,7 @@ class TokenizeAnswer(BaseModel):
 
 class DetokenizeBody(Body):
     model: str | None = None
-    tokens: list[int] = Field(max_length=_MOST_IDS)
+    tokens: many(int, _MOST_TOKENS)  # type: ignore[valid-type]
 
 
 class DetokenizeAnswer(BaseModel):
@@ -66,46 +68,54 @@ def prompt_token(service: Service, token: int) -> dict[str, Any]:
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter(tags=["tokens"], responses=answers.ERRORS)
+    routes = APIRouter(route_class=BodyRoute, tags=["tokens"], responses=answers.ERRORS)
 
     @routes.post("/tokenize", response_model=TokenizeAnswer)
-    async def tokenize(body: TokenizeBody) -> Response:
+    async def tokenize(request: Request, body: TokenizeBody) -> Response:
         service.check_model(body.model)
-        return JSON(await asyncio.to_thread(_tokenize, service, body))
+        return await service.prepared(request, body, _tokenize, service, body)
 
     @routes.post("/detokenize", response_model=DetokenizeAnswer)
-    async def detokenize(body: DetokenizeBody) -> Response:
+    async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         service.check_model(body.model)
-        tokenizer = service.llm.tokenizer
-        for place, token in enumerate(body.tokens):
-            if not 0 <= token < tokenizer.vocab_size:
-                raise APIError(
-                    400,
-                    f"tokens[{place}] is {str(token)[:40]}; a token id below {tokenizer.vocab_size}"
-                    " is expected",
-                    param=f"tokens[{place}]",
-                )
-        return JSON({"prompt": await asyncio.to_thread(tokenizer.decode, body.tokens)})
+        return await service.prepared(request, body, _detokenize, service, body)
 
     return routes
 
 
-def _tokenize(service: Service, body: TokenizeBody) -> dict[str, Any]:
+def _detokenize(service: Service, body: DetokenizeBody) -> Response:
+    tokenizer = service.llm.tokenizer
+    for place, token in enumerate(body.tokens):
+        if not 0 <= token < tokenizer.vocab_size:
+            raise APIError(
+                400,
+                f"tokens[{place}] is {str(token)[:40]}; a token id below {tokenizer.vocab_size} is expected",
+                param=f"tokens[{place}]",
+            )
+    return JSON({"prompt": tokenizer.decode(body.tokens)})
+
+
+def _tokenize(service: Service, body: TokenizeBody) -> Response:
     tokenizer = service.llm.tokenizer
     if (body.prompt is None) == (body.messages is None):
         raise APIError(400, "one of prompt and messages is expected", param="prompt")
     if body.messages is not None:
+        service.check_texts(texts_in([body.messages, body.tools]), "messages", service.longest_text)
         ids = encode(tokenizer, body.messages, body.tools)
     else:
         assert body.prompt is not None
+        service.check_texts([body.prompt], "prompt", max(service.longest_text, _MOST_TOKENS))
         ids = tokenizer.encode(
             body.prompt,
             add_special=body.add_special_tokens is not False,
             parse_special=body.parse_special_tokens is not False,
         )
-    return {
+    if len(ids) > _MOST_TOKENS:
+        raise TextError(f"prompt has {len(ids)} tokens; at most {_MOST_TOKENS} are expected")
+    answer = {
         "count": len(ids),
         "max_model_len": service.llm.config.context,
         "tokens": ids,
         "pieces": [prompt_token(service, token) for token in ids],
     }
+    return JSON(answer)

@@ -17,8 +17,16 @@ STILL_HERE = b": still here\n\n"
 T = TypeVar("T")
 
 
+# Line ends to clients that split a stream of events by Unicode's rules; JSON may escape any character.
+_LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
 def to_json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    if not text.isascii():
+        for character, escaped in _LINE_ENDS.items():
+            text = text.replace(character, escaped)
+    return text.encode("utf-8", "backslashreplace")  # a lone surrogate is escaped, as JSON has it
 
 
 def data(value: Any) -> bytes:

@@ -1,0 +1,185 @@
+"""Reads the bodies of requests: bounded in bytes, in what they unpack to, and in how many are held at once.
+
+FastAPI parses and validates a body on the event loop, item by item and error by error. Here the size of what the
+JSON unpacks to is bounded before it is parsed, large bodies are parsed on a thread, and validation ends at the
+first error. `BodyRoute` gives endpoints the validated body; FastAPI still describes it in /openapi.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from difflib import get_close_matches
+from email.message import Message
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from glassloop.server.errors import UNSUPPORTED, APIError, describe, refused
+from glassloop.server.wire import ClientGone
+from glassloop.server.workers import Pools
+
+LONG_BODY = 32 << 10  # bytes from which a body is parsed and prepared among the long ones
+# Lists and objects, and keys, in one body. They are counted in its bytes, so those inside texts count too.
+MOST_CONTAINERS = 100_000
+MOST_KEYS = 100_000
+M = TypeVar("M", bound=BaseModel)
+
+
+class Bodies:
+    """The bodies that are being received and parsed, together bounded in bytes."""
+
+    def __init__(self, most_body: int, pools: Pools) -> None:
+        self.most_body = most_body
+        self._room = 8 * most_body
+        self._pools = pools
+
+    async def receive(self, request: Request, use: Callable[[bytes], Coroutine[Any, Any, Any]]) -> Any:
+        """Returns what `use` makes of the whole body, which counts as held until then."""
+        held = 0
+        parts: list[bytes] = []
+        try:
+            async for part in request.stream():
+                held += len(part)
+                self._room -= len(part)
+                if held > self.most_body:
+                    raise too_large(self.most_body)
+                if self._room < 0:
+                    raise APIError(
+                        429,
+                        "too many large bodies are being received; try again later",
+                        code="bodies_full",
+                        headers={"Retry-After": "2"},
+                    )
+                parts.append(part)
+            return await use(b"".join(parts))
+        except ClientDisconnect:
+            raise ClientGone from None
+        finally:
+            self._room += held
+
+    async def read(self, request: Request, model: type[M]) -> M:
+        """Returns the validated JSON body."""
+        if not is_json(request.headers.get("content-type")):
+            raise APIError(
+                415, "content-type is not application/json, which is expected", code="wrong_content_type"
+            )
+
+        async def use(data: bytes) -> M:
+            request.state.long = len(data) > LONG_BODY
+            if request.state.long:
+                return await self._pools.long.run(parse, data, model)
+            return parse(data, model)
+
+        made: M = await self.receive(request, use)
+        return made
+
+
+def too_large(most: int) -> APIError:
+    return APIError(413, f"the body is larger than {most} bytes", code="body_too_large")
+
+
+def is_json(content_type: str | None) -> bool:
+    if content_type is None:
+        return False
+    message = Message()
+    message["content-type"] = content_type[:200]
+    subtype = message.get_content_subtype()
+    return message.get_content_maintype() == "application" and (
+        subtype == "json" or subtype.endswith("+json")
+    )
+
+
+def parse(data: bytes, model: type[M]) -> M:
+    """Returns the body as the model validates it; the first thing that is wrong is an `APIError`."""
+    check_size(data)
+    try:
+        value = _unpack(data)
+    except (ValueError, RecursionError) as error:
+        message = str(error)
+        if "recursion" in message:
+            raise APIError(400, "the body is nested too deeply; fewer levels are expected") from None
+        raise APIError(400, f"the body is not JSON: {message[:200]}", code="invalid_json") from None
+    if isinstance(value, dict):
+        check_names(value, model)
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        # Lists end at their first error and the keys are bounded, so this is short.
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise describe(first, list(model.model_fields)) from None
+
+
+def _unpack(data: bytes) -> Any:
+    try:
+        return from_json(data)
+    except ValueError as error:
+        if "hex escape" not in str(error):
+            raise
+    # A text has a lone surrogate. Python's parser takes it, and the validation says where it is.
+    return json.loads(data)
+
+
+def check_size(data: bytes) -> None:
+    """Bound the number of lists, objects and keys, each of which takes far more memory than its bytes."""
+    counted = {
+        "lists and objects": (data.count(b"[") + data.count(b"{"), MOST_CONTAINERS),
+        "keys": (data.count(b":"), MOST_KEYS),
+    }
+    for what, (count, most) in counted.items():
+        if count > most:
+            raise APIError(
+                400,
+                f"the body has {count} {what}, those in texts included; at most {most} are expected",
+                code="body_too_large",
+            )
+
+
+def check_names(body: dict[str, Any], model: type[BaseModel]) -> None:
+    """Refuse the first name that is no field of the model."""
+    known = {field.alias or name for name, field in model.model_fields.items()}
+    for name in body:
+        if name in known:
+            continue
+        if name in UNSUPPORTED:
+            raise refused(name, UNSUPPORTED[name])
+        shown = name[:100]
+        close = get_close_matches(shown, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else "see /docs for what there is"
+        raise APIError(400, f"{shown} is not a parameter; {hint}", param=shown, code="unknown_parameter")
+
+
+class _ReadRequest(Request):
+    """A request whose body has been read and validated."""
+
+    def __init__(self, request: Request, body: BaseModel) -> None:
+        super().__init__(request.scope, request.receive)
+        self._read = body
+
+    async def body(self) -> bytes:
+        return b"read"
+
+    async def json(self) -> Any:
+        return self._read
+
+
+class BodyRoute(APIRoute):
+    """A route whose JSON body is read by the server's `Bodies`, kept in the application's state."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+        if self.body_field is None:
+            return handler
+        model = self.body_field.field_info.annotation
+        assert isinstance(model, type) and issubclass(model, BaseModel)
+
+        async def read_first(request: Request) -> Response:
+            bodies: Bodies = request.app.state.bodies
+            return await handler(_ReadRequest(request, await bodies.read(request, model)))
+
+        return read_first
