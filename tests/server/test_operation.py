@@ -125,6 +125,7 @@ def test_a_page_elsewhere_cannot_reach_it(server):
     """Neither by a name of its own that points here, nor by reading answers, nor with a plain form."""
     assert server.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
     answer = server.get("/v1/models", headers={"origin": "http://evil.example"})
+    assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_site"
     assert not any(name.startswith("access-control") for name in answer.headers)
     form = {"content-type": "text/plain"}
     answer = httpx.post(f"{server.url}/v1/completions", content=b'{"prompt": "x"}', headers=form)

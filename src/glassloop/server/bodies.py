@@ -1,8 +1,8 @@
 """Reads the bodies of requests: bounded in bytes, in what they unpack to, and in how many are held at once.
 
-FastAPI parses and validates a body on the event loop, item by item and error by error. Here the size of what the
-JSON unpacks to is bounded before it is parsed, large bodies are parsed on a thread, and validation ends at the
-first error. `BodyRoute` gives endpoints the validated body; FastAPI still describes it in /openapi.json.
+FastAPI parses and validates a body on the event loop, item by item and error by error. Here the size of what
+the JSON unpacks to is bounded before it is parsed, large bodies are parsed on a thread, and validation ends
+at the first error. `BodyRoute` gives endpoints the validated body, which FastAPI describes in /openapi.json.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from glassloop.server.errors import UNSUPPORTED, APIError, describe, refused
+from glassloop.server.fields import texts_in
 from glassloop.server.wire import ClientGone
 from glassloop.server.workers import Pools
 
@@ -121,8 +122,12 @@ def _unpack(data: bytes) -> Any:
     except ValueError as error:
         if "hex escape" not in str(error):
             raise
-    # A text has a lone surrogate. Python's parser takes it, and the validation says where it is.
-    return json.loads(data)
+    # A text has a lone surrogate, unless the escape is broken altogether. Python's parser takes it.
+    value = json.loads(data)
+    for name, part in value.items() if isinstance(value, dict) else (("the body", value),):
+        if any("\ud800" <= character <= "\udfff" for text in texts_in(part) for character in text):
+            raise APIError(400, f"{name[:100]} has a lone surrogate, which is no text", param=name[:100])
+    raise ValueError("a key has a lone surrogate")
 
 
 def check_size(data: bytes) -> None:

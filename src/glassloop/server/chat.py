@@ -14,8 +14,9 @@ from glassloop.decode.sampling import Sampling
 from glassloop.engine.request import Request as EngineRequest
 from glassloop.server import answers
 from glassloop.server.bodies import BodyRoute
-from glassloop.server.conversation import Messages, Tools, encode, texts_in
+from glassloop.server.conversation import Messages, Tools, encode
 from glassloop.server.errors import APIError, as_api_error, refused
+from glassloop.server.fields import texts_in
 from glassloop.server.live import Live
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.service import Service

@@ -1,8 +1,8 @@
 """One HTTP connection with bounds on what it may cost before a request is complete.
 
-uvicorn's protocol accepts headers of any size, waits for ever for the rest of a request and keeps any number of
-idle connections. These bounds apply before anything is known about the client, so they hold for clients without
-an API key too.
+uvicorn's protocol accepts headers of any size, waits for ever for the rest of a request and keeps any number
+of idle connections. These bounds apply before anything is known about the client, so they hold for clients
+without an API key too.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Connection(HttpToolsProtocol):
 
     def _make_room(self) -> bool:
         """Close the connection that has waited longest without a request to answer, if there is one."""
-        idle = [each for each in self.connections if each is not self and _is_idle(each)]
-        oldest = min(idle, key=lambda each: each._began, default=None)
+        others = [each for each in self.connections if isinstance(each, Connection) and each is not self]
+        oldest = min(filter(_is_idle, others), key=lambda each: each._began, default=None)
         if oldest is not None:
             oldest.transport.abort()
         return oldest is not None

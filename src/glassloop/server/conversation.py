@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from glassloop.errors import TextError
 from glassloop.server.errors import refused
@@ -42,22 +42,6 @@ class Tool(Body):
 
 
 Tools = many(Tool, MOST_TOOLS)
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    """Yields every text in messages or tools, keys of objects included, without recursion."""
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, BaseModel):
-            waiting.extend(each.__dict__.values())
-        elif isinstance(each, dict):
-            waiting.extend(each)
-            waiting.extend(each.values())
-        elif isinstance(each, (list, tuple)):
-            waiting.extend(each)
 
 
 def plain(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -69,9 +69,7 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def _embed(
-    service: Service, body: EmbeddingBody, inputs: list[list[int]], deadline: Deadline
-) -> Response:
+def _embed(service: Service, body: EmbeddingBody, inputs: list[list[int]], deadline: Deadline) -> Response:
     made = []
     for index, ids in enumerate(inputs):
         vector = _vector(service, ids, deadline)

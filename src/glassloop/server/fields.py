@@ -1,10 +1,11 @@
-"""Types of body fields that bound what they take: lists have a greatest length and end at their first error."""
+"""Types of body fields with bounds: lists have a greatest length, and are validated up to the first error."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 MOST_IDS = 1_000_000  # token ids in one list
 MOST_PROMPTS = 1024  # texts, or lists of ids, in one list
@@ -18,7 +19,7 @@ def many(item: Any, most: int, least: int = 0) -> Any:
     return Annotated[list[item], Field(min_length=least, max_length=most, fail_fast=True)]
 
 
-Ids = many(int, MOST_IDS)
+Ids = Annotated[list[int], Field(max_length=MOST_IDS, fail_fast=True)]
 Name = Annotated[str, Field(max_length=1000)]
 
 
@@ -33,9 +34,9 @@ def _kind_of_prompt(value: Any) -> str:
 # One prompt, as text or token ids, or a list of prompts.
 Prompts = Annotated[
     Annotated[str, Tag("Text")]
-    | Annotated[many(str, MOST_PROMPTS), Tag("Texts")]
+    | Annotated[list[str], Field(max_length=MOST_PROMPTS, fail_fast=True), Tag("Texts")]
     | Annotated[Ids, Tag("Ids")]
-    | Annotated[many(Ids, MOST_PROMPTS), Tag("Lists")],
+    | Annotated[list[Ids], Field(max_length=MOST_PROMPTS, fail_fast=True), Tag("Lists")],
     Discriminator(_kind_of_prompt),
 ]
 
@@ -48,3 +49,18 @@ def text_or(items: Any) -> Any:
     """A text, or a list of the given type."""
     return Annotated[Annotated[str, Tag("Text")] | Annotated[items, Tag("List")], Discriminator(_is_list)]
 
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yields every text in messages or tools, keys of objects included, without recursion."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, BaseModel):
+            waiting.extend(each.__dict__.values())
+        elif isinstance(each, dict):
+            waiting.extend(each)
+            waiting.extend(each.values())
+        elif isinstance(each, (list, tuple)):
+            waiting.extend(each)

@@ -1,4 +1,4 @@
-"""What every request passes before an endpoint sees it: which site it comes from, whose it is, how large it is.
+"""What every request passes before an endpoint sees it: from which site, by whom and how large it is.
 
 Plain ASGI, so that streams and their ends go straight through. It also counts and logs what has passed.
 """
@@ -34,8 +34,8 @@ _FROM_ELSEWHERE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <title>Glassloop</title>
-<p>Another site sent you here. Glassloop answers only to its own pages: <a href="/">open the studio</a>, or paste
-the link into the address bar.</p>
+<p>Another site sent you here. Glassloop answers only to its own pages: <a href="/">open the studio</a>, or
+paste the link into the address bar.</p>
 </html>
 """
 

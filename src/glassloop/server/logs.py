@@ -1,7 +1,7 @@
 """The server's log: one JSON object a line, on stderr. What people wrote is not in it unless asked for.
 
-A thread writes it, so a pipe that is not read holds up the log and nothing else; lines that find the queue full
-are dropped and counted.
+A thread writes it, so a pipe that is not read holds up the log and nothing else; lines that find the queue
+full are dropped and counted.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from glassloop.engine.llm import Prompt
 from glassloop.engine.request import Request as EngineRequest
 from glassloop.server import answers, shapes
 from glassloop.server.bodies import BodyRoute
-from glassloop.server.conversation import Messages, encode, texts_in
+from glassloop.server.conversation import Messages, encode
 from glassloop.server.errors import APIError
-from glassloop.server.fields import Ids, many
+from glassloop.server.fields import Ids, many, texts_in
 from glassloop.server.live import Live, Tree
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.service import Service
@@ -85,9 +85,7 @@ def router(service: Service) -> APIRouter:
     @routes.get("/runs/{id}", response_model=shapes.WholeRun)
     async def run(id: Id, alternatives: Annotated[int, Query(ge=0, le=64)] = 64) -> Response:
         live = service.shelf.get(id)
-        return await service.pools.short.run(
-            lambda: JSON(shapes.whole_run(service, live, alternatives))
-        )
+        return await service.pools.short.run(lambda: JSON(shapes.whole_run(service, live, alternatives)))
 
     @routes.delete("/runs/{id}", status_code=204, response_class=Response)
     async def forget(id: Id) -> Response:
@@ -192,7 +190,7 @@ async def _fork(
     def prepare() -> EngineRequest:
         if isinstance(body, EditBody):
             service.check_text(body.text, "text")
-        given = {} if body.sampling is None else options_of(body.sampling)
+        given: dict[str, Any] = {} if body.sampling is None else options_of(body.sampling)
         # The options of a run that was read from a file are held to the server's limits like any others.
         before = {**replace(run.sampling, seed=run.seed).to_dict(), "n": 1, "beam_width": 1}
         options = make_sampling({**before, **given}, service.settings.timeout)

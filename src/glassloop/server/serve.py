@@ -23,6 +23,7 @@ from glassloop.server.service import Service
 from glassloop.server.settings import Settings
 
 _OTHER_FILES = 96  # descriptors that connections leave for the store, templates, logs and libraries
+_LAST_WORDS = 2.0  # seconds that clients have to take the news when requests are ended at once
 
 
 def serve(llm: LLM, settings: Settings) -> None:
@@ -89,30 +90,37 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """The first signal refuses new requests and lets the others finish, within their grace; then they are
-    ended, and told so. The second ends them at once."""
+    """A server that shuts down in steps. The first signal refuses new requests and lets the others finish
+    within their grace; then they are ended, and their clients told so. A second Ctrl-C ends them at once, and
+    a third one closes the connections without a word."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
         self._home: asyncio.AbstractEventLoop | None = None
+        self._ending = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._home = asyncio.get_running_loop()
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        service, home = self._service, self._home
-        if home is not None:
-            if service.draining and sig == signal.SIGINT:
-                home.call_soon_threadsafe(service.end_all)
-            elif not service.draining:
-                service.draining = True
-                home.call_soon_threadsafe(self._drain)
-        # As uvicorn's own, but for what it does at the end: die by the signal, as if it had not been heard.
-        if self.should_exit and sig == signal.SIGINT:
-            self.force_exit = True
         self.should_exit = True
+        if self._home is None:
+            return
+        if not self._service.draining:
+            self._service.draining = True
+            self._home.call_soon_threadsafe(self._drain)
+        elif sig == signal.SIGINT and not self._ending:
+            self._ending = True
+            self._home.call_soon_threadsafe(self._end_now)
+        elif sig == signal.SIGINT:
+            self.force_exit = True
+
+    def _end_now(self) -> None:
+        assert self._home is not None
+        self._service.end_all()
+        self._home.call_later(_LAST_WORDS, setattr, self, "force_exit", True)
 
     def _drain(self) -> None:
         assert self._home is not None

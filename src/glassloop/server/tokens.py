@@ -11,9 +11,9 @@ from starlette.responses import Response
 from glassloop.errors import TextError
 from glassloop.server import answers
 from glassloop.server.bodies import BodyRoute
-from glassloop.server.conversation import Messages, Tools, encode, texts_in
+from glassloop.server.conversation import Messages, Tools, encode
 from glassloop.server.errors import APIError
-from glassloop.server.fields import many
+from glassloop.server.fields import many, texts_in
 from glassloop.server.options import Body
 from glassloop.server.service import Service
 from glassloop.server.wire import JSON

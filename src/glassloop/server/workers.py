@@ -1,7 +1,7 @@
 """Threads for work that would hold up the event loop, in pools with bounded queues.
 
-Each kind of work has a pool of its own, so that slow work of one kind never delays another: short preparations go
-on while long ones wait for each other.
+Each kind of work has a pool of its own, so that slow work of one kind never delays another: short
+preparations go on while long ones wait for each other.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Workers:
     async def run(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Returns what the function returns, called on a thread of the pool.
 
-        Raises `Busy` when the queue is full. If the caller is cancelled, a call that still waits is dropped; one
-        that runs goes on to its end.
+        Raises `Busy` when the queue is full. If the caller is cancelled, a call that still waits is dropped;
+        one that runs goes on to its end.
         """
         with self._lock:
             if self._count >= self._most:
