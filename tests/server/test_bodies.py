@@ -21,6 +21,7 @@ from glassloop.server.logs import Log
 from glassloop.server.responses import ResponsesBody
 from glassloop.server.runs import EditBody, ForkBody, StartBody, StepBody
 from glassloop.server.tokens import DetokenizeBody, TokenizeBody
+from glassloop.server.wire import to_json_in_pieces
 from glassloop.server.workers import Workers
 
 BODIES = (
@@ -158,3 +159,16 @@ def test_a_log_that_is_not_read_holds_nothing_up():
     kept = [json.loads(line) for line in stream.lines]
     dropped = sum(line["dropped"] for line in kept if line["event"] == "log")
     assert len(kept) < 25_000 and len([line for line in kept if line["event"] == "line"]) + dropped == 30_000
+
+
+@given(st.dictionaries(st.text(), values, max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_json_in_pieces_is_the_same_json(value):
+    finite = json.loads(
+        json.dumps(value).replace("NaN", "0").replace("-Infinity", "0").replace("Infinity", "0")
+    )
+    made = to_json_in_pieces(
+        {name: iter(each) if isinstance(each, list) else each for name, each in finite.items()}
+    )
+    assert json.loads(made) == finite
+    assert not any(end in made.decode() for end in "\x85\u2028\u2029")

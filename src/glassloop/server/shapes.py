@@ -187,6 +187,7 @@ def token_shape(token: Token, index: int, node: str, parent: str, alternatives: 
 
 
 def whole_run(service: Service, live: Live, alternatives: int) -> dict[str, Any]:
+    """Returns a run as JSON has it. Its lists are iterators: a run's alternatives, all at once, are large."""
     run, tokens = live.run, list(live.run.tokens)
     nodes = path_of(root(live), tokens)
     end = None
@@ -194,14 +195,14 @@ def whole_run(service: Service, live: Live, alternatives: int) -> dict[str, Any]
         end = token_shape(run.end, len(tokens), after(nodes[-1], run.end.id), nodes[-1], alternatives)
     return {
         **summary(service, live),
-        "prompt_tokens": [prompt_token(service, id) for id in run.prompt_ids],
-        "tokens": [
+        "prompt_tokens": (prompt_token(service, id) for id in run.prompt_ids),
+        "tokens": (
             token_shape(token, index, nodes[index + 1], nodes[index], alternatives)
             for index, token in enumerate(tokens)
-        ],
+        ),
         "tail": run.tail,
         "end": end,
-        "beams": list(_beams(service, live)),
+        "beams": _beams(service, live),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -29,6 +29,19 @@ def to_json(value: Any) -> bytes:
     return text.encode("utf-8", "backslashreplace")  # a lone surrogate is escaped, as JSON has it
 
 
+def to_json_in_pieces(value: dict[str, Any]) -> bytes:
+    """The same for an object that may be large. The items of its lists (or iterators) are encoded one by one,
+    since encoding holds Python's lock: other threads go on in between, and items are made when needed."""
+    parts = []
+    for name, each in value.items():
+        if isinstance(each, (list, Iterator)):
+            encoded = b"[" + b",".join(map(to_json, each)) + b"]"
+        else:
+            encoded = to_json(each)
+        parts.append(to_json(name) + b":" + encoded)
+    return b"{" + b",".join(parts) + b"}"
+
+
 def data(value: Any) -> bytes:
     """An event without a name, as OpenAI sends it."""
     return b"data: " + to_json(value) + b"\n\n"
@@ -42,8 +55,8 @@ def event(name: str, value: Any, number: int | None = None) -> bytes:
 class JSON(Response):
     media_type = "application/json"
 
-    def render(self, content: Any) -> bytes:
-        return to_json(content)
+    def render(self, content: dict[str, Any]) -> bytes:
+        return to_json_in_pieces(content)
 
 
 class EventStream(Response):
