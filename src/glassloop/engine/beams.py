@@ -72,6 +72,8 @@ class _Proposal(NamedTuple):
 class Beams:
     """A task: the scheduler computes all of its branches together."""
 
+    program = None  # its rows are those of the forward pass
+
     def __init__(
         self,
         request: Request,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
-from glassloop.engine.replay import check_model
+from glassloop.engine.replay import check_run
 from glassloop.engine.request import Request, runs_of
 from glassloop.errors import GlassloopError, SamplingError, TextError
 from glassloop.trace.run import Run
@@ -26,7 +26,7 @@ def fork_request(
     sampling: Sampling | None,
     overrides: Mapping[str, Any],
 ) -> Request:
-    check_model(llm, run)
+    check_run(llm, run)
     if not 0 <= at <= len(run.tokens):
         raise GlassloopError(f"at is {at}; a number of tokens from 0 to {len(run.tokens)} is expected")
     if token is not None and text is not None:
@@ -44,7 +44,8 @@ def fork_request(
     # Change one thing at a time: whoever changes something keeps the luck; else the luck is what changes.
     position = len(run.prompt_ids) + at
     salt, ordinal = run.salt, run.forks.get(position, 0)
-    if not forced and replace(options, n=before.n, beam_width=before.beam_width) == before:
+    same = replace(options, n=before.n, beam_width=before.beam_width, timeout=before.timeout) == before
+    if not forced and same:
         ordinal += 1
         salt = fork_salt(run.salt, position, ordinal)
     run.forks[position] = ordinal + options.n - 1
@@ -63,13 +64,29 @@ def fork_request(
     return Request(run.prompt_ids, options, runs, forced=forced, drafts=llm.drafts, keep=llm.keep)
 
 
+def rest_request(llm: LLM, run: Run, timeout: float | None = None) -> Request:
+    """A request that goes on with a run which was cancelled or interrupted, with its own options and luck.
+
+    It takes at most `timeout` seconds, whatever the run's own options allow; as `Request` has these for
+    itself, the record of the run keeps what it was made with.
+    """
+    check_run(llm, run)
+    sampling = run.sampling
+    if sampling.beam_width > 1:
+        raise SamplingError("beam_width is above 1; a beam search cannot go on from its results")
+    llm.check_length(len(run.prompt_ids) + len(run.tokens))
+    limits = [seconds for seconds in (sampling.timeout, timeout) if seconds is not None]
+    own = replace(sampling, n=1, timeout=min(limits, default=None))
+    return Request(run.prompt_ids, own, [run], drafts=llm.drafts, keep=llm.keep)
+
+
 def _forced(llm: LLM, token: int | str | None, text: str | None) -> list[int]:
     if text is not None:
         return llm.tokenizer.encode(text, add_special=False, parse_special=False)
     if token is None:
         return []
-    if isinstance(token, int):
-        return llm.checked([token], "token")
+    if not isinstance(token, str):
+        return [llm.checked_id(token)]
     found = llm.tokenizer.id_of(token)
     if found is None:
         raise TextError(f"token is {token!r}, which is no single token of {llm.name}; text= takes any text")

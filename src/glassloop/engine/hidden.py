@@ -1,4 +1,4 @@
-"""The hidden states of a text, computed between the engine's steps, a few rows at a time."""
+"""The hidden states of a text: one vector for all of it, out of the stream that the language head reads."""
 
 from __future__ import annotations
 
@@ -6,24 +6,48 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from glassloop.engine.deadline import Deadline
+from glassloop.engine.logits import read
+from glassloop.engine.scheduler import Program
 from glassloop.engine.thread import EngineThread
-from glassloop.model.cache import Branches
 from glassloop.ops.quant import Float32
 
-_ROWS = 128  # of one piece, as the scheduler has for prompts beside others
+_SUMMED = 128  # rows that are added up before they are added to the rest
 
 
-def mean_hidden(engine: EngineThread, tokens: Sequence[int]) -> Float32:
-    """The mean of the last hidden states of all tokens, [dim]. It has pages of its own: a tree's pages may be
-    computed without their hidden states having been looked at."""
-    ids, transformer = list(tokens), engine.loop.transformer
-    branches = Branches(transformer, len(ids))
-    total = np.zeros(transformer.config.dim, np.float64)
+def mean_hidden(engine: EngineThread, ids: Sequence[int], deadline: Deadline | None = None) -> Float32:
+    """The mean of the last hidden states of all tokens, [dim]. Every token is computed, whatever is cached:
+    keys and values are kept, hidden states are not."""
+    transformer = engine.loop.transformer
+    mean = _Mean(transformer.config.dim)
+    read(engine, ids, 0, mean.add, Program(transformer.hidden, together=True), deadline)
+    return mean.result()
 
-    def piece(first: int) -> None:
-        batch = branches.batch([(0, first, ids[first : first + _ROWS])], every_logit=True)
-        total[:] += np.asarray(transformer.hidden(batch, branches.pages), np.float64).sum(axis=0)
 
-    for first in range(0, len(ids), _ROWS):
-        engine.call(lambda first=first: piece(first))  # type: ignore[misc]
-    return (total / len(ids)).astype(np.float32)
+class _Mean:
+    """The mean of rows. They are added up in blocks of the same rows however they come, so every bit of the
+    result is the same."""
+
+    def __init__(self, dim: int) -> None:
+        self._total = np.zeros(dim, np.float64)
+        self._block = np.empty((_SUMMED, dim), np.float32)
+        self._filled = 0
+        self._rows = 0
+
+    def add(self, rows: Float32) -> None:
+        while len(rows):
+            taken = rows[: _SUMMED - self._filled]
+            self._block[self._filled : self._filled + len(taken)] = taken
+            self._filled += len(taken)
+            if self._filled == _SUMMED:
+                self._empty()
+            rows = rows[len(taken) :]
+
+    def result(self) -> Float32:
+        self._empty()
+        return (self._total / self._rows).astype(np.float32)
+
+    def _empty(self) -> None:
+        self._total += self._block[: self._filled].astype(np.float64).sum(axis=0)
+        self._rows += self._filled
+        self._filled = 0

@@ -1,20 +1,21 @@
 """The lenses: where a token looks, what each layer would have said, which tokens are near each other.
 
-Everything is computed when it is asked for, by the engine's own model between two of its steps, over the same
-tree of keys and values as everything else. Nothing of it is recorded, and nobody else waits longer than for a
-step.
+Everything is computed when it is asked for, by the engine's own model, over the same tree of keys and values
+as everything else and in steps of bounded size. Nothing of it is recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import computed_after
-from glassloop.engine.replay import check_model
+from glassloop.engine.replay import check_run
 from glassloop.errors import GlassloopError, TextError
 from glassloop.model.lens import Lens
 from glassloop.ops.quant import Float32
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 NAMES = ("attention", "layers", "neighbours")
 MOST = 1000  # candidates or neighbours that are listed
 _TABLE_ROWS = 1024  # of the table of embeddings at a time
+_KEYS = 1 << 14  # that one step of attention reads: of a long text, those of few layers
 _DIGITS = 6  # of a weight in JSON
 
 Text = Run | str | Sequence[int]
@@ -164,18 +166,32 @@ class Lenses:
         self._llm = llm
         self._lens = Lens(llm.transformer)
 
-    def attention(self, text: Text, token: int | str = -1) -> Attention:
+    def attention(self, text: Text, token: int | str = -1, *, deadline: Deadline | None = None) -> Attention:
         """Where a token of a run, a text or a list of token ids looks. It is named by its place, from 0 (from
         the end if negative), or by what it says: then the last such one is meant."""
-        ids, at = self._place(text, token)
-        weights = computed_after(self._llm.engine, ids[: at + 1], at, self._lens.attention)
-        return Attention(self._llm.name, self._llm.op_set, at, self._pieces(ids[: at + 1]), weights)
+        llm, (ids, at) = self._llm, self._place(text, token)
+        seen, count = ids[: at + 1], len(llm.config.layers)
+        each = max(1, _KEYS // len(seen))
+        parts = [
+            computed_after(
+                llm.engine,
+                seen,
+                at,
+                partial(self._lens.attention, layers=range(first, min(first + each, count))),
+                deadline,
+            )
+            for first in range(0, count, each)
+        ]
+        return Attention(llm.name, llm.op_set, at, self._pieces(seen), np.concatenate(parts))
 
-    def layers(self, text: Text, token: int | str = -1, count: int = 5) -> Layers:
+    def layers(
+        self, text: Text, token: int | str = -1, count: int = 5, *, deadline: Deadline | None = None
+    ) -> Layers:
         """What each layer would have said comes after a token."""
         _check_count(count)
         llm, (ids, at) = self._llm, self._place(text, token)
-        ops, logits = row_ops(llm.ops), computed_after(llm.engine, ids[: at + 1], at, self._lens.layers)
+        ops = row_ops(llm.ops)
+        logits: Float32 = computed_after(llm.engine, ids[: at + 1], at, self._lens.layers, deadline)
         given = at + 1 < len(ids)
         follows = ids[at + 1] if given else int(ops.highest(logits[-1], 1)[0][0])
         layers = []
@@ -191,21 +207,16 @@ class Lenses:
         pieces, (last,) = self._pieces(ids[: at + 1]), self._pieces([follows])
         return Layers(llm.name, llm.op_set, at, pieces, last, given, tuple(layers))
 
-    def neighbours(self, of: int | str, count: int = 10) -> Neighbours:
+    def neighbours(self, of: int | str, count: int = 10, *, deadline: Deadline | None = None) -> Neighbours:
         """The tokens nearest to a token id, or to a text: " king" and "king" are two tokens."""
         _check_count(count)
         llm, size = self._llm, self._llm.config.vocab_size
-        ids = [of] if isinstance(of, int) else llm.tokenizer.encode(of, add_special=False)
+        ids = llm.tokenizer.encode(of, add_special=False) if isinstance(of, str) else [llm.checked_id(of)]
         if not ids:
             raise TextError("the text is empty; at least one token is expected")
-        if not all(0 <= id < size for id in ids):
-            raise GlassloopError(f"token is {of}; a token id below {size} is expected")
-        rows = [self._units(id, id + 1)[0] for id in ids]
-        mean = np.mean(rows, axis=0, dtype=np.float32)
+        mean = self._mean(ids, deadline)
         mean /= max(float(np.linalg.norm(mean)), 1e-30)
-        starts = range(0, size, _TABLE_ROWS)
-        parts = [self._units(start, min(start + _TABLE_ROWS, size)) @ mean for start in starts]
-        cosines = np.concatenate(parts)
+        cosines = np.concatenate([units @ mean for units in self._units(range(size), deadline)])
         cosines[ids] = -np.inf
         best, values = row_ops(llm.ops).highest(cosines, min(count, size - len(set(ids))))
         found = [
@@ -214,18 +225,35 @@ class Lenses:
         ]
         return Neighbours(llm.name, llm.op_set, self._pieces(ids), tuple(found))
 
-    def neighbours_in(self, text: Text, token: int | str = -1, count: int = 10) -> Neighbours:
+    def neighbours_in(
+        self, text: Text, token: int | str = -1, count: int = 10, *, deadline: Deadline | None = None
+    ) -> Neighbours:
         """The tokens nearest to one of a run or a text."""
         ids, at = self._place(text, token)
-        return self.neighbours(ids[at], count)
+        return self.neighbours(ids[at], count, deadline=deadline)
 
-    def _units(self, first: int, stop: int) -> Float32:
-        """Rows of the table of embeddings, each of length one. [tokens, dim]"""
-        found: list[Float32] = []
-        self._llm.engine.call(lambda: found.append(self._lens.embeddings(first, stop)))
-        lengths = np.linalg.norm(found[0], axis=1, keepdims=True)
-        units: Float32 = found[0] / np.maximum(lengths, np.float32(1e-30))
-        return units
+    def _mean(self, ids: Sequence[int], deadline: Deadline | None) -> Float32:
+        """The mean of some tokens' embeddings, each of length one. [dim]"""
+        total: Float32 | None = None
+        for units in self._units(ids, deadline):
+            rows = units if total is None else np.concatenate([total[np.newaxis], units])
+            total = np.add.reduce(rows, axis=0)  # row by row, so in any pieces the same
+        assert total is not None
+        mean: Float32 = total / np.float32(len(ids))
+        return mean
+
+    def _units(self, ids: Sequence[int], deadline: Deadline | None) -> Iterator[Float32]:
+        """Rows of the table of embeddings, each of length one, some at a time. [tokens, dim]
+
+        The table belongs to nobody's branch, so the caller's own thread reads it; the engine's steps come in
+        between.
+        """
+        for start in range(0, len(ids), _TABLE_ROWS):
+            if deadline is not None:
+                deadline.check()
+            rows = self._lens.embeddings(ids[start : start + _TABLE_ROWS])
+            lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+            yield rows / np.maximum(lengths, np.float32(1e-30))
 
     def _place(self, text: Text, token: int | str) -> tuple[list[int], int]:
         """The ids of a text, checked, and the place in it."""
@@ -237,7 +265,7 @@ class Lenses:
     def _ids(self, text: Text) -> list[int]:
         llm = self._llm
         if isinstance(text, Run):
-            check_model(llm, text)
+            check_run(llm, text)
             ids = [*text.prompt_ids, *text.token_ids]
         else:
             ids = llm.tokenizer.encode(text) if isinstance(text, str) else llm.checked(text, "text")

@@ -13,6 +13,7 @@ import numpy as np
 
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.batch import run_batch
+from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import afollow, follow, raise_error
 from glassloop.engine.logits import logits_after
 from glassloop.engine.loop import Loop
@@ -190,17 +191,21 @@ class LLM:
         run_batch(self.engine, [request], progress=False)
         return _result(request)
 
-    def explain(self, run: Run, at: int, **overrides: Any) -> Explanation:
+    def explain(
+        self, run: Run, at: int, *, deadline: Deadline | None = None, **overrides: Any
+    ) -> Explanation:
         """Why the token at this place of a run is what it is; with other options, what would have come."""
         from glassloop.engine.replay import explain_token
 
-        return explain_token(self, run, at, **overrides)
+        return explain_token(self, run, at, deadline=deadline, **overrides)
 
-    def replay(self, run: Run, *, first: int = 0, strict: bool = True) -> Verdict:
+    def replay(
+        self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None
+    ) -> Verdict:
         """Compute a recorded run once more, from the token `first` on, and compare every number."""
         from glassloop.engine.replay import replay_run
 
-        return replay_run(self, run, first, strict)
+        return replay_run(self, run, first, strict, deadline)
 
     @cached_property
     def lens(self) -> Lenses:
@@ -259,6 +264,13 @@ class LLM:
         made = fork_request(self, run, at, token, text, sampling, overrides)
         made.listener, made.priority = listener, priority
         return made
+
+    def prepare_rest(self, run: Run, *, timeout: float | None = None) -> Request:
+        """What goes on with a run that was cancelled or interrupted, as if it had never been; `timeout` is
+        for the rest, where the run's own is longer or missing."""
+        from glassloop.engine.fork import rest_request
+
+        return rest_request(self, run, timeout)
 
     def submit(self, request: Request) -> None:
         """Have it computed; its listener is told. `Busy` if too many wait already."""
@@ -324,12 +336,24 @@ class LLM:
         return load_draft(draft, self.tokenizer, self.ops, memory)
 
     def checked(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
+        """The same token ids as a list of plain ints; raises if one of them is not a token of the model."""
+        if isinstance(ids, (bytes, bytearray, str)) or not isinstance(ids, (Sequence, np.ndarray)):
+            raise GlassloopError(f"{name} is {type(ids).__name__}; a list of token ids is expected")
         for index, token in enumerate(ids):
-            if not isinstance(token, int) or not 0 <= token < self.config.vocab_size:
-                raise GlassloopError(
-                    f"{name}[{index}] is {token!r}; a token id below {self.config.vocab_size} is expected"
-                )
-        return list(ids)
+            if not self._has_id(token):
+                self.checked_id(token, f"{name}[{index}]")
+        return [int(token) for token in ids]
+
+    def checked_id(self, token: int, name: str = "token") -> int:
+        """The same token id as a plain int; raises if it is not a token of the model."""
+        if not self._has_id(token):
+            size = self.config.vocab_size
+            raise GlassloopError(f"{name} is {_shown(token)}; a token id below {size} is expected")
+        return int(token)
+
+    def _has_id(self, token: object) -> bool:
+        whole = isinstance(token, (int, np.integer)) and not isinstance(token, bool)
+        return whole and 0 <= token < self.config.vocab_size  # type: ignore[operator]
 
     def check_length(self, length: int) -> None:
         if not length:
@@ -356,11 +380,17 @@ def _is_one(prompt: object) -> bool:
     """Whether this is one prompt, a text or token ids, and not a list of them."""
     if isinstance(prompt, str):
         return True
-    if not isinstance(prompt, Sequence):
+    if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
         raise GlassloopError(
             f"prompt is {type(prompt).__name__}; a text, a list of token ids or a list of those is expected"
         )
-    return not prompt or not isinstance(prompt[0], (str, Sequence))
+    return not prompt or not isinstance(prompt[0], (Sequence, np.ndarray))
+
+
+def _shown(value: object) -> str:
+    """A value in an error message, of bounded length."""
+    shown = repr(value) if isinstance(value, (int, float, str, bool, np.generic)) else type(value).__name__
+    return shown if len(shown) <= 40 else f"{shown[:40]}…"
 
 
 def _result(request: Request) -> Run:

@@ -1,65 +1,71 @@
-"""The logits of known tokens: what the model said after each of them, computed between two steps of the loop.
+"""The logits of known tokens: what the model said after each of them, or what another program gives for them.
 
-It goes through the KV tree like everything else, so what is cached is not computed again, and what is
-computed is there for the next who asks.
+They are computed by readings, so they wait their turn, share steps with everything else that runs, and find
+what is cached.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-import numpy as np
-
-from glassloop.engine.loop import Loop
-from glassloop.engine.scheduler import STEP_ROWS
+from glassloop.engine.deadline import Deadline
+from glassloop.engine.reading import Reading, Taker
+from glassloop.engine.scheduler import Program
 from glassloop.engine.thread import EngineThread
-from glassloop.engine.tree import NoRoom
 from glassloop.errors import GlassloopError
-from glassloop.ops.batch import Batch
 from glassloop.ops.protocol import Forward
 from glassloop.ops.quant import Float32
 
 _SCORED = 32  # rows with logits at a time: they are as wide as the vocabulary
 
 
-def logits_after(engine: EngineThread, ids: Sequence[int], first: int) -> Iterator[Float32]:
+def logits_after(
+    engine: EngineThread, ids: Sequence[int], first: int, deadline: Deadline | None = None
+) -> Iterator[Float32]:
     """For each token from the place `first` on, the logits of the one to come after it.
 
-    Others' steps come in between; nothing is held meanwhile.
+    They are computed a few at a time, when they are asked for; nothing is held meanwhile.
     """
+    last: Reading | None = None
     for start in range(first, len(ids), _SCORED):
-        stop = min(start + _SCORED, len(ids))
-        yield from computed_after(engine, ids[:stop], start, engine.loop.transformer.forward)
+        pieces: list[Float32] = []
+        last = read(engine, ids[: start + _SCORED], start, pieces.append, None, deadline, last)
+        for piece in pieces:
+            yield from piece
 
 
-def computed_after(engine: EngineThread, ids: Sequence[int], first: int, compute: Forward) -> Float32:
-    """What `compute` gives for the tokens from the place `first` on, between two steps of the loop."""
-    found: list[Float32] = []
-    engine.call(lambda: found.append(_rows(engine.loop, ids, first, compute)))
+def computed_after(
+    engine: EngineThread,
+    ids: Sequence[int],
+    first: int,
+    compute: Forward,
+    deadline: Deadline | None = None,
+) -> Any:
+    """What `compute` gives for the tokens from the place `first` on, in a call of its own. They are computed
+    in one step, so they must be few."""
+    found: list[Any] = []
+    read(engine, ids, first, found.append, Program(compute, together=False), deadline)
     return found[0]
 
 
-def _rows(loop: Loop, ids: Sequence[int], first: int, compute: Forward) -> Float32:
-    tree = loop.tree
-    path = tree.match(ids, first)
-    try:
-        while True:
-            at = path.length
-            # What only has to be in the cache comes first, in steps of the usual size.
-            stop = len(ids) if at >= first or first - at < STEP_ROWS // 2 else min(first, at + STEP_ROWS // 2)
-            chunk = list(ids[at:stop])
-            tree.extend(path, chunk)
-            wanted = max(0, stop - first)
-            batch = Batch.of([(path.table, at, chunk)], [wanted])
-            if stop == len(ids):
-                found = np.array(compute(batch, tree.pages))  # the op set may use its buffer again
-                tree.computed(path)
-                return found
-            loop.transformer.forward(batch, tree.pages)
-            tree.computed(path)
-    except NoRoom as error:
-        raise GlassloopError(
-            f"there is no room for {len(ids)} tokens beside what is running: {error}"
-        ) from None
-    finally:
-        tree.release(path)
+def read(
+    engine: EngineThread,
+    ids: Sequence[int],
+    first: int,
+    take: Taker,
+    program: Program | None = None,
+    deadline: Deadline | None = None,
+    after: Reading | None = None,
+) -> Reading:
+    """Compute known tokens, to the end: `Reading` says what `take` is given. `Busy` if too many wait already;
+    the next piece of a reading is not refused."""
+    if deadline is not None:
+        deadline.check()
+    if not engine.loop.tree.room_for(len(ids)):
+        memory = engine.loop.tree.memory
+        raise GlassloopError(f"there is no room for {len(ids)} tokens: kv_memory is {memory} bytes")
+    reading = Reading(ids, first, take, program, deadline, after)
+    engine.submit(reading, may_refuse=after is None)
+    reading.wait()
+    return reading

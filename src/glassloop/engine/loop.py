@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.decode.stop import Ending
 from glassloop.engine.drafts import Guesser, Lookup, Memory, Pace
+from glassloop.engine.reading import Reading
 from glassloop.engine.request import Request
 from glassloop.engine.sample import Sample
-from glassloop.engine.scheduler import Row, Scheduler, Task, Work
+from glassloop.engine.scheduler import Asker, Row, Scheduler, Task, Work
 from glassloop.engine.tree import KVTree
+from glassloop.errors import GlassloopError
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch
 from glassloop.ops.chosen import Chosen
@@ -41,6 +46,7 @@ class Counters:
     steps: int = 0
     rows: int = 0
     finished: int = 0  # requests
+    readings: int = 0
     forward_seconds: float = 0.0
     step_seconds: float = 0.0
 
@@ -63,25 +69,31 @@ class Loop:
         self._pieces = pieces
         self._row_ops = row_ops(transformer.ops.name)
         self._arrivals = count()
-        self._tasks: dict[Request, list[Task]] = {}
+        self._tasks: dict[Asker, list[Task]] = {}
         self._pace = Pace()
         self._memory = Memory()
         self._draft = draft
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request | Reading) -> None:
+        """Queue it. What is wrong with it is its own error, and told as such."""
         order = (-request.priority, next(self._arrivals))
-        try:
-            task = self._task(request, order)
-        except Exception as error:
-            for run in request.runs:
-                _fail(request, run, error)
-            return
+        if isinstance(request, Reading):
+            task: Task = request
+            request.order = request.order if request.is_next_piece else order
+        else:
+            try:
+                task = self._task(request, order)
+            except Exception as error:
+                for run in request.runs:
+                    _fail(request, run, error)
+                return
         self._tasks[request] = [task]
         self.scheduler.add(task)
+        self._do(task, self._check, task)
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: Asker) -> None:
         """End it where it is. All that it held is free with this call."""
         self._finish(request, Ending("cancelled", "by the caller"))
 
@@ -104,7 +116,7 @@ class Loop:
         began = perf_counter()
         for request in [each for each in self._tasks if each.is_late or each.abandoned]:
             if request.is_late:
-                self._finish(request, Ending("timeout", f"after {request.sampling.timeout:g} s"))
+                self._finish(request, Ending("timeout", f"after {request.timeout:g} s"))
             else:
                 self.cancel(request)
         self._pace.rows = max(1, len(self.scheduler.running))
@@ -112,26 +124,54 @@ class Loop:
         if not works:
             self._make_way()
             return
-        batch = Batch.of(
-            [(work.path.table, work.first, work.ids) for work in works], [work.wanted for work in works]
-        )
         ready = perf_counter()
         for work in works:
             if work.task.request.started is None:
-                _note_start(work, ready)
+                work.task.request.begin(ready, work.first)
+        read = [work for work in works if work.program is not None]
+        if read:
+            works = [work for work in works if work.program is None]
+            self._read(read)
+        if works:
+            self._compute(works)
+        self.counters.steps += 1
+        self.counters.step_seconds += perf_counter() - began
+
+    def _compute(self, works: list[Work]) -> None:
+        """The forward pass, and what the tasks do with their logits."""
+        batch = _batch(works)
+        began = perf_counter()
         logits = self.transformer.forward(batch, self.tree.pages)
-        computed = perf_counter()
+        seconds = perf_counter() - began
         for work in works:
             self.tree.computed(work.path)
         if len(logits):
             self._hand_out(works, logits)
         if len(logits) == len(batch.tokens):  # no prompts: what a step of so many rows costs
-            self._pace.saw(len(logits), computed - ready)
-        counters = self.counters
-        counters.steps += 1
-        counters.rows += len(batch.tokens)
-        counters.forward_seconds += computed - ready
-        counters.step_seconds += perf_counter() - began
+            self._pace.saw(len(logits), seconds)
+        self.counters.rows += len(batch.tokens)
+        self.counters.forward_seconds += seconds
+
+    def _read(self, works: list[Work]) -> None:
+        """Another program than the forward pass, for readings; what goes wrong in it is theirs alone."""
+        program, batch = works[0].program, _batch(works)
+        assert program is not None
+        began = perf_counter()
+        try:
+            found = program.compute(batch, self.tree.pages)
+        except Exception as error:
+            for work in works:
+                self._do(work.task, work.task.fail, error)
+            return
+        self.counters.rows += len(batch.tokens)
+        self.counters.forward_seconds += perf_counter() - began
+        at = 0
+        for work in works:
+            assert isinstance(work.task, Reading)
+            self.tree.computed(work.path)
+            own = np.array(found[at : at + work.wanted]) if program.together else found
+            self._do(work.task, partial(work.task.give, own), work.wanted)
+            at += work.wanted
 
     def _hand_out(self, works: list[Work], logits: Float32) -> None:
         """Each task gets its rows and moves on by them."""
@@ -176,7 +216,7 @@ class Loop:
             task = self.scheduler.waiting[0]
             self._do(task, task.finish, Ending("length", "kv memory"))
 
-    def _finish(self, request: Request, ending: Ending) -> None:
+    def _finish(self, request: Asker, ending: Ending) -> None:
         for task in list(self._tasks.get(request, ())):
             self._do(task, task.finish, ending)
 
@@ -199,7 +239,22 @@ class Loop:
             self._memory.add(task.branch.tokens)
         if not self._tasks[task.request]:
             del self._tasks[task.request]
-            self.counters.finished += 1
+            if isinstance(task, Reading):
+                self.counters.readings += 1
+            else:
+                self.counters.finished += 1
+
+    def _check(self, task: Task) -> None:
+        """Whether all tokens of a new task are the model's. Those who made it have checked them; but what a
+        batch cannot compute would be an error of all tasks in it."""
+        size, context = self.transformer.config.vocab_size, self.transformer.config.context
+        for branch in task.branches:
+            tokens = branch.tokens
+            if not tokens or len(tokens) > context:
+                raise GlassloopError(f"there are {len(tokens)} tokens; 1 to {context} are expected")
+            if min(tokens) < 0 or max(tokens) >= size:
+                wrong = next(token for token in tokens if not 0 <= token < size)
+                raise GlassloopError(f"there is a token id {wrong}; ids from 0 to {size - 1} are expected")
 
     # ── tasks ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -250,12 +305,10 @@ def _choose_together(works: list[Work], logits: Float32) -> list[Chosen | Except
     return chosen
 
 
-def _note_start(work: Work, now: float) -> None:
-    request = work.task.request
-    request.started = now
-    for run in request.runs:
-        run.timings.queue = now - request.arrived
-        run.cached_tokens = work.first
+def _batch(works: list[Work]) -> Batch:
+    return Batch.of(
+        [(work.path.table, work.first, work.ids) for work in works], [work.wanted for work in works]
+    )
 
 
 def _fail(request: Request, run: Run, error: Exception) -> None:

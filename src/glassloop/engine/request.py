@@ -54,6 +54,17 @@ class Request:
         return timeout is not None and self.seconds >= timeout
 
     @property
+    def timeout(self) -> float | None:
+        return self.sampling.timeout
+
+    def begin(self, now: float, cached: int) -> None:
+        """The first of its tokens is about to be computed; so many of them were in the tree."""
+        self.started = now
+        for run in self.runs:
+            run.timings.queue = now - self.arrived
+            run.cached_tokens = cached
+
+    @property
     def seconds(self) -> float:
         """Since it came."""
         return perf_counter() - self.arrived

@@ -19,6 +19,8 @@ from glassloop.trace.token import Pieces, Refusal, Source, Token
 
 
 class Sample:
+    program = None  # its rows are those of the forward pass
+
     def __init__(
         self,
         request: Request,

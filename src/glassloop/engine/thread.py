@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from glassloop.engine.loop import Loop
+from glassloop.engine.reading import Reading
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
 
@@ -33,8 +34,8 @@ class EngineThread:
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def submit(self, request: Request, may_refuse: bool = True) -> None:
-        """Let a request in. Its listener hears of the rest."""
+    def submit(self, request: Request | Reading, may_refuse: bool = True) -> None:
+        """Let a request in. Its listener, or who waits for the reading, hears of the rest."""
         with self._door:
             self._check_open()
             waiting = len(self.loop.scheduler.waiting) + self._open
@@ -87,7 +88,7 @@ class EngineThread:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _admit(self, request: Request) -> None:
+    def _admit(self, request: Request | Reading) -> None:
         self._open -= 1
         self.loop.add(request)
 

@@ -31,31 +31,36 @@ class Lens:
         said = self._layers(batch, pages)
         return np.stack([np.asarray(logits[0]) for logits in said])
 
-    def attention(self, batch: Batch, pages: Sequence[Pages]) -> Float32:
-        """How much each head of the one wanted row, the batch's last, looks at each token of its branch.
-        [layers, heads, length]
+    def attention(self, batch: Batch, pages: Sequence[Pages], layers: Sequence[int] | None = None) -> Float32:
+        """How much each head of the one wanted row, the batch's last, looks at each token of its branch, in
+        these layers or in all. [layers, heads, length]
 
         The queries are the op set's own, and the keys are read from its pages, with the bits that it saw;
         the weights are computed from them here, in NumPy, whichever the op set.
         """
         model, config, span = self._model, self._model.config, batch.spans[0]
         queries = self._queries(batch, pages)
-        weights = np.zeros((len(config.layers), config.heads, span.length), np.float32)
-        for index, layer in enumerate(config.layers):
-            place = model.places[index]
+        shown = range(len(config.layers)) if layers is None else layers
+        weights = np.zeros((len(shown), config.heads, span.length), np.float32)
+        for at, index in enumerate(shown):
+            layer, place = config.layers[index], model.places[index]
             q = np.asarray(queries[index]).reshape(1, config.heads, config.head_dim)
             # Behind its window a layer's pages may have been given away.
             first = 0 if layer.window is None else max(0, span.length - layer.window)
             keys = pages[place[0]].read_keys(place, span)[first:]
             seen = np.ones((1, len(keys)), bool)
             found = attention_weights(q, keys, seen, config.attention_scale, config.attention_softcap)
-            weights[index, :, first:] = found.reshape(config.heads, -1)
+            weights[at, :, first:] = found.reshape(config.heads, -1)
         return weights
 
-    def embeddings(self, first: int, stop: int) -> Float32:
-        """The vectors of these tokens, as the op set keeps them. [tokens, dim]"""
-        ids = range(first, stop)
-        batch = Batch.of([(self._no_pages, 0, ids)], [len(ids)])
+    def embeddings(self, ids: Sequence[int]) -> Float32:
+        """The vectors of these tokens, as the op set keeps them. [tokens, dim]
+
+        It may be called from any thread.
+        """
+        # Nothing is written to a page, but a batch has room for the keys of all of its tokens.
+        no_pages = np.zeros((len(self._one_page), pages_for(len(ids))), np.int32)
+        batch = Batch.of([(no_pages, 0, ids)], [len(ids)])
         return np.array(self._embeddings(batch, self._one_page))
 
     @cached_property
@@ -91,11 +96,6 @@ class Lens:
     @cached_property
     def _one_page(self) -> list[Pages]:
         return self._model.pages(1)
-
-    @cached_property
-    def _no_pages(self) -> Any:
-        """Embeddings have no keys: nothing is written to any page."""
-        return np.zeros((len(self._one_page), pages_for(self._model.config.context)), np.int32)
 
 
 class Watching:

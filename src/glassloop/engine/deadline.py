@@ -1,0 +1,53 @@
+"""A deadline: how long a computation may take, and whether its caller still wants it.
+
+The caller's thread, the thread that serves its client and the engine's thread share one; all of it may be
+called from any of them.
+"""
+
+from __future__ import annotations
+
+from threading import Event
+from time import monotonic
+
+from glassloop.errors import GlassloopError
+
+
+class TimedOut(GlassloopError):
+    """A computation took longer than it was allowed to."""
+
+
+class Cancelled(GlassloopError):
+    """A computation whose caller no longer wants it."""
+
+
+class Deadline:
+    """`seconds` from now, or no limit; `what` names the computation in the error message."""
+
+    def __init__(self, seconds: float | None = None, what: str = "the computation") -> None:
+        self.seconds = seconds
+        self.what = what
+        self._until = None if seconds is None else monotonic() + seconds
+        self._cancelled = Event()
+
+    def cancel(self) -> None:
+        """Nobody waits for the result any more."""
+        self._cancelled.set()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    @property
+    def expired(self) -> bool:
+        return self._until is not None and monotonic() >= self._until
+
+    def error(self) -> GlassloopError:
+        """The error for a computation that this deadline ends."""
+        if self.cancelled or self.seconds is None:
+            return Cancelled(f"{self.what} was cancelled")
+        return TimedOut(f"{self.what} took longer than {self.seconds:g} s")
+
+    def check(self) -> None:
+        """Raises `TimedOut` or `Cancelled` where there is reason to."""
+        if self.cancelled or self.expired:
+            raise self.error()
