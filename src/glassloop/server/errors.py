@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from glassloop.decode.sampling import Sampling
+from glassloop.engine.deadline import TimedOut
 from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError
 
@@ -76,6 +77,8 @@ def as_api_error(error: BaseException) -> APIError:
         return error
     if isinstance(error, Busy):
         return APIError(429, str(error), code="queue_full", headers={"Retry-After": "2"})
+    if isinstance(error, TimedOut):
+        return APIError(408, str(error), code="timeout")
     if isinstance(error, GlassloopError):
         code = "context_length_exceeded" if _TOO_LONG.match(str(error)) else None
         return APIError(400, str(error), param=_field_of(str(error)), code=code)

@@ -18,6 +18,7 @@ from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import logits_after
+from glassloop.engine.replay import check_run
 from glassloop.errors import SamplingError
 from glassloop.ops.quant import Float32
 from glassloop.ops.vocabulary import row_ops
@@ -70,6 +71,7 @@ class Explainer:
     ) -> dict[str, Any]:
         """Takes a while; not for the event loop's thread."""
         run, llm = live.run, self._service.llm
+        check_run(llm, run)
         count = len(run.tokens)
         if not 0 <= index <= count:
             raise APIError(

@@ -135,9 +135,9 @@ def router(service: Service) -> APIRouter:
         return summaries(await _fork(service, request, live, body, text=body.text), 201)
 
     @routes.post("/runs/{id}/step", response_model=shapes.Summary)
-    async def step(id: Id, body: StepBody) -> Response:
+    async def step(id: Id, request: Request, body: StepBody) -> Response:
         live = service.shelf.get(id)
-        service.go_on(live, body.tokens)
+        await service.go_on(request, body, live, body.tokens)
         return JSON(shapes.summary(service, live))
 
     @routes.post("/runs/{id}/stop", response_model=shapes.Summary)

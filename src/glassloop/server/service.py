@@ -20,7 +20,7 @@ from glassloop.server.errors import APIError, as_api_error
 from glassloop.server.live import Event, Hub, Live, Tree
 from glassloop.server.logs import Log
 from glassloop.server.metrics import Metrics
-from glassloop.server.options import Body
+from glassloop.server.options import Body, make_sampling
 from glassloop.server.settings import Settings
 from glassloop.server.shelf import Shelf, Store
 from glassloop.server.wire import unless_gone
@@ -83,7 +83,7 @@ class Service:
     async def reading(self, request: HTTPRequest, function: Callable[[Deadline], T]) -> T:
         """Returns what a function reads from the model on a thread, within the server's timeout. It ends
         early when the client leaves and when the server shuts down."""
-        deadline = Deadline(self.settings.timeout)
+        deadline = Deadline(self.settings.timeout, "the request")
         self._readings.add(deadline)
         try:
             return await unless_gone(request, self.pools.reading.run(function, deadline))
@@ -169,8 +169,28 @@ class Service:
             raise as_api_error(error) from error
         return lives
 
-    def go_on(self, live: Live, tokens: int | None) -> None:
-        """Continue a run that was stopped, with the luck that it has: as if it had never been."""
+    async def go_on(self, http: HTTPRequest, body: Body, live: Live, tokens: int | None) -> None:
+        """Continue a run that was stopped, with its own options and luck, as if it had never stopped."""
+        run = live.run
+        self._check_paused(live)
+        request = await self.prepared(http, body, self._rest, run)
+        self._check_paused(live)  # nothing else has continued it meanwhile
+        before = run.finish_reason, run.stop_reason, run.tail
+        run.finish_reason, run.stop_reason, run.tail = None, None, ""
+        live.limit = None if tokens is None else len(run.tokens) + tokens
+        live.told = len(run.tokens)
+        try:
+            self._submit(request, [live])
+        except Exception as error:
+            run.finish_reason, run.stop_reason, run.tail = before
+            raise as_api_error(error) from error
+
+    def _rest(self, run: Run) -> Request:
+        # A run that was read from a file may have options beyond the server's limits.
+        self.check_sampling(make_sampling(replace(run.sampling, n=1).to_dict(), self.settings.timeout))
+        return self.llm.prepare_rest(run, timeout=self.settings.timeout)
+
+    def _check_paused(self, live: Live) -> None:
         run = live.run
         if live.status != "paused":
             raise APIError(
@@ -180,16 +200,6 @@ class Service:
                 + "; only one that was stopped or paused goes on. Fork it at its end instead",
                 code="not_paused",
             )
-        before = run.finish_reason, run.stop_reason, run.tail
-        run.finish_reason, run.stop_reason, run.tail = None, None, ""
-        live.limit = None if tokens is None else len(run.tokens) + tokens
-        live.told = len(run.tokens)
-        request = Request(run.prompt_ids, replace(run.sampling, n=1), [run], drafts=live.limit is None)
-        try:
-            self._submit(request, [live])
-        except Exception as error:
-            run.finish_reason, run.stop_reason, run.tail = before
-            raise as_api_error(error) from error
 
     def _submit(self, request: Request, lives: list[Live]) -> None:
         if self._hub is None:
