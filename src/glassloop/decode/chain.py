@@ -12,6 +12,7 @@ import numpy as np
 
 from glassloop.decode import stages as _built_in  # noqa: F401  (registers them)
 from glassloop.decode.candidates import Candidates, NoneLeft
+from glassloop.decode.option import hint, shown
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import REGISTER, Ruling, Stage, Step
 from glassloop.errors import ModelError, SamplingError
@@ -53,11 +54,9 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
     order = sampling.stages or DEFAULT_ORDER
     for name in order:
         if name not in REGISTER:
-            from difflib import get_close_matches
-
-            close = get_close_matches(name, REGISTER, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"the stages are {', '.join(REGISTER)}"
-            raise SamplingError(f"stages has {name!r}, which is no stage; {hint}")
+            raise SamplingError(
+                f"stages has {shown(name)}, which is no stage; {hint(name, REGISTER, 'stages')}"
+            )
         if order.count(name) > 1:
             raise SamplingError(f"stages has {name!r} {order.count(name)} times; once is expected")
     for name in DEFAULT_ORDER:

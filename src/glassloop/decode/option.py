@@ -7,7 +7,7 @@ what was wrong, and a line of help for the command line.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import field
 from math import isfinite
 from numbers import Integral, Real
@@ -16,6 +16,9 @@ from typing import Any, TypeGuard
 from glassloop.errors import SamplingError
 
 Check = Callable[[str, Any], Any]  # (name, value) → the value in its normal form
+
+MOST = (1 << 31) - 1  # of a whole number without a bound of its own: fits every integer that C and NumPy use
+DEEPEST = 200  # levels of a JSON schema
 
 
 def number(
@@ -48,14 +51,14 @@ def number(
     return _option(default, check, help, "number")
 
 
-def whole(default: int | None, low: int, high: int | None = None, *, help: str) -> Any:
-    bounds = f"from {low} up" if high is None else f"from {low} to {_shown(high)}"
-    allowed = f"a whole number {bounds}" + (" or None" if default is None else "")
+def whole(default: int | None, low: int, high: int = MOST, *, help: str) -> Any:
+    """Returns an option that takes a whole number from `low` to `high`."""
+    allowed = f"a whole number from {low} to {_power(high)}" + (" or None" if default is None else "")
 
     def check(name: str, value: Any) -> int | None:
         if value is None and default is None:
             return None
-        if not _is_whole(value) or value < low or (high is not None and value > high):
+        if not _is_whole(value) or not low <= value <= high:
             raise wrong(name, value, allowed)
         return int(value)
 
@@ -104,9 +107,10 @@ def biases(*, help: str) -> Any:
             raise wrong(name, value, "a mapping from token ids to numbers")
         made = {}
         for key, bias in value.items():
-            token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+            written = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _DIGITS
+            token = int(key) if written else key
             if not _is_number(bias) or not -1000 <= bias <= 1000:
-                raise wrong(f"{name}[{key}]", bias, "a number from -1000 to 1000")
+                raise wrong(f"{name}[{shown(key)}]", bias, "a number from -1000 to 1000")
             made[check_id(f"a key of {name}", token)] = float(bias)
         return made
 
@@ -122,17 +126,35 @@ def anything(help: str) -> Any:
         if isinstance(value, str):
             try:
                 value = json.loads(value)
-            except ValueError as error:
-                raise wrong(name, _cut(value), f"JSON ({error})") from None
+            except (ValueError, RecursionError) as error:
+                raise wrong(name, value, f"JSON ({error})") from None
         if value is not True and not isinstance(value, Mapping):
             raise wrong(name, value, "a JSON schema (an object), or True for any JSON,")
+        _check_depth(name, value)
         try:
-            json.dumps(value)
+            json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise wrong(name, _cut(repr(value)), f"something that JSON can hold ({error})") from None
+            raise wrong(name, value, f"something that JSON can hold ({error})") from None
         return value
 
     return _option(None, check, help, "schema", hash=False)
+
+
+def _check_depth(name: str, value: Any) -> None:
+    """Refuses what is nested too deeply for the recursive functions that read it later."""
+    level: list[Any] = [value]
+    for _ in range(DEEPEST):
+        level = [child for each in level for child in children(each)]
+        if not level:
+            return
+    raise SamplingError(f"{name} is more than {DEEPEST} levels deep; fewer are expected")
+
+
+def children(value: Any) -> Iterable[Any]:
+    """Returns the items of a JSON value that is an object or a list, nothing of any other."""
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 def check_text(name: str, value: Any) -> str:
@@ -141,7 +163,7 @@ def check_text(name: str, value: Any) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise wrong(name, ascii(value), "a text without lone surrogates") from None
+        raise wrong(name, value, "a text without lone surrogates") from None
     return value
 
 
@@ -159,17 +181,48 @@ def check_text_or_ids(name: str, value: Any) -> str | tuple[int, ...]:
 
 
 def wrong(name: str, value: object, expected: str) -> SamplingError:
-    return SamplingError(f"{name} is {_cut(repr(value))}; {expected} is expected")
+    return SamplingError(f"{name} is {shown(value)}; {expected} is expected")
+
+
+def shown(value: object) -> str:
+    """Returns a short text for any value. Never raises, and costs nothing for large values."""
+    if isinstance(value, (str, bytes)):
+        return _cut(repr(value[:_SHOWN]) + ("…" if len(value) > _SHOWN else ""))
+    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to print very long ones
+        return f"a whole number of {value.bit_length()} bits"
+    if isinstance(value, Sized) and len(value) > _FEW:
+        return f"{type(value).__name__} of {len(value)} entries"
+    try:
+        return _cut(repr(value))
+    except Exception:  # a huge number inside, too many levels, or an object with a faulty repr
+        return type(value).__name__
+
+
+def hint(name: str, known: Iterable[str], what: str) -> str:
+    """Returns the known name that is nearest to an unknown one, as a question, or else all known names."""
+    from difflib import get_close_matches
+
+    known = list(known)
+    close = get_close_matches(name, known, n=1) if len(name) <= _SHOWN else []
+    return f"did you mean {close[0]}?" if close else f"the {what} are {', '.join(known)}"
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+_SHOWN = 80  # characters of a value in an error message
+_FEW = 16  # entries of a value that is written out in an error message
+_DIGITS = 10  # of the largest token id
 _NO_BIAS: Mapping[int, float] = {}
 
 
@@ -180,9 +233,9 @@ def _option(default: Any, check: Check, help: str, kind: str, hash: bool | None 
     return field(default=default, metadata=metadata, hash=hash)
 
 
-def _shown(value: int) -> str:
+def _power(value: int) -> str:
     return f"2^{value.bit_length()} - 1" if value > 1 << 40 else str(value)
 
 
-def _cut(shown: str) -> str:
-    return shown if len(shown) <= 80 else shown[:77] + "…"
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "…"

@@ -17,8 +17,10 @@ from glassloop.decode.option import (
     check_text,
     check_text_or_ids,
     flag,
+    hint,
     items,
     number,
+    shown,
     text,
     whole,
 )
@@ -49,7 +51,7 @@ class Sampling:
     no_repeat_ngram_size: int = whole(0, 0, help="No n tokens in a row come twice; 0 is off.")
     dry_multiplier: float = number(0.0, 0, 100, help="Penalty for continuing a repeated passage; 0 is off.")
     dry_base: float = number(1.75, 1, 100, help="How the DRY penalty grows with the length repeated.")
-    dry_allowed_length: int = whole(2, 1, help="Repeats shorter than this cost nothing with DRY.")
+    dry_allowed_length: int = whole(2, 1, 256, help="Repeats shorter than this cost nothing with DRY.")
     # Which tokens
     logit_bias: Mapping[int, float] = biases(help="Added to the logit of a token id: ID=VALUE.")
     allowed_token_ids: tuple[int, ...] | None = items(None, check_id, help="No token but these.")
@@ -72,7 +74,7 @@ class Sampling:
     )
     # Beams
     beam_width: int = whole(1, 1, 1024, help="How many beams; 1 is no beam search.")
-    length_penalty: float = number(1.0, -100, 100, help="Exponent of the length by which a beam is divided.")
+    length_penalty: float = number(1.0, -10, 10, help="Exponent of the length by which a beam is divided.")
     early_stopping: bool = flag(False, help="End the search with the first full set of finished beams.")
     # What the text must be: at most one of these
     json_schema: Mapping[str, Any] | bool | None = anything("JSON that fits this schema.")
@@ -94,14 +96,17 @@ class Sampling:
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> Sampling:
         """From JSON or keyword arguments. An unknown name is an error, never ignored."""
+        if not isinstance(options, Mapping):
+            raise SamplingError(
+                f"the options are {shown(options)}; a mapping from names to values is expected"
+            )
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
-                from difflib import get_close_matches
-
-                close = get_close_matches(str(name), known, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"the options are {', '.join(known)}"
-                raise SamplingError(f"{name} is not a sampling option; {hint}")
+                told = (
+                    name if isinstance(name, str) and name.isidentifier() and len(name) <= 80 else shown(name)
+                )
+                raise SamplingError(f"{told} is not a sampling option; {hint(str(told), known, 'options')}")
         return cls(**options)
 
     def to_dict(self) -> dict[str, Any]:
