@@ -4,14 +4,15 @@ declarations, and what the server itself allows of them.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from glassloop.decode.limits import check_size
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.llm import Prompt
-from glassloop.errors import SamplingError, TextError
+from glassloop.errors import TextError
 from glassloop.server.fields import many, text_or
 
 _MOST_ITEMS = 65_536  # of any list of options; what Sampling and the server's limits allow is less
@@ -26,10 +27,6 @@ _TYPES: dict[str, Any] = {
     "schema": dict[str, Any] | bool | str,
 }
 _OWN_TYPES: dict[str, Any] = {"bad_words": text_or(many(text_or(many(int, _MOST_ITEMS)), _MOST_ITEMS))}
-# How many of something one request may bring: enough for people, too few to keep the server busy with.
-_MOST = {"stop": 64, "bad_words": 1024, "choice": 1024, "logit_bias": 1024, "stop_token_ids": 1024}
-_LONGEST_TEXT = 4096  # of a stop string, a bad word or a choice
-_LONGEST_GRAMMAR = 100_000
 
 
 class Body(BaseModel):
@@ -62,26 +59,12 @@ def options_of(body: Body) -> dict[str, Any]:
 
 
 def make_sampling(options: dict[str, Any], timeout: float) -> Sampling:
-    """Checked, and within what the server allows; `timeout` is the longest that a request may take."""
-    for name, most in _MOST.items():
-        value = options.get(name)
-        count = 1 if isinstance(value, str) else len(value or ())
-        if count > most:
-            raise SamplingError(f"{name} has {count} entries; at most {most} are expected")
-        for place, item in enumerate(value if isinstance(value, list) else ()):
-            if isinstance(item, str) and len(item) > _LONGEST_TEXT:
-                raise SamplingError(
-                    f"{name}[{place}] has {len(item)} characters; at most {_LONGEST_TEXT} are expected"
-                )
-    for name in ("regex", "grammar"):
-        value = options.get(name)
-        if isinstance(value, str) and len(value) > _LONGEST_GRAMMAR:
-            raise SamplingError(
-                f"{name} has {len(value)} characters; at most {_LONGEST_GRAMMAR} are expected"
-            )
+    """Returns the options, checked and within what the server allows. `timeout` is the longest that a request
+    may take."""
+    check_size(options)
     sampling = Sampling.from_dict(options)
     shorter = timeout if sampling.timeout is None else min(timeout, sampling.timeout)
-    return Sampling.from_dict({**options, "timeout": shorter})
+    return replace(sampling, timeout=shorter)
 
 
 def prompts_of(value: str | list[str] | list[int] | list[list[int]], name: str) -> list[Prompt]:
