@@ -69,8 +69,14 @@ def from_bytes(
         link(runs, samples)
     except (GlassloopError, struct.error) as error:
         # Its checksum is right, so it was written like this: by somebody else's program.
-        raise TraceError(f"{name} is no valid trace: {error}") from error
+        raise TraceError(f"{name} is no valid trace: {_one_line(str(error))}") from error
     return runs
+
+
+def _one_line(text: str) -> str:
+    """An error that may quote the file: printable, and not longer than people read."""
+    shown = text if len(text) <= 900 else text[:899] + "…"
+    return shown if shown.isprintable() else ascii(shown)[1:-1]
 
 
 def write(path: str | os.PathLike[str], runs: Sequence[Run]) -> None:
