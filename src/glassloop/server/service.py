@@ -13,22 +13,23 @@ from glassloop.engine.llm import LLM, Prompt
 from glassloop.engine.request import Request
 from glassloop.errors import TextError
 from glassloop.server.errors import APIError, as_api_error
+from glassloop.server.keeping import Keeper
 from glassloop.server.live import Event, Hub, Live, Tree
 from glassloop.server.logs import Log
 from glassloop.server.metrics import Metrics
 from glassloop.server.settings import Settings
-from glassloop.server.shelf import Shelf, Store
+from glassloop.server.shelf import Shelf
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
 
 class Service:
-    def __init__(self, llm: LLM, settings: Settings, log: Log, store: Store | None = None) -> None:
+    def __init__(self, llm: LLM, settings: Settings, log: Log, store: Keeper | None = None) -> None:
         self.llm = llm
         self.settings = settings
         self.log = log
         self.shelf = Shelf(settings.keep, store)
-        self.metrics = Metrics(llm)
+        self.metrics = Metrics(llm, store)
         self.draining = False
         self._hub: Hub | None = None
         self._longest: int | None = None

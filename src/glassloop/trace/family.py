@@ -57,18 +57,25 @@ class Family:
 
 def link(runs: Sequence[Run], samples: Sequence[Sequence[str]]) -> None:
     """Has runs find their samples (given by id), parents and forks among each other. Two runs with one id, or
-    runs that descend from themselves, are no family."""
+    runs that descend from themselves, are no family: an error, and nothing is linked."""
     by_id = {run.id: run for run in runs}
     if len(by_id) != len(runs):
         raise TraceError("two runs have the same id")
+    below: dict[str | None, list[str]] = {}
+    for run in runs:
+        below.setdefault(run.parent if run.parent in by_id else None, []).append(run.id)
+    # Whatever cannot be reached from a run without a parent is below itself.
+    waiting, reached = list(below.get(None, ())), 0
+    while waiting:
+        waiting += below.get(waiting.pop(), ())
+        reached += 1
+    if reached != len(runs):
+        raise TraceError("parent leads from a run back to itself")
     for run, ids in zip(runs, samples, strict=True):
         run.samples = [by_id[each] for each in ids if each in by_id]
         run.above = by_id.get(run.parent or "")
         if run.above is not None:
             run.above.children.append(run)
-    # Whatever cannot be reached from a run without a parent is below itself.
-    if sum(1 for _ in _with_below([run for run in runs if run.above is None])) != len(runs):
-        raise TraceError("parent leads from a run back to itself")
 
 
 def _with_below(roots: Sequence[Run]) -> Iterator[Run]:
