@@ -27,3 +27,13 @@ class SamplingError(GlassloopError):
 
 class TraceError(GlassloopError):
     """A recorded run that cannot be read, found, kept or held against a model."""
+
+
+class StoreError(TraceError):
+    """A store of runs that cannot be used now. `reason` says why, without the path that the message names."""
+
+    def __init__(self, message: str, reason: str, *, busy: bool = False, full: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.busy = busy  # another process holds its lock
+        self.full = full  # there is no room on the disk

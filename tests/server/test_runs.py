@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
+from random import Random
 
 import httpx2 as httpx
 import pytest
+from glass_mutations import mutated_glass, sections, with_headers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from glassloop import Sampling
 from glassloop.trace.file import from_bytes, to_bytes
@@ -281,22 +286,84 @@ def test_a_run_can_be_forgotten_and_is_then_gone(server):
     assert server.get(f"/api/trees/{run['tree']}/events").status_code == 404
 
 
+def import_(server, data: bytes, kind: str | None = "application/octet-stream") -> httpx.Response:
+    headers = {} if kind is None else {"content-type": kind}
+    return httpx.post(server.url + "/api/runs/import", content=data, headers=headers, timeout=60)
+
+
 def test_a_run_leaves_as_a_file_and_comes_back_the_same(server):
     run = finished(server, start(server, sampling={"max_tokens": 4, "seed": 3})[0]["id"])
     path = f"/api/runs/{run['id']}"
     before = server.get(path + "/explain/2").json()
     file = server.get(path + "/export")
     assert file.status_code == 200 and file.content[1:6] == b"GLASS"
-    assert httpx.post(server.url + "/api/runs/import", content=file.content).status_code == 409
+    here = import_(server, file.content)  # it is here already, and stays the one it is
+    assert here.status_code == 200 and here.json()["runs"][0]["id"] == run["id"]
     assert httpx.delete(server.url + path).status_code == 204
-    back = httpx.post(server.url + "/api/runs/import", content=file.content)
-    assert back.status_code == 201 and back.json()["runs"][0]["id"] == run["id"]
-    again = server.get(path).json()
-    assert again["tokens"] == run["tokens"] and server.get(path + "/explain/2").json() == before
+    back = import_(server, file.content)
+    new = back.json()["runs"][0]["id"]
+    assert back.status_code == 201 and back.json()["imported_from"] == run["id"] != new
+    again = server.get(f"/api/runs/{new}").json()
+    assert again["tokens"] == run["tokens"] and server.get(f"/api/runs/{new}/explain/2").json() == before
+    assert server.get(path).status_code == 404
+    twice = import_(server, file.content)
+    assert twice.status_code == 200 and twice.json()["runs"][0]["id"] == new
     damaged = bytearray(file.content)
     damaged[len(damaged) // 2] ^= 1
-    refused = httpx.post(server.url + "/api/runs/import", content=bytes(damaged))
+    refused = import_(server, bytes(damaged))
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "bad_file"
+
+
+def test_a_file_is_only_taken_as_what_no_form_can_send(server):
+    for kind in (None, "text/plain", "multipart/form-data; boundary=x", "application/json", "x"):
+        answer = import_(server, b"x", kind)
+        assert answer.status_code == 415 and answer.json()["error"]["code"] == "unsupported_media_type"
+    for kind in (
+        "application/octet-stream",
+        "Application/Octet-Stream; x=y",
+        "application/vnd.glassloop.run",
+    ):
+        assert import_(server, b"x", kind).status_code == 400
+
+
+def test_a_run_that_does_not_fit_this_model_is_refused_and_one_of_another_is_shown(server):
+    run = finished(server, start(server, sampling={"max_tokens": 4, "seed": 3})[0]["id"])
+    file = server.get(f"/api/runs/{run['id']}/export").content
+    header = json.loads(sections(file)[0][0])
+    before = {each["id"] for each in server.get("/api/runs?limit=1000").json()["runs"]}
+    for ids in ([49159], [2**31 - 1], [5] * 9000):
+        refused = import_(server, with_headers(file, {**header, "prompt_ids": ids}))
+        assert refused.status_code == 400 and refused.json()["error"]["code"] == "bad_file"
+    for hash in ("", "0" * 64):
+        other = {**header, "model_hash": hash, "prompt_ids": [2**31 - 1, 5], "prompt": None, "model": "/x"}
+        taken = import_(server, with_headers(file, other))
+        assert taken.status_code == 201 and "<2147483647>" in taken.json()["runs"][0]["prompt"]
+        path = f"/api/runs/{taken.json()['runs'][0]['id']}"
+        assert [each["id"] for each in server.get(path).json()["prompt_tokens"]] == [2**31 - 1, 5]
+        assert server.get(path + "/export").status_code == 200
+        before.add(taken.json()["runs"][0]["id"])
+    assert {each["id"] for each in server.get("/api/runs?limit=1000").json()["runs"]} == before
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**64))
+def test_no_file_breaks_the_list(server, seed):
+    run = imported_seed(server)
+    answer = import_(server, mutated_glass(run, Random(seed)))
+    assert answer.status_code in (200, 201, 400), answer.text
+    if answer.status_code == 201:
+        id = answer.json()["runs"][0]["id"]
+        assert server.get(f"/api/runs/{id}").status_code == 200
+        assert server.get(f"/api/runs/{id}/export").status_code == 200
+        listed = server.get("/api/runs?limit=1000")
+        assert listed.status_code == 200 and id in {each["id"] for each in listed.json()["runs"]}
+        assert httpx.delete(f"{server.url}/api/runs/{id}").status_code == 204
+
+
+@cache
+def imported_seed(server) -> bytes:
+    run = finished(server, start(server, sampling={"max_tokens": 4, "seed": 3, "beam_width": 2})[0]["id"])
+    return server.get(f"/api/runs/{run['id']}/export").content
 
 
 def test_a_token_says_what_a_drafter_had_guessed_instead(server):
@@ -305,7 +372,9 @@ def test_a_token_says_what_a_drafter_had_guessed_instead(server):
     (record,) = from_bytes(server.get(path + "/export").content)
     record.tokens[2].refused = Refusal(record.tokens[2].runner_up, " Lyon", "model", 3)
     assert httpx.delete(server.url + path).status_code == 204
-    assert httpx.post(server.url + "/api/runs/import", content=to_bytes([record])).status_code == 201
+    taken = import_(server, to_bytes([record]))
+    assert taken.status_code == 201
+    path = f"/api/runs/{taken.json()['runs'][0]['id']}"
     token = server.get(path).json()["tokens"][2]
     assert token["refused"] == {"id": token["runner_up"], "text": " Lyon", "by": "model", "dropped": 3}
     assert "The drafter had guessed" in server.get(path + "/explain/2").json()["sentence"]

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-from engine.random_runs import random_run
+from engine.random_runs import PROMPT, random_run, small_llm
+from glass_mutations import mutated_json, sections
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from glassloop import Sampling, TraceError
 from glassloop.trace.columns import pack
+from glassloop.trace.file import to_bytes
 from glassloop.trace.header import records_of, to_header
 from glassloop.trace.packing import pack_tokens
+from glassloop.trace.validate import read_header
 
 DOCS = Path(__file__).parents[2] / "docs"
 _TYPES = {
@@ -37,8 +45,14 @@ def check(value: Any, schema: dict[str, Any], root: dict[str, Any], place: str =
         return None
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     assert any(isinstance(value, _TYPES[kind]) for kind in kinds) and not isinstance(value, bool), place
-    assert value is None or "minimum" not in schema or value >= schema["minimum"], place
+    if isinstance(value, int | float):
+        assert schema.get("minimum", value) <= value <= schema.get("maximum", value), place
+    if isinstance(value, str):
+        assert re.search(schema.get("pattern", ""), value), place
+        assert len(value) <= schema.get("maxLength", len(value)), place
     if isinstance(value, dict):
+        names = schema.get("propertyNames", {})
+        assert all(re.search(names.get("pattern", ""), key) for key in value), place
         named = schema.get("properties", {})
         assert set(schema.get("required", ())) <= set(value), place
         for key, each in value.items():
@@ -47,6 +61,8 @@ def check(value: Any, schema: dict[str, Any], root: dict[str, Any], place: str =
             if key in named or isinstance(other, dict):
                 check(each, named.get(key, other), root, f"{place}.{key}")
     if isinstance(value, list):
+        assert schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)), place
+        assert not schema.get("uniqueItems") or len(set(value)) == len(value), place
         firsts = schema.get("prefixItems", [schema.get("items")] * len(value))
         for at, (each, item) in enumerate(zip(value, firsts, strict=True)):
             check(each, item, root, f"{place}[{at}]")
@@ -64,6 +80,26 @@ def test_what_is_written_is_what_the_schemas_say(seed):
     check(json.loads(json.dumps({**to_header(run), "columns": plan}, allow_nan=False)), schema, schema)
     schema = json.loads((DOCS / "run.schema.json").read_text())
     check(json.loads(json.dumps(run.to_dict(), allow_nan=False)), schema, schema)
+
+
+@pytest.fixture(scope="module")
+def headers() -> list[bytes]:
+    run = small_llm().generate(PROMPT, Sampling(seed=1, n=2, max_tokens=4)).fork(2, temperature=0.5, n=1)
+    beams = small_llm().generate(PROMPT, Sampling(beam_width=3, max_tokens=4))
+    return [sections(to_bytes([each]))[0][0] for each in (run, beams)]
+
+
+@settings(max_examples=800, deadline=None)
+@given(st.integers(0, 2**64), st.integers(0, 1))
+def test_what_the_validator_accepts_the_schema_accepts(headers, seed, which):
+    schema = json.loads((DOCS / "trace-header.schema.json").read_text())
+    try:
+        header = read_header(mutated_json(headers[which], Random(seed)))
+    except TraceError:
+        return
+    kinds = {kind for _, kind, _ in header["columns"]} - {"u1", "u2", "u4", "i4", "f4", "f8"}
+    if not kinds:  # the types of columns are checked with the columns
+        check(header, schema, schema)
 
 
 def test_every_column_is_described():

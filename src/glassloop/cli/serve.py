@@ -68,6 +68,12 @@ def serve(
         grace=grace,
         log_prompts=log_prompts,
     )
+    if store is not None and keep:
+        from glassloop.trace.store import Store
+
+        tested = Store(store)  # before the model is loaded, which may take long
+        tested.check()
+        tested.close()
     with working(f"Loading {model}"):
         from glassloop.engine.llm import LLM
         from glassloop.server.serve import serve as run

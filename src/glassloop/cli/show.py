@@ -32,7 +32,7 @@ _LIKELY = log(0.05)  # alternatives from 5 % on are worth their place
 def surprise_colour(token: Token) -> int | None:
     """None for what the model itself thought as likely as all else together."""
     bits = -token.raw_logprob / log(2)
-    return next(colour for limit, colour in _SURPRISE if bits < limit)
+    return next((colour for limit, colour in _SURPRISE if bits < limit), _SURPRISE[-1][1])
 
 
 class Painter:

@@ -1,31 +1,97 @@
-"""Runs as `.glass` files, over HTTP."""
+"""Runs as `.glass` files, over HTTP: how they leave, and what is asked of one that comes in."""
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+import os
+from copy import copy
+from hashlib import blake2b
 
+from starlette.responses import Response
+
+from glassloop.engine.replay import check_run
 from glassloop.errors import GlassloopError
+from glassloop.server import shapes
 from glassloop.server.errors import APIError
+from glassloop.server.live import Live, Tree
+from glassloop.server.service import Service
+from glassloop.server.wire import JSON
+from glassloop.trace.file import from_bytes, to_bytes
+from glassloop.trace.limits import Limits
 from glassloop.trace.run import Run
 
 MEDIA_TYPE = "application/vnd.glassloop.run"
+_TYPES = ("application/octet-stream", MEDIA_TYPE)
+_LIMITS = Limits(header=4 << 20, columns=24 << 20, total=28 << 20)
 
 
-def save(run: Run) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.glass"
-        run.save(path)
-        return path.read_bytes()
+class Imported(shapes.Runs):
+    imported_from: str  # the id that the run has in the file
 
 
-def load(data: bytes) -> Run:
-    """A run from a file that a stranger may have made: the format holds data, and nothing that runs."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.glass"
-        path.write_bytes(data)
+def save(service: Service, run: Run) -> bytes:
+    """Returns a file of one run. It names the model, and never its path on this machine."""
+    sent = copy(run)
+    if run.model == service.settings.model:  # in a store from before the server kept names alone
+        sent.model = service.name
+    return to_bytes([sent])
+
+
+def check_type(given: str) -> None:
+    """Refuses what a form or a script of another site can send without being asked for its origin."""
+    kind = given.partition(";")[0].strip().lower()
+    if kind not in _TYPES:
+        raise APIError(
+            415,
+            f"content-type is {kind[:80] or 'absent'}; {_TYPES[0]} is expected",
+            code="unsupported_media_type",
+        )
+
+
+class Importer:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._key = os.urandom(32)
+
+    async def take(self, data: bytes) -> Response:
+        """Puts the run of a file on the shelf. The same file again, or one of a run that is here, is answered
+        with that run."""
+        service = self._service
+        run = await service.pools.long.run(self._load, data)
+        own = run.id
+        # Nobody outside can know the new id before it is told, and the same file has the same one.
+        run.id = blake2b(data, digest_size=8, key=self._key).hexdigest()
+        for id in (own, run.id):
+            here = await service.shelf.find(id)
+            if here is not None and _same(here.run, run):
+                return self._answer(here, own, 200)
+        run.samples = [run]
+        live = Live(run, Tree())
+        # Before it is added: a run that cannot be shown must not be in anybody's list.
+        answer = await service.pools.short.run(self._answer, live, own, 201)
+        if await service.shelf.find(run.id) is None:
+            service.shelf.add(live)
+            service.shelf.ended(live)
+        return answer
+
+    def _load(self, data: bytes) -> Run:
+        service = self._service
         try:
-            return Run.load(path)
+            run = from_bytes(data, limits=_LIMITS, only_first=True)[0]
+            # Of another model, or none, it can be looked at, and nothing is computed with it.
+            if run.model_hash == service.llm.model_hash:
+                check_run(service.llm, run)
         except GlassloopError as error:
-            # The name of our temporary file means nothing to the client.
-            raise APIError(400, str(error).replace(str(path), "the file"), code="bad_file") from None
+            raise APIError(400, str(error), code="bad_file") from None
+        return run
+
+    def _answer(self, live: Live, own: str, status: int) -> Response:
+        return JSON({"runs": [shapes.summary(self._service, live)], "imported_from": own}, status)
+
+
+def _same(here: Run, run: Run) -> bool:
+    return (here.prompt_ids, here.sampling, here.seed, here.salt) == (
+        run.prompt_ids,
+        run.sampling,
+        run.seed,
+        run.salt,
+    ) and (here.tokens, here.tail, here.finish_reason) == (run.tokens, run.tail, run.finish_reason)

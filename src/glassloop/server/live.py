@@ -47,13 +47,16 @@ class Live:
 
     @property
     def status(self) -> str:
-        run = self.run
         if self.request is not None:
             return "waiting" if self.request.started is None else "running"
-        if run.finish_reason == "error":
-            return "failed"
-        can_go_on = run.finish_reason == "cancelled" and run.sampling.beam_width == 1
-        return "paused" if can_go_on else "done"
+        return status_of(self.run.finish_reason, self.run.sampling.beam_width)
+
+
+def status_of(finish_reason: str | None, beam_width: int) -> str:
+    """The status of a run that is not computed now. One that was stopped can go on, unless it is a search."""
+    if finish_reason == "error":
+        return "failed"
+    return "paused" if finish_reason == "cancelled" and beam_width == 1 else "done"
 
 
 class Tree:

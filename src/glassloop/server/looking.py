@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import MISSING, fields
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Literal
@@ -15,11 +14,10 @@ from glassloop.decode.chain import DEFAULT_ORDER
 from glassloop.decode.sampling import Sampling
 from glassloop.engine import lens as lenses
 from glassloop.engine.deadline import Deadline
-from glassloop.server import answers, glass, shapes
+from glassloop.server import answers, glass
 from glassloop.server.bodies import BodyRoute
 from glassloop.server.errors import APIError
 from glassloop.server.explaining import Explainer, ExplanationShape, read_overrides
-from glassloop.server.live import Live, Tree
 from glassloop.server.service import Service
 from glassloop.server.wire import JSON
 
@@ -55,6 +53,7 @@ class Info(BaseModel):
 def router(service: Service) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute, prefix="/api", tags=["runs"], responses=answers.ERRORS)
     explainer = Explainer(service)
+    importer = glass.Importer(service)
 
     @routes.get("/info", response_model=Info, tags=["operation"])
     async def info() -> Response:
@@ -68,7 +67,7 @@ def router(service: Service) -> APIRouter:
         luck: Annotated[Literal["same", "new"], Query()] = "same",
     ) -> Response:
         """Any field of Sampling in the query makes it a what-if."""
-        live = service.shelf.get(id)
+        live = await service.shelf.get(id)
         query = {name: text for name, text in request.query_params.items() if name not in _NOT_OPTIONS}
         overrides = read_overrides(query)
         return await service.reading(
@@ -86,7 +85,7 @@ def router(service: Service) -> APIRouter:
         count: Annotated[int, Query(ge=1, le=lenses.MOST)] = 10,
     ) -> Response:
         """`attention`, `layers` or `neighbours` of a token, by its place in the prompt and the answer."""
-        run, lens = service.shelf.get(id).run, service.llm.lens
+        run, lens = (await service.shelf.get(id)).run, service.llm.lens
         if name not in lenses.NAMES:
             known = ", ".join(lenses.NAMES)
             raise APIError(404, f"there is no lens {name!r}; one of {known} is expected", code="no_such_lens")
@@ -106,29 +105,27 @@ def router(service: Service) -> APIRouter:
         responses={200: {"content": {glass.MEDIA_TYPE: {}}}},
     )
     async def export(id: Id) -> Response:
-        live = service.shelf.get(id)
+        live = await service.shelf.get(id)
         if live.request is not None:
             raise APIError(
                 409, f"run {id} is {live.status}; wait for its end or stop it", code="still_running"
             )
-        body = await asyncio.to_thread(glass.save, live.run)
+        body = await service.pools.long.run(glass.save, service, live.run)
         name = f'attachment; filename="{live.run.id}.glass"'
         return Response(body, media_type=glass.MEDIA_TYPE, headers={"content-disposition": name})
 
     @routes.post(
         "/runs/import",
-        response_model=shapes.Runs,
+        response_model=glass.Imported,
         status_code=201,
+        responses={200: {"model": glass.Imported, "description": "It is here already."}},
         openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": _BINARY}}}},
     )
     async def import_(request: Request) -> Response:
-        run = await asyncio.to_thread(glass.load, await request.body())
-        if service.shelf.find(run.id) is not None:
-            raise APIError(409, f"run {run.id} is here already", code="exists")
-        live = Live(run, Tree())
-        service.shelf.add(live)
-        service.shelf.ended(live)
-        return JSON({"runs": [shapes.summary(service, live)]}, 201)
+        """Take in the first run of a `.glass` file, under an id of the server's choice."""
+        glass.check_type(request.headers.get("content-type", ""))
+        answer: Response = await service.bodies.receive(request, importer.take)
+        return answer
 
     return routes
 

@@ -18,6 +18,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from glassloop.engine.llm import LLM
+from glassloop.server.keeping import Keeper
 from glassloop.trace.run import Run
 
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -25,7 +26,7 @@ _EACH = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
 
 class Metrics:
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, store: Keeper | None = None) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
 
@@ -47,6 +48,8 @@ class Metrics:
         self._first = histogram("time_to_first_token_seconds", "Until a run's first token was there", _FIRST)
         self._each = histogram("time_per_token_seconds", "Between two tokens of a run", _EACH)
         registry.register(_Engine(llm))
+        if store is not None:
+            registry.register(_Store(store))
 
     def ended(self, run: Run, kept: int) -> None:
         """A run has ended, of whose tokens the first `kept` were there before."""
@@ -97,3 +100,18 @@ class _Engine:
             yield GaugeMetricFamily(f"glassloop_{name}", help, value)
         for name, (help, value) in counts.items():
             yield CounterMetricFamily(f"glassloop_{name}", help, value)
+
+
+class _Store:
+    """Asked anew for each reading."""
+
+    def __init__(self, store: Keeper) -> None:
+        self._store = store
+
+    def collect(self) -> Iterable[Any]:
+        store = self._store
+        yield CounterMetricFamily(
+            "glassloop_store_failed_writes", "Runs that could not be written at first", store.failed_writes
+        )
+        yield CounterMetricFamily("glassloop_store_lost_runs", "Runs that were given up", store.lost_runs)
+        yield GaugeMetricFamily("glassloop_store_unwritten_runs", "Runs to be tried again", store.unwritten)

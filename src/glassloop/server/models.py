@@ -29,7 +29,8 @@ class ModelsAnswer(BaseModel):
 
 
 class HealthAnswer(BaseModel):
-    status: Literal["ok", "shutting down"]
+    status: Literal["ok", "degraded"]
+    reason: str | None  # why it is degraded
     model: str
     waiting: int
     running: int
@@ -59,12 +60,19 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/health", tags=["operation"], response_model=HealthAnswer)
     async def health() -> Response:
-        load = service.llm.engine.load
-        status = "shutting down" if service.draining else "ok"
-        told = {"status": status, "model": service.name, "waiting": load.waiting, "running": load.running}
         if service.draining:
             raise APIError(503, "the server is shutting down", code="shutting_down")
-        return JSON(told)
+        load, store = service.llm.engine.load, service.shelf.store
+        problem = None if store is None else store.problem
+        return JSON(
+            {
+                "status": "degraded" if problem else "ok",
+                "reason": problem,
+                "model": service.name,
+                "waiting": load.waiting,
+                "running": load.running,
+            }
+        )
 
     @routes.get(
         "/metrics",

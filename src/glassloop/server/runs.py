@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from glassloop.engine.llm import Prompt
 from glassloop.engine.request import Request as EngineRequest
-from glassloop.server import answers, shapes
+from glassloop.server import answers, shapes, stored
 from glassloop.server.bodies import BodyRoute
 from glassloop.server.conversation import Messages, encode
 from glassloop.server.errors import APIError
@@ -71,11 +71,12 @@ def router(service: Service) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         tree: Annotated[str | None, Query(max_length=64)] = None,
     ) -> Response:
-        return summaries(service.shelf.newest(limit, tree))
+        found = await service.shelf.newest(limit, tree)
+        return await service.pools.short.run(lambda: JSON({"runs": stored.summaries(service, found)}))
 
     @routes.post("/runs", response_model=shapes.Runs, status_code=201)
     async def start(request: Request, body: StartBody) -> Response:
-        tree = None if body.tree is None else service.shelf.tree(body.tree)
+        tree = None if body.tree is None else await service.shelf.tree(body.tree)
         requests, names = await service.prepared(request, body, _requests, service, body)
         lives = service.start(
             requests, tree, names=names, limit=body.pause_after, chat=body.messages is not None
@@ -84,15 +85,12 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/runs/{id}", response_model=shapes.WholeRun)
     async def run(id: Id, alternatives: Annotated[int, Query(ge=0, le=64)] = 64) -> Response:
-        live = service.shelf.get(id)
+        live = await service.shelf.get(id)
         return await service.pools.short.run(lambda: JSON(shapes.whole_run(service, live, alternatives)))
 
     @routes.delete("/runs/{id}", status_code=204, response_class=Response)
     async def forget(id: Id) -> Response:
-        live = service.shelf.get(id)
-        if live.request is not None:
-            raise APIError(409, f"run {id} is {live.status}; stop it first", code="still_running")
-        service.shelf.forget(live, for_good=True)
+        await service.shelf.remove(id)
         return Response(status_code=204)
 
     @routes.get("/runs/{id}/events", response_class=Response, responses=_STREAM)
@@ -102,7 +100,7 @@ def router(service: Service) -> APIRouter:
         after: Annotated[int | None, Query(ge=0)] = None,
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> Response:
-        live = service.shelf.get(id)
+        live = await service.shelf.get(id)
 
         def over() -> bool:
             return live.request is None
@@ -117,7 +115,7 @@ def router(service: Service) -> APIRouter:
         close: bool = False,
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> Response:
-        tree = service.shelf.tree(id)
+        tree = await service.shelf.tree(id)
 
         def over() -> bool:
             return not tree.lives or ((close or service.draining) and not tree.busy)
@@ -126,23 +124,23 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/runs/{id}/fork", response_model=shapes.Runs, status_code=201)
     async def fork(id: Id, request: Request, body: ForkBody) -> Response:
-        live = service.shelf.get(id)
+        live = await service.shelf.get(id)
         return summaries(await _fork(service, request, live, body, token=body.token), 201)
 
     @routes.post("/runs/{id}/edit", response_model=shapes.Runs, status_code=201)
     async def edit(id: Id, request: Request, body: EditBody) -> Response:
-        live = service.shelf.get(id)
+        live = await service.shelf.get(id)
         return summaries(await _fork(service, request, live, body, text=body.text), 201)
 
     @routes.post("/runs/{id}/step", response_model=shapes.Summary)
     async def step(id: Id, request: Request, body: StepBody) -> Response:
-        live = service.shelf.get(id)
+        live = await service.shelf.get(id)
         await service.go_on(request, body, live, body.tokens)
         return JSON(shapes.summary(service, live))
 
     @routes.post("/runs/{id}/stop", response_model=shapes.Summary)
     async def stop(id: Id) -> Response:
-        live = service.shelf.get(id)
+        live = await service.shelf.get(id)
         service.cancel([live])
         async for _ in live.tree.follow(len(live.tree.log), lambda: live.request is None):
             pass

@@ -28,7 +28,7 @@ _LAST_WORDS = 2.0  # seconds that clients have to take the news when requests ar
 
 def serve(llm: LLM, settings: Settings) -> None:
     log = Log(settings.log_prompts)
-    keeper = Keeper(settings.store, settings.keep) if settings.store and settings.keep else None
+    keeper = Keeper(settings.store, settings.keep, log) if settings.store and settings.keep else None
     service = Service(llm, settings, log, keeper)
     listening = _listen(settings)
     port = listening.getsockname()[1]
@@ -125,6 +125,6 @@ class _Server(uvicorn.Server):
     def _drain(self) -> None:
         assert self._home is not None
         self._service.log("shutdown", running=len(self._service.shelf.running()))
-        for live in self._service.shelf.newest(sys.maxsize):
+        for live in self._service.shelf.lives:
             live.tree.wake()  # followers of what does not run any more may go
         self._home.call_later(self._service.settings.grace, self._service.end_all)

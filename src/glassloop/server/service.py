@@ -17,12 +17,13 @@ from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError, TextError
 from glassloop.server.bodies import Bodies
 from glassloop.server.errors import APIError, as_api_error
+from glassloop.server.keeping import Keeper
 from glassloop.server.live import Event, Hub, Live, Tree
 from glassloop.server.logs import Log
 from glassloop.server.metrics import Metrics
 from glassloop.server.options import Body, make_sampling
 from glassloop.server.settings import Settings
-from glassloop.server.shelf import Shelf, Store
+from glassloop.server.shelf import Shelf
 from glassloop.server.wire import unless_gone
 from glassloop.server.workers import Pools
 from glassloop.trace.run import Run
@@ -34,13 +35,13 @@ MOST_TEXT = 2_000_000  # characters of all texts that one request brings for the
 
 
 class Service:
-    def __init__(self, llm: LLM, settings: Settings, log: Log, store: Store | None = None) -> None:
+    def __init__(self, llm: LLM, settings: Settings, log: Log, store: Keeper | None = None) -> None:
         self.llm = llm
         llm.name = settings.served_name  # answers, records and errors must not tell paths of this machine
         self.settings = settings
         self.log = log
         self.shelf = Shelf(settings.keep, store)
-        self.metrics = Metrics(llm)
+        self.metrics = Metrics(llm, store)
         self.pools = Pools()
         self.bodies = Bodies(settings.most_body, self.pools)
         self.draining = False

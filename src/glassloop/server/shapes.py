@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from hashlib import blake2b
 from itertools import accumulate
-from math import inf
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,7 +12,10 @@ from pydantic import BaseModel
 from glassloop.server.live import Event, Live
 from glassloop.server.service import Service
 from glassloop.server.tokens import PromptToken, prompt_token
+from glassloop.trace.node import after, root_of
 from glassloop.trace.token import Token
+
+LEAST = -1e30  # instead of minus infinity, which is no number in JSON
 
 
 class Summary(BaseModel):
@@ -107,20 +108,6 @@ class Runs(BaseModel):
 # ── nodes ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def root_of(prompt_ids: list[int]) -> str:
-    """The node of a prompt."""
-    return _hash(b"".join(id.to_bytes(4, "little") for id in prompt_ids))
-
-
-def after(node: str, token: int) -> str:
-    """The node of a token that comes after another. Texts that begin alike share these."""
-    return _hash(bytes.fromhex(node) + token.to_bytes(4, "little"))
-
-
-def _hash(data: bytes) -> str:
-    return blake2b(data, digest_size=8).hexdigest()
-
-
 def path_of(root: str, tokens: Iterable[Token]) -> list[str]:
     """A node, then one for each token after it."""
     return list(accumulate((token.id for token in tokens), after, initial=root))
@@ -144,11 +131,19 @@ def _nodes(live: Live, place: int) -> tuple[str, str]:
 # ── shapes ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def decoded(service: Service, prompt_ids: list[int]) -> str:
+    """The text of a prompt. A run of another model may have tokens that this one does not know."""
+    tokenizer = service.llm.tokenizer
+    if max(prompt_ids) < tokenizer.vocab_size:
+        return tokenizer.decode(prompt_ids)
+    return "".join(map(service.llm.piece, prompt_ids))
+
+
 def summary(service: Service, live: Live) -> dict[str, Any]:
     run = live.run
     used = run.usage
     if live.prompt is None:
-        live.prompt = service.llm.tokenizer.decode(run.prompt_ids) if run.prompt is None else run.prompt
+        live.prompt = decoded(service, run.prompt_ids) if run.prompt is None else run.prompt
     return {
         "id": run.id,
         "tree": live.tree.id,
@@ -169,7 +164,7 @@ def summary(service: Service, live: Live) -> dict[str, Any]:
         "fork_at": run.fork_at,
         "reason": run.reason,
         "sampling": run.sampling.to_dict(),
-        "logprob": run.logprob,
+        "logprob": max(run.logprob, LEAST),
         "usage": {**asdict(used), "total_tokens": used.total_tokens},
         "timings": {
             **asdict(run.timings),
@@ -212,7 +207,7 @@ def _beams(service: Service, live: Live) -> Iterator[dict[str, Any]]:
         nodes[beam.number] = after(nodes[beam.parent], beam.id)
         yield {
             **asdict(beam),
-            "logprob": max(beam.logprob, -1e30) if beam.logprob == -inf else beam.logprob,
+            "logprob": max(beam.logprob, LEAST),
             "piece": service.llm.piece(beam.id),
             "node": nodes[beam.number],
             "parent_node": nodes[beam.parent],

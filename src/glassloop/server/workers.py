@@ -58,8 +58,7 @@ class Pools:
         self.short = Workers("preparation", threads=4, waiting=1024)  # a few milliseconds each
         self.long = Workers("long preparation", threads=2, waiting=32)  # large bodies, grammars
         self.reading = Workers("explanations, lenses and embeddings", threads=8, waiting=64)
-        self.store = Workers("the store", threads=2, waiting=256)
 
     def close(self) -> None:
-        for pool in (self.short, self.long, self.reading, self.store):
+        for pool in (self.short, self.long, self.reading):
             pool.close()

@@ -39,12 +39,11 @@ def pack(columns: Mapping[str, Column]) -> tuple[Plan, bytes]:
 
 
 def unpack(plan: Plan, block: bytes) -> dict[str, Column]:
+    """The columns of a plan that was checked: names, types, and sizes that are multiples of a number's."""
     data = inflate(block, sum(int(size) for _, _, size in plan))
     columns: dict[str, Column] = {}
     at = 0
     for name, kind, size in plan:
-        if kind not in TYPES:
-            raise TraceError(f"column {name!r} is of type {kind!r}; one of {', '.join(TYPES)} is expected")
         dtype = np.dtype(f"<{kind}")
         planes = np.frombuffer(data, np.uint8, size, at).reshape(dtype.itemsize, -1)
         columns[name] = np.ascontiguousarray(planes.T).reshape(-1).view(dtype)
@@ -55,7 +54,10 @@ def unpack(plan: Plan, block: bytes) -> dict[str, Column]:
 def inflate(block: bytes, size: int) -> bytes:
     """The block uncompressed, if that is exactly so many bytes; it is never made larger than that."""
     stream = zlib.decompressobj()
-    data = stream.decompress(block, size + 1)
+    try:
+        data = stream.decompress(block, size + 1)
+    except zlib.error as error:
+        raise TraceError(f"a block cannot be uncompressed: {error}") from error
     if len(data) != size or not stream.eof or stream.unused_data:
         raise TraceError(f"a block does not hold the {size} bytes that it should")
     return data
@@ -67,8 +69,12 @@ def texts(items: Sequence[str]) -> tuple[Column, Column]:
     return lengths, np.frombuffer("".join(items).encode("utf-8", "surrogatepass"), np.uint8)
 
 
-def texts_back(lengths: Column, data: Column) -> list[str]:
-    return _cut(data.tobytes().decode("utf-8", "surrogatepass"), lengths)
+def texts_back(name: str, lengths: Column, data: Column) -> list[str]:
+    try:
+        whole = data.tobytes().decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise TraceError(f"column {name} is not UTF-8 at byte {error.start}") from error
+    return _cut(name, whole, lengths)
 
 
 def blobs(items: Sequence[bytes]) -> tuple[Column, Column]:
@@ -76,12 +82,12 @@ def blobs(items: Sequence[bytes]) -> tuple[Column, Column]:
     return np.array([len(item) for item in items], np.uint32), np.frombuffer(b"".join(items), np.uint8)
 
 
-def blobs_back(lengths: Column, data: Column) -> list[bytes]:
-    return _cut(data.tobytes(), lengths)
+def blobs_back(name: str, lengths: Column, data: Column) -> list[bytes]:
+    return _cut(name, data.tobytes(), lengths)
 
 
-def _cut(whole: Any, lengths: Column) -> list[Any]:
+def _cut(name: str, whole: Any, lengths: Column) -> list[Any]:
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
     if (ends[-1] if ends else 0) != len(whole):
-        raise TraceError("texts are not as long as they should be")
+        raise TraceError(f"column {name} is not as long as its lengths say")
     return [whole[end - size : end] for end, size in zip(ends, lengths.tolist(), strict=True)]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from glassloop.errors import TraceError
 from glassloop.trace.run import Run
+
+_DEEPEST = 100  # levels of forks that are nested in JSON; deeper ones stand flat in the last level
 
 
 @dataclass(frozen=True)
@@ -18,15 +21,13 @@ class Family:
         first = run
         while first.above is not None:
             first = first.above
-        return cls(tuple(first.samples) or (first,))
+        # A sample that is a fork of another stands below that one already.
+        samples = tuple(run for run in first.samples if run.above is None)
+        return cls(samples if first in samples else (first,))
 
     def __iter__(self) -> Iterator[Run]:
         """Each run before those that were forked from it."""
-        waiting = list(reversed(self.roots))
-        while waiting:
-            run = waiting.pop()
-            yield run
-            waiting.extend(reversed(run.children))
+        return _with_below(self.roots)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -37,23 +38,52 @@ class Family:
 
     def to_dict(self) -> list[dict[str, Any]]:
         """As JSON has it: a list of runs with what is below each."""
-        return [_plain(run) for run in self.roots]
+        return [_plain(run, 1) for run in self.roots]
 
     def drawn(self) -> Iterator[tuple[str, Run]]:
         """A drawing, one line for each run: what stands before it, and the run."""
-        for run in self.roots:
-            yield "● ", run
-            yield from _drawn(run, "")
+        waiting = [("● ", "", run) for run in reversed(self.roots)]
+        while waiting:
+            branch, indent, run = waiting.pop()
+            yield branch, run
+            for child in reversed(run.children):
+                last = child is run.children[-1]
+                branch = f"{indent}{'└' if last else '├'}─ at {child.fork_at} {child.reason}: "
+                waiting.append((branch, indent + ("   " if last else "│  "), child))
 
     def __str__(self) -> str:
         return "\n".join(branch + told(run) for branch, run in self.drawn())
 
 
-def _drawn(run: Run, indent: str) -> Iterator[tuple[str, Run]]:
-    for child in run.children:
-        last = child is run.children[-1]
-        yield f"{indent}{'└' if last else '├'}─ at {child.fork_at} {child.reason}: ", child
-        yield from _drawn(child, indent + ("   " if last else "│  "))
+def link(runs: Sequence[Run], samples: Sequence[Sequence[str]]) -> None:
+    """Has runs find their samples (given by id), parents and forks among each other. Two runs with one id, or
+    runs that descend from themselves, are no family: an error, and nothing is linked."""
+    by_id = {run.id: run for run in runs}
+    if len(by_id) != len(runs):
+        raise TraceError("two runs have the same id")
+    below: dict[str | None, list[str]] = {}
+    for run in runs:
+        below.setdefault(run.parent if run.parent in by_id else None, []).append(run.id)
+    # Whatever cannot be reached from a run without a parent is below itself.
+    waiting, reached = list(below.get(None, ())), 0
+    while waiting:
+        waiting += below.get(waiting.pop(), ())
+        reached += 1
+    if reached != len(runs):
+        raise TraceError("parent leads from a run back to itself")
+    for run, ids in zip(runs, samples, strict=True):
+        run.samples = [by_id[each] for each in ids if each in by_id]
+        run.above = by_id.get(run.parent or "")
+        if run.above is not None:
+            run.above.children.append(run)
+
+
+def _with_below(roots: Sequence[Run]) -> Iterator[Run]:
+    waiting = list(reversed(roots))
+    while waiting:
+        run = waiting.pop()
+        yield run
+        waiting.extend(reversed(run.children))
 
 
 def told(run: Run) -> str:
@@ -63,9 +93,18 @@ def told(run: Run) -> str:
     return f"{run.id[:8]}  {len(run.tokens)} tokens, {run.finish_reason or 'running'}  {shown!r}"
 
 
-def _plain(run: Run) -> dict[str, Any]:
+def _plain(run: Run, level: int) -> dict[str, Any]:
+    if level < _DEEPEST:
+        children = [_plain(child, level + 1) for child in run.children]
+    else:
+        children = [_alone(each) for each in _with_below(run.children)]
+    return {**_alone(run), "children": children}
+
+
+def _alone(run: Run) -> dict[str, Any]:
     return {
         "id": run.id,
+        "parent": run.parent,
         "fork_at": run.fork_at,
         "reason": run.reason,
         "seed": run.seed,
@@ -73,5 +112,5 @@ def _plain(run: Run) -> dict[str, Any]:
         "tokens": len(run.tokens),
         "text": run.text,
         "finish_reason": run.finish_reason,
-        "children": [_plain(child) for child in run.children],
+        "children": [],
     }

@@ -7,17 +7,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from glassloop.errors import GlassloopError, TraceError
+from glassloop.trace.check_columns import check_columns, check_plan
 from glassloop.trace.columns import inflate, pack, unpack
+from glassloop.trace.family import link
 from glassloop.trace.header import from_header, records_of, to_header
+from glassloop.trace.limits import MOST_RUNS, Limits
 from glassloop.trace.packing import pack_tokens, unpack_tokens
 from glassloop.trace.run import Run
+from glassloop.trace.validate import read_header
 
 MAGIC = b"\x89GLASS\r\n"  # no text begins like that, and what mangles line ends is noticed
 VERSION = 1
@@ -25,37 +29,54 @@ _FRONT = struct.Struct("<8sHHQ")  # magic, version, number of runs, bytes of the
 _CHECK = struct.Struct("<I")  # CRC-32 of the front, in every version
 _SECTION = struct.Struct("<III")  # bytes of the header, of the header uncompressed, of the records
 _DIGEST = 32  # SHA-256 of all before it, at the end
-_MOST_RUNS = 0xFFFF
+_LIMITS = Limits()
 
 
 def to_bytes(runs: Sequence[Run]) -> bytes:
     """A whole file."""
-    if not 0 < len(runs) <= _MOST_RUNS:
-        raise TraceError(f"{len(runs)} runs for one file; 1 to {_MOST_RUNS} are expected")
-    body = b"".join(map(_section, runs))
+    if not 0 < len(runs) <= MOST_RUNS:
+        raise TraceError(f"{len(runs)} runs for one file; 1 to {MOST_RUNS} are expected")
+    left, sections = _LIMITS.total, []
+    for run in runs:
+        section, plain = _section(run)
+        left -= plain
+        if left < 0:
+            raise TraceError(f"the runs have more than {_LIMITS.total} bytes, uncompressed, for one file")
+        sections.append(section)
+    body = b"".join(sections)
     size = _FRONT.size + _CHECK.size + len(body) + _DIGEST
     front = _FRONT.pack(MAGIC, VERSION, len(runs), size)
     whole = front + _CHECK.pack(zlib.crc32(front)) + body
     return whole + hashlib.sha256(whole).digest()
 
 
-def from_bytes(data: bytes, name: str = "the file") -> list[Run]:
-    """The runs of a whole file; `name` is for errors."""
+def from_bytes(
+    data: bytes, name: str = "the file", *, limits: Limits = _LIMITS, only_first: bool = False
+) -> list[Run]:
+    """The runs of a whole file, or its first one alone. `name` is for errors, which are all `TraceError`s:
+    what comes back was checked, to the last number."""
     count = _check(data, name)
     try:
         runs, samples = [], []
-        at = _FRONT.size + _CHECK.size
-        for _ in range(count):
-            run, ids, at = _run(data, at)
+        at, left = _FRONT.size + _CHECK.size, limits.total
+        for _ in range(1 if only_first else count):
+            run, ids, at, plain = _run(data, at, limits, left)
+            left -= plain
             runs.append(run)
             samples.append(ids)
-        if at != len(data) - _DIGEST:
+        if not only_first and at != len(data) - _DIGEST:
             raise TraceError("there is more in it than runs")
-    except (GlassloopError, ValueError, KeyError, TypeError, IndexError, struct.error, zlib.error) as error:
+        link(runs, samples)
+    except (GlassloopError, struct.error) as error:
         # Its checksum is right, so it was written like this: by somebody else's program.
-        raise TraceError(f"{name} is no valid trace: {error}") from error
-    _link(runs, samples)
+        raise TraceError(f"{name} is no valid trace: {_one_line(str(error))}") from error
     return runs
+
+
+def _one_line(text: str) -> str:
+    """An error that may quote the file: printable, and not longer than people read."""
+    shown = text if len(text) <= 900 else text[:899] + "…"
+    return shown if shown.isprintable() else ascii(shown)[1:-1]
 
 
 def write(path: str | os.PathLike[str], runs: Sequence[Run]) -> None:
@@ -70,42 +91,69 @@ def write(path: str | os.PathLike[str], runs: Sequence[Run]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> list[Run]:
+    name = os.fspath(path)
     try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise TraceError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from error
-    return from_bytes(data, os.fspath(path))
+        data = _bytes_of(name)
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL in it
+        raise TraceError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+    return from_bytes(data, name)
 
 
-def _link(runs: Sequence[Run], samples: Sequence[list[str]]) -> None:
-    """Runs that were read find their samples, parents and forks among each other."""
-    by_id = {run.id: run for run in runs}
-    for run, ids in zip(runs, samples, strict=True):
-        run.samples = [by_id[each] for each in ids if each in by_id]
-        run.above = by_id.get(run.parent or "")
-        if run.above is not None:
-            run.above.children.append(run)
+def _bytes_of(name: str) -> bytes:
+    """The contents of a regular file of bounded size. A pipe or a device has no size to look at first; to
+    open a pipe without a writer must not wait for one."""
+    handle = os.open(name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            kind = "a folder" if stat.S_ISDIR(facts.st_mode) else "a pipe or a device"
+            raise TraceError(f"cannot read {name}: it is {kind}; a file is expected")
+        if facts.st_size > _LIMITS.total:
+            raise TraceError(
+                f"cannot read {name}: it has {facts.st_size} bytes; at most {_LIMITS.total} are expected"
+            )
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(_LIMITS.total)
+    finally:
+        os.close(handle)
 
 
-def _section(run: Run) -> bytes:
+def _section(run: Run) -> tuple[bytes, int]:
+    """A run in the file, and how many bytes it is uncompressed."""
     plan, records = pack(pack_tokens(records_of(run)))
-    header = {**to_header(run), "columns": plan}
-    plain = json.dumps(header, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(
-        "utf-8", "surrogatepass"
-    )
+    size = sum(size for _, _, size in plan)
+    try:
+        written = json.dumps(
+            {**to_header(run), "columns": plan}, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+        )
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"run {run.id} cannot be written as JSON: {error}") from error
+    plain = written.encode("utf-8", "surrogatepass")
+    for what, found, most in (("header", len(plain), _LIMITS.header), ("columns", size, _LIMITS.columns)):
+        if found > most:
+            raise TraceError(f"run {run.id} has {what} of {found} bytes; at most {most} can be read back")
     packed = zlib.compress(plain, 9)
-    return _SECTION.pack(len(packed), len(plain), len(records)) + packed + records
+    return _SECTION.pack(len(packed), len(plain), len(records)) + packed + records, len(plain) + size
 
 
-def _run(data: bytes, at: int) -> tuple[Run, list[str], int]:
+def _run(data: bytes, at: int, limits: Limits, left: int) -> tuple[Run, list[str], int, int]:
+    """The run at a place, the ids of its samples, where it ends, and its bytes uncompressed, which are at
+    most `left`."""
     packed, plain, records = _SECTION.unpack_from(data, at)
     start = at + _SECTION.size
     middle, end = start + packed, start + packed + records
     if end > len(data) - _DIGEST:
         raise TraceError("a run is longer than the file")
-    header: dict[str, Any] = json.loads(inflate(data[start:middle], plain).decode("utf-8", "surrogatepass"))
-    run = from_header(header, unpack_tokens(unpack(header["columns"], data[middle:end])))
-    return run, header["samples"], end
+    if plain > min(limits.header, left):
+        raise TraceError(f"a header has {plain} bytes; at most {min(limits.header, left)} are expected")
+    header = read_header(inflate(data[start:middle], plain))
+    plan = header["columns"]
+    count = header["prompt_records"] + header["records"] + header["end_records"]
+    check_plan(plan, count, min(limits.columns, left - plain))
+    columns = unpack(plan, data[middle:end])
+    check_columns(columns)
+    run = from_header(header, unpack_tokens(columns))
+    return run, header["samples"], end, plain + sum(size for _, _, size in plan)
 
 
 def _check(data: bytes, name: str) -> int:
@@ -127,4 +175,6 @@ def _check(data: bytes, name: str) -> int:
         raise TraceError(f"{name} is cut off: it has {len(data)} bytes of {size}")
     if len(data) > size or hashlib.sha256(data[:-_DIGEST]).digest() != data[-_DIGEST:]:
         raise TraceError(f"{name} is damaged: its checksum does not fit")
+    if not 0 < count <= MOST_RUNS:
+        raise TraceError(f"{name} is no valid trace: it has {count} runs; 1 to {MOST_RUNS} are expected")
     return int(count)

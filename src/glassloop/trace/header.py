@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from glassloop.decode.sampling import Sampling
-from glassloop.errors import GlassloopError, TraceError
+from glassloop.errors import GlassloopError
 from glassloop.trace.run import Beam, Drafts, Past, Run, Timings
 from glassloop.trace.token import Refusal, Token
 
@@ -55,9 +55,8 @@ def records_of(run: Run) -> list[Token]:
 
 
 def from_header(header: dict[str, Any], records: list[Token]) -> Run:
-    prompt, made, end = (int(header[name]) for name in ("prompt_records", "records", "end_records"))
-    if prompt + made + end != len(records) or min(prompt, made, end) < 0 or end > 1:
-        raise TraceError(f"it has {len(records)} records, not {prompt} + {made} + {end}")
+    """A run from a header that was checked (`read_header`), and the tokens that belong to it."""
+    prompt, made, end = (header[name] for name in ("prompt_records", "records", "end_records"))
     for place, *guess in header.get("refused", ()):  # files from before this was kept have none
         records[prompt + place].refused = Refusal(*guess)
     run = Run(

@@ -18,6 +18,7 @@ from glassloop.ops.chosen import ALTERNATIVE, NUMBERS, Chosen, tell
 from glassloop.ops.vocabulary import Float64
 from glassloop.trace.columns import Column, blobs, blobs_back, texts, texts_back
 from glassloop.trace.token import Pieces, Source, Token
+from glassloop.trace.validate import replace_surrogates
 
 SOURCES: tuple[Source, ...] = ("sampled", "forced", "draft", "beam")
 _PLAIN = {  # of a Chosen, as they are; -1 for none
@@ -31,6 +32,29 @@ _PLAIN = {  # of a Chosen, as they are; -1 for none
     "margin": np.float64,
     "runner_up": np.int32,
     "survivors": np.int32,
+}
+# Every column by how many numbers it has: one a record, one a slot, or as many as another column.
+PER_RECORD = {
+    "slots": "u1",
+    **{name: f"{np.dtype(kind).kind}{np.dtype(kind).itemsize}" for name, kind in _PLAIN.items()},
+    "source": "u1",
+    "sample": "u2",
+    "seconds": "f8",
+    "text_lengths": "u4",
+}
+PER_SLOT = {"ids": "i4", "logits": "f4", "changes": "u4"}
+OTHERS = {
+    "odd_raw_at": "u4",
+    "odd_raw": "f8",
+    "odd_after_at": "u4",
+    "odd_after": "f8",
+    "piece_steps": "u4",
+    "piece_lengths": "u4",
+    "odd_bytes_ids": "i4",
+    "odd_bytes_lengths": "u4",
+    "text": "u1",
+    "pieces": "u1",
+    "odd_bytes": "u1",
 }
 Float32s = NDArray[np.float32]
 
@@ -66,19 +90,26 @@ def pack_tokens(tokens: Sequence[Token]) -> dict[str, Column]:
     return columns | _pack_pieces(tokens, ids, columns["runner_up"])
 
 
-def unpack_tokens(columns: dict[str, Column]) -> list[Token]:
-    slots, ids = columns["slots"], columns["ids"].astype(np.int32)
+def logprobs(columns: dict[str, Column]) -> tuple[Float64, Float64]:
+    """The log-probabilities of all slots: the model's own, and those after the stages."""
     sums, after_sums, scales = (
-        np.repeat(columns[name], slots) for name in ("log_sum_exp", "log_sum_exp_after", "scale")
+        np.repeat(columns[name], columns["slots"]) for name in ("log_sum_exp", "log_sum_exp_after", "scale")
     )
     logits = columns["logits"]
     left = (logits.view(np.uint32) ^ columns["changes"]).view(np.float32)
     raw, after = _made(logits, 1.0, sums), _made(left, scales, after_sums)
     raw[columns["odd_raw_at"]] = columns["odd_raw"]
     after[columns["odd_after_at"]] = columns["odd_after"]
+    return raw, after
+
+
+def unpack_tokens(columns: dict[str, Column]) -> list[Token]:
+    """Tokens from columns that were checked (`check_columns`)."""
+    slots, ids = columns["slots"], columns["ids"].astype(np.int32)
+    raw, after = logprobs(columns)
     pieces, data = _unpack_pieces(columns)
     sources, samples, seconds = (columns[name].tolist() for name in ("source", "sample", "seconds"))
-    seen = texts_back(columns["text_lengths"], columns["text"])
+    seen = texts_back("text", columns["text_lengths"], columns["text"])
     ends = np.cumsum(slots, dtype=np.int64)
     each = [columns[name] for name in (*_PLAIN, "source", "sample", "seconds")]
     rows = {len(slots), len(seen), *map(len, each)}
@@ -95,7 +126,8 @@ def unpack_tokens(columns: dict[str, Column]) -> list[Token]:
         own = written[NUMBERS.itemsize * at : NUMBERS.itemsize * (at + 1)]
         chosen = Chosen(own + told[ALTERNATIVE.itemsize * (first + 1) : ALTERNATIVE.itemsize * end])
         source = SOURCES[sources[at]]
-        tokens.append(Token(chosen, seen[at], data[chosen.id], pieces, source, seconds[at], samples[at]))
+        text = replace_surrogates(seen[at])
+        tokens.append(Token(chosen, text, data[chosen.id], pieces, source, seconds[at], samples[at]))
     return tokens
 
 
@@ -116,10 +148,11 @@ def _pack_pieces(tokens: Sequence[Token], ids: Column, runners_up: Column) -> di
 
 def _unpack_pieces(columns: dict[str, Column]) -> tuple[Pieces, dict[int, bytes]]:
     ids = np.cumsum(columns["piece_steps"], dtype=np.int64).tolist()
-    shown = dict(zip(ids, texts_back(columns["piece_lengths"], columns["pieces"]), strict=True))
-    data = {token: _encoded(piece) for token, piece in shown.items()}
-    odd = blobs_back(columns["odd_bytes_lengths"], columns["odd_bytes"])
+    written = texts_back("pieces", columns["piece_lengths"], columns["pieces"])
+    data = {token: _encoded(piece) for token, piece in zip(ids, written, strict=True)}
+    odd = blobs_back("odd_bytes", columns["odd_bytes_lengths"], columns["odd_bytes"])
     data.update(zip(columns["odd_bytes_ids"].tolist(), odd, strict=True))
+    shown = dict(zip(ids, map(replace_surrogates, written), strict=True))
     return lambda token: shown.get(token, f"<{token}>"), data
 
 

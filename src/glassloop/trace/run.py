@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_right
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol
@@ -158,8 +159,10 @@ class Run:
 
     def drawn_with(self, at: int) -> Past:
         """The options, the seed and the salt that chose the token at this place."""
-        own = Past(len(self.tokens) + 1, self.id, self.sampling, self.seed, self.salt)
-        return next((past for past in self.past if at < past.until), own)
+        place = bisect_right(self.past, at, key=lambda past: past.until)  # they ascend
+        if place < len(self.past):
+            return self.past[place]
+        return Past(len(self.tokens) + 1, self.id, self.sampling, self.seed, self.salt)
 
     # ── questions ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,65 +1,34 @@
 """The store: runs in one SQLite file, which several processes may use at once and a killed one leaves whole.
 
-A run is a row with the bytes of its `.glass` file and a few columns to find it by. A write is one transaction
-in the write-ahead log, so it is there in full or not at all.
+A run is a row with the bytes of its `.glass` file and columns to find and list it by. A write is one
+transaction in the write-ahead log, so it is there in full or not at all; reading never waits for a writer.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from copy import copy
 from pathlib import Path
 from typing import Any
 
-from glassloop.errors import TraceError
+from glassloop.errors import StoreError, TraceError
+from glassloop.trace.entry import Entry, Kept, entry_of, facts_of
+from glassloop.trace.family import link
 from glassloop.trace.file import from_bytes, to_bytes, write
 from glassloop.trace.run import Run
-from glassloop.trace.writer import Writer
+from glassloop.trace.tables import prepare, roll_back, touch
+from glassloop.trace.validate import replace_surrogates
+from glassloop.trace.writer import Item, Writer
 
-_VERSION = 1
 _PATIENCE = 30.0  # seconds to wait for another process to finish writing
-_SCHEMA = """
-CREATE TABLE runs (
-    number INTEGER PRIMARY KEY,  -- in the order in which they were added
-    id TEXT NOT NULL UNIQUE,
-    request TEXT NOT NULL,       -- the first of its samples
-    parent TEXT,
-    created REAL NOT NULL,
-    model TEXT NOT NULL,
-    prompt TEXT,
-    text TEXT NOT NULL,
-    tokens INTEGER NOT NULL,
-    finish_reason TEXT,
-    seed TEXT NOT NULL,          -- up to 64 bits, which SQLite's integers do not hold
-    data BLOB NOT NULL
-);
-CREATE INDEX runs_parent ON runs (parent);
-CREATE INDEX runs_request ON runs (request);
-"""
+_MOST_FAMILY = 4096  # runs that are read with one of them
 _SHOWN = "id, created, model, prompt, text, tokens, finish_reason, seed, parent, length(data)"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What the list of runs tells of one."""
-
-    id: str
-    created: float
-    model: str
-    prompt: str | None
-    text: str
-    tokens: int
-    finish_reason: str | None
-    seed: int
-    parent: str | None
-    size: int  # bytes
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def default_path() -> Path:
@@ -72,12 +41,21 @@ def default_path() -> Path:
 
 
 class Store:
-    """May be used from any thread. The file is made when the first run is added."""
+    """May be used from any thread. The file is made when the first run is added.
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    `patience` is how many seconds a write waits for other processes. `origin` is noted with every run that
+    is added ("server" by servers), and `prune` can be kept to those.
+    """
+
+    def __init__(
+        self, path: str | Path | None = None, *, patience: float = _PATIENCE, origin: str | None = None
+    ) -> None:
         self.path = default_path() if path is None else Path(path)
-        self._lock = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
+        self._patience = patience
+        self._origin = origin
+        # Two connections, so that nobody who reads waits while a write waits for another process.
+        self._reader = _Connection(self._connect)
+        self._writing = _Connection(self._connect)
         self._writer = Writer(self._add_all)
 
     @classmethod
@@ -91,48 +69,103 @@ class Store:
 
     # ── writing ────────────────────────────────────────────────────────────────────────────────────────────
 
+    def check(self) -> None:
+        """Raises unless the store can be opened and written; a new one is made."""
+        with self._errors(), self._writing.used() as connection:
+            touch(connection)
+
     def add(self, *runs: Run) -> None:
         """Keep these; they are on disk when this returns. One that was there already is replaced."""
-        self._add_all(runs)
+        self._add_all([Item(run) for run in runs])
 
-    def put(self, run: Run) -> None:
-        """Keep it soon: a thread of the store's own writes it, with others that have come meanwhile."""
-        self._writer.put(run)
+    def put(self, run: Run, *, tree: str | None = None, name: str | None = None) -> None:
+        """Keep it soon, as it is now: a thread of the store's own writes it, with others that have come
+        meanwhile. `tree` and `name` are what a server lists it by."""
+        now = copy(run)
+        now.tokens = list(run.tokens)  # the engine may go on with it before it is written
+        self._writer.put(Item(now, tree, name))
 
     def flush(self) -> None:
         """Wait until all that was put is written. What went wrong on the way is raised here."""
         self._writer.flush()
 
+    def on_failure(self, tell: Callable[[Run, Exception, bool], None]) -> None:
+        """Has `tell` called, on the writing thread, for each run that was put and could not be written; once
+        more, with True, when it was given up."""
+        self._writer.failed = tell
+
+    @property
+    def unwritten(self) -> int:
+        """How many runs that were put have failed to be written, and are tried again."""
+        return self._writer.unwritten
+
     def remove(self, *names: str) -> int:
         """Forget these runs; how many there were. Their forks stay, each whole in itself."""
         ids = [self._id(name) for name in names]
-        with self._transaction() as connection:
-            return sum(connection.execute("DELETE FROM runs WHERE id = ?", (each,)).rowcount for each in ids)
+        return sum(self._delete(each) for each in ids)
 
-    def prune(self, keep: int) -> int:
-        """Forget all but the newest so many; how many were forgotten."""
+    def remove_soon(self, id: str) -> Future[int]:
+        """Forgets a run after all that was put before, so that no earlier `put` brings it back. It is gone
+        when this is done; how many there were, 0 or 1, is the result."""
+        return self._writer.call(lambda: self._delete(id), without=id)
+
+    def prune(self, keep: int, origin: str | None = None) -> int:
+        """Forget all but the newest so many, of one origin or of all; how many were forgotten."""
         if keep < 0:
             raise TraceError(f"keep is {keep}; a number of runs from 0 up is expected")
+        own, values = ("", ()) if origin is None else ("WHERE origin = ?", (origin,))
+        oldest = f"SELECT number FROM runs {own} ORDER BY number DESC LIMIT -1 OFFSET ?"
         with self._transaction() as connection:
-            newest = "SELECT number FROM runs ORDER BY number DESC LIMIT ?"
-            return connection.execute(f"DELETE FROM runs WHERE number NOT IN ({newest})", (keep,)).rowcount
+            return connection.execute(
+                f"DELETE FROM runs WHERE number IN ({oldest})", (*values, keep)
+            ).rowcount
+
+    def prune_soon(self, keep: int, origin: str) -> Future[int]:
+        return self._writer.call(lambda: self.prune(keep, origin))
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────
 
     def list(self, limit: int | None = None) -> Sequence[Entry]:
-        """The newest first."""
+        """The newest first. A row that cannot be understood is left out."""
         rows = self._select(
             f"SELECT {_SHOWN} FROM runs ORDER BY number DESC LIMIT ?", -1 if limit is None else limit
         )
-        names = [field.name for field in fields(Entry)]
-        return [Entry(**{**dict(zip(names, row, strict=True)), "seed": int(row[7])}) for row in rows]
+        return [entry for row in rows if (entry := entry_of(row)) is not None]
+
+    def kept(self, limit: int, tree: str | None = None) -> Sequence[Kept]:
+        """The newest, of one tree or of all, as a server lists them."""
+        where, values = ("", ()) if tree is None else ("WHERE tree = ?", (tree,))
+        rows = self._select(
+            f"SELECT {_SHOWN}, tree, name, facts FROM runs {where} ORDER BY number DESC LIMIT ?",
+            *values,
+            limit,
+        )
+        made = [self._kept(*row) for row in rows]
+        return [each for each in made if each is not None]
 
     def get(self, name: str) -> Run:
         """A run by its id, by the beginning of it if no other begins so, or the `last`; with what is kept of
         its family (`run.tree()`)."""
         own = self._id(name)
-        family = self._family(own)
-        return next(run for run in family if run.id == own)
+        run = self.run(own)
+        if run is None:
+            raise TraceError(f"there is no run {own!r} in {self.path}")
+        self._find_family(run)
+        return run
+
+    def run(self, id: str) -> Run | None:
+        """A run by its id, alone, if it is there."""
+        rows = self._select("SELECT data FROM runs WHERE id = ?", id)
+        return self._read(id, rows[0][0]) if rows else None
+
+    def tree_of(self, id: str) -> tuple[str, str | None]:
+        """The tree that a run is in, and its name there."""
+        rows = self._select("SELECT tree, request, name FROM runs WHERE id = ?", id)
+        return (str(rows[0][0] or rows[0][1]), rows[0][2]) if rows else (id, None)
+
+    def is_from_server(self, id: str) -> bool:
+        """Whether a server wrote it: then others may have chosen what is in it."""
+        return bool(self._select("SELECT 1 FROM runs WHERE id = ? AND origin IS NOT NULL", id))
 
     def export(self, name: str, path: str | Path, *, tree: bool = False) -> None:
         """Write a run, or with `tree` its whole family, as a `.glass` file."""
@@ -143,23 +176,70 @@ class Store:
         return int(self._select("SELECT count(*) FROM runs")[0][0]) if self.path.exists() else 0
 
     def close(self) -> None:
-        self.flush()
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+        try:
+            self.flush()
+        finally:
+            self._reader.close()
+            self._writing.close()
 
-    # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── rows ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _add_all(self, runs: Iterable[Run]) -> None:
-        rows = [_row(run) for run in runs]  # packed before anybody has to wait for us
-        marks = ", ".join("?" * 11)
+    def _add_all(self, items: Iterable[Item]) -> None:
+        rows = [self._row(item) for item in items]
+        marks = ", ".join("?" * 14)
+        tree = "coalesce(?, (SELECT tree FROM runs WHERE id = ?), (SELECT tree FROM runs WHERE id = ?), ?)"
         with self._transaction() as connection:
             connection.executemany(
                 "INSERT OR REPLACE INTO runs (id, request, parent, created, model, prompt, text, tokens,"
-                f" finish_reason, seed, data) VALUES ({marks})",
+                f" finish_reason, seed, data, name, origin, facts, tree) VALUES ({marks}, {tree})",
                 rows,
             )
+
+    def _row(self, item: Item) -> tuple[object, ...]:
+        run = item.run
+        request = run.samples[0].id if run.samples else run.id
+        shown = (run.model, None if run.prompt is None else run.prompt, run.text)
+        texts = [None if text is None else replace_surrogates(text) for text in shown]
+        counts = (len(run.tokens), run.finish_reason, str(run.seed))
+        # Without a tree of its own it is in that of its parent.
+        tree = (item.tree, run.id, run.parent, request)
+        return (
+            *(run.id, request, run.parent, run.created),
+            *texts,
+            *counts,
+            to_bytes([run]),
+            *(item.name, self._origin, facts_of(run)),
+            *tree,
+        )
+
+    def _delete(self, id: str) -> int:
+        if not self.path.exists():
+            return 0
+        with self._transaction() as connection:
+            return connection.execute("DELETE FROM runs WHERE id = ?", (id,)).rowcount
+
+    def _kept(self, *row: Any) -> Kept | None:
+        *plain, tree, name, facts = row
+        entry = entry_of(plain)
+        if entry is None:
+            return None
+        try:
+            if facts is None:  # a row of version 1
+                run = self.run(entry.id)
+                facts = facts_of(run) if run else None
+                update = "UPDATE runs SET facts = ? WHERE id = ? AND facts IS NULL"
+                self._writer.call(lambda: self._execute(update, facts, entry.id))
+            return Kept(entry, str(tree or entry.id), name, json.loads(facts))
+        except (TraceError, TypeError, ValueError):  # one bad row must not hide the others
+            return None
+
+    def _read(self, id: str, data: Any) -> Run:
+        if not isinstance(data, bytes):
+            raise TraceError(f"run {id} in {self.path} is damaged")
+        run = from_bytes(data, f"run {id} in {self.path}", only_first=True)[0]
+        if run.id != id:
+            raise TraceError(f"run {id} in {self.path} is damaged: it holds run {run.id}")
+        return run
 
     def _id(self, name: str) -> str:
         if name == "last":
@@ -180,85 +260,103 @@ class Store:
             raise TraceError(f"several runs begin with {name!r}: {', '.join(ids[:2])} …")
         return ids[0]
 
-    def _family(self, own: str) -> Sequence[Run]:
-        """Everything that hangs together with a run by parents, forks and samples."""
+    def _find_family(self, run: Run) -> None:
+        """Links a run with everything that hangs together with it by parents, forks and samples. Rows that
+        cannot be read are left out."""
         rows = self._select(
             """WITH RECURSIVE kin(id, request, parent) AS (
                 SELECT id, request, parent FROM runs WHERE id = ?
                 UNION
                 SELECT runs.id, runs.request, runs.parent FROM runs, kin
                 WHERE runs.id = kin.parent OR runs.parent = kin.id OR runs.request = kin.request
-            ) SELECT runs.request, runs.data FROM runs JOIN kin ON kin.id = runs.id ORDER BY runs.number""",
-            own,
+                LIMIT ?
+            ) SELECT runs.id, runs.request, runs.data FROM runs JOIN kin ON kin.id = runs.id
+            ORDER BY runs.number""",
+            run.id,
+            _MOST_FAMILY,
         )
-        runs = [from_bytes(data, f"a run in {self.path}")[0] for _, data in rows]
-        by_id = {run.id: run for run in runs}
-        requests = [request for request, _ in rows]
-        for run, request in zip(runs, requests, strict=True):
-            run.samples = [each for each, theirs in zip(runs, requests, strict=True) if theirs == request]
-            run.above = by_id.get(run.parent or "")
-            if run.above is not None:
-                run.above.children.append(run)
-        return runs
+        runs, requests = [], []
+        for id, request, data in rows:
+            try:
+                runs.append(run if id == run.id else self._read(id, data))
+            except TraceError:
+                continue
+            requests.append(request)
+        of_request: dict[str, list[str]] = {}
+        for each, request in zip(runs, requests, strict=True):
+            of_request.setdefault(request, []).append(each.id)
+        with suppress(TraceError):  # rows whose parents go in a circle: the run stands alone
+            link(runs, [of_request[request] for request in requests])
+
+    # ── SQLite ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _select(self, query: str, *values: object) -> Sequence[tuple[Any, ...]]:
         if not self.path.exists():
             return []
-        with self._errors(), self._lock:
-            return self._open().execute(query, values).fetchall()
+        with self._errors(), self._reader.used() as connection:
+            return connection.execute(query, values).fetchall()
+
+    def _execute(self, statement: str, *values: object) -> None:
+        with self._transaction() as connection:
+            connection.execute(statement, values)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._errors(), self._lock:
-            connection = self._open()
+        with self._errors(), self._writing.used() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
+                connection.execute("COMMIT")
             except BaseException:
-                connection.execute("ROLLBACK")
+                roll_back(connection)
                 raise
-            connection.execute("COMMIT")
 
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            connection = sqlite3.connect(
-                self.path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
-            )
-            try:
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("PRAGMA synchronous = NORMAL")
-                _prepare(connection, self.path)
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
-        return self._connection
+    def _connect(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        connection = sqlite3.connect(
+            self.path, timeout=self._patience, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            prepare(connection, self.path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise TraceError(f"cannot use the store {self.path}: {error}") from error
+            reason = str(getattr(error, "strerror", None) or error)
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            raise StoreError(
+                f"cannot use the store {self.path}: {reason}",
+                reason,
+                busy=code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
+                full=code == sqlite3.SQLITE_FULL,
+            ) from error
 
 
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """A new file gets its table; two processes may come with the same idea."""
-    connection.execute("BEGIN IMMEDIATE")
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version == 0:
-        for statement in _SCHEMA.split(";"):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {_VERSION}")
-    connection.execute("COMMIT")
-    if version > _VERSION:
-        raise TraceError(
-            f"the store {path} is of version {version}; this glassloop uses up to {_VERSION}: update it"
-        )
+class _Connection:
+    """A connection that is made when it is first used, by one thread at a time."""
 
+    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._connect = connect
+        self._lock = threading.RLock()
+        self._open: sqlite3.Connection | None = None
 
-def _row(run: Run) -> tuple[object, ...]:
-    request = run.samples[0].id if run.samples else run.id
-    text = (run.id, request, run.parent, run.created, run.model, run.prompt, run.text)
-    return (*text, len(run.tokens), run.finish_reason, str(run.seed), to_bytes([run]))
+    @contextmanager
+    def used(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            if self._open is None:
+                self._open = self._connect()
+            yield self._open
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open is not None:
+                self._open.close()
+                self._open = None

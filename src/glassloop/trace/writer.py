@@ -1,62 +1,204 @@
-"""A thread that writes runs, so that nobody who makes them has to wait for a disk."""
+"""A thread that writes runs, so that nothing that makes them waits for a disk.
+
+Runs and other jobs are done in the order in which they came. A run that cannot be written now is tried again
+later; only so many wait for that, and whatever is given up is told.
+"""
 
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
+from glassloop.errors import GlassloopError, StoreError, TraceError
 from glassloop.trace.run import Run
 
 _LINGER = 0.05  # seconds in which more may come, to be written with the first
+_RETRY = 5.0  # seconds until what failed is tried again
+MOST_UNWRITTEN = 256  # runs that wait to be tried again
+
+
+class Item(NamedTuple):
+    """A run to be kept, with what only its server knows of it."""
+
+    run: Run
+    tree: str | None = None
+    name: str | None = None
+
+
+class _Job(NamedTuple):
+    work: Callable[[], Any]
+    without: str | None  # a run whose failed writes are forgotten first
+    done: Future[Any]
 
 
 class Writer:
-    """Runs are written in the order in which they came, all that wait at once. The thread comes with the
-    first run and goes when there is none left, so nothing has to be closed."""
+    """The thread comes with the first run and goes when there is none left, so nothing has to be closed.
 
-    def __init__(self, write: Callable[[Sequence[Run]], None]) -> None:
+    `write` writes some runs, all or none. `failed` is told, on the thread, of each run that could not be
+    written: once when it first failed, and once (True) when it was given up.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Sequence[Item]], None],
+        failed: Callable[[Run, Exception, bool], None] = lambda run, error, lost: None,
+    ) -> None:
         self._write = write
+        self.failed = failed
         self._changed = threading.Condition()
-        self._waiting: list[Run] = []
+        self._waiting: list[Item | _Job] = []
+        self._hurry = False  # a job is waited for
         self._thread: threading.Thread | None = None
-        self._failed: Exception | None = None
+        # The thread's own: runs to try again by id, oldest first; when; and what a flush has to tell.
+        self._unwritten: dict[str, Item] = {}
+        self._again = 0.0
+        self._error: Exception | None = None
+        self._lost = 0
         atexit.register(_flush_at_exit, weakref.ref(self))
 
-    def put(self, run: Run) -> None:
+    @property
+    def unwritten(self) -> int:
+        """How many runs have failed to be written, and will be tried again."""
+        return len(self._unwritten)
+
+    def put(self, item: Item) -> None:
         with self._changed:
-            self._waiting.append(run)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._work, name="glassloop store", daemon=True)
-                self._thread.start()
+            self._waiting.append(item)
+            self._wake()
+
+    def call(self, work: Callable[[], Any], without: str | None = None) -> Future[Any]:
+        """Has the thread do something after all that was put before. `without` names a run that is not tried
+        again from then on."""
+        done: Future[Any] = Future()
+        with self._changed:
+            self._waiting.append(_Job(work, without, done))
+            self._hurry = True
+            self._changed.notify_all()
+            self._wake()
+        return done
 
     def flush(self) -> None:
-        """Wait until everything is written; what went wrong since the last time is raised."""
-        with self._changed:
-            # (After a fork of the process the thread is another process's.)
-            self._changed.wait_for(lambda: self._thread is None or not self._thread.is_alive())
-            failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
+        """Waits until everything is written. What cannot be is tried once more, then given up and raised."""
+        # (After a fork of the process the thread is another process's, and so is what it has to write.)
+        if self._thread is not None and self._thread.is_alive():
+            self.call(self._give_up).result()
+        lost, error, self._lost, self._error = self._lost, self._error, 0, None
+        if lost and error is not None:
+            message = str(error) if lost == 1 else f"{lost} runs were not kept: {error}"
+            raise TraceError(message) from error
+
+    def _wake(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._work, name="glassloop store", daemon=True)
+            self._thread.start()
+
+    # ── on the thread ──────────────────────────────────────────────────────────────────────────────────────
 
     def _work(self) -> None:
-        pause = threading.Event()
         while True:
-            pause.wait(_LINGER)
             with self._changed:
-                runs, self._waiting = self._waiting, []
-                if not runs:
+                self._changed.wait_for(lambda: self._hurry, _LINGER)
+                if not self._waiting and self._unwritten:
+                    self._changed.wait_for(lambda: bool(self._waiting), _RETRY)
+                jobs, self._waiting, self._hurry = self._waiting, [], False
+                if not jobs and not self._unwritten:
                     self._thread = None
-                    self._changed.notify_all()
                     return
+            batch: list[Item] = []
+            for job in jobs:
+                if isinstance(job, Item):
+                    batch.append(job)
+                    continue
+                self._put(batch)
+                batch = []
+                self._do(job)
+            self._put(batch)
+            del jobs, batch  # a waiting thread must not hold on to runs
+
+    def _put(self, batch: Sequence[Item]) -> None:
+        again: dict[str, Item] = {}
+        if self._unwritten and time.monotonic() >= self._again:
+            again = dict(self._unwritten)
+            self._again = time.monotonic() + _RETRY
+        # A newer state of a run replaces one that still waits.
+        items = again | {item.run.id: item for item in batch}
+        if items:
+            self._attempt(list(items.values()))
+
+    def _attempt(self, items: Sequence[Item]) -> None:
+        """Writes all at once; if that fails, one by one, so that a bad run takes no other along."""
+        try:
+            self._write(items)
+        except Exception as error:  # a full disk must not end the thread
+            if len(items) == 1 or _is_busy(error):
+                for item in items:
+                    self._fail(item, error)
+                return
+        else:
+            for item in items:
+                self._unwritten.pop(item.run.id, None)
+            return
+        for place, item in enumerate(items):
             try:
-                self._write(runs)
-            except Exception as error:  # a full disk must not end the engine; `flush` tells
-                self._failed = error
+                self._write([item])
+                self._unwritten.pop(item.run.id, None)
+            except Exception as error:
+                self._fail(item, error)
+                if _is_busy(error):  # every other one would wait as long
+                    for other in items[place + 1 :]:
+                        self._fail(other, error)
+                    return
+
+    def _fail(self, item: Item, error: Exception) -> None:
+        self._error = error
+        known = self._unwritten.pop(item.run.id, None) is not None
+        if not isinstance(error, StoreError):  # it is the run's own fault, and will be
+            self._lose(item, error)
+            return
+        if not known:
+            self._again = time.monotonic() + _RETRY
+            self.failed(item.run, error, False)
+        self._unwritten[item.run.id] = item
+        if len(self._unwritten) > MOST_UNWRITTEN:
+            self._lose(self._unwritten.pop(next(iter(self._unwritten))), error)
+
+    def _lose(self, item: Item, error: Exception) -> None:
+        self._lost += 1
+        self.failed(item.run, error, True)
+
+    def _do(self, job: _Job) -> None:
+        if job.without is not None:
+            self._unwritten.pop(job.without, None)
+        if not job.done.set_running_or_notify_cancel():
+            return
+        try:
+            job.done.set_result(job.work())
+        except Exception as error:
+            job.done.set_exception(error)
+
+    def _give_up(self) -> None:
+        if self._unwritten:
+            self._attempt(list(self._unwritten.values()))
+        for item in list(self._unwritten.values()):
+            self._lose(item, self._error or RuntimeError("it could not be written"))
+        self._unwritten.clear()
+
+
+def _is_busy(error: Exception) -> bool:
+    return isinstance(error, StoreError) and error.busy
 
 
 def _flush_at_exit(reference: weakref.ref[Writer]) -> None:
     writer = reference()
-    if writer is not None:
+    if writer is None:
+        return
+    try:
         writer.flush()
+    except GlassloopError as error:
+        print(f"glassloop: {error}", file=sys.stderr)
