@@ -142,7 +142,7 @@ def test_single_elements_may_be_wrong_too() -> None:
         try:
             assert tokenizer.decode(tokenizer.encode(text)) == text
         except TextError as error:
-            assert "no token for the byte" in str(error)
+            assert "no token for the byte" in str(error) or "the merges do not fit" in str(error)
 
     check()
 

@@ -1,16 +1,20 @@
 """Chat templates: a conversation written out as the one text that the model was trained to read.
 
-A template is a small Jinja program that comes with the model. It runs in the bounds of `sandbox`, which is
-imported when the first template is rendered, and not before.
+A template is a small Jinja program that comes with the model. `renderer` runs it in a process of its own,
+within limits; it is imported when the first template is rendered, and not before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from glassloop.errors import TextError
+from glassloop.text.template_limits import Limits
 
 # Stands at the end of the message to be continued while the template runs; the text is cut there. The space
 # at its end shows whether the template trims messages.
@@ -23,6 +27,7 @@ class ChatTemplate(NamedTuple):
     eos: str = ""
     name: str = "chat template"  # what errors call it
     variants: Mapping[str, str] = {}  # by name, such as "tool_use" and "rag"
+    limits: Limits = Limits()
 
     @classmethod
     def choose(cls, sources: Mapping[str, str], *, bos: str, eos: str, name: str) -> ChatTemplate | None:
@@ -45,7 +50,16 @@ class ChatTemplate(NamedTuple):
         if name not in self.variants:
             known = ", ".join(sorted(self.variants)) or "none"
             raise TextError(f"{self.name}: has no variant {name!r}; there are: {known}")
-        return ChatTemplate(self.variants[name], self.bos, self.eos, f"{self.name}.{name}")
+        return self._replace(source=self.variants[name], name=f"{self.name}.{name}", variants={})
+
+    def warm(self) -> None:
+        """Starts the renderer in the background, so that the first conversation need not wait for it."""
+
+        def start() -> None:
+            with suppress(TextError):  # whoever renders will be told
+                _renderer().warm(self.source, self.limits)
+
+        Thread(target=start, name="chat template", daemon=True).start()
 
     def render(
         self,
@@ -79,10 +93,6 @@ class ChatTemplate(NamedTuple):
         tools: Sequence[Any] | None,
         extra: Mapping[str, Any],
     ) -> str:
-        from jinja2 import TemplateError, TemplateSyntaxError
-
-        from glassloop.text.sandbox import render
-
         values: dict[str, Any] = {
             "messages": messages,
             "tools": tools,
@@ -93,18 +103,18 @@ class ChatTemplate(NamedTuple):
             **extra,
         }
         try:
-            text = render(self.source, values)
-        except TemplateSyntaxError as error:
-            raise TextError(f"{self.name}: line {error.lineno}: {_one_line(error.message)}") from None
-        except TemplateError as error:
-            raise TextError(f"{self.name}: {_one_line(error.message)}") from None
-        except RecursionError:
-            raise TextError(f"{self.name}: is nested too deeply") from None
-        except MemoryError:
-            raise TextError(f"{self.name}: needs too much memory") from None
-        except Exception as error:  # a template is a program, and can fail in every way that Python has
-            raise TextError(f"{self.name}: {type(error).__name__}: {_one_line(str(error))}") from None
+            text = _renderer().render(self.source, values, self.limits)
+        except TextError as error:
+            raise TextError(f"{self.name}: {error}") from None
         return _cut(self.name, text) if continue_final else text
+
+
+def _renderer() -> ModuleType:
+    try:
+        from glassloop.text import renderer
+    except ImportError:
+        raise TextError("cannot be rendered: this system has no limits for processes") from None
+    return renderer
 
 
 def _cut(name: str, text: str) -> str:
@@ -155,7 +165,3 @@ def _part(where: str, part: object) -> str:
 
 def _type(mapping: Mapping[str, Any], key: str) -> str:
     return type(mapping[key]).__name__ if key in mapping else "missing"
-
-
-def _one_line(message: str | None) -> str:
-    return " ".join((message or "failed").split())[:300]

@@ -1,64 +1,155 @@
-"""Keeps what people write in a conversation from spelling special tokens.
+"""Keeps what people write in a conversation from becoming special tokens.
 
-Only the template's own text may be a special token. Before a template runs, every text of a message that
-spells one is broken by a mark inside it, one that nobody else uses; afterwards the rendered text is cut at
-the marks, so that the two halves are never encoded together. Texts that spell none are left as they are.
+Only the template's own text may be a special token. Before a template runs, each text of a message that
+spells a special token, or could be part of one together with the text around it, gets marks: characters that
+nobody else uses. Afterwards the rendered text is cut at the marks, so that the two sides are never encoded
+together. Texts that need no mark are left as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from glassloop.errors import TextError
 
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # Unicode keeps these free for uses like this one
-_NOT_TEXT = ("role", "type")  # keys whose values are names that the server or the template knows
+_MARK = re.compile(f"[{_MARKS[0]}-{_MARKS[-1]}]")
+# Keys, roles and types that templates look at. They say nothing, so they are never marked.
+_NAMES = frozenset(
+    (
+        *("role", "content", "name", "type", "text", "tool_calls", "tool_call_id", "id", "arguments"),
+        *("function", "description", "parameters", "properties", "required", "items", "enum", "strict"),
+        *("system", "developer", "user", "assistant", "tool", "model"),
+        *("object", "array", "string", "number", "integer", "boolean", "null"),
+    )
+)
+_MOST_JOINED = 1 << 20
+
+
+class Marks(NamedTuple):
+    cut: str  # what stands before it and what stands after it are not encoded together
+    quote: str  # the character after it is text, and encoded alone
 
 
 class Guard:
-    def __init__(self, specials: Collection[str], find: Callable[[str], list[int]]) -> None:
-        """`find` tells where in a text the tokenizer sees special tokens begin."""
-        self._find = find
-        self._starts = {text[:2] for text in specials}
-        self._beginnings = {text[:size] for text in specials for size in range(1, len(text))}
-        self._longest = max(map(len, specials), default=0)
+    """`fold` is what the tokenizer does to a text before it looks for special tokens, if it does anything."""
 
-    def protect(self, value: Any) -> tuple[Any, str]:
-        """Messages, or tools, with marks where they are needed; and the mark."""
+    def __init__(self, specials: Collection[str], fold: Callable[[str], str] | None = None) -> None:
+        folded = {fold(text) for text in specials} if fold else set()
+        self._fold = fold
+        self._specials = sorted({*specials, *folded} - {""})
+        self._backwards = sorted(text[::-1] for text in self._specials)
+        self._longest = max(map(len, self._specials), default=0)
+        self._joined = "\0".join(self._specials)
+        # Those that do not begin with another one. At any place of a text at most one of them begins: the
+        # last in order that is not greater than the text from there on.
+        self._shortest: list[str] = []
+        for text in self._specials:
+            if not self._shortest or not text.startswith(self._shortest[-1]):
+                self._shortest.append(text)
+        self._first, self._last = (_any_of({text[i] for text in self._specials}) for i in (0, -1))
+
+    def protect(self, value: Any) -> tuple[Any, Marks]:
+        """Returns messages or tools with marks where they are needed, and the marks."""
         used: set[str] = set()
-        _collect(value, used)
-        free = [mark for mark in _MARKS if mark not in used]
-        if not free:
-            raise TextError("messages hold all 32 noncharacters from U+FDD0 on; fewer are expected")
-        return self._walk(value, free[0]), free[0]
+        try:
+            _collect(value, used)
+            free = [mark for mark in _MARKS if mark not in used]
+            if len(free) < 2:
+                raise TextError("messages hold more than 30 of the noncharacters U+FDD0 to U+FDEF")
+            marks = Marks(*free[:2])
+            return self._walk(value, marks), marks
+        except RecursionError:
+            raise TextError("messages or tools are nested too deeply") from None
 
-    def _walk(self, value: Any, mark: str) -> Any:
+    def first_place(self, text: str) -> int:
+        """Where the first special token of a text begins; the text's length if there is none."""
+        return next((place for place, _ in self._places(text)), len(text))
+
+    def _walk(self, value: Any, marks: Marks) -> Any:
         if isinstance(value, str):
-            return self._break(value, mark)
+            return self._mark(value, marks)
         if isinstance(value, Mapping):
             return {
-                self._walk(key, mark): item if key in _NOT_TEXT else self._walk(item, mark)
+                key if key in _NAMES else self._walk(key, marks): self._item(key, item, marks)
                 for key, item in value.items()
             }
         if isinstance(value, Sequence) and not isinstance(value, bytes):
-            return [self._walk(item, mark) for item in value]
+            return [self._walk(item, marks) for item in value]
         return value
 
-    def _break(self, text: str, mark: str) -> str:
-        if any(start in text for start in self._starts):
-            # Breaking one may leave another that overlapped with it.
-            while places := self._find(text):
-                for place in reversed(places):
-                    text = text[: place + 1] + mark + text[place + 1 :]
-        # What begins a special token at the end of a text must not be completed by what comes after it.
-        tail = range(1, min(self._longest, len(text) + 1))
-        return text + mark if any(text[-size:] in self._beginnings for size in tail) else text
+    def _item(self, key: Any, item: Any, marks: Marks) -> Any:
+        if key in ("role", "type") and isinstance(item, str):
+            # Templates write special tokens around a role, as in "<|user|>".
+            return item if item in _NAMES else self._mark(item, marks, part_of_one=True)
+        return self._walk(item, marks)
+
+    def _mark(self, text: str, marks: Marks, part_of_one: bool = False) -> str:
+        """Returns the text with a cut in each special token that it spells, overlapping ones included, and
+        at its ends where they could be part of one. With `part_of_one` all of it may be inside one."""
+        if not text:
+            return text
+        if self._fold and self.first_place(text) == len(text):
+            folded = self._fold(text)
+            if self.first_place(folded) < len(folded):
+                text = folded
+        parts: list[str] = []
+        done = 0
+        for place, size in self._places(text):
+            if size == 1:  # cannot be cut
+                parts += (text[done:place], marks.quote)
+                done = place
+            else:
+                parts += (text[done : place + 1], marks.cut)
+                done = place + 1
+        marked = "".join([*parts, text[done:]])
+        if self._ends_one(text):
+            marked = marks.cut + marked
+        if self._begins_one(text) or (not part_of_one and self._is_inside_one(text)):
+            marked += marks.cut
+        return marked
+
+    def _places(self, text: str) -> Iterator[tuple[int, int]]:
+        """Wherever a special token begins: the place, and the size of the shortest that begins there."""
+        for found in self._first.finditer(text):
+            rest = text[found.start() : found.start() + self._longest]
+            index = bisect_right(self._shortest, rest) - 1
+            if index >= 0 and rest.startswith(self._shortest[index]):
+                yield found.start(), len(self._shortest[index])
+
+    def _begins_one(self, text: str) -> bool:
+        """Whether the text's end is the beginning of a special token."""
+        candidates = self._first.finditer(text, max(0, len(text) - self._longest + 1))
+        return any(_continues(text[found.start() :], self._specials) for found in candidates)
+
+    def _ends_one(self, text: str) -> bool:
+        """Whether the text's beginning is the end of a special token."""
+        candidates = self._last.finditer(text, 0, max(0, self._longest - 1))
+        return any(_continues(text[: found.end()][::-1], self._backwards) for found in candidates)
+
+    def _is_inside_one(self, text: str) -> bool:
+        # Of very many special tokens every short text is held to be inside one: nothing is lost by a cut.
+        short = len(text) < self._longest
+        return short and (len(self._joined) > _MOST_JOINED or text in self._joined)
+
+
+def _continues(beginning: str, ordered: list[str]) -> bool:
+    """Whether one of the texts begins so and goes on."""
+    index = bisect_right(ordered, beginning)
+    return index < len(ordered) and ordered[index].startswith(beginning)
+
+
+def _any_of(characters: set[str]) -> re.Pattern[str]:
+    return re.compile(f"[{''.join(map(re.escape, sorted(characters)))}]" if characters else "(?!)")
 
 
 def _collect(value: Any, used: set[str]) -> None:
     if isinstance(value, str):
-        used.update(mark for mark in _MARKS if mark in value)
+        if not value.isascii():
+            used.update(_MARK.findall(value))
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _collect(key, used)

@@ -8,7 +8,7 @@ which tokens stand around a text, and where a text ends; `tokenizer_config.json`
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,7 @@ def read_json_folder(folder: Path) -> TokenizerParts:
         space_prefix=_space_prefix(parts),
         exact=not states[0],
         chat_template=_chat_template(folder, config, text_of(bos), text_of(eos)),
+        fold=_fold(parsing),
     )
 
 
@@ -153,6 +154,15 @@ def _without_special(parsing: Backend) -> Backend:
         plain = Backend.from_str(parsing.to_str())
     plain.encode_special_tokens = True
     return plain
+
+
+def _fold(backend: Backend) -> Callable[[str], str] | None:
+    """The normalizer, where the file has special tokens looked for in normalized text."""
+    added = backend.get_added_tokens_decoder().values()
+    if backend.normalizer is None or not any(token.special and token.normalized for token in added):
+        return None
+    fold: Callable[[str], str] = backend.normalizer.normalize_str
+    return fold
 
 
 def _around(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -7,6 +7,7 @@ built, so any number of threads may encode at once.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -72,6 +73,8 @@ class TokenizerParts(NamedTuple):
     space_prefix: SpacePrefix = SpacePrefix.NEVER
     exact: bool = True  # encoding keeps every byte (no normalizer that rewrites text)
     chat_template: ChatTemplate | None = None
+    # What happens to text before special tokens are looked for, where it is not looked at as it stands.
+    fold: Callable[[str], str] | None = None
 
 
 def first_line(error: BaseException) -> str:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import operator
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassloop.errors import TextError
 from glassloop.text.alphabet import BYTE_CHARACTERS, byte_name, read_shown_bytes, show_bytes, to_alphabet
-from glassloop.text.guard import Guard
+from glassloop.text.guard import Guard, Marks
 from glassloop.text.pipeline import SpacePrefix, TokenizerParts, WayIn, first_line
 from glassloop.text.vocabulary import LITERAL_KINDS, SPECIAL_KINDS, Kind, Spelling
 
@@ -109,7 +111,7 @@ class Tokenizer:
             raise TextError(
                 f"{self.name} has no chat template; encode a prompt, or give the model a template"
             )
-        (messages, tools), mark = self._guard.protect((messages, tools))
+        (messages, tools), marks = self._guard.protect((messages, tools))
         text = self.chat_template.render(
             messages,
             add_generation_prompt=add_generation_prompt and not continue_final,
@@ -117,32 +119,50 @@ class Tokenizer:
             tools=tools,
             **extra,
         )
-        first, *others = text.split(mark)
-        ids = self.encode(first, add_special=False)
-        for part in others:
-            # Up to the template's next special token it continues other text.
-            place = min(self._special_places(part), default=len(part))
-            ids += self._spell_out_special(self._encode("bare", part[:place]))
-            ids += self.encode(part[place:], add_special=False)
+        ids = self._encode_marked(text, marks)
         before = list(self._parts.before)
         return ids if ids[: len(before)] == before else before + ids
 
-    @cached_property
-    def _guard(self) -> Guard:
-        texts = (self.token_bytes(token_id).decode("utf-8", "replace") for token_id in self.special_ids)
-        return Guard([text for text in texts if text], self._special_places)
+    def _encode_marked(self, text: str, marks: Marks) -> list[int]:
+        """Token ids of a text without its marks, where no special token has a mark inside it."""
+        first, *others = re.split(f"([{marks.cut}{marks.quote}])", text)
+        found, pieces = others[::2], others[1::2]
+        if marks.quote not in found:
+            whole = "".join([first, *pieces])
+            cuts = list(accumulate(map(len, [first, *pieces[:-1]]))) if pieces else []
+            if not self._has_special_across(whole, cuts):
+                return self.encode(whole, add_special=False)
+        ids = self.encode(first, add_special=False)
+        for mark, piece in zip(found, pieces, strict=True):
+            # Up to the template's next special token it continues other text.
+            quoted = 1 if mark == marks.quote else 0
+            place = quoted + self._guard.first_place(piece[quoted:])
+            for plain in (piece[:quoted], piece[quoted:place]):
+                if plain:
+                    ids += self._spell_out_special(self._encode("bare", plain))
+            if place < len(piece):
+                ids += self.encode(piece[place:], add_special=False)
+        return ids
 
-    def _special_places(self, text: str) -> list[int]:
-        """Where in a text special tokens begin."""
+    def _has_special_across(self, text: str, cuts: list[int]) -> bool:
+        """Whether the tokenizer sees a special token that has one of the cuts, in order, inside it."""
+        if not cuts:
+            return False
         try:
             found = self._parts.model.for_text(text).parsing.encode(text, add_special_tokens=False)
         except Exception:  # not text; whoever encodes it will say so
-            return []
-        return [
-            span[0]
-            for token_id, span in zip(found.ids, found.offsets, strict=True)
-            if token_id in self.special_ids
-        ]
+            return False
+        for token_id, (start, end) in zip(found.ids, found.offsets, strict=True):
+            if token_id in self.special_ids:
+                after = bisect_right(cuts, start)
+                if after < len(cuts) and cuts[after] < end:
+                    return True
+        return False
+
+    @cached_property
+    def _guard(self) -> Guard:
+        texts = [self.token_bytes(token_id).decode("utf-8", "replace") for token_id in self.special_ids]
+        return Guard(texts, self._parts.fold)
 
     def _encode(self, way_in: WayIn, text: str) -> list[int]:
         if not isinstance(text, str):
@@ -194,9 +214,15 @@ class Tokenizer:
 
     @cached_property
     def _byte_ids(self) -> tuple[int | None, ...]:
+        """The token of each single byte, never a special one; None where there is none."""
         byte_level = self._vocabulary.spelling is Spelling.BYTE_LEVEL
-        names = BYTE_CHARACTERS if byte_level else map(byte_name, range(256))
+        names = BYTE_CHARACTERS if byte_level else [byte_name(byte) for byte in range(256)]
         ids = [self._parts.model.token_to_id(name) for name in names]
+        if not self.special_ids.isdisjoint(i for i in ids if i is not None):
+            # A special token with the same text is found in its place.
+            pieces, wanted = self._vocabulary.pieces, {*names}
+            plain = {p: i for i, p in enumerate(pieces) if p in wanted and i not in self.special_ids}
+            ids = [plain.get(name) for name in names]
         return tuple(None if i is None or self.token_bytes(i) != bytes([b]) else i for b, i in enumerate(ids))
 
     @cached_property

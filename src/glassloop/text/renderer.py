@@ -1,0 +1,256 @@
+"""Renders chat templates in worker processes, so that a hostile template costs a bounded time and memory.
+
+A template arrives inside a model file and is a program. `template_worker.py` runs it under the limits of the
+operating system; this side waits for the answer no longer than `Limits` says, and ends the worker otherwise.
+A worker serves one template and stays for the next rendering: templates cannot affect each other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from threading import Condition
+from typing import Any
+
+from glassloop.errors import TextError
+from glassloop.text.template_limits import Limits
+from glassloop.text.template_worker import ENDED, HEAD, TEXT
+
+_SCRIPT = Path(__file__).with_name("template_worker.py")
+_KEPT_VARIABLES = ("TZ", "LD_LIBRARY_PATH")  # for `strftime_now`, and for Python itself to start
+_NOT_STARTED = "the process that renders it cannot be started"
+_SECONDS_TO_START = 60.0  # of a busy machine; the template has not been seen then
+_MOST_WORKERS = 4
+_MOST_OF_ONE = 2  # renderings of one template at a time: a slow one leaves workers to the others
+
+
+def render(source: str, values: Mapping[str, Any], limits: Limits) -> str:
+    """Returns the text that a template makes of JSON-like values. Raises TextError with the reason alone."""
+    return _pool.render(source, limits, _to_json(values, limits))
+
+
+def warm(source: str, limits: Limits) -> None:
+    """Starts the worker of a template, so that its first rendering is as quick as the others."""
+    _pool.render(source, limits, None)
+
+
+def _to_json(values: Mapping[str, Any], limits: Limits) -> bytes:
+    parts = []
+    for name, value in values.items():
+        try:
+            parts.append(f"{json.dumps(name)}:{json.dumps(value, ensure_ascii=False, default=_plain)}")
+        except RecursionError:
+            raise TextError(f"{name} is nested too deeply") from None
+        except (TypeError, ValueError) as error:
+            raise TextError(f"{name} cannot be written as JSON: {str(error)[:200]}") from None
+    data = f"{{{','.join(parts)}}}".encode("utf-8", "surrogatepass")
+    if len(data) > limits.memory:
+        raise TextError(f"is given {len(data)} bytes to write; at most {limits.memory} are expected")
+    return data
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray, memoryview)):
+        return list(value)
+    raise TypeError(f"it holds a {type(value).__name__}")
+
+
+class _Worker:
+    """A process that has compiled one template."""
+
+    def __init__(self, source: str, limits: Limits) -> None:
+        self.serves = (source, limits)
+        self.ready = False  # for the next rendering
+        self._seconds, self._most = limits.seconds, 4 * limits.text + 4096  # bytes of an answer
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_SCRIPT)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
+                cwd="/",
+                start_new_session=True,  # Ctrl-C is for this process
+                bufsize=0,
+            )
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise TextError(f"{_NOT_STARTED}: {reason}") from None
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._input, False)
+        os.set_blocking(self._output, False)
+        setup = asdict(limits) | {"source": source, "path": [str(Path(path).absolute()) for path in sys.path]}
+        try:
+            deadline = time.monotonic() + _SECONDS_TO_START
+            self._send(json.dumps(setup).encode(), deadline)
+            if self._receive(deadline) is None:
+                raise TextError(_NOT_STARTED)
+            self._answer(time.monotonic() + limits.seconds)  # to the compilation
+        except BaseException:
+            self.end()
+            raise
+
+    def render(self, values: bytes) -> str:
+        self.ready = False
+        deadline = time.monotonic() + self._seconds
+        self._send(values, deadline)
+        return self._answer(deadline)
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        """Ends the process and waits until it is gone."""
+        self._process.kill()
+        self._process.wait()
+        self._close_pipes()
+
+    def forget(self) -> None:
+        """In a fork of the process that started this worker: leaves it to that one."""
+        self._close_pipes()
+        self._process.returncode = 0
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def _answer(self, deadline: float) -> str:
+        answer = self._receive(deadline)
+        if answer is None:
+            raise TextError(self._cause_of_death())
+        status, text = answer
+        self.ready = status != ENDED
+        if status != TEXT:
+            raise TextError(text)
+        return text
+
+    def _cause_of_death(self) -> str:
+        code = self._process.wait()
+        if code == -signal.SIGXCPU:
+            return self._too_slow()
+        return "is nested too deeply" if code == -signal.SIGSEGV else "needs too much memory"
+
+    def _too_slow(self) -> str:
+        return f"takes more than {self._seconds:g} seconds"
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        rest = memoryview(HEAD.pack(TEXT, len(data)) + data)
+        while rest:
+            try:
+                rest = rest[os.write(self._input, rest) :]
+            except BlockingIOError:
+                self._wait(self._input, select.POLLOUT, deadline)
+            except BrokenPipeError:  # it has ended, which reading shows
+                return
+
+    def _receive(self, deadline: float) -> tuple[int, str] | None:
+        """The status and the text of an answer; None from a worker that has ended."""
+        data, size = bytearray(), HEAD.size
+        while len(data) < size:
+            try:
+                chunk = os.read(self._output, min(size - len(data), 1 << 20))
+            except BlockingIOError:
+                self._wait(self._output, select.POLLIN, deadline)
+                continue
+            if not chunk:
+                return None
+            data += chunk
+            if len(data) == HEAD.size == size:
+                size += HEAD.unpack(data)[1]
+                if size > self._most:
+                    raise TextError("makes too long a text")
+        return data[0], data[HEAD.size :].decode("utf-8", "surrogatepass")
+
+    def _wait(self, pipe: int, event: int, deadline: float) -> None:
+        poll = select.poll()  # and not `select`, which knows no descriptors above 1024
+        poll.register(pipe, event)
+        if not poll.poll(max(0, deadline - time.monotonic()) * 1000):
+            raise TextError(self._too_slow())
+
+
+class _Pool:
+    """The workers of all templates. Threads share it."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._workers: set[_Worker] = set()
+        self._idle: list[_Worker] = []  # the one that has waited longest is first
+        self._busy: Counter[tuple[str, Limits]] = Counter()  # renderings of each template
+
+    def render(self, source: str, limits: Limits, values: bytes | None) -> str:
+        """Renders on an idle worker of this template or a new one. Without values, only starts the worker."""
+        if len(source) > limits.source:
+            raise TextError(f"has {len(source)} characters; at most {limits.source} are expected")
+        worker = self._take(source, limits)
+        try:
+            if worker is None:
+                worker = _Worker(source, limits)
+                self._workers.add(worker)
+            return "" if values is None else worker.render(values)
+        finally:
+            self._give_back(source, limits, worker)
+
+    def _take(self, source: str, limits: Limits) -> _Worker | None:
+        """An idle worker of this template, or None and the right to start one."""
+        serves, surplus = (source, limits), None
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._busy[serves] < _MOST_OF_ONE and self._busy.total() < _MOST_WORKERS
+            )
+            self._busy[serves] += 1
+            worker = next((each for each in reversed(self._idle) if each.serves == serves), None)
+            if worker is not None:
+                self._idle.remove(worker)
+            elif self._idle and len(self._idle) + self._busy.total() > _MOST_WORKERS:
+                surplus = self._idle.pop(0)
+        if surplus is not None:
+            self._end(surplus)
+        if worker is not None and not worker.alive():  # somebody ended it
+            self._end(worker)
+            return None
+        return worker
+
+    def _give_back(self, source: str, limits: Limits, worker: _Worker | None) -> None:
+        if worker is not None and not worker.ready:
+            self._end(worker)
+        with self._changed:
+            self._busy[source, limits] -= 1
+            if not self._busy[source, limits]:
+                del self._busy[source, limits]
+            if worker is not None and worker.ready:
+                self._idle.append(worker)
+            self._changed.notify_all()
+
+    def _end(self, worker: _Worker) -> None:
+        self._workers.discard(worker)
+        worker.end()
+
+    def close(self) -> None:
+        self._idle.clear()
+        for worker in list(self._workers):
+            self._end(worker)
+
+    def forget(self) -> None:
+        """In a fork of this process, the workers are the parent's."""
+        for worker in self._workers:
+            worker.forget()
+        self.__init__()  # type: ignore[misc]  # its lock may have been held, too
+
+
+_pool = _Pool()
+atexit.register(_pool.close)
+os.register_at_fork(after_in_child=_pool.forget)

@@ -1,0 +1,168 @@
+"""Renders one chat template, as a process of its own with hard limits on memory, time and files.
+
+`renderer.py` starts this file as a script and talks to it over pipes. It imports Jinja and the standard
+library alone, so that it starts quickly. A message is a head, `HEAD`, and as many bytes as the head says:
+first the set-up, then the values of each rendering, all of them JSON. Answers are text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+HEAD = struct.Struct("<BI")  # the status (0 in requests), the size of what follows
+TEXT, FAILED, ENDED = 0, 1, 2  # rendered; an error; an error after which this process is of no more use
+
+
+def _serve() -> None:
+    setup = json.loads(_read_message())
+    sys.path[:] = setup["path"]
+    environment = _environment()
+    _set_limits(setup["memory"])
+    _answer(TEXT, "")  # what comes from here on is the template's doing
+
+    seconds, most = setup["seconds"], setup["text"]
+    status, template = _attempt(seconds, environment.from_string, setup["source"])
+    if status != TEXT:
+        _answer(ENDED, template)
+        return
+    _answer(TEXT, "")
+    while status != ENDED:
+        status, text = _attempt(seconds, _render, template, _read_message(), most)
+        _answer(status, text)
+
+
+def _attempt(seconds: float, work: Callable[..., Any], *arguments: Any) -> tuple[int, Any]:
+    """The status, and what the work returns or why it failed."""
+    _allow_time(seconds)
+    try:
+        return TEXT, work(*arguments)
+    except MemoryError:
+        return ENDED, "needs too much memory"
+    except RecursionError:
+        return FAILED, "is nested too deeply"
+    except Exception as error:  # a template is a program, and can fail in every way that Python has
+        return FAILED, _describe(error)
+
+
+class _TooLong(Exception):
+    pass
+
+
+def _render(template: Any, values: bytes, most: int) -> str:
+    chunks, size = [], 0
+    for chunk in template.generate(json.loads(values.decode("utf-8", "surrogatepass"))):
+        size += len(chunk)
+        if size > most:
+            raise _TooLong(f"makes a text of more than {most} characters")
+        chunks.append(chunk)
+    return "".join(chunks)
+
+
+def _describe(error: Exception) -> str:
+    from jinja2 import TemplateError, TemplateSyntaxError
+
+    message = " ".join(str(getattr(error, "message", None) or error)[:3000].split())[:300]
+    if isinstance(error, TemplateSyntaxError):
+        return f"line {error.lineno}: {message}"
+    if isinstance(error, (TemplateError, _TooLong)):
+        return message or "failed"
+    return f"{type(error).__name__}: {message}"
+
+
+def _set_limits(memory: int) -> None:
+    """No files, no processes, and no more address space than `memory`."""
+    for limit, most in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_NOFILE, 3),  # stdin, stdout and stderr, which are open
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, 0),
+    ):
+        resource.setrlimit(limit, (most, most))
+
+
+def _allow_time(seconds: float) -> None:
+    """The parent keeps the time. Should it die, the CPU seconds end a rendering that does not."""
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    soft = int(spent.ru_utime + spent.ru_stime + seconds) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+
+
+def _environment() -> Any:
+    """Jinja's sandbox as chat templates expect it. Whatever a template can need is imported here: files
+    cannot be opened later."""
+    from datetime import datetime
+
+    import jinja2.debug  # noqa: F401  # of every error
+    from jinja2 import nodes
+    from jinja2.exceptions import SecurityError, TemplateRuntimeError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.runtime import Undefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}…{% endgeneration %}` marks the model's own words for training: the words."""
+
+        tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+    def to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, **options: Any) -> str:
+        # Jinja's own would escape HTML; a prompt is not a web page.
+        if isinstance(value, Undefined):
+            value._fail_with_undefined_error()
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+    def strftime_now(layout: str) -> str:
+        if re.search(r"\d{3}", layout):
+            raise SecurityError("asks for a date with a very large width")
+        return datetime.now().strftime(layout)
+
+    def raise_exception(message: object) -> NoReturn:
+        raise TemplateRuntimeError(str(message))
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    del environment.globals["lipsum"]
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    # What Jinja and the C library load when they are first used.
+    environment.from_string("{{ strftime_now('%c') | wordwrap | pprint }}").render()
+    return environment
+
+
+def _read_message() -> bytes:
+    _, size = HEAD.unpack(_read(HEAD.size))
+    return _read(size)
+
+
+def _read(size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        chunk = os.read(0, min(size - len(data), 1 << 20))
+        if not chunk:  # the parent is gone, or wants no more
+            os._exit(0)
+        data += chunk
+    return bytes(data)
+
+
+def _answer(status: int, text: str) -> None:
+    data = text.encode("utf-8", "surrogatepass")
+    rest = memoryview(HEAD.pack(status, len(data)) + data)
+    while rest:
+        rest = rest[os.write(1, rest) :]
+
+
+if __name__ == "__main__":
+    _serve()
