@@ -10,6 +10,7 @@ import torch
 from engine.small import finish, loop, model, naive, request, tokenizer
 from model.tiny import TINY, VOCAB, make
 
+from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.beams import Beams
 from glassloop.engine.loop import Loop
@@ -61,6 +62,7 @@ def test_it_equals_that_of_transformers(tmp_path, width, length_penalty, early_s
             prompt,
             sampling,
             runs_of(sampling, lambda seed, number: Run("tiny", prompt, seed, 64, sampling, sample=number)),  # noqa: B023
+            built=Compiled.of(sampling, VOCAB, plain),
         )
         runs = finish(engine, asked)
         expected = theirs.generate(

@@ -60,7 +60,10 @@ def fork_request(
         return made
 
     runs = runs_of(options, make)
-    return Request(run.prompt_ids, options, runs, forced=forced, drafts=llm.drafts, keep=llm.keep)
+    built = llm.build(options)
+    return Request(
+        run.prompt_ids, options, runs, forced=forced, drafts=llm.drafts, keep=llm.keep, built=built
+    )
 
 
 def _forced(llm: LLM, token: int | str | None, text: str | None) -> list[int]:
