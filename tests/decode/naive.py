@@ -219,7 +219,7 @@ class Naive:
 
 
 def banned(words, tokens, by_id):
-    """The tokens with which a bad word would end: looked for in the whole text with each token put after it."""
+    """The tokens with which a bad word would end: each is put after the text, and the words looked for."""
     before = b"".join(by_id[token] for token in tokens)
     found = set()
     for token, data in enumerate(by_id):

@@ -49,6 +49,7 @@ class BadWords:
         self._always = np.array(sorted(always), np.int32)
         self._text_hops = _hops(self._texts, self._by_text)
         self._sequence_hops = _hops(self._sequences, self._by_sequence)
+        self._begun: tuple[Sequence[int], tuple[int, int]] = [], (0, 0)
         self._known: dict[tuple[int, int], Int32] = {}
         self._room = _MOST_KNOWN
 
@@ -69,21 +70,26 @@ class BadWords:
                 if found[0] < found[1]:
                     self._by_text.setdefault(state, set()).add(found)
 
-    def watch(self, prompt: Sequence[int] | Int32) -> Watch:
+    def watch(self, prompt: Sequence[int]) -> Watch:
         """Returns the place of a branch that begins with these tokens."""
-        longest = int(max(self._texts.depth)), int(max(self._sequences.depth))
-        # Only as many of the last symbols matter as the longest pattern has.
+        if prompt != self._begun[0]:  # all samples of a request have the same
+            states = (0, 0)
+            for token in self._tail(prompt):
+                states = self.after(states, token)
+            self._begun = list(prompt), states
+        return Watch(self, self._begun[1])
+
+    def _tail(self, prompt: Sequence[int]) -> list[int]:
+        """Returns the last tokens: as many as could be the beginning of a bad word."""
+        text, sequence = max(self._texts.depth), max(self._sequences.depth)
         tail: list[int] = []
         size = 0
         for token in reversed(prompt):
-            if size >= longest[0] and len(tail) >= longest[1]:
+            if size >= text and len(tail) >= sequence:
                 break
-            tail.append(int(token))
-            size += len(self._bytes_of(int(token)))
-        states = (0, 0)
-        for token in reversed(tail):
-            states = self.after(states, token)
-        return Watch(self, states)
+            tail.append(token)
+            size += len(self._bytes_of(token))
+        return tail[::-1]
 
     def after(self, states: tuple[int, int], token: int) -> tuple[int, int]:
         """Returns the states of both automata after one more token."""

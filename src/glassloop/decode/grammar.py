@@ -26,8 +26,8 @@ from glassloop.errors import SamplingError
 from glassloop.text.tokenizer import Tokenizer
 
 _LONGEST = 1 << 20  # characters of a grammar
-# What a request's masks may take of the engine's time: seconds at once, and for each mask.
-_AT_ONCE, _EACH = 0.3, 0.01
+# What a request's grammar may take of the engine's time, in seconds: at once, for each mask, for each token.
+_AT_ONCE, _MASK, _TOKEN = 0.3, 0.01, 0.002
 
 
 class Grammar:
@@ -57,7 +57,7 @@ class Grammar:
         allowed: NDArray[np.bool_] = np.zeros(self._vocab_size, np.bool_)
         began = thread_time()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._budget.spend(self._field, thread_time() - began, _EACH)
+        self._budget.spend(self._field, thread_time() - began, _MASK)
         if self._matcher.is_error():
             raise self._refused()
         known = np.unpackbits(bits, bitorder="little", count=min(self._vocab_size, 8 * len(bits)))
@@ -67,7 +67,7 @@ class Grammar:
     def commit(self, token: int) -> None:
         began = thread_time()
         taken = self._matcher.consume_token(token)
-        self._budget.spend(self._field, thread_time() - began)
+        self._budget.spend(self._field, thread_time() - began, _TOKEN)
         if not taken:
             raise self._refused()
         self._length += 1
@@ -88,7 +88,7 @@ class _Budget:
     def __init__(self) -> None:
         self._left = _AT_ONCE
 
-    def spend(self, field: str, seconds: float, earned: float = 0.0) -> None:
+    def spend(self, field: str, seconds: float, earned: float) -> None:
         self._left = min(_AT_ONCE, self._left + earned) - seconds
         if self._left < 0:
             raise SamplingError(
