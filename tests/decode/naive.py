@@ -216,3 +216,20 @@ class Naive:
         if len(alive) == 1:
             return int(alive[first]), None, float("inf"), logprob
         return int(alive[first]), int(alive[order[1]]), scores[first] - scores[order[1]], logprob
+
+
+def banned(words, tokens, by_id):
+    """The tokens with which a bad word would end: each is put after the text, and the words looked for."""
+    before = b"".join(by_id[token] for token in tokens)
+    found = set()
+    for token, data in enumerate(by_id):
+        for word in words:
+            if isinstance(word, str):
+                size = len(word.encode())
+                text = before[max(0, len(before) - size + 1) :] + data
+                completes = bool(data) and word.encode() in text
+            else:
+                completes = [*tokens, token][-len(word) :] == list(word)
+            if completes:
+                found.add(token)
+    return found

@@ -169,9 +169,12 @@ def test_the_tokens_that_hold_a_text_are_found(tokenizer):
     from glassloop.decode.token_bytes import token_bytes
 
     known = token_bytes(tokenizer)
-    for text in (b"a", b"qu", b"ing", b" the", b"\xc3", b"zzzz"):
+    for text in (b"a", b"qu", b"ing", b" the", b"\xc3", b"\xff", b"a\xff", b"zzzz"):
         assert known.holding([text]) == {i for i, data in enumerate(known.by_id) if text in data}
-        assert set(known.beginning_with(text)) == {i for i, d in enumerate(known.by_id) if d.startswith(text)}
+        low, high = known.range_of(text)
+        assert set(known.sorted_ids[low:high]) == {
+            i for i, data in enumerate(known.by_id) if data.startswith(text)
+        }
 
 
 def test_many_texts_are_looked_for_at_once(tokenizer):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from ops.random_models import random_tensor
 
+from glassloop.decode.compiled import Compiled
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Stopper
@@ -105,7 +106,12 @@ def request(prompt: list[int], sampling: Sampling, **options: Any) -> Request:
     def make(seed: int, number: int) -> Run:
         return Run("small", prompt, seed, CONTEXT, sampling, number, sample=number)
 
-    return Request(prompt, sampling, runs_of(sampling, make), **options)
+    built: Compiled | GlassloopError
+    try:
+        built = Compiled.of(sampling, 257, tokenizer())
+    except GlassloopError as error:
+        built = error
+    return Request(prompt, sampling, runs_of(sampling, make), built=built, **options)
 
 
 def finish(loop: Loop, *requests: Request) -> list[Run]:
@@ -126,7 +132,7 @@ def naive(
     size = transformer.config.vocab_size
     decoder = Decoder(sampling, size, run.seed, run.prompt_ids, run.salt, texts, eos_ids, ops)
     made = Run("naive", run.prompt_ids, run.seed, CONTEXT, sampling, run.salt)
-    text = BranchText(sampling)
+    text = BranchText(Compiled.of(sampling, size, texts))
     stopper = Stopper(sampling, eos_ids, CONTEXT)
     tokens = list(run.prompt_ids)
     while True:

@@ -10,6 +10,7 @@ import torch
 from engine.small import finish, loop, model, naive, request, tokenizer
 from model.tiny import TINY, VOCAB, make
 
+from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.beams import Beams
 from glassloop.engine.loop import Loop
@@ -61,6 +62,7 @@ def test_it_equals_that_of_transformers(tmp_path, width, length_penalty, early_s
             prompt,
             sampling,
             runs_of(sampling, lambda seed, number: Run("tiny", prompt, seed, 64, sampling, sample=number)),  # noqa: B023
+            built=Compiled.of(sampling, VOCAB, plain),
         )
         runs = finish(engine, asked)
         expected = theirs.generate(
@@ -101,7 +103,7 @@ def test_one_beam_is_greedy_and_four_are_no_worse(seed):
     one = request(prompt, Sampling(max_tokens=12, ignore_eos=True))
     engine = loop(small)
     # A width of 1 asks for no search, so the search is asked for by hand.
-    task = Beams(one, (0, 0), engine._decoder(one.runs[0]), tokenizer(), tokenizer().piece, engine.tree)
+    task = Beams(one, (0, 0), engine._decoder(one, one.runs[0]), tokenizer(), tokenizer().piece, engine.tree)
     engine._tasks[one] = [task]
     engine.scheduler.add(task)
     while engine.busy:

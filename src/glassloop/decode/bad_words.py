@@ -1,68 +1,181 @@
 """Texts and token sequences that must never come: which tokens would complete one right now.
 
 A text is looked for in the bytes, so it is found however it falls into tokens, the prompt's last included.
+`BadWords` is built once a request and shared by its branches; a `Watch` is one branch's place in it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
-from itertools import islice
+from array import array
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from glassloop.decode.token_bytes import token_bytes
+from glassloop.decode.token_bytes import TokenBytes, token_bytes
 from glassloop.errors import SamplingError
 from glassloop.ops.vocabulary import Int32
+from glassloop.text.automaton import Automaton
 from glassloop.text.tokenizer import Tokenizer
+
+Range = tuple[int, int]  # from one place to before another
 
 
 class BadWords:
+    """The bad words of one request as two automata: of the texts over bytes, of the sequences over token ids.
+
+    A token that holds a text whole is out at every step. Any other token completes a text of which the
+    beginning is there already: the state of the automaton and its fallbacks are all such beginnings, and the
+    tokens for each of them are looked up when the automaton is built.
+    """
+
     def __init__(self, words: Sequence[str | tuple[int, ...]], tokenizer: Tokenizer | None) -> None:
-        self._sequences = [word for word in words if not isinstance(word, str)]
-        self._texts = sorted(word.encode() for word in words if isinstance(word, str))
-        if self._texts and tokenizer is None:
+        texts = sorted({word.encode() for word in words if isinstance(word, str)})
+        if texts and tokenizer is None:
             raise SamplingError("bad_words has texts; without a tokenizer token ids are expected")
-        self._tokens = None if tokenizer is None or not self._texts else token_bytes(tokenizer)
-        self._longest = max((len(text) for text in self._texts), default=0)
-        self._known: dict[bytes, list[int]] = {}
-        # Any token that holds a text whole, or is a sequence by itself, is out at every step.
-        always = {sequence[0] for sequence in self._sequences if len(sequence) == 1}
+        self._tokens = None if tokenizer is None or not texts else token_bytes(tokenizer)
+        sequences = sorted({word for word in words if not isinstance(word, str)})
+        always = {sequence[0] for sequence in sequences if len(sequence) == 1}
+        self._texts, self._sequences = Automaton(texts), Automaton(sequences)
+        self._by_text: dict[int, set[Range]] = {}  # state → ranges of tokens in order of their bytes
+        self._by_sequence: dict[int, list[int]] = {}  # state → token ids
         if self._tokens is not None:
-            always |= self._tokens.holding(self._texts)
+            always |= self._tokens.holding(texts)
+            self._look_up(texts, self._tokens)
+        for sequence in sequences:
+            if len(sequence) > 1:
+                self._by_sequence.setdefault(self._sequences.follow(0, sequence[:-1]), []).append(
+                    sequence[-1]
+                )
         self._always = np.array(sorted(always), np.int32)
+        self._text_hops = _hops(self._texts, self._by_text)
+        self._sequence_hops = _hops(self._sequences, self._by_sequence)
+        self._begun: tuple[Sequence[int], tuple[int, int]] = [], (0, 0)
+        self._known: dict[tuple[int, int], Int32] = {}
+        self._room = _MOST_KNOWN
 
-    def banned(self, tokens: Int32) -> Int32:
-        """The tokens that may not come after these."""
-        found: list[int] = []
-        for *start, last in self._sequences:
-            if start and tokens[-len(start) :].tolist() == start:
-                found.append(last)
-        if self._tokens is not None:
-            tail = self._tail(tokens, self._tokens.by_id)
-            for place in range(len(tail)):
-                found += self._completing(tail[place:])
-        return np.concatenate([self._always, np.array(found, np.int32)]) if found else self._always
+    def _look_up(self, texts: Iterable[bytes], tokens: TokenBytes) -> None:
+        """Finds the tokens that begin with the rest of each text, for each beginning of it."""
+        longest = int((tokens.ends - tokens.starts).max())
+        known: dict[bytes, Range] = {}
+        for text in texts:
+            state = 0
+            for place, byte in enumerate(text[:-1], 1):
+                state = self._texts.step(state, byte)
+                if len(text) - place > longest:
+                    continue
+                rest = text[place:]
+                found = known.get(rest)
+                if found is None:
+                    found = known[rest] = tokens.range_of(rest)
+                if found[0] < found[1]:
+                    self._by_text.setdefault(state, set()).add(found)
 
-    def _completing(self, begun: bytes) -> list[int]:
-        """The tokens that would complete a text of which so much is there. The same beginnings come often."""
-        known = self._known.get(begun)
-        if known is None and self._tokens is not None:
-            known = []
-            for text in islice(self._texts, bisect_left(self._texts, begun), None):
-                if not text.startswith(begun):  # sorted, those that begin so are together
-                    break
-                if len(text) > len(begun):
-                    known += self._tokens.beginning_with(text[len(begun) :])
-            if known:
-                self._known[begun] = known
-        return known or []
+    def watch(self, prompt: Sequence[int]) -> Watch:
+        """Returns the place of a branch that begins with these tokens."""
+        if prompt != self._begun[0]:  # all samples of a request have the same
+            states = (0, 0)
+            for token in self._tail(prompt):
+                states = self.after(states, token)
+            self._begun = list(prompt), states
+        return Watch(self, self._begun[1])
 
-    def _tail(self, tokens: Int32, by_id: list[bytes]) -> bytes:
-        """The last bytes of the text so far: as many as could begin a bad word."""
-        tail = b""
-        for token in tokens[::-1]:
-            if len(tail) >= self._longest:
+    def _tail(self, prompt: Sequence[int]) -> list[int]:
+        """Returns the last tokens: as many as could be the beginning of a bad word."""
+        text, sequence = max(self._texts.depth), max(self._sequences.depth)
+        tail: list[int] = []
+        size = 0
+        for token in reversed(prompt):
+            if size >= text and len(tail) >= sequence:
                 break
-            tail = by_id[token] + tail
-        return tail
+            tail.append(token)
+            size += len(self._bytes_of(token))
+        return tail[::-1]
+
+    def after(self, states: tuple[int, int], token: int) -> tuple[int, int]:
+        """Returns the states of both automata after one more token."""
+        text, sequence = states
+        return self._texts.follow(text, self._bytes_of(token)), self._sequences.step(sequence, token)
+
+    def _bytes_of(self, token: int) -> bytes:
+        if self._tokens is None or token >= len(self._tokens.by_id):  # a model may have more ids than tokens
+            return b""
+        return self._tokens.by_id[token]
+
+    def banned(self, states: tuple[int, int]) -> Int32:
+        """Returns the tokens that may not come in these states."""
+        hops = self._text_hops[states[0]], self._sequence_hops[states[1]]
+        if hops == (0, 0):
+            return self._always
+        found = self._known.get(hops)
+        if found is None:
+            found = self._completing(*hops)
+            self._room -= len(found)
+            if self._room < 0:
+                self._known, self._room = {}, _MOST_KNOWN
+            self._known[hops] = found
+        return found
+
+    def _completing(self, text: int, sequence: int) -> Int32:
+        ranges: set[Range] = set()
+        while text:
+            ranges |= self._by_text[text]
+            text = self._text_hops[self._texts.fallback[text]]
+        ids: list[int] = []
+        while sequence:
+            ids += self._by_sequence[sequence]
+            sequence = self._sequence_hops[self._sequences.fallback[sequence]]
+        parts = [self._always, np.array(ids, np.int32)]
+        if self._tokens is not None:
+            parts += [self._tokens.sorted_ids[low:high] for low, high in _merged(ranges)]
+        return np.unique(np.concatenate(parts))
+
+
+class Watch:
+    """One branch's place among the bad words; it follows the branch token by token, and back."""
+
+    def __init__(self, words: BadWords, states: tuple[int, int]) -> None:
+        self._words = words
+        self._states = array("i", states)  # two for each token, those of the prompt's end first
+
+    def banned(self) -> Int32:
+        """Returns the tokens that may not come next."""
+        return self._words.banned(self._now)
+
+    def commit(self, token: int) -> None:
+        self._states.extend(self._words.after(self._now, token))
+
+    def fork(self) -> Watch:
+        made = Watch(self._words, (0, 0))
+        made._states = self._states[:]
+        return made
+
+    def rewind(self, length: int) -> None:
+        """Goes back to where so many tokens had been committed."""
+        del self._states[2 * (length + 1) :]
+
+    @property
+    def _now(self) -> tuple[int, int]:
+        return self._states[-2], self._states[-1]
+
+
+_MOST_KNOWN = 1 << 21  # ids of all answers that are remembered: 8 MB
+
+
+def _hops(automaton: Automaton, told: dict[int, set[Range]] | dict[int, list[int]]) -> array[int]:
+    """Returns for each state the nearest of itself and its fallbacks that bans something, or 0. There may be
+    thousands of fallbacks, and few of those."""
+    hops = array("i", bytes(4 * len(automaton.depth)))
+    for state in sorted(range(1, len(hops)), key=automaton.depth.__getitem__):
+        hops[state] = state if state in told else hops[automaton.fallback[state]]
+    return hops
+
+
+def _merged(ranges: Iterable[Range]) -> list[Range]:
+    """Returns the same places in ranges that do not overlap."""
+    made: list[Range] = []
+    for low, high in sorted(ranges):
+        if made and low <= made[-1][1]:
+            made[-1] = made[-1][0], max(high, made[-1][1])
+        else:
+            made.append((low, high))
+    return made

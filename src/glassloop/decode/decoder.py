@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from glassloop.decode.bad_words import BadWords
 from glassloop.decode.candidates import HEAD, Candidates
-from glassloop.decode.chain import MISSING, Observer, build_chain, first_scale, rules_of, run_chain
+from glassloop.decode.chain import MISSING, Observer, first_scale, rules_of, run_chain
 from glassloop.decode.choose import choose, forced
+from glassloop.decode.compiled import Compiled
 from glassloop.decode.history import History
 from glassloop.decode.luck import branch_key
 from glassloop.decode.sampling import Sampling
@@ -26,9 +25,6 @@ from glassloop.ops.quant import Float32
 from glassloop.ops.rules import Asked, Line
 from glassloop.ops.vocabulary import Int32, Race, RowOps, Summary, row_ops
 from glassloop.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from glassloop.decode.grammar import Grammar
 
 
 class Decoder:
@@ -44,10 +40,13 @@ class Decoder:
         tokenizer: Tokenizer | None = None,
         eos_ids: Sequence[int] = (),
         ops: RowOps = row_ops("reference"),
+        compiled: Compiled | None = None,
     ) -> None:
+        """`compiled` is what was built from the options beforehand; without it, it is built here."""
         self.sampling = sampling
+        compiled = compiled or Compiled.of(sampling, vocab_size, tokenizer)
         missing = _missing_ids(vocab_size, tokenizer)
-        self.chain = ((MISSING,) if len(missing) else ()) + build_chain(sampling, vocab_size)
+        self.chain = ((MISSING,) if len(missing) else ()) + compiled.chain
         self._rulings = rules_of(self.chain, ops)
         self._asked: Asked | None = None  # if it stays the same
         self.history = History(prompt)
@@ -64,8 +63,8 @@ class Decoder:
             salt,
             np.array(sorted({*eos_ids, *sampling.stop_token_ids}), np.int32),
             missing,
-            grammar=_grammar(sampling, vocab_size, tokenizer),
-            bad_words=BadWords(sampling.bad_words, tokenizer) if sampling.bad_words else None,
+            grammar=None if compiled.grammar is None else compiled.grammar.fork(),
+            bad_words=None if compiled.bad_words is None else compiled.bad_words.watch(prompt),
         )
 
     def look(self, logits: Float32, observer: Observer | None = None) -> tuple[Summary, Candidates]:
@@ -155,6 +154,8 @@ class Decoder:
     def commit(self, token: int) -> None:
         self.history.append(token)
         self.step.position += 1
+        if self.step.bad_words is not None:
+            self.step.bad_words.commit(token)
         if self.step.grammar is not None and not self.finished:
             self.step.grammar.commit(token)
 
@@ -165,6 +166,8 @@ class Decoder:
         made.step = step
         if step.grammar is not None:
             step.grammar = step.grammar.fork()
+        if step.bad_words is not None:
+            step.bad_words = step.bad_words.fork()
         if salt is not None:
             step.salt, made._asked = salt, None
         return made
@@ -180,6 +183,8 @@ class Decoder:
         self.step.position -= back
         if self.step.grammar is not None:
             self.step.grammar.rewind(length)
+        if self.step.bad_words is not None:
+            self.step.bad_words.rewind(length)
 
     @property
     def finished(self) -> bool:
@@ -235,16 +240,6 @@ def _missing_ids(vocab_size: int, tokenizer: Tokenizer | None) -> Int32:
     if tokenizer is None:
         return np.empty(0, np.int32)
     return np.array([*tokenizer.missing_ids, *range(tokenizer.vocab_size, vocab_size)], np.int32)
-
-
-def _grammar(sampling: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -> Grammar | None:
-    if sampling.constraint is None:
-        return None
-    if tokenizer is None:
-        raise SamplingError(f"{sampling.constraint} needs a tokenizer")
-    from glassloop.decode.grammar import Grammar  # a library that most requests do without
-
-    return Grammar(sampling, vocab_size, tokenizer)
 
 
 def _rank(ops: RowOps, head: Int32, logits: Float32, token: int) -> int:

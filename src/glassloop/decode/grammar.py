@@ -7,23 +7,27 @@ The end-of-sequence token is allowed exactly where the text so far is complete.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
 from copy import copy
-from functools import lru_cache
-from typing import Any
+from time import thread_time
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.token_bytes import token_bytes
+from glassloop.decode.trial import Trials, Vocabulary, compile_grammar, make_tokenizer
 from glassloop.errors import SamplingError
 from glassloop.text.tokenizer import Tokenizer
 
-_DEEPEST = 200  # levels of a schema; a person's has ten
-_LIMITS = LLParserLimits(initial_lexer_fuel=200_000)  # an expression that needs more is refused
+_LONGEST = 1 << 20  # characters of a grammar
+# What a request's grammar may take of the engine's time, in seconds: at once, for each mask, for each token.
+_AT_ONCE, _MASK, _TOKEN = 0.3, 0.01, 0.002
 
 
 class Grammar:
@@ -32,28 +36,28 @@ class Grammar:
     def __init__(self, sampling: Sampling, vocab_size: int, tokenizer: Tokenizer) -> None:
         self._field = sampling.constraint or ""
         self._vocab_size = vocab_size
-        self._matcher = _compiled(_readable(tokenizer), _source(sampling))
         self._length = 0  # tokens that it has taken
-        if self._matcher.is_error():
-            raise self._refused()
-        self._matcher = self._matcher.deep_copy()
+        self._budget = _Budget()
+        self._matcher = _compiler(tokenizer).compile(self._field, _source(sampling))
 
     def fork(self) -> Grammar:
-        """Another way on from here."""
+        """Returns another way on from here. What it costs counts for the same request."""
         made = copy(self)
         made._matcher = self._matcher.deep_copy()
         return made
 
     def rewind(self, length: int) -> None:
-        """Back to where it had taken so many tokens, if they were more."""
+        """Goes back to where it had taken so many tokens, if they were more."""
         if self._length > length:
             self._matcher.rollback(self._length - length)
             self._length = length
 
     def mask(self) -> NDArray[np.bool_]:
-        """Which tokens may come next."""
+        """Returns which tokens may come next."""
         allowed: NDArray[np.bool_] = np.zeros(self._vocab_size, np.bool_)
+        began = thread_time()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._budget.spend(self._field, thread_time() - began, _MASK)
         if self._matcher.is_error():
             raise self._refused()
         known = np.unpackbits(bits, bitorder="little", count=min(self._vocab_size, 8 * len(bits)))
@@ -61,7 +65,10 @@ class Grammar:
         return allowed
 
     def commit(self, token: int) -> None:
-        if not self._matcher.consume_token(token):
+        began = thread_time()
+        taken = self._matcher.consume_token(token)
+        self._budget.spend(self._field, thread_time() - began, _TOKEN)
+        if not taken:
             raise self._refused()
         self._length += 1
 
@@ -71,79 +78,128 @@ class Grammar:
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
     def _refused(self) -> SamplingError:
-        # The library's message may be followed by its whole state; the first part is for people.
-        told = " ".join(self._matcher.get_error().split("<state>")[0].split())
-        if told.startswith("NoExtension"):
-            told = "no token can satisfy it"
-        return SamplingError(f"{self._field} cannot be used: {told[:300]}")
+        return _refused(self._field, self._matcher.get_error())
 
 
-@lru_cache(maxsize=16)
-def _compiled(tokenizer: LLTokenizer, source: str) -> LLMatcher:
-    """At its beginning, to be copied: a server looks at a request before the engine does, and requests are
-    often alike."""
-    return LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
+class _Budget:
+    """The processor time that all branches of a request have for their grammar. An ambiguous grammar takes
+    longer with each token, and all requests wait for it."""
+
+    def __init__(self) -> None:
+        self._left = _AT_ONCE
+
+    def spend(self, field: str, seconds: float, earned: float) -> None:
+        self._left = min(_AT_ONCE, self._left + earned) - seconds
+        if self._left < 0:
+            raise SamplingError(
+                f"{field} cannot be used: it takes too long to follow; a simpler one is expected"
+            )
+
+
+def _refused(field: str, told: str) -> SamplingError:
+    # The library's message may be followed by its whole state; the first part is for people.
+    told = " ".join(told.split("<state>")[0].split("<non-verbose/>")[0].split())
+    if told.startswith("NoExtension"):
+        told = "no token can satisfy it"
+    return SamplingError(f"{field} cannot be used: {told[:300]}")
 
 
 def _source(sampling: Sampling) -> str:
-    """The request's grammar in llguidance's own form."""
+    """Returns the request's grammar in llguidance's own form."""
     if sampling.json_schema is not None:
-        _check_depth(sampling.json_schema)
         schema = {} if sampling.json_schema is True else sampling.json_schema
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+        return _bounded("json_schema", json.dumps(schema), LLMatcher.grammar_from_json_schema)
     if sampling.regex is not None:
-        return str(LLMatcher.grammar_from_regex(sampling.regex))
+        return _bounded("regex", sampling.regex, LLMatcher.grammar_from_regex)
     if sampling.choice is not None:
+        # One terminal: a rule with thousands of them would be followed one by one.
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in sampling.choice)
-        return str(LLMatcher.grammar_from_lark(f"start: {texts}"))
-    return str(LLMatcher.grammar_from_lark(sampling.grammar or ""))
+        return _bounded("choice", f"start: CHOICE\nCHOICE: {texts}", LLMatcher.grammar_from_lark)
+    return _bounded("grammar", sampling.grammar or "", LLMatcher.grammar_from_lark)
 
 
-def _check_depth(schema: Any) -> None:
-    """The compiler is recursive, so the depth is bounded here, without recursion."""
-    level: list[Any] = [schema]
-    for _ in range(_DEEPEST):
-        level = [
-            child
-            for each in level
-            for child in (
-                each.values() if isinstance(each, Mapping) else each if isinstance(each, list) else ()
-            )
-        ]
-        if not level:
-            return
-    raise SamplingError(f"json_schema is more than {_DEEPEST} levels deep; fewer are expected")
+def _bounded(field: str, text: str, convert: Callable[[str], str]) -> str:
+    if len(text) > _LONGEST:
+        raise SamplingError(f"{field} has {len(text)} characters; at most {_LONGEST} are expected")
+    try:
+        return str(convert(text))
+    except ValueError as error:
+        raise _refused(field, str(error)) from None
 
 
-# ── our tokenizer as llguidance wants to see it ────────────────────────────────────────────────────────────
-
-_READABLE: WeakKeyDictionary[Tokenizer, LLTokenizer] = WeakKeyDictionary()
+# ── compiling ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _readable(tokenizer: Tokenizer) -> LLTokenizer:
-    """Made once for each tokenizer: it takes a fifth of a second."""
-    made = _READABLE.get(tokenizer)
-    if made is None:
-        eos_ids = list(tokenizer.eos_ids)
-        if not eos_ids:
-            raise SamplingError(f"{tokenizer.name} has no end-of-sequence token, which a grammar needs")
-        made = LLTokenizer(
-            TokenizerWrapper(_Vocabulary(tokenizer)), n_vocab=tokenizer.vocab_size, eos_token=eos_ids
-        )
-        _READABLE[tokenizer] = made
-    return made
+class _Compiled(NamedTuple):
+    matcher: LLMatcher | None  # at the beginning, to be copied
+    error: str
+    size: int  # bytes
 
 
-class _Vocabulary:
-    """The attributes that llguidance reads."""
+class _Compiler:
+    """Compiles grammars for one tokenizer, and remembers the latest: requests are often alike."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.eos_token_id = tokenizer.eos_ids[0]
-        self.bos_token_id = tokenizer.bos_id
-        self.tokens = token_bytes(tokenizer).by_id
-        missing = [token for token, data in enumerate(self.tokens) if not data]
-        self.special_token_ids = sorted({*tokenizer.special_ids, *missing})
-        self._tokenizer = tokenizer
+        tokens = token_bytes(tokenizer).by_id
+        missing = [token for token, data in enumerate(tokens) if not data]
+        vocabulary = Vocabulary(
+            tokens, list(tokenizer.eos_ids), tokenizer.bos_id, sorted({*tokenizer.special_ids, *missing})
+        )
+        self._trials = Trials(vocabulary)
+        starting = threading.Thread(target=self._trials.start, name="glassloop-grammar")
+        starting.start()  # the child makes its tokenizer while we make ours
+        self._tokenizer = make_tokenizer(vocabulary, tokenizer.encode_bytes)
+        starting.join()
+        self._known: OrderedDict[str, _Compiled] = OrderedDict()
+        self._size = 0
+        self._lock = threading.Lock()
 
-    def __call__(self, data: bytes) -> list[int]:
-        return self._tokenizer.encode_bytes(data)
+    def compile(self, field: str, source: str) -> LLMatcher:
+        """Returns a matcher for the caller alone, or raises what is wrong with the grammar."""
+        with self._lock:
+            known = self._known.get(source)
+            if known is not None:
+                self._known.move_to_end(source)
+        if known is None:
+            known = self._try(source)
+            self._remember(source, known)
+        if known.matcher is None:
+            raise _refused(field, known.error)
+        return known.matcher.deep_copy()
+
+    def _try(self, source: str) -> _Compiled:
+        verdict = self._trials.run(source)
+        size = verdict.memory + 2 * len(source)
+        if verdict.error:
+            return _Compiled(None, verdict.error, size)
+        matcher = compile_grammar(self._tokenizer, source)
+        if matcher.is_error():
+            return _Compiled(None, matcher.get_error(), size)
+        return _Compiled(matcher, "", size)
+
+    def _remember(self, source: str, made: _Compiled) -> None:
+        with self._lock:
+            if source in self._known or made.size > _MOST_REMEMBERED:
+                return
+            self._known[source] = made
+            self._size += made.size
+            while self._size > _MOST_REMEMBERED or len(self._known) > _MANY:
+                _, oldest = self._known.popitem(last=False)
+                self._size -= oldest.size
+
+
+_MANY = 8  # grammars that are remembered; each takes up to 30 MB more while it is used
+_MOST_REMEMBERED = 64 << 20  # bytes of all of them
+_COMPILERS: WeakKeyDictionary[Tokenizer, _Compiler] = WeakKeyDictionary()
+_MAKING = threading.Lock()
+
+
+def _compiler(tokenizer: Tokenizer) -> _Compiler:
+    """Returns the compiler of a tokenizer, which is made once."""
+    if not tokenizer.eos_ids:
+        raise SamplingError(f"{tokenizer.name} has no end-of-sequence token, which a grammar needs")
+    with _MAKING:
+        made = _COMPILERS.get(tokenizer)
+        if made is None:
+            made = _COMPILERS[tokenizer] = _Compiler(tokenizer)
+        return made

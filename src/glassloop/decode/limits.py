@@ -29,6 +29,7 @@ class Limits:
     # Characters
     text: int = 4096  # of a stop string, a bad word, a choice, the name of a stage
     grammar: int = 100_000  # of a grammar, a regular expression, a JSON schema
+    searched: int = 32_768  # of all stop strings and bad words together: each has a place in an automaton
     total: int = 131_072  # of all texts together
     # Objects, lists, keys and values of a JSON schema
     schema_values: int = 20_000
@@ -46,6 +47,8 @@ def check_size(options: Mapping[str, Any], limits: Limits = Limits()) -> None:
         value = options.get(name)
         if name in _LISTS:
             total += _check_list(name, value, limits)
+            if name == "bad_words":
+                _check("stop and bad_words", total, "characters together", limits.searched)
         elif isinstance(value, str):
             _check(name, len(value), "characters", limits.grammar)
             total += len(value)

@@ -42,9 +42,15 @@ class Form(Protocol):
 
 
 class Banner(Protocol):
-    """Something that knows which tokens may not: the bad words."""
+    """Something that knows which tokens may not come next on this branch: the bad words."""
 
-    def banned(self, tokens: Int32) -> Int32: ...
+    def banned(self) -> Int32: ...
+
+    def commit(self, token: int) -> None: ...
+
+    def fork(self) -> Banner: ...
+
+    def rewind(self, length: int) -> None: ...
 
 
 @dataclass

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassloop.errors import TextError
-from glassloop.ops.vocabulary import GOLDEN
+from glassloop.ops.vocabulary import GOLDEN, Int32
 from glassloop.text.tokenizer import Tokenizer
 
 Int64 = NDArray[np.int64]
@@ -22,19 +22,19 @@ Int64 = NDArray[np.int64]
 
 class TokenBytes(NamedTuple):
     by_id: list[bytes]  # empty where an id has no token
-    in_order: list[tuple[bytes, int]]  # (bytes, id), sorted, so that those with one beginning are together
+    in_order: list[bytes]  # sorted, so that those with one beginning are together
+    sorted_ids: Int32  # theirs
     joined: bytes  # all of them in one, by id
     starts: Int64  # where each begins in that
     ends: Int64
 
-    def beginning_with(self, start: bytes) -> list[int]:
-        """The tokens whose bytes begin so."""
-        place = bisect_left(self.in_order, (start, -1))
-        found = []
-        while place < len(self.in_order) and self.in_order[place][0].startswith(start):
-            found.append(self.in_order[place][1])
-            place += 1
-        return found
+    def range_of(self, start: bytes) -> tuple[int, int]:
+        """Returns from which place of `in_order` to before which the tokens' bytes begin so."""
+        low = bisect_left(self.in_order, start)
+        above = start.rstrip(b"\xff")  # the first bytes after all that begin so: the last byte one higher
+        if not above:
+            return low, len(self.in_order)
+        return low, bisect_left(self.in_order, above[:-1] + bytes([above[-1] + 1]), low)
 
     def holding(self, texts: Collection[bytes]) -> set[int]:
         """The tokens whose bytes hold one of these somewhere. All texts of a length are looked for at once,
@@ -78,10 +78,13 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
     made = _MADE.get(tokenizer)
     if made is None:
         by_id = [_bytes_of(tokenizer, token) for token in range(tokenizer.vocab_size)]
-        in_order = sorted((data, token) for token, data in enumerate(by_id) if data)
+        sorted_ids = sorted((token for token, data in enumerate(by_id) if data), key=by_id.__getitem__)
+        in_order = [by_id[token] for token in sorted_ids]
         ends = np.cumsum([len(data) for data in by_id])
         starts = np.concatenate([[0], ends[:-1]])
-        made = _MADE[tokenizer] = TokenBytes(by_id, in_order, b"".join(by_id), starts, ends)
+        made = _MADE[tokenizer] = TokenBytes(
+            by_id, in_order, np.array(sorted_ids, np.int32), b"".join(by_id), starts, ends
+        )
     return made
 
 

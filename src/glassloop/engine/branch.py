@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from copy import copy
 
-from glassloop.decode.sampling import Sampling
+from glassloop.decode.compiled import Compiled
 from glassloop.decode.stop import Ending
 from glassloop.engine.tree import KVTree, Path
-from glassloop.text.stops import StopStream, StopStrings
+from glassloop.text.stops import StopStream
 from glassloop.text.stream import TextStream
 
 
@@ -46,8 +46,9 @@ class Branch:
 class BranchText:
     """From a branch's bytes to what a reader sees: stop strings, then characters."""
 
-    def __init__(self, sampling: Sampling) -> None:
-        self._stops = StopStream(StopStrings(sampling.stop), sampling.include_stop) if sampling.stop else None
+    def __init__(self, compiled: Compiled) -> None:
+        sampling, stops = compiled.sampling, compiled.stops
+        self._stops = None if stops is None else StopStream(stops, sampling.include_stop)
         self._characters = TextStream()
         self._min_tokens = sampling.min_tokens
         self._fed = 0

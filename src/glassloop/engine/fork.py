@@ -61,7 +61,10 @@ def fork_request(
         return made
 
     runs = runs_of(options, make)
-    return Request(run.prompt_ids, options, runs, forced=forced, drafts=llm.drafts, keep=llm.keep)
+    built = llm.build(options)
+    return Request(
+        run.prompt_ids, options, runs, forced=forced, drafts=llm.drafts, keep=llm.keep, built=built
+    )
 
 
 def rest_request(llm: LLM, run: Run, timeout: float | None = None) -> Request:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.batch import run_batch
 from glassloop.engine.deadline import Deadline
@@ -233,8 +235,10 @@ class LLM:
         *,
         priority: int = 0,
         listener: Listener = ignore,
+        compiled: Compiled | None = None,
     ) -> Request:
-        """A request, checked, with its runs; nothing of it is computed yet."""
+        """A request, checked, with its runs; nothing of it is computed yet. `compiled` is what `compile` gave
+        for the same options; without it they are compiled here, and an error is the request's own."""
         sampling = sampling or Sampling()
         text = prompt if isinstance(prompt, str) else None
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.checked(prompt)
@@ -244,7 +248,28 @@ class LLM:
             return self.new_run(ids, sampling, seed, salt=number, prompt=text, sample=number)
 
         runs = runs_of(sampling, make)
-        return Request(ids, sampling, runs, listener, priority, drafts=self.drafts, keep=self.keep)
+        built = compiled or self.build(sampling)
+        return Request(
+            ids, sampling, runs, listener, priority, drafts=self.drafts, keep=self.keep, built=built
+        )
+
+    def compile(self, sampling: Sampling) -> Compiled:
+        """Builds all that a request with these options needs (stop strings, bad words, a grammar), or raises
+        what is wrong with them. Takes up to seconds: not for an event loop's thread."""
+        return Compiled.of(sampling, self.config.vocab_size, self.tokenizer)
+
+    def build(self, sampling: Sampling) -> Compiled | GlassloopError:
+        """The same, but returns an error, so that one request of a batch does not end the others."""
+        try:
+            return self.compile(sampling)
+        except GlassloopError as error:
+            return error
+
+    def continue_request(self, run: Run, *, drafts: bool = True) -> Request:
+        """Returns a request that goes on with a run that was stopped, with the luck that it has. Compiles its
+        options."""
+        sampling = replace(run.sampling, n=1)
+        return Request(run.prompt_ids, sampling, [run], drafts=drafts, built=self.compile(sampling))
 
     def prepare_fork(
         self,
@@ -274,6 +299,8 @@ class LLM:
 
     def submit(self, request: Request) -> None:
         """Have it computed; its listener is told. `Busy` if too many wait already."""
+        if request.built is None:
+            request.built = self.build(request.sampling)
         self.engine.submit(request)
 
     def cancel(self, request: Request) -> None:

@@ -263,7 +263,8 @@ class Loop:
         if request.sampling.beam_width > 1:
             from glassloop.engine.beams import Beams
 
-            return Beams(request, order, self._decoder(run), self.tokenizer, self._pieces, self.tree)
+            decoder = self._decoder(request, run)
+            return Beams(request, order, decoder, self.tokenizer, self._pieces, self.tree)
         sample = self._sample(request, run, order)
         if len(request.runs) > 1:
             sample.split = self._split
@@ -275,9 +276,10 @@ class Loop:
             guesser = Lookup(self._pace, self._memory)
         elif request.drafts and self._draft is not None:
             guesser = self._draft.guesser(self._pace)
-        return Sample(request, run, order, self._decoder(run), self.tokenizer, self._pieces, guesser)
+        decoder = self._decoder(request, run)
+        return Sample(request, run, order, decoder, self.tokenizer, self._pieces, guesser)
 
-    def _decoder(self, run: Run) -> Decoder:
+    def _decoder(self, request: Request, run: Run) -> Decoder:
         return Decoder(
             run.sampling,
             self.transformer.config.vocab_size,
@@ -287,6 +289,7 @@ class Loop:
             self.tokenizer,
             tuple(self.tokenizer.eos_ids),
             self._row_ops,
+            request.compiled,
         )
 
 

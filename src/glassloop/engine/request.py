@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
+from glassloop.errors import GlassloopError
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
@@ -35,6 +37,17 @@ class Request:
     started: float | None = None  # when the first of its tokens was computed
     abandoned: bool = False  # nobody listens any more
     keep: Callable[[Run], None] | None = None  # given each run at its end; as quick as a listener
+    # What was built from the options, or why it could not be. Made by `LLM` on the caller's thread.
+    built: Compiled | GlassloopError | None = None
+
+    @property
+    def compiled(self) -> Compiled:
+        """What was built from the options. Raises if that failed or was not done."""
+        if isinstance(self.built, GlassloopError):
+            raise self.built
+        if self.built is None:
+            raise GlassloopError("the request's options are not compiled; LLM.prepare does that")
+        return self.built
 
     @property
     def ended(self) -> bool:

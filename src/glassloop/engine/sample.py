@@ -39,7 +39,7 @@ class Sample:
         self._pieces = pieces
         self._guesser = guesser
         self._guess: list[int] = []
-        self._text = BranchText(run.sampling)
+        self._text = BranchText(request.compiled)
         self._stopper = Stopper(run.sampling, tokenizer.eos_ids, run.context)
         for token in run.tokens:  # of a fork: what it kept of its parent
             decoder.commit(token.id)

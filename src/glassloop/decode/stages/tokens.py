@@ -30,7 +30,7 @@ def allowed_tokens(step: Step) -> Rule:
 def bad_words(step: Step) -> Rule:
     """No token that would complete one of these texts or sequences."""
     assert step.bad_words is not None
-    return Rule(Action.REMOVE, which=step.bad_words.banned(step.history.tokens))
+    return Rule(Action.REMOVE, which=step.bad_words.banned())
 
 
 @by_rule("min_tokens", "mask", lambda sampling: sampling.min_tokens)

@@ -1,0 +1,52 @@
+"""What is built from the options of a request before it can run: the chain of stages and the automata of its
+stop strings, bad words and grammar.
+
+Building may take long and may fail, so it is done once a request, on the caller's thread. All of it is shared
+by the samples and beams of the request, and nothing of it is built on the engine's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from glassloop.decode.bad_words import BadWords
+from glassloop.decode.chain import build_chain
+from glassloop.decode.sampling import Sampling
+from glassloop.decode.stage import Stage
+from glassloop.errors import SamplingError
+from glassloop.text.stops import StopStrings
+from glassloop.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from glassloop.decode.grammar import Grammar
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    sampling: Sampling
+    chain: tuple[Stage, ...]
+    stops: StopStrings | None
+    bad_words: BadWords | None
+    grammar: Grammar | None  # at the beginning of a text, to be forked
+
+    @classmethod
+    def of(cls, sampling: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -> Compiled:
+        """Builds everything, or raises a `SamplingError` that says what cannot be built."""
+        return cls(
+            sampling,
+            build_chain(sampling, vocab_size),
+            StopStrings(sampling.stop) if sampling.stop else None,
+            BadWords(sampling.bad_words, tokenizer) if sampling.bad_words else None,
+            _grammar(sampling, vocab_size, tokenizer),
+        )
+
+
+def _grammar(sampling: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -> Grammar | None:
+    if sampling.constraint is None:
+        return None
+    if tokenizer is None:
+        raise SamplingError(f"{sampling.constraint} needs a tokenizer")
+    from glassloop.decode.grammar import Grammar  # a library that most requests do without
+
+    return Grammar(sampling, vocab_size, tokenizer)

@@ -1,0 +1,252 @@
+"""Compiles grammars, and tries hostile ones in a child process first.
+
+llguidance is recursive (a chain of rules or references overflows the stack, which ends the process) and has
+no clock (`{"type": "integer", "multipleOf": 999983}` takes 20 s). So a grammar is first compiled and used for
+a few tokens by a child, under limits on time and memory; one that the child survives is compiled here, in the
+same way. This file is also the child's program: it imports nothing else of this package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+SECONDS = 0.5  # of the child's processor time for one grammar
+_WAIT = 20.0  # seconds until a child that does not answer is ended
+_MEMORY = 256 << 20  # bytes that a compiled grammar may take
+_STACK = 256 << 20  # bytes, reserved and not used: a level of recursion takes up to 12 kB
+_WALK = 8  # tokens that the child takes
+
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=200_000,
+    step_lexer_fuel=100_000,
+    step_max_items=20_000,
+    max_items_in_row=1000,
+    max_lexer_states=20_000,
+    verbose_errors=False,
+)
+
+T = TypeVar("T")
+_STACK_SIZE = threading.Lock()  # it is a setting of the whole process
+
+
+class Vocabulary(NamedTuple):
+    """What llguidance needs to know of a tokenizer."""
+
+    tokens: list[bytes]
+    eos_ids: list[int]
+    bos_id: int | None
+    special_ids: list[int]
+
+
+class _Words:
+    """The attributes that llguidance reads."""
+
+    def __init__(self, vocabulary: Vocabulary, encode: Callable[[bytes], list[int]]) -> None:
+        self.tokens = vocabulary.tokens
+        self.eos_token_id = vocabulary.eos_ids[0]
+        self.bos_token_id = vocabulary.bos_id
+        self.special_token_ids = vocabulary.special_ids
+        self._encode = encode
+
+    def __call__(self, data: bytes) -> list[int]:
+        return self._encode(data)
+
+
+def make_tokenizer(vocabulary: Vocabulary, encode: Callable[[bytes], list[int]]) -> LLTokenizer:
+    """Returns the tokenizer as llguidance wants it. Takes a fifth of a second."""
+    words = TokenizerWrapper(_Words(vocabulary, encode))
+    return LLTokenizer(words, n_vocab=len(vocabulary.tokens), eos_token=vocabulary.eos_ids)
+
+
+def compile_grammar(tokenizer: LLTokenizer, source: str) -> LLMatcher:
+    """Returns a matcher at the beginning of a text, or one in the error state. Compiling alone is recursive;
+    everything that is done with a matcher afterwards needs little stack."""
+    return _with_stack(lambda: LLMatcher(tokenizer, source, log_level=0, limits=LIMITS))
+
+
+def _with_stack(job: Callable[[], T]) -> T:
+    """Runs a job on a thread with a large stack."""
+    made: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            made.append(job())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="glassloop-grammar")
+    with _STACK_SIZE:
+        before = threading.stack_size(_STACK)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    if failed:
+        raise failed[0]
+    return made[0]
+
+
+# ── the child, as its parent sees it ───────────────────────────────────────────────────────────────────────
+
+
+class Verdict(NamedTuple):
+    error: str  # what is wrong with the grammar, or ""
+    memory: int  # bytes that it takes once it is compiled
+
+
+class Trials:
+    """A child process that tries grammars, one at a time. It is started when it is needed, again after a
+    grammar has ended it, and ends with its parent."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts the child if there is none."""
+        with self._lock, suppress(OSError):
+            self._running()
+
+    def run(self, source: str) -> Verdict:
+        """Compiles a grammar in the child and returns what came of it."""
+        with self._lock:
+            try:
+                line = self._ask(source)
+            except OSError:  # it has ended, or cannot be started
+                line = b""
+            if not line:
+                self._end()
+                return Verdict("it takes too much time or memory to compile", 0)
+            return Verdict(*json.loads(line))
+
+    def _ask(self, source: str) -> bytes:
+        child = self._running()
+        assert child.stdin is not None and child.stdout is not None
+        clock = threading.Timer(_WAIT, child.kill)
+        clock.daemon = True
+        clock.start()
+        try:
+            _send(child.stdin, source)
+            return child.stdout.readline()
+        finally:
+            clock.cancel()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._child is None or self._child.poll() is not None:
+            self._end()
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                start_new_session=True,  # Ctrl-C is for the parent
+            )
+            weakref.finalize(self, _end, self._child)
+            assert self._child.stdin is not None
+            _send(self._child.stdin, tuple(self._vocabulary))
+        return self._child
+
+    def _end(self) -> None:
+        if self._child is not None:
+            _end(self._child)
+            self._child = None
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    for pipe in (child.stdin, child.stdout):
+        assert pipe is not None
+        with suppress(OSError):
+            pipe.close()
+
+
+def _send(pipe: Any, message: object) -> None:
+    data = pickle.dumps(message)
+    pipe.write(len(data).to_bytes(8, "little") + data)
+    pipe.flush()
+
+
+# ── the child itself ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _receive(pipe: Any) -> Any:
+    head = pipe.read(8)
+    if len(head) < 8:  # the parent is gone
+        sys.exit()
+    return pickle.loads(pipe.read(int.from_bytes(head, "little")))
+
+
+def _serve() -> None:
+    tokenizer = make_tokenizer(Vocabulary(*_receive(sys.stdin.buffer)), lambda data: [])
+    _limit_memory()
+    while True:
+        source = _receive(sys.stdin.buffer)
+        _set_clock(SECONDS)
+        before = _memory()
+        matcher = compile_grammar(tokenizer, source)
+        error = str(matcher.get_error()) if matcher.is_error() else ""
+        if not error:
+            _walk(matcher)
+        _set_clock(0)
+        sys.stdout.write(json.dumps(Verdict(error[:2000], max(0, _memory() - before))) + "\n")
+        sys.stdout.flush()
+
+
+def _walk(matcher: LLMatcher) -> None:
+    """Goes a few tokens on, now with the last that is allowed and now with the first."""
+    for step in range(_WALK):
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+        if matcher.is_stopped() or not allowed:
+            return
+        last = allowed.bit_length() - 1
+        first = (allowed & -allowed).bit_length() - 1
+        matcher.consume_token(first if step % 2 else last)
+
+
+def _memory() -> int:
+    """Returns the bytes that this process has in use, 0 where that is not known."""
+    try:
+        with open("/proc/self/statm") as file:  # noqa: PTH123  (pathlib is one import more)
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _limit_memory() -> None:
+    try:
+        import resource
+
+        with open("/proc/self/statm") as file:  # noqa: PTH123
+            size = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + _STACK + _MEMORY,) * 2)
+    except (ImportError, OSError, ValueError):  # not on this system: time is a limit on memory too
+        return
+
+
+def _set_clock(seconds: float) -> None:
+    """Ends the process when it has computed for so long; 0 stops the clock."""
+    import signal
+
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+if __name__ == "__main__":
+    _serve()
