@@ -58,7 +58,7 @@ def test_a_run_that_was_stopped_goes_on_with_what_is_built_before(llm, builders)
     (run,) = part.runs
     run.finish_reason = run.stop_reason = None
     builders.clear()
-    again = llm.continue_request(run)
+    again = llm.prepare_rest(run)
     assert builders["Grammar"] == [threading.current_thread().name]
     for _ in llm.follow(again):
         pass

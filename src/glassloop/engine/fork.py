@@ -80,7 +80,8 @@ def rest_request(llm: LLM, run: Run, timeout: float | None = None) -> Request:
     llm.check_length(len(run.prompt_ids) + len(run.tokens))
     limits = [seconds for seconds in (sampling.timeout, timeout) if seconds is not None]
     own = replace(sampling, n=1, timeout=min(limits, default=None))
-    return Request(run.prompt_ids, own, [run], drafts=llm.drafts, keep=llm.keep)
+    built = llm.compile(own)
+    return Request(run.prompt_ids, own, [run], drafts=llm.drafts, keep=llm.keep, built=built)
 
 
 def _forced(llm: LLM, token: int | str | None, text: str | None) -> list[int]:

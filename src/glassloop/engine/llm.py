@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -264,12 +263,6 @@ class LLM:
             return self.compile(sampling)
         except GlassloopError as error:
             return error
-
-    def continue_request(self, run: Run, *, drafts: bool = True) -> Request:
-        """Returns a request that goes on with a run that was stopped, with the luck that it has. Compiles its
-        options."""
-        sampling = replace(run.sampling, n=1)
-        return Request(run.prompt_ids, sampling, [run], drafts=drafts, built=self.compile(sampling))
 
     def prepare_fork(
         self,

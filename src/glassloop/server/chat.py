@@ -169,8 +169,7 @@ def _prepare(service: Service, body: ChatBody) -> EngineRequest:
     service.check_length(len(ids), "messages")
     options = chat_options(body, service.llm.config.context - len(ids))
     sampling = make_sampling(options, service.settings.timeout)
-    service.check_sampling(sampling)
-    return service.llm.prepare(ids, sampling)
+    return service.llm.prepare(ids, sampling, compiled=service.compile(sampling))
 
 
 def _frame(service: Service, id: str, kind: str) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class _Job:
             options.pop("logprobs", None)
         add_format(options, body.response_format)
         sampling = make_sampling(options, service.settings.timeout)
-        service.check_sampling(sampling)
+        service.check_choices(sampling)
         prompts = prompts_of(body.prompt, "prompt")
         if len(prompts) * best_of > service.settings.most_choices:
             raise APIError(
@@ -133,7 +133,10 @@ class _Job:
         for text in texts:
             service.check_text(text)
         service.check_texts(texts, "prompt")
-        self._requests: list[EngineRequest] = [service.llm.prepare(each, sampling) for each in prompts]
+        compiled = service.compile(sampling)
+        self._requests: list[EngineRequest] = [
+            service.llm.prepare(each, sampling, compiled=compiled) for each in prompts
+        ]
         for request in self._requests:
             service.check_length(len(request.prompt_ids))
         self._created = int(time.time())

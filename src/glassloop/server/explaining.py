@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from dataclasses import fields, replace
+from dataclasses import fields
 from math import exp
 from threading import Lock
 from typing import Any
@@ -83,7 +83,6 @@ class Explainer:
         options = maker.sampling
         if overrides:
             options = make_sampling({**maker.sampling.to_dict(), **overrides}, self._service.settings.timeout)
-            self._service.check_sampling(replace(options, n=1))
         ids = run.prompt_ids + [token.id for token in run.tokens[:index]]
         position, salt = len(ids), maker.salt
         if new_luck:

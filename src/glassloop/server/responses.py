@@ -159,8 +159,7 @@ class _Job:
                 raise APIError(400, "text.format.schema is missing", param="text.format.schema")
             options["json_schema"] = self._format.schema_
         sampling = make_sampling(options, service.settings.timeout)
-        service.check_sampling(sampling)
-        return service.llm.prepare(ids, sampling)
+        return service.llm.prepare(ids, sampling, compiled=service.compile(sampling))
 
     async def whole(self) -> Response:
         found = await self._service.finish([self._request], chat=True)

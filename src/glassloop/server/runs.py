@@ -192,8 +192,8 @@ async def _fork(
         # The options of a run that was read from a file are held to the server's limits like any others.
         before = {**replace(run.sampling, seed=run.seed).to_dict(), "n": 1, "beam_width": 1}
         options = make_sampling({**before, **given}, service.settings.timeout)
-        service.check_sampling(options)
         made = service.llm.prepare_fork(run, body.at, sampling=options, **what)
+        made.compiled  # noqa: B018  (raises what is wrong with the options)
         service.check_length(len(run.prompt_ids) + body.at + len(made.forced), "at")
         return made
 

@@ -31,6 +31,8 @@ def serve(llm: LLM, settings: Settings) -> None:
     keeper = Keeper(settings.store, settings.keep, log) if settings.store and settings.keep else None
     service = Service(llm, settings, log, keeper)
     listening = _listen(settings)
+    if llm.tokenizer.chat_template is not None:
+        llm.tokenizer.chat_template.warm()
     port = listening.getsockname()[1]
     config = uvicorn.Config(
         make_app(service),

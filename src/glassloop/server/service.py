@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request as HTTPRequest
 
-from glassloop.decode.chain import build_chain
+from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.llm import LLM, Prompt
@@ -69,8 +68,7 @@ class Service:
         prompt is long: not for the event loop's thread."""
         if isinstance(prompt, str):
             self.check_text(prompt)
-        self.check_sampling(sampling)
-        request = self.llm.prepare(prompt, sampling)
+        request = self.llm.prepare(prompt, sampling, compiled=self.compile(sampling))
         self.check_length(len(request.prompt_ids))
         return request
 
@@ -121,8 +119,14 @@ class Service:
         if tokens > self.most_prompt:
             raise TextError(f"{name} has {tokens} tokens; at most {self.most_prompt} are expected")
 
-    def check_sampling(self, sampling: Sampling) -> None:
-        build_chain(sampling, self.llm.config.vocab_size)
+    def compile(self, sampling: Sampling) -> Compiled:
+        """Returns all that is built from the options of a request, or raises what is wrong with them. Not for
+        the event loop's thread."""
+        self.check_choices(sampling)
+        return self.llm.compile(sampling)
+
+    def check_choices(self, sampling: Sampling) -> None:
+        """Refuse a request for more samples or beams than the server allows."""
         if max(sampling.n, sampling.beam_width) > self.settings.most_choices:
             name = "n" if sampling.n > sampling.beam_width else "beam_width"
             raise APIError(
@@ -131,10 +135,6 @@ class Service:
                 f" {self.settings.most_choices} is expected",
                 param=name,
             )
-        if sampling.constraint is not None:
-            from glassloop.decode.grammar import Grammar
-
-            Grammar(sampling, self.llm.config.vocab_size, self.llm.tokenizer)
 
     @property
     def most_prompt(self) -> int:
@@ -188,7 +188,7 @@ class Service:
 
     def _rest(self, run: Run) -> Request:
         # A run that was read from a file may have options beyond the server's limits.
-        self.check_sampling(make_sampling(replace(run.sampling, n=1).to_dict(), self.settings.timeout))
+        make_sampling(run.sampling.to_dict(), self.settings.timeout)
         return self.llm.prepare_rest(run, timeout=self.settings.timeout)
 
     def _check_paused(self, live: Live) -> None:

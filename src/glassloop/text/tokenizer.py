@@ -22,9 +22,20 @@ from glassloop.text.pipeline import SpacePrefix, TokenizerParts, WayIn, first_li
 from glassloop.text.vocabulary import LITERAL_KINDS, SPECIAL_KINDS, Kind, Spelling
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from tokenizers import Tokenizer as Backend
 
 _ESCAPED = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, as surrogateescape decodes them
+
+_LONG_TEXT = 8192  # characters that take a few milliseconds
+
+
+def _encoding(backend: Backend, text: str) -> Encoding:
+    """Returns the library's encoding of a text. It keeps Python's lock for a text alone and not for a batch, so
+    a long text is a batch of one: other threads must not wait for it."""
+    if len(text) < _LONG_TEXT:
+        return backend.encode(text, add_special_tokens=False)
+    return backend.encode_batch([text], add_special_tokens=False)[0]
 
 
 class Tokenizer:
@@ -149,7 +160,7 @@ class Tokenizer:
         if not cuts:
             return False
         try:
-            found = self._parts.model.for_text(text).parsing.encode(text, add_special_tokens=False)
+            found = _encoding(self._parts.model.for_text(text).parsing, text)
         except Exception:  # not text; whoever encodes it will say so
             return False
         for token_id, (start, end) in zip(found.ids, found.offsets, strict=True):
@@ -176,7 +187,7 @@ class Tokenizer:
             ) from None
         backend: Backend = getattr(self._parts.model.for_text(text), way_in)
         try:
-            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+            ids: list[int] = _encoding(backend, text).ids
         except Exception as error:
             raise TextError(f"{self.name} cannot encode the text: {first_line(error)}") from None
         if self._missing_bytes and self._parts.exact and not self._missing_bytes.isdisjoint(data):
