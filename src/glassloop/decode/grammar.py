@@ -94,25 +94,6 @@ class _Budget:
             raise _refused(field, TOO_SLOW)
 
 
-def _refused(self) -> SamplingError:
-    return _refused(self._field, self._matcher.get_error())
-
-
-class _Budget:
-    """The processor time that all branches of a request have for their grammar. An ambiguous grammar takes
-    longer with each token, and all requests wait for it."""
-
-    def __init__(self) -> None:
-        self._left = _AT_ONCE
-
-    def spend(self, field: str, seconds: float, earned: float) -> None:
-        self._left = min(_AT_ONCE, self._left + earned) - seconds
-        if self._left < 0:
-            raise SamplingError(
-                f"{field} cannot be used: it takes too long to follow; a simpler one is expected"
-            )
-
-
 def _refused(field: str, told: str) -> SamplingError:
     # The library's message may be followed by its whole state; the first part is for people.
     told = " ".join(told.split("<state>")[0].split("<non-verbose/>")[0].split())
