@@ -84,6 +84,13 @@ def test_options_that_cannot_be_compiled_are_their_own_requests_error(llm):
         llm.generate("a", Sampling(regex="(a"))
 
 
+@pytest.mark.parametrize("name", ["stop", "bad_words"])
+def test_texts_without_any_bound_are_refused_before_they_are_built(llm, builders, name):
+    with pytest.raises(SamplingError, match=f"{name} has 7500000 characters"):
+        llm.compile(Sampling.from_dict({name: "ab" * 3_750_000}))
+    assert builders == {}
+
+
 def test_the_loop_compiles_nothing(builders):
     asked = request([65], Sampling(stop=["x"], max_tokens=2))
     bare = Request([65], asked.sampling, asked.runs)

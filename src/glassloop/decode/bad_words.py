@@ -106,16 +106,17 @@ class BadWords:
         hops = self._text_hops[states[0]], self._sequence_hops[states[1]]
         if hops == (0, 0):
             return self._always
-        found = self._known.get(hops)
-        if found is None:
-            found = self._completing(*hops)
-            self._room -= len(found)
+        more = self._known.get(hops)
+        if more is None:
+            more = self._completing(*hops)
+            self._room -= len(more)
             if self._room < 0:
                 self._known, self._room = {}, _MOST_KNOWN
-            self._known[hops] = found
-        return found
+            self._known[hops] = more
+        return np.concatenate([self._always, more])
 
     def _completing(self, text: int, sequence: int) -> Int32:
+        """Returns the tokens that are out in these states and not always."""
         ranges: set[Range] = set()
         while text:
             ranges |= self._by_text[text]
@@ -124,10 +125,11 @@ class BadWords:
         while sequence:
             ids += self._by_sequence[sequence]
             sequence = self._sequence_hops[self._sequences.fallback[sequence]]
-        parts = [self._always, np.array(ids, np.int32)]
+        parts = [np.array(ids, np.int32)]
         if self._tokens is not None:
             parts += [self._tokens.sorted_ids[low:high] for low, high in _merged(ranges)]
-        return np.unique(np.concatenate(parts))
+        found = np.concatenate(parts)
+        return found[~np.isin(found, self._always, kind="table")]
 
 
 class Watch:

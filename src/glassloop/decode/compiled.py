@@ -7,6 +7,7 @@ by the samples and beams of the request, and nothing of it is built on the engin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ class Compiled:
     @classmethod
     def of(cls, sampling: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -> Compiled:
         """Builds everything, or raises a `SamplingError` that says what cannot be built."""
+        _check_length("stop", sampling.stop)
+        _check_length("bad_words", sampling.bad_words)
         return cls(
             sampling,
             build_chain(sampling, vocab_size),
@@ -40,6 +43,17 @@ class Compiled:
             BadWords(sampling.bad_words, tokenizer) if sampling.bad_words else None,
             _grammar(sampling, vocab_size, tokenizer),
         )
+
+
+_LONGEST = (
+    1 << 20
+)  # characters and token ids of all stop strings, or of all bad words: 150 MB as an automaton
+
+
+def _check_length(name: str, words: Sequence[str | tuple[int, ...]]) -> None:
+    length = sum(map(len, words))
+    if length > _LONGEST:
+        raise SamplingError(f"{name} has {length} characters or token ids; at most {_LONGEST} are expected")
 
 
 def _grammar(sampling: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -> Grammar | None:

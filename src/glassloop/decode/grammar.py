@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.token_bytes import token_bytes
-from glassloop.decode.trial import Trials, Vocabulary, compile_grammar, make_tokenizer
+from glassloop.decode.trial import TOO_SLOW, Trials, Vocabulary, compile_grammar, make_tokenizer
 from glassloop.errors import SamplingError
 from glassloop.text.tokenizer import Tokenizer
 
@@ -91,9 +91,7 @@ class _Budget:
     def spend(self, field: str, seconds: float, earned: float) -> None:
         self._left = min(_AT_ONCE, self._left + earned) - seconds
         if self._left < 0:
-            raise SamplingError(
-                f"{field} cannot be used: it takes too long to follow; a simpler one is expected"
-            )
+            raise _refused(field, TOO_SLOW)
 
 
 def _refused(field: str, told: str) -> SamplingError:
@@ -161,7 +159,10 @@ class _Compiler:
             if known is not None:
                 self._known.move_to_end(source)
         if known is None:
-            known = self._try(source)
+            try:
+                known = self._try(source)
+            except (OSError, RuntimeError) as error:  # no room for one more process or thread
+                raise _refused(field, f"there is nothing to compile it with ({error})") from None
             self._remember(source, known)
         if known.matcher is None:
             raise _refused(field, known.error)

@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from time import process_time
 from typing import Any, NamedTuple, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -26,6 +27,8 @@ _WAIT = 20.0  # seconds until a child that does not answer is ended
 _MEMORY = 256 << 20  # bytes that a compiled grammar may take
 _STACK = 256 << 20  # bytes, reserved and not used: a level of recursion takes up to 12 kB
 _WALK = 8  # tokens that the child takes
+_SLOWEST = 0.2  # seconds for one of them
+TOO_SLOW = "it takes too long to follow; a simpler one is expected"
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000,
@@ -122,28 +125,25 @@ class Trials:
             self._running()
 
     def run(self, source: str) -> Verdict:
-        """Compiles a grammar in the child and returns what came of it."""
+        """Compiles a grammar in the child and returns what came of it. Raises `OSError` if there can be no
+        child."""
         with self._lock:
+            child = self._running()
+            assert child.stdin is not None and child.stdout is not None
+            clock = threading.Timer(_WAIT, child.kill)
+            clock.daemon = True
+            clock.start()
             try:
-                line = self._ask(source)
-            except OSError:  # it has ended, or cannot be started
+                _send(child.stdin, source)
+                line = child.stdout.readline()
+            except OSError:  # it has ended before it could read
                 line = b""
+            finally:
+                clock.cancel()
             if not line:
                 self._end()
                 return Verdict("it takes too much time or memory to compile", 0)
             return Verdict(*json.loads(line))
-
-    def _ask(self, source: str) -> bytes:
-        child = self._running()
-        assert child.stdin is not None and child.stdout is not None
-        clock = threading.Timer(_WAIT, child.kill)
-        clock.daemon = True
-        clock.start()
-        try:
-            _send(child.stdin, source)
-            return child.stdout.readline()
-        finally:
-            clock.cancel()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:
@@ -201,22 +201,27 @@ def _serve() -> None:
         before = _memory()
         matcher = compile_grammar(tokenizer, source)
         error = str(matcher.get_error()) if matcher.is_error() else ""
-        if not error:
-            _walk(matcher)
+        if not error and _slowest(matcher) > _SLOWEST:
+            error = TOO_SLOW
         _set_clock(0)
         sys.stdout.write(json.dumps(Verdict(error[:2000], max(0, _memory() - before))) + "\n")
         sys.stdout.flush()
 
 
-def _walk(matcher: LLMatcher) -> None:
-    """Goes a few tokens on, now with the last that is allowed and now with the first."""
+def _slowest(matcher: LLMatcher) -> float:
+    """Goes a few tokens on, now with the last that is allowed and now with the first, and returns the seconds
+    that the slowest took."""
+    slowest = 0.0
     for step in range(_WALK):
+        began = process_time()
         allowed = int.from_bytes(matcher.compute_bitmask(), "little")
         if matcher.is_stopped() or not allowed:
-            return
+            break
         last = allowed.bit_length() - 1
         first = (allowed & -allowed).bit_length() - 1
         matcher.consume_token(first if step % 2 else last)
+        slowest = max(slowest, process_time() - began)
+    return slowest
 
 
 def _memory() -> int:
