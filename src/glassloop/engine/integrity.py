@@ -14,6 +14,8 @@ def check(tree: KVTree) -> None:
     needed: dict[int, int] = {}
     for path in tree.paths:
         _must(len(path.nodes) == pages_for(path.length), "a path has a node for each of its pages")
+        behind = path.table[:, len(path.nodes) :]
+        _must(bool((behind == GONE).all()), "a path's table names no page but its nodes'")
         for index, node in enumerate(path.nodes):
             refs[node.number] = refs.get(node.number, 0) + 1
             if index >= path.behind:

@@ -70,11 +70,12 @@ class Path:
         self.length = 0  # tokens; the last node may hold more, of others
         self.behind = 0  # nodes that lie wholly behind the widest window
         self.fresh: list[tuple[Node, int]] = []  # how far this step computes which nodes
-        self.table: Int32 = np.zeros((groups, 8), np.int32)
+        # [groups, pages]; GONE where the path has no node, which no batch can mistake for a page.
+        self.table: Int32 = np.full((groups, 8), GONE, np.int32)
 
     def point(self, index: int, pages: Sequence[int]) -> None:
         if index == self.table.shape[1]:
-            self.table = np.concatenate([self.table, np.zeros_like(self.table)], axis=1)
+            self.table = np.concatenate([self.table, np.full_like(self.table, GONE)], axis=1)
         for group, page in enumerate(pages):
             self.table[group, index] = max(page, 0)
 
@@ -171,8 +172,10 @@ class KVTree:
     def cut(self, path: Path, length: int) -> None:
         """Take back the end of a path: of what the last extension added, and no more."""
         path.fresh.clear()
-        while len(path.nodes) > pages_for(length):
-            self._leave(path)
+        if len(path.nodes) > pages_for(length):
+            while len(path.nodes) > pages_for(length):
+                self._leave(path)
+            path.table[:, len(path.nodes) :] = GONE
         path.length = length
         if path.nodes:
             tail, offset = path.nodes[-1], length - (len(path.nodes) - 1) * PAGE
@@ -193,6 +196,7 @@ class KVTree:
         path.fresh.clear()
         while path.nodes:
             self._leave(path)
+        path.table[:] = GONE
         path.length = 0
         self.paths.discard(path)
         if len(self._lru) > 4 * self.node_count + 1000:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from glassloop.errors import GlassloopError
+
 Int32 = NDArray[np.int32]
 
 PAGE = 32  # tokens in one page of the cache
@@ -55,6 +57,39 @@ class Batch(NamedTuple):
             spans.append(Span(start, stop, first, pages))
             rows.extend(range(stop - last, stop))
         return Batch(tokens, positions, spans, rows)
+
+
+class BatchError(GlassloopError):
+    """A batch with a number that is out of range. Nothing of it was computed."""
+
+
+def check_spans(batch: Batch, groups: int) -> None:
+    """Raises unless the spans make up the batch's rows and lie within their page tables. The numbers of the
+    rows and the entries of the tables are for the op set to check."""
+    at = 0
+    for number, (start, stop, first, pages) in enumerate(batch.spans):
+        fits = pages.ndim == 2 and len(pages) == groups and pages.dtype == np.int32
+        if not fits or not pages.flags.c_contiguous:
+            raise BatchError(
+                f"span {number} has a page table of {pages.dtype} {pages.shape}, of {groups} groups"
+            )
+        if start != at or stop <= start:
+            raise BatchError(f"span {number} has the rows {start} to {stop}; a row from {at} on is expected")
+        if not 0 <= first <= pages.shape[1] * PAGE - (stop - start):
+            raise BatchError(
+                f"span {number} has {stop - start} tokens from position {first} on; its page table has"
+                f" {pages.shape[1]} pages"
+            )
+        at = stop
+    if not at or len(batch.tokens) != at or len(batch.positions) != at:
+        raise BatchError(
+            f"the spans have {at} rows, for {len(batch.tokens)} tokens and {len(batch.positions)} positions"
+        )
+
+
+def check_page(page: int, count: int) -> None:
+    if not 0 <= page < count:
+        raise BatchError(f"there is no page {page}; one from 0 to {count - 1} is expected")
 
 
 def pages_for(tokens: int) -> int:

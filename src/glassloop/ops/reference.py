@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from glassloop.ops.batch import PAGE, Batch, Int32, Span, pages_for
+from glassloop.ops.batch import PAGE, Batch, BatchError, Int32, Span, check_page, check_spans, pages_for
 from glassloop.ops.protocol import Activation, Forward, Place
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
@@ -27,6 +28,8 @@ class ReferencePages:
         self.page_bytes = self.keys[:, :1].nbytes + self.values[:, :1].nbytes
 
     def copy(self, source: int, target: int) -> None:
+        check_page(source, self.keys.shape[1])
+        check_page(target, self.keys.shape[1])
         self.keys[:, target], self.values[:, target] = self.keys[:, source], self.values[:, source]
 
     def write(self, place: Place, span: Span, keys: Float32, values: Float32) -> None:
@@ -52,7 +55,11 @@ class ReferenceOps:
     name = "reference"
 
     def program(self, compute: Forward) -> Forward:
-        return compute
+        def checked(batch: Batch, pages: Sequence[ReferencePages]) -> Any:
+            _check(batch, pages)
+            return compute(batch, pages)
+
+        return checked
 
     def pages(self, count: int, layers: int, kv_heads: int, head_dim: int) -> ReferencePages:
         return ReferencePages(count, layers, kv_heads, head_dim)
@@ -66,6 +73,9 @@ class ReferenceOps:
         return tensor.float32()
 
     def embed(self, table: Float32, ids: Sequence[int]) -> Float32:
+        if min(ids) < 0 or max(ids) >= len(table):
+            wrong = next(id for id in ids if not 0 <= id < len(table))
+            raise BatchError(f"a row has the number {wrong}; one from 0 to {len(table) - 1} is expected")
         return table[ids]
 
     def linear(self, x: Float32, weight: Float32, bias: Float32 | None) -> Float32:
@@ -155,6 +165,20 @@ class ReferenceOps:
 
     def take(self, x: Float32, rows: Sequence[int]) -> Float32:
         return x[rows]
+
+
+def _check(batch: Batch, pages: Sequence[ReferencePages]) -> None:
+    """Raises if a number of the batch is out of range: NumPy counts negative ones from the end."""
+    check_spans(batch, len(pages))
+    if batch.wanted and (min(batch.wanted) < 0 or max(batch.wanted) >= len(batch.tokens)):
+        raise BatchError(f"rows {batch.wanted} are wanted; there are {len(batch.tokens)}")
+    for number, span in enumerate(batch.spans):
+        if list(batch.positions[span.start : span.stop]) != list(range(span.first, span.length)):
+            raise BatchError(f"span {number} has positions that are not its own")
+        used = span.pages[:, : pages_for(span.length)]
+        for group, table in zip(pages, used, strict=True):
+            check_page(int(table.min()), group.keys.shape[1])
+            check_page(int(table.max()), group.keys.shape[1])
 
 
 def _visible(span: Span, positions: Int32, window: int | None) -> np.ndarray:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
+from glassloop.errors import GlassloopError
 from glassloop.ops.chosen import Chosen
 from glassloop.ops.quant import Float32
 from glassloop.ops.vocabulary import Float64, Int32, Summary
@@ -37,6 +39,34 @@ class Rule(NamedTuple):
     amount: float = 0.0
     which: NDArray[Any] | None = None  # ids, each once where they move (int32), or a mask (bool)
     numbers: Float64 | None = None  # one for each id
+
+
+class RuleError(GlassloopError):
+    """A rule, or what is asked of a row, that does not fit the row. Nothing was changed."""
+
+
+_OF_IDS = (Action.DIVIDE, Action.LESS, Action.REMOVE)
+
+
+def check_rule(rule: Rule) -> None:
+    """Raises unless a rule's arrays are of the kind that its action reads. Whether ids and masks fit a row is
+    for who follows the rule to check."""
+    action, _, which, numbers = rule
+    if action in _OF_IDS:
+        fits = which is not None and which.dtype == np.int32
+    else:
+        fits = which is not None and which.dtype == np.bool_ if action == Action.KEEP else which is None
+    if not fits or (which is not None and (which.ndim != 1 or not which.flags.c_contiguous)):
+        raise RuleError(
+            f"{Action(action).name} has {which!r:.80}; ids in int32, or for KEEP a mask, are expected"
+        )
+    if numbers is not None and (
+        numbers.dtype != np.float64
+        or which is None
+        or numbers.shape != which.shape
+        or not numbers.flags.c_contiguous
+    ):
+        raise RuleError(f"{Action(action).name} has {numbers!r:.80}; a float64 for each id is expected")
 
 
 @dataclass(eq=False, slots=True)

@@ -113,8 +113,14 @@ def log_sum_exp(logits: Float32, scale: float) -> float:
     return peak * scale + float(np.log(np.exp((logits.astype(np.float64) - peak) * scale).sum()))
 
 
+def check_token(token: int, width: int) -> None:
+    if not 0 <= token < width:
+        raise IndexError(f"token is {token}; an id from 0 to {width - 1} is expected")
+
+
 def rank_of(logits: Float32, token: int) -> int:
     """How many logits are higher, or as high with a lower id."""
+    check_token(token, len(logits))
     mine = logits[token]
     return int(np.count_nonzero(logits > mine)) + int(np.count_nonzero(logits[:token] == mine))
 

@@ -18,6 +18,9 @@
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
+/* Why no token was chosen, in the place of its id (choosing.py has the same). */
+enum { NOBODY_LEFT = -1, WRONG_RULE = -2, NO_MEMORY = -3 };
+
 /* What a stage does to the logits of a row; ops/rules.py has the same. */
 enum { DIVIDE, LESS, REMOVE, KEEP, SCALE, FIRST, MASS, SHARE, PROBABILITY };
 
@@ -65,6 +68,7 @@ typedef struct {
     int sorted, complete; /* the head is all there are */
     int listed;          /* only the head is left, whatever the row says */
     int touched;         /* a logit was changed */
+    int fault;           /* WRONG_RULE or NO_MEMORY: nothing else here means anything */
     float least;         /* while not sorted: nobody outside the head is above this */
     struct change {
         int32_t id;
@@ -73,10 +77,17 @@ typedef struct {
     int64_t changed, changes_room;
 } field;
 
-static void make_room(field *f, int64_t wanted) {
-    if (wanted <= f->room) return;
+/* 0: there is no memory, and the field has a fault. */
+static int make_room(field *f, int64_t wanted) {
+    if (wanted <= f->room) return 1;
+    gl_candidate *head = realloc(f->head, (size_t)wanted * sizeof *head);
+    if (!head) {
+        f->fault = NO_MEMORY;
+        return 0;
+    }
+    f->head = head;
     f->room = wanted;
-    f->head = realloc(f->head, wanted * sizeof *f->head);
+    return 1;
 }
 
 static void set_head(field *f, int64_t found, int64_t looked_for) {
@@ -89,7 +100,7 @@ static void set_head(field *f, int64_t found, int64_t looked_for) {
 static field new_field(const line *l, const known *k, int64_t width) {
     int64_t size = l->asked->head;
     field f = {.asked = l->asked, .known = k, .logits = l->logits, .width = width, .row = l->logits, .scale = 1};
-    make_room(&f, size);
+    if (!make_room(&f, MAX(size, 1))) return f;
     memcpy(f.head, k->highest, size * sizeof *f.head);
     set_head(&f, size, size);
     return f;
@@ -130,7 +141,7 @@ static void grow(field *f, int64_t count) {
     if (!f->sorted) sort_head(f);
     if (f->complete || f->size >= count) return;
     int64_t top = MIN(MAX(count, FIRST_HEAD), f->width);
-    make_room(f, top);
+    if (!make_room(f, top)) return;
     set_head(f, gl_find_highest(f->row, f->width, top, f->head), top);
 }
 
@@ -151,22 +162,38 @@ static void touch(field *f) {
     f->touched = 1;
 }
 
-static void put(field *f, int32_t id, float value) {
-    if (!f->own) {
-        if (f->changed == f->changes_room) {
-            f->changes_room = 2 * f->changes_room + 256;
-            f->changes = realloc(f->changes, f->changes_room * sizeof *f->changes);
-        }
-        f->changes[f->changed++] = (struct change){id, f->row[id]};
+/* Whether the ids of a rule are all ids of the row. */
+static int has_ids(field *f, const rule *r) {
+    const int32_t *ids = r->which;
+    for (int64_t i = 0; i < r->count; i++)
+        if ((uint32_t)ids[i] >= (uint64_t)f->width) f->fault = WRONG_RULE;
+    return !f->fault;
+}
+
+/* Room to note so many more changes. */
+static int may_change(field *f, int64_t count) {
+    if (f->own || f->changed + count <= f->changes_room) return 1;
+    int64_t room = MAX(f->changed + count, 2 * f->changes_room + 256);
+    struct change *changes = realloc(f->changes, (size_t)room * sizeof *changes);
+    if (!changes) {
+        f->fault = NO_MEMORY;
+        return 0;
     }
+    f->changes = changes;
+    f->changes_room = room;
+    return 1;
+}
+
+static void put(field *f, int32_t id, float value) {
+    if (!f->own) f->changes[f->changed++] = (struct change){id, f->row[id]};
     f->row[id] = value;
 }
 
 /* Some logits anew. Who is out stays out, and nobody is put out by being moved, however far. */
 static void move(field *f, const rule *r) {
     const int32_t *ids = r->which;
+    if (!has_ids(f, r) || !may_change(f, r->count) || !make_room(f, f->size + r->count)) return;
     touch(f);
-    make_room(f, f->size + r->count);
     for (int64_t i = 0; i < r->count; i++) {
         float before = f->row[ids[i]];
         double logit = (double)before * f->scale;
@@ -181,18 +208,27 @@ static void move(field *f, const rule *r) {
 
 static void drop(field *f, const rule *r) {
     const int32_t *ids = r->which;
+    if (!has_ids(f, r) || !may_change(f, r->count)) return;
     touch(f);
     for (int64_t i = 0; i < r->count; i++) put(f, ids[i], -INFINITY);
 }
 
 static void keep(field *f, const rule *r) {
     const uint8_t *allowed = r->which;
-    touch(f);
+    if (r->count != f->width) {
+        f->fault = WRONG_RULE;
+        return;
+    }
     if (!f->own) {
-        f->own = malloc(f->width * sizeof *f->own);
+        f->own = malloc((size_t)f->width * sizeof *f->own);
+        if (!f->own) {
+            f->fault = NO_MEMORY;
+            return;
+        }
         memcpy(f->own, f->row, f->width * sizeof *f->own);
         f->row = f->own;
     }
+    touch(f);
     for (int64_t i = 0; i < f->width; i++) f->row[i] = allowed[i] ? f->row[i] : -INFINITY;
 }
 
@@ -206,7 +242,10 @@ static void keep_first(field *f, int64_t count) {
 /* Those with this logit or a higher one; the highest, and who ties with it, in any case. */
 static void keep_from(field *f, double logit) {
     logit = MIN(logit, logit_at(f, 0));
-    while (!f->complete && logit_at(f, f->size - 1) >= logit) grow(f, f->size * GROWTH);
+    while (!f->complete && logit_at(f, f->size - 1) >= logit) {
+        grow(f, f->size * GROWTH);
+        if (f->fault) return;
+    }
     int64_t count = f->size;
     while (logit_at(f, count - 1) < logit) count--;
     keep_first(f, count);
@@ -227,7 +266,14 @@ static void keep_mass(field *f, double mass) {
             return;
         }
         grow(f, f->size * GROWTH);
+        if (f->fault) return;
     }
+}
+
+/* A number of tokens, as a rule has it. */
+static int64_t count_of(const field *f, double amount) {
+    if (!(amount > 0)) return 0;
+    return amount < (double)f->width ? (int64_t)amount : f->width;
 }
 
 static void follow(field *f, const rule *r) {
@@ -242,21 +288,22 @@ static void follow(field *f, const rule *r) {
     case KEEP: keep(f, r); return;
     case SCALE: f->scale *= r->amount; return;
     }
-    grow(f, r->kind == FIRST ? (int64_t)r->amount : FEWEST);
-    if (!f->size) return; /* nobody is left; the caller will see */
+    grow(f, r->kind == FIRST ? count_of(f, r->amount) : FEWEST);
+    if (f->fault || !f->size) return; /* nobody is left; the caller will see */
     switch (r->kind) {
-    case FIRST: keep_first(f, (int64_t)r->amount); return;
+    case FIRST: keep_first(f, count_of(f, r->amount)); return;
     case MASS: keep_mass(f, r->amount); return;
     case SHARE: keep_from(f, logit_at(f, 0) + log(r->amount)); return;
     case PROBABILITY: keep_from(f, log_sum_exp(f) + log(r->amount) - SLACK); return;
+    default: f->fault = WRONG_RULE;
     }
 }
 
 /* The field after the first `count` rules. */
 static field field_after(const line *l, const known *k, int64_t width, int64_t count) {
     field f = new_field(l, k, width);
-    for (int64_t i = 0; i < count; i++) follow(&f, &l->asked->rules[i]);
-    grow(&f, FEWEST);
+    for (int64_t i = 0; i < count && !f.fault; i++) follow(&f, &l->asked->rules[i]);
+    if (!f.fault) grow(&f, FEWEST);
     return f;
 }
 
@@ -268,7 +315,7 @@ typedef struct {
 
 /* What is told of the choice; ops/rules.py says what the numbers mean. */
 typedef struct {
-    int64_t id; /* -1: nobody is left */
+    int64_t id; /* below 0: there is none, and this is why */
     double logprob, raw_logprob;
     int64_t rank, rank_after;
     double entropy, log_sum_exp, log_sum_exp_after, scale, luck, margin;
@@ -285,7 +332,7 @@ typedef struct {
     int64_t size; /* of one that is made */
 } choosing;
 
-static void race(const field *f, int64_t position, chosen *d, int64_t *place, double *logit) {
+static void race(field *f, int64_t position, chosen *d, int64_t *place, double *logit) {
     *place = 0;
     *logit = logit_at(f, 0);
     d->id = f->head[0].id;
@@ -294,12 +341,18 @@ static void race(const field *f, int64_t position, chosen *d, int64_t *place, do
     d->margin = f->size > 1 ? *logit - logit_at(f, 1) : INFINITY;
     if (!f->asked->lucky) return;
     uint64_t key = gl_mix(f->asked->branch + GL_GOLDEN + (uint64_t)position);
-    double *logits = malloc(f->size * (sizeof(double) + sizeof(int32_t))), numbers[4];
+    double *logits = malloc((size_t)f->size * (sizeof(double) + sizeof(int32_t))), numbers[4];
+    if (!logits) {
+        f->fault = NO_MEMORY;
+        return;
+    }
     int32_t *ids = (int32_t *)(logits + f->size), winners[2];
     int64_t places[2];
     for (int64_t i = 0; i < f->size; i++) ids[i] = f->head[i].id, logits[i] = logit_at(f, i);
-    gl_race(key, ids, logits, f->size, f->complete ? NULL : f->row, f->width, f->scale, places, winners, numbers);
+    if (!gl_race(key, ids, logits, f->size, f->complete ? NULL : f->row, f->width, f->scale, places, winners, numbers))
+        f->fault = NO_MEMORY;
     free(logits);
+    if (f->fault) return;
     *place = places[0];
     *logit = numbers[0];
     d->id = winners[0];
@@ -321,15 +374,16 @@ static void choose(void *work, int64_t row) {
     const asked *of = l->asked;
     const known *k = &c->known[row];
     chosen *d = (chosen *)(c->made + row * c->size);
-    d->id = -1;
+    d->id = NOBODY_LEFT;
     d->entropy = k->sums.entropy;
     d->log_sum_exp = k->sums.log_sum_exp;
     if (isnan(d->log_sum_exp)) return;
     field f = field_after(l, k, c->width, of->count);
-    if (f.size) {
-        int64_t place;
-        double logit;
-        race(&f, l->position, d, &place, &logit);
+    int64_t place;
+    double logit;
+    if (!f.fault && f.size) race(&f, l->position, d, &place, &logit);
+    if (f.fault) d->id = f.fault;
+    else if (f.size) {
         d->log_sum_exp_after = log_sum_exp(&f);
         d->logprob = logit - d->log_sum_exp_after;
         d->scale = f.scale;
@@ -349,26 +403,34 @@ static void choose(void *work, int64_t row) {
     d->raw_logprob = (double)l->logits[d->id] - d->log_sum_exp;
 }
 
-/* What is known of some rows, in memory that the caller frees. */
+/* What is known of some rows, in memory that the caller frees; NULL: there is none. */
 static known *know(const line *lines, int64_t count, int64_t width) {
     int64_t top = 0;
+    if (count < 1) return NULL;
     for (int64_t i = 0; i < count; i++) top = MAX(top, lines[i].asked->head);
     known *all = calloc(count, sizeof *all + sizeof(gl_sums) + sizeof(double) + sizeof(float *) + top * sizeof(gl_candidate));
+    if (!all) return NULL;
     gl_sums *sums = (gl_sums *)(all + count);
     double *scales = (double *)(sums + count);
     const float **logits = (const float **)(scales + count);
     gl_candidate *found = (gl_candidate *)(logits + count);
     for (int64_t i = 0; i < count; i++) logits[i] = lines[i].logits, scales[i] = lines[i].asked->scale;
-    gl_look(logits, count, width, top, scales, found, sums);
+    if (!gl_look(logits, count, width, top, scales, found, sums)) {
+        free(all);
+        return NULL;
+    }
     for (int64_t i = 0; i < count; i++) all[i] = (known){found + i * top, sums[i]};
     return all;
 }
 
-/* Each row on its own: whatever the others ask for, and whichever thread does it, the answer is the same. */
-void gl_choose_rows(const line *lines, int64_t count, int64_t width, char *made, int64_t size) {
+/* Each row on its own: whatever the others ask for, and whichever thread does it, the answer is the same. 0: there is no
+ * memory. */
+int gl_choose_rows(const line *lines, int64_t count, int64_t width, char *made, int64_t size) {
     known *all = know(lines, count, width);
+    if (!all) return 0;
     gl_run_units(choose, &(choosing){lines, all, width, made, size}, count);
     free(all);
+    return 1;
 }
 
 /* Who is left after some rules of a row. */
@@ -379,18 +441,19 @@ typedef struct {
 
 /* For somebody who looks on, and who has the highest of the row and its log-sum-exp. After the first `count` rules: the
  * head in order, at most `room` of it, and the row (minus infinity: out) if it is not the head alone. How long the head
- * is. */
+ * is, or below 0 why that is not known. */
 int64_t gl_left(const asked *of, float *logits, int64_t width, int64_t count, const int32_t *highest_ids,
                 const float *highest, double log_sum_exp_before, int64_t room, int32_t *ids, float *values, float *row,
                 left *told) {
-    gl_candidate *known_highest = malloc(of->head * sizeof *known_highest);
+    gl_candidate *known_highest = malloc((size_t)of->head * sizeof *known_highest + 1);
+    if (!known_highest) return NO_MEMORY;
     for (int64_t i = 0; i < of->head; i++) known_highest[i] = (gl_candidate){highest[i], highest_ids[i]};
     known k = {known_highest, {.log_sum_exp = log_sum_exp_before, .scaled = log_sum_exp_before}};
     field f = field_after(&(line){of, logits, 0}, &k, width, count);
-    for (int64_t i = 0; i < MIN(f.size, room); i++) ids[i] = f.head[i].id, values[i] = f.head[i].value;
-    *told = (left){f.complete, f.listed, f.scale, f.size ? log_sum_exp(&f) : -INFINITY};
-    if (!f.listed) memcpy(row, f.row, width * sizeof *row);
-    int64_t size = f.size;
+    int64_t size = f.fault ? f.fault : f.size;
+    for (int64_t i = 0; i < MIN(size, room); i++) ids[i] = f.head[i].id, values[i] = f.head[i].value;
+    *told = (left){f.complete, f.listed, f.scale, size > 0 ? log_sum_exp(&f) : -INFINITY};
+    if (!f.fault && !f.listed) memcpy(row, f.row, width * sizeof *row);
     end_field(&f);
     free(known_highest);
     return size;

@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from ctypes import addressof, c_char
 from functools import cache
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
 from glassloop.ops.chosen import ALTERNATIVE, NUMBERS, Chosen
 from glassloop.ops.native.library import address, library
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Asked, Left, Line, Rule
+from glassloop.ops.rules import Asked, Left, Line, Rule, RuleError, check_rule
 from glassloop.ops.vocabulary import Summary
 
 # As choosing.c has them.
 _RULE = Struct("qqdPP")
 _ASKED = Struct("qdPqQqq")
 _LEFT = Struct("2q2d")
+_NOBODY_LEFT, _NO_MEMORY = -1, -3
 
 
 @cache
@@ -31,19 +32,24 @@ def _pieces(size: int) -> Struct:
 
 def choose(logits: Float32, lines: Sequence[Line]) -> list[Chosen | None]:
     logits, at = _open(logits)
-    width, stride = logits.shape[1], logits.strides[0]
+    (rows, width), stride = logits.shape, logits.strides[0]
     packed = array("Q")
     sizes = []
     for asked, place, position in lines:
+        if not 0 <= place < rows or asked.head > width or position < 0:
+            raise RuleError(f"row {place} of {rows}, {asked.head} of {width} logits, position {position}")
         where, size, _ = asked.prepared or _prepare(asked)
         packed.extend((where, at + place * stride, position))
         sizes.append(size)
     most = max(sizes)
     made = bytearray(most * len(lines))
-    library().gl_choose_rows(packed.buffer_info()[0], len(lines), width, address(made), most)
+    if not library().gl_choose_rows(packed.buffer_info()[0], len(lines), width, address(made), most):
+        raise MemoryError
     found: list[Chosen | None] = []
     for (data,), size in zip(_pieces(most).iter_unpack(made), sizes, strict=True):
         chosen = Chosen(data[:size])
+        if chosen.id < _NOBODY_LEFT:
+            _raise(chosen.id, width)
         found.append(None if chosen.id < 0 else chosen)
     return found
 
@@ -52,6 +58,10 @@ def left(logits: Float32, summary: Summary, asked: Asked, count: int) -> Left:
     logits, at = _open(logits)
     width, changed = len(logits), np.empty(len(logits), np.float32)
     told = bytearray(_LEFT.size)
+    if not asked.head <= min(width, len(summary.ids), len(summary.logits)) or not 0 <= count <= len(
+        asked.rules
+    ):
+        raise RuleError(f"{asked.head} of {width} logits, {count} of {len(asked.rules)} rules")
     where, _, _ = asked.prepared or _prepare(asked)
     size, room = 2 * asked.head, 0
     while size > room:  # once more, where there are more than we had room for
@@ -71,12 +81,22 @@ def left(logits: Float32, summary: Summary, asked: Asked, count: int) -> Left:
             address(changed),
             address(told),
         )
+    if size < 0:
+        _raise(size, width)
     complete, listed, scale, log_sum_exp = _LEFT.unpack(told)
     return Left(ids[:size], values[:size], None if listed else changed, scale, bool(complete), log_sum_exp)
 
 
+def _raise(code: int, width: int) -> NoReturn:
+    if code == _NO_MEMORY:
+        raise MemoryError
+    raise RuleError(f"a rule names a token that is none, or has no mask of {width} tokens")
+
+
 def _open(logits: Float32) -> tuple[Float32, int]:
     """The same, or a copy where they do not lie together or are not to be written to; and where they lie."""
+    if logits.dtype != np.float32:
+        raise RuleError(f"the logits are {logits.dtype}; float32 is expected")
     try:
         return logits, addressof(c_char.from_buffer(logits))  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -96,6 +116,8 @@ def _prepare(asked: Asked) -> _Prepared:
     memory = bytearray(_ASKED.size) + b"".join([_packed(rule) for rule in asked.rules])
     at, branch = address(memory), asked.branch
     head, scale, count, wanted = asked.head, asked.scale, len(asked.rules), asked.wanted
+    if not 0 <= wanted <= head or head < 1:
+        raise RuleError(f"{wanted} of the {head} highest are wanted; at least one, and no more, is expected")
     lucky = branch is not None
     _ASKED.pack_into(memory, 0, head, scale, at + _ASKED.size, count, branch or 0, lucky, wanted)
     asked.prepared = made = _Prepared(at, NUMBERS.itemsize + ALTERNATIVE.itemsize * wanted, memory)
@@ -104,6 +126,7 @@ def _prepare(asked: Asked) -> _Prepared:
 
 def _packed(rule: Rule) -> bytes:
     which, numbers = rule.which, rule.numbers
+    check_rule(rule)
     return _RULE.pack(
         rule.action,
         0 if which is None else len(which),

@@ -20,9 +20,11 @@ from ctypes import (
     c_int64,
     c_uint64,
     c_void_p,
+    sizeof,
 )
 from functools import cache
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 from numpy.typing import NDArray
@@ -78,7 +80,7 @@ class Cache(Structure):
     _fields_ = (
         ("keys", c_void_p),
         ("values", c_void_p),
-        *((name, c_int32) for name in ("layers", "kv_heads", "head_dim", "padded_head_dim")),
+        *((name, c_int32) for name in ("layers", "kv_heads", "head_dim", "padded_head_dim", "pages")),
     )
 
 
@@ -86,10 +88,20 @@ class Program(Structure):
     _fields_ = (
         ("ops", POINTER(Op)),
         ("count", c_int32),
+        ("groups", c_int32),
         ("buffers", POINTER(Buffer)),
         ("batch", c_void_p),
         ("caches", c_void_p),
     )
+
+
+class Fault(Structure):
+    _fields_ = tuple((name, c_int32) for name in ("wrong", "at", "found", "limit"))
+
+
+# gl_batch and gl_span of native.h
+BATCH = Struct("3i4x4P")
+SPAN = Struct("4iP")
 
 
 def available() -> bool:
@@ -110,9 +122,9 @@ def library() -> ctypes.CDLL:
     lib.gl_join_strings.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
     lib.gl_join_strings.restype = c_int64
     lib.gl_summarize.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p]
-    lib.gl_summarize.restype = None
+    lib.gl_summarize.restype = c_int
     lib.gl_highest.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-    lib.gl_highest.restype = None
+    lib.gl_highest.restype = c_int
     lib.gl_log_sum_exp.argtypes = [c_void_p, c_int64, c_double]
     lib.gl_log_sum_exp.restype = c_double
     lib.gl_rank_of.argtypes = [c_void_p, c_int64, c_int64]
@@ -127,11 +139,11 @@ def library() -> ctypes.CDLL:
         c_double,
         *[c_void_p] * 3,
     ]
-    lib.gl_race.restype = None
+    lib.gl_race.restype = c_int
     lib.gl_luck_of.argtypes = [c_uint64, c_void_p, c_int64, c_void_p]
     lib.gl_luck_of.restype = None
     lib.gl_choose_rows.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64]
-    lib.gl_choose_rows.restype = None
+    lib.gl_choose_rows.restype = c_int
     lib.gl_left.argtypes = [
         *[c_void_p] * 2,
         *[c_int64] * 2,
@@ -143,16 +155,27 @@ def library() -> ctypes.CDLL:
     lib.gl_left.restype = c_int64
     lib.gl_progress_bytes.argtypes = [c_int32]
     lib.gl_progress_bytes.restype = c_int64
-    lib.gl_run.argtypes = [POINTER(Program), c_void_p, c_void_p, c_int64]
-    lib.gl_run.restype = None
+    lib.gl_run.argtypes = [POINTER(Program), c_void_p, c_void_p, c_int64, POINTER(Fault)]
+    lib.gl_run.restype = c_int
+    _check_sizes(lib)
     wanted = os.environ.get("GLASSLOOP_ISA", "")
     if not lib.gl_choose(wanted.encode()):
         raise GlassloopError(f"GLASSLOOP_ISA is {wanted!r}, which this machine does not have")
     return lib
 
 
+def _check_sizes(lib: ctypes.CDLL) -> None:
+    """Raises if C and Python do not mean the same structures: a library of another version."""
+    ours = [sizeof(kind) for kind in (Matrix, Op, Buffer, Cache, Program)]
+    ours += [BATCH.size, SPAN.size, sizeof(Fault)]
+    theirs = (c_int64 * len(ours))()
+    lib.gl_sizes(theirs)
+    if list(theirs) != ours:
+        raise GlassloopError(f"{FILE} was built from another version of glassloop; build it again")
+
+
 def address(array: NDArray[Any] | bytearray) -> int:
-    """Of its first number, the others being right behind it."""
+    """The address of the array's first element. The array must be contiguous."""
     try:
         return addressof(c_char.from_buffer(array))  # type: ignore[arg-type]  # a third of the time of the other
     except (TypeError, ValueError):  # not to be written to, not in one piece, or empty

@@ -79,6 +79,7 @@ typedef struct {
     uint16_t *keys;   /* [pages, layers, kv heads, head dim, GL_PAGE] */
     uint16_t *values; /* [pages, layers, kv heads, GL_PAGE, padded head dim] */
     int32_t layers, kv_heads, head_dim, padded_head_dim;
+    int32_t pages; /* how many there are */
 } gl_cache;
 
 typedef struct {
@@ -90,10 +91,20 @@ typedef struct {
 typedef struct {
     const gl_op *ops;
     int32_t count;
+    int32_t groups; /* of layers: those with the same window */
     const gl_buffer *buffers;
     const gl_batch *batch;
-    const gl_cache *caches; /* one for each group of layers: those with the same window */
+    const gl_cache *caches; /* one for each group */
 } gl_program;
+
+/* What is wrong with a batch: a number out of range. The caller has seen to it that the arrays have their lengths. */
+enum gl_wrong { GL_FINE, GL_WRONG_TOKEN, GL_WRONG_POSITION, GL_WRONG_PAGE, GL_WRONG_WANTED, GL_WRONG_SPAN };
+
+typedef struct {
+    int32_t wrong;        /* enum gl_wrong */
+    int32_t at;           /* the row, or the span */
+    int32_t found, limit; /* the number, and what it must be below */
+} gl_fault;
 
 /* What belongs to a block of 32 codes of a row, in the form in which the kernels read it. */
 typedef struct {
@@ -160,13 +171,13 @@ typedef struct {
     double scaled; /* log-sum-exp with the logits times a scale */
 } gl_sums;
 
-/* Rows of logits (vocabulary.c). */
-void gl_look(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales, gl_candidate *found,
+/* Rows of logits (vocabulary.c). A function that needs memory and does not get it returns 0. */
+int gl_look(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales, gl_candidate *found,
              gl_sums *sums);
 int64_t gl_find_highest(const float *logits, int64_t count, int64_t top, gl_candidate *found);
 double gl_log_sum_exp(const float *logits, int64_t count, double scale);
 int64_t gl_rank_of(const float *logits, int64_t count, int64_t id);
-void gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t count, const float *row, int64_t width,
+int gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t count, const float *row, int64_t width,
              double scale, int64_t *places, int32_t *winners, double *numbers);
 
 /* What waits for another thread: a moment busily, then it lets others have the core. */

@@ -11,14 +11,15 @@ import mmap
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from struct import Struct
+from struct import error as StructError
 from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.ops.batch import PAGE, Batch, Span, pages_for
+from glassloop.errors import ModelError
+from glassloop.ops.batch import PAGE, Batch, BatchError, Span, check_page, check_spans, pages_for
 from glassloop.ops.native import library as lib
 from glassloop.ops.native.recorder import Recorder, Room, Value
 from glassloop.ops.protocol import Activation, Forward, Place
@@ -30,9 +31,11 @@ _CACHE_LINE = 64
 _CHUNK = 1 << 25
 _AT_ONCE = 1 << 24  # bytes packed in one call
 _TOKENS, _POSITIONS, _WANTED = range(3)
-# gl_batch and gl_span of native.h
-_BATCH = Struct("3i4x4P")
-_SPAN = Struct("4iP")
+# What a `lib.Fault` says is wrong: enum gl_wrong of native.h.
+_WRONG = (
+    *("", "row {} has the token id {}", "row {} has the position {}", "span {} has the page {}"),
+    *("row {1} is wanted", "span {} has rows or positions that are not its own"),
+)
 
 
 class NativeMatrix:
@@ -53,16 +56,19 @@ class NativePages:
         self.values = np.zeros((count, layers * kv_heads * PAGE * padded), np.uint16)
         self.page_bytes = self.keys[:1].nbytes + self.values[:1].nbytes
         self.layout = lib.Cache(
-            self.keys.ctypes.data, self.values.ctypes.data, layers, kv_heads, head_dim, padded
+            self.keys.ctypes.data, self.values.ctypes.data, layers, kv_heads, head_dim, padded, count
         )
         self.packed = bytes(self.layout)
 
     def copy(self, source: int, target: int) -> None:
+        check_page(source, len(self.keys))
+        check_page(target, len(self.keys))
         self.keys[target], self.values[target] = self.keys[source], self.values[source]
 
     def read_keys(self, place: Place, span: Span) -> Float32:
         group, layer = place
         pages = span.pages[group, : pages_for(span.length)]
+        check_page(int(pages.min()), len(self.keys))
         shape = (-1, self.layout.layers, self.layout.kv_heads, self.layout.head_dim, PAGE)
         keys = self.keys.reshape(shape)[pages, layer]  # [pages, kv heads, head dim, PAGE]
         rows = keys.view(np.float16).transpose(0, 3, 1, 2).reshape(-1, *shape[2:4])
@@ -84,14 +90,16 @@ class NativeOps:
         self.instructions: str = lib.library().gl_name().decode()
         self._packer = _Packer()
         self._recorder = Recorder()
+        self._one_recording = Lock()
         self._kept: list[Any] = []  # arrays that recorded ops point to
 
     def program(self, compute: Forward) -> Forward:
-        self._packer.finish()
-        self._recorder = Recorder()
-        result = compute(_StandIn(), None)  # type: ignore[arg-type]
-        several = isinstance(result, list)
-        program = _Program(self._recorder, result if several else [result], self.threads, self._kept)
+        with self._one_recording:
+            self._packer.finish()
+            self._recorder = Recorder()
+            result = compute(_StandIn(), None)  # type: ignore[arg-type]
+            several = isinstance(result, list)
+            program = _Program(self._recorder, result if several else [result], self.threads, self._kept)
         return program if several else program.only
 
     def pages(self, count: int, layers: int, kv_heads: int, head_dim: int) -> NativePages:
@@ -217,10 +225,11 @@ class _Program:
         self._widest = max(room.width for room in self._rooms)
         self._progress = np.empty(lib.library().gl_progress_bytes(len(ops)), np.uint8)
         self._buffers = (lib.Buffer * len(self._rooms))()
-        self._program = lib.Program((lib.Op * len(ops))(*ops), len(ops), self._buffers)
+        self._program = lib.Program((lib.Op * len(ops))(*ops), len(ops), 0, self._buffers)
         self._arrays: dict[int, Any] = {}
         self._capacity = {True: 0, False: 0}  # rows that the buffers of wanted rows, and of all rows, hold
         self._scratch = np.zeros(0, np.float32)
+        self._fault = lib.Fault()
         self._one_run = Lock()
 
     def __call__(self, batch: Batch, pages: Sequence[NativePages]) -> list[Float32]:
@@ -232,6 +241,7 @@ class _Program:
         return self(batch, pages)[0]
 
     def _run(self, batch: Batch, pages: Sequence[NativePages]) -> list[Float32]:
+        check_spans(batch, len(pages))
         self._make_room(len(batch.tokens), wanted=False)
         self._make_room(len(batch.wanted), wanted=True)
         results = []
@@ -247,9 +257,18 @@ class _Program:
         memory = _packed(batch, caches)
         self._program.caches = lib.address(memory)
         self._program.batch = self._program.caches + len(caches)
-        lib.library().gl_run(
-            ctypes.byref(self._program), lib.address(self._progress), lib.address(self._scratch), scratch
+        self._program.groups = len(pages)
+        done = lib.library().gl_run(
+            ctypes.byref(self._program),
+            lib.address(self._progress),
+            lib.address(self._scratch),
+            scratch,
+            ctypes.byref(self._fault),
         )
+        if not done:
+            fault = self._fault
+            what = _WRONG[fault.wrong].format(fault.at, fault.found)
+            raise BatchError(f"{what}; a number from 0 to {fault.limit - 1} is expected")
         return results
 
     def _make_room(self, rows: int, wanted: bool) -> None:
@@ -269,15 +288,19 @@ class _Program:
 def _packed(batch: Batch, caches: bytes) -> bytearray:
     """As native.h has them: the caches, the batch, its spans, the numbers of its rows."""
     tokens, positions, spans, wanted = batch
-    rows = array("i", [*tokens, *positions, *wanted])
-    about = [
-        _SPAN.pack(s.start, s.stop - s.start, s.first, s.pages.shape[1], lib.address(s.pages)) for s in spans
-    ]
-    memory = bytearray(b"".join([caches, bytes(_BATCH.size), *about, rows]))
-    at = lib.address(memory) + len(caches) + _BATCH.size
-    numbers = at + _SPAN.size * len(spans)
+    try:
+        rows = array("i", [*tokens, *positions, *wanted])
+        about = [
+            lib.SPAN.pack(s.start, s.stop - s.start, s.first, s.pages.shape[1], lib.address(s.pages))
+            for s in spans
+        ]
+    except (OverflowError, TypeError, StructError) as error:
+        raise BatchError(f"a number of the batch is no 32-bit integer: {error}") from None
+    memory = bytearray(b"".join([caches, bytes(lib.BATCH.size), *about, rows]))
+    at = lib.address(memory) + len(caches) + lib.BATCH.size
+    numbers = at + lib.SPAN.size * len(spans)
     pointers = numbers, numbers + 4 * len(tokens), numbers + 8 * len(tokens), at
-    _BATCH.pack_into(memory, len(caches), len(tokens), len(wanted), len(spans), *pointers)
+    lib.BATCH.pack_into(memory, len(caches), len(tokens), len(wanted), len(spans), *pointers)
     return memory
 
 
@@ -305,7 +328,11 @@ class _Packer:
         """Where the matrix will be, as soon as `finish` has been called."""
         tensor = tensor._replace(data=np.ascontiguousarray(tensor.data))
         format = tensor.format.gguf_id
-        data = self._arena.take(lib.library().gl_pack_size(format, *tensor.shape, ctypes.byref(layout)))
+        _check_tensor(tensor)
+        size = lib.library().gl_pack_size(format, *tensor.shape, ctypes.byref(layout))
+        if not size:
+            raise ModelError(f"{tensor.name} is in {tensor.format.name}, which the native op set cannot pack")
+        data = self._arena.take(size)
         packing = lib.Packing(tensor.data.ctypes.data, data.ctypes.data, ctypes.pointer(layout), format)
         self._waiting.append((tensor, packing))
         self._bytes += len(tensor.data)
@@ -324,6 +351,17 @@ class _Packer:
         for tensor, _ in self._waiting:
             tensor.release()
         self._waiting, self._bytes = [], 0
+
+
+def _check_tensor(tensor: Tensor) -> None:
+    """Raises unless a matrix has the bytes that its shape takes: C reads so many."""
+    out, into = tensor.shape
+    format = tensor.format
+    blocks, rest = divmod(into, format.block_values)
+    if out < 1 or into < 1 or rest or tensor.data.nbytes != out * blocks * format.block_bytes:
+        raise ModelError(
+            f"{tensor.name} has {tensor.data.nbytes} bytes, no {format.name} matrix of {out} × {into}"
+        )
 
 
 class _Arena:

@@ -67,11 +67,70 @@ static void run_thread(void *argument, int thread) {
     }
 }
 
+/* Numbers of a batch that are not below `limit`: the first of them is the fault. */
+static int find_wrong(const int32_t *numbers, int32_t count, int32_t limit, int32_t wrong, gl_fault *fault) {
+    for (int32_t i = 0; i < count; i++)
+        if ((uint32_t)numbers[i] >= (uint32_t)limit) {
+            *fault = (gl_fault){wrong, i, numbers[i], limit};
+            return 1;
+        }
+    return 0;
+}
+
+/* The last line before memory is touched: every row has a token and a position that the tables have, every span lies
+ * within its page table, and every page that it names is there. */
+static int find_fault(const gl_program *program, gl_fault *fault) {
+    const gl_batch *batch = program->batch;
+    *fault = (gl_fault){GL_FINE, 0, 0, 0};
+    for (int32_t i = 0; i < program->count; i++) {
+        const gl_op *op = &program->ops[i];
+        if (op->kind != GL_EMBED) continue;
+        int is_token = op->i0 == GL_TOKENS;
+        if (find_wrong(is_token ? batch->tokens : batch->positions, batch->rows, (int32_t)op->matrix->out,
+                       is_token ? GL_WRONG_TOKEN : GL_WRONG_POSITION, fault))
+            return 1;
+    }
+    if (find_wrong(batch->wanted, batch->wanted_rows, batch->rows, GL_WRONG_WANTED, fault)) return 1;
+    int64_t row = 0;
+    for (int32_t i = 0; i < batch->spans; i++) {
+        const gl_span *span = &batch->span[i];
+        int64_t end = (int64_t)span->first_position + span->rows;
+        if (span->first_row != row || span->rows < 1 || span->first_position < 0 || end > (int64_t)span->stride * GL_PAGE) {
+            *fault = (gl_fault){GL_WRONG_SPAN, i, span->first_position, span->stride};
+            return 1;
+        }
+        for (int32_t j = 0; j < span->rows && row + j < batch->rows; j++)
+            if (batch->positions[row + j] != span->first_position + j) {
+                *fault = (gl_fault){GL_WRONG_SPAN, i, batch->positions[row + j], span->stride};
+                return 1;
+            }
+        row += span->rows;
+        for (int32_t group = 0; group < program->groups; group++)
+            if (find_wrong(span->pages + (int64_t)group * span->stride, (int32_t)((end + GL_PAGE - 1) / GL_PAGE),
+                           program->caches[group].pages, GL_WRONG_PAGE, fault)) {
+                fault->at = i;
+                return 1;
+            }
+    }
+    if (row != batch->rows) *fault = (gl_fault){GL_WRONG_SPAN, batch->spans, (int32_t)row, batch->rows};
+    return row != batch->rows;
+}
+
 int64_t gl_progress_bytes(int32_t ops) { return ops * (int64_t)sizeof(progress) + 64; }
 
-/* `memory`: gl_progress_bytes of the program's ops; `scratch`: threads times `scratch_size` floats. */
-void gl_run(const gl_program *program, void *memory, float *scratch, int64_t scratch_size) {
+/* `memory`: gl_progress_bytes of the program's ops; `scratch`: threads times `scratch_size` floats. 0: the batch has a
+ * fault, and nothing was computed. */
+int gl_run(const gl_program *program, void *memory, float *scratch, int64_t scratch_size, gl_fault *fault) {
+    if (find_fault(program, fault)) return 0;
     progress *aligned = (progress *)(((uintptr_t)memory + 63) & ~(uintptr_t)63);
     memset(aligned, 0, program->count * sizeof *aligned);
     gl_parallel(run_thread, &(run){program, aligned, scratch, scratch_size});
+    return 1;
+}
+
+/* The sizes of what Python lays out too, in the order of library.py. */
+void gl_sizes(int64_t *sizes) {
+    const int64_t all[] = {sizeof(gl_matrix), sizeof(gl_op), sizeof(gl_buffer), sizeof(gl_cache), sizeof(gl_program),
+                           sizeof(gl_batch), sizeof(gl_span), sizeof(gl_fault)};
+    memcpy(sizes, all, sizeof all);
 }

@@ -54,13 +54,25 @@ static sweep new_sweep(const float *const *row, int64_t rows, int64_t count, int
     s.groups = (count + s.group - 1) / s.group;
     s.part = s.group > PART ? s.group : PART;
     s.parts = (count + s.part - 1) / s.part;
-    /* One piece of memory: what is most aligned comes first. */
-    s.sums = malloc(rows * (s.parts * 4 * sizeof(double) + (s.groups + 1) * sizeof(float)) + 1);
-    s.scaled = s.sums + rows * s.parts * 2;
-    s.maxima = (float *)(s.scaled + rows * s.parts * 2);
-    s.most = s.maxima + rows * s.groups;
     return s;
 }
+
+static size_t sweep_bytes(const sweep *s) {
+    return (size_t)s->rows * ((size_t)s->parts * 4 * sizeof(double) + (size_t)(s->groups + 1) * sizeof(float)) + 1;
+}
+
+/* One piece of memory: what is most aligned comes first. */
+static void lay_out(sweep *s, double *memory) {
+    s->sums = memory;
+    s->scaled = s->sums + s->rows * s->parts * 2;
+    s->maxima = (float *)(s->scaled + s->rows * s->parts * 2);
+    s->most = s->maxima + s->rows * s->groups;
+}
+
+/* A single row has no more groups than MOST_GROUPS, nor parts: it needs no memory but the stack's. */
+typedef struct {
+    double numbers[MOST_GROUPS * 4 + (MOST_GROUPS + 2) / 2];
+} one_row;
 
 static void find_maxima(void *work, int64_t unit) {
     const sweep *s = work;
@@ -122,10 +134,13 @@ static void add_up(const sweep *s, int64_t row, const double *sums, double scale
 }
 
 /* The `top` highest of each row in order, ties by lower id, and its sums. */
-void gl_look(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales, gl_candidate *found,
+int gl_look(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales, gl_candidate *found,
              gl_sums *sums) {
     double unused;
     sweep s = new_sweep(row, rows, count, top, scales, found);
+    double *memory = malloc(sweep_bytes(&s));
+    if (!memory) return 0;
+    lay_out(&s, memory);
     find_most(&s);
     gl_run_units(find_both, &s, rows + rows * s.parts);
     for (int64_t i = 0; i < rows; i++) {
@@ -133,42 +148,49 @@ void gl_look(const float *const *row, int64_t rows, int64_t count, int64_t top, 
         if (scales[i] != 1) add_up(&s, i, s.scaled, scales[i], &sums[i].scaled, &unused);
         else sums[i].scaled = sums[i].log_sum_exp;
     }
-    free(s.sums);
+    free(memory);
+    return 1;
 }
 
-void gl_summarize(const float *logits, int64_t count, int64_t top, int32_t *ids, float *values, double *sums) {
-    gl_candidate *found = malloc(top * sizeof *found + 1);
+int gl_summarize(const float *logits, int64_t count, int64_t top, int32_t *ids, float *values, double *sums) {
+    gl_candidate *found = calloc(top + 1, sizeof *found);
     gl_sums all;
-    gl_look(&logits, 1, count, top, &(double){1}, found, &all);
-    for (int64_t i = 0; i < top; i++) ids[i] = found[i].id, values[i] = found[i].value;
-    sums[0] = all.log_sum_exp;
-    sums[1] = all.entropy;
+    int done = found && gl_look(&logits, 1, count, top, &(double){1}, found, &all);
+    if (done) {
+        for (int64_t i = 0; i < top; i++) ids[i] = found[i].id, values[i] = found[i].value;
+        sums[0] = all.log_sum_exp;
+        sums[1] = all.entropy;
+    }
     free(found);
+    return done;
 }
 
 /* The `top` highest in order, ties by lower id; how many there are. */
 int64_t gl_find_highest(const float *logits, int64_t count, int64_t top, gl_candidate *found) {
+    one_row memory;
     sweep s = new_sweep(&logits, 1, count, top, NULL, found);
+    lay_out(&s, memory.numbers);
     find_most(&s);
-    int64_t size = gl_active()->highest(logits, count, top, s.maxima, s.group, found);
-    free(s.sums);
-    return size;
+    return gl_active()->highest(logits, count, top, s.maxima, s.group, found);
 }
 
-void gl_highest(const float *logits, int64_t count, int64_t top, int32_t *ids, float *values) {
+int gl_highest(const float *logits, int64_t count, int64_t top, int32_t *ids, float *values) {
     gl_candidate *found = calloc(top + 1, sizeof *found);
+    if (!found) return 0;
     gl_find_highest(logits, count, top, found);
     for (int64_t i = 0; i < top; i++) ids[i] = found[i].id, values[i] = found[i].value;
     free(found);
+    return 1;
 }
 
 double gl_log_sum_exp(const float *logits, int64_t count, double scale) {
     double found, unused;
+    one_row memory;
     sweep s = new_sweep(&logits, 1, count, 0, &scale, NULL);
+    lay_out(&s, memory.numbers);
     find_most(&s);
     gl_run_units(find_scaled, &s, s.parts);
     add_up(&s, 0, s.scaled, scale, &found, &unused);
-    free(s.sums);
     return found;
 }
 
@@ -213,21 +235,28 @@ static void find_lucky(void *work, int64_t unit) {
     s->found[unit] = gl_active()->lucky_ids(s->key, first, end, s->threshold, s->ids + unit * s->room, s->room);
 }
 
-/* Ids below `count` whose hash exceeds the threshold, in ascending order, into memory that the caller frees. */
+/* Ids below `count` whose hash exceeds the threshold, in ascending order, into memory that the caller frees; how many
+ * there are. -1: there is no memory for them. */
 static int64_t all_lucky_ids(uint64_t key, int64_t count, uint64_t threshold, int32_t **ids) {
-    int64_t units = (count + PART - 1) / PART, total = 0, found[units];
+    int64_t units = (count + PART - 1) / PART, total = 0, *found = malloc((size_t)units * sizeof *found + 1);
+    *ids = NULL;
+    if (!found) return -1;
     for (int64_t room = LUCKY; ; room = PART) { /* few are that lucky; when more are, once more with room for all */
-        *ids = malloc(units * room * sizeof **ids);
+        *ids = malloc((size_t)(units * room) * sizeof **ids + 1);
+        if (!*ids) break;
         gl_run_units(find_lucky, &(search){key, threshold, count, room, *ids, found}, units);
         int64_t most = 0;
         for (int64_t unit = 0; unit < units; unit++) most = found[unit] > most ? found[unit] : most;
         if (most <= room) {
             for (int64_t unit = 0; unit < units; total += found[unit++])
                 memmove(*ids + total, *ids + unit * room, found[unit] * sizeof **ids);
+            free(found);
             return total;
         }
         free(*ids);
     }
+    free(found);
+    return -1;
 }
 
 /* A threshold that the hash of every id with more luck than `needed` exceeds: P(luck > g) = 1 - exp(-exp(-g)). It is
@@ -260,8 +289,8 @@ static uint64_t hash_after(const racer *r, double logit) { return r->id < 0 ? 0 
 
 /* The two highest of logit + luck, ties by lower id, among `count` ids with descending logits and, if there is a row,
  * all others of it: a logit there is row[id] * scale, minus infinity for who is out, and none is above the last of the
- * `count`. Places at and beyond `count` are theirs; an id of -1: there is nobody. */
-void gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t count, const float *row, int64_t width,
+ * `count`. Places at and beyond `count` are theirs; an id of -1: there is nobody. With a row there is at least one id. */
+int gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t count, const float *row, int64_t width,
              double scale, int64_t *places, int32_t *winners, double *numbers) {
     racer best[2] = {{0, -1, 0, 0}, {0, -1, 0, 0}};
     /* Who would beat the second so far needs more luck than lies between it and his logit; those after him need more. */
@@ -275,6 +304,7 @@ void gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t cou
         double last = logits[count - 1];
         int32_t *lucky;
         int64_t found = all_lucky_ids(key, width, hash_after(&best[1], last), &lucky);
+        if (found < 0) return 0;
         for (int64_t i = 0; i < found; i++) {
             double logit = (double)row[lucky[i]] * scale;
             int known = logit > last || logit == -INFINITY;
@@ -289,4 +319,5 @@ void gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t cou
         numbers[2 * i] = best[i].logit;
         numbers[2 * i + 1] = best[i].luck;
     }
+    return 1;
 }
