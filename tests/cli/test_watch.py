@@ -226,7 +226,7 @@ def test_strange_text_is_shown_and_never_obeyed(llm, size):
         app.go(0)
         await pilot.pause()
         shown = screen(pilot)
-        for picture in ("␛[31m", "␛[2J␇␍↵", "⇥<end>", "␡<009B>", "日本語", "한국어", "👩"):
+        for picture in (r"\x1b[31m", r"\x1b[2J\x07\x0d↵", "⇥<end>", r"\x7f\x9b", "日本語", "한국어", "👩"):
             assert picture in shown
 
     app = Watch(llm, made, store=False)

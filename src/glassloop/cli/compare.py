@@ -143,7 +143,7 @@ def _print_texts(ways: list[str], runs: list[Run], parts: list[Diff]) -> None:
 
     if not sys.stdout.isatty():
         for way, run in zip(ways, runs, strict=True):
-            print(f"── {way} ──\n{run.text}\n")
+            print(visible(f"── {way} ──\n{run.text}\n"))
         return
     from rich import box
     from rich.console import Console
@@ -153,7 +153,7 @@ def _print_texts(ways: list[str], runs: list[Run], parts: list[Diff]) -> None:
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, expand=True)
     cells = []
     for way, run, part in zip(ways, runs, parts, strict=True):
-        table.add_column(way, ratio=1, overflow="fold")
+        table.add_column(Text(visible(way, newlines=False)), ratio=1, overflow="fold")
         same = len(run.tokens) if part.at is None else part.at
         common = "" if run is runs[0] else "".join([token.text for token in run.tokens[:same]])
         cells.append(Text.assemble((visible(common), "dim"), visible(run.text[len(common) :])))

@@ -34,14 +34,14 @@ def explain(
 
     Any option of generate makes it a what-if: the same luck with, say, --temperature 0.3.
     """
-    from glassloop.cli.kept import find_run, load
+    from glassloop.cli.kept import find_run, load, model_of
     from glassloop.cli.terminal import print_json
 
     overrides = given(options)
     run = find_run(name, which)
     places = len(run.tokens) + (run.end is not None)
     at = step + places if step < 0 else step
-    llm = load(model or run.model)
+    llm = load(model or model_of(name, run))
     told = llm.explain(run, at, shown=shown, **overrides)
     if as_json:
         print_json({"run": run.id, "step": at, "recorded": _recorded(run, at), **told.to_dict()})
@@ -64,14 +64,15 @@ def _print(run: Run, at: int, told: Explanation, overrides: dict[str, Any]) -> N
     before = (run.prompt or "") + "".join([each.text for each in run.tokens[:at]])
     cut = "…" if len(before) > _BEFORE else ""
     print(f"{cut}{visible(before[-_BEFORE:], newlines=False)} {quoted(token.piece)}")
-    print(f"token {at} of run {run.id[:8]} · {run.model} · seed {told.seed} · {token.source}\n")
+    model = visible(run.model, newlines=False)
+    print(f"token {at} of run {run.id[:8]} · {model} · seed {told.seed} · {token.source}\n")
     print_reasons(told)
     print("\n" + visible(told.sentence))
     if overrides:
         asked = ", ".join(f"{name}={value}" for name, value in overrides.items())
         same = told.winner.id == token.id
         came = "nothing changes" if same else f"{quoted(told.winner.text)} instead of {quoted(token.piece)}"
-        print(f"What if {asked}: {came}.")
+        print(visible(f"What if {asked}: {came}.", newlines=False))
 
 
 def print_reasons(told: Explanation) -> None:

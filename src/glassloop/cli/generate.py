@@ -10,6 +10,7 @@ import typer
 
 from glassloop.cli.options import DEFAULT_MODEL, Model, given, takes_sampling
 from glassloop.cli.show import Painter, Show
+from glassloop.cli.terminal import visible
 from glassloop.decode.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -105,4 +106,4 @@ def _statistics(llm: LLM, run: Run, kept: bool) -> str:
         f"run {run.id[:8]}" if kept else "",
         f"ended by {run.finish_reason}" + (f" ({run.stop_reason!r})" if run.stop_reason else ""),
     ]
-    return " · ".join(part for part in parts if part)
+    return visible(" · ".join(part for part in parts if part), newlines=False)

@@ -28,15 +28,43 @@ Name = Annotated[
 
 def find_runs(name: str) -> list[Run]:
     """All runs of a file, or the one in the store."""
-    from pathlib import Path
-
-    from glassloop.cli.options import is_file
     from glassloop.trace.file import read
     from glassloop.trace.store import Store
 
-    if is_file(Path(name)) or name.endswith(".glass") or os.sep in name:
-        return read(name)
-    return [Store().get(name)]
+    return read(name) if _is_path(name) else [Store().get(name)]
+
+
+def _is_path(name: str) -> bool:
+    from pathlib import Path
+
+    from glassloop.cli.options import is_file
+
+    return is_file(Path(name)) or name.endswith(".glass") or os.sep in name
+
+
+def model_of(name: str, run: Run) -> str:
+    """The model that a run found by this name was made with, if it may be loaded without asking.
+
+    A file, or a run that a server took from one, may name anything: only a model that is already here by its
+    name, or the default one, is loaded for it. A file never decides what is downloaded or opened."""
+    from pathlib import Path
+
+    from glassloop.errors import RegistryError, TraceError
+    from glassloop.model.registry import DEFAULT_MODEL, find
+    from glassloop.model.registry.names import resolve
+    from glassloop.trace.store import Store
+
+    if run.model == DEFAULT_MODEL or not (_is_path(name) or Store().is_from_server(run.id)):
+        return run.model
+    try:
+        if not isinstance(resolve(run.model), Path) and find(run.model) is not None:
+            return run.model
+    except RegistryError:
+        pass
+    raise TraceError(
+        f"run {run.id[:8]} names the model {run.model[:200]!r}, which is not among those that were pulled;"
+        " give the one to use: --model NAME"
+    )
 
 
 def find_run(name: str, which: str) -> Run:
@@ -59,7 +87,9 @@ def keep(runs: list[Run]) -> bool:
     try:
         Store().add(*runs)
     except GlassloopError as error:
-        print(f"glassloop: the run was not kept: {error}", file=sys.stderr)
+        from glassloop.cli.terminal import visible
+
+        print(f"glassloop: the run was not kept: {visible(str(error), newlines=False)}", file=sys.stderr)
         return False
     return True
 

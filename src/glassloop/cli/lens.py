@@ -129,13 +129,13 @@ def neighbours(
 
 def _open(source: str, model: str | None, ops: str | None, as_text: bool) -> tuple[Run | str, LLM]:
     """A text or a run, and the model to look into."""
-    from glassloop.cli.kept import find_runs, load
+    from glassloop.cli.kept import find_runs, load, model_of
     from glassloop.cli.options import is_file
 
     named = source.endswith(".glass") and (is_file(Path(source)) or not re.search(r"\s", source))
     if not as_text and (named or _RUN_ID.fullmatch(source)):
         run = find_runs(source)[0]
-        return run, load(model or run.model, ops)
+        return run, load(model or model_of(source, run), ops)
     text = sys.stdin.read() if source == "-" and not as_text else source
     return text, load(model or DEFAULT_MODEL, ops)
 
@@ -223,7 +223,7 @@ def _print_neighbours(seen: Neighbours) -> None:
 
 
 def _print_head(what: str, seen: Attention | Layers | Neighbours) -> None:
-    print(f"{what} · {seen.model} · {seen.ops}\n")
+    print(_line(f"{what} · {seen.model} · {seen.ops}") + "\n")
 
 
 # ── pictures ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -241,7 +241,7 @@ def _draw_attention(seen: Attention, layer: int | None, path: Path) -> None:
     ]
     where = "" if layer is None else f" in layer {layer}"
     title = f"Where {_names(seen.tokens[-1:])} looks{where}, in % · {seen.model}"
-    save(grid(title, [_label(seen.tokens[at].text) for at in places], rows), path)
+    save(grid(_line(title), [_label(seen.tokens[at].text) for at in places], rows), path)
 
 
 def _draw_layers(seen: Layers, path: Path) -> None:
@@ -255,14 +255,14 @@ def _draw_layers(seen: Layers, path: Path) -> None:
         for said in seen.layers
     ]
     title = f"What each layer would say after {_names(seen.tokens[-1:])} · {seen.model}"
-    save(grid(title, [_ordinal(number) for number in range(1, len(rows[0][1]) + 1)], rows), path)
+    save(grid(_line(title), [_ordinal(number) for number in range(1, len(rows[0][1]) + 1)], rows), path)
 
 
 def _draw_neighbours(seen: Neighbours, path: Path) -> None:
     from glassloop.cli.picture import Cell, grid, save
 
     rows = [(_names([one]), [Cell(max(one.cosine, 0.0), f"{one.cosine:.3f}")]) for one in seen.found]
-    save(grid(f"Near {_names(seen.of)} · {seen.model}", ["cosine"], rows), path)
+    save(grid(_line(f"Near {_names(seen.of)} · {seen.model}"), ["cosine"], rows), path)
 
 
 def _names(pieces: Any) -> str:
@@ -273,9 +273,15 @@ def _names(pieces: Any) -> str:
 
 def _label(piece: str) -> str:
     """A token in a narrow place: without the space before it, unless it is nothing else."""
-    from glassloop.cli.terminal import quoted, visible
+    from glassloop.cli.terminal import quoted
 
-    return visible(piece.strip(), newlines=False) or quoted(piece)
+    return _line(piece.strip()) or quoted(piece)
+
+
+def _line(text: str) -> str:
+    from glassloop.cli.terminal import visible
+
+    return visible(text, newlines=False)
 
 
 def _ordinal(number: int) -> str:

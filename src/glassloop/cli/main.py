@@ -55,7 +55,10 @@ def main() -> None:
     try:
         app()
     except GlassloopError as error:
-        print(f"glassloop: {error}", file=sys.stderr)
+        from glassloop.cli.terminal import visible
+
+        # What is wrong may quote a file or a model that somebody else made.
+        print(f"glassloop: {visible(str(error), newlines=False)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\nglassloop: interrupted", file=sys.stderr)

@@ -6,7 +6,6 @@ progress and notices go to stderr, so stdout can always be used by the next prog
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from glassloop.cli.terminal import working
+from glassloop.cli.terminal import print_json, visible, working
 from glassloop.errors import RegistryError
 from glassloop.model import registry
 from glassloop.model.registry.catalog import Entry
@@ -55,13 +54,14 @@ def list_models(as_json: Json = False) -> None:
     first = {name: place for place, name in enumerate(registry.CATALOG)}
     rows = sorted(known + [_here(item) for item in here.values()], key=lambda row: _order(row, first))
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     header = ("name", "kind", "size", "pulled", "licence")
     _print_table(header, [[str(row["name"]), str(row["kind"]), *_cells(row)] for row in rows])
     for row in rows:
         if row["problem"]:
-            print(f"glassloop: {row['name']}: {row['problem']}", file=sys.stderr)
+            problem = visible(f"{row['name']}: {row['problem']}", newlines=False)
+            print(f"glassloop: {problem}", file=sys.stderr)
 
 
 @app.command()
@@ -73,7 +73,7 @@ def pull(
     """Download a model or tokenizer into the cache; prints its path."""
     path = registry.pull(name, force=force)
     if as_json:
-        _print_json({"name": name, "path": str(path), "size": _size(path)})
+        print_json({"name": name, "path": str(path), "size": _size(path)})
     else:
         print(path)
 
@@ -88,7 +88,7 @@ def show(
     with working("verifying" if verify else "reading"):
         facts = _facts(name, verify)
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
         _print_facts(facts)
 
@@ -100,7 +100,7 @@ def path(name: NameOrPath, as_json: Json = False) -> None:
     if found is None:
         raise RegistryError(f"{name!r} is not pulled; 'glassloop models pull {name}' pulls it")
     if as_json:
-        _print_json({"name": name, "path": str(found)})
+        print_json({"name": name, "path": str(found)})
     else:
         print(found)
 
@@ -110,7 +110,7 @@ def rm(name: Name, as_json: Json = False) -> None:
     """Remove a model or tokenizer from the cache."""
     freed = registry.remove(name)
     if as_json:
-        _print_json({"name": name, "freed": freed})
+        print_json({"name": name, "freed": freed})
     else:
         print(f"removed {name}, {size_text(freed)} freed")
 
@@ -190,11 +190,8 @@ def _size(path: Path) -> int:
     return tree_size(path) if path.is_dir() else path.stat().st_size
 
 
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    rows = [[visible(cell, newlines=False) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
         for row in (header, *rows):
@@ -216,7 +213,11 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _print_facts(facts: Mapping[str, object]) -> None:
-    rows = [(key.replace("_", " "), _text(key, value)) for key, value in facts.items() if value is not None]
+    rows = [
+        (visible(key.replace("_", " "), newlines=False), visible(_text(key, value)))
+        for key, value in facts.items()
+        if value is not None
+    ]
     width = max(len(label) for label, _ in rows)
     if not sys.stdout.isatty():
         for label, value in rows:

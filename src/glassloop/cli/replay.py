@@ -24,17 +24,18 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Compute a recorded run once more. Exit code 0: identical; 1: it differs; 2: it cannot be said."""
-    from glassloop.cli.kept import find_runs, load
+    from glassloop.cli.kept import find_runs, load, model_of
     from glassloop.cli.terminal import print_json, visible
 
     runs = find_runs(name)
-    llm = load(model or runs[0].model, ops)
+    llm = load(model or model_of(name, runs[0]), ops)
     verdicts = [llm.replay(run, first=first, strict=not any_model) for run in runs]
     if as_json:
         plain = [{"run": run.id, **told.to_dict()} for run, told in zip(runs, verdicts, strict=True)]
         print_json(plain[0] if len(plain) == 1 else plain)
     else:
         for run, verdict in zip(runs, verdicts, strict=True):
-            print(visible((f"{run.id[:8]}: " if len(runs) > 1 else "") + verdict.sentence))
+            own = f"{run.id[:8]}: " if len(runs) > 1 else ""
+            print(visible(own + verdict.sentence, newlines=False))
     if not all(verdicts):
         raise typer.Exit(1)

@@ -21,7 +21,7 @@ def list_runs(
     as_json: Json = False,
 ) -> None:
     """The newest runs in the store."""
-    from glassloop.cli.terminal import print_json, print_table, visible
+    from glassloop.cli.terminal import print_json, print_table
     from glassloop.trace.store import Store
 
     entries = Store().list(limit)
@@ -34,8 +34,8 @@ def list_runs(
             time.strftime("%m-%d %H:%M", time.localtime(entry.created)),
             entry.model,
             str(entry.tokens),
-            visible(_cut(entry.prompt or "", 40), newlines=False),
-            visible(_cut(entry.text, 40), newlines=False),
+            _cut(entry.prompt or "", 40),
+            _cut(entry.text, 40),
         )
         for entry in entries
     ]
@@ -65,8 +65,10 @@ def show(name: Name, as_json: Json = False) -> None:
     }
     speed = run.timings.tokens_per_second(len(run.tokens))
     print(f"run      {run.id}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(run.created))}")
-    print(f"model    {run.model} ({run.model_hash[:12] or 'unknown'}…), {run.ops}")
-    print(f"options  {', '.join(f'{key}={value}' for key, value in changed.items()) or 'as they are'}")
+    made_by = f"{run.model} ({run.model_hash[:12] or 'unknown'}…), {run.ops}"
+    print(f"model    {visible(made_by, newlines=False)}")
+    options = ", ".join(f"{key}={value}" for key, value in changed.items()) or "as they are"
+    print(f"options  {visible(options, newlines=False)}")
     print(f"seed     {run.seed}" + (f", salt {run.salt:x}" if run.salt else ""))
     ended = visible(f"{run.finish_reason} ({run.stop_reason})", newlines=False)
     print(f"ended by {ended}, {len(run.tokens)} tokens", end="")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ def working(what: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    sys.stderr.write(f"{what} …")
+    sys.stderr.write(f"{visible(what, newlines=False)} …")
     sys.stderr.flush()
     try:
         yield
@@ -61,37 +62,33 @@ def dim(text: str, stream: TextIO | None = None) -> str:
 
 
 def print_json(value: object) -> None:
-    """In lines on a terminal; what would steer it is escaped there, which is the same JSON."""
-    terminal = sys.stdout.isatty()
-    text = json.dumps(value, indent=2 if terminal else None, ensure_ascii=False, allow_nan=False)
-    print("".join(map(_escaped, text)) if terminal else text)
-
-
-def _escaped(character: str) -> str:
-    steers = character != "\n" and _shown(character, newlines=True) != character
-    return f"\\u{ord(character):04x}" if steers else character
+    """In lines on a terminal. What would steer one is escaped, which is the same JSON."""
+    indent = 2 if sys.stdout.isatty() else None
+    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    print(_STEERS.sub(lambda found: json.dumps(found[0])[1:-1], text))
 
 
 def visible(text: str, newlines: bool = True) -> str:
-    """A text that a terminal can be given: what would steer it is shown instead. Line ends and tabs stay
-    what they are, unless everything must be on one line."""
-    return "".join(_shown(character, newlines) for character in text)
+    """Returns a text that a terminal can be given, whoever wrote it: what would steer it or cannot be seen is
+    shown as an escape, such as `\\x1b`. Line ends and tabs stay what they are, unless everything must be on
+    one line."""
+    shown = _STEERS.sub(lambda found: escaped(found[0]), text)
+    return shown if newlines else shown.replace("\n", "↵").replace("\t", "⇥")
 
 
-def _shown(character: str, newlines: bool) -> str:
+def escaped(character: str) -> str:
+    """A character as Python writes it in a text: `\\x1b`, `\\u202e`."""
     code = ord(character)
-    if character in "\n\t":
-        return character if newlines else {"\n": "↵", "\t": "⇥"}[character]
-    if code < 0x20:
-        return chr(0x2400 + code)  # the picture of it: ␛ for escape
-    if code == 0x7F:
-        return "␡"
-    # C1 controls, and marks that turn the direction of what comes after them.
-    if 0x80 <= code < 0xA0 or 0x202A <= code <= 0x202E or 0x2066 <= code <= 0x2069:
-        return f"<{code:04X}>"
-    if 0xD800 <= code < 0xE000:
-        return "\ufffd"
-    return character
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+# Controls (C0 but for line ends and tabs, DEL, C1), separators of lines, marks that turn the direction of
+# what comes after them, characters without a width that can hide a text (not those that join letters or
+# emoji), and lone surrogates, which no terminal can be sent.
+_STEERS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    "\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
+)
 
 
 def quoted(piece: str) -> str:
@@ -122,8 +119,13 @@ def print_table(
 ) -> None:
     """With lines and styles on a terminal, in plain columns elsewhere. `right` names columns of numbers,
     `fold` those that take several lines where there is no room, `cut` those that are cut then; `bold` is a
-    row."""
+    row. Whatever is in a cell is shown on one line, and never obeyed."""
     from rich.cells import cell_len
+
+    header, right, fold, cut = (
+        [visible(name, newlines=False) for name in names] for names in (header, right, fold, cut)
+    )
+    rows = [[visible(cell, newlines=False) for cell in row] for row in rows]
 
     if not sys.stdout.isatty():
         widths = [max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]

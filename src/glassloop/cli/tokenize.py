@@ -6,7 +6,6 @@ what is invisible is shown; through a pipe it is one token a line, parted by tab
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +24,7 @@ _COLOURS = (
     "black on bright_magenta",
 )
 _SPECIAL = "bold white on red"
-_VISIBLE = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+_VISIBLE = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 
 def tokenize(
@@ -43,7 +42,7 @@ def tokenize(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Show how a text becomes tokens."""
-    from glassloop.cli.terminal import working
+    from glassloop.cli.terminal import print_json, working
 
     whole = _stdin() if text == "-" else text
     with working(f"Loading {model}"):
@@ -65,7 +64,7 @@ def tokenize(
         )
     if json_output:
         found = {"model": model, "text": whole, "count": len(tokens), "tokens": tokens}
-        print(json.dumps(found, ensure_ascii=False))
+        print_json(found)
         return
 
     from rich.console import Console
@@ -75,14 +74,14 @@ def tokenize(
         _show(console, model, tokens)
     else:
         for token in tokens:
-            print(token["id"], visible(token["piece"]), token["bytes"], sep="\t")
+            print(token["id"], shown(token["piece"]), token["bytes"], sep="\t")
 
 
-def visible(piece: str) -> str:
+def shown(piece: str) -> str:
     """A piece in which spaces and line ends can be seen and nothing can move the cursor."""
-    return "".join(
-        _VISIBLE.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in piece
-    )
+    from glassloop.cli.terminal import escaped
+
+    return "".join(each if each.isprintable() else escaped(each) for each in piece.translate(_VISIBLE))
 
 
 def _show(console: Console, model: str, tokens: list[dict[str, Any]]) -> None:
@@ -94,7 +93,7 @@ def _show(console: Console, model: str, tokens: list[dict[str, Any]]) -> None:
     for place, token in enumerate(tokens):
         if place and not coloured:
             line.append("│")
-        line.append(visible(token["piece"]), _style(place, token) if coloured else "")
+        line.append(shown(token["piece"]), _style(place, token) if coloured else "")
         if "\n" in token["piece"] and place + 1 < len(tokens):
             line.append("\n")
     console.print(line)
@@ -103,13 +102,13 @@ def _show(console: Console, model: str, tokens: list[dict[str, Any]]) -> None:
     for header in ("", "id", "piece", "bytes"):
         table.add_column(header, justify="left" if header in ("piece", "bytes") else "right", overflow="fold")
     for place, token in enumerate(tokens):
-        piece = Text().append(visible(token["piece"]), _style(place, token) if coloured else "")
+        piece = Text().append(shown(token["piece"]), _style(place, token) if coloured else "")
         data = bytes.fromhex(token["bytes"]).hex(" ")
         table.add_row(str(place), str(token["id"]), piece, "special" if token["special"] else data)
     if tokens:
         console.print()
         console.print(table)
-    console.print(f"\n{len(tokens)} token{'' if len(tokens) == 1 else 's'} · {model}", markup=False)
+    console.print(f"\n{len(tokens)} token{'' if len(tokens) == 1 else 's'} · {shown(model)}", markup=False)
 
 
 def _style(place: int, token: dict[str, Any]) -> str:

@@ -49,13 +49,13 @@ def watch(
         raise GlassloopError("watch needs textual: pip install 'glassloop[tui]'")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise GlassloopError("watch needs a terminal; 'glassloop runs show' tells the same in a pipe")
-    from glassloop.cli.kept import load
+    from glassloop.cli.kept import load, model_of
     from glassloop.decode.sampling import Sampling
 
     asked = given(options)
     Sampling.from_dict(asked)
     run = _recorded(what)
-    llm = load(model or (run.model if run else DEFAULT_MODEL))
+    llm = load(model or (model_of(what or "last", run) if run else DEFAULT_MODEL))
     from glassloop.cli.watch.app import Watch
 
     with llm:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.cells import cell_len
 
 from glassloop.cli.show import surprise_colour
-from glassloop.cli.terminal import visible
+from glassloop.cli.terminal import escaped, visible
 from glassloop.trace.run import Run
 
 PROMPT = -1  # instead of a token's number
@@ -70,7 +70,7 @@ def _cells(text: str, token: int, style: str) -> Iterator[Cell]:
         if character in _JOINERS:
             # Terminals do not agree how wide what they join is: what is joined is shown apart.
             if "reverse" in style:
-                yield from _cells(f"<{ord(character):04X}>", token, style)
+                yield from _cells(escaped(character), token, style)
             continue
         for shown in visible(character, newlines=False):
             yield Cell(shown, cell_len(shown), token, style)
