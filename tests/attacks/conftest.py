@@ -41,7 +41,7 @@ class _Kept:
 
 @pytest.fixture(scope="session")
 def _tiny(tiny_file: Path) -> Iterator[_Kept]:
-    kept = _Kept("--kv-memory", "16MB", "--timeout", "20", "--keep", "200", "--grace", "2", model=tiny_file)
+    kept = _Kept("--kv-memory", "16MB", "--timeout", "20", "--keep", "5000", "--grace", "2", model=tiny_file)
     yield kept
     kept.close()
 

@@ -220,6 +220,7 @@ def mutated(data: bytes, rng: Random) -> bytes:
 def bomb(data: bytes, kind: str, size: int) -> bytes:
     """A small file that says, rightly, that it is large: `size` bytes of header or of columns."""
     section = read(data)[0]
+    section.header["id"] = "feedfeedfeedfeed"
     block = zlib.compress(section.block, 1)
     if kind == "columns":
         plain = dumps({**section.header, "columns": [["ids", "u1", size]]})

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from random import Random
+from urllib.parse import quote
 
 import pytest
 from attacks.glass import IDS, SPECIAL, bomb, mutated, read, write
@@ -35,7 +36,7 @@ def take(server: Server, data: bytes) -> Answer:
 
 def use(server: Server, run: str) -> list[Answer]:
     """Everything that can be done with a run, and then it is deleted."""
-    at = f"/api/runs/{run}"
+    at = f"/api/runs/{quote(run, safe='')}"
     short = {"max_tokens": 2, "timeout": 5}
     answers = [
         server.get("/api/runs?limit=1000"),

@@ -36,7 +36,7 @@ def _document(server: Server) -> Document:
 
 
 def _body(route: Route, field: Field, value: bytes) -> bytes:
-    return dumps(put(route.good(), field.path, "@@@")).replace(b'"@@@"', value)
+    return dumps(put(route.good(), field.path, "HERE")).replace(b'"HERE"', value)
 
 
 def _ask(server: Server, run: str, route: Route, field: Field, what: str, value: bytes, named: bool) -> None:
