@@ -22,7 +22,7 @@ from random import Random
 from typing import Any
 
 from attacks import batches
-from attacks.glass import mutated
+from attacks.glass import mutated, renamed
 from attacks.harness import Answer, Server, Watch, serving
 from attacks.inputs import KINDS
 from attacks.limits import PROMISED
@@ -62,19 +62,34 @@ class Printer:
 
 
 class Place:
-    """Runs that are on the server, for requests that need one."""
+    """Runs that are on the server, for requests that need one: a good one, and what was imported last."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._lock = threading.Lock()
+        self._imported: str | None = None
         self.refresh()
+
+    def any_run(self, number: int) -> str:
+        return self._imported if self._imported is not None and number % 3 == 0 else self.run
+
+    def note(self, case: Case, answer: Answer | str) -> None:
+        if isinstance(answer, str):
+            return
+        if case.path == "/api/runs/import" and answer.status == 201:
+            self._imported = answer.json()["runs"][0]["id"]
+        elif case.method == "DELETE" and answer.status == 204:
+            if self._imported is not None and self._imported in case.path:
+                self._imported = None
+            else:
+                self.refresh()
 
     def refresh(self) -> None:
         with self._lock:
             body = {"prompt": "the sea", "sampling": {"max_tokens": 6, "seed": 1, "n": 2}}
             answer = self._server.post("/api/runs", body)
-            self.run = answer.json()["runs"][0]["id"]
-            self.tree = answer.json()["runs"][0]["tree"]
+            self.run: str = answer.json()["runs"][0]["id"]
+            self.tree: str = answer.json()["runs"][0]["tree"]
             until = time.monotonic() + 20
             while (file := self._server.get(f"/api/runs/{self.run}/export")).status == 409:
                 assert time.monotonic() < until
@@ -146,18 +161,18 @@ class Session:
     ) -> bool:
         """Send the requests of one block; whether the server has seen it through."""
         rng, file = Random(f"{self._seed} requests {block}"), place.file
-        made = Requests(document, rng, lambda rng: mutated(file, rng))
+        made = Requests(document, rng, lambda rng: mutated(renamed(file, rng), rng))
         for number in range(block * _BLOCK, (block + 1) * _BLOCK):
             case = made.next()
             if not self._first <= number < self._end:
                 continue
+            case = case.with_ids(place.any_run(number), place.tree)
             self._last[me] = number, case
-            answer = client.send(case.with_ids(place.run, place.tree))
+            answer = client.send(case)
             if not server.alive:
                 return False
             self._note(number, case, answer)
-            if isinstance(answer, Answer) and case.method == "DELETE" and answer.status == 204:
-                place.refresh()
+            place.note(case, answer)
         return True
 
     def _note(self, number: int, case: Case, answer: Answer | str) -> None:
@@ -178,10 +193,16 @@ def fuzz_requests(seed: int, count: int, first: int, workers: int) -> dict[str, 
     _show(_REQUESTS, seed, session.findings, line=0)
     failed = sum(times for code, times in session.statuses.items() if code == "500")
     return {
-        "kind": _REQUESTS, "cases": session.done, "crashes": session.crashes, "hangs": session.hangs,
-        "errors": len(session.findings), "answers_500": failed,
-        "statuses": dict(sorted(session.statuses.items())), "health_s": round(session.health, 3),
-        "grown_mb": session.grown >> 20, "seconds": round(time.monotonic() - began, 1),
+        "kind": _REQUESTS,
+        "cases": session.done,
+        "crashes": session.crashes,
+        "hangs": session.hangs,
+        "errors": len(session.findings),
+        "answers_500": failed,
+        "statuses": dict(sorted(session.statuses.items())),
+        "health_s": round(session.health, 3),
+        "grown_mb": session.grown >> 20,
+        "seconds": round(time.monotonic() - began, 1),
     }
 
 

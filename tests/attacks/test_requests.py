@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from random import Random
 
-from attacks.glass import mutated
+from attacks.glass import mutated, renamed
 from attacks.harness import Server, Watch, left_behind, standing
 from attacks.limits import SEED, cases
 from attacks.requests import Client, Requests, wrong
@@ -25,7 +25,7 @@ def test_no_request_is_answered_with_a_500(tiny: Server) -> None:
     run, data = a_file(tiny)
     tree = tiny.get(f"/api/runs/{run}").json()["tree"]
     document = Document(tiny.get("/openapi.json").json())
-    made = Requests(document, Random(SEED), lambda rng: mutated(data, rng))
+    made = Requests(document, Random(SEED), lambda rng: mutated(renamed(data, rng), rng))
     client = Client(tiny.connect, 0.2)
     before, troubles = standing(tiny), []
     with Watch(tiny) as watch:
