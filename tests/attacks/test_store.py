@@ -1,5 +1,5 @@
-"""A store under attack: DELETE at once, a lock held by another process, files that are no store, a full disk, a
-second server, a restart with many runs, a kill amid streams. What the server says of the store is true.
+"""A store under attack: DELETE at once, a lock held by another process, files that are no store, a full disk,
+a second server, a restart with many runs, a kill amid streams. What the server says of the store is true.
 """
 
 from __future__ import annotations
@@ -156,9 +156,8 @@ def test_a_full_store_is_told(tiny_file: Path, store: Path) -> None:
         log = len(server.log_text())
         with contextlib.closing(sqlite3.connect(store)) as connection:
             # A trigger is part of the file, so it holds for the server's connection too.
-            connection.execute(
-                "CREATE TRIGGER full BEFORE INSERT ON runs BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
-            )
+            refuse = "SELECT RAISE(FAIL, 'database or disk is full')"
+            connection.execute(f"CREATE TRIGGER full BEFORE INSERT ON runs BEGIN {refuse}; END")
             connection.commit()
         runs = [_complete(server) for _ in range(5)]
         time.sleep(1)
