@@ -358,5 +358,8 @@ def left_behind(server: Server, before: tuple[int, int]) -> None:
 
 
 def standing(server: Server) -> tuple[int, int]:
-    """Threads and open files of a server at rest, to be compared by `left_behind`."""
+    """Threads and open files of a server at rest, to be compared by `left_behind`. It has answered a request
+    before, so that what is made once is there."""
+    assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status == 200
+    server.settle()
     return server.threads, server.files

@@ -14,9 +14,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from attacks.harness import Server, serving
 
 _LONG = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
@@ -112,37 +112,49 @@ def test_readers_that_stand_still_pin_no_runs(tiny_file: Path) -> None:
         assert not any(server.settle(10).values())
 
 
-def test_a_log_that_nobody_reads_stops_nothing(tiny_file: Path) -> None:
+@contextlib.contextmanager
+def _with_log_in_a_pipe(model: Path) -> Iterator[tuple[int, int]]:
+    """A server's port, and the reading end of its log, which the caller closes."""
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "glassloop", "serve", "--port", "0", "--model", str(tiny_file)]
+    command = [sys.executable, "-m", "glassloop", "serve", "--port", "0", "--model", str(model)]
     process = subprocess.Popen([*command, "--kv-memory", "16MB"], stderr=writing, stdout=subprocess.DEVNULL)
     os.close(writing)
     try:
         first = b""
         while b"\n" not in first:
             first += os.read(reading, 1)
-        port = int(first.split(b"http://127.0.0.1:")[1].split(b" ")[0])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
-        for _ in range(1500):  # far more than a pipe holds; nothing of it is read
-            connection.request("GET", "/health")
-            assert connection.getresponse().read()
-        connection.close()
+        yield int(first.split(b"http://127.0.0.1:")[1].split(b" ")[0]), reading
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_log_that_nobody_reads_stops_nothing(tiny_file: Path) -> None:
+    with _with_log_in_a_pipe(tiny_file) as (port, reading):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
+        for _ in range(1500):  # far more lines than a pipe holds
+            connection.request("GET", "/health")
+            assert connection.getresponse().read()
+        connection.close()
         os.close(reading)
 
 
-@pytest.mark.parametrize("stop", ["SIGSTOP", "closed stderr"])
-def test_it_survives_what_the_system_does(tiny_file: Path, stop: str) -> None:
+def test_a_pause_of_the_process_loses_no_token(tiny_file: Path) -> None:
     with serving("--kv-memory", "16MB", model=tiny_file) as server:
-        if stop == "SIGSTOP":
-            answer = _stream(server, {**_LONG, "max_tokens": 300})
-            answer.readline()
-            server.process.send_signal(signal.SIGSTOP)
-            time.sleep(1)
-            server.process.send_signal(signal.SIGCONT)
-            assert answer.read().endswith(b"data: [DONE]\n\n")
-        else:
-            server.log.unlink()
-        assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status == 200
+        answer = _stream(server, {**_LONG, "max_tokens": 300})
+        answer.readline()
+        server.process.send_signal(signal.SIGSTOP)
+        time.sleep(1)
+        server.process.send_signal(signal.SIGCONT)
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+
+
+def test_a_log_whose_reader_is_gone_stops_nothing(tiny_file: Path) -> None:
+    with _with_log_in_a_pipe(tiny_file) as (port, reading):
+        os.close(reading)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
+        for _ in range(6):
+            connection.request("GET", "/health")
+            answer = connection.getresponse()
+            assert answer.status == 200 and answer.read()
+        connection.close()

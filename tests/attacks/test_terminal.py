@@ -142,7 +142,9 @@ def test_a_file_fetches_no_model(folder: Path, good: bytes, tmp_path: Path, name
     )
     assert code == 2 and text.count("\n") == 1 and text.startswith("glassloop: "), text
     # Neither asked for over the network nor opened to see what it is.
-    assert not re.search(r"cannot pull|hugging ?face|magic|is not a GGUF|Terms of Use", text, re.IGNORECASE), text
+    assert not re.search(
+        r"cannot pull|hugging ?face|magic|is not a GGUF|Terms of Use", text, re.IGNORECASE
+    ), text
     assert list(tmp_path.rglob("*.gguf")) == []
 
 
