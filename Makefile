@@ -3,6 +3,7 @@
 #   make serve [ARGS=...]     the studio and the same over HTTP, at http://127.0.0.1:8000; docs/server.md
 #   make web                  builds the studio; Node comes from PyPI where there is none
 #   make test                 the whole suite, the studio's tests included: make test-studio
+#   make fuzz [ARGS=...]      hostile requests, files and templates for minutes; tests/attacks/fuzz.py
 #   make lint                 ruff and mypy
 #   make bench [ARGS=--quick] beside other engines, each installed on demand; docs/benchmarks.md
 
@@ -14,7 +15,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 STUDIO := src/glassloop/server/static/index.html
 NPM    := cd web && PATH="$(abspath $(BIN)):$$PATH" npm --no-audit --no-fund --loglevel=error
 
-.PHONY: run serve web test test-studio lint format bench clean
+.PHONY: run serve web test test-studio fuzz lint format bench clean
 
 run: $(VENV)/.installed
 	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --max-tokens 60
@@ -36,6 +37,15 @@ test-studio: $(VENV)/.installed
 	if [ -x "$${CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome >/dev/null; then \
 	  export PYTHON="$(abspath $(BIN)/python)"; $(NPM) run e2e; \
 	else echo "SKIPPED: the studio's end-to-end tests (no Chromium: apt install chromium, or set CHROMIUM)"; fi
+
+# The attacks of the suite with more cases and the promised limits, alone on the machine: they measure. Then the
+# long run. FUZZ multiplies the cases; the seed is fixed unless ARGS="--seed N" says otherwise.
+FUZZ ?= 1
+fuzz: $(VENV)/.tested
+ifndef ARGS
+	@GLASSLOOP_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/attacks
+endif
+	@PYTHONPATH=tests $(BIN)/python -m attacks.fuzz $(ARGS)
 
 web: $(STUDIO)
 

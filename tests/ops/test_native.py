@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model.tiny import TINY, VOCAB, make
 from ops.random_models import check
+from ops.sanitized import sanitized_environment
 
 from glassloop.model.cache import Branches
 from glassloop.model.loader import ModelFiles
@@ -213,27 +214,13 @@ def test_models_of_odd_sizes_equal_the_reference(seed):
     check(seed)
 
 
-def test_no_byte_out_of_bounds_and_nothing_undefined(tmp_path):
+def test_no_byte_out_of_bounds_and_nothing_undefined():
     """The same under AddressSanitizer and UBSan, on every instruction set of this machine."""
     from ops.random_models import __file__ as program
 
-    compiler = os.environ.get("CC", "cc")
-    runtime = subprocess.run(
-        [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    if "/" not in runtime:
-        pytest.skip("the compiler has no AddressSanitizer")
-    folder = library.FILE.parent
-    built = tmp_path / "libsanitized.so"
-    flags = ["-std=gnu11", "-O1", "-g", "-ffp-contract=off", "-fno-omit-frame-pointer", "-Wno-psabi"]
-    flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fPIC", "-shared", "-pthread"]
-    sources = [str(file) for file in sorted(folder.glob("*.c"))]
-    subprocess.run([compiler, *flags, *sources, "-o", str(built), "-lm"], check=True)
     done = subprocess.run(
         [sys.executable, program, "12"],
-        env=os.environ
-        | {"GLASSLOOP_LIBRARY": str(built), "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
-        | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONMALLOC": "malloc"},
+        env=sanitized_environment(),
         capture_output=True,
         text=True,
     )
