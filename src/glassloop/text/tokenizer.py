@@ -31,8 +31,8 @@ _LONG_TEXT = 8192  # characters that take a few milliseconds
 
 
 def _encoding(backend: Backend, text: str) -> Encoding:
-    """Returns the library's encoding of a text. The library keeps Python's lock for a single text, but not for
-    a batch: a long text is a batch of one, so that other threads need not wait for it."""
+    """Returns the library's encoding of a text. The library keeps Python's lock for a single text, not for a
+    batch: a long text is a batch of one, so that other threads need not wait for it."""
     if len(text) < _LONG_TEXT:
         return backend.encode(text, add_special_tokens=False)
     return backend.encode_batch([text], add_special_tokens=False)[0]
