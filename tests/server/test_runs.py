@@ -412,3 +412,24 @@ def test_info_has_every_option_with_its_help(server):
     info = server.get("/api/info").json()
     assert [each["name"] for each in info["options"]] == [field.name for field in fields(Sampling)]
     assert all(each["help"] for each in info["options"]) and info["chat"] and info["context"] == 8192
+
+
+def test_imported_runs_take_a_bounded_room(server):
+    """A file of a few bytes may hold a run of many tokens: those that came first make room."""
+    run = finished(server, start(server, sampling={"max_tokens": 2, "seed": 3})[0]["id"])
+    file = server.get(f"/api/runs/{run['id']}/export").content
+    beams = [[number, None, 5, -1, "live"] for number in range(130_000)]
+    header = json.loads(sections(file)[0][0]) | {"model_hash": "", "beams": beams}
+    ids = []
+    for seed in range(12):
+        answer = import_(server, with_headers(file, header | {"seed": seed}))
+        assert answer.status_code == 201
+        ids.append(answer.json()["runs"][0]["id"])
+    assert server.get(f"/api/runs/{ids[0]}").status_code == 404
+    assert server.get(f"/api/runs/{ids[-1]}?alternatives=0").status_code == 200
+    assert server.get(f"/api/runs/{run['id']}").status_code == 200  # what was made here is not touched
+    too_long = header | {"prompt_ids": [5] * 70_000, "beams": []}
+    refused = import_(server, with_headers(file, too_long))
+    assert refused.status_code == 400 and "at most 65536 are expected" in refused.json()["error"]["message"]
+    for id in ids:
+        httpx.delete(f"{server.url}/api/runs/{id}", timeout=60)
