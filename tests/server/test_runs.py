@@ -421,7 +421,7 @@ def test_imported_runs_take_a_bounded_room(server):
     beams = [[number, None, 5, -1, "live"] for number in range(130_000)]
     header = json.loads(sections(file)[0][0]) | {"model_hash": "", "beams": beams}
     ids = []
-    for seed in range(12):
+    for seed in range(100, 112):
         answer = import_(server, with_headers(file, header | {"seed": seed}))
         assert answer.status_code == 201
         ids.append(answer.json()["runs"][0]["id"])
