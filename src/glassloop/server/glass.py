@@ -104,7 +104,9 @@ class Importer:
             if run.model_hash == service.llm.model_hash:
                 check_run(service.llm, run)
         except GlassloopError as error:
-            raise APIError(400, str(error), code="bad_file") from None
+            # A model that was loaded from a path is called by that here.
+            told = str(error).replace(service.llm.name, service.name)
+            raise APIError(400, told, code="bad_file") from None
         return run
 
     def _answer(self, live: Live, own: str, status: int) -> Response:
