@@ -412,3 +412,24 @@ def test_info_has_every_option_with_its_help(server):
     info = server.get("/api/info").json()
     assert [each["name"] for each in info["options"]] == [field.name for field in fields(Sampling)]
     assert all(each["help"] for each in info["options"]) and info["chat"] and info["context"] == 8192
+
+
+def test_imported_runs_take_a_bounded_room(server):
+    """A file of a few bytes may hold a run of many tokens: those that came first make room."""
+    run = finished(server, start(server, sampling={"max_tokens": 2, "seed": 3})[0]["id"])
+    file = server.get(f"/api/runs/{run['id']}/export").content
+    (record,) = from_bytes(file)
+    record.model_hash, record.tokens = "", record.tokens * 15_000
+    ids = []
+    for record.seed in range(100, 113):
+        answer = import_(server, to_bytes([record]))
+        assert answer.status_code == 201
+        ids.append(answer.json()["runs"][0]["id"])
+    listed = {each["id"] for each in server.get("/api/runs?limit=1000").json()["runs"]}
+    assert ids[0] not in listed and ids[-1] in listed
+    assert run["id"] in listed  # what was made here is not touched
+    record.tokens *= 3
+    refused = import_(server, to_bytes([record]))
+    assert refused.status_code == 400 and "at most 65536 are expected" in refused.json()["error"]["message"]
+    for id in ids:
+        httpx.delete(f"{server.url}/api/runs/{id}", timeout=60)

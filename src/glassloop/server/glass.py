@@ -21,7 +21,9 @@ from glassloop.trace.run import Run
 
 MEDIA_TYPE = "application/vnd.glassloop.run"
 _TYPES = ("application/octet-stream", MEDIA_TYPE)
-_LIMITS = Limits(header=4 << 20, columns=24 << 20, total=28 << 20)
+_TOKENS = 1 << 15  # of the longest run that is taken, where the model's own context is shorter
+_TOKEN_BYTES = 1 << 10  # of a token's record with the most alternatives
+_MOST_MEMORY = 256 << 20  # bytes that imported runs may take in memory; a small file can be a large run
 
 
 class Imported(shapes.Runs):
@@ -51,6 +53,12 @@ class Importer:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._key = os.urandom(32)
+        self._sizes: dict[str, int] = {}  # of imported runs in memory, oldest first
+        # Any run of this server fits, and none can be larger than what it has to show anyway.
+        context = service.llm.config.context
+        columns = max(8 << 20, context * _TOKEN_BYTES)
+        most = 2 * max(context, _TOKENS)  # a token of the prompt may have a record too
+        self._limits = Limits(header=4 << 20, columns=columns, total=columns + (4 << 20), tokens=most)
 
     async def take(self, data: bytes) -> Response:
         """Puts the run of a file on the shelf. The same file again, or one of a run that is here, is answered
@@ -69,23 +77,45 @@ class Importer:
         # Before it is added: a run that cannot be shown must not be in anybody's list.
         answer = await service.pools.short.run(self._answer, live, own, 201)
         if await service.shelf.find(run.id) is None:
+            self._make_room(run)
             service.shelf.add(live)
             service.shelf.ended(live)
         return answer
 
+    def _make_room(self, run: Run) -> None:
+        """Forgets the imported runs that have been here longest, if there are too many for another one."""
+        shelf = self._service.shelf
+        here = {live.run.id: live for live in shelf.lives}
+        self._sizes = {id: size for id, size in self._sizes.items() if id in here}
+        self._sizes[run.id] = _size(run)
+        over = sum(self._sizes.values()) - _MOST_MEMORY
+        for id, size in list(self._sizes.items()):
+            if over > 0 and id in here and here[id].request is None and not here[id].users:
+                shelf.forget(here[id])
+                del self._sizes[id]
+                over -= size
+
     def _load(self, data: bytes) -> Run:
         service = self._service
         try:
-            run = from_bytes(data, limits=_LIMITS, only_first=True)[0]
+            run = from_bytes(data, limits=self._limits, only_first=True)[0]
             # Of another model, or none, it can be looked at, and nothing is computed with it.
             if run.model_hash == service.llm.model_hash:
                 check_run(service.llm, run)
         except GlassloopError as error:
-            raise APIError(400, str(error), code="bad_file") from None
+            # A model that was loaded from a path is called by that here.
+            told = str(error).replace(service.llm.name, service.name)
+            raise APIError(400, told, code="bad_file") from None
         return run
 
     def _answer(self, live: Live, own: str, status: int) -> Response:
         return JSON({"runs": [shapes.summary(self._service, live)], "imported_from": own}, status)
+
+
+def _size(run: Run) -> int:
+    """About how many bytes a run takes in memory."""
+    records = sum(500 + len(token.chosen.data) for token in (*run.prompt_tokens, *run.tokens))
+    return records + 36 * len(run.prompt_ids) + 200 * len(run.beams) + 10_000
 
 
 def _same(here: Run, run: Run) -> bool:

@@ -149,6 +149,9 @@ def _run(data: bytes, at: int, limits: Limits, left: int) -> tuple[Run, list[str
     header = read_header(inflate(data[start:middle], plain))
     plan = header["columns"]
     count = header["prompt_records"] + header["records"] + header["end_records"]
+    tokens = len(header["prompt_ids"]) + count
+    if tokens > limits.tokens:
+        raise TraceError(f"prompt_ids and records are {tokens}; at most {limits.tokens} are expected")
     check_plan(plan, count, min(limits.columns, left - plain))
     columns = unpack(plan, data[middle:end])
     check_columns(columns)

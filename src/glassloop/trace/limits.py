@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes, uncompressed."""
+    """Bytes are counted uncompressed."""
 
     header: int = 8 << 20  # of one run
     columns: int = 64 << 20  # of one run
     total: int = 256 << 20  # of all runs of a file together; the file itself may not be longer either
+    tokens: int = 1 << 21  # of one run: those of its prompt and its records
 
 
 MOST_RUNS = 4096  # in one file
