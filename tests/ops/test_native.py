@@ -214,8 +214,10 @@ def test_models_of_odd_sizes_equal_the_reference(seed):
 
 
 def test_no_byte_out_of_bounds_and_nothing_undefined(tmp_path):
-    """The same under AddressSanitizer and UBSan, on every instruction set of this machine."""
-    from ops.random_models import __file__ as program
+    """The same under AddressSanitizer and UBSan, on every instruction set of this machine; and batches and
+    rules that must be refused before a byte is touched."""
+    from ops.bad_numbers import __file__ as bad
+    from ops.random_models import __file__ as good
 
     compiler = os.environ.get("CC", "cc")
     runtime = subprocess.run(
@@ -229,12 +231,13 @@ def test_no_byte_out_of_bounds_and_nothing_undefined(tmp_path):
     flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fPIC", "-shared", "-pthread"]
     sources = [str(file) for file in sorted(folder.glob("*.c"))]
     subprocess.run([compiler, *flags, *sources, "-o", str(built), "-lm"], check=True)
-    done = subprocess.run(
-        [sys.executable, program, "12"],
-        env=os.environ
-        | {"GLASSLOOP_LIBRARY": str(built), "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
-        | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONMALLOC": "malloc"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0 and "portable fine" in done.stdout, done.stderr[-3000:]
+    for program, count in ((good, "12"), (bad, "6")):
+        done = subprocess.run(
+            [sys.executable, program, count],
+            env=os.environ
+            | {"GLASSLOOP_LIBRARY": str(built), "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
+            | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONMALLOC": "malloc"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0 and "portable fine" in done.stdout, done.stderr[-3000:]
