@@ -215,13 +215,16 @@ def test_models_of_odd_sizes_equal_the_reference(seed):
 
 
 def test_no_byte_out_of_bounds_and_nothing_undefined():
-    """The same under AddressSanitizer and UBSan, on every instruction set of this machine."""
-    from ops.random_models import __file__ as program
+    """The same under AddressSanitizer and UBSan, on every instruction set of this machine; and batches and
+    rules that must be refused before a byte is touched."""
+    from ops.bad_numbers import __file__ as bad
+    from ops.random_models import __file__ as good
 
-    done = subprocess.run(
-        [sys.executable, program, "12"],
-        env=sanitized_environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0 and "portable fine" in done.stdout, done.stderr[-3000:]
+    for program, count in ((good, "12"), (bad, "6")):
+        done = subprocess.run(
+            [sys.executable, program, count],
+            env=sanitized_environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0 and "portable fine" in done.stdout, done.stderr[-3000:]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Action, Left, Rule
+from glassloop.ops.rules import Action, Left, Rule, check_fit
 from glassloop.ops.vocabulary import Float64, Int32, Race, RowOps, Summary
 
 HEAD = 64  # how many are sorted at first
@@ -155,6 +155,7 @@ class Candidates:
 
     def following(self, rule: Rule) -> Candidates:
         """What a rule makes of them."""
+        check_fit(rule, self.vocab_size)
         action, amount, which, numbers = rule
         if which is not None:
             if action is Action.REMOVE:

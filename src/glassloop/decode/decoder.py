@@ -22,7 +22,7 @@ from glassloop.decode.stage import Step
 from glassloop.errors import ModelError, SamplingError
 from glassloop.ops.chosen import Chosen, tell
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Asked, Line
+from glassloop.ops.rules import Asked, Line, RuleError
 from glassloop.ops.vocabulary import Int32, Race, RowOps, Summary, row_ops
 from glassloop.text.tokenizer import Tokenizer
 
@@ -219,7 +219,11 @@ def choose_rows(
     if lines:
         chooser = decoders[0].step.ops.chooser
         assert chooser is not None
-        for number, chosen in zip(numbers, chooser.choose(logits, lines), strict=True):
+        try:
+            found = chooser.choose(logits, lines)
+        except RuleError:  # of one of them; each by its stages, which will say whose
+            found = [None] * len(lines)
+        for number, chosen in zip(numbers, found, strict=True):
             made[number] = chosen
     return [
         _walked(decoders[number], logits[places[number]]) if told is None else told

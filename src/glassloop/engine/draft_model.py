@@ -20,6 +20,8 @@ from glassloop.ops.quant import Float32
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.token import Drafter
 
+_AT_ONCE = 128  # tokens of a prompt that are computed in one step
+
 
 class DraftModel:
     """Shared by all runs of an engine."""
@@ -86,6 +88,9 @@ class ModelGuesser:
         guess: list[int] = []
         try:
             pending = list(tokens[path.length :])
+            if len(pending) > _AT_ONCE:  # of a long prompt some in each step: all streams wait meanwhile
+                self._model.forward(path, pending[:_AT_ONCE])
+                return []
             while True:
                 logits = self._model.forward(path, pending)
                 guess.append(decoder.choose(logits).id)

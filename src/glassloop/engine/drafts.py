@@ -21,6 +21,8 @@ _GRAM = 3  # tokens that must agree before a guess is made
 _PLACES = 4  # of one gram, the latest, that are compared
 _LONGEST = 16  # tokens of agreement that count
 _KEPT = 1 << 15  # tokens of earlier runs that are remembered, at least
+_OF_A_RUN = 1024  # tokens of one earlier run that are remembered, its last ones
+_AT_ONCE = 512  # tokens of a long text that are indexed in one step: all streams wait meanwhile
 _BORDER = -1  # between two of them
 
 
@@ -158,7 +160,7 @@ class Memory:
     def add(self, tokens: Sequence[int]) -> None:
         if len(self._newer) > _KEPT:
             self._older, self._newer = self._newer, Grams()
-        self._newer.extend([*tokens[-_KEPT:], _BORDER])
+        self._newer.extend([*tokens[-_OF_A_RUN:], _BORDER])
 
     def longest(self, tokens: Sequence[int], gram: int) -> tuple[int, list[int]]:
         newer, older = self._newer.longest(tokens, gram), self._older.longest(tokens, gram)
@@ -178,7 +180,7 @@ class Lookup:
         self._expected: tuple[int, list[int], int] = (0, [], 0)  # agreement, guess, length when it was made
 
     def guess(self, tokens: Sequence[int], room: int, decoder: Decoder) -> list[int]:
-        self._own.extend(tokens[len(self._own) :])
+        self._own.extend(tokens[len(self._own) : len(self._own) + _AT_ONCE])
         if len(tokens) < _GRAM:
             return []
         gram = gram_of(tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
+
+_LOG = logging.getLogger(__name__)
 
 # Told of each token of each run as it is chosen, and with None that the run has ended. Called by the engine:
 # it must be quick, and must not raise.
@@ -55,7 +58,10 @@ class Request:
 
     def tell(self, run: Run, token: Token | None) -> None:
         if token is None and self.keep is not None:
-            self.keep(run)
+            try:
+                self.keep(run)
+            except Exception:  # the engine's thread serves others too
+                _LOG.exception("run %s could not be kept", run.id)
         try:
             self.listener(run, token)
         except Exception:

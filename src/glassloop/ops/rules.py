@@ -50,23 +50,31 @@ _OF_IDS = (Action.DIVIDE, Action.LESS, Action.REMOVE)
 
 def check_rule(rule: Rule) -> None:
     """Raises unless a rule's arrays are of the kind that its action reads. Whether ids and masks fit a row is
-    for who follows the rule to check."""
+    checked where the rule is followed."""
     action, _, which, numbers = rule
-    if action in _OF_IDS:
-        fits = which is not None and which.dtype == np.int32
+    kind = np.int32 if action in _OF_IDS else np.bool_ if action == Action.KEEP else None
+    if which is None:
+        fits = kind is None
     else:
-        fits = which is not None and which.dtype == np.bool_ if action == Action.KEEP else which is None
-    if not fits or (which is not None and (which.ndim != 1 or not which.flags.c_contiguous)):
-        raise RuleError(
-            f"{Action(action).name} has {which!r:.80}; ids in int32, or for KEEP a mask, are expected"
-        )
-    if numbers is not None and (
-        numbers.dtype != np.float64
-        or which is None
-        or numbers.shape != which.shape
-        or not numbers.flags.c_contiguous
-    ):
-        raise RuleError(f"{Action(action).name} has {numbers!r:.80}; a float64 for each id is expected")
+        fits = kind is not None and which.dtype == kind and which.ndim == 1 and which.flags.c_contiguous
+    if not fits:
+        raise RuleError(f"rule {action!r} has {which!r:.80}; ids in int32, or for KEEP a mask, are expected")
+    if numbers is None:
+        return
+    if which is None or numbers.dtype != np.float64 or numbers.shape != which.shape:
+        raise RuleError(f"rule {action!r} has {numbers!r:.80}; a float64 for each id is expected")
+    if not numbers.flags.c_contiguous:
+        raise RuleError(f"rule {action!r} has numbers that do not lie together")
+
+
+def check_fit(rule: Rule, width: int) -> None:
+    """Raises unless a rule can be followed on a row of so many logits: C checks the same for itself."""
+    check_rule(rule)
+    action, _, which, _ = rule
+    if which is None or not len(which):
+        return
+    if len(which) != width if action == Action.KEEP else which.min() < 0 or which.max() >= width:
+        raise RuleError(f"rule {action!r} does not fit a row of {width} logits")
 
 
 @dataclass(eq=False, slots=True)

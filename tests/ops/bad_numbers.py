@@ -1,0 +1,187 @@
+"""Batches and rules with one number or array that is wrong, made at random: an op set must refuse each before
+it touches memory.
+
+Run as a program it makes many of them, on every instruction set: the sanitizers' test does that.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from ops.random_models import random_config, random_tensor
+
+from glassloop.decode.candidates import Candidates
+from glassloop.errors import GlassloopError
+from glassloop.model.cache import Branches
+from glassloop.model.transformer import Transformer
+from glassloop.ops.batch import PAGE, Batch, BatchError, Span
+from glassloop.ops.native import choosing, library
+from glassloop.ops.native import vocabulary as native_rows
+from glassloop.ops.native.ops import NativeOps
+from glassloop.ops.quant import FORMATS
+from glassloop.ops.reference import ReferenceOps
+from glassloop.ops.rules import Action, Asked, Rule, RuleError
+from glassloop.ops.vocabulary import row_ops, summarize
+
+_FAR = (-1, -(2**30), -(2**31), 2**31 - 1, 2**31, 2**40, -(2**63), 2**64)
+
+
+def _outside(rng: np.random.Generator, limit: int) -> int:
+    """A number that is not from 0 to below the limit: just outside, far outside, or more than C can hold."""
+    near = (-1, -limit, limit, limit + int(rng.integers(1, 100)))
+    numbers = near if rng.random() < 0.6 else _FAR
+    return numbers[int(rng.integers(len(numbers)))]
+
+
+def _spoil(rng: np.random.Generator, batch: Batch, vocabulary: int, pages: int) -> tuple[str, Batch]:
+    """The same batch with one thing wrong, and what that is."""
+    tokens, positions, spans, wanted = map(list, batch)
+    which, row = int(rng.integers(len(spans))), int(rng.integers(len(tokens)))
+    span: Span = spans[which]
+    kind = str(
+        rng.choice(
+            [
+                "token",
+                "position",
+                "wanted",
+                "page",
+                "first",
+                "rows",
+                "short",
+                "dtype",
+                "apart",
+                "count",
+                "none",
+            ]
+        )
+    )
+    if kind == "token":
+        tokens[row] = _outside(rng, vocabulary)
+    elif kind == "position":
+        positions[row] += int(rng.choice([-1, 1, 2**31]))
+    elif kind == "wanted":
+        wanted[int(rng.integers(len(wanted)))] = _outside(rng, len(tokens))
+    elif kind == "page":
+        table = span.pages.copy()
+        used = -(-span.length // PAGE)
+        wrong = int(rng.choice([-1, pages, 2**31 - 1, -(2**31)]))
+        table[int(rng.integers(len(table))), int(rng.integers(used))] = wrong
+        spans[which] = span._replace(pages=table)
+    elif kind == "first":
+        spans[which] = span._replace(first=int(rng.choice([-1, span.first + 1, 10**6, 2**31 - 1, 2**40])))
+    elif kind == "rows":
+        start, stop = span.start + int(rng.integers(-1, 2)), span.stop + int(rng.choice([-1, 1, 10**6]))
+        spans[which] = span._replace(start=start, stop=stop)
+    elif kind == "short":
+        spans[which] = span._replace(pages=span.pages[:, : (span.length - 1) // PAGE].copy())
+    elif kind == "dtype":
+        spans[which] = span._replace(pages=span.pages.astype(np.int64))
+    elif kind == "apart":
+        spans[which] = span._replace(pages=np.repeat(span.pages, 2, axis=1)[:, ::2])
+    elif kind == "count":
+        (tokens if rng.random() < 0.5 else positions).append(0)
+    else:
+        tokens, positions, spans, wanted = [], [], [], []
+    return kind, Batch(tokens, positions, spans, wanted)
+
+
+def check_batches(seed: int, count: int = 12) -> None:
+    """Each bad batch is refused by both op sets, and no key or value is touched by it."""
+    rng = np.random.default_rng(seed)
+    config = random_config(rng, 1)
+    weights = {
+        name: random_tensor(rng, name, shape, FORMATS["F32"]) for name, shape in config.shapes().items()
+    }
+    for ops in (NativeOps(), ReferenceOps()):
+        model = Transformer(config, weights, ops)
+        cache = Branches(model, 96, branches=3)
+        for _ in range(count):
+            work = [
+                (branch, 0, rng.integers(0, config.vocab_size, rng.integers(1, 90)).tolist())
+                for branch in range(int(rng.integers(1, 4)))
+            ]
+            good = cache.batch(work, every_logit=True)
+            kind, bad = _spoil(rng, good, config.vocab_size, 9)
+            before = [group.keys.tobytes() + group.values.tobytes() for group in cache.pages]
+            try:
+                model.forward(bad, cache.pages)
+            except BatchError as error:
+                assert "\n" not in str(error)
+            else:
+                raise AssertionError(f"seed {seed}: {ops.name} computed a batch with a wrong {kind}")
+            after = [group.keys.tobytes() + group.values.tobytes() for group in cache.pages]
+            assert before == after, f"seed {seed}: {kind} has left something"
+            model.forward(good, cache.pages)
+
+
+def _bad_rule(rng: np.random.Generator, width: int) -> Rule:
+    ids = rng.permutation(width)[: rng.integers(1, width + 1)].astype(np.int32)
+    action = Action(int(rng.integers(3)))
+    kind = int(rng.integers(7))
+    if kind <= 1:
+        ids[int(rng.integers(len(ids)))] = int(rng.choice([-1, width, 2**31 - 1, -(2**31)]))
+        return Rule(action, 1.5, ids)
+    if kind == 2:
+        return Rule(Action.KEEP, which=np.ones(width + int(rng.choice([-1, 1])), bool))
+    if kind == 3:
+        return Rule(action, 1.5, ids.astype(np.int64))
+    if kind == 4:
+        return Rule(Action.LESS, 1.5, ids, np.ones(len(ids) + int(rng.choice([-1, 1]))))
+    if kind == 5:
+        return Rule(Action.LESS, 1.5, ids, np.ones(len(ids), np.float32))
+    return Rule(action, 1.5, None) if rng.random() < 0.5 else Rule(Action.KEEP, which=ids)
+
+
+def check_rules(seed: int) -> None:
+    """A rule that does not fit is refused by C and by NumPy, and the logits are as they were."""
+    rng = np.random.default_rng(seed)
+    rows, width = int(rng.integers(1, 4)), int(rng.integers(2, 300))
+    logits = (rng.standard_normal((rows, width)) * 4).astype(np.float32)
+    before, head = logits.tobytes(), int(rng.integers(1, width + 1))
+    fine = [Rule(Action.FIRST, 5.0), Rule(Action.DIVIDE, 1.3, np.arange(width, dtype=np.int32))]
+    rules = [*fine[: rng.integers(3)], _bad_rule(rng, width)]
+    lines = [(Asked(head, 1.0, [], 7), place, 3) for place in range(rows)]
+    lines[int(rng.integers(rows))] = (Asked(head, 1.0, rules, 7), 0, 3)
+    refused(lambda: choosing.choose(logits, lines), seed)
+    summary = summarize(logits[0], head)
+    asked = Asked(head, 1.0, rules)
+    refused(lambda: choosing.left(logits[0], summary, asked, len(rules)), seed)
+    whole = Candidates.of(logits[0], summary, row_ops("reference"))
+    refused(lambda: whole.following(rules[-1]), seed)
+    for bad in (
+        lambda: choosing.choose(logits, [(Asked(head, 1.0, []), int(rng.choice([-1, rows])), 3)]),
+        lambda: choosing.choose(logits, [(Asked(width + 1, 1.0, []), 0, 3)]),
+        lambda: choosing.choose(logits, [(Asked(head, 1.0, [], wanted=head + 1), 0, 3)]),
+        lambda: choosing.choose(logits, [(Asked(0, 1.0, []), 0, 3)]),
+        lambda: choosing.choose(logits, [(Asked(head, 1.0, []), 0, -1)]),
+        lambda: choosing.choose(logits.astype(np.float64), [(Asked(head, 1.0, []), 0, 3)]),
+        lambda: choosing.left(logits[0], summary, Asked(head, 1.0, []), 1),
+        lambda: choosing.left(logits[0], summary, Asked(width + 1, 1.0, []), 0),
+        lambda: native_rows.race(1, np.empty(0, np.int32), np.empty(0), logits[0], 1.0),
+        lambda: native_rows.race(1, np.zeros(2, np.int32), np.zeros(1), None, 1.0),
+    ):
+        refused(bad, seed)
+    for ops in (row_ops("native"), row_ops("reference")):
+        for token in (-1, width, 2**40):
+            refused(lambda ops=ops, token=token: ops.rank_of(logits[0], token), seed)  # type: ignore[misc]
+    assert logits.tobytes() == before, f"seed {seed}: a refused rule has changed a logit"
+
+
+def refused(act: Any, seed: int) -> None:
+    try:
+        act()
+    except (RuleError, GlassloopError, IndexError):
+        return
+    raise AssertionError(f"seed {seed}: it was not refused")
+
+
+if __name__ == "__main__":
+    native_library = library.library()
+    for name in ("portable", "avx2", "avxvnni", "avx512"):
+        if native_library.gl_choose(name.encode()):
+            for number in range(int(sys.argv[1])):
+                check_batches(number)
+                check_rules(number)
+            print(name, "fine", flush=True)
