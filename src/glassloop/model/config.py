@@ -25,6 +25,7 @@ _MOST = {
     "context": 1 << 30,
 }
 MOST_LAYERS = 4096
+_MOST_SINUSOIDS = 1 << 24  # numbers in a table that no file holds: 64 MiB
 
 
 class LayerConfig(NamedTuple):
@@ -76,9 +77,15 @@ class ModelConfig:
             value = getattr(self, field.name)
             if isinstance(value, float) and not 0 < value < 1e9:
                 raise ValueError(f"{field.name} is {value}; a positive number is expected")
+        positions = self.context + self.position_offset
+        if self.positions == "sinusoidal" and positions * self.dim > _MOST_SINUSOIDS:
+            most = max(_MOST_SINUSOIDS // self.dim - self.position_offset, 1)
+            raise ValueError(f"context is {self.context}; 1 to {most} is expected for sinusoidal positions")
         for index, layer in enumerate(self.layers):
-            if layer.window is not None and layer.window < 1:
-                raise ValueError(f"layer {index}: window is {layer.window}; 1 or more is expected")
+            if layer.window is not None and not 0 < layer.window <= _MOST["context"]:
+                raise ValueError(
+                    f"layer {index}: window is {layer.window}; 1 to {_MOST['context']} is expected"
+                )
             rope = layer.rope
             if rope is not None and (rope.dim % 2 or not 0 < rope.dim <= self.head_dim or rope.base <= 1):
                 raise ValueError(

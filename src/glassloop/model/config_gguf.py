@@ -12,6 +12,7 @@ from glassloop.model.families import FAMILY_BY_TYPE, Family
 from glassloop.model.fields import Fields
 from glassloop.model.rope import Divided, Linear, Rope, Scaling, Yarn
 from glassloop.ops.tensor import Tensor
+from glassloop.shown import shown
 
 
 def config_from_gguf(
@@ -22,7 +23,7 @@ def config_from_gguf(
     if family is None:
         known = ", ".join(sorted(FAMILY_BY_TYPE))
         raise Fields(where, {}).error(
-            "general.architecture", f"is {architecture!r}; one of {known} is expected"
+            "general.architecture", f"is {shown(architecture)}; one of {known} is expected"
         )
     fields = Fields(where, metadata, prefix=f"{architecture}.")
 
@@ -68,7 +69,7 @@ def _same_for_all(fields: Fields, key: str, default: int | None = None) -> int:
     if isinstance(value, np.ndarray):
         if len(set(value.tolist())) != 1:
             raise fields.error(key, "differs from layer to layer, which is not supported")
-        fields = Fields(fields.where, {fields.prefix + key: int(value[0])}, fields.prefix)
+        fields = Fields(fields.where, {fields.prefix + key: value[0].item()}, fields.prefix)
     return fields.whole(key, default)
 
 
@@ -118,8 +119,8 @@ def _scaling(fields: Fields, tensors: Mapping[str, Tensor], turning: int) -> Sca
                 f"must hold {turning // 2} positive numbers, one for each pair of dimensions",
             )
         return Divided(tuple(divisors.tolist()))
-    kind = fields.get("rope.scaling.type", "linear" if fields.get("rope.scale_linear") else "none")
-    match kind:
+    kind = fields.get("rope.scaling.type", "none" if fields.get("rope.scale_linear") is None else "linear")
+    match kind if isinstance(kind, str) else None:
         case "none":
             return None
         case "linear":
@@ -132,4 +133,4 @@ def _scaling(fields: Fields, tensors: Mapping[str, Tensor], turning: int) -> Sca
                 beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
                 attention_factor=fields.number_or_none("rope.scaling.attn_factor"),
             )
-    raise fields.error("rope.scaling.type", f"is {kind!r}; none, linear or yarn is expected")
+    raise fields.error("rope.scaling.type", f"is {shown(kind)}; none, linear or yarn is expected")

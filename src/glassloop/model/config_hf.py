@@ -12,6 +12,7 @@ from glassloop.model.config import MOST_LAYERS, LayerConfig, ModelConfig
 from glassloop.model.families import FAMILY_BY_TYPE, Family
 from glassloop.model.fields import Fields
 from glassloop.model.rope import Linear, Llama3, Rope, Scaling, Yarn
+from glassloop.shown import shown
 
 
 def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
@@ -23,11 +24,11 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[Family, Mod
     family = FAMILY_BY_TYPE.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         known = ", ".join(sorted(FAMILY_BY_TYPE))
-        raise fields.error("model_type", f"is {model_type!r}; one of {known} is expected")
+        raise fields.error("model_type", f"is {shown(model_type)}; one of {known} is expected")
     fields = Fields(where, {**family.defaults, **{k: v for k, v in values.items() if v is not None}})
     for key, accepted in family.only:
         if fields.get(key, accepted) != accepted:
-            raise fields.error(key, f"is {fields.get(key)!r}; only {accepted!r} is supported")
+            raise fields.error(key, f"is {shown(fields.get(key))}; only {accepted!r} is supported")
 
     keys = family.keys
     dim = fields.whole(keys["dim"])
@@ -71,7 +72,7 @@ def _activation(fields: Fields, family: Family) -> str:
     key = family.keys["activation"]
     name = fields.get(key, "silu")
     if not isinstance(name, str) or name not in family.activations:
-        raise fields.error(key, f"is {name!r}; one of {', '.join(family.activations)} is expected")
+        raise fields.error(key, f"is {shown(name)}; one of {', '.join(family.activations)} is expected")
     return family.activations[name]
 
 
@@ -99,7 +100,7 @@ def _local_layers(fields: Fields, family: Family, count: int) -> list[bool]:
         for name in types:
             if name not in ("full_attention", "sliding_attention"):
                 raise fields.error(
-                    "layer_types", f"has {name!r}; full_attention or sliding_attention is expected"
+                    "layer_types", f"has {shown(name)}; full_attention or sliding_attention is expected"
                 )
         return [name == "sliding_attention" for name in types]
     if family.full_every is not None:
@@ -107,7 +108,7 @@ def _local_layers(fields: Fields, family: Family, count: int) -> list[bool]:
         return [(index + 1) % every != 0 for index in range(count)]
     first = fields.get("max_window_layers", 0)
     if type(first) is not int:
-        raise fields.error("max_window_layers", f"is {first!r}; a whole number is expected")
+        raise fields.error("max_window_layers", f"is {shown(first)}; a whole number is expected")
     return [index >= first for index in range(count)]
 
 
@@ -127,7 +128,7 @@ def _turned_layers(fields: Fields, family: Family, count: int) -> list[bool]:
 def _ropes(fields: Fields, family: Family, head_dim: int, context: int) -> tuple[Rope, Rope]:
     """Rotary positions of layers that see everything, and of layers with a window."""
     base = fields.number("rope_theta", 10_000.0)
-    share = fields.number("partial_rotary_factor", 1.0)
+    share = _share(fields, 1.0)
     parameters = fields.inner("rope_parameters")
     if parameters is not None and isinstance(parameters.get("full_attention"), dict):
         full, local = parameters.inner("full_attention"), parameters.inner("sliding_attention")
@@ -145,8 +146,16 @@ def _rope(fields: Fields | None, base: float, share: float, head_dim: int, conte
     if fields is None:
         return Rope(base, int(head_dim * share))
     base = fields.number("rope_theta", base)
-    dim = int(head_dim * fields.number("partial_rotary_factor", share))
+    dim = int(head_dim * _share(fields, share))
     return Rope(base, dim, _scaling(fields, context))
+
+
+def _share(fields: Fields, default: float) -> float:
+    """The part of each head that turns."""
+    share = fields.number("partial_rotary_factor", default)
+    if share > 1:
+        raise fields.error("partial_rotary_factor", f"is {share}; at most 1 is expected")
+    return share
 
 
 def _scaling(fields: Fields, context: int) -> Scaling | None:
@@ -174,7 +183,7 @@ def _scaling(fields: Fields, context: int) -> Scaling | None:
                 attention_factor=_yarn_sharpness(fields),
                 truncate=fields.flag("truncate", True),
             )
-    raise fields.error("rope_type", f"is {kind!r}; default, linear, llama3 or yarn is expected")
+    raise fields.error("rope_type", f"is {shown(kind)}; default, linear, llama3 or yarn is expected")
 
 
 def _yarn_sharpness(fields: Fields) -> float | None:

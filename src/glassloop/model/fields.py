@@ -5,10 +5,12 @@ type or size is a `ModelError` that names the file and the field.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 from glassloop.errors import ModelError
+from glassloop.shown import shown
+
+_LEAST, _MOST = 1e-30, 1e30  # what float32 can hold, and its reciprocal
 
 
 class Fields:
@@ -36,7 +38,7 @@ class Fields:
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
-        if type(value) not in (int, float) or not isfinite(value) or value <= 0:
+        if type(value) not in (int, float) or not _LEAST <= value <= _MOST:  # NaN is neither
             raise self._wrong(key, value, "a positive number")
         return float(value)
 
@@ -61,7 +63,4 @@ class Fields:
     def _wrong(self, key: str, value: Any, expected: str) -> ModelError:
         if value is None:
             return self.error(key, f"is missing; {expected} is expected")
-        shown = repr(value)
-        return self.error(
-            key, f"is {shown if len(shown) <= 60 else shown[:57] + '...'}; {expected} is expected"
-        )
+        return self.error(key, f"is {shown(value)}; {expected} is expected")

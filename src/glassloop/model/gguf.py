@@ -19,6 +19,7 @@ from glassloop.errors import ModelError
 from glassloop.ops.native.strings import read_strings
 from glassloop.ops.quant import FORMAT_BY_GGUF_ID, FORMATS
 from glassloop.ops.tensor import Tensor
+from glassloop.shown import printable, shown
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -70,7 +71,7 @@ class GGUFFile:
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
             raise cursor.error(
-                "general.alignment", f"is {alignment!r}; a number from 1 to 1048576 is expected"
+                "general.alignment", f"is {shown(alignment)}; a number from 1 to 1048576 is expected"
             )
         return alignment
 
@@ -107,7 +108,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
         if name in tensors:
             raise cursor.error(name, "appears twice")
         if offset < end_of_previous:
-            raise cursor.error(name, f"overlaps {previous}")
+            raise cursor.error(name, f"overlaps {printable(previous)}")
         end_of_previous, previous = offset + size, name
         tensors[name] = Tensor(
             name, shape, format, cursor.bytes[base + offset : base + offset + size], cursor.mapping
@@ -132,7 +133,7 @@ class _Cursor:
         self.bytes = np.frombuffer(self.mapping, np.uint8)
 
     def error(self, field: str, what: str) -> ModelError:
-        return ModelError(f"{self.path}: {_printable(field)} {what}")
+        return ModelError(f"{self.path}: {printable(field)} {what}")
 
     def take(self, size: int, field: str) -> bytes:
         end = self.at + size
@@ -195,9 +196,3 @@ class _Cursor:
             count = self.count(field, at_least=_NUMBERS[kind].itemsize)
             return np.frombuffer(self.take(count * _NUMBERS[kind].itemsize, field), _NUMBERS[kind])
         raise self.error(field, f"is an array of value type {kind}; numbers or strings are expected")
-
-
-def _printable(text: str) -> str:
-    """A field name from a hostile file must not break the one line of an error."""
-    short = text if len(text) <= 80 else text[:77] + "..."
-    return short if short.isprintable() else ascii(short)

@@ -49,9 +49,17 @@ class ModelFiles:
             self.weights = weights_from_gguf(str(path), family, self.config, self.tensors)
 
     def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. It has no token that the embedding has no row for."""
+        rows = self.config.vocab_size
         if self.path.is_dir():
-            return Tokenizer.from_json_folder(self.path)
-        return Tokenizer.from_gguf(self.metadata, str(self.path))
+            tokenizer = Tokenizer.from_json_folder(self.path, rows)
+        else:
+            tokenizer = Tokenizer.from_gguf(self.metadata, str(self.path))
+        if tokenizer.vocab_size > rows:
+            raise ModelError(
+                f"{self.path}: the tokenizer has {tokenizer.vocab_size} tokens; the model has {rows}"
+            )
+        return tokenizer
 
     def transformer(self, ops: Ops, weights: str | None = None) -> Transformer:
         """The model on an op set, its matrices as they are stored or as `weights` says (q8, q4, f32)."""

@@ -17,10 +17,13 @@ import numpy as np
 from glassloop.errors import ModelError
 from glassloop.ops.quant import BF16, F16, F32
 from glassloop.ops.tensor import Tensor
+from glassloop.shown import printable, shown
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_MAX_HEADER = 100_000_000
+_MAX_HEADER = 25_000_000
+_MAX_CONFIG = 10_000_000
+_MAX_INDEX = 64_000_000
 _MAX_DIMS = 8
 _FORMATS = {"F32": F32, "F16": F16, "BF16": BF16}
 # Types that a checkpoint may carry in buffers we never compute with (masks, position ids): size only.
@@ -44,19 +47,21 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
         if not (folder / SINGLE).exists():
             raise ModelError(f"{folder}: has neither {SINGLE} nor {INDEX}")
         return read_file(folder / SINGLE)
-    weight_map = read_json(folder / INDEX).get("weight_map")
+    weight_map = read_json(folder / INDEX, _MAX_INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise ModelError(f"{folder / INDEX}: weight_map is not an object from tensor names to file names")
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise ModelError(
-                f"{folder / INDEX}: weight_map names {shard!r}; a file in the same folder is expected"
+                f"{folder / INDEX}: weight_map names {shown(shard)}; a file in the same folder is expected"
             )
         tensors.update(read_file(folder / shard))
     for name, shard in weight_map.items():
         if name not in tensors:
-            raise ModelError(f"{folder / INDEX}: weight_map says {name} is in {shard}, but it is not there")
+            raise ModelError(
+                f"{folder / INDEX}: weight_map says {printable(name)} is in {shard}, but it is not there"
+            )
     return tensors
 
 
@@ -74,7 +79,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
     header_size = int(whole[:8].view("<u8")[0])
     if header_size > min(_MAX_HEADER, len(whole) - 8):
         raise ModelError(f"{path}: header size is {header_size}, more than the file holds (truncated?)")
-    header = parse_json(bytes(whole[8 : 8 + header_size]), f"{path}: header")
+    header = parse_json(bytes(whole[8 : 8 + header_size]), f"{path}: header", once=True)
     header.pop("__metadata__", None)
     data = whole[8 + header_size :]
 
@@ -85,7 +90,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
         size = prod(shape) * (_FORMATS[kind].block_bytes if kind in _FORMATS else _OTHER_SIZES[kind])
         if not 0 <= begin <= end <= len(data) or end - begin != size:
             raise ModelError(
-                f"{path}: {name} has data_offsets [{begin}, {end}]; {size} bytes within"
+                f"{path}: {printable(name)} has data_offsets [{begin}, {end}]; {size} bytes within"
                 f" {len(data)} are expected (truncated?)"
             )
         if size:
@@ -95,23 +100,26 @@ def read_file(path: Path) -> dict[str, Tensor]:
     ranges.sort()
     for (_, end, first), (begin, _, second) in pairwise(ranges):
         if begin < end:
-            raise ModelError(f"{path}: {second} overlaps {first}")
+            raise ModelError(f"{path}: {printable(second)} overlaps {printable(first)}")
     return tensors
 
 
 def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     """dtype, shape and data_offsets of one header entry, each of the right type."""
+    name = printable(name)
     if not isinstance(entry, dict):
         raise ModelError(f"{path}: {name} is not an object in the header")
     kind: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
     if not isinstance(kind, str) or (kind not in _FORMATS and kind not in _OTHER_SIZES):
-        raise ModelError(f"{path}: {name} has dtype {kind!r}; {', '.join(_FORMATS)} are read")
+        raise ModelError(f"{path}: {name} has dtype {shown(kind)}; {', '.join(_FORMATS)} are read")
     if not _whole_numbers(shape) or len(shape) > _MAX_DIMS:
-        raise ModelError(f"{path}: {name} has shape {shape!r}; a short list of whole numbers is expected")
+        raise ModelError(
+            f"{path}: {name} has shape {shown(shape)}; a short list of whole numbers is expected"
+        )
     if not _whole_numbers(offsets) or len(offsets) != 2:
-        raise ModelError(f"{path}: {name} has data_offsets {offsets!r}; [begin, end] is expected")
+        raise ModelError(f"{path}: {name} has data_offsets {shown(offsets)}; [begin, end] is expected")
     return kind, tuple(shape), offsets[0], offsets[1]
 
 
@@ -119,18 +127,31 @@ def _whole_numbers(value: Any) -> bool:
     return isinstance(value, list) and all(type(number) is int and 0 <= number < 1 << 48 for number in value)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, most: int = _MAX_CONFIG) -> dict[str, Any]:
+    """Reads a JSON object from a file of at most so many bytes."""
     try:
-        return parse_json(path.read_bytes(), str(path))
+        with path.open("rb") as file:
+            raw = file.read(most + 1)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(raw) > most:
+        raise ModelError(f"{path}: is longer than {most} bytes")
+    return parse_json(raw, str(path))
 
 
-def parse_json(raw: bytes, where: str) -> dict[str, Any]:
+def parse_json(raw: bytes, where: str, once: bool = False) -> dict[str, Any]:
+    """Parses a JSON object; with `once` a key that appears twice is an error."""
     try:
-        value = json.loads(raw)
+        value = json.loads(raw, object_pairs_hook=_unique if once else None)
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{where}: is not JSON: {error}") from None
+        raise ModelError(f"{where}: is not JSON: {printable(str(error))}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{where}: is not a JSON object")
     return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a key appears twice")
+    return made

@@ -17,6 +17,7 @@ from glassloop.errors import ModelError
 from glassloop.model.config import ModelConfig
 from glassloop.model.families import GGUF_FUSED_LAYER, GGUF_LAYER, GGUF_TOP, Family, Part
 from glassloop.ops.tensor import Tensor
+from glassloop.shown import printable
 
 # What checkpoints carry beside weights: old buffers, rotary tables, and the parts of models that see images.
 _IGNORED = (
@@ -88,7 +89,9 @@ def _collect(source: _Source, config: ModelConfig) -> dict[str, Tensor]:
         used |= {prefix + source.top["head"] + ".weight" for prefix in source.prefixes}
     for name in source.tensors:
         if name not in used and not re.match(_IGNORED, name):
-            raise ModelError(f"{source.where}: {name} has no place in a {config.family} model of this config")
+            raise ModelError(
+                f"{source.where}: {printable(name)} has no place in a {config.family} model of this config"
+            )
     return weights
 
 

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from glassloop.errors import TextError
+from glassloop.shown import shown
 from glassloop.text.template_limits import Limits
 
 # Stands at the end of the message to be continued while the template runs; the text is cut there. The space
@@ -39,8 +40,13 @@ class ChatTemplate(NamedTuple):
 
     @classmethod
     def from_file(cls, path: Path, *, bos: str = "", eos: str = "") -> ChatTemplate:
+        most = 4 * Limits().source  # bytes of so many characters
         try:
-            return cls(path.read_text(encoding="utf-8"), bos, eos, str(path))
+            with path.open("rb") as file:
+                data = file.read(most + 1)
+            if len(data) > most:
+                raise TextError(f"{path}: is longer than {most} bytes")
+            return cls(data.decode(), bos, eos, path.name)
         except OSError as error:
             raise TextError(f"{path}: cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
@@ -157,7 +163,7 @@ def _part(where: str, part: object) -> str:
     if not isinstance(part, Mapping):
         raise TextError(f"{where} must be an object with type and text, not {type(part).__name__}")
     if part.get("type", "text") != "text":
-        raise TextError(f"{where}.type is {part.get('type')!r:.40}; only text is understood")
+        raise TextError(f"{where}.type is {shown(part.get('type'))}; only text is understood")
     if not isinstance(part.get("text"), str):
         raise TextError(f"{where}.text must be text, not {_type(part, 'text')}")
     return str(part["text"])

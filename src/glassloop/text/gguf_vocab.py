@@ -9,8 +9,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Mapping
 from math import isnan
+from pathlib import Path
 
 from glassloop.errors import TextError
+from glassloop.shown import shown
 from glassloop.text.alphabet import SPACE_MARK, byte_name, named_byte
 from glassloop.text.bpe import BPE, Pair
 from glassloop.text.chat import ChatTemplate
@@ -47,16 +49,16 @@ def read_gguf(metadata: Mapping[str, object], name: str) -> TokenizerParts:
 
     with many_small_objects():
         if model == "gpt2":
-            vocabulary = Vocabulary(name, pieces, kinds, Spelling.BYTE_LEVEL)
+            vocabulary = Vocabulary(fields.short_name, pieces, kinds, Spelling.BYTE_LEVEL)
             rule = _word_rule(fields)
             bpe, prefix = _byte_level(fields, vocabulary, pieces, rule), False
             bos_by_default = rule.add_bos
         elif model == "llama":
-            vocabulary = Vocabulary(name, pieces, kinds, Spelling.SENTENCEPIECE)
+            vocabulary = Vocabulary(fields.short_name, pieces, kinds, Spelling.SENTENCEPIECE)
             prefix, bos_by_default = fields.flag("add_space_prefix", True), True
             bpe = _sentencepiece(fields, vocabulary, pieces, prefix)
         else:
-            raise fields.error("model", f"is {model!r}; 'gpt2' and 'llama' are read")
+            raise fields.error("model", f"is {shown(model)}; 'gpt2' and 'llama' are read")
 
     ends += [i for i in vocabulary.literal_ids if kinds[i] == Kind.CONTROL and pieces[i] in _END_NAMES]
     eos_ids = tuple(dict.fromkeys(i for i in ends if i is not None))
@@ -193,11 +195,7 @@ def _chat_template(fields: _Fields, bos: str, eos: str) -> ChatTemplate | None:
             if not isinstance(value, str):
                 raise TextError(f"{fields.name}: {key} is a {type(value).__name__}; text is expected")
             sources[key[len(_TEMPLATE) + 1 :] or "default"] = value
-    return ChatTemplate.choose(sources, bos=bos, eos=eos, name=f"{fields.name}: {_TEMPLATE}")
-
-
-def _shown(value: object) -> str:
-    return " ".join(repr(value).split())[:60]  # an array's has lines
+    return ChatTemplate.choose(sources, bos=bos, eos=eos, name=f"{fields.short_name}: {_TEMPLATE}")
 
 
 class _Fields:
@@ -206,6 +204,8 @@ class _Fields:
     def __init__(self, metadata: Mapping[str, object], name: str) -> None:
         self.metadata = metadata
         self.name = name
+        # What errors of a request say: those who send requests need not know where files are.
+        self.short_name = Path(name).name.removesuffix(".gguf")
 
     def error(self, key: str, what: str) -> TextError:
         return TextError(f"{self.name}: {_PREFIX}{key} {what}")
@@ -228,7 +228,7 @@ class _Fields:
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key) if self.has(key) else default
         if not isinstance(value, bool):
-            raise self.error(key, f"is {_shown(value)}; true or false is expected")
+            raise self.error(key, f"is {shown(value)}; true or false is expected")
         return value
 
     def strings(self, key: str) -> list[str]:
@@ -261,7 +261,7 @@ class _Fields:
         try:
             token_id = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
-            raise self.error(key, f"is {_shown(value)}; a token id is expected") from None
+            raise self.error(key, f"is {shown(value)}; a token id is expected") from None
         if not 0 <= token_id < count:
             raise self.error(key, f"is {token_id}, outside the vocabulary of {count} tokens")
         return token_id

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassloop.errors import TextError
+from glassloop.shown import shown
 from glassloop.text.alphabet import SPACE_MARK, named_byte
 from glassloop.text.chat import ChatTemplate
+from glassloop.text.patterns import complaint
 from glassloop.text.pipeline import (
     Pipeline,
     Ready,
@@ -22,21 +24,27 @@ from glassloop.text.pipeline import (
     TokenizerParts,
     component_state,
     first_line,
+    raise_unless_from_library,
 )
 from glassloop.text.vocabulary import Kind, Spelling, Vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
-_LARGEST_ID = 16_000_000  # ids are places in a list; a file that names a larger one is not a vocabulary
+_LARGEST_ID = 1 << 22  # ids are places in a list; a file that names a larger one is not a vocabulary
+_MOST_BYTES = {"tokenizer.json": 256_000_000}  # of a file
+_MOST_BYTES_OF_OTHERS = 10_000_000
 
 
-def read_json_folder(folder: Path) -> TokenizerParts:
+def read_json_folder(folder: Path, rows: int | None = None) -> TokenizerParts:
     path = folder / "tokenizer.json"
     parsing = _backend(path)
     states = [component_state(c) for c in (parsing.normalizer, parsing.pre_tokenizer, parsing.decoder)]
     parts = [part for state in states for part in _flat(state)]
     spelling = _spelling(path, parts)
+    _check_patterns(path, parts)
+    if rows is not None:
+        parsing = _within(parsing, rows)
     vocabulary = _vocabulary(path, parsing, spelling)
 
     config = _read_object(folder / "tokenizer_config.json")
@@ -50,11 +58,11 @@ def read_json_folder(folder: Path) -> TokenizerParts:
             return None
         token_id = parsing.token_to_id(text) if isinstance(text, str) else None
         if token_id is None:
-            raise TextError(f"{folder}: {key} is {text!r:.60}, which is no token of tokenizer.json")
+            raise TextError(f"{folder}: {key} is {shown(text)}, which is no token of tokenizer.json")
         return int(token_id)
 
     bos, eos = named("bos_token"), named("eos_token")
-    before, after = _around(parsing)
+    before, after = _around(path, parsing, len(vocabulary))
     if bos is None and len(before) == 1:
         bos = before[0]
     # Where the config states it, the config decides; else the file's own post-processor does.
@@ -85,11 +93,11 @@ def read_json_folder(folder: Path) -> TokenizerParts:
 def _backend(path: Path) -> Backend:
     from tokenizers import Tokenizer as Backend
 
+    data = _read(path)
     try:
-        backend = Backend.from_str(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TextError(f"{path}: cannot be read: {error.strerror}") from None
-    except Exception as error:  # the library raises plain Exception, and UnicodeDecodeError is one too
+        backend = Backend.from_str(data.decode())
+    except BaseException as error:  # the library raises plain Exception, and UnicodeDecodeError is one too
+        raise_unless_from_library(error)
         raise TextError(f"{path}: is not a tokenizer.json: {first_line(error)}") from None
     backend.no_truncation()
     backend.no_padding()
@@ -117,16 +125,50 @@ def _spelling(path: Path, parts: list[dict[str, Any]]) -> Spelling:
     )
 
 
+def _check_patterns(path: Path, parts: list[dict[str, Any]]) -> None:
+    for part in parts:
+        pattern = part.get("pattern")
+        expression = pattern.get("Regex") if isinstance(pattern, dict) else None
+        wrong = complaint(expression) if isinstance(expression, str) else None
+        if wrong is not None:
+            raise TextError(f"{path}: the expression {shown(expression)} {wrong}, which can take forever")
+
+
+def _within(parsing: Backend, rows: int) -> Backend:
+    """The same without the added tokens that the model has no row for. (Models for text alone share their
+    tokenizer.json with others that have a few tokens more.)"""
+    added = sorted(parsing.get_added_tokens_decoder().items())
+    kept = [(token_id, token) for token_id, token in added if token_id < rows]
+    if len(kept) == len(added):
+        return parsing
+    smaller = _rebuilt(parsing, kept)
+    smaller.decoder, smaller.post_processor = parsing.decoder, parsing.post_processor
+    same = all(smaller.token_to_id(token.content) == token_id for token_id, token in kept)
+    return smaller if same else parsing
+
+
+def _rebuilt(backend: Backend, added: list[tuple[int, Any]]) -> Backend:
+    """The same model with these added tokens."""
+    from tokenizers import Tokenizer as Backend
+
+    made = Backend(backend.model)
+    made.normalizer = backend.normalizer
+    made.pre_tokenizer = backend.pre_tokenizer
+    # Tokens that the model does not hold get their ids in the order in which they are added.
+    made.add_tokens([token for _, token in added])
+    return made
+
+
 def _vocabulary(path: Path, backend: Backend, spelling: Spelling) -> Vocabulary:
     vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
     added = backend.get_added_tokens_decoder()
     if not vocab:
         raise TextError(f"{path}: has no tokens")
-    largest = max(vocab.values())
+    largest = max(max(vocab.values()), max(added, default=0))
     if largest > _LARGEST_ID:
         raise TextError(f"{path}: has the token id {largest}; at most {_LARGEST_ID} is expected")
     pieces: list[str | None] = [None] * (largest + 1)
-    kinds = [Kind.NORMAL] * (largest + 1)
+    kinds = bytearray([Kind.NORMAL]) * (largest + 1)
     for piece, token_id in vocab.items():
         pieces[token_id] = piece
         if spelling is Spelling.SENTENCEPIECE and named_byte(piece) is not None:
@@ -134,7 +176,7 @@ def _vocabulary(path: Path, backend: Backend, spelling: Spelling) -> Vocabulary:
     for token_id, token in added.items():
         pieces[token_id] = token.content
         kinds[token_id] = Kind.CONTROL if token.special else Kind.USER_DEFINED
-    return Vocabulary(str(path), pieces, kinds, spelling)
+    return Vocabulary(path.parent.resolve().name, pieces, kinds, spelling)
 
 
 def _without_special(parsing: Backend) -> Backend:
@@ -142,14 +184,10 @@ def _without_special(parsing: Backend) -> Backend:
     for that, and belongs to the object: it is set once, here, and not per call.)"""
     from tokenizers import Tokenizer as Backend
 
-    plain = Backend(parsing.model)
     added = sorted(parsing.get_added_tokens_decoder().items())
-    plain.normalizer = parsing.normalizer
-    plain.pre_tokenizer = parsing.pre_tokenizer
     if all(parsing.model.token_to_id(token.content) == token_id for token_id, token in added):
         added = [(token_id, token) for token_id, token in added if not token.special]
-    # Tokens that the model does not hold get their ids in the order in which they are added.
-    plain.add_tokens([token for _, token in added])
+    plain = _rebuilt(parsing, added)
     if any(plain.token_to_id(token.content) != token_id for token_id, token in added):
         plain = Backend.from_str(parsing.to_str())
     plain.encode_special_tokens = True
@@ -165,10 +203,18 @@ def _fold(backend: Backend) -> Callable[[str], str] | None:
     return fold
 
 
-def _around(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _around(path: Path, backend: Backend, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What the post-processor puts before and after a text, seen on one."""
-    inside = backend.encode("a", add_special_tokens=False).ids
-    whole = backend.encode("a", add_special_tokens=True).ids
+    try:
+        inside = backend.encode("a", add_special_tokens=False).ids
+        whole = backend.encode("a", add_special_tokens=True).ids
+    except BaseException as error:
+        raise_unless_from_library(error)
+        raise TextError(f"{path}: cannot encode a text: {first_line(error)}") from None
+    if max(whole, default=0) >= count:
+        raise TextError(
+            f"{path}: post_processor adds the token id {max(whole)}; an id below {count} is expected"
+        )
     for start in range(len(whole) - len(inside) + 1):
         if whole[start : start + len(inside)] == inside:
             return tuple(whole[:start]), tuple(whole[start + len(inside) :])
@@ -193,7 +239,7 @@ def _generation_ends(folder: Path, generation: dict[str, Any], count: int) -> li
     for end in ends:
         if type(end) is not int or not 0 <= end < count:
             raise TextError(
-                f"{folder / 'generation_config.json'}: eos_token_id is {end!r:.60}; "
+                f"{folder / 'generation_config.json'}: eos_token_id is {shown(end)}; "
                 f"an id below {count} is expected"
             )
     return ends
@@ -201,7 +247,7 @@ def _generation_ends(folder: Path, generation: dict[str, Any], count: int) -> li
 
 def _chat_template(folder: Path, config: dict[str, Any], bos: str, eos: str) -> ChatTemplate | None:
     path = folder / "chat_template.jinja"
-    name = f"{folder / 'tokenizer_config.json'}: chat_template"
+    where = f"{folder / 'tokenizer_config.json'}: chat_template"
     value = config.get("chat_template")
     sources: dict[str, str] = {}
     if path.is_file():
@@ -213,22 +259,33 @@ def _chat_template(folder: Path, config: dict[str, Any], bos: str, eos: str) -> 
             if not isinstance(entry, dict) or not all(
                 isinstance(entry.get(k), str) for k in ("name", "template")
             ):
-                raise TextError(f"{name}[{i}] is not an object with the texts name and template")
+                raise TextError(f"{where}[{i}] is not an object with the texts name and template")
             sources[entry["name"]] = entry["template"]
     elif value is not None:
-        raise TextError(f"{name} is a {type(value).__name__}; text or a list is expected")
+        raise TextError(f"{where} is a {type(value).__name__}; text or a list is expected")
+    name = f"{folder.resolve().name}: chat_template"
     return ChatTemplate.choose(sources, bos=bos, eos=eos, name=name)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except OSError as error:
-        raise TextError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        value = json.loads(_read(path))
     except (ValueError, RecursionError) as error:
         raise TextError(f"{path}: is not JSON: {first_line(error)}") from None
     if not isinstance(value, dict):
         raise TextError(f"{path}: is not a JSON object")
     return value
+
+
+def _read(path: Path) -> bytes:
+    most = _MOST_BYTES.get(path.name, _MOST_BYTES_OF_OTHERS)
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise TextError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > most:
+        raise TextError(f"{path}: is longer than {most} bytes")
+    return data

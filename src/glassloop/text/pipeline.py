@@ -77,6 +77,13 @@ class TokenizerParts(NamedTuple):
     fold: Callable[[str], str] | None = None
 
 
+def raise_unless_from_library(error: BaseException) -> None:
+    """Raises what is not an error of the `tokenizers` library. A panic in it (as of a regular expression that
+    takes too many steps) is an exception of its own kind, which is no `Exception`."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+
+
 def first_line(error: BaseException) -> str:
     """The message of somebody else's exception, cut down to one line of our own errors."""
     lines = str(error).strip().splitlines()

@@ -68,7 +68,8 @@ def _render(template: Any, values: bytes, most: int) -> str:
 def _describe(error: Exception) -> str:
     from jinja2 import TemplateError, TemplateSyntaxError
 
-    message = " ".join(str(getattr(error, "message", None) or error)[:3000].split())[:300]
+    reason = error.strerror if isinstance(error, OSError) else getattr(error, "message", None)
+    message = " ".join(str(reason or error)[:3000].split())[:300]
     if isinstance(error, TemplateSyntaxError):
         return f"line {error.lineno}: {message}"
     if isinstance(error, (TemplateError, _TooLong)):

@@ -16,9 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassloop.errors import TextError
+from glassloop.shown import shown
 from glassloop.text.alphabet import BYTE_CHARACTERS, byte_name, read_shown_bytes, show_bytes, to_alphabet
 from glassloop.text.guard import Guard, Marks
-from glassloop.text.pipeline import SpacePrefix, TokenizerParts, WayIn, first_line
+from glassloop.text.pipeline import (
+    SpacePrefix,
+    TokenizerParts,
+    WayIn,
+    first_line,
+    raise_unless_from_library,
+)
 from glassloop.text.vocabulary import LITERAL_KINDS, SPECIAL_KINDS, Kind, Spelling
 
 if TYPE_CHECKING:
@@ -62,11 +69,12 @@ class Tokenizer:
         return cls(read_gguf(metadata, name))
 
     @classmethod
-    def from_json_folder(cls, folder: Path) -> Tokenizer:
-        """From a folder with tokenizer.json and, where they exist, the files that go with it."""
+    def from_json_folder(cls, folder: Path, rows: int | None = None) -> Tokenizer:
+        """From a folder with tokenizer.json and, where they exist, the files that go with it. Added tokens
+        that a model with so many rows does not have are left out."""
         from glassloop.text.hf_json import read_json_folder
 
-        return cls(read_json_folder(folder))
+        return cls(read_json_folder(folder, rows))
 
     @classmethod
     def from_tiktoken(cls, path: Path, name: str) -> Tokenizer:
@@ -161,7 +169,8 @@ class Tokenizer:
             return False
         try:
             found = _encoding(self._parts.model.for_text(text).parsing, text)
-        except Exception:  # not text; whoever encodes it will say so
+        except BaseException as error:  # whoever encodes it will say what is wrong
+            raise_unless_from_library(error)
             return False
         for token_id, (start, end) in zip(found.ids, found.offsets, strict=True):
             if token_id in self.special_ids:
@@ -188,7 +197,8 @@ class Tokenizer:
         backend: Backend = getattr(self._parts.model.for_text(text), way_in)
         try:
             ids: list[int] = _encoding(backend, text).ids
-        except Exception as error:
+        except BaseException as error:
+            raise_unless_from_library(error)
             raise TextError(f"{self.name} cannot encode the text: {first_line(error)}") from None
         if self._missing_bytes and self._parts.exact and not self._missing_bytes.isdisjoint(data):
             whole = way_in != "bare"
@@ -268,9 +278,11 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of one token; of a special one, its name."""
+        if type(token_id) is not int:
+            token_id = self._checked(token_id)
         data = self._bytes.get(token_id)
         if data is None:
-            data = self._bytes[token_id] = self._vocabulary.token_bytes(self._checked(token_id))
+            data = self._bytes[token_id] = self._vocabulary.token_bytes(token_id)
         return data
 
     def piece(self, token_id: int) -> str:
@@ -308,4 +320,4 @@ class Tokenizer:
         try:
             return operator.index(token_id)
         except TypeError:
-            raise TextError(f"a token id is expected, not {token_id!r:.60}") from None
+            raise TextError(f"a token id is expected, not {shown(token_id)}") from None

@@ -64,9 +64,9 @@ class Vocabulary:
         if piece is None:
             if 0 <= token_id < len(self.pieces):
                 raise TextError(f"token id {token_id} has no token in {self.name}")
-            raise TextError(
-                f"token id {token_id} is outside {self.name}, which has {len(self.pieces)} tokens"
-            )
+            # The text of a very large number is an error of its own.
+            shown = f"token id {token_id}" if token_id.bit_length() <= 64 else "a token id of over 64 bits"
+            raise TextError(f"{shown} is outside {self.name}, which has {len(self.pieces)} tokens")
         kind = self.kinds[token_id]
         if kind in SPECIAL_KINDS:
             return _utf8(piece)
