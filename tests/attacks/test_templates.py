@@ -17,7 +17,7 @@ from attacks.templates import BOMBS, bomb
 from attacks.tiny import write_tiny
 
 _SIZES = (100, 3000, 20_000) if FACTOR else (3000,)
-_SECONDS = 10.0 if FACTOR else 40.0  # that one rendering may take, compiling included
+_SECONDS = 10.0 if FACTOR else 20.0  # that one rendering may take, compiling included
 
 _PROGRAM = """
 import json, resource, sys, time
