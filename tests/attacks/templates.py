@@ -173,7 +173,7 @@ def program(rng: Random) -> str:
 
 
 # Small programs that were seen to take minutes or gigabytes, in families: N is a size, and what stands in
-# angle marks is repeated N times.
+# angle marks is repeated N times, where K is the number of the repeat.
 _FAMILIES = {
     "format fields": "{{ ('{' ~ ':'*N00 ~ '}').format(1) }}",
     "whole division": "{% set a=('f'*N000)|int(base=16) %}{% set b=('f'*N00)|int(base=16) %}{{ a//b }}",
@@ -182,7 +182,7 @@ _FAMILIES = {
     "json separators": "{{ range(N)|list|tojson(separators=('x'*30000, ':')) }}",
     "format widths": "{{ ('{0:>9999}' * N).format(1) }}",
     "percent widths": "{{ ('%9999d' * N) % (1, 2) }}",
-    "many values": "{% set n=namespace(x=[]) %}«{% set n.x = [n.x, '😀'*3900000] %}»",
+    "many values": "{% set n=namespace() %}«{% set n.aK = '😀'*3900000 %}»",
     "long source": "«{{a}}»",
     "long expression": "{{ a«~a» }}",
     "deep blocks": "«{% if true %}»",
@@ -195,4 +195,5 @@ BOMBS = tuple(_FAMILIES)
 def bomb(name: str, size: int) -> str:
     before, _, rest = _FAMILIES[name].partition("«")
     repeated, _, after = rest.partition("»")
-    return (before + repeated * size + after).replace("N", str(size))
+    middle = "".join(repeated.replace("K", str(number)) for number in range(size))
+    return (before + middle + after).replace("N", str(size))

@@ -220,7 +220,7 @@ def test_a_bad_row_hides_no_other(tiny_file: Path, store: Path) -> None:
         assert server.end() == 0
     with contextlib.closing(sqlite3.connect(store)) as connection:
         connection.execute("UPDATE runs SET data = X'0011' WHERE id = ?", (runs[1],))
-        connection.execute("UPDATE runs SET data = NULL || data, prompt = X'FF' WHERE id = ?", (runs[2],))
+        connection.execute("UPDATE runs SET prompt = X'FF', seed = 'x' WHERE id = ?", (runs[2],))
         connection.commit()
     with serving(*_flags(store), model=tiny_file) as server:
         listed = _ids(server)

@@ -16,13 +16,14 @@ from attacks.limits import FACTOR, LIMITS
 from attacks.templates import BOMBS, bomb
 from attacks.tiny import write_tiny
 
-_SIZES = (100, 3000, 20_000) if FACTOR else (3000,)
-_SECONDS = 10.0 if FACTOR else 40.0  # that one rendering may take, compiling included
+_SIZES = (100, 1000, 3000, 20_000, 90_000) if FACTOR else (1000, 90_000)
+_SECONDS = 10.0 if FACTOR else 20.0  # that one rendering may take, compiling included
 
 _PROGRAM = """
 import json, resource, sys, time
 from glassloop.errors import GlassloopError
 from glassloop.text.chat import ChatTemplate
+resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
 ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "x"}])
 before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
 try:
