@@ -60,12 +60,12 @@ def check_imported(server: Server, data: bytes, what: str) -> None:
     """Refused in one line, or a run that every route can deal with."""
     answer = take(server, data)
     assert server.alive, what
-    if answer.status == 201:
+    if answer.status in (200, 201):  # 200: its content is that of a run that is here
         run = answer.json()["runs"][0]["id"]
         for used in use(server, run):
             assert used.status < 500, f"{what}: {used.status} {used.body[:300]!r}"
     else:
-        assert answer.status in (400, 409, 413), f"{what}: {answer.status} {answer.body[:300]!r}"
+        assert answer.status in (400, 413), f"{what}: {answer.status} {answer.body[:300]!r}"
         assert answer.error, what
     assert server.get("/api/runs?limit=1000").status == 200, what
 
@@ -144,7 +144,6 @@ def test_the_limits_of_the_server_hold_for_imported_runs(tiny: Server, good: byt
         "timeout": 1e9,
         "stop": ["x" * 5] * 20_000,
         "bad_words": ["y" * 100_000],
-        "n": 1000,
     }.items():
         sampling = {**section.header["sampling"], name: value}
         header = {

@@ -11,6 +11,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.engine.replay import check_run
 from glassloop.engine.request import Request, runs_of
 from glassloop.errors import GlassloopError, SamplingError, TextError
+from glassloop.shown import shown
 from glassloop.trace.run import Run
 
 if TYPE_CHECKING:
@@ -93,5 +94,7 @@ def _forced(llm: LLM, token: int | str | None, text: str | None) -> list[int]:
         return [llm.checked_id(token)]
     found = llm.tokenizer.id_of(token)
     if found is None:
-        raise TextError(f"token is {token!r}, which is no single token of {llm.name}; text= takes any text")
+        raise TextError(
+            f"token is {shown(token)}, which is no single token of {llm.name}; text= takes any text"
+        )
     return [found]

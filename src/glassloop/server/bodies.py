@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from email.message import Message
 from typing import Any, TypeVar
 
+import numpy as np
 from fastapi import Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
@@ -132,17 +133,28 @@ def _unpack(data: bytes) -> Any:
 
 def check_size(data: bytes) -> None:
     """Bound the number of lists, objects and keys, each of which takes far more memory than its bytes."""
-    counted = {
-        "lists and objects": (data.count(b"[") + data.count(b"{"), MOST_CONTAINERS),
-        "keys": (data.count(b":"), MOST_KEYS),
-    }
-    for what, (count, most) in counted.items():
+    for what, marks, most in (("lists and objects", b"[{", MOST_CONTAINERS), ("keys", b":", MOST_KEYS)):
+        count = sum(data.count(mark) for mark in marks)
         if count > most:
+            name = _field_at(data, marks, most)
             raise APIError(
                 400,
-                f"the body has {count} {what}, those in texts included; at most {most} are expected",
+                f"{name or 'the body'} is too large: the body has {count} {what}, those in texts included;"
+                f" at most {most} are expected",
+                param=name,
                 code="body_too_large",
             )
+
+
+def _field_at(data: bytes, marks: bytes, most: int) -> str | None:
+    """Returns the field in which the first mark beyond so many stands, None if that is not clear."""
+    numbers = np.frombuffer(data, np.uint8)
+    place = int(np.flatnonzero(np.isin(numbers, list(marks)))[most])
+    try:
+        value = from_json(data[:place], allow_partial=True)
+    except ValueError:
+        return None
+    return str(list(value)[-1])[:100] if isinstance(value, dict) and value else None
 
 
 def check_names(body: dict[str, Any], model: type[BaseModel]) -> None:

@@ -16,7 +16,7 @@ from glassloop.server import answers
 from glassloop.server.bodies import BodyRoute
 from glassloop.server.conversation import Messages, Tools, encode
 from glassloop.server.errors import APIError, as_api_error, refused
-from glassloop.server.fields import texts_in
+from glassloop.server.fields import Whole, texts_in
 from glassloop.server.live import Live
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.service import Service
@@ -47,7 +47,7 @@ class ChatBody(SamplingOptions):  # type: ignore[misc, valid-type]
 
     messages: Messages
     model: str | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None

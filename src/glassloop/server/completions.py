@@ -15,7 +15,7 @@ from glassloop.server import answers
 from glassloop.server.bodies import BodyRoute
 from glassloop.server.chat import ResponseFormat, StreamOptions, add_format
 from glassloop.server.errors import APIError, as_api_error
-from glassloop.server.fields import Prompts
+from glassloop.server.fields import Prompts, Whole
 from glassloop.server.live import Live
 from glassloop.server.options import SamplingOptions, make_sampling, options_of, prompts_of
 from glassloop.server.service import Service
@@ -31,8 +31,8 @@ class CompletionBody(SamplingOptions):  # type: ignore[misc, valid-type]
 
     prompt: Prompts
     model: str | None = None
-    max_tokens: int | None = Field(None, ge=0)
-    best_of: int | None = Field(None, ge=1)
+    max_tokens: Whole | None = None
+    best_of: int | None = Field(None, ge=1, le=1024)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=_MOST_LOGPROBS)
     stream: bool | None = None
@@ -120,7 +120,7 @@ class _Job:
             options.pop("logprobs", None)
         add_format(options, body.response_format)
         sampling = make_sampling(options, service.settings.timeout)
-        service.check_choices(sampling)
+        service.check_choices(sampling, "n" if body.best_of is None else "best_of")
         prompts = prompts_of(body.prompt, "prompt")
         if len(prompts) * best_of > service.settings.most_choices:
             raise APIError(

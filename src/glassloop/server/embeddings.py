@@ -16,7 +16,7 @@ from glassloop.ops.quant import Float32
 from glassloop.server import answers
 from glassloop.server.bodies import BodyRoute
 from glassloop.server.errors import APIError
-from glassloop.server.fields import Prompts
+from glassloop.server.fields import Prompts, Whole
 from glassloop.server.options import Body, prompts_of
 from glassloop.server.service import Service
 from glassloop.server.wire import JSON
@@ -28,7 +28,7 @@ class EmbeddingBody(Body):
     input: Prompts
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
+    dimensions: Whole | None = None
     user: str | None = None
 
 

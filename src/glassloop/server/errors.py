@@ -21,7 +21,7 @@ from glassloop.errors import GlassloopError
 _FIELDS = frozenset(field.name for field in fields(Sampling)) | {
     *("at", "dimensions", "input", "messages", "prompt", "stop", "token", "tools"),
 }
-_TOO_LONG = re.compile(r"\w+ has \d+ (tokens|characters); ")
+_TOO_LONG = re.compile(r"\w+ has \d+ (tokens|characters)\b")
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 # Parameters of OpenAI's that have no meaning here, and why.

@@ -20,6 +20,7 @@ def many(item: Any, most: int, least: int = 0) -> Any:
 
 
 Ids = Annotated[list[int], Field(max_length=MOST_IDS, fail_fast=True)]
+Whole = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 Name = Annotated[str, Field(max_length=1000)]
 
 

@@ -6,6 +6,7 @@ Plain ASGI, so that streams and their ends go straight through. It also counts a
 from __future__ import annotations
 
 import hmac
+import re
 import time
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
@@ -24,6 +25,7 @@ COOKIE = "glassloop-key"
 _OPEN = ("/health",)  # no key is asked for
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CLOSED = ("/v1/", "/api/", "/tokenize", "/detokenize", "/metrics", "/docs", "/openapi.json")
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9.-]+))(?::\d{1,5})?")  # [IPv6] or a name, and a port
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -150,10 +152,8 @@ def _needs_key(path: str) -> bool:
 
 
 def _host(headers: Headers) -> str:
-    host = headers.get("host", "")
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower()
+    found = _HOST.fullmatch(headers.get("host", "").lower())
+    return "" if found is None else found[1] or found[2]
 
 
 def _is_foreign(headers: Headers) -> bool:
@@ -179,8 +179,8 @@ def _without_port(place: str) -> str:
 
 
 def _page(scope: Scope) -> HTMLResponse | None:
-    """Returns a page for a person who followed a link, None for anything else."""
+    """Returns a page for a person who followed a link to the studio, None for anything else."""
     headers = Headers(scope=scope)
-    if scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate":
+    if scope["method"] == "GET" and scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate":
         return HTMLResponse(_FROM_ELSEWHERE, 403)
     return None

@@ -16,7 +16,7 @@ from glassloop.server import answers
 from glassloop.server.bodies import BodyRoute
 from glassloop.server.conversation import Message, TextPart, encode
 from glassloop.server.errors import APIError, as_api_error
-from glassloop.server.fields import MOST_MESSAGES, MOST_PARTS, many, text_or, texts_in
+from glassloop.server.fields import MOST_MESSAGES, MOST_PARTS, Whole, many, text_or, texts_in
 from glassloop.server.live import Live
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.service import Service
@@ -58,7 +58,7 @@ class ResponsesBody(SamplingOptions):  # type: ignore[misc, valid-type]
     input: text_or(many(InputMessage, MOST_MESSAGES))  # type: ignore[valid-type]
     model: str | None = None
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_output_tokens: Whole | None = Field(None, ge=1)
     text: TextOptions | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -144,9 +144,12 @@ class _Job:
             messages.insert(0, Message(role="system", content=body.instructions))
         if not messages:
             raise APIError(400, "input is empty; at least one message is expected", param="input")
+        service.check_texts([body.instructions or ""], "instructions", service.longest_text)
         service.check_texts(texts_in(messages), "input", service.longest_text)
         ids = encode(service.llm.tokenizer, messages)
-        service.check_length(len(ids), "input")
+        service.check_length(
+            len(ids), "input", "" if body.instructions is None else ", instructions included"
+        )
         options = options_of(body)
         options["max_tokens"] = body.max_output_tokens or max(1, service.llm.config.context - len(ids))
         if body.top_logprobs is not None:

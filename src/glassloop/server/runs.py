@@ -16,7 +16,7 @@ from glassloop.server import answers, shapes, stored
 from glassloop.server.bodies import BodyRoute
 from glassloop.server.conversation import Messages, encode
 from glassloop.server.errors import APIError
-from glassloop.server.fields import Ids, many, texts_in
+from glassloop.server.fields import Ids, Name, Whole, many, texts_in
 from glassloop.server.live import Live, Tree
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.service import Service
@@ -43,14 +43,14 @@ class StartBody(Body):
 
 
 class ForkBody(Body):
-    at: int = Field(ge=0)
-    token: int | str | None = None
+    at: Whole
+    token: Whole | Name | None = None
     sampling: SamplingOptions | None = None  # type: ignore[valid-type]
     pause_after: Tokens = None
 
 
 class EditBody(Body):
-    at: int = Field(ge=0)
+    at: Whole
     text: str = Field(min_length=1)
     sampling: SamplingOptions | None = None  # type: ignore[valid-type]
     pause_after: Tokens = None

@@ -115,9 +115,9 @@ class Service:
             self._longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
         return min(self._longest * self.most_prompt, MOST_TEXT)
 
-    def check_length(self, tokens: int, name: str = "prompt") -> None:
+    def check_length(self, tokens: int, name: str = "prompt", note: str = "") -> None:
         if tokens > self.most_prompt:
-            raise TextError(f"{name} has {tokens} tokens; at most {self.most_prompt} are expected")
+            raise TextError(f"{name} has {tokens} tokens{note}; at most {self.most_prompt} are expected")
 
     def compile(self, sampling: Sampling) -> Compiled:
         """Returns all that is built from the options of a request, or raises what is wrong with them. Not for
@@ -125,10 +125,10 @@ class Service:
         self.check_choices(sampling)
         return self.llm.compile(sampling)
 
-    def check_choices(self, sampling: Sampling) -> None:
-        """Refuse a request for more samples or beams than the server allows."""
+    def check_choices(self, sampling: Sampling, name: str = "n") -> None:
+        """Refuse a request for more samples (by that name) or beams than the server allows."""
         if max(sampling.n, sampling.beam_width) > self.settings.most_choices:
-            name = "n" if sampling.n > sampling.beam_width else "beam_width"
+            name = name if sampling.n > sampling.beam_width else "beam_width"
             raise APIError(
                 400,
                 f"{name} is {max(sampling.n, sampling.beam_width)}; at most"
