@@ -41,7 +41,8 @@ def fork_request(
     if options.beam_width > 1:
         raise SamplingError("beam_width is above 1; a fork goes on from one branch")
     forced = _forced(llm, token, text)
-    llm.check_length(len(run.prompt_ids) + at + len(forced))
+    name = "at" if text is None else "text"
+    llm.check_length(len(run.prompt_ids) + at + len(forced), name, ", those before it included")
     # Change one thing at a time: whoever changes something keeps the luck; else the luck is what changes.
     position = len(run.prompt_ids) + at
     salt, ordinal = run.salt, run.forks.get(position, 0)

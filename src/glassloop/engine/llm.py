@@ -375,17 +375,19 @@ class LLM:
         whole = isinstance(token, (int, np.integer)) and not isinstance(token, bool)
         return whole and 0 <= token < self.config.vocab_size  # type: ignore[operator]
 
-    def check_length(self, length: int) -> None:
+    def check_length(self, length: int, name: str = "prompt", note: str = "") -> None:
+        """Raises unless so many tokens, and one more, fit into the context and into the memory for keys and
+        values; `name` is the field that brings them, `note` what else counts."""
         if not length:
-            raise TextError("prompt is empty; at least one token is expected")
+            raise TextError(f"{name} is empty; at least one token is expected")
         if length >= self.config.context:
             raise TextError(
-                f"prompt has {length} tokens; {self.name} has room for {self.config.context},"
+                f"{name} has {length} tokens{note}; {self.name} has room for {self.config.context},"
                 " the answer included"
             )
         if not self.engine.loop.tree.room_for(length + 1):
             raise TextError(
-                f"prompt has {length} tokens, for whose keys and values kv_memory has no room"
+                f"{name} has {length} tokens{note}, for whose keys and values kv_memory has no room"
                 f" ({self.kv_memory} bytes)"
             )
 
