@@ -14,7 +14,7 @@ def shown(value: object) -> str:
     return " ".join(_SHORT.repr(value).split())[:100]
 
 
-def printable(name: str) -> str:
-    """Returns a name as it is, or escaped where it would not print, cut to 80 characters."""
-    short = name if len(name) <= 80 else name[:77] + "..."
+def printable(text: str, most: int = 80) -> str:
+    """Returns a text as it is, or escaped where it would not print, cut to so many characters."""
+    short = text if len(text) <= most else text[: most - 3] + "..."
     return short if short.isprintable() else ascii(short)

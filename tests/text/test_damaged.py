@@ -11,9 +11,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text.small import byte_level, byte_level_metadata, sentencepiece_metadata, write_folder
+from text.small import (
+    LLAMA3,
+    QWEN35,
+    byte_level,
+    byte_level_metadata,
+    sentencepiece_metadata,
+    write_folder,
+)
+from tokenizers import Regex, pre_tokenizers
 
 from glassloop.errors import TextError
+from glassloop.text.patterns import complaint
+from glassloop.text.pipeline import Pipeline, Ready
+from glassloop.text.pretokenizers import CL100K, GGUF_RULES, O200K
 from glassloop.text.tokenizer import Tokenizer
 
 KEY = "tokenizer.ggml."
@@ -246,3 +257,98 @@ def test_json_vocabularies_of_other_kinds_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
     with pytest.raises(TextError, match=r"its components \(Whitespace, WordPiece\) are of neither"):
         Tokenizer.from_json_folder(tmp_path)
+
+
+# --- ids, expressions and names ---
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_ids_outside_the_vocabulary(place: int) -> None:
+    token = (-1, -5, 10**6, 2**31, 2**63, -(2**63), 10**5000, np.int64(-1))[place]
+    tokenizer = Tokenizer.from_gguf(byte_level_metadata("gpt-2"), "/some/where/m.gguf")
+    for call in (tokenizer.token_bytes, tokenizer.piece, lambda i: tokenizer.decode([i])):
+        with pytest.raises(
+            TextError, match=r"^(token id -?\d+|a token id of over 64 bits) is outside m, which has"
+        ):
+            call(token)
+
+
+@pytest.mark.parametrize("token", [None, "1", 1.0, [1], b"1", [[[[[[]]]]]]])
+def test_what_is_no_id(token: Any) -> None:
+    tokenizer = Tokenizer.from_gguf(byte_level_metadata("gpt-2"))
+    tokenizer.token_bytes(1)
+    for call in (tokenizer.token_bytes, tokenizer.piece, lambda i: tokenizer.decode([i])):
+        with pytest.raises(TextError, match=r"^a token id is expected, not "):
+            call(token)
+
+
+def test_errors_of_requests_name_no_folder(tmp_path: Path) -> None:
+    source = (
+        "{% if messages[0].content == 'x' %}{{ raise_exception('no x') }}{% else %}{{ a.b.c }}{% endif %}"
+    )
+    metadata = byte_level_metadata("gpt-2") | {"tokenizer.chat_template": source}
+    folder = write_folder(tmp_path / "mine", byte_level("gpt-2"), chat_template=source)
+    (tmp_path / "other").mkdir()
+    other = write_folder(tmp_path / "other", byte_level("gpt-2"))
+    (other / "chat_template.jinja").write_text(source)
+    for tokenizer in (
+        Tokenizer.from_gguf(metadata, str(tmp_path / "m.gguf")),
+        Tokenizer.from_json_folder(folder),
+        Tokenizer.from_json_folder(other),
+    ):
+        assert "/" not in tokenizer.name
+        for call in (
+            lambda t=tokenizer: t.encode_chat([{"role": "user", "content": "x"}]),
+            lambda t=tokenizer: t.encode_chat([{"role": "user", "content": "y"}]),
+            lambda t=tokenizer: t.encode("\ud800"),
+            lambda t=tokenizer: t.decode([10**9]),
+        ):
+            with pytest.raises(TextError) as caught:
+                call()
+            assert "/" not in str(caught.value) and str(tmp_path) not in str(caught.value)
+
+
+SAFE = [pattern for rule in (*GGUF_RULES.values(), CL100K, O200K) for pattern in rule.patterns] + [
+    LLAMA3,
+    QWEN35,
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*\b)",
+    r" ?[^(\s|[.,!?…。，、।۔،])]+",
+    r"[\p{Lu}\p{M}&&[^\p{Han}]]*[\p{Ll}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\s+$",
+    r"[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))*((?=[\p{L}])([^A-Z]))+(?i:'s|'t)?",
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*",
+]
+HOSTILE = [
+    *("(a+)+$", "(a|aa)+$", r"(a*)*b\1c", "(a{0,9}){6}x|.", "(a{1,3}){2,}", "(?:a?){40}", "((a)+)+"),
+    *("a?" * 30 + "a" * 30, "(?>(a+)+)b", "a*" * 9 + "b", "(?:(?:a|b)*c)*", "a+*+*", r"(?<n>a+)\k<n>"),
+]
+
+
+def test_expressions_of_real_tokenizers_are_run() -> None:
+    assert [pattern for pattern in SAFE if complaint(pattern)] == []
+
+
+@pytest.mark.parametrize("pattern", HOSTILE)
+@pytest.mark.parametrize("place", ["pre_tokenizer", "normalizer"])
+def test_expressions_that_can_take_forever_are_refused(pattern: str, place: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, byte_level("gpt-2"))
+    state = json.loads((folder / "tokenizer.json").read_text())
+    part: dict[str, Any] = {"pattern": {"Regex": pattern}}
+    if place == "normalizer":
+        state["normalizer"] = part | {"type": "Replace", "content": "x"}
+    else:
+        split = part | {"type": "Split", "behavior": "Isolated", "invert": False}
+        state["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, state["pre_tokenizer"]]}
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(TextError, match=r"tokenizer\.json: the expression .* can take forever"):
+        Tokenizer.from_json_folder(folder)
+
+
+def test_a_panic_of_the_library_is_an_error() -> None:
+    """The engine of regular expressions gives up after ten million steps, by an exception that is none."""
+    backend = type(byte_level("gpt-2")).from_str(byte_level("gpt-2").to_str())
+    split = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(use_regex=False)])
+    parts = Tokenizer.from_gguf(byte_level_metadata("gpt-2"), "m.gguf")._parts
+    tokenizer = Tokenizer(parts._replace(model=Ready(Pipeline(backend, backend, backend), " ")))
+    with pytest.raises(TextError, match=r"^m cannot encode the text: .*retry-limit"):
+        tokenizer.encode("a" * 100 + "b")

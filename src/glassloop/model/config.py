@@ -22,7 +22,7 @@ _MOST = {
     "heads": 1 << 14,
     "kv_heads": 1 << 14,
     "head_dim": 1 << 14,
-    "context": 1 << 30,
+    "context": 1 << 24,
 }
 MOST_LAYERS = 4096
 _MOST_SINUSOIDS = 1 << 24  # numbers in a table that no file holds: 64 MiB

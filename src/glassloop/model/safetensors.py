@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from glassloop.errors import ModelError
+from glassloop.files import read_at_most
 from glassloop.ops.quant import BF16, F16, F32
 from glassloop.ops.tensor import Tensor
 from glassloop.shown import printable, shown
@@ -129,14 +130,7 @@ def _whole_numbers(value: Any) -> bool:
 
 def read_json(path: Path, most: int = _MAX_CONFIG) -> dict[str, Any]:
     """Reads a JSON object from a file of at most so many bytes."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(most + 1)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(raw) > most:
-        raise ModelError(f"{path}: is longer than {most} bytes")
-    return parse_json(raw, str(path))
+    return parse_json(read_at_most(path, most, ModelError), str(path))
 
 
 def parse_json(raw: bytes, where: str, once: bool = False) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from glassloop.errors import TextError
+from glassloop.files import read_at_most
 from glassloop.shown import shown
 from glassloop.text.template_limits import Limits
 
@@ -40,15 +41,9 @@ class ChatTemplate(NamedTuple):
 
     @classmethod
     def from_file(cls, path: Path, *, bos: str = "", eos: str = "") -> ChatTemplate:
-        most = 4 * Limits().source  # bytes of so many characters
+        data = read_at_most(path, 4 * Limits().source, TextError)  # a character has up to four bytes
         try:
-            with path.open("rb") as file:
-                data = file.read(most + 1)
-            if len(data) > most:
-                raise TextError(f"{path}: is longer than {most} bytes")
             return cls(data.decode(), bos, eos, path.name)
-        except OSError as error:
-            raise TextError(f"{path}: cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise TextError(f"{path}: is not UTF-8 text") from None
 

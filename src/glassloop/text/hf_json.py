@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassloop.errors import TextError
+from glassloop.files import read_at_most
 from glassloop.shown import shown
 from glassloop.text.alphabet import SPACE_MARK, named_byte
 from glassloop.text.chat import ChatTemplate
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 _LARGEST_ID = 1 << 22  # ids are places in a list; a file that names a larger one is not a vocabulary
-_MOST_BYTES = {"tokenizer.json": 256_000_000}  # of a file
-_MOST_BYTES_OF_OTHERS = 10_000_000
+_MOST_BYTES, _MOST_OF_OTHERS = 256_000_000, 10_000_000  # of tokenizer.json, and of what goes with it
 
 
 def read_json_folder(folder: Path, rows: int | None = None) -> TokenizerParts:
@@ -56,7 +56,10 @@ def read_json_folder(folder: Path, rows: int | None = None) -> TokenizerParts:
         text = value.get("content") if isinstance(value, dict) else value
         if text is None:
             return None
-        token_id = parsing.token_to_id(text) if isinstance(text, str) else None
+        try:
+            token_id = parsing.token_to_id(text) if isinstance(text, str) else None
+        except UnicodeEncodeError:
+            token_id = None
         if token_id is None:
             raise TextError(f"{folder}: {key} is {shown(text)}, which is no token of tokenizer.json")
         return int(token_id)
@@ -93,7 +96,7 @@ def read_json_folder(folder: Path, rows: int | None = None) -> TokenizerParts:
 def _backend(path: Path) -> Backend:
     from tokenizers import Tokenizer as Backend
 
-    data = _read(path)
+    data = read_at_most(path, _MOST_BYTES, TextError)
     try:
         backend = Backend.from_str(data.decode())
     except BaseException as error:  # the library raises plain Exception, and UnicodeDecodeError is one too
@@ -271,21 +274,9 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        value = json.loads(_read(path))
+        value = json.loads(read_at_most(path, _MOST_OF_OTHERS, TextError))
     except (ValueError, RecursionError) as error:
         raise TextError(f"{path}: is not JSON: {first_line(error)}") from None
     if not isinstance(value, dict):
         raise TextError(f"{path}: is not a JSON object")
     return value
-
-
-def _read(path: Path) -> bytes:
-    most = _MOST_BYTES.get(path.name, _MOST_BYTES_OF_OTHERS)
-    try:
-        with path.open("rb") as file:
-            data = file.read(most + 1)
-    except OSError as error:
-        raise TextError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > most:
-        raise TextError(f"{path}: is longer than {most} bytes")
-    return data

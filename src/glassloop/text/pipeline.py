@@ -11,6 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from glassloop.shown import printable
 from glassloop.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def raise_unless_from_library(error: BaseException) -> None:
 def first_line(error: BaseException) -> str:
     """The message of somebody else's exception, cut down to one line of our own errors."""
     lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
+    return printable(lines[0], 300) if lines else type(error).__name__
 
 
 def component_state(component: object) -> Any:

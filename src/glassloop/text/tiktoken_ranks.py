@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glassloop.errors import TextError
+from glassloop.files import read_at_most
 from glassloop.text.alphabet import BYTE_CHARACTERS, to_alphabet
 from glassloop.text.bpe import BPE, Pair
 from glassloop.text.merges import LONGEST_PIECE, many_small_objects, merges_from_order
@@ -21,6 +22,7 @@ from glassloop.text.pretokenizers import CL100K, GPT2, O200K, WordRule
 from glassloop.text.vocabulary import Kind, Spelling, Vocabulary
 
 _MOST_RANKS = 4_000_000
+_MOST_BYTES = 256_000_000
 _END = "<|endoftext|>"
 
 
@@ -89,10 +91,7 @@ def read_tiktoken(path: Path, name: str) -> TokenizerParts:
 
 def _read_ranks(path: Path) -> dict[int, str]:
     """Rank → piece, spelled in the byte-level alphabet."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise TextError(f"{path}: cannot be read: {error.strerror}") from None
+    lines = read_at_most(path, _MOST_BYTES, TextError).splitlines()
     ranks: dict[int, str] = {}
     seen: set[bytes] = set()
     for number, line in enumerate(lines, 1):
