@@ -199,6 +199,8 @@ def _searched(llm: LLM, run: Run, deadline: Deadline | None) -> list[Chosen]:
 
 def _generated(llm: LLM, request: Request, deadline: Deadline | None) -> list[Run]:
     """The runs of a request, within the deadline."""
+    if deadline is not None:
+        deadline.check()
     ended = Event()
     request.listener = lambda run, token: ended.set() if token is None and request.ended else None
     llm.submit(request)
