@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 from attacks.harness import Server, Watch, left_behind, serving, standing
-from attacks.limits import FACTOR, LIMITS
+from attacks.limits import FACTOR
 
 _CLIENTS = 8
-_WORDS = 3500 if FACTOR else 1500
+_WORDS = 3500 if FACTOR else 900
+_ONE_TOKEN = 4.0 if FACTOR else 10.0  # seconds that a completion of one token may take meanwhile
 _SPECIAL = "<|im_start|>"
 
 
@@ -25,7 +26,7 @@ def _work(kind: str, number: int) -> tuple[str, dict[str, Any]]:
     """One long request of this kind. No two begin alike, so that no cache shortens them."""
     text = f"{number} " + "word " * _WORDS
     if kind == "embeddings":
-        return "/v1/embeddings", {"input": [f"{place} {text}" for place in range(20 if FACTOR else 6)]}
+        return "/v1/embeddings", {"input": [f"{place} {text}" for place in range(20 if FACTOR else 8)]}
     if kind == "prompt scores":
         return "/v1/completions", {"prompt": text, "echo": True, "logprobs": 5, "max_tokens": 0}
     if kind == "special tokens":
@@ -39,7 +40,7 @@ def _work(kind: str, number: int) -> tuple[str, dict[str, Any]]:
     if kind == "long prompts":
         return "/v1/completions", {"prompt": text, "max_tokens": 1}
     assert kind == "samples"
-    return "/v1/completions", {"prompt": "Once", "n": 16, "max_tokens": 40, "ignore_eos": True}
+    return "/v1/completions", {"prompt": "Once", "n": 6, "max_tokens": 40, "ignore_eos": True}
 
 
 KINDS = ("embeddings", "prompt scores", "special tokens", "tokenize", "grammars", "long prompts", "samples")
@@ -66,14 +67,14 @@ def test_long_work_of_others_holds_up_nobody(real: Server, kind: str) -> None:
     waits = []
     with Watch(real, canary=True) as watch:
         with _clients(real, kind):
-            for _ in range(3):
+            for _ in range(3 if FACTOR else 2):
                 began = time.monotonic()
                 answer = real.post("/v1/completions", {"prompt": "Hi", "max_tokens": 1}, timeout=120)
                 waits.append(time.monotonic() - began)
                 assert answer.status in (200, 429), answer.body[:200]
         time.sleep(0.1)
     watch.report.check(canary=True)
-    assert max(waits) < 2.5 * LIMITS.gap, f"a completion of one token took {max(waits):.1f} s"
+    assert max(waits) < _ONE_TOKEN, f"a completion of one token took {max(waits):.1f} s"
     # All clients have left: their work ends, and soon.
     began = time.monotonic()
     left_behind(real, before)
@@ -115,7 +116,7 @@ def test_looking_ends_when_its_client_leaves(long_run: tuple[Server, str]) -> No
             server.get(f"/api/runs/{run}/lens/attention?token=0", timeout=0.2)
     began = time.monotonic()
     assert server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 1}, timeout=120).status == 200
-    assert time.monotonic() - began < 2.5 * LIMITS.gap
+    assert time.monotonic() - began < _ONE_TOKEN
     assert not any(server.settle().values())
 
 
@@ -138,14 +139,17 @@ def test_long_preparations_have_a_bounded_queue(tiny: Server) -> None:
 
     def one(number: int) -> None:
         path, body = _work("special tokens", number)
-        statuses.append(tiny.post(path, body, timeout=120).status)
+        try:
+            statuses.append(tiny.post(path, body, timeout=60).status)
+        except OSError:
+            statuses.append(0)
 
     with Watch(tiny) as watch:
         threads = [threading.Thread(target=one, args=(number,)) for number in range(40)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(120)
+            thread.join(90)
     assert len(statuses) == 40 and set(statuses) <= {200, 400, 413, 429}, statuses
     watch.report.check()
     left_behind(tiny, before)
