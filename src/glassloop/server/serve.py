@@ -66,7 +66,10 @@ def serve(llm: LLM, settings: Settings) -> None:
 
 def _connection_limits(settings: Settings) -> ConnectionLimits:
     """The limits of a connection, with as many connections as the system has file descriptors to spare."""
-    limits = ConnectionLimits(request_bytes=2 * settings.most_body + (1 << 20))
+    limits = ConnectionLimits(
+        request_bytes=2 * settings.most_body + (1 << 20),
+        stalled_seconds=min(ConnectionLimits.stalled_seconds, settings.timeout),
+    )
     try:
         import resource
     except ImportError:
