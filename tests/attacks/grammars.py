@@ -105,7 +105,7 @@ SCHEMAS: dict[str, Callable[[int], Any]] = {
     "counts": lambda n: {"type": "array", "minItems": 10 ** min(n, 400), "items": {"minItems": 10**9}},
     "lengths": lambda n: {"type": "string", "minLength": n * n, "maxLength": 10**12},
     "pattern": lambda n: {"type": "string", "pattern": f"^(a|b|ab){{1,{n}}}{{1,{n}}}$"},
-    "nested": lambda n: _nested(min(n, 900)),
+    "nested": lambda n: _nested(min(n, 400)),
     "remote": lambda n: {"$ref": "http://127.0.0.1:1/schema"},
     "file": lambda n: {"$ref": "file:///etc/passwd"},
 }

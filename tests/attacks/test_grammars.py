@@ -75,7 +75,7 @@ def test_explain_takes_grammars_too(tiny: Server) -> None:
         GRAMMARS["mixed chain"](2000),
     ):
         answer = tiny.get(f"/api/runs/{run}/explain/0?grammar={quote(made[:60_000])}")
-        assert tiny.alive and 400 <= answer.status < 500
+        assert tiny.alive and answer.status < 500
     fork = {"at": 0, "sampling": {"grammar": GRAMMARS["rule chain"](6000)}}
     assert tiny.post(f"/api/runs/{run}/fork", fork).status == 400 and tiny.alive
 

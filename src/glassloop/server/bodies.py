@@ -8,6 +8,7 @@ at the first error. `BodyRoute` gives endpoints the validated body, which FastAP
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Coroutine
 from difflib import get_close_matches
 from email.message import Message
@@ -25,6 +26,7 @@ from glassloop.server.errors import UNSUPPORTED, APIError, describe, refused
 from glassloop.server.fields import texts_in
 from glassloop.server.wire import ClientGone
 from glassloop.server.workers import Pools
+from glassloop.shown import printable
 
 LONG_BODY = 32 << 10  # bytes from which a body is parsed and prepared among the long ones
 # Lists and objects, and keys, in one body. They are counted in its bytes, so those inside texts count too.
@@ -105,7 +107,9 @@ def parse(data: bytes, model: type[M]) -> M:
     except (ValueError, RecursionError) as error:
         message = str(error)
         if "recursion" in message:
-            raise APIError(400, "the body is nested too deeply; fewer levels are expected") from None
+            name = _field_before(data, _place(message, data))
+            told = f"{name or 'the body'} is nested too deeply; fewer levels are expected"
+            raise APIError(400, told, param=name) from None
         raise APIError(400, f"the body is not JSON: {message[:200]}", code="invalid_json") from None
     if isinstance(value, dict):
         check_names(value, model)
@@ -127,7 +131,9 @@ def _unpack(data: bytes) -> Any:
     value = json.loads(data)
     for name, part in value.items() if isinstance(value, dict) else (("the body", value),):
         if any("\ud800" <= character <= "\udfff" for text in texts_in(part) for character in text):
-            raise APIError(400, f"{name[:100]} has a lone surrogate, which is no text", param=name[:100])
+            raise APIError(
+                400, f"{printable(name)} has a lone surrogate, which is no text", param=printable(name)
+            )
     raise ValueError("a key has a lone surrogate")
 
 
@@ -136,7 +142,8 @@ def check_size(data: bytes) -> None:
     for what, marks, most in (("lists and objects", b"[{", MOST_CONTAINERS), ("keys", b":", MOST_KEYS)):
         count = sum(data.count(mark) for mark in marks)
         if count > most:
-            name = _field_at(data, marks, most)
+            places = np.flatnonzero(np.isin(np.frombuffer(data, np.uint8), list(marks)))
+            name = _field_before(data, int(places[most]))
             raise APIError(
                 400,
                 f"{name or 'the body'} is too large: the body has {count} {what}, those in texts included;"
@@ -146,15 +153,23 @@ def check_size(data: bytes) -> None:
             )
 
 
-def _field_at(data: bytes, marks: bytes, most: int) -> str | None:
-    """Returns the field in which the first mark beyond so many stands, None if that is not clear."""
-    numbers = np.frombuffer(data, np.uint8)
-    place = int(np.flatnonzero(np.isin(numbers, list(marks)))[most])
+def _field_before(data: bytes, place: int) -> str | None:
+    """Returns the field of the body that is not complete at a place, None if that is not clear."""
     try:
         value = from_json(data[:place], allow_partial=True)
     except ValueError:
         return None
-    return str(list(value)[-1])[:100] if isinstance(value, dict) and value else None
+    return printable(str(list(value)[-1])) if isinstance(value, dict) and value else None
+
+
+def _place(message: str, data: bytes) -> int:
+    """Returns the place in the data that the parser names in its message."""
+    found = re.search(r"line (\d+) column (\d+)", message)
+    if found is None:
+        return 0
+    line, column = int(found[1]), int(found[2])
+    before = data.split(b"\n", line - 1)[: line - 1]
+    return sum(len(each) + 1 for each in before) + column - 1
 
 
 def check_names(body: dict[str, Any], model: type[BaseModel]) -> None:
@@ -165,7 +180,7 @@ def check_names(body: dict[str, Any], model: type[BaseModel]) -> None:
             continue
         if name in UNSUPPORTED:
             raise refused(name, UNSUPPORTED[name])
-        shown = name[:100]
+        shown = printable(name)
         close = get_close_matches(shown, known, n=1)
         hint = f"did you mean {close[0]}?" if close else "see /docs for what there is"
         raise APIError(400, f"{shown} is not a parameter; {hint}", param=shown, code="unknown_parameter")

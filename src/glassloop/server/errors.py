@@ -17,6 +17,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import TimedOut
 from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError
+from glassloop.shown import printable
 
 _FIELDS = frozenset(field.name for field in fields(Sampling)) | {
     *("at", "dimensions", "input", "messages", "prompt", "stop", "token", "tools"),
@@ -101,8 +102,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
         message = {
-            404: f"there is no {request.method} {request.url.path[:200]}",
-            405: f"{request.url.path[:200]} does not take {request.method}",
+            404: f"there is no {request.method} {printable(request.url.path)}",
+            405: f"{printable(request.url.path)} does not take {request.method}",
         }.get(error.status_code, str(error.detail))
         headers = dict(error.headers) if error.headers else None
         return APIError(error.status_code, message, headers=headers).response
@@ -123,8 +124,10 @@ def describe(error: Mapping[str, Any], known: Sequence[str] = ()) -> APIError:
     shown = [part[:100] for part in place if re.fullmatch(r"[a-z0-9_\-]+", part) and part not in _TYPES]
     param = ".".join(shown) or None
     if kind == "extra_forbidden" and place:
-        close = get_close_matches(place[-1][:100], known, n=1)
+        name = printable(place[-1])
+        close = get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]}?" if close else "see /docs for what there is"
+        param = ".".join([*shown, name]) if shown[-1:] != [place[-1]] else param
         return APIError(400, f"{param} is not a parameter; {hint}", param=param, code="unknown_parameter")
     if kind == "missing":
         message, code = f"{param or 'the body'} is missing", "missing_required_parameter"
