@@ -77,7 +77,7 @@ def test_explain_takes_grammars_too(tiny: Server) -> None:
         answer = tiny.get(f"/api/runs/{run}/explain/0?grammar={quote(made[:60_000])}")
         assert tiny.alive and answer.status < 500
     fork = {"at": 0, "sampling": {"grammar": GRAMMARS["rule chain"](6000)}}
-    assert tiny.post(f"/api/runs/{run}/fork", fork).status == 400 and tiny.alive
+    assert tiny.post(f"/api/runs/{run}/fork", fork).status < 500 and tiny.alive
 
 
 def test_random_forms(tiny: Server) -> None:

@@ -162,6 +162,12 @@ def _prepare(service: Service, body: ChatBody) -> EngineRequest:
     tools = None if body.tool_choice == "none" else body.tools
     if body.tool_choice is not None and body.tools is None:
         raise refused("tool_choice", "there are no tools")
+    if body.continue_final_message and body.messages[-1].role != "assistant":
+        raise APIError(
+            400,
+            "continue_final_message is true; a last message by the assistant is expected",
+            param="continue_final_message",
+        )
     service.check_texts(texts_in([body.messages, tools]), "messages", service.longest_text)
     ids = encode(
         service.llm.tokenizer, body.messages, tools, continue_final=bool(body.continue_final_message)
