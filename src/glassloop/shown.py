@@ -1,20 +1,32 @@
-"""Values of hostile files as they may stand in an error: one line, printable and short."""
+"""Values and names of hostile input as they may stand in an error: one line, printable and short."""
 
 from __future__ import annotations
 
-import reprlib
+from collections.abc import Sized
 
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
-_SHORT.maxlevel = 2
+_MOST = 80  # characters
+_FEW = 16  # entries of a value that is written out
 
 
 def shown(value: object) -> str:
-    """Returns a value as Python writes it, cut to 100 characters."""
-    return " ".join(_SHORT.repr(value).split())[:100]
+    """Returns a short text for any value. Never raises, and costs nothing for large values."""
+    if isinstance(value, (str, bytes)):
+        return _cut(repr(value[:_MOST]) + ("…" if len(value) > _MOST else ""))
+    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to print very long ones
+        return f"a whole number of {value.bit_length()} bits"
+    if isinstance(value, Sized) and len(value) > _FEW:
+        return f"{type(value).__name__} of {len(value)} entries"
+    try:
+        return _cut(" ".join(repr(value).split()))
+    except Exception:  # a huge number inside, too many levels, or an object with a faulty repr
+        return type(value).__name__
 
 
-def printable(text: str, most: int = 80) -> str:
+def printable(text: str, most: int = _MOST) -> str:
     """Returns a text as it is, or escaped where it would not print, cut to so many characters."""
     short = text if len(text) <= most else text[: most - 3] + "..."
     return short if short.isprintable() else ascii(short)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST else text[: _MOST - 1] + "…"

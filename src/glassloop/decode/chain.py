@@ -12,13 +12,14 @@ import numpy as np
 
 from glassloop.decode import stages as _built_in  # noqa: F401  (registers them)
 from glassloop.decode.candidates import Candidates, NoneLeft
-from glassloop.decode.option import hint, shown
+from glassloop.decode.option import hint
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import REGISTER, Ruling, Stage, Step
 from glassloop.errors import ModelError, SamplingError
 from glassloop.ops.quant import Float32
 from glassloop.ops.rules import Action, Asked, Rule
 from glassloop.ops.vocabulary import RowOps, Summary
+from glassloop.shown import shown
 
 # First what concerns single tokens, over the whole vocabulary; then the shape of what is left.
 DEFAULT_ORDER = (

@@ -7,13 +7,14 @@ what was wrong, and a line of help for the command line.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
 from glassloop.errors import SamplingError
+from glassloop.shown import shown
 
 Check = Callable[[str, Any], Any]  # (name, value) → the value in its normal form
 
@@ -184,26 +185,12 @@ def wrong(name: str, value: object, expected: str) -> SamplingError:
     return SamplingError(f"{name} is {shown(value)}; {expected} is expected")
 
 
-def shown(value: object) -> str:
-    """Returns a short text for any value. Never raises, and costs nothing for large values."""
-    if isinstance(value, (str, bytes)):
-        return _cut(repr(value[:_SHOWN]) + ("…" if len(value) > _SHOWN else ""))
-    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to print very long ones
-        return f"a whole number of {value.bit_length()} bits"
-    if isinstance(value, Sized) and len(value) > _FEW:
-        return f"{type(value).__name__} of {len(value)} entries"
-    try:
-        return _cut(repr(value))
-    except Exception:  # a huge number inside, too many levels, or an object with a faulty repr
-        return type(value).__name__
-
-
 def hint(name: str, known: Iterable[str], what: str) -> str:
     """Returns the known name that is nearest to an unknown one, as a question, or else all known names."""
     from difflib import get_close_matches
 
     known = list(known)
-    close = get_close_matches(name, known, n=1) if len(name) <= _SHOWN else []
+    close = get_close_matches(name, known, n=1) if len(name) <= _LONGEST_NAME else []
     return f"did you mean {close[0]}?" if close else f"the {what} are {', '.join(known)}"
 
 
@@ -220,8 +207,7 @@ def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-_SHOWN = 80  # characters of a value in an error message
-_FEW = 16  # entries of a value that is written out in an error message
+_LONGEST_NAME = 80  # characters for which a similar name is looked up
 _DIGITS = 10  # of the largest token id
 _NO_BIAS: Mapping[int, float] = {}
 
@@ -235,7 +221,3 @@ def _option(default: Any, check: Check, help: str, kind: str, hash: bool | None 
 
 def _power(value: int) -> str:
     return f"2^{value.bit_length()} - 1" if value > 1 << 40 else str(value)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "…"

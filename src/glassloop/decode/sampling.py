@@ -20,11 +20,11 @@ from glassloop.decode.option import (
     hint,
     items,
     number,
-    shown,
     text,
     whole,
 )
 from glassloop.errors import SamplingError
+from glassloop.shown import shown
 
 _SEED = (1 << 64) - 1
 

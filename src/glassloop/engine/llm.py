@@ -26,6 +26,7 @@ from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
 from glassloop.ops.quant import Float32
+from glassloop.shown import shown
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
@@ -368,7 +369,7 @@ class LLM:
         """The same token id as a plain int; raises if it is not a token of the model."""
         if not self._has_id(token):
             size = self.config.vocab_size
-            raise GlassloopError(f"{name} is {_shown(token)}; a token id below {size} is expected")
+            raise GlassloopError(f"{name} is {shown(token)}; a token id below {size} is expected")
         return int(token)
 
     def _has_id(self, token: object) -> bool:
@@ -407,12 +408,6 @@ def _is_one(prompt: object) -> bool:
             f"prompt is {type(prompt).__name__}; a text, a list of token ids or a list of those is expected"
         )
     return not prompt or not isinstance(prompt[0], (Sequence, np.ndarray))
-
-
-def _shown(value: object) -> str:
-    """A value in an error message, of bounded length."""
-    shown = repr(value) if isinstance(value, (int, float, str, bool, np.generic)) else type(value).__name__
-    return shown if len(shown) <= 40 else f"{shown[:40]}…"
 
 
 def _result(request: Request) -> Run:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from glassloop.errors import TraceError
+from glassloop.shown import printable, shown
 from glassloop.trace.limits import DEEPEST, MOST_CONTAINERS
 
 Header = dict[str, Any]
@@ -42,10 +43,10 @@ def read_header(data: bytes) -> Header:
             data.decode("utf-8", "surrogatepass"), object_pairs_hook=_object, parse_constant=_no_constant
         )
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"the header is not JSON: {_cut(str(error))}") from error
+        raise TraceError(f"the header is not JSON: {printable(str(error))}") from error
     if not isinstance(parsed, dict):
         raise TraceError("the header is not an object")
-    header = {replace_surrogates(name): _plain(_cut(ascii(name)), each, 1) for name, each in parsed.items()}
+    header = {replace_surrogates(name): _plain(printable(name), each, 1) for name, each in parsed.items()}
     _check_object("", header, _FIELDS, optional=_OPTIONAL)
     _check_counts(header)
     return header
@@ -93,11 +94,7 @@ def _plain(name: str, value: Any, depth: int) -> Any:
 
 
 def _wrong(name: str, value: object, expected: str) -> TraceError:
-    return TraceError(f"{name} is {_cut(repr(value))}; {expected} is expected")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 80 else text[:79] + "…"
+    return TraceError(f"{name} is {shown(value)}; {expected} is expected")
 
 
 def _whole(low: int, high: int) -> Check:
@@ -187,7 +184,7 @@ def _check_object(name: str, value: Any, fields: Mapping[str, Check], optional: 
     place = f"{name}." if name else ""
     for key in value:
         if key not in fields:
-            raise TraceError(f"{place}{_cut(ascii(key)[1:-1])} is no field of the format")
+            raise TraceError(f"{place}{printable(key)} is no field of the format")
     for key, check in fields.items():
         if key in value:
             check(place + key, value[key])
@@ -213,7 +210,7 @@ def _sampling(name: str, value: Any) -> None:
         raise _wrong(name, value, "an object")
     for key in value:
         if len(key) > 64 or not key.isascii() or not key.isprintable():
-            raise TraceError(f"{name}.{_cut(ascii(key)[1:-1])} is not a sampling option")
+            raise TraceError(f"{name}.{printable(key)} is not a sampling option")
 
 
 def _past(name: str, value: Any) -> None:
