@@ -124,7 +124,7 @@ def test_the_child_ends_with_its_parent():
     (child,) = run("""
 from glassloop.decode import grammar
 follow({"regex": "a"})
-print(grammar._compiler(tokenizer())._trials._child.pid)
+print(grammar._compiler(tokenizer())._trials.child.pid)
 """)
     try:
         os.kill(int(child), 0)

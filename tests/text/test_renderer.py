@@ -157,7 +157,7 @@ def test_long_conversations_are_not_hostile() -> None:
 
 
 def _workers() -> dict[int, renderer._Worker]:
-    return {worker._process.pid: worker for worker in renderer._pool._workers}
+    return {worker.child.pid: worker for worker in renderer._pool._workers}
 
 
 def _open_files() -> int:
@@ -224,7 +224,7 @@ def test_a_worker_ends_with_its_parent() -> None:
 from glassloop.text import renderer
 from glassloop.text.chat import ChatTemplate
 ChatTemplate("x").render([{"role": "user", "content": "x"}])
-print(*[worker._process.pid for worker in renderer._pool._workers], flush=True)
+print(*[worker.child.pid for worker in renderer._pool._workers], flush=True)
 import os; os.kill(os.getpid(), 9)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -3,29 +3,31 @@
 llguidance is recursive (a chain of rules or references overflows the stack, which ends the process) and has
 no clock (`{"type": "integer", "multipleOf": 999983}` takes 20 s). So a grammar is first compiled and used for
 a few tokens by a child, under limits on time and memory; one that the child survives is compiled here, in the
-same way. This file is also the child's program: it imports nothing else of this package.
+same way. This file is also the child's program, in which it imports nothing else of this package.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import pickle
-import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from time import process_time
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from time import monotonic, process_time
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+if TYPE_CHECKING:
+    from glassloop.child import Child
 
 SECONDS = 0.5  # of the child's processor time for one grammar
 _WAIT = 20.0  # seconds until a child that does not answer is ended
 _MEMORY = 256 << 20  # bytes that a compiled grammar may take
 _STACK = 256 << 20  # bytes, reserved and not used: a level of recursion takes up to 12 kB
+_LONGEST_ANSWER = 1 << 16  # bytes
 _WALK = 8  # tokens that the child takes
 _SLOWEST = 0.2  # seconds for one of them
 TOO_SLOW = "it takes too long to follow; a simpler one is expected"
@@ -117,86 +119,66 @@ class Trials:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self.child: Child | None = None
 
     def start(self) -> None:
         """Starts the child if there is none."""
         with self._lock, suppress(OSError):
-            self._running()
+            self._running(monotonic() + _WAIT)
 
     def run(self, source: str) -> Verdict:
         """Compiles a grammar in the child and returns what came of it. Raises `OSError` if there can be no
         child."""
         with self._lock:
-            child = self._running()
-            assert child.stdin is not None and child.stdout is not None
-            clock = threading.Timer(_WAIT, child.kill)
-            clock.daemon = True
-            clock.start()
+            deadline = monotonic() + _WAIT
+            child = self._running(deadline)
             try:
-                _send(child.stdin, source)
-                line = child.stdout.readline()
-            except OSError:  # it has ended before it could read
-                line = b""
-            finally:
-                clock.cancel()
-            if not line:
-                self._end()
+                child.send(json.dumps(source).encode(), deadline)
+                answer = child.receive(deadline, _LONGEST_ANSWER)
+            except TimeoutError:
+                answer = None
+            if answer is None:
+                child.end()
+                self.child = None
                 return Verdict("it takes too much time or memory to compile", 0)
-            return Verdict(*json.loads(line))
+            return Verdict(*json.loads(answer))
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._child is None or self._child.poll() is not None:
-            self._end()
-            self._child = subprocess.Popen(
-                [sys.executable, "-P", __file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                start_new_session=True,  # Ctrl-C is for the parent
-            )
-            weakref.finalize(self, _end, self._child)
-            assert self._child.stdin is not None
-            _send(self._child.stdin, tuple(self._vocabulary))
-        return self._child
+    def _running(self, deadline: float) -> Child:
+        from glassloop.child import Child
 
-    def _end(self) -> None:
-        if self._child is not None:
-            _end(self._child)
-            self._child = None
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    child.wait()
-    for pipe in (child.stdin, child.stdout):
-        assert pipe is not None
-        with suppress(OSError):
-            pipe.close()
-
-
-def _send(pipe: Any, message: object) -> None:
-    data = pickle.dumps(message)
-    pipe.write(len(data).to_bytes(8, "little") + data)
-    pipe.flush()
+        if self.child is None or not self.child.alive():
+            path = os.pathsep.join(str(Path(each).absolute()) for each in filter(None, sys.path))
+            self.child = Child([sys.executable, "-P", __file__], {**os.environ, "PYTHONPATH": path})
+            # JSON has no bytes: each is a character.
+            tokens = [data.decode("latin-1") for data in self._vocabulary.tokens]
+            self.child.send(json.dumps([tokens, *self._vocabulary[1:]]).encode(), deadline)
+        return self.child
 
 
 # ── the child itself ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _receive(pipe: Any) -> Any:
-    head = pipe.read(8)
-    if len(head) < 8:  # the parent is gone
+def _receive() -> Any:
+    size = int.from_bytes(sys.stdin.buffer.read(4), "little")
+    data = sys.stdin.buffer.read(size)
+    if not data:  # the parent is gone
         sys.exit()
-    return pickle.loads(pipe.read(int.from_bytes(head, "little")))
+    return json.loads(data)
+
+
+def _answer(message: object) -> None:
+    data = json.dumps(message).encode()
+    sys.stdout.buffer.write(len(data).to_bytes(4, "little") + data)
+    sys.stdout.flush()
 
 
 def _serve() -> None:
-    tokenizer = make_tokenizer(Vocabulary(*_receive(sys.stdin.buffer)), lambda data: [])
+    tokens, *ids = _receive()
+    vocabulary = Vocabulary([data.encode("latin-1") for data in tokens], *ids)
+    tokenizer = make_tokenizer(vocabulary, lambda data: [])
     _limit_memory()
     while True:
-        source = _receive(sys.stdin.buffer)
+        source = _receive()
         _set_clock(SECONDS)
         before = _memory()
         matcher = compile_grammar(tokenizer, source)
@@ -204,8 +186,7 @@ def _serve() -> None:
         if not error and _slowest(matcher) > _SLOWEST:
             error = TOO_SLOW
         _set_clock(0)
-        sys.stdout.write(json.dumps(Verdict(error[:2000], max(0, _memory() - before))) + "\n")
-        sys.stdout.flush()
+        _answer(Verdict(error[:2000], max(0, _memory() - before)))
 
 
 def _slowest(matcher: LLMatcher) -> float:

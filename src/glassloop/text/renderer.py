@@ -10,9 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import select
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -22,9 +20,10 @@ from pathlib import Path
 from threading import Condition
 from typing import Any
 
+from glassloop.child import Child
 from glassloop.errors import TextError
 from glassloop.text.template_limits import Limits
-from glassloop.text.template_worker import ENDED, HEAD, TEXT
+from glassloop.text.template_worker import ENDED, TEXT
 
 _SCRIPT = Path(__file__).with_name("template_worker.py")
 _KEPT_VARIABLES = ("TZ", "LD_LIBRARY_PATH")  # for `strftime_now`, and for Python itself to start
@@ -74,24 +73,12 @@ class _Worker:
         self.serves = (source, limits)
         self.ready = False  # for the next rendering
         self._seconds, self._most = limits.seconds, 4 * limits.text + 4096  # bytes of an answer
+        env = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_SCRIPT)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
-                cwd="/",
-                start_new_session=True,  # Ctrl-C is for this process
-                bufsize=0,
-            )
+            self.child = Child([sys.executable, "-I", "-S", str(_SCRIPT)], env)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise TextError(f"{_NOT_STARTED}: {reason}") from None
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._input, False)
-        os.set_blocking(self._output, False)
         setup = asdict(limits) | {"source": source, "path": [str(Path(path).absolute()) for path in sys.path]}
         try:
             deadline = time.monotonic() + _SECONDS_TO_START
@@ -100,7 +87,7 @@ class _Worker:
                 raise TextError(_NOT_STARTED)
             self._answer(time.monotonic() + limits.seconds)  # to the compilation
         except BaseException:
-            self.end()
+            self.child.end()
             raise
 
     def render(self, values: bytes) -> str:
@@ -109,37 +96,18 @@ class _Worker:
         self._send(values, deadline)
         return self._answer(deadline)
 
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def end(self) -> None:
-        """Ends the process and waits until it is gone."""
-        self._process.kill()
-        self._process.wait()
-        self._close_pipes()
-
-    def forget(self) -> None:
-        """In a fork of the process that started this worker: leaves it to that one."""
-        self._close_pipes()
-        self._process.returncode = 0
-
-    def _close_pipes(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-
     def _answer(self, deadline: float) -> str:
         answer = self._receive(deadline)
         if answer is None:
             raise TextError(self._cause_of_death())
-        status, text = answer
+        status, text = answer[0], answer[1:].decode("utf-8", "surrogatepass")
         self.ready = status != ENDED
         if status != TEXT:
             raise TextError(text)
         return text
 
     def _cause_of_death(self) -> str:
-        code = self._process.wait()
+        code = self.child.wait()
         if code == -signal.SIGXCPU:
             return self._too_slow()
         return "is nested too deeply" if code == -signal.SIGSEGV else "needs too much memory"
@@ -148,38 +116,18 @@ class _Worker:
         return f"takes more than {self._seconds:g} seconds"
 
     def _send(self, data: bytes, deadline: float) -> None:
-        rest = memoryview(HEAD.pack(TEXT, len(data)) + data)
-        while rest:
-            try:
-                rest = rest[os.write(self._input, rest) :]
-            except BlockingIOError:
-                self._wait(self._input, select.POLLOUT, deadline)
-            except BrokenPipeError:  # it has ended, which reading shows
-                return
+        try:
+            self.child.send(data, deadline)
+        except TimeoutError:
+            raise TextError(self._too_slow()) from None
 
-    def _receive(self, deadline: float) -> tuple[int, str] | None:
-        """The status and the text of an answer; None from a worker that has ended."""
-        data, size = bytearray(), HEAD.size
-        while len(data) < size:
-            try:
-                chunk = os.read(self._output, min(size - len(data), 1 << 20))
-            except BlockingIOError:
-                self._wait(self._output, select.POLLIN, deadline)
-                continue
-            if not chunk:
-                return None
-            data += chunk
-            if len(data) == HEAD.size == size:
-                size += HEAD.unpack(data)[1]
-                if size > self._most:
-                    raise TextError("makes too long a text")
-        return data[0], data[HEAD.size :].decode("utf-8", "surrogatepass")
-
-    def _wait(self, pipe: int, event: int, deadline: float) -> None:
-        poll = select.poll()  # and not `select`, which knows no descriptors above 1024
-        poll.register(pipe, event)
-        if not poll.poll(max(0, deadline - time.monotonic()) * 1000):
-            raise TextError(self._too_slow())
+    def _receive(self, deadline: float) -> bytes | None:
+        try:
+            return self.child.receive(deadline, self._most)
+        except TimeoutError:
+            raise TextError(self._too_slow()) from None
+        except ValueError:
+            raise TextError("makes too long a text") from None
 
 
 class _Pool:
@@ -219,7 +167,7 @@ class _Pool:
                 surplus = self._idle.pop(0)
         if surplus is not None:
             self._end(surplus)
-        if worker is not None and not worker.alive():  # somebody ended it
+        if worker is not None and not worker.child.alive():  # somebody ended it
             self._end(worker)
             return None
         return worker
@@ -237,7 +185,7 @@ class _Pool:
 
     def _end(self, worker: _Worker) -> None:
         self._workers.discard(worker)
-        worker.end()
+        worker.child.end()
 
     def close(self) -> None:
         self._idle.clear()
@@ -245,10 +193,8 @@ class _Pool:
             self._end(worker)
 
     def forget(self) -> None:
-        """In a fork of this process, the workers are the parent's."""
-        for worker in self._workers:
-            worker.forget()
-        self.__init__()  # type: ignore[misc]  # its lock may have been held, too
+        """In a fork of this process, the workers are the parent's, and its lock may have been held."""
+        self.__init__()  # type: ignore[misc]
 
 
 _pool = _Pool()

@@ -1,8 +1,8 @@
 """Renders one chat template, as a process of its own with hard limits on memory, time and files.
 
-`renderer.py` starts this file as a script and talks to it over pipes. It imports Jinja and the standard
-library alone, so that it starts quickly. A message is a head, `HEAD`, and as many bytes as the head says:
-first the set-up, then the values of each rendering, all of them JSON. Answers are text.
+`renderer.py` starts this file as a script and talks to it by the messages of `child.py`: first the set-up,
+then the values of each rendering, all of them JSON. An answer is a status, one byte, and text. It imports
+Jinja and the standard library alone, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-HEAD = struct.Struct("<BI")  # the status (0 in requests), the size of what follows
+_SIZE = struct.Struct("<I")  # of a message
 TEXT, FAILED, ENDED = 0, 1, 2  # rendered; an error; an error after which this process is of no more use
 
 
@@ -144,8 +144,7 @@ def _environment() -> Any:
 
 
 def _read_message() -> bytes:
-    _, size = HEAD.unpack(_read(HEAD.size))
-    return _read(size)
+    return _read(_SIZE.unpack(_read(_SIZE.size))[0])
 
 
 def _read(size: int) -> bytes:
@@ -159,8 +158,8 @@ def _read(size: int) -> bytes:
 
 
 def _answer(status: int, text: str) -> None:
-    data = text.encode("utf-8", "surrogatepass")
-    rest = memoryview(HEAD.pack(status, len(data)) + data)
+    data = bytes([status]) + text.encode("utf-8", "surrogatepass")
+    rest = memoryview(_SIZE.pack(len(data)) + data)
     while rest:
         rest = rest[os.write(1, rest) :]
 

@@ -1,0 +1,116 @@
+"""A child process for work that may hang, crash or fill the memory: messages over pipes, under a deadline.
+
+A message is its size, four bytes, and so many bytes. The child's program reads messages from its standard
+input and answers on its standard output; it ends when its input does, so no child outlives its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from struct import Struct
+
+_SIZE = Struct("<I")
+_ALIVE: weakref.WeakSet[Child] = weakref.WeakSet()
+
+
+class Child:
+    """Not for several threads at once. Raises `OSError` or `ValueError` if it cannot be started, and
+    `TimeoutError` when a deadline (of `time.monotonic`) has passed."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            cwd="/",
+            start_new_session=True,  # Ctrl-C is for the parent
+            bufsize=0,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._pipes = self._process.stdin, self._process.stdout
+        self._input, self._output = (pipe.fileno() for pipe in self._pipes)
+        for pipe in (self._input, self._output):
+            os.set_blocking(pipe, False)
+        weakref.finalize(self, _end, self._process)
+        _ALIVE.add(self)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Writes a message. A child that has ended is no error: there will be no answer."""
+        rest = memoryview(_SIZE.pack(len(data)) + data)
+        while rest:
+            try:
+                rest = rest[os.write(self._input, rest) :]
+            except BlockingIOError:
+                _wait(self._input, select.POLLOUT, deadline)
+            except BrokenPipeError:
+                return
+
+    def receive(self, deadline: float, most: int) -> bytes | None:
+        """Returns a message, None from a child that has ended. One of more than `most` bytes is refused by a
+        `ValueError`."""
+        data, size = bytearray(), _SIZE.size
+        while len(data) < size:
+            try:
+                chunk = os.read(self._output, min(size - len(data), 1 << 20))
+            except BlockingIOError:
+                _wait(self._output, select.POLLIN, deadline)
+                continue
+            if not chunk:
+                return None
+            data += chunk
+            if len(data) == _SIZE.size == size:
+                size += _SIZE.unpack(data)[0]
+                if size > most:
+                    raise ValueError(f"an answer of {size} bytes; at most {most} are expected")
+        return bytes(data[_SIZE.size :])
+
+    def wait(self) -> int:
+        """Returns the exit status of a child that has ended or is about to."""
+        return self._process.wait()
+
+    def end(self) -> None:
+        """Ends the process and waits until it is gone."""
+        _end(self._process)
+
+    def forget(self) -> None:
+        """In a fork of the process that started this child: leaves it to that one."""
+        for pipe in self._pipes:
+            pipe.close()
+        self._process.returncode = 0
+
+
+def _wait(pipe: int, event: int, deadline: float) -> None:
+    poll = select.poll()  # and not `select`, which knows no descriptors above 1024
+    poll.register(pipe, event)
+    if not poll.poll(max(0, deadline - time.monotonic()) * 1000):
+        raise TimeoutError
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        pipe.close()
+
+
+def _forget_all() -> None:
+    for child in list(_ALIVE):
+        child.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
