@@ -39,6 +39,7 @@ class Conversation:
             raise TextError(
                 f"{llm.name} has no chat template, so it cannot chat; 'glassloop generate' continues a text"
             )
+        llm.tokenizer.chat_template.warm()
         self.llm = llm
         self.system = system
         self.roots: list[Turn] = []
