@@ -110,7 +110,7 @@ def router(service: Service) -> APIRouter:
             raise APIError(
                 409, f"run {id} is {live.status}; wait for its end or stop it", code="still_running"
             )
-        body = await service.pools.long.run(glass.save, service, live.run)
+        body = await service.pools.showing.run(glass.save, service, live.run)
         name = f'attachment; filename="{live.run.id}.glass"'
         return Response(body, media_type=glass.MEDIA_TYPE, headers={"content-disposition": name})
 

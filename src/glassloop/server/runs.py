@@ -72,7 +72,7 @@ def router(service: Service) -> APIRouter:
         tree: Annotated[str | None, Query(max_length=64)] = None,
     ) -> Response:
         found = await service.shelf.newest(limit, tree)
-        return await service.pools.short.run(lambda: JSON({"runs": stored.summaries(service, found)}))
+        return await service.pools.showing.run(lambda: JSON({"runs": stored.summaries(service, found)}))
 
     @routes.post("/runs", response_model=shapes.Runs, status_code=201)
     async def start(request: Request, body: StartBody) -> Response:
@@ -86,7 +86,7 @@ def router(service: Service) -> APIRouter:
     @routes.get("/runs/{id}", response_model=shapes.WholeRun)
     async def run(id: Id, alternatives: Annotated[int, Query(ge=0, le=64)] = 64) -> Response:
         live = await service.shelf.get(id)
-        return await service.pools.short.run(lambda: JSON(shapes.whole_run(service, live, alternatives)))
+        return await service.pools.showing.run(lambda: JSON(shapes.whole_run(service, live, alternatives)))
 
     @routes.delete("/runs/{id}", status_code=204, response_class=Response)
     async def forget(id: Id) -> Response:

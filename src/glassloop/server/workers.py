@@ -57,8 +57,9 @@ class Pools:
     def __init__(self) -> None:
         self.short = Workers("preparation", threads=4, waiting=1024)  # a few milliseconds each
         self.long = Workers("long preparation", threads=2, waiting=32)  # large bodies, grammars
+        self.showing = Workers("showing runs", threads=2, waiting=256)  # large answers
         self.reading = Workers("explanations, lenses and embeddings", threads=8, waiting=64)
 
     def close(self) -> None:
-        for pool in (self.short, self.long, self.reading):
+        for pool in (self.short, self.long, self.showing, self.reading):
             pool.close()
