@@ -62,7 +62,7 @@ DEEP = b'{"prompt": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"
         (b'{"prompt": "x", "unknown": 1}', 400, "unknown"),
         (b'{"prompt": "x", "model": "../../etc/passwd"}', 404, "model"),
         (b'{"prompt": "x", "grammar": "%import /etc/passwd"}', 400, "grammar"),
-        (DEEP, 400, None),
+        (DEEP, 400, "prompt"),
         (json.dumps({"prompt": "x", "stop": ["s"] * 10_000}).encode(), 400, "stop"),
         (json.dumps({"prompt": "word " * 9000}).encode(), 400, "prompt"),
         (json.dumps({"prompt": "w" * 7_000_000}).encode(), 400, "prompt"),
