@@ -17,6 +17,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from glassloop.server.errors import APIError
 
+_LINGER = 2.0  # seconds for which the rest of a refused request is still read
+
 
 @dataclass(frozen=True)
 class ConnectionLimits:
@@ -32,7 +34,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **options)
         self._limits = limits
         self._in_headers = True  # also before the first byte of a request
-        self._complete = False  # the request under way has been received as a whole
+        self._discarding = False  # the rest of a request that is far too long
         self._received = 0  # bytes of the headers, or of what follows them
         self._began = 0.0
         self._deadline: asyncio.TimerHandle | None = None
@@ -66,21 +68,27 @@ class Connection(HttpToolsProtocol):
     # ── what is received ───────────────────────────────────────────────────────────────────────────────────
 
     def data_received(self, data: bytes) -> None:
-        limits = self._limits
         if self._deadline is None and self._in_headers:
             self._arm()
         self._received += len(data)
-        super().data_received(data)
-        if self.transport.is_closing():
+        if not self._in_headers and self._received > self._limits.request_bytes:
+            if not self._discarding:
+                # It was refused long ago. Reading on for a moment lets the client come to the answer.
+                self._discarding = True
+                self._disarm()
+                self._deadline = self.loop.call_later(_LINGER, self.transport.abort)
             return
-        if self._in_headers and self._received > limits.header_bytes:
+        super().data_received(data)
+        if (
+            self._in_headers
+            and self._received > self._limits.header_bytes
+            and not self.transport.is_closing()
+        ):
             self._refuse_headers()
-        elif not self._in_headers and not self._complete and self._received > limits.request_bytes:
-            self.transport.abort()  # the length it announced was refused already, or it announced none
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_headers, self._complete = True, False
+        self._in_headers = True
 
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -93,7 +101,7 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._disarm()
-        self._in_headers, self._complete, self._received = True, True, 0
+        self._in_headers, self._received = True, 0
 
     # ── time ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -112,9 +120,9 @@ class Connection(HttpToolsProtocol):
             return
         if self.flow.read_paused:  # the server itself has stopped reading
             self._arm()
-        elif _is_idle(self):
+        elif self._in_headers and _is_idle(self):
             self._refuse(APIError(408, "the request was not complete in time", code="request_timeout"))
-        else:  # its body is being read; there may be half an answer
+        else:  # there may be an answer already, or half of one
             self.transport.abort()
 
     def pause_writing(self) -> None:
