@@ -27,6 +27,7 @@ from glassloop.model.registry import DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
 from glassloop.ops.quant import Float32
 from glassloop.shown import shown
+from glassloop.text.pieces import Pieces
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
@@ -73,13 +74,15 @@ class LLM:
         files = ModelFiles(fetch(self.name))
         self.path, self.config = files.path, files.config
         self.transformer, self.tokenizer = files.load(op_set, weights)
-        self._pieces: dict[int, str] = {}
+        self._pieces = Pieces(self.tokenizer)
         if memory is None:
             memory = default_memory(self.transformer, most_running)
         self.drafts = draft is not False
         drafter = None if isinstance(draft, bool) else self._draft_model(draft, memory // 4)
-        loop = Loop(self.transformer, self.tokenizer, self.piece, memory, most_running, drafter)
+        pieces = self._pieces.__getitem__
+        loop = Loop(self.transformer, self.tokenizer, pieces, memory, most_running, drafter)
         self.engine = EngineThread(loop, most_waiting)
+        # Nothing that the engine holds may lead back here, or this would never be dropped.
         weakref.finalize(self, self.engine.close)
 
     @property
@@ -311,12 +314,7 @@ class LLM:
 
     def piece(self, token: int) -> str:
         """A token by itself, as people read it."""
-        piece = self._pieces.get(token)
-        if piece is None:
-            # A model may have more logits than its tokenizer has tokens.
-            known = token < self.tokenizer.vocab_size
-            piece = self._pieces[token] = self.tokenizer.piece(token) if known else f"<{token}>"
-        return piece
+        return self._pieces[token]
 
     def close(self) -> None:
         """End what runs, as cancelled, and give everything back."""
