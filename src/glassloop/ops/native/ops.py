@@ -382,9 +382,7 @@ class _Arena:
             try:
                 chunk = mmap.mmap(-1, size_mapped, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             except (OSError, OverflowError) as error:
-                raise GlassloopError(
-                    f"there is no memory for {size_mapped} bytes of weights: {error}"
-                ) from None
+                raise ModelError(f"there is no memory for {size_mapped} bytes of weights: {error}") from None
             self._maps.append(chunk)
             self._chunk = np.frombuffer(self._maps[-1], np.uint8)
         taken, self._chunk = self._chunk[:size], self._chunk[-(-size // _CACHE_LINE) * _CACHE_LINE :]
