@@ -22,13 +22,13 @@ from random import Random
 from typing import Any
 
 from attacks import batches
-from attacks.glass import mutated, renamed
 from attacks.harness import Answer, Server, Watch, serving
 from attacks.inputs import KINDS
 from attacks.limits import PROMISED
 from attacks.requests import LATE, Case, Client, Requests, wrong
 from attacks.routes import Document
-from attacks.tiny import write_tiny
+from hostile.glass import mutated, renamed
+from hostile.tiny import write_tiny
 
 _REQUESTS = "requests"
 _CLASSES = (_REQUESTS, *KINDS)

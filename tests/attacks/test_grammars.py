@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from attacks.grammars import GRAMMARS, REGEXES, SCHEMAS, grammar, schema
 from attacks.harness import Answer, Server, Watch, left_behind, standing
 from attacks.limits import FACTOR, SEED, cases
+from hostile.grammars import GRAMMARS, REGEXES, SCHEMAS, grammar, schema
 
 _SIZES = (100, 1000, 3000, 10_000, 30_000) if FACTOR else (200, 6000)
 _ASK = {"prompt": "x", "max_tokens": 3, "timeout": 5, "seed": 1}

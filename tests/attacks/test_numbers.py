@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from attacks.harness import Server
 from attacks.routes import GOOD, Document, Field, put
-from attacks.values import NUMBERS, dumps
+from hostile.values import NUMBERS, dumps
 
 _JSON = {"content-type": "application/json"}
 

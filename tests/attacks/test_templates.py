@@ -13,8 +13,8 @@ import pytest
 from attacks import batches
 from attacks.harness import serving
 from attacks.limits import FACTOR, LIMITS
-from attacks.templates import BOMBS, bomb
-from attacks.tiny import write_tiny
+from hostile.templates import BOMBS, bomb
+from hostile.tiny import write_tiny
 
 _SIZES = (100, 1000, 3000, 20_000, 90_000) if FACTOR else (1000, 90_000)
 _SECONDS = 10.0 if FACTOR else 20.0  # that one rendering may take, compiling included

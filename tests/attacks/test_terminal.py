@@ -15,9 +15,9 @@ from random import Random
 
 import pytest
 from attacks import batches
-from attacks.glass import SPECIAL, mutated, read, write
 from attacks.limits import SEED, cases
-from attacks.tiny import tiny_gguf, write_tiny
+from hostile.glass import SPECIAL, mutated, read, write
+from hostile.tiny import tiny_gguf, write_tiny
 
 from glassloop import LLM, Sampling
 
@@ -115,10 +115,10 @@ def test_control_characters_of_a_file_are_shown_not_sent(
 def test_control_characters_of_a_model_are_shown_not_sent(folder: Path, tmp_path: Path) -> None:
     path = folder / "evil.gguf"
     template = "{{ raise_exception('EVIL') }}".replace("EVIL", _EVIL)
-    evil = tiny_gguf().with_metadata(general__name=_EVIL, tokenizer__chat_template=template)
-    tokens = list(evil.metadata["tokenizer.ggml.tokens"])
-    tokens[-1] = _EVIL
-    path.write_bytes(evil.with_metadata(tokenizer__ggml__tokens=tokens).to_bytes())
+    evil = tiny_gguf(template)
+    tokens = [*evil["tokenizer.ggml.tokens"][:-1], _EVIL]
+    evil = evil.with_metadata({"general.name": _EVIL, "tokenizer.ggml.tokens": tokens})
+    path.write_bytes(evil.to_bytes())
     for arguments in (
         ("models", "show", str(path)),
         ("tokenize", "--model", str(path), f"a{_EVIL.replace(chr(0), '')}"),

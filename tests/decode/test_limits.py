@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from decode.hostile import NAMES, huge, nested, options, values
+from hostile.strategies import NAMES, huge, nested, options, values
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -14,7 +14,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 
 BEGIN = """
-from decode.hostile import *
+from hostile.strategies import *
 from decode.words import tokenizer
 from glassloop import Sampling, SamplingError
 from glassloop.decode.grammar import Grammar
