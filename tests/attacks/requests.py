@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from attacks.harness import Answer
 from attacks.routes import Document, Field, Route, put
-from hostile.values import GRAMMARS, NUMBERS, SCHEMAS, TEXTS, dumps, spelled, text, value
+from hostile.grammars import GRAMMAR_EXAMPLES, SCHEMA_EXAMPLES, regex
+from hostile.values import NUMBERS, TEXTS, dumps, spelled, text, value
 
 JSON = {"content-type": "application/json"}
 RUN, TREE = "@RUN@", "@TREE@"  # replaced by an id that is there when the request is sent
@@ -103,13 +104,12 @@ class Requests:
         """Something hostile for this very field, or for any."""
         rng, kind, last = self._rng, self._rng.random(), field.path[-1]
         if last in ("grammar",) and kind < 0.7:
-            return rng.choice(GRAMMARS)
+            return rng.choice(GRAMMAR_EXAMPLES)
         if last in ("json_schema", "schema", "parameters") and kind < 0.7:
-            return rng.choice(SCHEMAS)
+            return rng.choice(SCHEMA_EXAMPLES)
         if last == "regex" and kind < 0.7:
-            return rng.choice(
-                ["(a+)+$", "a{1,900}{1,900}", "(?=a)", "[", "\\p{L}{0,99}", "a|" * 300, ".*", text(rng)]
-            )
+            fixed = ("(a+)+$", "a{1,900}{1,900}", "(?=a)", "[", "\\p{L}{0,99}", "a|" * 300, ".*")
+            return rng.choice([*fixed, text(rng), regex(rng)])
         if kind < 0.35:
             types = field.types
             if types & {"integer", "number"}:

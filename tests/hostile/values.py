@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from hostile.grammars import GRAMMAR_EXAMPLES, SCHEMA_EXAMPLES
+
 
 @dataclass(frozen=True)
 class Literal:
@@ -91,43 +93,6 @@ LARGE: tuple[Literal, ...] = (
     Literal('[{"a": 1, "a": 2}]'),
     Literal('"\ud800"'),  # as bytes that are not UTF-8
 )
-GRAMMARS = (
-    'start: "a"',
-    'start: a\na: "x" | a a | a a a',
-    "start: " + "(" * 60 + '"a"' + ")" * 60,
-    "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(40)) + '\nr40: "a"',
-    "start: nothing",
-    "%import common.WORD\nstart: WORD",
-    "start: /a{1,100000}/",
-    "start: start",
-    "start: /(?=a)/",
-    "\0",
-)
-SCHEMAS: tuple[Any, ...] = (
-    True,
-    False,
-    {},
-    {"type": "object"},
-    {"type": "nonsense"},
-    {"type": ["string", "null"]},
-    {"$ref": "#"},
-    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
-    {"$ref": "http://127.0.0.1:1/x"},
-    {"$ref": "file:///etc/passwd"},
-    {"enum": []},
-    {"enum": [1, "a", None, [1], {"b": 2}]},
-    {"type": "array", "minItems": 10**9},
-    {"type": "string", "pattern": "(a*)*b", "maxLength": 10**12},
-    {"type": "integer", "minimum": 10**400},
-    {"anyOf": [{"type": "string"}] * 30},
-    {"allOf": [{"minimum": i} for i in range(30)]},
-    {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(60)}},
-    {"not": {}},
-    {"if": {}, "then": {}, "else": {}},
-    {"type": "object", "additionalProperties": {"$ref": "#"}},
-    {"type": "object", "patternProperties": {"(": {}}},
-    {"const": "\ud800"},
-)
 
 
 def nested(depth: int, kind: str = "list") -> Any:
@@ -169,8 +134,8 @@ def value(rng: Random, depth: int = 2) -> Any:
     return rng.choice(
         [
             nested(rng.choice([5, 50, 400]), rng.choice(["list", "object"])),
-            rng.choice(SCHEMAS),
-            rng.choice(GRAMMARS),
+            rng.choice(SCHEMA_EXAMPLES),
+            rng.choice(GRAMMAR_EXAMPLES),
             rng.choice(LARGE),
         ]
     )
