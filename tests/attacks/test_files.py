@@ -14,7 +14,7 @@ from attacks.inputs import KINDS, make
 from attacks.limits import FACTOR, SEED, cases
 from ops.sanitized import sanitized_environment
 
-_NORMAL = {"glass": 250, "gguf": 250, "safetensors": 250, "template": 120}
+_NORMAL = {"glass": 250, "gguf": 250, "safetensors": 250, "template": 40}
 _SECONDS = 30.0  # that one input may take
 
 
