@@ -79,7 +79,7 @@ def test_a_lock_of_another_process_holds_up_nobody(tiny_file: Path, store: Path)
     with serving(*_flags(store), model=tiny_file) as server:
         run = _complete(server)
         time.sleep(0.5)
-        with Watch(server) as watch, _write_lock(store, 60 if FACTOR else 3):
+        with Watch(server) as watch, _write_lock(store, 60 if FACTOR else 1.5):
             for _ in range(60 if FACTOR else 12):
                 _complete(server)
             answer = server.ask("DELETE", f"/api/runs/{run}", timeout=120)

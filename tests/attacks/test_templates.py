@@ -62,7 +62,7 @@ def test_a_template_that_takes_long_holds_up_nobody(tmp_path: Path, name: str) -
 
     from attacks.harness import Watch
 
-    model = write_tiny(tmp_path / "bomb.gguf", bomb(name, 3000 if FACTOR else 400))
+    model = write_tiny(tmp_path / "bomb.gguf", bomb(name, 3000 if FACTOR else 200))
     with serving("--kv-memory", "16MB", "--grace", "1", model=model) as server:
         body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
         answers = []
