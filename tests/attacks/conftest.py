@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from attacks.harness import Server, serving
-from attacks.tiny import write_tiny
+from hostile.tiny import write_tiny
 
 
 @pytest.fixture(scope="session")

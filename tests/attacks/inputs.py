@@ -11,8 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from attacks import folders, gguf, glass, templates
-from attacks.tiny import write_tiny
+from hostile import folders, gguf, glass, templates
+from hostile.tiny import tiny_folder, tiny_gguf, write_tiny
 
 from glassloop import LLM, Run, Sampling
 from glassloop.errors import GlassloopError
@@ -115,8 +115,18 @@ def _use_model(path: Path) -> str:
         llm.close()
 
 
+@cache
+def _good_gguf(rich: bool) -> gguf.GGUF:
+    return tiny_gguf(rich=rich)
+
+
+@cache
+def _good_folder(rich: bool) -> dict[str, bytes]:
+    return tiny_folder(rich=rich)
+
+
 def _make_gguf(rng: Random, folder: Path) -> bytes:
-    return gguf.mutated(rng)
+    return gguf.mutated(_good_gguf(rng.random() < 0.5), rng)
 
 
 def _use_gguf(data: bytes, folder: Path) -> str:
@@ -127,7 +137,7 @@ def _use_gguf(data: bytes, folder: Path) -> str:
 
 
 def _make_folder(rng: Random, folder: Path) -> dict[str, bytes]:
-    return folders.mutated(rng)
+    return folders.mutated(_good_folder(rng.random() < 0.5), rng)
 
 
 def _use_folder(files: dict[str, bytes], folder: Path) -> str:

@@ -6,15 +6,22 @@ is fed the same under AddressSanitizer and UBSan.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from attacks import batches
-from attacks.inputs import KINDS
+from attacks.inputs import KINDS, make
 from attacks.limits import FACTOR, SEED, cases
 from ops.sanitized import sanitized_environment
 
-_NORMAL = {"glass": 250, "gguf": 250, "safetensors": 250, "template": 120}
+_NORMAL = {"glass": 250, "gguf": 250, "safetensors": 250, "template": 40}
 _SECONDS = 30.0  # that one input may take
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seed_and_a_number_make_the_same_input_again(kind: str, tmp_path: Path) -> None:
+    once = [make(kind, SEED, number, tmp_path) for number in range(100)]
+    assert [make(kind, SEED, number, tmp_path) for number in range(100)] == once
 
 
 @pytest.mark.parametrize("kind", KINDS)

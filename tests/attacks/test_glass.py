@@ -10,9 +10,9 @@ from random import Random
 from urllib.parse import quote
 
 import pytest
-from attacks.glass import IDS, SPECIAL, bomb, mutated, read, write
 from attacks.harness import Answer, Server, Watch, left_behind, standing
 from attacks.limits import FACTOR, SEED, cases
+from hostile.glass import IDS, SPECIAL, bomb, mutated, read, write
 
 FILE = {"content-type": "application/octet-stream"}
 _BOMB = (400 if FACTOR else 120) << 20

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from random import Random
 
-from attacks.glass import mutated, renamed
 from attacks.harness import Server, Watch, left_behind, standing
 from attacks.limits import SEED, cases
 from attacks.requests import Client, Requests, wrong
 from attacks.routes import Document
+from hostile.glass import mutated, renamed
 
 
 def a_file(server: Server) -> tuple[str, bytes]:

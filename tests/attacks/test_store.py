@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,13 +61,17 @@ def test_what_is_deleted_is_gone(tiny_file: Path, store: Path) -> None:
 
 
 @contextlib.contextmanager
-def _write_lock(store: Path) -> Iterator[None]:
-    connection = sqlite3.connect(store, isolation_level=None)
+def _write_lock(store: Path, seconds: float) -> Iterator[None]:
+    """Holds the lock within a `with` statement, for so long at most."""
+    connection = sqlite3.connect(store, isolation_level=None, check_same_thread=False)
+    timer = threading.Timer(seconds, connection.rollback)
     try:
         connection.execute("BEGIN IMMEDIATE")
+        timer.start()
         yield
-        connection.execute("ROLLBACK")
     finally:
+        timer.cancel()
+        timer.join()
         connection.close()
 
 
@@ -74,7 +79,7 @@ def test_a_lock_of_another_process_holds_up_nobody(tiny_file: Path, store: Path)
     with serving(*_flags(store), model=tiny_file) as server:
         run = _complete(server)
         time.sleep(0.5)
-        with Watch(server) as watch, _write_lock(store):
+        with Watch(server) as watch, _write_lock(store, 60 if FACTOR else 1.5):
             for _ in range(60 if FACTOR else 12):
                 _complete(server)
             answer = server.ask("DELETE", f"/api/runs/{run}", timeout=120)

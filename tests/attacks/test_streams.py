@@ -92,7 +92,7 @@ def test_an_end_during_embeddings_is_in_time_and_in_words() -> None:
 
 def test_readers_that_stand_still_pin_no_runs(tiny_file: Path) -> None:
     """Runs of clients that read nothing are not kept beyond `--keep`, and end when their time is up."""
-    flags = ("--kv-memory", "16MB", "--keep", "3", "--timeout", "3", "--grace", "1")
+    flags = ("--kv-memory", "16MB", "--keep", "3", "--timeout", "2", "--grace", "1")
     with serving(*flags, model=tiny_file) as server, contextlib.ExitStack() as stack:
         body = json.dumps({**_LONG, "n": 16, "logprobs": 20}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"

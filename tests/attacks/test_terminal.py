@@ -9,15 +9,16 @@ import pty
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 from attacks import batches
-from attacks.glass import SPECIAL, mutated, read, write
 from attacks.limits import SEED, cases
-from attacks.tiny import tiny_gguf, write_tiny
+from hostile.glass import SPECIAL, mutated, read, write
+from hostile.tiny import tiny_gguf, write_tiny
 
 from glassloop import LLM, Sampling
 
@@ -115,24 +116,33 @@ def test_control_characters_of_a_file_are_shown_not_sent(
 def test_control_characters_of_a_model_are_shown_not_sent(folder: Path, tmp_path: Path) -> None:
     path = folder / "evil.gguf"
     template = "{{ raise_exception('EVIL') }}".replace("EVIL", _EVIL)
-    evil = tiny_gguf().with_metadata(general__name=_EVIL, tokenizer__chat_template=template)
-    tokens = list(evil.metadata["tokenizer.ggml.tokens"])
-    tokens[-1] = _EVIL
-    path.write_bytes(evil.with_metadata(tokenizer__ggml__tokens=tokens).to_bytes())
-    for arguments in (
+    evil = tiny_gguf(template)
+    tokens = [*evil["tokenizer.ggml.tokens"][:-1], _EVIL]
+    evil = evil.with_metadata({"general.name": _EVIL, "tokenizer.ggml.tokens": tokens})
+    path.write_bytes(evil.to_bytes())
+    commands = (
         ("models", "show", str(path)),
         ("tokenize", "--model", str(path), f"a{_EVIL.replace(chr(0), '')}"),
         ("generate", "--model", str(path), "hello", "--max-tokens", "3"),
         ("generate", "--model", str(folder / _EVIL.replace("\0", "").replace("/", "")), "hello"),
         ("models", "show", _EVIL.replace("\0", "")),
-    ):
-        code, text = glassloop(*arguments, home=tmp_path)
+    )
+    with ThreadPoolExecutor(2) as pool:  # mostly the time that a process takes to start
+        results = list(pool.map(lambda arguments: glassloop(*arguments, home=tmp_path), commands))
+    for arguments, (code, text) in zip(commands, results, strict=True):
         assert raw_controls(text) == [], (arguments[0], text)
         assert code in (0, 1, 2) and "Traceback" not in text, text[-2000:]
 
 
-@pytest.mark.parametrize("named", ["hf:evil-owner/evil-repo", "/etc/passwd", "gemma-3-270m", "../../x.gguf"])
-@pytest.mark.parametrize("command", ["replay", "explain"])
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("replay", "hf:evil-owner/evil-repo"),
+        ("explain", "/etc/passwd"),
+        ("replay", "gemma-3-270m"),
+        ("explain", "../../x.gguf"),
+    ],
+)
 def test_a_file_fetches_no_model(folder: Path, good: bytes, tmp_path: Path, named: str, command: str) -> None:
     section = read(good)[0]
     path = folder / "names.glass"
@@ -149,17 +159,22 @@ def test_a_file_fetches_no_model(folder: Path, good: bytes, tmp_path: Path, name
 
 
 def test_any_bad_file_is_one_line(folder: Path, good: bytes, model: Path, tmp_path: Path) -> None:
-    rng, path = Random(SEED + 5), folder / "bad.glass"
-    section = read(good)[0]
+    rng, section = Random(SEED + 5), read(good)[0]
     files = [
         write([replace(section, header={**section.header, name: SPECIAL[name][0]})])
         for name in ("prompt_ids", "timings")
     ]
     files += [mutated(good, rng) for _ in range(cases(4))]
-    for number, data in enumerate(files):
-        path.write_bytes(data)
+
+    def use(number: int) -> tuple[int, str]:
+        path = folder / f"bad-{number}.glass"
+        path.write_bytes(files[number])
         commands = [("runs", "show", str(path)), ("explain", str(path), "--step", "0", "--model", str(model))]
-        code, text = glassloop(*commands[number % 2], home=tmp_path)
+        return glassloop(*commands[number % 2], home=tmp_path)
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(use, range(len(files))))
+    for number, (code, text) in enumerate(results):
         assert code in (0, 1, 2) and "Traceback" not in text, f"file {number}: {text[-1500:]}"
         assert raw_controls(text) == []
         if code == 2:

@@ -4,7 +4,6 @@ what is opened."""
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 import unicodedata
@@ -13,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 from engine.random_runs import PROMPT, small_llm
-from glass_mutations import sections, with_headers
+from hostile import glass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,11 +123,11 @@ def test_an_error_is_one_line_whatever_it_quotes(text):
 @pytest.fixture
 def file(tmp_path):
     data = to_bytes([small_llm().generate(PROMPT, Sampling(seed=1, max_tokens=2))])
-    header = json.loads(sections(data)[0][0])
+    header = glass.read(data)[0].header
 
     def write(**fields) -> str:
         path = tmp_path / "a.glass"
-        path.write_bytes(with_headers(data, {**header, **fields}))
+        path.write_bytes(glass.with_headers(data, {**header, **fields}))
         return str(path)
 
     return write

@@ -104,6 +104,7 @@ def test_the_end_is_allowed_exactly_where_the_text_is_complete(tokenizer):
         ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}}, "json_schema .*Unsatisfiable"),
         ({"regex": "(a"}, "regex cannot be used: .*unclosed group"),
         ({"grammar": "start: foo"}, "grammar cannot be used: .*foo"),
+        ({"grammar": "\0"}, r"grammar cannot be used: .*\\x00"),
         ({"grammar": "start: start"}, "grammar cannot be used: no token can satisfy it"),
     ],
 )

@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from decode.hostile import NAMES, huge, nested, options, values
+from hostile.strategies import NAMES, huge, options, values
+from hostile.values import nested
 from hypothesis import given
 from hypothesis import strategies as st
 

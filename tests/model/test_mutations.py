@@ -9,28 +9,41 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from hostile import folders, gguf
+from hostile.tiny import FIRST_SPECIAL, SPECIALS, TOKENS, tiny_gguf, write_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model.mutations import (
-    Layout,
-    mutated_gguf,
-    mutated_json,
-    mutated_safetensors,
-    tiny_folder,
-    tiny_gguf,
-    use,
-)
 
+from glassloop import LLM, Sampling
 from glassloop.errors import GlassloopError, ModelError, TextError
 from glassloop.model.loader import ModelFiles
 from glassloop.text.tokenizer import Tokenizer
 
 SEEDS = st.integers(0, 2**32)
+GOOD = tiny_gguf(rich=True)
+ROWS = len(TOKENS)  # of the embedding
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("mutated")
+
+
+def tiny_folder(folder: Path) -> Path:
+    return write_folder(folder, rich=True)
+
+
+def use(path: Path) -> None:
+    """What people do with a model: load it, generate, chat, decode."""
+    llm = LLM(path, kv_memory="4MB", draft=False)
+    try:
+        sampling = Sampling(max_tokens=3, temperature=0, ignore_eos=True)
+        llm.generate("hello <|im_end|> é", sampling)
+        if llm.tokenizer.chat_template is not None:
+            llm.chat([{"role": "user", "content": "x <|im_end|>"}], sampling)
+        llm.tokenizer.decode(llm.tokenizer.encode("y"))
+    finally:
+        llm.engine.close()
 
 
 def _use_or_refuse(path: Path) -> None:
@@ -41,8 +54,7 @@ def _use_or_refuse(path: Path) -> None:
 
 
 def test_the_good_files_are_good(place):
-    (place / "good.gguf").write_bytes(tiny_gguf())
-    assert Layout.of(tiny_gguf()).write() == tiny_gguf()
+    (place / "good.gguf").write_bytes(GOOD.to_bytes())
     use(place / "good.gguf")
     use(tiny_folder(place / "good"))
 
@@ -50,30 +62,27 @@ def test_the_good_files_are_good(place):
 @settings(max_examples=150, deadline=None)
 @given(SEEDS)
 def test_gguf(place, seed):
-    (place / "m.gguf").write_bytes(mutated_gguf(tiny_gguf(), Random(seed)))
+    (place / "m.gguf").write_bytes(gguf.mutated(GOOD, Random(seed)))
     _use_or_refuse(place / "m.gguf")
 
 
-@settings(max_examples=80, deadline=None)
-@given(SEEDS)
-def test_safetensors(place, seed):
-    folder = tiny_folder(place / "safetensors")
-    file = folder / "model.safetensors"
-    file.write_bytes(mutated_safetensors(file.read_bytes(), Random(seed)))
-    _use_or_refuse(folder)
-
-
 @pytest.mark.parametrize(
-    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+    ("name", "examples"),
+    [
+        ("model.safetensors", 80),
+        ("config.json", 60),
+        ("tokenizer.json", 60),
+        ("tokenizer_config.json", 60),
+        ("generation_config.json", 60),
+    ],
 )
-def test_json(place, name):
-    @settings(max_examples=60, deadline=None)
+def test_folder(place, name, examples):
+    @settings(max_examples=examples, deadline=None)
     @given(SEEDS)
     def check(seed):
-        folder = tiny_folder(place / name)
-        value = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(mutated_json(value, Random(seed))))
-        _use_or_refuse(folder)
+        file = tiny_folder(place / name) / name
+        file.write_bytes(folders.mutated_file(name, file.read_bytes(), Random(seed)))
+        _use_or_refuse(file.parent)
 
     check()
 
@@ -81,22 +90,14 @@ def test_json(place, name):
 # --- what a tokenizer has to do with its model ---
 
 
-def _with(layout: Layout, key: bytes, change) -> Layout:
-    layout.metadata = [(k, kind, change(v) if k == key else v) for k, kind, v in layout.metadata]
-    return layout
-
-
 @pytest.mark.parametrize("more", [1, 62, 300_000])
 def test_a_gguf_tokenizer_larger_than_the_embedding(tmp_path, more):
-    layout = _with(
-        Layout.of(tiny_gguf()),
-        b"tokenizer.ggml.tokens",
-        lambda v: (v[0], v[1] + [b"t%d" % i for i in range(more)]),
-    )
-    layout = _with(layout, b"tokenizer.ggml.token_type", lambda v: (v[0], v[1] + [1] * more))
+    tokens = GOOD["tokenizer.ggml.tokens"] + [f"t{i}" for i in range(more)]
+    types = GOOD["tokenizer.ggml.token_type"] + [1] * more
+    large = GOOD.with_metadata({"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
     path = tmp_path / "large.gguf"
-    path.write_bytes(layout.write())
-    with pytest.raises(ModelError, match=f"the tokenizer has {260 + more} tokens; the model has 260"):
+    path.write_bytes(large.to_bytes())
+    with pytest.raises(ModelError, match=f"the tokenizer has {ROWS + more} tokens; the model has {ROWS}"):
         use(path)
 
 
@@ -108,8 +109,8 @@ def _tokenizer_json(folder: Path, change) -> Path:
 
 
 def test_a_json_vocabulary_larger_than_the_embedding(tmp_path):
-    folder = _tokenizer_json(tiny_folder(tmp_path), lambda state: state["model"]["vocab"].update(zz=260))
-    with pytest.raises(ModelError, match="the tokenizer has 261 tokens; the model has 260"):
+    folder = _tokenizer_json(tiny_folder(tmp_path), lambda state: state["model"]["vocab"].update(zz=ROWS))
+    with pytest.raises(ModelError, match=f"the tokenizer has {ROWS + 1} tokens; the model has {ROWS}"):
         use(folder)
 
 
@@ -117,23 +118,23 @@ def test_added_tokens_that_the_model_has_no_row_for_are_left_out(tmp_path):
     """As in the text-only Gemma 3, whose tokenizer.json has a token for images."""
 
     def add(state):
-        state["added_tokens"].append(state["added_tokens"][-1] | {"id": 260, "content": "<image>"})
+        state["added_tokens"].append(state["added_tokens"][-1] | {"id": ROWS, "content": "<image>"})
 
     folder = _tokenizer_json(tiny_folder(tmp_path), add)
     use(folder)
-    assert Tokenizer.from_json_folder(folder).vocab_size == 261
+    assert Tokenizer.from_json_folder(folder).vocab_size == ROWS + 1
     tokenizer = ModelFiles(folder).tokenizer()
-    assert tokenizer.vocab_size == 260 and tokenizer.special_ids == {256, 257, 258, 259}
-    assert max(tokenizer.encode("<image> <|im_end|>")) < 260
+    assert tokenizer.vocab_size == ROWS and tokenizer.special_ids == set(range(FIRST_SPECIAL, ROWS))
+    assert max(tokenizer.encode("<image> <|im_end|>")) < ROWS
     assert tokenizer.decode(tokenizer.encode("<image>", add_special=False)) == "<image>"
 
 
 def test_ids_outside_the_vocabulary(tmp_path):
     def point(state):
-        state["post_processor"]["special_tokens"]["<|im_start|>"]["ids"] = [2**31]
+        state["post_processor"]["special_tokens"][SPECIALS[0]]["ids"] = [2**31]
 
     folder = _tokenizer_json(tiny_folder(tmp_path), point)
-    with pytest.raises(TextError, match="post_processor adds the token id 2147483648; an id below 260"):
+    with pytest.raises(TextError, match=f"post_processor adds the token id 2147483648; an id below {ROWS}"):
         use(folder)
 
 

@@ -96,6 +96,21 @@ def test_the_first_error_is_enough(body, named):
     assert peak < 200 << 20
 
 
+@pytest.mark.parametrize("text", ["x", "\\ud800", "\\ud83d\\ude00"])
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [("9" * 5000, "a number that is too long"), ("[" * 5000 + "]" * 5000, "nested too deeply")],
+    ids=["digits", "levels"],
+)
+@pytest.mark.parametrize("form", ["{}", "[{}]", '{{"a": 1, "b": {}}}'])
+def test_what_the_parser_refuses_is_named_by_its_field(text, value, what, form):
+    """Texts before it do not matter, even if they are refused themselves."""
+    body = f'{{"prompt": "{text}", "stop": {form.format(value)}, "n": 1}}'
+    with pytest.raises(APIError, match=f"^stop .*{what}") as refused:
+        parse(body.encode(), CompletionBody)
+    assert refused.value.param == "stop"
+
+
 def test_brackets_in_texts_are_allowed_up_to_the_same_number():
     assert parse(json.dumps({"prompt": "[" * (MOST_CONTAINERS - 1)}).encode(), CompletionBody)
 

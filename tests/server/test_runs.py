@@ -9,7 +9,7 @@ from random import Random
 
 import httpx2 as httpx
 import pytest
-from glass_mutations import mutated_glass, sections, with_headers
+from hostile import glass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -329,14 +329,14 @@ def test_a_file_is_only_taken_as_what_no_form_can_send(server):
 def test_a_run_that_does_not_fit_this_model_is_refused_and_one_of_another_is_shown(server):
     run = finished(server, start(server, sampling={"max_tokens": 4, "seed": 3})[0]["id"])
     file = server.get(f"/api/runs/{run['id']}/export").content
-    header = json.loads(sections(file)[0][0])
+    header = glass.read(file)[0].header
     before = {each["id"] for each in server.get("/api/runs?limit=1000").json()["runs"]}
     for ids in ([49159], [2**31 - 1], [5] * 9000):
-        refused = import_(server, with_headers(file, {**header, "prompt_ids": ids}))
+        refused = import_(server, glass.with_headers(file, {**header, "prompt_ids": ids}))
         assert refused.status_code == 400 and refused.json()["error"]["code"] == "bad_file"
     for hash in ("", "0" * 64):
         other = {**header, "model_hash": hash, "prompt_ids": [2**31 - 1, 5], "prompt": None, "model": "/x"}
-        taken = import_(server, with_headers(file, other))
+        taken = import_(server, glass.with_headers(file, other))
         assert taken.status_code == 201 and "<2147483647>" in taken.json()["runs"][0]["prompt"]
         path = f"/api/runs/{taken.json()['runs'][0]['id']}"
         assert [each["id"] for each in server.get(path).json()["prompt_tokens"]] == [2**31 - 1, 5]
@@ -349,7 +349,7 @@ def test_a_run_that_does_not_fit_this_model_is_refused_and_one_of_another_is_sho
 @given(st.integers(0, 2**64))
 def test_no_file_breaks_the_list(server, seed):
     run = imported_seed(server)
-    answer = import_(server, mutated_glass(run, Random(seed)))
+    answer = import_(server, glass.mutated(run, Random(seed)))
     assert answer.status_code in (200, 201, 400), answer.text
     if answer.status_code == 201:
         id = answer.json()["runs"][0]["id"]

@@ -11,7 +11,8 @@ from random import Random
 import numpy as np
 import pytest
 from engine.random_runs import PROMPT, random_run, small_llm
-from glass_mutations import joined, mutated_glass, sections, with_headers
+from hostile import glass
+from hostile.glass import Section, with_headers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +41,7 @@ def files() -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def header(files) -> dict:
-    return json.loads(sections(files[0])[0][0])
+    return glass.read(files[0])[0].header
 
 
 def use(runs: list[Run]) -> None:
@@ -58,7 +59,7 @@ def use(runs: list[Run]) -> None:
 @settings(max_examples=600, deadline=None)
 @given(st.integers(0, 2**64), st.integers(0, 4))
 def test_any_file_is_refused_in_one_line_or_can_be_used(files, seed, which):
-    data = mutated_glass(files[which], Random(seed))
+    data = glass.mutated(files[which], Random(seed))
     try:
         runs = from_bytes(data)
     except TraceError as error:
@@ -71,7 +72,7 @@ def test_any_file_is_refused_in_one_line_or_can_be_used(files, seed, which):
 @given(st.integers(0, 2**64))
 def test_mutations_reach_behind_the_checksums(files, seed):
     try:
-        from_bytes(mutated_glass(files[0], Random(seed)))
+        from_bytes(glass.resealed(files[0], Random(seed)))
     except TraceError as error:
         assert "damaged" not in str(error) and "cut off" not in str(error)
 
@@ -173,7 +174,7 @@ def test_lone_surrogates_become_characters(files, header):
     ids=["lists", "spaces", "brackets", "objects"],
 )
 def test_a_bomb_costs_little(files, text):
-    bomb = joined([(text, b"")])
+    bomb = glass.write([Section(text, b"")])
     del text
     tracemalloc.start()
     with pytest.raises(TraceError):

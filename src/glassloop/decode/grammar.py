@@ -23,6 +23,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.decode.token_bytes import token_bytes
 from glassloop.decode.trial import TOO_SLOW, Trials, Vocabulary, compile_grammar, make_tokenizer
 from glassloop.errors import SamplingError
+from glassloop.shown import printable
 from glassloop.text.tokenizer import Tokenizer
 
 _LONGEST = 1 << 20  # characters of a grammar
@@ -99,7 +100,7 @@ def _refused(field: str, told: str) -> SamplingError:
     told = " ".join(told.split("<state>")[0].split("<non-verbose/>")[0].split())
     if told.startswith("NoExtension"):
         told = "no token can satisfy it"
-    return SamplingError(f"{field} cannot be used: {told[:300]}")
+    return SamplingError(f"{field} cannot be used: {printable(told, 300)}")
 
 
 def _source(sampling: Sampling) -> str:

@@ -104,13 +104,8 @@ def parse(data: bytes, model: type[M]) -> M:
     check_size(data)
     try:
         value = _unpack(data)
-    except (ValueError, RecursionError) as error:
-        message = str(error)
-        if "recursion" in message:
-            name = _field_before(data, _place(message, data))
-            told = f"{name or 'the body'} is nested too deeply; fewer levels are expected"
-            raise APIError(400, told, param=name) from None
-        raise APIError(400, f"the body is not JSON: {message[:200]}", code="invalid_json") from None
+    except ValueError as error:
+        raise _unreadable(data, str(error)) from None
     if isinstance(value, dict):
         check_names(value, model)
     try:
@@ -121,13 +116,30 @@ def parse(data: bytes, model: type[M]) -> M:
         raise describe(first, list(model.model_fields)) from None
 
 
+def _unreadable(data: bytes, message: str) -> APIError:
+    """Returns the error for a body that the parser refuses with this message."""
+    place = _place(message, data)
+    if "recursion" in message:
+        name = _field_before(data, place)
+        told = f"{name or 'the body'} is nested too deeply; fewer levels are expected"
+        return APIError(400, told, param=name)
+    if "number out of range" in message:
+        short = data[:place].rstrip(b"-0123456789") + b"0"  # in place of the number
+        name = _field_before(short, len(short))
+        told = f"{name or 'the body'} has a number that is too long; at most 4300 digits are expected"
+        return APIError(400, told, param=name)
+    return APIError(400, f"the body is not JSON: {message[:200]}", code="invalid_json")
+
+
 def _unpack(data: bytes) -> Any:
     try:
         return from_json(data)
     except ValueError as error:
         if "hex escape" not in str(error):
             raise
-    # A text has a lone surrogate, unless the escape is broken altogether. Python's parser takes it.
+    # A text has a lone surrogate, unless the escape is broken altogether. Python's parser takes it, but is
+    # recursive: what else is wrong with the body is found first.
+    from_json(_without_surrogates(data))
     value = json.loads(data)
     for name, part in value.items() if isinstance(value, dict) else (("the body", value),):
         if any("\ud800" <= character <= "\udfff" for text in texts_in(part) for character in text):
@@ -135,6 +147,11 @@ def _unpack(data: bytes) -> Any:
                 400, f"{printable(name)} has a lone surrogate, which is no text", param=printable(name)
             )
     raise ValueError("a key has a lone surrogate")
+
+
+def _without_surrogates(data: bytes) -> bytes:
+    """Returns a body of the same length without the escapes of surrogates."""
+    return re.sub(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}", rb"\\ufffd", data)
 
 
 def check_size(data: bytes) -> None:
@@ -156,7 +173,7 @@ def check_size(data: bytes) -> None:
 def _field_before(data: bytes, place: int) -> str | None:
     """Returns the field of the body that is not complete at a place, None if that is not clear."""
     try:
-        value = from_json(data[:place], allow_partial=True)
+        value = from_json(_without_surrogates(data[:place]), allow_partial=True)
     except ValueError:
         return None
     return printable(str(list(value)[-1])) if isinstance(value, dict) and value else None

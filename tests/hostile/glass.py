@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from attacks.values import Literal, dumps, hostile
+from hostile import raw
+from hostile.values import Literal, changed, dumps, spelled, twice, value
 
 _FRONT = struct.Struct("<8sHHQ")
 _SECTION = struct.Struct("<III")
@@ -24,9 +25,10 @@ _DIGEST = 32
 
 @dataclass(frozen=True)
 class Section:
-    """One run: its header, and its columns as one uncompressed block."""
+    """One run: its header, and its columns as one uncompressed block. A header of bytes is
+    written as it is."""
 
-    header: dict[str, Any]
+    header: Any
     block: bytes
     plain_size: int | None = None  # what the section says of the header's size, if that is not so
 
@@ -44,9 +46,10 @@ def read(data: bytes) -> list[Section]:
 
 
 def write(sections: list[Section], count: int | None = None, version: int = 1) -> bytes:
+    """A file of these, with every checksum right, and every length that is not given otherwise."""
     body = bytearray()
     for section in sections:
-        plain = dumps(section.header)
+        plain = section.header if isinstance(section.header, bytes) else dumps(section.header)
         packed, records = zlib.compress(plain, 1), zlib.compress(section.block, 1)
         said = len(plain) if section.plain_size is None else section.plain_size
         body += _SECTION.pack(len(packed), said % 2**32, len(records)) + packed + records
@@ -58,6 +61,12 @@ def sealed(body: bytes, count: int, version: int = 1) -> bytes:
     front = _FRONT.pack(_MAGIC, version, count, _START + len(body) + _DIGEST)
     whole = front + struct.pack("<I", zlib.crc32(front)) + body
     return whole + hashlib.sha256(whole).digest()
+
+
+def with_headers(data: bytes, *headers: Any) -> bytes:
+    """A file with other headers before the columns of the first run."""
+    block = read(data)[0].block
+    return write([Section(header, block) for header in headers])
 
 
 def renamed(data: bytes, rng: Random) -> bytes:
@@ -128,52 +137,34 @@ SPECIAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    found = [path] if path else []
-    if isinstance(value, dict):
-        for key, each in value.items():
-            found += _places(each, (*path, key))
-    elif isinstance(value, list):
-        for place, each in enumerate(value[:8]):
-            found += _places(each, (*path, place))
-    return found
-
-
-def _changed_header(header: dict[str, Any], rng: Random) -> dict[str, Any]:
-    header = deepcopy(header)
-    for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        kind = rng.random()
-        if kind < 0.5:
+def _changed_header(header: dict[str, Any], rng: Random) -> Any:
+    kind = rng.random()
+    if kind < 0.5:
+        header = deepcopy(header)
+        for _ in range(rng.choice([1, 1, 1, 2, 3])):
             name = rng.choice(list(SPECIAL))
             header[name] = rng.choice(SPECIAL[name])
-        elif kind < 0.6:
-            header.pop(rng.choice(list(header)), None)
-        elif kind < 0.65:
-            header[str(rng.randrange(99))] = hostile(rng)
-        else:
-            path = rng.choice(_places(header))
-            within: Any = header
-            for part in path[:-1]:
-                within = within[part]
-            within[path[-1]] = hostile(rng, 1)
-    return header
+        return header
+    if kind < 0.55:
+        return {**header, str(rng.randrange(99)): value(rng)}
+    if kind < 0.57:
+        return twice(spelled(header)).encode("utf-8", "surrogatepass")
+    if kind < 0.65:
+        return raw.changed(dumps(header), rng)
+    return changed(header, rng)
 
 
-def _changed_block(section: Section, rng: Random) -> Section:
-    block = bytearray(section.block)
-    for _ in range(rng.choice([1, 1, 4, 30])):
-        if block:
-            block[rng.randrange(len(block))] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
-    return replace(section, block=bytes(block))
+def _changed_block(block: bytes, rng: Random) -> bytes:
+    return raw.changed(block, rng, in_place=rng.random() < 0.8)
 
 
-def _changed_plan(section: Section, rng: Random) -> Section:
-    header = deepcopy(section.header)
+def _changed_plan(header: dict[str, Any], rng: Random) -> dict[str, Any]:
+    header = deepcopy(header)
     plan = header["columns"]
     entry = rng.choice(plan)
     kind = rng.randrange(5)
     if kind == 0:
-        entry[rng.randrange(3)] = hostile(rng, 0)
+        entry[rng.randrange(3)] = value(rng, 0)
     elif kind == 1:
         entry[1] = rng.choice(["u1", "u2", "u4", "i4", "f4", "f8", "u8", "O", "S1"])
     elif kind == 2:
@@ -183,43 +174,65 @@ def _changed_plan(section: Section, rng: Random) -> Section:
     else:
         other = rng.choice(plan)
         entry[2], other[2] = other[2], entry[2]
-    return replace(section, header=header)
+    return header
+
+
+def _changed_body(data: bytes, rng: Random) -> bytes:
+    """Bytes as they are in the file: lengths of sections and compressed blocks."""
+    body = data[_START:-_DIGEST]
+    if rng.random() < 0.5:
+        front = [rng.choice((0, 1, each, each + 1, 2**31, 2**32 - 1)) for each in _SECTION.unpack_from(body)]
+        body = _SECTION.pack(*front) + body[_SECTION.size :]
+    else:
+        body = raw.changed(body, rng)
+    return sealed(body, rng.choice([1, 1, 1, 0, 2, 5000, 65535]), rng.choice([1, 1, 1, 0, 2, 65535]))
+
+
+def _changed_family(sections: list[Section], rng: Random) -> list[Section]:
+    """Families that are none: runs twice or left out, a circle of parents."""
+    if rng.random() < 0.5:
+        return [rng.choice(sections) for _ in range(rng.randrange(1, 4))]
+    section = deepcopy(rng.choice(sections))
+    again = deepcopy(section.header)
+    again["id"] = rng.choice([again["id"], "0" * 16])
+    section.header["parent"], again["parent"] = again["id"], section.header["id"]
+    again["samples"] = section.header["samples"] = [again["id"], section.header["id"]]
+    return [section, replace(section, header=again)]
 
 
 def mutated(data: bytes, rng: Random) -> bytes:
     """One hostile file made of a good one."""
     kind = rng.random()
-    if kind < 0.08:  # bytes as they fall; the checksum tells
-        raw = bytearray(data)
-        for _ in range(rng.choice([1, 3, 20])):
-            raw[rng.randrange(len(raw))] = rng.randrange(256)
-        return bytes(raw)
-    if kind < 0.11:
-        return data[: rng.randrange(len(data))]
-    if kind < 0.2:  # bytes as they fall, and the checksum made right again
-        body = bytearray(data[_START:-_DIGEST])
-        for _ in range(rng.choice([1, 3, 20])):
-            body[rng.randrange(len(body))] = rng.randrange(256)
-        return sealed(bytes(body), rng.choice([1, 1, 1, 0, 2, 65535]), rng.choice([1, 1, 1, 0, 2, 65535]))
+    if kind < 0.06:
+        return raw.changed(data, rng)
+    if kind < 0.09:
+        return raw.cut(data, rng)
+    return resealed(data, rng)
+
+
+def resealed(data: bytes, rng: Random) -> bytes:
+    """One hostile file made of a good one, whose checksums are right."""
+    kind = rng.random()
+    if kind < 0.1:
+        return _changed_body(data, rng)
     sections = read(data)
-    place = rng.randrange(len(sections))
-    section = sections[place]
-    if kind < 0.7:
-        section = replace(section, header=_changed_header(section.header, rng))
-    elif kind < 0.8:
-        section = _changed_plan(section, rng)
-    elif kind < 0.92:
-        section = _changed_block(section, rng)
-    elif kind < 0.95:
-        section = replace(section, plain_size=rng.choice([0, 1, 2**31, 2**32 - 1]))
-    else:  # families that are none: the same run twice, a circle of parents
-        again = deepcopy(section.header)
-        again["id"] = rng.choice([again["id"], "0" * 16])
-        section.header["parent"], again["parent"] = again["id"], section.header["id"]
-        again["samples"] = section.header["samples"] = [again["id"], section.header["id"]]
-        sections.append(replace(section, header=again))
-    sections[place] = section
-    return write(sections, rng.choice([None, None, None, None, 0, 3]))
+    if kind < 0.17:
+        return write(_changed_family(sections, rng), rng.choice([None, None, 0, 1, 2, 5000, 65535]))
+    for _ in range(rng.choice([1, 1, 1, 2])):
+        place = rng.randrange(len(sections))
+        section = sections[place]
+        if isinstance(section.header, bytes):  # of an earlier change
+            continue
+        if kind < 0.75:
+            section = replace(section, header=_changed_header(section.header, rng))
+        elif kind < 0.83:
+            section = replace(section, header=_changed_plan(section.header, rng))
+        elif kind < 0.97:
+            section = replace(section, block=_changed_block(section.block, rng))
+        else:
+            section = replace(section, plain_size=rng.choice([0, 1, 2**31, 2**32 - 1]))
+        sections[place] = section
+    return write(sections)
 
 
 # ── bombs ──────────────────────────────────────────────────────────────────────────────────────────────────
