@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import threading
+import weakref
 
 import pytest
 
@@ -207,3 +210,23 @@ def test_a_fork_of_a_run_with_a_scored_prompt_keeps_its_tokens_once(llm):
     assert len(fork.tokens) == 6 and fork.token_ids[:3] == run.token_ids[:3]
     assert fork.prompt_tokens == run.prompt_tokens
     assert llm.fork(run, 0, temperature=1.1).prompt_tokens == run.prompt_tokens
+
+
+def test_the_last_reference_gives_everything_back(tmp_path):
+    """Without `close()`: models that are dropped take their memory and their threads with them."""
+    from hostile.tiny import write_tiny
+
+    path, dropped = write_tiny(tmp_path / "tiny.gguf"), []
+    gc.collect()
+    threads = threading.active_count()
+    for number in range(20):
+        llm = LLM(path, kv_memory="4MB")
+        run = llm.generate("x", Sampling(max_tokens=2))
+        run.explain(0)
+        if number % 2:
+            llm.lens.neighbours(3)
+        dropped += [weakref.ref(llm), weakref.ref(llm.transformer), weakref.ref(llm.engine)]
+        del llm, run
+        gc.collect()
+    assert not any(each() is not None for each in dropped)
+    assert threading.active_count() == threads

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from glassloop.errors import TextError
 from glassloop.text.alphabet import to_alphabet
 from glassloop.text.merges import many_small_objects
-from glassloop.text.pipeline import Pipeline, first_line
+from glassloop.text.pipeline import Pipeline, first_line, raise_unless_from_library
 from glassloop.text.vocabulary import Kind, Spelling, Vocabulary
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ class BPE:
                 ignore_merges=self._ignore_merges,
                 byte_fallback=bool(self._byte_names),
             )
-        except Exception as error:
+        except BaseException as error:
+            raise_unless_from_library(error)
             raise TextError(f"{self._name}: the merges do not fit the tokens: {first_line(error)}") from None
         prefix = normalizers.Prepend(" ") if self._space_prefix else None
 
