@@ -10,9 +10,10 @@ import tracemalloc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from glassloop.engine.thread import Busy
-from glassloop.server.bodies import MOST_CONTAINERS, is_json, parse
+from glassloop.server.bodies import MOST_CONTAINERS, Bodies, is_json, parse
 from glassloop.server.chat import ChatBody
 from glassloop.server.completions import CompletionBody
 from glassloop.server.embeddings import EmbeddingBody
@@ -22,7 +23,7 @@ from glassloop.server.responses import ResponsesBody
 from glassloop.server.runs import EditBody, ForkBody, StartBody, StepBody
 from glassloop.server.tokens import DetokenizeBody, TokenizeBody
 from glassloop.server.wire import to_json_in_pieces
-from glassloop.server.workers import Workers
+from glassloop.server.workers import Pools, Workers
 
 BODIES = (
     ChatBody,
@@ -187,3 +188,36 @@ def test_json_in_pieces_is_the_same_json(value):
     )
     assert json.loads(made) == finite
     assert not any(end in made.decode() for end in "\x85\u2028\u2029")
+
+
+def test_small_bodies_pass_while_large_ones_are_under_way():
+    """Clients that hold all the room for large bodies keep no small request out."""
+    most = 1 << 20
+    bodies = Bodies(most, Pools())
+
+    def sent(*parts: bytes, more: bool) -> Request:
+        messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+
+        async def receive():
+            if messages:
+                return messages.pop(0)
+            await asyncio.sleep(0 if not more else 60)
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        return Request({"type": "http", "headers": []}, receive)
+
+    async def length(data: bytes) -> int:
+        return len(data)
+
+    async def scenario() -> None:
+        held = [asyncio.create_task(bodies.receive(sent(bytes(most), more=True), length)) for _ in range(8)]
+        await asyncio.sleep(0.05)
+        assert await bodies.receive(sent(b"x" * 1000, more=False), length) == 1000
+        with pytest.raises(APIError, match="large bodies"):
+            await bodies.receive(sent(bytes(most), more=False), length)
+        for each in held:
+            each.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        assert await bodies.receive(sent(bytes(most), more=False), length) == most  # all of it was given back
+
+    asyncio.run(scenario())

@@ -45,15 +45,17 @@ class Bodies:
 
     async def receive(self, request: Request, use: Callable[[bytes], Coroutine[Any, Any, Any]]) -> Any:
         """Returns what `use` makes of the whole body, which counts as held until then."""
-        held = 0
+        held = counted = 0
         parts: list[bytes] = []
         try:
             async for part in request.stream():
                 held += len(part)
-                self._room -= len(part)
+                # The first bytes do not count: small requests pass, however many large ones are under way.
+                self._room -= max(0, held - LONG_BODY) - counted
+                counted = max(0, held - LONG_BODY)
                 if held > self.most_body:
                     raise too_large(self.most_body)
-                if self._room < 0:
+                if self._room < 0 < counted:
                     raise APIError(
                         429,
                         "too many large bodies are being received; try again later",
@@ -65,7 +67,7 @@ class Bodies:
         except ClientDisconnect:
             raise ClientGone from None
         finally:
-            self._room += held
+            self._room += counted
 
     async def read(self, request: Request, model: type[M]) -> M:
         """Returns the validated JSON body."""

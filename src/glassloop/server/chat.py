@@ -190,6 +190,10 @@ def _frame(service: Service, id: str, kind: str) -> dict[str, Any]:
 
 async def _whole(service: Service, body: ChatBody, request: EngineRequest) -> Response:
     found = await service.finish([request], chat=True)
+    return await service.shown([live.run for live in found], lambda: _answer(service, body, found))
+
+
+def _answer(service: Service, body: ChatBody, found: list[Live]) -> Response:
     runs = [live.run for live in found]
     choices = [
         {

@@ -154,6 +154,9 @@ class _Job:
 
     async def whole(self) -> Response:
         found = await self._service.finish(self._requests)
+        return await self._service.shown([live.run for live in found], lambda: self._answer(found))
+
+    def _answer(self, found: list[Live]) -> Response:
         best = [run for request in self._requests for run in self._best(request)]
         choices = [self._choice(index, run) for index, run in enumerate(best)]
         every = [run for request in self._requests for run in request.runs]

@@ -166,7 +166,8 @@ class _Job:
 
     async def whole(self) -> Response:
         found = await self._service.finish([self._request], chat=True)
-        return JSON(self._answer(found[0].run), headers=answers.headers(found[:1]))
+        run, headers = found[0].run, answers.headers(found[:1])
+        return await self._service.shown([run], lambda: JSON(self._answer(run), headers=headers))
 
     def stream(self) -> Response:
         lives = self._service.enter([self._request], chat=True)
@@ -199,12 +200,20 @@ class _Job:
             service.raise_if_failed(live)
             if run.tail:
                 yield told("response.output_text.delta", delta=run.tail, logprobs=[], **at)
-            logprobs = self._logprobs(run.tokens)
-            yield told("response.output_text.done", text=run.text, logprobs=logprobs, **at)
-            yield told("response.content_part.done", part=self._part(run), **at)
-            yield told("response.output_item.done", output_index=0, item=self._message(run))
-            answer = self._answer(run)
-            yield told(f"response.{answer['status']}", response=answer)
+
+            def last() -> list[bytes]:
+                answer = self._answer(run)
+                return [
+                    told(
+                        "response.output_text.done", text=run.text, logprobs=self._logprobs(run.tokens), **at
+                    ),
+                    told("response.content_part.done", part=self._part(run), **at),
+                    told("response.output_item.done", output_index=0, item=self._message(run)),
+                    told(f"response.{answer['status']}", response=answer),
+                ]
+
+            for chunk in await service.shown([run], last):
+                yield chunk
         except Exception as error:
             detail = as_api_error(error).body["error"]
             failed = {**self._answer(None), "status": "failed"}

@@ -23,6 +23,7 @@ from glassloop.server.service import Service
 from glassloop.server.wire import BEAT, JSON, STILL_HERE, EventStream, event
 
 Id = Annotated[str, Path(max_length=64)]
+MOST_FOLLOWERS = 256  # streams of events of runs and trees
 Tokens = Annotated[int | None, Field(ge=1, le=1_000_000)]
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
@@ -105,7 +106,7 @@ def router(service: Service) -> APIRouter:
         def over() -> bool:
             return live.request is None
 
-        return EventStream(_events(service, live.tree, _after(after, last_event_id), over, live))
+        return _followed(service, _events(service, live.tree, _after(after, last_event_id), over, live))
 
     @routes.get("/trees/{id}/events", response_class=Response, responses=_STREAM)
     async def tree_events(
@@ -120,7 +121,7 @@ def router(service: Service) -> APIRouter:
         def over() -> bool:
             return not tree.lives or ((close or service.draining) and not tree.busy)
 
-        return EventStream(_events(service, tree, _after(after, last_event_id), over))
+        return _followed(service, _events(service, tree, _after(after, last_event_id), over))
 
     @routes.post("/runs/{id}/fork", response_model=shapes.Runs, status_code=201)
     async def fork(id: Id, request: Request, body: ForkBody) -> Response:
@@ -199,6 +200,23 @@ async def _fork(
 
     made = await service.prepared(request, body, prepare)
     return service.start([made], live.tree, limit=body.pause_after, chat=live.chat)
+
+
+def _followed(service: Service, events: AsyncGenerator[bytes, None]) -> Response:
+    """Returns a stream of events. It may stay open for ever, so there are only so many of them."""
+    if service.followers >= MOST_FOLLOWERS:
+        raise APIError(
+            429,
+            f"{service.followers} streams of events are open; at most {MOST_FOLLOWERS} are expected",
+            code="too_many_followers",
+            headers={"Retry-After": "2"},
+        )
+    service.followers += 1
+
+    def release() -> None:
+        service.followers -= 1
+
+    return EventStream(events, release=release)
 
 
 def _after(after: int | None, last_event_id: str | None) -> int:

@@ -30,6 +30,7 @@ from glassloop.trace.token import Token
 
 T = TypeVar("T")
 _CONSTRAINTS = frozenset(("json_schema", "regex", "choice", "grammar", "response_format", "text"))
+_FEW_TOKENS = 512  # that an answer may have to be built at once
 MOST_TEXT = 2_000_000  # characters of all texts that one request brings for the model
 
 
@@ -44,6 +45,7 @@ class Service:
         self.pools = Pools()
         self.bodies = Bodies(settings.most_body, self.pools)
         self.draining = False
+        self.followers = 0  # streams of events that are open
         self._readings: set[Deadline] = set()
         self._hub: Hub | None = None
         self._longest: int | None = None
@@ -93,6 +95,13 @@ class Service:
         finally:
             deadline.cancel()
             self._readings.discard(deadline)
+
+    async def shown(self, runs: Sequence[Run], build: Callable[[], T]) -> T:
+        """Returns an answer about runs, which may have every token with its alternatives: a large one is
+        built on a thread."""
+        if sum(len(run.tokens) + len(run.prompt_tokens) for run in runs) <= _FEW_TOKENS:
+            return build()
+        return await self.pools.showing.run(build)
 
     def check_text(self, text: str, name: str = "prompt") -> None:
         """Refuse a text that is too long for the context, without encoding it to find out."""
