@@ -12,6 +12,7 @@ from glassloop.decode.chain import DEFAULT_ORDER
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.llm import LLM
 from glassloop.engine.thread import EngineThread
+from glassloop.text.pieces import Pieces
 
 PROMPT = list(b"the quick brown fox jumps over the lazy dog")
 
@@ -24,7 +25,7 @@ class SmallLLM(LLM):
         self.transformer = model(None, ops, seed)
         self.config = self.transformer.config
         self.tokenizer = tokenizer()
-        self._pieces: dict[int, str] = {}
+        self._pieces = Pieces(self.tokenizer)
         self._weights = None
         self.drafts = True
         self.model_hash = f"{seed:064x}"  # type: ignore[misc]
