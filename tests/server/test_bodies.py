@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import tracemalloc
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -221,3 +222,22 @@ def test_small_bodies_pass_while_large_ones_are_under_way():
         assert await bodies.receive(sent(bytes(most), more=False), length) == most  # all of it was given back
 
     asyncio.run(scenario())
+
+
+def _lists(schema: object) -> Iterator[dict]:
+    """Every list in pydantic's own schema of a model."""
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            if each.get("type") == "list":
+                yield each
+            waiting.extend(each.values())
+        elif isinstance(each, (list, tuple)):
+            waiting.extend(each)
+
+
+@pytest.mark.parametrize("model", BODIES, ids=lambda model: model.__name__)
+def test_every_list_has_a_bound_and_ends_at_its_first_error(model):
+    for each in _lists(model.__pydantic_core_schema__):
+        assert each.get("fail_fast") and each.get("max_length") is not None, each

@@ -31,7 +31,7 @@ from glassloop.shown import printable
 LONG_BODY = 32 << 10  # bytes from which a body is parsed and prepared among the long ones
 # Lists and objects, and keys, in one body. They are counted in its bytes, so those inside texts count too.
 MOST_CONTAINERS = 100_000
-MOST_KEYS = 100_000
+MOST_KEYS = 50_000
 M = TypeVar("M", bound=BaseModel)
 
 

@@ -16,7 +16,7 @@ from glassloop.server import answers
 from glassloop.server.bodies import BodyRoute
 from glassloop.server.conversation import Messages, Tools, encode
 from glassloop.server.errors import APIError, as_api_error, refused
-from glassloop.server.fields import Whole, texts_in
+from glassloop.server.fields import Whole, many, texts_in
 from glassloop.server.live import Live
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.service import Service
@@ -57,7 +57,7 @@ class ChatBody(SamplingOptions):  # type: ignore[misc, valid-type]
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: bool | None = None
     # Accepted because they ask for nothing that changes an answer.
-    modalities: list[Literal["text"]] | None = None
+    modalities: many(Literal["text"], 16) | None = None  # type: ignore[valid-type]
     service_tier: Literal["auto", "default"] | None = None
     verbosity: Literal["medium"] | None = None
     user: str | None = None

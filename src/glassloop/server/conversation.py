@@ -17,8 +17,8 @@ from glassloop.text.tokenizer import Tokenizer
 class TextPart(Body):
     type: Literal["text", "input_text", "output_text"] = "text"
     text: str
-    annotations: list[Any] | None = None  # of an answer that is sent back
-    logprobs: list[Any] | None = None
+    annotations: many(Any, 1000) | None = None  # type: ignore[valid-type]  # of an answer that is sent back
+    logprobs: many(Any, 100_000) | None = None  # type: ignore[valid-type]
 
 
 class Message(Body):
@@ -28,7 +28,7 @@ class Message(Body):
     tool_calls: many(dict[str, Any], MOST_TOOLS) | None = None  # type: ignore[valid-type]
     tool_call_id: Name | None = None
     refusal: str | None = None
-    annotations: list[Any] | None = None  # of an answer that is sent back
+    annotations: many(Any, 1000) | None = None  # type: ignore[valid-type]  # of an answer that is sent back
     audio: None = None
     function_call: None = None
 

@@ -62,7 +62,7 @@ class ResponsesBody(SamplingOptions):  # type: ignore[misc, valid-type]
     text: TextOptions | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: many(Literal["message.output_text.logprobs"], 16) | None = None  # type: ignore[valid-type]
     top_logprobs: int | None = Field(None, ge=0, le=20)
     metadata: dict[str, str] | None = None
     n: Literal[1] | None = None
@@ -76,7 +76,7 @@ class ResponsesBody(SamplingOptions):  # type: ignore[misc, valid-type]
     service_tier: Literal["auto", "default"] | None = None
     store: bool | None = None
     tool_choice: Literal["auto", "none"] | None = None
-    tools: list[Any] | None = Field(None, max_length=0)
+    tools: many(Any, 0) | None = None  # type: ignore[valid-type]
     truncation: Literal["disabled"] | None = None
     user: str | None = None
 
