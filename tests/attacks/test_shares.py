@@ -84,7 +84,7 @@ def test_long_work_of_others_holds_up_nobody(real: Server, kind: str) -> None:
 @pytest.fixture(scope="module")
 def long_run(_real) -> Iterator[tuple[Server, str]]:
     """A run whose prompt is no longer in the cache: explaining it computes all of it again."""
-    words, memory = (1600, "150MB") if FACTOR else (220, "80MB")
+    words, memory = (1600, "400MB") if FACTOR else (220, "80MB")
     with serving(
         "--kv-memory", memory, "--timeout", "120", "--grace", "1", model="smollm2-135m-instruct"
     ) as server:
