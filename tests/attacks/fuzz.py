@@ -2,7 +2,7 @@
 server with a tiny model, and so many mutated files and templates in child processes. A finding is printed
 with the seed and the number that make it again; the last line is JSON.
 
-    python -m attacks.fuzz                        10^5 requests and 10^5 files, some twenty minutes a core
+    python -m attacks.fuzz                        10^5 requests (some minutes) and 10^5 files
     python -m attacks.fuzz --only glass --count 2000 --seed 7
     python -m attacks.fuzz --only requests --first 41234 --count 1
 """

@@ -69,7 +69,7 @@ def print_json(value: object) -> None:
 
 
 def visible(text: str, newlines: bool = True) -> str:
-    """Returns a text that a terminal can be given, whoever wrote it: what would steer it or cannot be seen is
+    """Returns a text that is safe to send to a terminal: what would steer it or cannot be seen is
     shown as an escape, such as `\\x1b`. Line ends and tabs stay what they are, unless everything must be on
     one line."""
     shown = _STEERS.sub(lambda found: escaped(found[0]), text)

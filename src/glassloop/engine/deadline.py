@@ -30,7 +30,7 @@ class Deadline:
         self._cancelled = Event()
 
     def cancel(self) -> None:
-        """Nobody waits for the result any more."""
+        """Ends the computation: its result is not wanted any more."""
         self._cancelled.set()
 
     @property

@@ -58,8 +58,8 @@ def read(
     deadline: Deadline | None = None,
     after: Reading | None = None,
 ) -> Reading:
-    """Compute known tokens, to the end: `Reading` says what `take` is given. `Busy` if too many wait already;
-    the next piece of a reading is not refused."""
+    """Computes known tokens and waits until that is done; `Reading` says what `take` is given. Raises `Busy`
+    if too many requests wait already; the next piece of a reading is never refused."""
     if deadline is not None:
         deadline.check()
     if not engine.loop.tree.room_for(len(ids)):
