@@ -120,18 +120,20 @@ def test_control_characters_of_a_model_are_shown_not_sent(folder: Path, tmp_path
     tokens = [*evil["tokenizer.ggml.tokens"][:-1], _EVIL]
     evil = evil.with_metadata({"general.name": _EVIL, "tokenizer.ggml.tokens": tokens})
     path.write_bytes(evil.to_bytes())
+    only_evil = ("--allowed-token-ids", str(len(tokens) - 1), "--ignore-eos")
     commands = (
         ("models", "show", str(path)),
         ("tokenize", "--model", str(path), f"a{_EVIL.replace(chr(0), '')}"),
-        ("generate", "--model", str(path), "hello", "--max-tokens", "3"),
+        ("generate", "--model", str(path), "hello", "--max-tokens", "3", *only_evil),
         ("generate", "--model", str(folder / _EVIL.replace("\0", "").replace("/", "")), "hello"),
         ("models", "show", _EVIL.replace("\0", "")),
     )
     with ThreadPoolExecutor(2) as pool:  # mostly the time that a process takes to start
-        results = list(pool.map(lambda arguments: glassloop(*arguments, home=tmp_path), commands))
+        results = list(pool.map(lambda arguments: glassloop(*arguments, home=tmp_path, tty=True), commands))
     for arguments, (code, text) in zip(commands, results, strict=True):
-        assert raw_controls(text) == [], (arguments[0], text)
+        assert raw_controls(text, tty=True) == [], (arguments[0], text)
         assert code in (0, 1, 2) and "Traceback" not in text, text[-2000:]
+    assert r"\x1b]0;owned" in results[2][1]  # the model did say it
 
 
 @pytest.mark.parametrize(
