@@ -88,14 +88,18 @@ class Place:
     def refresh(self) -> None:
         with self._lock:
             body = {"prompt": "the sea", "sampling": {"max_tokens": 6, "seed": 1, "n": 2}}
-            answer = self._server.post("/api/runs", body)
-            self.run: str = answer.json()["runs"][0]["id"]
-            self.tree: str = answer.json()["runs"][0]["tree"]
-            until = time.monotonic() + 20
-            while (file := self._server.get(f"/api/runs/{self.run}/export")).status == 409:
-                assert time.monotonic() < until
+            until, made = time.monotonic() + 20, None
+            while True:  # another worker may delete it before its file is there
+                if made is None or made.status == 404:
+                    run = self._server.post("/api/runs", body).json()["runs"][0]
+                made = self._server.get(f"/api/runs/{run['id']}/export")
+                if made.status == 200:
+                    break
+                assert time.monotonic() < until, made
                 time.sleep(0.02)
-            self.file = file.body
+            self.run: str = run["id"]
+            self.tree: str = run["tree"]
+            self.file = made.body
 
 
 class Session:
@@ -114,7 +118,7 @@ class Session:
 
     def run(self, model: Path) -> None:
         while self._blocks and self.crashes < _MOST_CRASHES:
-            with serving(*_FLAGS, model=model) as server, Watch(server) as watch:
+            with serving(*_FLAGS, model=model) as server, Watch(server, slow=self._note_slow) as watch:
                 finished = self._attack(server)
             self.health = max(self.health, watch.report.health)
             self.grown = max(self.grown, watch.report.grown)
@@ -178,6 +182,14 @@ class Session:
             self._note(number, case, answer)
             place.note(case, answer)
         return True
+
+    def _note_slow(self, seconds: float) -> None:
+        """Note which requests were under way when `/health` waited."""
+        told = "\n    ".join(f"#{number} {case.told()}" for number, case in list(self._last.values()))
+        with self._lock:
+            self.findings.append(
+                (-1, f"/health waited {seconds:.2f} s after {self.done} requests; under way:\n    {told}")
+            )
 
     def _note(self, number: int, case: Case, answer: Answer | str) -> None:
         trouble = answer if isinstance(answer, str) else wrong(case, answer)

@@ -18,14 +18,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from attacks.limits import LIMITS
+from attacks.limits import LIMITS, PROMISED
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+_PROBE = Path(__file__).with_name("probe.py")
 _ADDRESS = re.compile(r"http://([\d.]+):(\d+)")
 
 
@@ -253,8 +254,15 @@ class Report:
 class Watch:
     """Observes a server while the body of a `with` statement attacks it."""
 
-    def __init__(self, server: Server, canary: bool = False, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        canary: bool = False,
+        headers: dict[str, str] | None = None,
+        slow: Callable[[float], None] | None = None,  # called with each wait for /health that is too long
+    ) -> None:
         self.server = server
+        self._slow = slow
         self.report = Report()
         self._headers = headers or {}
         self._ended = threading.Event()
@@ -289,20 +297,28 @@ class Watch:
             report.grown = max(0, self.server.peak - self._memory)
 
     def _probe(self) -> None:
-        while not self._ended.is_set():
-            before = time.monotonic()
-            try:
-                status = self.server.get("/health", timeout=120).status
-                if status not in (200, 503):
-                    self.report.trouble = f"/health answered {status}"
+        """Note how long `/health` takes, as a process of its own tells."""
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_PROBE), self.server.host, str(self.server.port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        for line in process.stdout:
+            seconds, told = line.rstrip("\n").split(" ", 1)
+            if told in ("200", "503"):
                 self.report.probes += 1
-            except OSError as error:
-                if self.server.alive:
-                    self.report.trouble = f"/health: {error!r}"
-                return
-            finally:
-                self.report.health = max(self.report.health, time.monotonic() - before)
-            self._ended.wait(0.1)
+            elif self.server.alive and not self.report.trouble:
+                self.report.trouble = f"/health: {told}"
+            self.report.health = max(self.report.health, float(seconds))
+            if float(seconds) > PROMISED.health and self._slow is not None:
+                self._slow(float(seconds))
+            if self._ended.is_set() or not self.server.alive:
+                break
+        process.stdin.close()
+        process.stdout.close()
+        process.wait()
 
     def _stream(self) -> None:
         """A client that streams one completion after the other until the attack is over."""

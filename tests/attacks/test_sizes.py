@@ -140,6 +140,37 @@ def test_what_was_seen_to_freeze_it(tiny: Server, path: str, body: dict[str, Any
     watch.report.check()
 
 
+@pytest.mark.parametrize("name", ["n", "beam_width"])
+def test_no_route_starts_more_runs_than_one_request_may(tiny: Server, name: str) -> None:
+    run = tiny.post("/api/runs", {"prompt": "x", "sampling": {"max_tokens": 2, "seed": 1}}).json()["runs"][0]
+    tiny.settle()
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    routes: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": "x", "max_tokens": 2}),
+        ("/v1/chat/completions", {**chat, "max_tokens": 2}),
+        ("/api/runs", {"prompt": "x"}),
+        ("/api/runs", {"prompt": "x", "strategies": [{"name": "a"}]}),
+        (f"/api/runs/{run['id']}/fork", {"at": 0}),
+        (f"/api/runs/{run['id']}/edit", {"at": 0, "text": "x"}),
+    ]
+    for path, body in routes:
+        options = {name: 1000, "max_tokens": 2}
+        nested = {"sampling": options} if path.startswith("/api/") else options
+        if "strategies" in body:
+            nested = {"strategies": [{"name": "a", "sampling": options}]}
+        answer = tiny.post(path, {**body, **nested})
+        assert answer.status == 400 and answer.error["param"] == name, (path, answer.body)
+
+
+def test_samples_that_end_together_hold_up_nobody(tiny: Server) -> None:
+    body = {"prompt": "x", "sampling": {"n": 128, "max_tokens": 60, "ignore_eos": True}}
+    with Watch(tiny) as watch:
+        for _ in range(3):
+            assert tiny.post("/api/runs", body).status == 201
+        tiny.settle()
+    watch.report.check()
+
+
 def test_unknown_keys_are_refused_without_being_listed(tiny: Server) -> None:
     data = b'{"prompt": "x",' + b",".join(b'"k%d":1' % at for at in range(250_000)) + b"}"
     with Watch(tiny) as watch:

@@ -113,6 +113,14 @@ def test_what_the_parser_refuses_is_named_by_its_field(text, value, what, form):
     assert refused.value.param == "stop"
 
 
+@pytest.mark.parametrize("open_", ["[", '{"a":'])
+def test_a_body_both_too_large_and_too_deep_names_its_field(open_):
+    body = '{"prompt": "x", "stop": ' + open_ * (MOST_CONTAINERS + 5)
+    with pytest.raises(APIError, match=r"^stop is too large") as refused:
+        parse(body.encode(), CompletionBody)
+    assert refused.value.param == "stop"
+
+
 def test_brackets_in_texts_are_allowed_up_to_the_same_number():
     assert parse(json.dumps({"prompt": "[" * (MOST_CONTAINERS - 1)}).encode(), CompletionBody)
 

@@ -215,8 +215,8 @@ class Beams:
                 if beam.trail is not None:
                     self._keep(beam, ending)
         found = self._ended[: len(request.runs)]
-        if found:
-            del request.runs[len(found) :]  # a grammar may allow fewer texts than were asked for
+        if found:  # a grammar may allow fewer texts than were asked for
+            request.drop_runs(len(found))
         for run, best in zip(request.runs, found, strict=False):
             run.tokens, run.tail, run.end = best.tokens, best.tail, best.end
             run.finish_reason, run.stop_reason = best.ending.reason, best.ending.detail

@@ -62,6 +62,17 @@ class Request:
                 self.keep(run)
             except Exception:  # the engine's thread serves others too
                 _LOG.exception("run %s could not be kept", run.id)
+        self._inform(run, token)
+
+    def drop_runs(self, first: int) -> None:
+        """Remove the runs from `first` on, for which there is no text. The listener is told of their end."""
+        dropped = self.runs[first:]
+        del self.runs[first:]
+        for run in dropped:
+            run.finish_reason, run.stop_reason = "cancelled", "there are no more texts"
+            self._inform(run, None)
+
+    def _inform(self, run: Run, token: Token | None) -> None:
         try:
             self.listener(run, token)
         except Exception:

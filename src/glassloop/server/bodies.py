@@ -174,10 +174,12 @@ def check_size(data: bytes) -> None:
 
 def _field_before(data: bytes, place: int) -> str | None:
     """Returns the field of the body that is not complete at a place, None if that is not clear."""
+    before = _without_surrogates(data[:place])
     try:
-        value = from_json(_without_surrogates(data[:place]), allow_partial=True)
-    except ValueError:
-        return None
+        value = from_json(before, allow_partial=True)
+    except ValueError as error:
+        deep = _place(str(error), before) if "recursion" in str(error) else 0
+        return _field_before(before, deep) if 0 < deep < place else None
     return printable(str(list(value)[-1])) if isinstance(value, dict) and value else None
 
 

@@ -174,7 +174,7 @@ def _prepare(service: Service, body: ChatBody) -> EngineRequest:
     )
     service.check_length(len(ids), "messages")
     options = chat_options(body, service.llm.config.context - len(ids))
-    sampling = make_sampling(options, service.settings.timeout)
+    sampling = make_sampling(options, service.settings)
     return service.llm.prepare(ids, sampling, compiled=service.compile(sampling))
 
 

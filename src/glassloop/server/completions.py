@@ -119,8 +119,7 @@ class _Job:
         else:
             options.pop("logprobs", None)
         add_format(options, body.response_format)
-        sampling = make_sampling(options, service.settings.timeout)
-        service.check_choices(sampling, "n" if body.best_of is None else "best_of")
+        sampling = make_sampling(options, service.settings, "n" if body.best_of is None else "best_of")
         prompts = prompts_of(body.prompt, "prompt")
         if len(prompts) * best_of > service.settings.most_choices:
             raise APIError(

@@ -82,7 +82,7 @@ class Explainer:
         maker = run.drawn_with(index)  # a fork did not choose what it kept
         options = maker.sampling
         if overrides:
-            options = make_sampling({**maker.sampling.to_dict(), **overrides}, self._service.settings.timeout)
+            options = make_sampling({**maker.sampling.to_dict(), "n": 1, **overrides}, self._service.settings)
         ids = run.prompt_ids + [token.id for token in run.tokens[:index]]
         position, salt = len(ids), maker.salt
         if new_luck:

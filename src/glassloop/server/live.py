@@ -66,9 +66,11 @@ class Tree:
         self.id = id or secrets.token_hex(8)
         self.lives: dict[str, Live] = {}
         self.log: list[Event | None] = []  # None: of a run that is forgotten
+        self._places: dict[Live, list[int]] = {}  # of each run's events in the log
         self._followers: set[asyncio.Event] = set()
 
     def add(self, event: Event) -> None:
+        self._places.setdefault(event.live, []).append(len(self.log))
         self.log.append(event)
         for follower in self._followers:
             follower.set()
@@ -79,7 +81,8 @@ class Tree:
 
     def forget(self, live: Live) -> None:
         self.lives.pop(live.run.id, None)
-        self.log = [None if event is None or event.live is live else event for event in self.log]
+        for place in self._places.pop(live, ()):
+            self.log[place] = None
 
     async def follow(
         self, after: int, over: Callable[[], bool], beat: float | None = None

@@ -13,7 +13,9 @@ from glassloop.decode.limits import check_size
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.llm import Prompt
 from glassloop.errors import TextError
+from glassloop.server.errors import APIError
 from glassloop.server.fields import many, text_or
+from glassloop.server.settings import Settings
 
 _MOST_ITEMS = 65_536  # of any list of options; what Sampling and the server's limits allow is less
 _TYPES: dict[str, Any] = {
@@ -58,12 +60,15 @@ def options_of(body: Body) -> dict[str, Any]:
     return {name: value for name, value in body.given.items() if name in _NAMES}
 
 
-def make_sampling(options: dict[str, Any], timeout: float) -> Sampling:
-    """Returns the options, checked and within what the server allows. `timeout` is the longest that a request
-    may take."""
+def make_sampling(options: dict[str, Any], settings: Settings, samples: str = "n") -> Sampling:
+    """Returns the options, checked and within what the server allows. `samples` is the name under which the
+    client gave their number."""
     check_size(options)
     sampling = Sampling.from_dict(options)
-    shorter = timeout if sampling.timeout is None else min(timeout, sampling.timeout)
+    for name, value in ((samples, sampling.n), ("beam_width", sampling.beam_width)):
+        if value > settings.most_choices:
+            raise APIError(400, f"{name} is {value}; at most {settings.most_choices} is expected", param=name)
+    shorter = settings.timeout if sampling.timeout is None else min(settings.timeout, sampling.timeout)
     return replace(sampling, timeout=shorter)
 
 

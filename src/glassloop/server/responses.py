@@ -161,7 +161,7 @@ class _Job:
             if self._format.schema_ is None:
                 raise APIError(400, "text.format.schema is missing", param="text.format.schema")
             options["json_schema"] = self._format.schema_
-        sampling = make_sampling(options, service.settings.timeout)
+        sampling = make_sampling(options, service.settings)
         return service.llm.prepare(ids, sampling, compiled=service.compile(sampling))
 
     async def whole(self) -> Response:

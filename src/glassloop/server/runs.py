@@ -169,7 +169,7 @@ def _requests(service: Service, body: StartBody) -> tuple[list[EngineRequest], l
         options = dict(common)
         if strategy is not None and strategy.sampling is not None:
             options |= options_of(strategy.sampling)
-        sampling = make_sampling(options, service.settings.timeout)
+        sampling = make_sampling(options, service.settings)
         if sampling.beam_width > 1 and body.pause_after is not None:
             raise APIError(400, "pause_after is given; a beam search cannot pause", param="pause_after")
         requests.append(service.prepare(prompt, sampling))
@@ -192,7 +192,7 @@ async def _fork(
         given: dict[str, Any] = {} if body.sampling is None else options_of(body.sampling)
         # The options of a run that was read from a file are held to the server's limits like any others.
         before = {**replace(run.sampling, seed=run.seed).to_dict(), "n": 1, "beam_width": 1}
-        options = make_sampling({**before, **given}, service.settings.timeout)
+        options = make_sampling({**before, **given}, service.settings)
         made = service.llm.prepare_fork(run, body.at, sampling=options, **what)
         made.compiled  # noqa: B018  (raises what is wrong with the options)
         service.check_length(len(run.prompt_ids) + body.at + len(made.forced), "at")

@@ -131,19 +131,7 @@ class Service:
     def compile(self, sampling: Sampling) -> Compiled:
         """Returns all that is built from the options of a request, or raises what is wrong with them. Not for
         the event loop's thread."""
-        self.check_choices(sampling)
         return self.llm.compile(sampling)
-
-    def check_choices(self, sampling: Sampling, name: str = "n") -> None:
-        """Refuse a request for more samples (by that name) or beams than the server allows."""
-        if max(sampling.n, sampling.beam_width) > self.settings.most_choices:
-            name = name if sampling.n > sampling.beam_width else "beam_width"
-            raise APIError(
-                400,
-                f"{name} is {max(sampling.n, sampling.beam_width)}; at most"
-                f" {self.settings.most_choices} is expected",
-                param=name,
-            )
 
     @property
     def most_prompt(self) -> int:
@@ -197,7 +185,7 @@ class Service:
 
     def _rest(self, run: Run) -> Request:
         # A run that was read from a file may have options beyond the server's limits.
-        make_sampling(run.sampling.to_dict(), self.settings.timeout)
+        make_sampling({**run.sampling.to_dict(), "n": 1}, self.settings)
         return self.llm.prepare_rest(run, timeout=self.settings.timeout)
 
     def _check_paused(self, live: Live) -> None:
@@ -236,16 +224,6 @@ class Service:
             live.tree.add(Event("token", live, live.told, token))
             live.told += 1
             return
-        request = live.request
-        self._end(live)
-        if request is not None and all(run.finish_reason for run in request.runs):
-            # A search may find fewer texts than were asked for; the others have nothing to wait for.
-            for other in list(live.tree.lives.values()):
-                if other.request is request and other.run not in request.runs:
-                    other.run.finish_reason, other.run.stop_reason = "cancelled", "there are no more texts"
-                    self._end(other)
-
-    def _end(self, live: Live) -> None:
         run, live.request = live.run, None
         live.limit = None
         live.tree.add(Event("end", live, live.told, None))
@@ -284,7 +262,8 @@ class Service:
         try:
             async for _ in self.events(lives):
                 pass
-            found = [live for live in lives if any(live.run in request.runs for request in requests)]
+            runs = {run for request in requests for run in request.runs}
+            found = [live for live in lives if live.run in runs]
             for live in found:
                 self.raise_if_failed(live)
             return found
