@@ -76,7 +76,7 @@ def mutated_file(name: str, data: bytes, rng: Random) -> bytes:
         ValueError,
         RecursionError,
         struct.error,
-    ):  # no JSON any more, or too deep: two changes to one file
+    ):  # no JSON any more: two changes to one file
         return raw.changed(data, rng)
 
 
