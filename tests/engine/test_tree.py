@@ -13,7 +13,7 @@ from glassloop.ops.batch import PAGE
 
 def _tree(window: int | None, pages: int) -> KVTree:
     small = model(window, "reference")
-    return KVTree(small, pages * sum(group.page_bytes for group in small.pages(1)))
+    return KVTree(small, pages * sum(small.page_bytes))
 
 
 @pytest.mark.parametrize("window", [None, 40])

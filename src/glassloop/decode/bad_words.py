@@ -13,7 +13,7 @@ import numpy as np
 
 from glassloop.decode.token_bytes import TokenBytes, token_bytes
 from glassloop.errors import SamplingError
-from glassloop.ops.vocabulary import Int32
+from glassloop.ops.rows import Int32
 from glassloop.text.automaton import Automaton
 from glassloop.text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from glassloop.ops.vocabulary import Float64, Int32
+from glassloop.ops.rows import Float64, Int32
 
 
 class History:

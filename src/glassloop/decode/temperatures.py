@@ -12,7 +12,7 @@ import numpy as np
 
 from glassloop.decode.candidates import Candidates
 from glassloop.decode.chain import DEFAULT_ORDER
-from glassloop.decode.luck import luck_key
+from glassloop.decode.luck import luck_key, luck_of
 from glassloop.decode.stage import Stage, Step
 
 _HIGHEST = 100  # that `Sampling` takes
@@ -30,7 +30,10 @@ def winning_temperatures(
     if any(stage.name in later and stage.name != "top_k" for stage in chain):
         return None  # it looks at probabilities; top-k looks at the order alone
     ids, logits = left.everyone()
-    luck = step.ops.luck_of(luck_key(step.seed, step.salt, step.position), ids)
+    chooser = step.ops.chooser
+    luck = (luck_of if chooser is None else chooser.luck_of)(
+        luck_key(step.seed, step.salt, step.position), ids
+    )
     own = int(np.flatnonzero(ids == winner)[0])
     lead = (logits[own] - logits) * step.sampling.temperature  # as it is at temperature 1
     needed = luck - luck[own]

@@ -13,8 +13,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from glassloop.decode.luck import GOLDEN
 from glassloop.errors import TextError
-from glassloop.ops.vocabulary import GOLDEN, Int32
+from glassloop.ops.rows import Int32
 from glassloop.text.tokenizer import Tokenizer
 
 Int64 = NDArray[np.int64]

@@ -10,9 +10,9 @@ import numpy as np
 
 from glassloop.decode.candidates import SLACK, Candidates
 from glassloop.decode.luck import coin
+from glassloop.decode.rules import Action, Rule
 from glassloop.decode.stage import Step, built_in, by_rule
-from glassloop.ops.rules import Action, Rule
-from glassloop.ops.vocabulary import Float64
+from glassloop.ops.rows import Float64
 
 
 @by_rule("temperature", "scale", lambda sampling: sampling.temperature not in (0, 1), fixed=True)

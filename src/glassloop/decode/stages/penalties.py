@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from glassloop.decode.rules import Action, Rule
 from glassloop.decode.stage import Step, by_rule
-from glassloop.ops.rules import Action, Rule
-from glassloop.ops.vocabulary import Float64, Int32
+from glassloop.ops.rows import Float64, Int32
 
 LONGEST_MATCH = 64  # DRY looks no farther back than this: by then the penalty is past all logits
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from glassloop.decode.rules import Action, Rule
 from glassloop.decode.stage import Step, by_rule
-from glassloop.ops.rules import Action, Rule
 
 _NONE = np.empty(0, np.int32)
 

@@ -1,4 +1,4 @@
-/* One vector of LANES floats or 32-bit integers, and the few operations that the kernels are written in.
+/* A vector of LANES floats or 32-bit integers, and the operations that the kernels are written in.
  *
  * kernels.h is compiled once for each instruction set, over this file. A lane is one output of a matrix or one
  * key of the cache, never a part of a sum: so the order of every sum is the same on all of them. The caller
@@ -133,7 +133,7 @@ static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return _mm256_sub_epi32
 /* Codes up to 15: eight products of two pairs, 8 * 2 * 15 * 127 = 30480, still fit a 16-bit sum. */
 static inline vi dot_small(vi sum, vi codes, vi x) {
     sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x));
-    __asm__("" : "+x"(sum)); /* add now: compilers like to keep all products for later, and run out of registers */
+    __asm__("" : "+x"(sum)); /* forces the sum now: compilers otherwise keep all products and run out of registers */
     return sum;
 }
 static inline vi dot_small_sum(vi sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
