@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from glassloop import ModelError, Sampling, SamplingError
+from glassloop.decode import luck
 from glassloop.decode.candidates import Candidates
 from glassloop.decode.chain import DEFAULT_ORDER
 from glassloop.decode.decoder import Decoder

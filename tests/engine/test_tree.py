@@ -111,6 +111,16 @@ def test_pages_behind_every_window_make_room_for_more():
         tree.check_integrity()
 
 
+@pytest.mark.parametrize("ops", ["native", "reference"])
+@pytest.mark.parametrize("pages", [2, 5, 30, 1000])
+def test_all_groups_of_layers_share_one_budget(ops, pages):
+    small = model(40, ops)
+    memory = pages * sum(small.page_bytes)
+    tree = KVTree(small, memory)
+    arrays = [array for group in tree.pages for array in (group.keys, group.values)]
+    assert len(tree.pages) == 2 and sum(array.nbytes for array in arrays) <= memory
+
+
 def test_too_little_memory_is_an_error():
     with pytest.raises(GlassloopError, match="kv_memory"):
         _tree(None, 1)

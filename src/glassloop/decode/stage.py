@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from glassloop.decode.candidates import Candidates
 from glassloop.decode.history import History
@@ -23,34 +22,11 @@ from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError
 from glassloop.ops.rows import Int32, RowOps
 
+if TYPE_CHECKING:
+    from glassloop.decode.bad_words import Watch
+    from glassloop.decode.grammar import Grammar
+
 StageKind = Literal["bias", "scale", "mask"]  # changes some logits, multiplies them all, removes tokens
-
-
-class Form(Protocol):
-    """What a grammar looks like to its stage: the tokens that may come next on this branch."""
-
-    def mask(self) -> NDArray[np.bool_]: ...  # [vocab_size]
-
-    def commit(self, token: int) -> None: ...
-
-    def fork(self) -> Form: ...
-
-    def rewind(self, length: int) -> None: ...
-
-    @property
-    def finished(self) -> bool: ...
-
-
-class Banner(Protocol):
-    """What bad words look like to their stage: the tokens that may not come next on this branch."""
-
-    def banned(self) -> Int32: ...
-
-    def commit(self, token: int) -> None: ...
-
-    def fork(self) -> Banner: ...
-
-    def rewind(self, length: int) -> None: ...
 
 
 @dataclass
@@ -66,8 +42,8 @@ class Step:
     salt: int = 0
     ending_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # end of sequence, stop tokens
     missing_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # logits without a token
-    grammar: Form | None = None
-    bad_words: Banner | None = None
+    grammar: Grammar | None = None  # its state on this branch
+    bad_words: Watch | None = None
 
 
 Run = Callable[[Candidates, Step], Candidates]

@@ -20,7 +20,7 @@ import numpy as np
 from glassloop.errors import GlassloopError
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import PAGE, Int32, pages_for
-from glassloop.ops.kv_cache import Pages, divide_pages
+from glassloop.ops.kv_cache import Pages, divide_pages, window_pages
 
 GONE = -1  # a page of a window that was given back
 
@@ -83,7 +83,6 @@ class Path:
 class KVTree:
     def __init__(self, transformer: Transformer, memory: int) -> None:
         """Allocates pages for keys and values, at most so many bytes for all groups of layers together."""
-        self.specs = transformer.cache_specs
         self.sizes: list[int] = transformer.page_bytes  # of a page of each group
         self.page_bytes = sum(self.sizes)
         if memory < 2 * self.page_bytes:
@@ -93,7 +92,7 @@ class KVTree:
         self._windows = transformer.windows
         self._widest = max((window for window in self._windows if window is not None), default=0)
         self.memory = memory
-        counts = divide_pages(self.specs, self.sizes, memory, transformer.config.context)
+        counts = divide_pages(transformer.cache_specs, self.sizes, memory, transformer.config.context)
         self.capacity = max(counts)  # nodes; a node behind a window needs no page of that group
         self.pages: list[Pages] = transformer.pages(counts)
         self.free = [list(range(most - 1, -1, -1)) for most in counts]
@@ -220,13 +219,12 @@ class KVTree:
     def _fits(self, tokens: int, held: int, visible: int, beside: int = 0) -> bool:
         """Whether every group has pages for so many tokens, and `beside` more, in addition to those in
         use."""
-        for spec, pages in zip(self.specs, self.pages, strict=True):
-            need = pages_for(tokens)
-            if spec.most_pages is not None:
-                need = min(need, spec.most_pages)
-            if (held if spec.most_pages is None else visible) + need + beside > pages.count:
-                return False
-        return True
+        full = held + pages_for(tokens) + beside
+        windowed = visible + min(pages_for(tokens), window_pages(self._widest)) + beside
+        return all(
+            (full if window is None else windowed) <= pages.count
+            for window, pages in zip(self._windows, self.pages, strict=True)
+        )
 
     # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -17,7 +17,7 @@ Place = tuple[int, int]  # a group of layers, and a layer's number in it
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """What a group of layers keeps for each token: keys and values, of all tokens or of those in a window."""
+    """What a group of layers keeps: the keys and values of all tokens, or of those in a window."""
 
     kind: Literal["full", "window"]
     layers: int
@@ -25,15 +25,9 @@ class CacheSpec:
     head_dim: int
     window: int = 0  # for the kind "window": a token sees itself and the `window - 1` tokens before it
 
-    @property
-    def most_pages(self) -> int | None:
-        """The pages that one sequence needs at most while it is extended; None if that depends on its
-        length."""
-        return None if self.kind == "full" else window_pages(self.window)
-
 
 class Pages(Protocol):
-    """The pages of one group of layers."""
+    """Pages for the keys and values of one group of layers: `count` of them, each of `page_bytes` bytes."""
 
     page_bytes: int
     count: int
@@ -45,7 +39,7 @@ class Pages(Protocol):
 
 
 def window_pages(window: int) -> int:
-    """Returns how many pages a window can reach into while the sequence is extended by a page."""
+    """Returns how many pages of a windowed group one sequence needs at most, extended by a page at a time."""
     return pages_for(window) + 2
 
 
@@ -58,7 +52,7 @@ def divide_pages(specs: Sequence[CacheSpec], sizes: Sequence[int], memory: int, 
     of the whole context, there are full pages for it.
     """
     equal = memory // sum(sizes)
-    windows = [spec.most_pages for spec in specs if spec.most_pages is not None]
+    windows = [window_pages(spec.window) for spec in specs if spec.kind == "window"]
     full = sum(size for spec, size in zip(specs, sizes, strict=True) if spec.kind == "full")
     windowed = sum(sizes) - full
     if not windows or not full or max(windows) >= pages_for(context):

@@ -1,7 +1,7 @@
 /* The cache of keys and values, and attention over it. Included by kernels.h.
  *
- * Every query has its own sums over the keys, in order, however many queries share the loads. So a row's result does not
- * depend on its neighbours.
+ * Every query has its own sums over the keys, in order, however many queries share the loads. So a row's result does
+ * not depend on its neighbours.
  */
 
 typedef struct {
@@ -33,9 +33,11 @@ static void keep(const gl_program *p, const gl_op *op, int64_t unit) {
     for (int32_t head = 0; head < c->kv_heads; head++) {
         page here = page_of(c, op->i0, page_at(span, op, index), head);
         for (int32_t position = from; position < to; position++) {
-            int64_t row = span->first_row + position - span->first_position, at = (row * c->kv_heads + head) * c->head_dim;
+            int64_t row = span->first_row + position - span->first_position;
+            int64_t at = (row * c->kv_heads + head) * c->head_dim;
             const float *k = p->buffers[op->a].values + at, *v = p->buffers[op->b].values + at;
-            uint16_t *value = here.values + (position - start) * c->padded_head_dim, *key = here.keys + (position - start);
+            uint16_t *key = here.keys + (position - start);
+            uint16_t *value = here.values + (position - start) * c->padded_head_dim;
             int32_t d = 0;
             for (; d + LANES <= c->head_dim; d += LANES) {
                 uint16_t half[LANES];
@@ -154,7 +156,7 @@ typedef void attending(const gl_program *p, const gl_op *op, const gl_span *span
 #define ATTEND(name, count)                                                                                        \
     static void name(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries, \
                      int32_t first, int32_t last, float *scratch) {                                                \
-        int64_t dims = cache_of(p, op)->head_dim, pages = last - first + 1;                                               \
+        int64_t dims = cache_of(p, op)->head_dim, pages = last - first + 1;                                        \
         float sums[count], *scores = scratch + count * dims;                                                       \
         for (int t = 0; t < count; t++)                                                                            \
             for (int64_t d = 0; d < dims; d++) scratch[d * count + t] = queries[t].q[d] * op->f0;                  \
@@ -184,7 +186,9 @@ static attending *const attend_some[] = {
 #endif
 };
 
-INLINE int64_t span_units(const gl_span *span, const gl_cache *c) { return parts_of(span->rows, QUERY_ROWS) * c->kv_heads; }
+INLINE int64_t span_units(const gl_span *span, const gl_cache *c) {
+    return parts_of(span->rows, QUERY_ROWS) * c->kv_heads;
+}
 
 /* A unit is a few rows of one branch and one key-value head, with all query heads that share it. */
 static void attend(const gl_program *p, const gl_op *op, int64_t unit, float *scratch) {
@@ -211,6 +215,6 @@ static void attend(const gl_program *p, const gl_op *op, int64_t unit, float *sc
     if (!op->quantize) return;
     int64_t columns = (int64_t)group * c->head_dim;
     for (int64_t row = span->first_row + from; row < span->first_row + to; row++)
-        quantize_columns(out->values + row * width + kv_head * columns, out->quantized, row, width, kv_head * columns, (kv_head + 1) * columns,
-                         op->quantize == 2);
+        quantize_columns(out->values + row * width + kv_head * columns, out->quantized, row, width, kv_head * columns,
+                         (kv_head + 1) * columns, op->quantize == 2);
 }

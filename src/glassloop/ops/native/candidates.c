@@ -1,8 +1,8 @@
 /* The rules of a request, followed one after another on one row of logits. `decode/candidates.py` defines the same in
  * NumPy, and the tests hold the two equal.
  *
- * Only the highest logits are ever sorted. Where they cannot settle a question for certain, more of the row is sorted,
- * in the end all of it.
+ * Only the highest logits are ever sorted. Where they cannot settle a question for certain, more of the row is
+ * sorted, in the end all of it.
  */
 #include <float.h>
 #include <math.h>
@@ -62,8 +62,8 @@ static int by_logit(const void *a, const void *b) {
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
-/* Sorts the head after changes. No token outside it was above `bound`, so every token of the head that is above it now
- * comes before all others. Tokens equal to the bound may not, and are dropped from the head. */
+/* Sorts the head after changes. No token outside it was above `bound`, so every token of the head that is above it
+ * now comes before all others. Tokens equal to the bound may not, and are dropped from the head. */
 static void sort_head(candidates *c) {
     int64_t size = 0, kept = 0;
     for (int64_t i = 0; i < c->size; i++) {

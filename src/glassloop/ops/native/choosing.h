@@ -1,7 +1,7 @@
 /* Choosing tokens: what decoding sends to the library and what it gets back.
  *
- * `decode/rules.py` and `decode/chosen.py` define what rules and records mean; layout.c exports where every field lies,
- * and Python compares that with its own definitions.
+ * `decode/rules.py` and `decode/chosen.py` define what rules and records mean; layout.c exports where every field
+ * lies, and Python compares that with its own definitions.
  */
 #ifndef GLASSLOOP_CHOOSING_H
 #define GLASSLOOP_CHOOSING_H

@@ -1,8 +1,8 @@
 /* The kernels, over the vectors of simd.h. Compiled once for each instruction set (kernels_*.c).
  *
- * An op is divided into units of work: `count_units` returns how many, `run_unit` does one. Neither the thread that does
- * a unit nor the number of its rows changes a result: an output's sum runs over its inputs in order, block by block, and
- * within a block it is an exact integer.
+ * An op is divided into units of work: `count_units` returns how many, `run_unit` does one. Neither the thread that
+ * does a unit nor the number of its rows changes a result: an output's sum runs over its inputs in order, block by
+ * block, and within a block it is an exact integer.
  */
 #include "native.h"
 #include "simd.h"
@@ -96,7 +96,8 @@ static void norm_group(const gl_op *op, const float *x, float *y, int64_t width)
         vf value = vf_mul(vf_mul(vf_sub(vf_load(x + i), centre), vf_set(factor)), vf_load(op->weight + i));
         vf_store(y + i, op->bias ? vf_add(value, vf_load(op->bias + i)) : value);
     }
-    for (int64_t i = whole; i < width; i++) y[i] = (x[i] - mean) * factor * op->weight[i] + (op->bias ? op->bias[i] : 0.0f);
+    for (int64_t i = whole; i < width; i++)
+        y[i] = (x[i] - mean) * factor * op->weight[i] + (op->bias ? op->bias[i] : 0.0f);
 }
 
 static void norm(const gl_program *p, const gl_op *op, int64_t row, float *scratch) {
@@ -175,7 +176,8 @@ INLINE vf pointwise(const gl_op *op, vf a, vf b, const int kind) {
 
 INLINE void each_value(const gl_program *p, const gl_op *op, int64_t row, int64_t part, const int kind) {
     const gl_buffer *out = &p->buffers[op->out];
-    int64_t width = op->width, from = part * COLUMNS_A_UNIT, to = MIN(from + COLUMNS_A_UNIT, width), count = to - from, i = 0;
+    int64_t width = op->width, from = part * COLUMNS_A_UNIT, to = MIN(from + COLUMNS_A_UNIT, width);
+    int64_t count = to - from, i = 0;
     const float *a = p->buffers[op->a].values + row * width + from;
     const float *b = op->b >= 0 ? p->buffers[op->b].values + row * width + from : a;
     float here[COLUMNS_A_UNIT], *y = op->only_quantized ? here : out->values + row * width + from;
@@ -197,7 +199,8 @@ static void take(const gl_program *p, const gl_op *op, int64_t row) {
 
 static void quantize(const gl_program *p, const gl_op *op, int64_t row) {
     const gl_buffer *buffer = &p->buffers[op->a];
-    quantize_columns(buffer->values + row * op->width, buffer->quantized, row, op->width, 0, op->width, op->quantize == 2);
+    quantize_columns(buffer->values + row * op->width, buffer->quantized, row, op->width, 0, op->width,
+                     op->quantize == 2);
 }
 
 #include "rows.h"

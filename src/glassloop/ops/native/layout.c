@@ -1,6 +1,6 @@
 /* Where every field lies that both C and Python name, and the value of every constant that both have. library.py
- * compares this table with its own definitions when it loads the library, and `decode/` does so with the record and the
- * actions of rules. */
+ * compares this table with its own definitions when it loads the library, and `decode/` does so with the record and
+ * the actions of rules. */
 #include "choosing.h"
 
 typedef struct {

@@ -58,123 +58,72 @@ FAULTS = {
 }
 
 
-class Matrix(Structure):
-    _fields_ = (
-        ("data", c_void_p),
-        *((name, c_int64) for name in ("out", "in", "tile_bytes")),
-        *((name, c_int32) for name in ("packing", "has_minimum", "wide_scale", "half_groups")),
-    )
+STRUCTURES: dict[str, type[Structure]] = {}  # by their names in C
 
 
-class PackJob(Structure):
-    _fields_ = (
-        ("raw", c_void_p),
-        ("data", c_void_p),
-        ("matrix", POINTER(Matrix)),
-        ("format", c_int32),
-        ("next", c_int32),
-    )
+def _structure(name: str, *fields: tuple[Any, str]) -> type[Structure]:
+    """Defines a structure by the types of its fields, in order, and the names of the fields of each type."""
+    pairs = [(field, kind) for kind, names in fields for field in names.split()]
+    STRUCTURES[name] = type(name, (Structure,), {"_fields_": pairs})
+    return STRUCTURES[name]
 
 
-class Op(Structure):
-    _fields_ = (
-        *((name, c_int32) for name in ("kind", "wait", "wanted", "quantize", "width", "a", "b", "out")),
-        *((name, c_int32) for name in ("i0", "i1", "i2", "group", "only_quantized")),
-        ("f0", c_float),
-        ("f1", c_float),
-        ("matrix", POINTER(Matrix)),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-    )
-
-
-class Buffer(Structure):
-    _fields_ = (("values", c_void_p), ("quantized", c_void_p))
-
-
-class Cache(Structure):
-    _fields_ = (
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        *((name, c_int32) for name in ("layers", "kv_heads", "head_dim", "padded_head_dim", "pages")),
-    )
-
-
-class Program(Structure):
-    _fields_ = (
-        ("ops", POINTER(Op)),
-        ("count", c_int32),
-        ("groups", c_int32),
-        ("buffers", POINTER(Buffer)),
-        ("batch", c_void_p),
-        ("caches", c_void_p),
-    )
-
-
-class Batch(Structure):
-    _fields_ = (
-        *((name, c_int32) for name in ("rows", "wanted_rows", "spans")),
-        *((name, c_void_p) for name in ("tokens", "positions", "wanted", "span")),
-    )
-
-
-class Span(Structure):
-    _fields_ = (
-        *((name, c_int32) for name in ("first_row", "rows", "first_position", "stride")),
-        ("pages", c_void_p),
-    )
-
-
-class Fault(Structure):
-    _fields_ = tuple((name, c_int32) for name in ("wrong", "at", "found", "limit"))
-
-
-class Rule(Structure):
-    _fields_ = (
-        ("action", c_int32),
-        ("selection", c_int32),
-        ("count", c_int64),
-        ("amount", c_double),
-        ("which", c_void_p),
-        ("numbers", c_void_p),
-    )
-
-
-class Request(Structure):
-    _fields_ = (
-        ("head", c_int64),
-        ("scale", c_double),
-        ("rules", c_void_p),
-        ("count", c_int64),
-        ("branch_key", c_uint64),
-        ("with_luck", c_int64),
-        ("alternatives", c_int64),
-    )
-
-
-class Line(Structure):
-    _fields_ = (("request", c_void_p), ("logits", c_void_p), ("position", c_int64))
-
-
-class Remainder(Structure):
-    _fields_ = (
-        ("complete", c_int64),
-        ("listed", c_int64),
-        ("scale", c_double),
-        ("log_sum_exp", c_double),
-    )
+Matrix = _structure(
+    "gl_matrix",
+    (c_void_p, "data"),
+    (c_int64, "out in tile_bytes"),
+    (c_int32, "packing has_minimum wide_scale half_groups"),
+)
+PackJob = _structure(
+    "gl_pack_job", (c_void_p, "raw data"), (POINTER(Matrix), "matrix"), (c_int32, "format next")
+)
+Op = _structure(
+    "gl_op",
+    (c_int32, "kind wait wanted quantize width a b out i0 i1 i2 group only_quantized"),
+    (c_float, "f0 f1"),
+    (POINTER(Matrix), "matrix"),
+    (c_void_p, "weight bias"),
+)
+Buffer = _structure("gl_buffer", (c_void_p, "values quantized"))
+Cache = _structure(
+    "gl_cache", (c_void_p, "keys values"), (c_int32, "layers kv_heads head_dim padded_head_dim pages")
+)
+Program = _structure(
+    "gl_program",
+    (POINTER(Op), "ops"),
+    (c_int32, "count groups"),
+    (POINTER(Buffer), "buffers"),
+    (c_void_p, "batch caches"),
+)
+Batch = _structure(
+    "gl_batch", (c_int32, "rows wanted_rows spans"), (c_void_p, "tokens positions wanted span")
+)
+Span = _structure("gl_span", (c_int32, "first_row rows first_position stride"), (c_void_p, "pages"))
+Fault = _structure("gl_fault", (c_int32, "wrong at found limit"))
+Rule = _structure(
+    "gl_rule",
+    (c_int32, "action selection"),
+    (c_int64, "count"),
+    (c_double, "amount"),
+    (c_void_p, "which numbers"),
+)
+Request = _structure(
+    "gl_request",
+    (c_int64, "head"),
+    (c_double, "scale"),
+    (c_void_p, "rules"),
+    (c_int64, "count"),
+    (c_uint64, "branch_key"),
+    (c_int64, "with_luck alternatives"),
+)
+Line = _structure("gl_line", (c_void_p, "request logits"), (c_int64, "position"))
+Remainder = _structure("gl_remainder", (c_int64, "complete listed"), (c_double, "scale log_sum_exp"))
 
 
 def _packer(kind: type[Structure]) -> Struct:
-    """Returns a `Struct` of the same layout: it packs several times as fast."""
-    codes: dict[Any, str] = {
-        c_int32: "i",
-        c_int64: "q",
-        c_uint64: "Q",
-        c_double: "d",
-        c_void_p: "P",
-    }
-    made = Struct("".join(codes[type] for _, type in kind._fields_))  # type: ignore[misc]
+    """Returns a `Struct` of the same layout, which packs several times as fast."""
+    codes: dict[Any, str] = {c_int32: "i", c_int64: "q", c_uint64: "Q", c_double: "d", c_void_p: "P"}
+    made = Struct("".join(codes[field[1]] for field in kind._fields_))
     assert made.size == sizeof(kind)
     return made
 
@@ -264,22 +213,7 @@ def _is_of_decoding(name: str) -> bool:
 
 def _layout() -> dict[str, int]:
     found = {"GL_BLOCK": BLOCK, "GL_PAGE": PAGE, "gl_block": BLOCK_BYTES}
-    structures = {
-        "gl_matrix": Matrix,
-        "gl_pack_job": PackJob,
-        "gl_op": Op,
-        "gl_buffer": Buffer,
-        "gl_cache": Cache,
-        "gl_program": Program,
-        "gl_batch": Batch,
-        "gl_span": Span,
-        "gl_fault": Fault,
-        "gl_rule": Rule,
-        "gl_request": Request,
-        "gl_line": Line,
-        "gl_remainder": Remainder,
-    }
-    for name, kind in structures.items():
+    for name, kind in STRUCTURES.items():
         found[name] = sizeof(kind)
         for field in kind._fields_:
             found[f"{name}.{field[0]}"] = getattr(kind, field[0]).offset

@@ -14,8 +14,8 @@ INLINE vf load_scale(const uint8_t *at, int wide) {
 #define MOST_ROWS 4
 #endif
 
-/* One tile (LANES outputs) times `rows` rows. A block is unpacked once and used for all rows. Consecutive terms of a sum
- * are a round of rows apart, which hides the latency of the instructions. */
+/* One tile (LANES outputs) times `rows` rows. A block is unpacked once and used for all rows. Consecutive terms of a
+ * sum are a round of rows apart, which hides the latency of the instructions. */
 INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quantized_row *x, vf *out, const int rows,
                            const int packing, const int minimum, const int wide, const int halves) {
     const int64_t blocks = gl_padded(m->in) / GL_BLOCK;
@@ -56,8 +56,9 @@ INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quanti
         for (int r = 0; r < rows; r++) {
             const gl_block *block = x[r].block + b;
             vf value;
+            int32_t sum = halves ? block->halves[0] : block->halves[0] + block->halves[1];
             if (packing == GL_Q4) value = vf_from_vi(dot_small_sum(first[r]));
-            else value = vf_from_vi(dot_signed_sum(first[r], halves ? block->halves[0] : block->halves[0] + block->halves[1]));
+            else value = vf_from_vi(dot_signed_sum(first[r], sum));
             if (packing == GL_Q4 && !minimum) value = vf_sub(value, vf_set(8.0f * block->sum));
             value = minimum ? vf_fma(value, scale[0], vf_mul(low, vf_set(block->sum))) : vf_mul(value, scale[0]);
             if (halves) value = vf_fma(vf_from_vi(dot_signed_sum(second[r], block->halves[1])), scale[1], value);
@@ -81,7 +82,8 @@ INLINE void float_tile(const gl_matrix *m, const uint8_t *tile, const float *x, 
 INLINE void store_outputs(const gl_program *p, const gl_op *op, int64_t at, int64_t first, vf sum) {
     int64_t count = op->matrix->out - first;
     float *y = p->buffers[op->out].values + at + first;
-    const float *bias = op->bias ? op->bias + first : NULL, *onto = op->b >= 0 ? p->buffers[op->b].values + at + first : NULL;
+    const float *bias = op->bias ? op->bias + first : NULL;
+    const float *onto = op->b >= 0 ? p->buffers[op->b].values + at + first : NULL;
     if (count >= LANES) {
         if (bias) sum = vf_add(sum, vf_load(bias));
         vf_store(y, onto ? vf_add(vf_load(onto), sum) : sum);
@@ -111,7 +113,8 @@ INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const
         if (packing >= GL_Q4) quantized_tile(m, data, x, out, rows, packing, minimum, wide, halves);
         else float_tile(m, data, in->values + row * m->in, m->in, out, rows, packing);
         if (fine)
-            for (int r = 0; r + 1 < rows; r += 2) store_outputs(p, op, at + r / 2 * m->out, tile * LANES, vf_add(out[r], out[r + 1]));
+            for (int r = 0; r + 1 < rows; r += 2)
+                store_outputs(p, op, at + r / 2 * m->out, tile * LANES, vf_add(out[r], out[r + 1]));
         else
             for (int r = 0; r < rows; r++) store_outputs(p, op, at + r * m->out, tile * LANES, out[r]);
     }
@@ -174,6 +177,10 @@ static void linear(const gl_program *p, const gl_op *op, int64_t rows, int64_t u
 
 /* ---- embedding ---- */
 
+static float scale_at(const gl_matrix *m, const uint8_t *block, int at) {
+    return m->wide_scale ? ((const float *)block)[at] : half_to_float(((const uint16_t *)block)[at]);
+}
+
 /* Value `k` of row `row` of a packed matrix. */
 static float packed_value(const gl_matrix *m, int64_t row, int64_t k) {
     const uint8_t *tile = m->data + row / LANES * m->tile_bytes;
@@ -190,8 +197,8 @@ static float packed_value(const gl_matrix *m, int64_t row, int64_t k) {
     int64_t codes = GL_BLOCK * LANES / (m->packing == GL_Q4 ? 2 : 1);
     const uint8_t *block = tile + k / GL_BLOCK * ((groups + m->has_minimum) * size * LANES + codes);
     int i = (int)(k % GL_BLOCK), group = m->half_groups ? i / 16 : 0;
-    #define SCALE(at) (m->wide_scale ? ((const float *)block)[(at) * LANES + lane] : half_to_float(((const uint16_t *)block)[(at) * LANES + lane]))
-    float scale = SCALE(group), low = m->has_minimum ? SCALE(groups) : 0.0f;
+    float scale = scale_at(m, block, group * LANES + lane);
+    float low = m->has_minimum ? scale_at(m, block, groups * LANES + lane) : 0.0f;
     const uint8_t *code = block + (groups + m->has_minimum) * size * LANES;
     if (m->packing == GL_Q4) {
         uint8_t both = code[i % 16 / 4 * 4 * LANES + 4 * lane + i % 4];

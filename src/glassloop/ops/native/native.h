@@ -16,7 +16,8 @@
 
 /* How a matrix is packed: in tiles of `lanes` outputs. A tile of a quantized matrix is a sequence of blocks of 32
  * inputs; a block has a scale for every lane (two where groups are of 16), a minimum for every lane if the format has
- * minimums, and the codes, four inputs of every lane at a time. Floats are packed as one vector of lanes per input. */
+ * minimums, and the codes, four inputs of every lane at a time. Floats are packed as one vector of lanes per input.
+ * */
 enum gl_packing { GL_F32, GL_F16, GL_BF16, GL_Q4, GL_Q8 };
 
 typedef struct {
@@ -165,9 +166,9 @@ const gl_kernels *gl_kernels_avx512(void);
 /* The kernels of the selected instruction set. */
 const gl_kernels *gl_active(void);
 
-/* Calls `job` on the calling thread and on those threads of the pool that are free. Returns when all of these calls have
- * returned. The pool's threads need not join, so a job must be complete as soon as any one call returns. Called from
- * within a job, it calls the new job on the calling thread only. */
+/* Calls `job` on the calling thread and on those threads of the pool that are free. Returns when all of these calls
+ * have returned. The pool's threads need not join, so a job must be complete as soon as any one call returns. Called
+ * from within a job, it calls the new job on the calling thread only. */
 typedef void gl_job(void *argument, int thread);
 void gl_parallel(gl_job *job, void *argument);
 int gl_threads(void);
@@ -182,8 +183,8 @@ typedef struct {
 } gl_sums;
 
 /* Functions over rows of logits (rows.c). Those that return int return 0 if there is no memory. */
-int gl_sum_up(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales, gl_candidate *found,
-              gl_sums *sums);
+int gl_sum_up(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales,
+              gl_candidate *found, gl_sums *sums);
 int64_t gl_find_highest(const float *logits, int64_t count, int64_t top, gl_candidate *found);
 double gl_log_sum_exp(const float *logits, int64_t count, double scale);
 int64_t gl_rank_of(const float *logits, int64_t count, int64_t id);

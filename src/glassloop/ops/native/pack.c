@@ -47,7 +47,8 @@ static uint16_t half_at(const uint8_t *p) {
 }
 
 /* Writes one group of 32 codes, a byte each, with its scales and minimum to lane `lane` of a packed block. */
-static void put(uint8_t *block, const layout *l, int lanes, int lane, const uint8_t *codes, const float *scales, float low) {
+static void put(uint8_t *block, const layout *l, int lanes, int lane, const uint8_t *codes, const float *scales,
+                float low) {
     int size = l->wide ? 4 : 2, groups = l->halves ? 2 : 1;
     for (int g = 0; g < groups + l->minimum; g++) {
         float value = g < groups ? scales[g] : low;
@@ -62,8 +63,8 @@ static void put(uint8_t *block, const layout *l, int lanes, int lane, const uint
         for (int i = 0; i < 32; i += 4) memcpy(block + i * lanes + 4 * lane, codes + i, 4);
 }
 
-/* Moves a row of a format with blocks of 32 whose codes are already in the kernels' order: scales two bytes at a time,
- * codes four. Most weights have such a format, so it is compiled with constant counts. */
+/* Moves a row of a format with blocks of 32 whose codes are already in the kernels' order: scales two bytes at a
+ * time, codes four. Most weights have such a format, so it is compiled with constant counts. */
 static inline __attribute__((always_inline)) void move_row(const uint8_t *raw, uint8_t *to, int64_t blocks, int lanes,
                                                            int lane, int scales, int words) {
     for (int64_t b = 0; b < blocks; b++) {
@@ -95,7 +96,8 @@ static void pack_small(int format, const uint8_t *raw, uint8_t *block, const lay
 }
 
 /* Packs a block of 256: eight groups of 32, each with its own scales. */
-static void pack_large(int format, const uint8_t *raw, uint8_t *block, int64_t stride, const layout *l, int lanes, int lane) {
+static void pack_large(int format, const uint8_t *raw, uint8_t *block, int64_t stride, const layout *l, int lanes,
+                       int lane) {
     uint8_t codes[32];
     for (int g = 0; g < 8; g++, block += stride) {
         if (format == Q6_K) {
@@ -137,11 +139,13 @@ static void pack_tiles(void *argument, int thread) {
         for (int lane = 0; lane < lanes && lane < left; lane++) {
             const uint8_t *row = p->raw + (tile * lanes + lane) * row_bytes;
             if (l->packing < GL_Q4)
-                for (int64_t k = 0; k < m->in; k++) memcpy(to + (k * lanes + lane) * l->bytes, row + k * l->bytes, l->bytes);
+                for (int64_t k = 0; k < m->in; k++)
+                    memcpy(to + (k * lanes + lane) * l->bytes, row + k * l->bytes, l->bytes);
             else if (p->format == Q8_0 || p->format == Q4_0 || p->format == Q4_1)
                 move_any_row(p->format, row, to, m->in / 32, lanes, lane);
             else if (l->values == 32)
-                for (int64_t b = 0; b < m->in / 32; b++) pack_small(p->format, row + b * l->bytes, to + b * stride, l, lanes, lane);
+                for (int64_t b = 0; b < m->in / 32; b++)
+                    pack_small(p->format, row + b * l->bytes, to + b * stride, l, lanes, lane);
             else
                 for (int64_t b = 0; b < m->in / 256; b++)
                     pack_large(p->format, row + b * l->bytes, to + 8 * b * stride, stride, l, lanes, lane);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from contextlib import suppress
+from ctypes import Structure
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +34,10 @@ class Packer:
 
     def __init__(self) -> None:
         self._arena = _Arena()
-        self._waiting: list[tuple[Tensor, lib.PackJob]] = []
+        self._waiting: list[tuple[Tensor, Structure]] = []
         self._bytes = 0
 
-    def pack(self, tensor: Tensor, layout: lib.Matrix) -> NDArray[np.uint8]:
+    def pack(self, tensor: Tensor, layout: Structure) -> NDArray[np.uint8]:
         """Returns the memory that will hold the matrix once `finish` has been called."""
         tensor = tensor._replace(data=np.ascontiguousarray(tensor.data))
         format = tensor.format.gguf_id

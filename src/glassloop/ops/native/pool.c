@@ -1,8 +1,8 @@
 /* The thread pool: one for the process, shared by all models, so that threads never outnumber cores.
  *
- * Between jobs the workers spin for a moment, since the next job is usually near, and then sleep. The caller is thread
- * 0. It never waits for a worker that has not joined the job: on a busy machine it does all the work itself. A forked
- * child starts without workers and creates its own when it needs them.
+ * Between jobs the workers spin for a moment, since the next job is usually near, and then sleep. The caller is
+ * thread 0. It never waits for a worker that has not joined the job: on a busy machine it does all the work itself.
+ * A forked child starts without workers and creates its own when it needs them.
  */
 #define _GNU_SOURCE
 #include <pthread.h>

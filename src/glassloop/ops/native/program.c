@@ -45,8 +45,8 @@ typedef struct {
     int64_t scratch_size; /* floats per thread */
 } run;
 
-/* Every thread goes through all ops and takes the units that are left. A barrier waits for units, not for threads, so a
- * thread that loses its core delays the others only while it holds a unit. */
+/* Every thread goes through all ops and takes the units that are left. A barrier waits for units, not for threads, so
+ * a thread that loses its core delays the others only while it holds a unit. */
 static void run_thread(void *argument, int thread) {
     const run *r = argument;
     const gl_program *program = r->program;
@@ -78,8 +78,8 @@ static int find_wrong(const int32_t *numbers, int32_t count, int32_t limit, int3
     return 0;
 }
 
-/* The last check before memory is touched: every token and position has a row in its table, every span lies within its
- * page table, and every page in it exists. */
+/* The last check before memory is touched: every token and position has a row in its table, every span lies within
+ * its page table, and every page in it exists. */
 static int find_fault(const gl_program *program, gl_fault *fault) {
     const gl_batch *batch = program->batch;
     *fault = (gl_fault){GL_FINE, 0, 0, 0};
@@ -96,7 +96,8 @@ static int find_fault(const gl_program *program, gl_fault *fault) {
     for (int32_t i = 0; i < batch->spans; i++) {
         const gl_span *span = &batch->span[i];
         int64_t end = (int64_t)span->first_position + span->rows;
-        if (span->first_row != row || span->rows < 1 || span->first_position < 0 || end > (int64_t)span->stride * GL_PAGE) {
+        int outside = span->first_position < 0 || end > (int64_t)span->stride * GL_PAGE;
+        if (span->first_row != row || span->rows < 1 || outside) {
             *fault = (gl_fault){GL_WRONG_SPAN, i, span->first_position, span->stride};
             return 1;
         }
@@ -119,8 +120,8 @@ static int find_fault(const gl_program *program, gl_fault *fault) {
 
 int64_t gl_progress_bytes(int32_t ops) { return ops * (int64_t)sizeof(progress) + 64; }
 
-/* Runs a program. `memory` has gl_progress_bytes for its ops, `scratch` has `scratch_size` floats per thread. Returns 0
- * if the batch has a fault; then nothing was computed. */
+/* Runs a program. `memory` has gl_progress_bytes for its ops, `scratch` has `scratch_size` floats per thread. Returns
+ * 0 if the batch has a fault; then nothing was computed. */
 int gl_run(const gl_program *program, void *memory, float *scratch, int64_t scratch_size, gl_fault *fault) {
     if (find_fault(program, fault)) return 0;
     progress *aligned = (progress *)(((uintptr_t)memory + 63) & ~(uintptr_t)63);

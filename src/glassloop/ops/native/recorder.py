@@ -9,7 +9,7 @@ or writes one that such an op has read. The program then runs for any batch.
 from __future__ import annotations
 
 from collections import Counter
-from ctypes import pointer
+from ctypes import Structure, pointer
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -88,7 +88,7 @@ class Recorder:
         else:
             self.calls.append(Call("quantize", None, value, quantize=how))
 
-    def finish(self, results: list[Value]) -> tuple[list[Op], list[Room], list[int]]:
+    def finish(self, results: list[Value]) -> tuple[list[Structure], list[Room], list[int]]:
         """Returns the ops, the buffers that they need, and the numbers of the buffers that hold the
         results."""
         self._add_in_linears()
@@ -177,7 +177,7 @@ class Recorder:
         return homes, rooms
 
 
-def _op(call: Call, homes: dict[int, int], wait: bool) -> Op:
+def _op(call: Call, homes: dict[int, int], wait: bool) -> Structure:
     shape = call.out if call.out is not None else call.a
     assert shape is not None
     op = Op(

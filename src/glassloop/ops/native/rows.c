@@ -1,7 +1,7 @@
 /* The functions over rows of logits that decoding needs: the highest logits, sums over all of them, luck, the race.
  *
- * Wide rows are processed in parts by all threads. Where the parts begin depends on the width of the row alone, not on
- * the number of rows or threads, so every result is the same to the last bit.
+ * Wide rows are processed in parts by all threads. Where the parts begin depends on the width of the row alone, not
+ * on the number of rows or threads, so every result is the same to the last bit.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -116,11 +116,13 @@ static void find_both(void *work, int64_t unit) {
 
 static void find_most(sweep *s) {
     gl_run_units(find_maxima, s, s->rows * s->parts);
-    for (int64_t row = 0; row < s->rows; row++) s->most[row] = gl_active()->largest(s->maxima + row * s->groups, s->groups);
+    for (int64_t row = 0; row < s->rows; row++)
+        s->most[row] = gl_active()->largest(s->maxima + row * s->groups, s->groups);
 }
 
 /* Adds up the parts of one row to its log-sum-exp and entropy, which are NaN if a logit is NaN or plus infinity. */
-static void add_up(const sweep *s, int64_t row, const double *sums, double scale, double *log_sum_exp, double *entropy) {
+static void add_up(const sweep *s, int64_t row, const double *sums, double scale, double *log_sum_exp,
+                   double *entropy) {
     double most = s->most[row], sum = 0, weighted = 0;
     for (int64_t part = 0; part < s->parts; part++) {
         sum += sums[2 * (row * s->parts + part)];
@@ -136,8 +138,8 @@ static void add_up(const sweep *s, int64_t row, const double *sums, double scale
 }
 
 /* Finds the `top` highest logits of each row in order, ties by lower id, and the sums of each row. */
-int gl_sum_up(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales, gl_candidate *found,
-             gl_sums *sums) {
+int gl_sum_up(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales,
+              gl_candidate *found, gl_sums *sums) {
     double unused;
     sweep s = new_sweep(row, rows, count, top, scales, found);
     double *memory = malloc(sweep_bytes(&s));
@@ -261,9 +263,9 @@ static int64_t all_lucky_ids(uint64_t key, int64_t count, uint64_t threshold, in
     return -1;
 }
 
-/* Returns a threshold that the hash of every id with more luck than `needed` exceeds: P(luck > g) = 1 - exp(-exp(-g)).
- * It is set slightly low (by a millionth of a nat, and by the 12 bits of the hash that luck does not use), so rounding
- * may let through a few ids too many but never loses one. */
+/* Returns a threshold that the hash of every id with more luck than `needed` exceeds: P(luck > g) = 1 -
+ * exp(-exp(-g)). It is set slightly low (by a millionth of a nat, and by the 12 bits of the hash that luck does not
+ * use), so rounding may let through a few ids too many but never loses one. */
 static uint64_t hash_above(double needed) {
     double chance = needed < -4 ? 1 : -expm1(-exp(1e-6 - needed)), below = 0x1p64 * (1 - chance) - 0x1p13;
     return below > 0 ? (uint64_t)below : 0;
@@ -287,16 +289,19 @@ static void enter(racer *best, int64_t place, int32_t id, double logit, uint64_t
 }
 
 /* Returns a threshold for the hashes of ids that beat this racer with this logit or a lower one. */
-static uint64_t hash_after(const racer *r, double logit) { return r->id < 0 ? 0 : hash_above(r->logit + r->luck - logit); }
+static uint64_t hash_after(const racer *r, double logit) {
+    return r->id < 0 ? 0 : hash_above(r->logit + r->luck - logit);
+}
 
-/* Finds the two highest of logit + luck, ties by lower id, among `count` ids with descending logits and, if `row` is not
- * NULL, all other tokens of the row. Their logits are row[id] * scale, minus infinity if they were removed, and none is
- * above the last of the `count`; their places are `count` or more. With a row, `count` is at least 1. An id of -1 means
- * that there is no such racer. Writes two places, two ids, and logit and luck of both. Returns 0 if there is no memory. */
+/* Finds the two highest of logit + luck, ties by lower id, among `count` ids with descending logits and, if `row` is
+ * not NULL, all other tokens of the row. Their logits are row[id] * scale, minus infinity if they were removed, and
+ * none is above the last of the `count`; their places are `count` or more. With a row, `count` is at least 1. An id
+ * of -1 means that there is no such racer. Writes two places, two ids, and logit and luck of both. Returns 0 if there
+ * is no memory. */
 int gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t count, const float *row, int64_t width,
              double scale, int64_t *places, int32_t *winners, double *numbers) {
     racer best[2] = {{0, -1, 0, 0}, {0, -1, 0, 0}};
-    /* To beat the second so far, an id needs more luck than its logit is behind; ids with lower logits need even more. */
+    /* To beat the second so far, an id needs more luck than its logit is behind; ids with lower logits need more. */
     uint64_t threshold = 0;
     for (int64_t i = 0, look_at = 2; i < count; i++) {
         if (i == look_at) threshold = hash_after(&best[1], logits[i]), look_at *= 2;

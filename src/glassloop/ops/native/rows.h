@@ -1,6 +1,5 @@
-/* The vectorized parts of the functions over rows of logits; rows.c combines them. `ops/rows.py` has the same functions
- * in NumPy. Included by kernels.h.
- */
+/* The vectorized parts of the functions over rows of logits; rows.c combines them. `ops/rows.py` has the same
+ * functions in NumPy. Included by kernels.h. */
 
 /* The largest of some numbers; NaN is ignored (vf_max then returns its second argument). */
 static float largest(const float *x, int64_t count) {
@@ -44,8 +43,9 @@ INLINE vd vd_exponent(vd x) { return (vd)((vl)x << 52); }
 /* 2^x for x from -1000 to 0, to within two units in the last place: 2^k times a polynomial on [-1/2, 1/2]. */
 INLINE vd power_of_two(vd x) {
     static const double series[] = {
-        1.0208690299958306e-07, 1.321544258792169e-06, 1.5252657260200837e-05, 0.0001540353044173605, 0.0013333558230164974,
-        0.009618129107606888,   0.05550410866444772,   0.24022650695910097,    0.69314718055995,      1.0};
+        1.0208690299958306e-07, 1.321544258792169e-06, 1.5252657260200837e-05, 0.0001540353044173605,
+        0.0013333558230164974,  0.009618129107606888,  0.05550410866444772,    0.24022650695910097,
+        0.69314718055995,       1.0};
     /* Adding 1.5 * 2^52 rounds to an integer in the low bits; with 1023 added they are the bits of an exponent. */
     const vd magic = vd_set(6755399441055744.0 + 1023);
     vd shifted = x + magic, r = x - (shifted - magic), p = vd_set(7.072585949269223e-09);
@@ -53,8 +53,8 @@ INLINE vd power_of_two(vd x) {
     return p * vd_exponent(shifted);
 }
 
-/* The sums of 2^d and of d * 2^d, where d = (x - most) * scale, but at least -1000, which adds nothing to the 1 of the
- * largest. A NaN makes them NaN (vd_max then returns its second argument). */
+/* The sums of 2^d and of d * 2^d, where d = (x - most) * scale, but at least -1000, which adds nothing to the 1 of
+ * the largest. A NaN makes them NaN (vd_max then returns its second argument). */
 static void sum_powers(const float *x, int64_t count, double most, double scale, double *sums) {
     vd sum[8 / WIDE] = {0}, weighted[8 / WIDE] = {0};
     for (int64_t i = 0; i < count; i += 8) {
@@ -104,10 +104,11 @@ INLINE int64_t offer(gl_candidate *heap, int64_t top, int64_t size, float value,
     return size;
 }
 
-/* Finds the `top` largest logits in order, ties by lower id, without NaN. Returns how many were found. `maxima` has the
- * maximum of each group of `group` logits. At least `top` logits reach the `top`-th highest maximum, so all groups below
- * it, nearly all of the row, are skipped. */
-static int64_t highest(const float *x, int64_t count, int64_t top, const float *maxima, int64_t group, gl_candidate *heap) {
+/* Finds the `top` largest logits in order, ties by lower id, without NaN. Returns how many were found. `maxima` has
+ * the maximum of each group of `group` logits. At least `top` logits reach the `top`-th highest maximum, so all
+ * groups below it, nearly all of the row, are skipped. */
+static int64_t highest(const float *x, int64_t count, int64_t top, const float *maxima, int64_t group,
+                       gl_candidate *heap) {
     int64_t groups = (count + group - 1) / group, size = 0;
     if (!top) return 0;
     for (int64_t g = 0; g < groups; g++) size = offer(heap, top, size, maxima[g], g);
@@ -137,9 +138,9 @@ static int64_t rank_of(const float *x, int64_t count, int64_t id) {
     return rank;
 }
 
-/* Finds the ids from `first` to before `end` whose hash (docs/luck.md) exceeds the threshold and stores at most `room` of
- * them. Returns how many there are. The last step of the hash does not change its 31 highest bits, so it is computed
- * only for the few ids that pass on those. */
+/* Finds the ids from `first` to before `end` whose hash (docs/luck.md) exceeds the threshold and stores at most
+ * `room` of them. Returns how many there are. The last step of the hash does not change its 31 highest bits, so it is
+ * computed only for the few ids that pass on those. */
 static int64_t lucky_ids(uint64_t key, int64_t first, int64_t end, uint64_t threshold, int32_t *ids, int64_t room) {
     const uint64_t least = threshold >> 33 << 33;
     int64_t found = 0;
