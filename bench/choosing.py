@@ -12,14 +12,13 @@ from time import perf_counter
 
 from bench.__main__ import MODELS
 from bench.english import english
+from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.decode.sampling import Sampling
 from glassloop.model.cache import Branches
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
 from glassloop.ops import choose_ops
-from glassloop.ops.chosen import Chosen
-from glassloop.ops.vocabulary import row_ops
 
 PROMPT = 64
 TURN = 8  # consecutive steps of one request
@@ -47,7 +46,7 @@ def measure(model: str, rows: int, steps: int) -> tuple[Times, list[float]]:
     cache = Branches(files.transformer(ops), PROMPT + steps, rows)
     ids = files.tokenizer().encode(english())
     prompts = [ids[PROMPT * row : PROMPT * (row + 1)] for row in range(rows)]
-    width, functions = files.config.vocab_size, row_ops(ops.name)
+    width, functions = files.config.vocab_size, ops.rows
     branches = {
         name: [Decoder(sampling, width, 7, prompt, row, ops=functions) for row, prompt in enumerate(prompts)]
         for name, sampling in REQUESTS.items()

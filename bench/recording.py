@@ -21,11 +21,11 @@ import numpy as np
 from bench.statistics import ratio, summarize
 from glassloop import LLM, Sampling, Store
 from glassloop.decode.candidates import HEAD
+from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import luck_key
 from glassloop.engine import loop
-from glassloop.ops.chosen import Chosen
-from glassloop.ops.native import vocabulary as native
+from glassloop.ops.native import rows as native
 from glassloop.ops.quant import Float32
 from glassloop.trace import writer
 
@@ -38,7 +38,7 @@ def _bare(decoders: Sequence[Decoder], logits: Float32, places: Sequence[int]) -
         step, row = decoder.step, logits[place]
         ids, highest = native.highest(row, HEAD)
         key = luck_key(step.seed, step.salt, step.position)
-        token = native.race(key, ids, highest.astype(np.float64), row, 1.0).id
+        token = native.chooser.race(key, ids, highest.astype(np.float64), row, 1.0)[0]
         found.append(Chosen(token.to_bytes(8, sys.byteorder)))
     return found
 

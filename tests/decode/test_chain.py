@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from glassloop import ModelError, Sampling, SamplingError
+from glassloop.decode import luck
 from glassloop.decode.candidates import Candidates
 from glassloop.decode.chain import DEFAULT_ORDER
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.stage import REGISTER, stage
-from glassloop.ops import vocabulary
+from glassloop.ops import choose_ops
 from glassloop.ops.native import library
-from glassloop.ops.vocabulary import row_ops
 
 
 def random_logits(random, size):
@@ -72,7 +72,7 @@ def random_sampling(random, size):
     return Sampling.from_dict({name: value for name, value in options.items() if value is not None})
 
 
-def compare(random, size, ops=row_ops("reference")):
+def compare(random, size, ops=choose_ops("reference").rows):
     logits, sampling = random_logits(random, size), random_sampling(random, size)
     # A history of few tokens again and again, or one that covers much of the vocabulary.
     kinds, length = (min(size, 6), 12) if random.random() < 0.7 else (size, 150)
@@ -126,14 +126,14 @@ def test_it_equals_the_naive_chain(worker, ops):
     """2,500 random requests four times over, ties and removed tokens included."""
     random = np.random.default_rng([worker, len(ops)])
     sizes = [1, 2, 3, 8, 20, 70, 70, 130]
-    chosen = sum(compare(random, int(random.choice(sizes)), row_ops(ops)) for _ in range(2500))
+    chosen = sum(compare(random, int(random.choice(sizes)), choose_ops(ops).rows) for _ in range(2500))
     assert chosen > 2000
 
 
 @pytest.mark.parametrize("ops", ["reference", NATIVE])
 def test_it_equals_the_naive_chain_on_a_large_vocabulary(ops):
     random = np.random.default_rng([99, len(ops)])
-    assert sum(compare(random, 50_000, row_ops(ops)) for _ in range(6)) > 3
+    assert sum(compare(random, 50_000, choose_ops(ops).rows) for _ in range(6)) > 3
 
 
 def test_the_default_order_is_the_documented_one():
@@ -173,7 +173,7 @@ def survivors(sampling, logits=LOGITS, tokens=(), generated=()):
     decoder = Decoder(sampling, len(logits), 5, tokens)
     for token in generated:
         decoder.commit(token)
-    decoder.look(logits, lambda stage, before, after: seen.append(after))
+    decoder.run_stages(logits, lambda stage, before, after: seen.append(after))
     return sorted(seen[-1].everyone()[0].tolist()) if seen else list(range(len(logits)))
 
 
@@ -302,7 +302,7 @@ def test_a_token_that_rises_to_the_last_of_the_head_comes_before_it_if_its_id_is
 
 def test_equal_scores_go_to_the_lower_id(monkeypatch):
     logits = np.array([0.0, 1.0, 2.0], np.float32)
-    monkeypatch.setattr(vocabulary, "luck_of", lambda key, ids: 2.0 - logits[ids])
+    monkeypatch.setattr(luck, "luck_of", lambda key, ids: 2.0 - logits[ids])
     chosen = Decoder(Sampling(), 3, 5).choose(logits)
     assert (chosen.id, chosen.runner_up, chosen.margin) == (0, 1, 0)
 
@@ -323,7 +323,7 @@ def test_a_penalty_on_the_whole_head_brings_up_the_rest(penalty, temperature, ti
         chosen = Decoder(sampling, 300, seed, tokens[:5])
         for token in tokens[5:]:
             chosen.commit(token)
-        left = chosen.look(logits)[1]
+        left = chosen.run_stages(logits)[1]
         assert left.ids.tolist() == naive.ranked[: len(left.ids)] and len(left.ids) >= 16
         assert chosen.choose(logits).id == naive.winner()[0]
 
@@ -333,7 +333,7 @@ def test_a_stage_never_changes_what_it_was_given():
     sampling = Sampling(logit_bias={1: -9}, repetition_penalty=2, bad_words=[[2]], top_k=3, top_p=0.9)
     before_and_after = []
     decoder = Decoder(sampling, 5, 5, prompt=[1, 2, 3])
-    decoder.look(logits, lambda s, before, after: before_and_after.append((before.everyone(), before)))
+    decoder.run_stages(logits, lambda s, before, after: before_and_after.append((before.everyone(), before)))
     assert (logits == LOGITS).all()
     for (ids, values), before in before_and_after:
         again_ids, again = before.everyone()
@@ -355,14 +355,14 @@ def test_choosing_gives_the_row_back_as_it_was(name, data):
         bad_words=[[token] for token in data.draw(tokens)],
         top_p=data.draw(st.sampled_from([1.0, 0.8])),
     )
-    decoder = Decoder(sampling, 40, 5, data.draw(tokens), ops=row_ops(name))
+    decoder = Decoder(sampling, 40, 5, data.draw(tokens), ops=choose_ops(name).rows)
     before, frozen = logits.copy(), logits.copy()
     frozen.flags.writeable = False
     try:
         chosen = decoder.choose(logits)
         assert chosen.raw_logprob == pytest.approx(float(before[chosen.id]) - chosen.log_sum_exp)
         assert decoder.choose(frozen).id == chosen.id
-        decoder.judge(logits, 3)
+        decoder.record_forced(logits, 3)
     except SamplingError:
         pass  # nobody was left
     assert logits.tobytes() == before.tobytes()

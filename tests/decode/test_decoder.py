@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop import ModelError, Sampling, SamplingError
+from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.decode.stage import REGISTER, stage
 from glassloop.model.loader import load_tokenizer
-from glassloop.ops.chosen import Chosen
+from glassloop.ops import choose_ops
 from glassloop.ops.native import library
-from glassloop.ops.vocabulary import row_ops
 
 VOCAB = 30
 OPTIONS = [
@@ -56,7 +56,7 @@ def assert_equal(decoder, fresh):
 def test_a_rewound_decoder_is_a_fresh_one_fed_with_the_same_tokens(
     name, options, prompt, old, new, asked, data
 ):
-    ops = row_ops(name)
+    ops = choose_ops(name).rows
     decoder = fed(options, prompt, old, ops=ops)
     if asked:  # then what is counted is kept up to date, else it is counted afterwards
         decoder.choose(row(9))
@@ -79,7 +79,7 @@ def test_a_rewound_decoder_is_a_fresh_one_fed_with_the_same_tokens(
     st.sampled_from([None, 0, 7]),
 )
 def test_a_fork_and_its_parent_go_their_own_ways(name, options, prompt, shared, mine, yours, salt):
-    ops = row_ops(name)
+    ops = choose_ops(name).rows
     parent = fed(options, prompt, shared, salt=3, ops=ops)
     parent.choose(row(9))
     fork = parent.fork(salt)
@@ -137,7 +137,9 @@ def test_there_is_no_way_back_to_where_it_never_was(length):
 def test_what_other_rows_ask_for_does_not_matter(ops):
     """Rows of all kinds, wide enough for several threads: the same bits as one at a time."""
     size = 40_000
-    decoders = [Decoder(Sampling(**options), size, 5, [1, 2, 3], ops=row_ops(ops)) for options in OPTIONS * 2]
+    decoders = [
+        Decoder(Sampling(**options), size, 5, [1, 2, 3], ops=choose_ops(ops).rows) for options in OPTIONS * 2
+    ]
     logits = np.stack([row(seed, size) for seed in range(len(decoders))])
     for decoder, line, made in zip(decoders, logits, choose_rows(decoders, logits), strict=True):
         same(made, decoder.choose(line))
@@ -152,7 +154,7 @@ def test_an_error_ends_its_own_row_only(ops):
             raise ZeroDivisionError
 
         asked = [{}, {"stages": ["broken"]}, {"allowed_token_ids": [1], "bad_words": [[1]]}, {}]
-        decoders = [Decoder(Sampling(**options), VOCAB, 5, ops=row_ops(ops)) for options in asked]
+        decoders = [Decoder(Sampling(**options), VOCAB, 5, ops=choose_ops(ops).rows) for options in asked]
         logits = np.stack([row(seed) for seed in range(4)])
         logits[3, 4] = np.nan
         made = choose_rows(decoders, logits)
@@ -166,7 +168,7 @@ def test_an_error_ends_its_own_row_only(ops):
 @pytest.mark.parametrize("size", [VOCAB - 1, VOCAB + 1])
 def test_a_row_of_another_vocabulary_is_an_error(ops, size):
     with pytest.raises(ModelError, match=f"a row has {size} logits; {VOCAB} are expected"):
-        Decoder(Sampling(), VOCAB, 5, ops=row_ops(ops)).choose(row(1, size))
+        Decoder(Sampling(), VOCAB, 5, ops=choose_ops(ops).rows).choose(row(1, size))
 
 
 def test_no_rows_are_no_tokens():

@@ -13,14 +13,14 @@ from decode.test_chain import NATIVE, random_logits, random_sampling
 from glassloop import Sampling, SamplingError
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.explain import explain
-from glassloop.ops.vocabulary import row_ops
+from glassloop.ops import choose_ops
 
 LOGITS = np.log(np.array([0.05, 0.5, 0.25, 0.15, 0.05], np.float32))
 
 
 @pytest.mark.parametrize("name", ["reference", NATIVE])
 def test_it_says_what_happened_whatever_was_asked_for(name):
-    ops = row_ops(name)
+    ops = choose_ops(name).rows
     random = np.random.default_rng(5)
     explained = 0
     for case in range(400):

@@ -17,7 +17,7 @@ from glassloop.decode.decoder import Decoder
 from glassloop.decode.limits import Limits, check_size
 from glassloop.decode.option import MOST
 from glassloop.decode.stop import Loops
-from glassloop.ops.vocabulary import row_ops
+from glassloop.ops import choose_ops
 
 
 @given(options())
@@ -111,7 +111,9 @@ def test_a_large_whole_number_is_refused_or_works(ops, name, value):
     tokens = [1, 2, 3] * 20
     logits = np.random.default_rng(3).normal(0, 1, 40).astype(np.float32)
     plain = Sampling(dry_multiplier=0.0 if name == "dry_allowed_length" else 1.0, dry_base=100)
-    chosen = [Decoder(each, 40, 7, tokens, ops=row_ops(ops)).choose(logits).id for each in (sampling, plain)]
+    chosen = [
+        Decoder(each, 40, 7, tokens, ops=choose_ops(ops).rows).choose(logits).id for each in (sampling, plain)
+    ]
     assert chosen[0] == chosen[1]
 
 
@@ -127,7 +129,7 @@ def test_the_dry_penalty_is_a_number(allowed, base, multiplier):
     options = {"dry_multiplier": multiplier, "dry_base": base, "dry_allowed_length": allowed}
     decoder = Decoder(Sampling(**options), 40, 7, [5, 6] * 200, tokenizer=None)
     with np.errstate(over="raise", invalid="raise"):
-        _, left = decoder.look(logits)
+        _, left = decoder.run_stages(logits)
     assert np.isfinite(left.logits_of(np.arange(40))).all()
 
 

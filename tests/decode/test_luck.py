@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glassloop.decode import luck as definition
 from glassloop.decode.decoder import Decoder
-from glassloop.decode.luck import coin, fork_salt, luck, luck_key, mix
+from glassloop.decode.luck import coin, fork_salt, hash_ids, luck, luck_key, luck_of, mix
 from glassloop.decode.sampling import Sampling
-from glassloop.ops import vocabulary
-from glassloop.ops.vocabulary import hash_ids, luck_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "luck.md"
 SEEDS = st.integers(0, 2**64 - 1)
@@ -47,9 +46,9 @@ def test_the_coins_and_fork_salts_of_the_document_hold():
 def test_the_constants_of_the_document_are_those_of_the_code():
 
     text = DOCUMENT.read_text()
-    for constant in (vocabulary.GOLDEN, vocabulary.FIRST, vocabulary.SECOND):
+    for constant in (definition.GOLDEN, definition.FIRST, definition.SECOND):
         assert f"0x{constant:016X}" in text
-    source = Path(vocabulary.__file__).read_text()
+    source = Path(definition.__file__).read_text()
     spelled = re.findall(r"\d\.\d{15,}e[-+]\d\d", source)
     assert len(spelled) == 9 and all(number in text for number in spelled)
 
@@ -73,7 +72,7 @@ def test_the_logarithm_is_within_a_rounding_of_the_library_s(key):
 def test_luck_is_finite_at_both_ends(monkeypatch):
 
     for bits in (0, 2**64 - 1):
-        monkeypatch.setattr(vocabulary, "hash_ids", lambda key, ids, b=bits: np.full(1, b, np.uint64))
+        monkeypatch.setattr(definition, "hash_ids", lambda key, ids, b=bits: np.full(1, b, np.uint64))
         (value,) = luck_of(0, np.array([0]))
         assert value == pytest.approx(-np.log(53 * np.log(2)) if bits == 0 else 53 * np.log(2))
 
@@ -147,7 +146,7 @@ def g_statistic(options, logits, draws=6000):
         counts[decoder.choose(logits).id] += 1
         decoder.step.position += 1
     left = []
-    decoder.look(logits, lambda stage, before, after: left.append(after))
+    decoder.run_stages(logits, lambda stage, before, after: left.append(after))
     after = left[-1].logits_of(np.arange(len(logits))) if left else logits.astype(np.float64)
     expected = np.exp(after - after.max())
     expected *= draws / expected.sum()
@@ -189,14 +188,14 @@ MUTANTS = {
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_a_wrong_sampler_is_caught(monkeypatch, mutant):
-    monkeypatch.setattr(vocabulary, "luck_of", mutant)
+    monkeypatch.setattr(definition, "luck_of", mutant)
     statistic, freedom = g_statistic({}, DISTRIBUTION)
     assert statistic > LIMITS[int(freedom)]
 
 
 def test_another_key_is_as_good(monkeypatch):
     """The control of the test above: this mutant is right, and passes."""
-    monkeypatch.setattr(vocabulary, "luck_of", lambda key, ids: luck_of(key ^ 0xABCDEF, ids))
+    monkeypatch.setattr(definition, "luck_of", lambda key, ids: luck_of(key ^ 0xABCDEF, ids))
     statistic, freedom = g_statistic({}, DISTRIBUTION)
     assert statistic < LIMITS[int(freedom)]
 

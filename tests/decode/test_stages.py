@@ -43,7 +43,7 @@ def ours(options, logits, tokens=TOKENS, prompt_length=2, eos_ids=()):
         decoder.commit(token)
     after = [logits.astype(np.float64)]
     everyone = np.arange(len(logits))
-    decoder.look(logits, lambda stage, before, left: after.append(left.logits_of(everyone)))
+    decoder.run_stages(logits, lambda stage, before, left: after.append(left.logits_of(everyone)))
     return after[-1]
 
 

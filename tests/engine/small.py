@@ -26,7 +26,6 @@ from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.tensor import Tensor
-from glassloop.ops.vocabulary import row_ops
 from glassloop.text.alphabet import to_alphabet
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run
@@ -98,7 +97,7 @@ def _louder(data: np.ndarray) -> np.ndarray:
 
 
 def loop(transformer: Transformer, pages: int = 1000, **options: Any) -> Loop:
-    size = sum(group.page_bytes for group in transformer.pages(1))
+    size = sum(transformer.page_bytes)
     return Loop(transformer, tokenizer(), tokenizer().piece, pages * size, **options)
 
 
@@ -127,7 +126,7 @@ def naive(
 ) -> Run:
     """What a run must be: for each token the whole text is computed anew."""
     sampling, texts = run.sampling, of or tokenizer()
-    ops = row_ops(transformer.ops.name)
+    ops = transformer.ops.rows
     eos_ids = tuple(texts.eos_ids)
     size = transformer.config.vocab_size
     decoder = Decoder(sampling, size, run.seed, run.prompt_ids, run.salt, texts, eos_ids, ops)
@@ -139,7 +138,7 @@ def naive(
         logits = Branches(transformer, CONTEXT + 32).forward([(0, 0, tokens)])[0]
         try:
             if forced is not None and len(made.tokens) < len(forced):
-                chosen = decoder.judge(logits, forced[len(made.tokens)])
+                chosen = decoder.record_forced(logits, forced[len(made.tokens)])
             else:
                 chosen = decoder.choose(logits)
         except GlassloopError as error:  # stages at odds

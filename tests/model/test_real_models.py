@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from glassloop.model.cache import Branches
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
+from glassloop.ops import choose_ops
 from glassloop.ops.reference import ReferenceOps
-from glassloop.ops.vocabulary import row_ops
 
 PROMPTS = [
     "The capital of France is",
@@ -87,6 +87,6 @@ def test_probabilities_sum_to_one(models, op_set):
     _, ours, tokenizer = models
     logits = Branches(ours, 1024).forward([(0, 0, tokenizer.encode(PROMPTS[0]))])[0]
     for temperature in (0.1, 1.0, 3.0):
-        log_sum_exp = row_ops(op_set).log_sum_exp(logits, 1 / temperature)
+        log_sum_exp = choose_ops(op_set).rows.log_sum_exp(logits, 1 / temperature)
         total = np.exp(logits.astype(np.float64) / temperature - log_sum_exp).sum()
         assert abs(total - 1) < 1e-9

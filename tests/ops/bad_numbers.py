@@ -13,17 +13,17 @@ import numpy as np
 from ops.random_models import random_config, random_tensor
 
 from glassloop.decode.candidates import Candidates
+from glassloop.decode.chosen import record_with
+from glassloop.decode.rules import Action, RowRequest, Rule
 from glassloop.errors import GlassloopError
 from glassloop.model.cache import Branches
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import PAGE, Batch, BatchError, Span
-from glassloop.ops.native import choosing, library
-from glassloop.ops.native import vocabulary as native_rows
+from glassloop.ops.native import chooser, library
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps
-from glassloop.ops.rules import Action, Asked, Rule, RuleError
-from glassloop.ops.vocabulary import row_ops, summarize
+from glassloop.ops.rows import RuleError, summarize
 
 _FAR = (-1, -(2**30), -(2**31), 2**31 - 1, 2**31, 2**40, -(2**63), 2**64)
 
@@ -136,34 +136,39 @@ def _bad_rule(rng: np.random.Generator, width: int) -> Rule:
 
 def check_rules(seed: int) -> None:
     """A rule that does not fit is refused by C and by NumPy, and the logits are as they were."""
+
+    def choose(logits: Any, lines: Any, alternatives: int = 0) -> bytes | bytearray:
+        return chooser.choose(logits, lines, record_with(alternatives))
+
     rng = np.random.default_rng(seed)
     rows, width = int(rng.integers(1, 4)), int(rng.integers(2, 300))
     logits = (rng.standard_normal((rows, width)) * 4).astype(np.float32)
     before, head = logits.tobytes(), int(rng.integers(1, width + 1))
     fine = [Rule(Action.FIRST, 5.0), Rule(Action.DIVIDE, 1.3, np.arange(width, dtype=np.int32))]
     rules = [*fine[: rng.integers(3)], _bad_rule(rng, width)]
-    lines = [(Asked(head, 1.0, [], 7), place, 3) for place in range(rows)]
-    lines[int(rng.integers(rows))] = (Asked(head, 1.0, rules, 7), 0, 3)
-    refused(lambda: choosing.choose(logits, lines), seed)
+    lines = [(RowRequest(head, 1.0, [], 7), place, 3) for place in range(rows)]
+    lines[int(rng.integers(rows))] = (RowRequest(head, 1.0, rules, 7), 0, 3)
+    refused(lambda: choose(logits, lines), seed)
     summary = summarize(logits[0], head)
-    asked = Asked(head, 1.0, rules)
-    refused(lambda: choosing.left(logits[0], summary, asked, len(rules)), seed)
-    whole = Candidates.of(logits[0], summary, row_ops("reference"))
+    asked = RowRequest(head, 1.0, rules)
+    refused(lambda: chooser.survivors(logits[0], summary, asked, len(rules)), seed)
+    whole = Candidates.of(logits[0], summary, ReferenceOps.rows)
     refused(lambda: whole.following(rules[-1]), seed)
     for bad in (
-        lambda: choosing.choose(logits, [(Asked(head, 1.0, []), int(rng.choice([-1, rows])), 3)]),
-        lambda: choosing.choose(logits, [(Asked(width + 1, 1.0, []), 0, 3)]),
-        lambda: choosing.choose(logits, [(Asked(head, 1.0, [], wanted=head + 1), 0, 3)]),
-        lambda: choosing.choose(logits, [(Asked(0, 1.0, []), 0, 3)]),
-        lambda: choosing.choose(logits, [(Asked(head, 1.0, []), 0, -1)]),
-        lambda: choosing.choose(logits.astype(np.float64), [(Asked(head, 1.0, []), 0, 3)]),
-        lambda: choosing.left(logits[0], summary, Asked(head, 1.0, []), 1),
-        lambda: choosing.left(logits[0], summary, Asked(width + 1, 1.0, []), 0),
-        lambda: native_rows.race(1, np.empty(0, np.int32), np.empty(0), logits[0], 1.0),
-        lambda: native_rows.race(1, np.zeros(2, np.int32), np.zeros(1), None, 1.0),
+        lambda: choose(logits, [(RowRequest(head, 1.0, []), int(rng.choice([-1, rows])), 3)]),
+        lambda: choose(logits, [(RowRequest(width + 1, 1.0, []), 0, 3)]),
+        lambda: choose(logits, [(RowRequest(head, 1.0, [], alternatives=head + 1), 0, 3)], head + 1),
+        lambda: choose(logits, [(RowRequest(head, 1.0, [], alternatives=1), 0, 3)]),
+        lambda: choose(logits, [(RowRequest(0, 1.0, []), 0, 3)]),
+        lambda: choose(logits, [(RowRequest(head, 1.0, []), 0, -1)]),
+        lambda: choose(logits.astype(np.float64), [(RowRequest(head, 1.0, []), 0, 3)]),
+        lambda: chooser.survivors(logits[0], summary, RowRequest(head, 1.0, []), 1),
+        lambda: chooser.survivors(logits[0], summary, RowRequest(width + 1, 1.0, []), 0),
+        lambda: chooser.race(1, np.empty(0, np.int32), np.empty(0), logits[0], 1.0),
+        lambda: chooser.race(1, np.zeros(2, np.int32), np.zeros(1), None, 1.0),
     ):
         refused(bad, seed)
-    for ops in (row_ops("native"), row_ops("reference")):
+    for ops in (NativeOps.rows, ReferenceOps.rows):
         for token in (-1, width, 2**40):
             refused(lambda ops=ops, token=token: ops.rank_of(logits[0], token), seed)  # type: ignore[misc]
     assert logits.tobytes() == before, f"seed {seed}: a refused rule has changed a logit"
@@ -180,7 +185,7 @@ def refused(act: Any, seed: int) -> None:
 if __name__ == "__main__":
     native_library = library.library()
     for name in ("portable", "avx2", "avxvnni", "avx512"):
-        if native_library.gl_choose(name.encode()):
+        if native_library.gl_select_kernels(name.encode()):
             for number in range(int(sys.argv[1])):
                 check_batches(number)
                 check_rules(number)

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from glassloop import Sampling
+from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.model.cache import Branches
 from glassloop.model.config import LayerConfig, ModelConfig
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
-from glassloop.ops.chosen import Chosen
+from glassloop.ops import choose_ops
 from glassloop.ops.native import library
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.quant import FORMATS, Float32, Format
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.tensor import Tensor
-from glassloop.ops.vocabulary import row_ops
 
 FLOATS = ("F32", "F16", "BF16")
 
@@ -131,7 +131,7 @@ def check_choosing(logits: Float32, prompts: list[list[int]]) -> None:
             [
                 chosen.id if isinstance(chosen, Chosen) else str(chosen)
                 for chosen in choose_rows(
-                    [Decoder(sampling, width, 7, ids, ops=row_ops(name)) for ids in prompts], logits
+                    [Decoder(sampling, width, 7, ids, ops=choose_ops(name).rows) for ids in prompts], logits
                 )
             ]
             for name in ("native", "reference")
@@ -143,7 +143,7 @@ def check_choosing(logits: Float32, prompts: list[list[int]]) -> None:
 if __name__ == "__main__":
     native_library = library.library()
     for name in ("portable", "avx2", "avxvnni", "avx512"):
-        if native_library.gl_choose(name.encode()):
+        if native_library.gl_select_kernels(name.encode()):
             for number in range(int(sys.argv[1])):
                 check(number)
             print(name, "fine", flush=True)

@@ -3,17 +3,15 @@ and nothing was computed or changed."""
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ops.bad_numbers import check_batches, check_rules
 
-from glassloop.errors import GlassloopError, ModelError
+from glassloop.errors import ModelError
 from glassloop.ops.batch import BatchError
-from glassloop.ops.native import library
+from glassloop.ops.kv_cache import CacheSpec
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps
@@ -34,7 +32,7 @@ def test_a_rule_that_does_not_fit_is_refused(seed):
 
 @pytest.mark.parametrize("ops", [NativeOps(), ReferenceOps()], ids=lambda ops: ops.name)
 def test_pages_are_copied_only_where_there_are_any(ops):
-    pages = ops.pages(3, 1, 1, 16)
+    (pages,) = ops.cache([CacheSpec("full", 1, 1, 16)], [3])
     for source, target in ((-1, 0), (0, -1), (3, 0), (0, 3), (0, 2**40)):
         with pytest.raises(BatchError, match="there is no page"):
             pages.copy(source, target)
@@ -46,12 +44,3 @@ def test_a_matrix_has_the_bytes_of_its_shape():
         tensor = Tensor("bad", shape, FORMATS["Q4_0"], np.zeros(size, np.uint8))
         with pytest.raises(ModelError, match="bad has"):
             ops.matrix(tensor)
-
-
-def test_a_library_of_another_version_is_refused(monkeypatch):
-    class Wider(ctypes.Structure):
-        _fields_ = (*library.Op._fields_, ("more", ctypes.c_int64))
-
-    monkeypatch.setattr(library, "Op", Wider)
-    with pytest.raises(GlassloopError, match="another version"):
-        library._check_sizes(library.library())

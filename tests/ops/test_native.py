@@ -31,10 +31,10 @@ def instructions(request):
     """Each instruction set that this machine has; what is packed for one must not run on another."""
     native = library.library()
     best = native.gl_name()
-    if not native.gl_choose(request.param.encode()):
+    if not native.gl_select_kernels(request.param.encode()):
         pytest.skip(f"this machine has no {request.param}")
     yield request.param
-    native.gl_choose(best)
+    native.gl_select_kernels(best)
 
 
 class _HalfPages(ReferencePages):
@@ -47,8 +47,8 @@ class _HalfPages(ReferencePages):
 
 
 class _HalfReference(ReferenceOps):
-    def pages(self, count, layers, kv_heads, head_dim):
-        return _HalfPages(count, layers, kv_heads, head_dim)
+    def cache(self, specs, counts):
+        return [_HalfPages(spec, count) for spec, count in zip(specs, counts, strict=True)]
 
 
 def _ids(length: int, seed: int = 0) -> list[int]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glassloop.ops.native import library
-from glassloop.ops.native.strings import read_strings
+from glassloop.ops.strings import read_strings
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the native op set was not built")
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glassloop.decode.chosen import Chosen, pack_alternatives
 from glassloop.errors import TraceError
 from glassloop.ops import chosen as choices
-from glassloop.ops.chosen import Chosen, tell
 from glassloop.trace.columns import pack, unpack
 from glassloop.trace.packing import SOURCES, pack_tokens, unpack_tokens
 from glassloop.trace.token import Token
@@ -48,7 +48,7 @@ def tokens(draw) -> Token:
         margin=draw(NUMBERS),
         runner_up=draw(st.none() | IDS),
         survivors=draw(st.none() | IDS),
-        told=tell(
+        packed_alternatives=pack_alternatives(
             np.array(draw(st.lists(IDS, min_size=count, max_size=count)), np.int32), after[1:], raw[1:]
         ),
     )
@@ -66,7 +66,7 @@ def bits(token: Token) -> tuple[object, ...]:
     numbers = (chosen.logprob, chosen.raw_logprob, chosen.entropy, chosen.luck, chosen.margin, token.seconds)
     sums = (chosen.log_sum_exp, chosen.log_sum_exp_after, chosen.scale)
     rest = (chosen.survivors, token.source, token.sample, [each.text for each in token.alternatives])
-    return token.record[:7], token.chosen.told, struct.pack("<9d", *numbers, *sums), rest
+    return token.record[:7], token.chosen.packed_alternatives, struct.pack("<9d", *numbers, *sums), rest
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,7 +1,8 @@
-"""Texts and token sequences that must never come: which tokens would complete one right now.
+"""Texts and token sequences that must not occur: finds the tokens that would complete one.
 
-A text is looked for in the bytes, so it is found however it falls into tokens, the prompt's last included.
-`BadWords` is built once a request and shared by its branches; a `Watch` is one branch's place in it.
+Texts are matched on bytes, so they are found however they are split into tokens, including the last tokens of
+the prompt. `BadWords` is built once per request and shared by its branches; a `Watch` is the state of one
+branch.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ import numpy as np
 
 from glassloop.decode.token_bytes import TokenBytes, token_bytes
 from glassloop.errors import SamplingError
-from glassloop.ops.vocabulary import Int32
+from glassloop.ops.rows import Int32
 from glassloop.text.automaton import Automaton
 from glassloop.text.tokenizer import Tokenizer
 
-Range = tuple[int, int]  # from one place to before another
+Range = tuple[int, int]  # start and end, the end exclusive
 
 
 class BadWords:
-    """The bad words of one request as two automata: of the texts over bytes, of the sequences over token ids.
+    """The bad words of one request as two automata: one of the texts over bytes, one of the sequences over
+    token ids.
 
-    A token that holds a text whole is out at every step. Any other token completes a text of which the
-    beginning is there already: the state of the automaton and its fallbacks are all such beginnings, and the
-    tokens for each of them are looked up when the automaton is built.
+    A token that contains a whole text is banned at every step. Any other token completes a text that has
+    already begun: the state of the automaton and its fallbacks are all such beginnings, and the tokens that
+    complete each are looked up when the automaton is built.
     """
 
     def __init__(self, words: Sequence[str | tuple[int, ...]], tokenizer: Tokenizer | None) -> None:
@@ -54,7 +56,7 @@ class BadWords:
         self._room = _MOST_KNOWN
 
     def _look_up(self, texts: Iterable[bytes], tokens: TokenBytes) -> None:
-        """Finds the tokens that begin with the rest of each text, for each beginning of it."""
+        """Finds, for each beginning of each text, the tokens that begin with the rest of the text."""
         longest = int((tokens.ends - tokens.starts).max())
         known: dict[bytes, Range] = {}
         for text in texts:
@@ -71,8 +73,8 @@ class BadWords:
                     self._by_text.setdefault(state, set()).add(found)
 
     def watch(self, prompt: Sequence[int]) -> Watch:
-        """Returns the place of a branch that begins with these tokens."""
-        if prompt != self._begun[0]:  # all samples of a request have the same
+        """Returns the state of a branch that begins with these tokens."""
+        if prompt != self._begun[0]:  # all samples of a request have the same prompt
             states = (0, 0)
             for token in self._tail(prompt):
                 states = self.after(states, token)
@@ -80,7 +82,7 @@ class BadWords:
         return Watch(self, self._begun[1])
 
     def _tail(self, prompt: Sequence[int]) -> list[int]:
-        """Returns the last tokens: as many as could be the beginning of a bad word."""
+        """Returns as many of the last tokens as could be the beginning of a bad word."""
         text, sequence = max(self._texts.depth), max(self._sequences.depth)
         tail: list[int] = []
         size = 0
@@ -102,7 +104,7 @@ class BadWords:
         return self._tokens.by_id[token]
 
     def banned(self, states: tuple[int, int]) -> Int32:
-        """Returns the tokens that may not come in these states."""
+        """Returns the tokens that are banned in these states."""
         hops = self._text_hops[states[0]], self._sequence_hops[states[1]]
         if hops == (0, 0):
             return self._always
@@ -116,7 +118,7 @@ class BadWords:
         return np.concatenate([self._always, more])
 
     def _completing(self, text: int, sequence: int) -> Int32:
-        """Returns the tokens that are out in these states and not always."""
+        """Returns the tokens that are banned in these states, without those that always are."""
         ranges: set[Range] = set()
         while text:
             ranges |= self._by_text[text]
@@ -133,14 +135,14 @@ class BadWords:
 
 
 class Watch:
-    """One branch's place among the bad words; it follows the branch token by token, and back."""
+    """The state of one branch, which follows its tokens forward and back."""
 
     def __init__(self, words: BadWords, states: tuple[int, int]) -> None:
         self._words = words
-        self._states = array("i", states)  # two for each token, those of the prompt's end first
+        self._states = array("i", states)  # two per token; the first two are those at the end of the prompt
 
     def banned(self) -> Int32:
-        """Returns the tokens that may not come next."""
+        """Returns the tokens that are banned next."""
         return self._words.banned(self._now)
 
     def commit(self, token: int) -> None:
@@ -152,7 +154,7 @@ class Watch:
         return made
 
     def rewind(self, length: int) -> None:
-        """Goes back to where so many tokens had been committed."""
+        """Goes back to the state in which `length` tokens had been committed."""
         del self._states[2 * (length + 1) :]
 
     @property
@@ -160,12 +162,12 @@ class Watch:
         return self._states[-2], self._states[-1]
 
 
-_MOST_KNOWN = 1 << 21  # ids of all answers that are remembered: 8 MB
+_MOST_KNOWN = 1 << 21  # ids of all cached results: 8 MB
 
 
 def _hops(automaton: Automaton, told: dict[int, set[Range]] | dict[int, list[int]]) -> array[int]:
-    """Returns for each state the nearest of itself and its fallbacks that bans something, or 0. There may be
-    thousands of fallbacks, and few of those."""
+    """Returns for each state the nearest of itself and its fallbacks that bans tokens, or 0. There may be
+    thousands of fallbacks, of which few ban any."""
     hops = array("i", bytes(4 * len(automaton.depth)))
     for state in sorted(range(1, len(hops)), key=automaton.depth.__getitem__):
         hops[state] = state if state in told else hops[automaton.fallback[state]]
@@ -173,7 +175,7 @@ def _hops(automaton: Automaton, told: dict[int, set[Range]] | dict[int, list[int
 
 
 def _merged(ranges: Iterable[Range]) -> list[Range]:
-    """Returns the same places in ranges that do not overlap."""
+    """Returns the union of the ranges, as ranges that do not overlap."""
     made: list[Range] = []
     for low, high in sorted(ranges):
         if made and low <= made[-1][1]:

@@ -1,10 +1,11 @@
-"""The tokens that are still in the race, with their logits: what the stages of the chain hand to each other.
+"""The tokens that can still be chosen, with their logits: what each stage of the chain passes to the next.
 
-Either the whole vocabulary as a row, of which only the highest are ever sorted, or, once a cut has left few
-enough, a list. Both answer the same questions with the same numbers; a question that the sorted head cannot
-settle for certain takes more of the row, in the end all of it.
+They are the whole vocabulary as a row, of which only the highest are ever sorted, or, once a cut has left few
+enough, a list. Both forms give the same results. Where the sorted head cannot settle a question for certain,
+more of the row is sorted, in the end all of it.
 
-This is the definition of what stages can do; `ops/native/choosing.c` does the same, faster.
+This is the definition of what stages can do; `ops/native/candidates.c` does the same in C, and tests hold the
+two equal.
 """
 
 from __future__ import annotations
@@ -15,27 +16,29 @@ from math import exp, log
 import numpy as np
 from numpy.typing import NDArray
 
+from glassloop.decode.luck import Race, race
+from glassloop.decode.rules import Action, Rule, check_rule
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Action, Left, Rule, check_fit
-from glassloop.ops.vocabulary import Float64, Int32, Race, RowOps, Summary
+from glassloop.ops.rows import Float64, Int32, RowOps, RowSummary, Survivors
 
-HEAD = 64  # how many are sorted at first
-_GROWTH = 8  # and how many times as many when that was not enough
-_FARTHEST = float(np.finfo(np.float32).max)
-SLACK = 1e-9  # two probability masses that are closer than this are equal: rounding never decides a cut
+HEAD = 64  # how many logits are sorted at first
+_GROWTH = 8  # how many times as many are sorted when the head was not enough
+_LARGEST = float(np.finfo(np.float32).max)
+SLACK = 1e-9  # probability masses closer than this count as equal, so that rounding never decides a cut
 
 
 class NoneLeft(Exception):
-    """Every token has been removed. The chain turns it into an error that names the stages at odds."""
+    """Every token has been removed. The chain turns this into an error that names the responsible stages."""
 
 
 class Candidates:
-    """Immutable to its users. A logit is `base · scale`: stages move the float32 `base` and multiply the
-    scale, so temperature costs nothing and the order of tokens is that of `base`.
+    """The survivors of some stages; immutable to its users. A logit is `base · scale`: stages change the
+    float32 `base` or multiply the scale, so temperature costs nothing and the order of tokens is that of
+    `base`.
 
     Invariants: `_ids` and `_base` are sorted by descending base, ties by lower id, and hold no minus
-    infinity. If `complete` they are all the survivors; if not they are the highest of `_row`, where minus
-    infinity marks who was removed.
+    infinity. If `complete`, they are all survivors; if not, they are the highest of `_row`, where minus
+    infinity marks removed tokens.
     """
 
     __slots__ = ("_base", "_ids", "_lse", "_ops", "_row", "_values", "complete", "scale", "vocab_size")
@@ -62,15 +65,15 @@ class Candidates:
         self._lse = log_sum_exp
 
     @classmethod
-    def of(cls, logits: Float32, summary: Summary, ops: RowOps) -> Candidates:
-        """The whole vocabulary, with what the caller has computed of this row already."""
+    def of(cls, logits: Float32, summary: RowSummary, ops: RowOps) -> Candidates:
+        """Returns the whole vocabulary, given the row's summary."""
         made = cls(ops, len(logits), logits, 1.0, log_sum_exp=summary.log_sum_exp)
         made._set_head(summary.ids, summary.logits)
         return made
 
     @classmethod
-    def left(cls, left: Left, vocab_size: int, ops: RowOps) -> Candidates:
-        """Those whom an op set has left by itself."""
+    def from_survivors(cls, left: Survivors, vocab_size: int, ops: RowOps) -> Candidates:
+        """Returns what an op set's chooser has left."""
         return cls(
             ops, vocab_size, left.row, left.scale, left.ids, left.logits, left.complete, left.log_sum_exp
         )
@@ -79,7 +82,8 @@ class Candidates:
 
     @property
     def ids(self) -> Int32:
-        """The survivors by descending logit, ties by lower id: all of them if `complete`, else the head."""
+        """The survivors by descending logit, ties by lower id: all of them if `complete`, else the
+        highest."""
         if self._ids is None:
             self._grow(1)
         if not len(self._ids):  # type: ignore[arg-type]
@@ -90,13 +94,13 @@ class Candidates:
     def values(self) -> Float64:
         """The logits of `ids`."""
         if self._values is None:
-            self.ids  # noqa: B018  (sorts them, if nobody has)
+            self.ids  # noqa: B018  (sorts them if necessary)
             self._values = _times(self._base, self.scale)  # type: ignore[arg-type]
         return self._values
 
     @property
     def log_sum_exp(self) -> float:
-        """Over every survivor."""
+        """Log-sum-exp over all survivors."""
         if self._lse is None:
             if self._row is not None:
                 self._lse = self._ops.log_sum_exp(self._row, self.scale)
@@ -110,13 +114,13 @@ class Candidates:
 
     @property
     def count(self) -> int:
-        """How many survive."""
+        """The number of survivors."""
         if self._row is not None:
             return int(np.count_nonzero(self._row > -np.inf))
         return len(self._ids)  # type: ignore[arg-type]
 
     def everyone(self) -> tuple[Int32, Float64]:
-        """Every survivor with its logit, in no promised order (nothing is sorted for this)."""
+        """Returns all survivors with their logits, in no particular order (nothing is sorted for this)."""
         if self._row is None:
             return self.ids, self.values
         ids = np.flatnonzero(self._row > -np.inf).astype(np.int32)
@@ -125,7 +129,7 @@ class Candidates:
         return ids, _times(self._row[ids], self.scale)
 
     def logits_of(self, ids: NDArray[np.integer]) -> Float64:
-        """The logits of these tokens, minus infinity for those that were removed."""
+        """Returns the logits of these tokens, minus infinity for removed ones."""
         if self._row is not None:
             return _times(self._row[ids], self.scale)
         whole = np.full(self.vocab_size, -np.inf)
@@ -134,7 +138,7 @@ class Candidates:
         return found
 
     def rank_of(self, token: int) -> int | None:
-        """How many survivors come before this one; None if it was removed."""
+        """Returns how many survivors come before this one, or None if it was removed."""
         place = int((self.ids == token).argmax())
         if self.ids[place] == token:
             return place
@@ -143,19 +147,22 @@ class Candidates:
         return self._ops.rank_of(self._row, token)
 
     def race(self, key: int) -> Race:
-        """Who wins by logit + luck."""
-        row = None if self.complete or self._row is None else self._row
-        return self._ops.race(key, self.ids, self.values, row, self.scale)
+        """Runs the race: the highest of logit + luck wins."""
+        row = None if self.complete else self._row
+        chooser = self._ops.chooser
+        if chooser is None:
+            return race(key, self.ids, self.values, row, self.scale)
+        return Race(*chooser.race(key, self.ids, self.values, row, self.scale))
 
     def logit_of(self, probability: float) -> float:
-        """The logit with this probability, a hair lower, so that rounding never decides."""
+        """Returns the logit with this probability, lower by `SLACK`, so that rounding never decides a cut."""
         return self.log_sum_exp + log(probability) - SLACK
 
     # ── what a stage can do ────────────────────────────────────────────────────────────────────────────────
 
     def following(self, rule: Rule) -> Candidates:
-        """What a rule makes of them."""
-        check_fit(rule, self.vocab_size)
+        """Returns the candidates after a rule."""
+        check_rule(rule, self.vocab_size)
         action, amount, which, numbers = rule
         if which is not None:
             if action is Action.REMOVE:
@@ -177,7 +184,8 @@ class Candidates:
         return self.at_least(self.logit_of(amount))
 
     def moved(self, ids: NDArray[np.integer], change: Callable[[Float64], Float64]) -> Candidates:
-        """The logits of these tokens, each named once, given anew as `change` says; the rest stays."""
+        """Returns the candidates with the logits of these tokens, each named once, replaced by `change` of
+        them."""
         if not len(ids):
             return self
         if self._row is not None:
@@ -188,18 +196,18 @@ class Candidates:
         places[ids] = np.arange(len(ids))
         places = places[self._ids]
         mine = places >= 0
-        # `change` sees every token it was written for, in its own order; those already out do not matter.
+        # `change` gets the logits of all ids, in their order; the results for removed tokens are not used.
         base = self._base.copy()  # type: ignore[union-attr]
         base[mine] = self._rebased(change(self.logits_of(ids))[places[mine]], base[mine])
         return self._listed(self._ids, base)  # type: ignore[arg-type]
 
     def scaled(self, factor: float) -> Candidates:
-        """Every logit times a positive number."""
+        """Returns the candidates with every logit multiplied by a positive number."""
         scale = self.scale * factor
         return Candidates(self._ops, self.vocab_size, self._row, scale, self._ids, self._base, self.complete)
 
     def without(self, ids: Iterable[int] | NDArray[np.integer]) -> Candidates:
-        """These tokens removed."""
+        """Returns the candidates without these tokens."""
         gone = ids if isinstance(ids, np.ndarray) else np.fromiter(ids, np.int64)
         if not len(gone):
             return self
@@ -210,14 +218,14 @@ class Candidates:
         return self._picked(np.isin(self._ids, gone, invert=True))  # type: ignore[arg-type]
 
     def only(self, allowed: NDArray[np.bool_]) -> Candidates:  # [vocab_size]
-        """The tokens for which `allowed` says so."""
+        """Returns the candidates for which `allowed` is true."""
         if self._row is not None:
             row = np.where(allowed, self._row, np.float32(-np.inf))
             return Candidates(self._ops, self.vocab_size, row, self.scale)
         return self._picked(allowed[self._ids])
 
     def first(self, count: int) -> Candidates:
-        """The `count` highest."""
+        """Returns the `count` highest."""
         self._grow(count)
         ids = self.ids
         if self.complete and len(ids) <= count:
@@ -229,14 +237,15 @@ class Candidates:
         return made
 
     def at_least(self, logit: float) -> Candidates:
-        """Those with this logit or a higher one; the highest, and who ties with it, in any case."""
+        """Returns those with this logit or a higher one, and in any case the highest and all that equal
+        it."""
         logit = min(logit, float(self.values[0]))
         while not self.complete and self.values[-1] >= logit:
             self._grow(len(self.ids) * _GROWTH)
         return self.first(int(np.count_nonzero(self.values >= logit)))
 
     def with_mass(self, mass: float) -> Candidates:
-        """The highest that together have this much of the probability: as few as will do."""
+        """Returns the fewest of the highest that together have this much of the probability."""
         while True:
             peak = float(self.values[0])
             reached = np.exp(self.values - peak).cumsum()
@@ -249,10 +258,10 @@ class Candidates:
     # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _rebased(self, logits: Float64, before: Float32) -> Float32:
-        """Logits as float32 at this scale. Who was removed stays removed, whatever is added to it, and
-        nobody is removed by being moved, however far."""
+        """Returns logits as float32 without the scale. Removed tokens stay removed, and no change, however
+        large, removes a token."""
         base = logits if self.scale == 1 else logits / self.scale
-        narrow: Float32 = base.clip(-_FARTHEST, _FARTHEST).astype(np.float32)
+        narrow: Float32 = base.clip(-_LARGEST, _LARGEST).astype(np.float32)
         narrow[before == -np.inf] = -np.inf
         return narrow
 
@@ -269,7 +278,7 @@ class Candidates:
         return Candidates(self._ops, self.vocab_size, None, self.scale, ids, base, complete=True)
 
     def _grow(self, count: int) -> None:
-        """Sort at least so many, or all there are."""
+        """Sorts at least `count` survivors, or all that there are."""
         if self.complete or (self._ids is not None and len(self._ids) >= count):
             return
         assert self._row is not None

@@ -1,6 +1,8 @@
 """The chain: the stages that a request asks for, in order, from a row of logits to the survivors.
 
-It is the only sampling path. `explain` runs it with an observer that sees the candidates between stages.
+There is one definition of every stage and two implementations, held equal by tests: NumPy (`candidates.py`)
+and the chooser of an op set, which follows the rules of the stages. `explain` runs the chain with an observer
+that sees the candidates between stages.
 """
 
 from __future__ import annotations
@@ -12,16 +14,17 @@ import numpy as np
 
 from glassloop.decode import stages as _built_in  # noqa: F401  (registers them)
 from glassloop.decode.candidates import Candidates, NoneLeft
+from glassloop.decode.chosen import check_chooser
 from glassloop.decode.option import hint
+from glassloop.decode.rules import Action, RowRequest, Rule
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import REGISTER, Ruling, Stage, Step
 from glassloop.errors import ModelError, SamplingError
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Action, Asked, Rule
-from glassloop.ops.vocabulary import RowOps, Summary
+from glassloop.ops.rows import Chooser, RowOps, RowSummary
 from glassloop.shown import shown
 
-# First what concerns single tokens, over the whole vocabulary; then the shape of what is left.
+# First the stages about single tokens, over the whole vocabulary; then those about the shape of what is left.
 DEFAULT_ORDER = (
     "logit_bias",
     "allowed_tokens",
@@ -44,13 +47,13 @@ DEFAULT_ORDER = (
     "eta_cutoff",
 )
 
-_BY_MASS = ("top_p", "xtc", "epsilon_cutoff", "eta_cutoff")  # these look at probabilities
+_BY_MASS = ("top_p", "xtc", "epsilon_cutoff", "eta_cutoff")  # stages that look at probabilities
 
 Observer = Callable[[Stage, Candidates, Candidates], None]  # (stage, before, after)
 
 
 def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
-    """The stages that this request runs. What can only be checked against a vocabulary is checked here."""
+    """Returns the stages that this request runs. Options that depend on the vocabulary are checked here."""
     _check_ids(sampling, vocab_size)
     order = sampling.stages or DEFAULT_ORDER
     for name in order:
@@ -66,14 +69,15 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
     return tuple(REGISTER[name] for name in order if REGISTER[name].active(sampling))
 
 
-# A model may have more logits than its tokenizer has tokens. Where that is so, this comes before all others.
+# A model may have more logits than its tokenizer has tokens; if so, this stage comes before all others.
 MISSING = Stage.of(
     "missing", "mask", lambda step: Rule(Action.REMOVE, which=step.missing_ids), bool, fixed=True
 )
 
 
 def first_scale(chain: tuple[Stage, ...], sampling: Sampling) -> float:
-    """The scale at which the chain will ask for the log-sum-exp of the row as it came; 1 if it will not."""
+    """Returns the scale at which the chain will need the log-sum-exp of the untouched row; 1 if it will
+    not."""
     names = [stage.name for stage in chain[:2]]
     if names[:1] == ["temperature"] and (len(names) == 1 or names[1] in _BY_MASS):
         return 1 / sampling.temperature
@@ -81,9 +85,10 @@ def first_scale(chain: tuple[Stage, ...], sampling: Sampling) -> float:
 
 
 def rules_of(chain: tuple[Stage, ...], ops: RowOps) -> tuple[Ruling, ...] | None:
-    """What the stages do, where the op set can do it by itself; None where one of them has to look."""
+    """Returns the rules of the stages, or None if the op set has no chooser or a stage has no rule."""
     if ops.chooser is None:
         return None
+    check_chooser(ops.chooser)  # type: ignore[arg-type]  # mypy does not know that modules are hashable
     rules = tuple(stage.rule for stage in chain if stage.rule is not None)
     return rules if len(rules) == len(chain) else None
 
@@ -91,27 +96,27 @@ def rules_of(chain: tuple[Stage, ...], ops: RowOps) -> tuple[Ruling, ...] | None
 def run_chain(
     chain: tuple[Stage, ...],
     logits: Float32,
-    summary: Summary,
+    summary: RowSummary,
     step: Step,
     observer: Observer | None = None,
 ) -> Candidates:
-    """The survivors of one row of logits, whose summary the caller has: at least one."""
+    """Returns the survivors of one row of logits, whose summary the caller has. There is at least one."""
     if not summary.finite:
         found = "NaN" if np.isnan(logits).any() else "infinity"
         raise ModelError(f"the model gave a logit that is {found} at position {step.position}")
-    rules = rules_of(chain, step.ops)
+    rules, chooser = rules_of(chain, step.ops), step.ops.chooser
     try:
-        if rules is None:
-            candidates = _walk(chain, Candidates.of(logits, summary, step.ops), step, observer)
+        if rules is None or chooser is None:
+            candidates = _run_stages(chain, Candidates.of(logits, summary, step.ops), step, observer)
         else:
-            candidates = _followed(chain, rules, logits, summary, step, observer)
+            candidates = _run_rules(chain, rules, chooser, logits, summary, step, observer)
         candidates.ids  # noqa: B018  (raises if there are none)
     except NoneLeft:
-        raise _at_odds(chain, logits, summary, step) from None
+        raise _none_left(chain, logits, summary, step) from None
     return candidates
 
 
-def _walk(
+def _run_stages(
     chain: tuple[Stage, ...], candidates: Candidates, step: Step, observer: Observer | None
 ) -> Candidates:
     for stage in chain:
@@ -121,21 +126,21 @@ def _walk(
     return candidates
 
 
-def _followed(
+def _run_rules(
     chain: tuple[Stage, ...],
     rules: tuple[Ruling, ...],
+    chooser: Chooser,
     logits: Float32,
-    summary: Summary,
+    summary: RowSummary,
     step: Step,
     observer: Observer | None,
 ) -> Candidates:
-    """By the op set itself, which is asked again and again where somebody wants to see what is between."""
-    chooser = step.ops.chooser
-    assert chooser is not None
-    asked = Asked(len(summary.ids), 1.0, [rule(step) for rule in rules])
+    """Lets the op set follow the rules: in one call or, for an observer, in one call per stage."""
+    request = RowRequest(len(summary.ids), 1.0, [rule(step) for rule in rules])
 
     def after(count: int) -> Candidates:
-        return Candidates.left(chooser.left(logits, summary, asked, count), len(logits), step.ops)
+        left = chooser.survivors(logits, summary, request, count)
+        return Candidates.from_survivors(left, len(logits), step.ops)
 
     if observer is None:
         return after(len(chain))
@@ -146,10 +151,10 @@ def _followed(
     return candidates
 
 
-def _at_odds(
-    chain: tuple[Stage, ...], logits: Float32, summary: Summary, step: Step
+def _none_left(
+    chain: tuple[Stage, ...], logits: Float32, summary: RowSummary, step: Step
 ) -> SamplingError | ModelError:
-    """Nobody is left: run it again, and see who removed whom."""
+    """Runs the chain again to find which stages have removed all tokens. Returns the error to raise."""
     removed: list[tuple[str, int]] = []
 
     def watch(stage: Stage, before: Candidates, after: Candidates) -> None:
@@ -160,7 +165,7 @@ def _at_odds(
             raise NoneLeft
 
     with suppress(NoneLeft):
-        _walk(chain, Candidates.of(logits, summary, step.ops), step, watch)
+        _run_stages(chain, Candidates.of(logits, summary, step.ops), step, watch)
     if not removed:
         return ModelError(f"the model gave minus infinity for every token at position {step.position}")
     told = ", ".join(f"{name} leaves {left}" for name, left in removed)

@@ -1,8 +1,8 @@
 """What is built from the options of a request before it can run: the chain of stages and the automata of its
 stop strings, bad words and grammar.
 
-Building may take long and may fail, so it is done once a request, on the caller's thread. All of it is shared
-by the samples and beams of the request, and nothing of it is built on the engine's thread.
+Building may take long and may fail, so it is done once per request, on the caller's thread and never on the
+engine's. The samples and beams of the request share it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Compiled:
     chain: tuple[Stage, ...]
     stops: StopStrings | None
     bad_words: BadWords | None
-    grammar: Grammar | None  # at the beginning of a text, to be forked
+    grammar: Grammar | None  # in the state at the start of a text, to be forked
 
     @classmethod
     def of(cls, sampling: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -> Compiled:
-        """Builds everything, or raises a `SamplingError` that says what cannot be built."""
+        """Builds everything. Raises a `SamplingError` that says what cannot be built."""
         _check_length("stop", sampling.stop)
         _check_length("bad_words", sampling.bad_words)
         return cls(
@@ -45,9 +45,8 @@ class Compiled:
         )
 
 
-_LONGEST = (
-    1 << 20
-)  # characters and token ids of all stop strings, or of all bad words: 150 MB as an automaton
+# Characters and token ids of all stop strings, or of all bad words: 150 MB as an automaton.
+_LONGEST = 1 << 20
 
 
 def _check_length(name: str, words: Sequence[str | tuple[int, ...]]) -> None:
@@ -61,6 +60,6 @@ def _grammar(sampling: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -
         return None
     if tokenizer is None:
         raise SamplingError(f"{sampling.constraint} needs a tokenizer")
-    from glassloop.decode.grammar import Grammar  # a library that most requests do without
+    from glassloop.decode.grammar import Grammar  # imports a library that most requests do not need
 
     return Grammar(sampling, vocab_size, tokenizer)

@@ -1,34 +1,37 @@
-"""A decoder: the choosing half of one branch, from logits to a recorded token, again and again.
+"""A decoder: chooses the tokens of one branch, from logits to a recorded token, step by step.
 
-It holds what a request needs between tokens (the history, the state of the grammar) and nothing of anybody
-else's, so what other rows ask for cannot matter.
+It holds the state that a branch needs between tokens (the history, the state of the grammar) and shares none
+of it, so other requests in the batch cannot affect it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from functools import cache
+from struct import Struct
 
 import numpy as np
 
 from glassloop.decode.candidates import HEAD, Candidates
 from glassloop.decode.chain import MISSING, Observer, first_scale, rules_of, run_chain
-from glassloop.decode.choose import choose, forced
+from glassloop.decode.choose import pick_winner, race_of_forced
+from glassloop.decode.chosen import ALTERNATIVE, RECORD, Chosen, pack_alternatives, record_with
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.history import History
-from glassloop.decode.luck import branch_key
+from glassloop.decode.luck import Race, branch_key
+from glassloop.decode.rules import RowRequest
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Step
 from glassloop.errors import ModelError, SamplingError
-from glassloop.ops.chosen import Chosen, tell
+from glassloop.ops import rows as reference_rows
 from glassloop.ops.quant import Float32
-from glassloop.ops.rules import Asked, Line, RuleError
-from glassloop.ops.vocabulary import Int32, Race, RowOps, Summary, row_ops
+from glassloop.ops.rows import Chooser, Int32, Line, RowOps, RowSummary, RuleError
 from glassloop.text.tokenizer import Tokenizer
 
 
 class Decoder:
-    """One branch: `choose` looks at logits, `commit` moves on by a token."""
+    """Decodes one branch: `choose` returns the next token for given logits, `commit` moves on by a token."""
 
     def __init__(
         self,
@@ -39,19 +42,19 @@ class Decoder:
         salt: int = 0,
         tokenizer: Tokenizer | None = None,
         eos_ids: Sequence[int] = (),
-        ops: RowOps = row_ops("reference"),
+        ops: RowOps = reference_rows,
         compiled: Compiled | None = None,
     ) -> None:
-        """`compiled` is what was built from the options beforehand; without it, it is built here."""
+        """`compiled` is what was built from the options in advance; without it, it is built here."""
         self.sampling = sampling
         compiled = compiled or Compiled.of(sampling, vocab_size, tokenizer)
         missing = _missing_ids(vocab_size, tokenizer)
         self.chain = ((MISSING,) if len(missing) else ()) + compiled.chain
         self._rulings = rules_of(self.chain, ops)
-        self._asked: Asked | None = None  # if it stays the same
+        self._request: RowRequest | None = None  # kept if it is the same at every step
         self.history = History(prompt)
         self.scale = first_scale(self.chain, sampling)
-        # Room for top-k, and for a few that penalties may push out of it.
+        # Enough for top-k even if penalties remove a few of these.
         self.head = min(max(HEAD, min(sampling.top_k + HEAD // 2, 1024)), vocab_size)
         self.step = Step(
             sampling,
@@ -67,89 +70,95 @@ class Decoder:
             bad_words=None if compiled.bad_words is None else compiled.bad_words.watch(prompt),
         )
 
-    def look(self, logits: Float32, observer: Observer | None = None) -> tuple[Summary, Candidates]:
-        """What the model says, and what the stages leave of it."""
-        summary = self.step.ops.summarize(logits, self.head)
-        return summary, run_chain(self.chain, logits, summary, self.step, observer)
-
     def choose(self, logits: Float32) -> Chosen:
-        """The token that this branch takes next. Asking changes nothing; while it lasts, the row is ours."""
+        """Returns the token that this branch takes next. Changes nothing, but the logits must not be used by
+        others during the call."""
         (made,) = choose_rows([self], logits[np.newaxis])
         if isinstance(made, Exception):
             raise made
         return made
 
-    def asked(self) -> Asked | None:
-        """What an op set needs to know to choose by itself; None where stages have to look at the row."""
-        if self._asked is not None or self._rulings is None:
-            return self._asked
+    def row_request(self) -> RowRequest | None:
+        """Returns what an op set needs to choose the next token by itself, or None if a stage has no rule."""
+        if self._request is not None or self._rulings is None:
+            return self._request
         step, sampling = self.step, self.sampling
         rules = [rule(step) for rule in self._rulings]
-        branch = None if sampling.greedy else branch_key(step.seed, step.salt)
-        asked = Asked(self.head, self.scale, rules, branch, min(sampling.logprobs, self.head))
+        key = None if sampling.greedy else branch_key(step.seed, step.salt)
+        request = RowRequest(self.head, self.scale, rules, key, min(sampling.logprobs, self.head))
         if all(stage.fixed for stage in self.chain):
-            self._asked = asked
-        return asked
+            self._request = request
+        return request
 
-    def walk(self, logits: Float32) -> Chosen:
-        """Choose by the stages, one after the other."""
-        summary, left = self.look(logits)
-        return self.record(logits, summary, left, choose(left, self.step))
-
-    def judge(self, logits: Float32, token: int) -> Chosen:
-        """The record of a token that somebody else chose."""
-        summary, left = self.look(logits)
-        return self.record(logits, summary, left, forced(left, self.step, token))
-
-    def score(self, logits: Float32, token: int, wanted: int) -> Chosen:
-        """What the model itself says of a token of the prompt; no stage has a part in it."""
+    def run_stages(self, logits: Float32, observer: Observer | None = None) -> tuple[RowSummary, Candidates]:
+        """Returns the summary of the model's own distribution, and what the stages leave of it."""
+        logits = self.step.ops.host(logits)
         summary = self.step.ops.summarize(logits, self.head)
-        raw = float(logits[token]) - summary.log_sum_exp
-        rank = _rank(self.step.ops, summary.ids, logits, token)
-        theirs = summary.logits[:wanted].astype(np.float64) - summary.log_sum_exp
+        return summary, run_chain(self.chain, logits, summary, self.step, observer)
+
+    def choose_by_stages(self, logits: Float32) -> Chosen:
+        """Returns the next token by running the stages one by one, not by the op set's chooser."""
+        summary, left = self.run_stages(logits)
+        return self.record_choice(logits, summary, left, pick_winner(left, self.step))
+
+    def record_forced(self, logits: Float32, token: int) -> Chosen:
+        """Returns the record of a token that the caller chose."""
+        summary, left = self.run_stages(logits)
+        return self.record_choice(logits, summary, left, race_of_forced(left, self.step, token))
+
+    def record_choice(self, logits: Float32, summary: RowSummary, left: Candidates, choice: Race) -> Chosen:
+        """Returns the record of a choice among the survivors."""
+        token, lse = choice.id, left.log_sum_exp
+        favourites = summary.ids[: self.sampling.logprobs]
+        rank = left.rank_of(token) if choice.place >= len(left.ids) else choice.place
+        fields = self._model_fields(self.step.ops.host(logits), summary, token)
+        fields |= {
+            "logprob": choice.logit - lse,
+            "rank_after": 0 if rank is None else 1 + rank,
+            "log_sum_exp_after": lse,
+            "scale": left.scale,
+            "luck": choice.luck,
+            "margin": choice.margin,
+            "runner_up": choice.runner_up,
+            "survivors": len(left.ids) if left.complete else None,
+        }
+        raw = np.subtract(summary.logits[: len(favourites)], summary.log_sum_exp, dtype=np.float64)
+        return Chosen.of(pack_alternatives(favourites, left.logits_of(favourites) - lse, raw), **fields)
+
+    def record_prompt(self, logits: Float32, token: int, alternatives: int) -> Chosen:
+        """Returns the record of a token of the prompt, with the model's own numbers: no stage is run."""
+        logits = self.step.ops.host(logits)
+        summary = self.step.ops.summarize(logits, self.head)
+        raw = summary.logits[:alternatives].astype(np.float64) - summary.log_sum_exp
         return Chosen.of(
-            id=token,
-            logprob=raw,
-            raw_logprob=raw,
-            rank=rank,
-            rank_after=rank,
-            entropy=summary.entropy,
-            log_sum_exp=summary.log_sum_exp,
-            log_sum_exp_after=summary.log_sum_exp,
-            scale=1.0,
-            luck=0.0,
-            margin=0.0,
-            runner_up=None,
-            survivors=None,
-            told=tell(summary.ids[:wanted], theirs, theirs),
+            pack_alternatives(summary.ids[:alternatives], raw, raw),
+            **self._model_fields(logits, summary, token),
         )
+
+    def _model_fields(self, logits: Float32, summary: RowSummary, token: int) -> dict[str, float | None]:
+        """Returns the fields of a record as they are without any stage."""
+        place = int((summary.ids == token).argmax())
+        rank = place if summary.ids[place] == token else self.step.ops.rank_of(logits, token)
+        raw = float(logits[token]) - summary.log_sum_exp
+        return {
+            "id": token,
+            "logprob": raw,
+            "raw_logprob": raw,
+            "rank": 1 + rank,
+            "rank_after": 1 + rank,
+            "entropy": summary.entropy,
+            "log_sum_exp": summary.log_sum_exp,
+            "log_sum_exp_after": summary.log_sum_exp,
+            "scale": 1.0,
+            "luck": 0.0,
+            "margin": 0.0,
+            "runner_up": None,
+            "survivors": None,
+        }
 
     def ends_with(self, token: int) -> bool:
-        """Whether this token, taken next, would be the last."""
+        """Returns whether this token, taken next, would end the text."""
         return token in self.step.ending_ids.tolist()
-
-    def record(self, logits: Float32, summary: Summary, left: Candidates, choice: Race) -> Chosen:
-        token, lse = choice.id, left.log_sum_exp
-        wanted = self.sampling.logprobs
-        favourites = summary.ids[:wanted]
-        rank_after = 1 + choice.place if choice.place < len(left.ids) else _rank_among(left, token)
-        theirs = np.subtract(summary.logits[:wanted], summary.log_sum_exp, dtype=np.float64)
-        return Chosen.of(
-            id=token,
-            logprob=choice.logit - lse,
-            raw_logprob=float(logits[token]) - summary.log_sum_exp,
-            rank=_rank(self.step.ops, summary.ids, logits, token),
-            rank_after=rank_after,
-            entropy=summary.entropy,
-            log_sum_exp=summary.log_sum_exp,
-            log_sum_exp_after=lse,
-            scale=left.scale,
-            luck=choice.luck,
-            margin=choice.margin,
-            runner_up=choice.runner_up,
-            survivors=len(left.ids) if left.complete else None,
-            told=tell(favourites, left.logits_of(favourites) - lse, theirs),
-        )
 
     def commit(self, token: int) -> None:
         self.history.append(token)
@@ -160,7 +169,8 @@ class Decoder:
             self.step.grammar.commit(token)
 
     def fork(self, salt: int | None = None) -> Decoder:
-        """Another branch from this point on, with the same luck or, by its salt, with its own."""
+        """Returns another branch from this point on, with the same luck or, if a salt is given, with its
+        own."""
         made, step = copy(self), copy(self.step)
         made.history = step.history = self.history.copy()
         made.step = step
@@ -169,11 +179,11 @@ class Decoder:
         if step.bad_words is not None:
             step.bad_words = step.bad_words.fork()
         if salt is not None:
-            step.salt, made._asked = salt, None
+            step.salt, made._request = salt, None
         return made
 
     def rewind(self, length: int) -> None:
-        """Back to where so many tokens had been generated, as if the rest had never come."""
+        """Goes back to the state in which `length` tokens had been generated."""
         back = self.history.generated_length - length
         if length < 0 or back < 0:
             raise SamplingError(
@@ -195,62 +205,68 @@ class Decoder:
 def choose_rows(
     decoders: Sequence[Decoder], logits: Float32, places: Sequence[int] | None = None
 ) -> list[Chosen | Exception]:
-    """The next token of many branches of one model, each from its own row of logits ([rows, vocabulary]): the
-    first from the first, unless they are told which are theirs.
+    """Chooses the next token of many branches of one model, each from its own row of `logits` ([rows,
+    vocabulary]): `places` has the row of each; by default they are in order.
 
-    Each gets what `choose` would have given it alone. An error is the branch's own, and in its place.
+    Each gets what its `choose` would have returned. An error of a branch is returned in its place.
     """
     width = logits.shape[1]
     if decoders and width != decoders[0].step.vocab_size:
         raise ModelError(f"a row has {width} logits; {decoders[0].step.vocab_size} are expected")
     places = range(len(decoders)) if places is None else places
-    made: list[Chosen | Exception | None] = []  # None: nobody has said
+    made: list[Chosen | Exception | None] = []  # None: to be chosen by the stages
     lines: list[Line] = []
-    numbers: list[int] = []  # of those whose lines these are
+    numbers: list[int] = []  # the decoder of each line
     for number, decoder in enumerate(decoders):
         try:
-            asked, error = decoder.asked(), None
+            request, error = decoder.row_request(), None
         except Exception as raised:
-            asked, error = None, raised
+            request, error = None, raised
         made.append(error)
-        if asked is not None:
-            lines.append((asked, places[number], decoder.step.position))
+        if request is not None:
+            lines.append((request, places[number], decoder.step.position))
             numbers.append(number)
     if lines:
         chooser = decoders[0].step.ops.chooser
         assert chooser is not None
-        try:
-            found = chooser.choose(logits, lines)
-        except RuleError:  # of one of them; each by its stages, which will say whose
-            found = [None] * len(lines)
-        for number, chosen in zip(numbers, found, strict=True):
+        for number, chosen in zip(numbers, _choose_lines(chooser, logits, lines), strict=True):
             made[number] = chosen
     return [
-        _walked(decoders[number], logits[places[number]]) if told is None else told
-        for number, told in enumerate(made)
+        _by_stages(decoders[number], logits[places[number]]) if chosen is None else chosen
+        for number, chosen in enumerate(made)
     ]
 
 
-def _walked(decoder: Decoder, logits: Float32) -> Chosen | Exception:
-    """By its stages, which also say why nobody is left."""
+def _choose_lines(chooser: Chooser, logits: Float32, lines: list[Line]) -> list[Chosen | None]:
+    """Lets an op set choose. None where no token is left, and everywhere if a rule of any line does not fit:
+    the stages will say why."""
+    record = record_with(max([request.alternatives for request, _, _ in lines]))
     try:
-        return decoder.walk(logits)
+        records = chooser.choose(logits, lines, record)
+    except RuleError:
+        return [None] * len(lines)
+    found: list[Chosen | None] = []
+    for (request, _, _), (data,) in zip(lines, _pieces(record.itemsize).iter_unpack(records), strict=True):
+        chosen = Chosen(data[: RECORD.itemsize + ALTERNATIVE.itemsize * request.alternatives])
+        found.append(None if chosen.id < 0 else chosen)
+    return found
+
+
+@cache
+def _pieces(size: int) -> Struct:
+    """Returns a `Struct` that divides memory into pieces of this size."""
+    return Struct(f"{size}s")
+
+
+def _by_stages(decoder: Decoder, logits: Float32) -> Chosen | Exception:
+    try:
+        return decoder.choose_by_stages(logits)
     except Exception as error:
         return error
 
 
 def _missing_ids(vocab_size: int, tokenizer: Tokenizer | None) -> Int32:
-    """The logits that no token of the tokenizer goes with."""
+    """Returns the ids of logits for which the tokenizer has no token."""
     if tokenizer is None:
         return np.empty(0, np.int32)
     return np.array([*tokenizer.missing_ids, *range(tokenizer.vocab_size, vocab_size)], np.int32)
-
-
-def _rank(ops: RowOps, head: Int32, logits: Float32, token: int) -> int:
-    place = int((head == token).argmax())
-    return 1 + (place if head[place] == token else ops.rank_of(logits, token))
-
-
-def _rank_among(left: Candidates, token: int) -> int:
-    place = left.rank_of(token)
-    return 0 if place is None else 1 + place

@@ -15,15 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassloop.decode.candidates import Candidates
-from glassloop.decode.choose import choose
+from glassloop.decode.choose import pick_winner
 from glassloop.decode.decoder import Decoder
-from glassloop.decode.luck import luck_key
+from glassloop.decode.luck import luck_key, luck_of
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.sentence import drafted, given, sentence
 from glassloop.decode.stage import Stage
 from glassloop.decode.temperatures import winning_temperatures
+from glassloop.ops import rows as reference_rows
 from glassloop.ops.quant import Float32
-from glassloop.ops.vocabulary import Float64, RowOps, luck_of, row_ops
+from glassloop.ops.rows import Float64, RowOps
 from glassloop.text.tokenizer import Tokenizer
 
 
@@ -103,7 +104,7 @@ def explain(
     salt: int = 0,
     tokenizer: Tokenizer | None = None,
     eos_ids: Sequence[int] = (),
-    ops: RowOps = row_ops("reference"),
+    ops: RowOps = reference_rows,
     shown: int = 10,
     taken: int | None = None,
     source: str = "sampled",
@@ -126,9 +127,9 @@ def explain(
     step.position = len(tokens) if position is None else position
 
     watcher = _Watcher(tokenizer, shown)
-    summary, left = decoder.look(logits, watcher.see)
+    summary, left = decoder.run_stages(logits, watcher.see)
     lucky = not sampling.greedy and source != "beam"
-    choice = choose(left, step, lucky)
+    choice = pick_winner(left, step, lucky)
     taken = choice.id if taken is None else taken
 
     # Who is worth showing: the model's favourites, the chain's, and whoever won or came second.

@@ -1,5 +1,5 @@
-"""What the text must be (a JSON schema, a regular expression, one of some texts, a Lark grammar), as a mask:
-which tokens may come next. llguidance does the parsing; it works on our tokens' exact bytes.
+"""Constraints on the text (a JSON schema, a regular expression, a choice of texts, a Lark grammar) as a mask
+of the tokens that may come next. llguidance does the parsing, on the exact bytes of the tokens.
 
 The end-of-sequence token is allowed exactly where the text so far is complete.
 """
@@ -27,28 +27,29 @@ from glassloop.shown import printable
 from glassloop.text.tokenizer import Tokenizer
 
 _LONGEST = 1 << 20  # characters of a grammar
-# What a request's grammar may take of the engine's time, in seconds: at once, for each mask, for each token.
+# The engine's time that a request's grammar may use, in seconds: in total at first, then added per mask and
+# token.
 _AT_ONCE, _MASK, _TOKEN = 0.3, 0.01, 0.002
 
 
 class Grammar:
-    """One branch's way through the grammar of its request."""
+    """The state of one branch in the grammar of its request."""
 
     def __init__(self, sampling: Sampling, vocab_size: int, tokenizer: Tokenizer) -> None:
         self._field = sampling.constraint or ""
         self._vocab_size = vocab_size
-        self._length = 0  # tokens that it has taken
+        self._length = 0  # tokens committed
         self._budget = _Budget()
         self._matcher = _compiler(tokenizer).compile(self._field, _source(sampling))
 
     def fork(self) -> Grammar:
-        """Returns another way on from here. What it costs counts for the same request."""
+        """Returns an independent state from here on. Its time counts for the same request."""
         made = copy(self)
         made._matcher = self._matcher.deep_copy()
         return made
 
     def rewind(self, length: int) -> None:
-        """Goes back to where it had taken so many tokens, if they were more."""
+        """Goes back to the state in which `length` tokens had been committed, if there were more."""
         if self._length > length:
             self._matcher.rollback(self._length - length)
             self._length = length
@@ -84,7 +85,7 @@ class Grammar:
 
 class _Budget:
     """The processor time that all branches of a request have for their grammar. An ambiguous grammar takes
-    longer with each token, and all requests wait for it."""
+    longer with each token, and all requests in the batch wait for it."""
 
     def __init__(self) -> None:
         self._left = _AT_ONCE
@@ -96,7 +97,7 @@ class _Budget:
 
 
 def _refused(field: str, told: str) -> SamplingError:
-    # The library's message may be followed by its whole state; the first part is for people.
+    # The library's message may be followed by its whole state; only the first part is meant for users.
     told = " ".join(told.split("<state>")[0].split("<non-verbose/>")[0].split())
     if told.startswith("NoExtension"):
         told = "no token can satisfy it"
@@ -104,14 +105,14 @@ def _refused(field: str, told: str) -> SamplingError:
 
 
 def _source(sampling: Sampling) -> str:
-    """Returns the request's grammar in llguidance's own form."""
+    """Returns the request's grammar in llguidance's format."""
     if sampling.json_schema is not None:
         schema = {} if sampling.json_schema is True else sampling.json_schema
         return _bounded("json_schema", json.dumps(schema), LLMatcher.grammar_from_json_schema)
     if sampling.regex is not None:
         return _bounded("regex", sampling.regex, LLMatcher.grammar_from_regex)
     if sampling.choice is not None:
-        # One terminal: a rule with thousands of them would be followed one by one.
+        # One terminal: a rule with thousands of terminals would be followed one by one.
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in sampling.choice)
         return _bounded("choice", f"start: CHOICE\nCHOICE: {texts}", LLMatcher.grammar_from_lark)
     return _bounded("grammar", sampling.grammar or "", LLMatcher.grammar_from_lark)
@@ -130,13 +131,13 @@ def _bounded(field: str, text: str, convert: Callable[[str], str]) -> str:
 
 
 class _Compiled(NamedTuple):
-    matcher: LLMatcher | None  # at the beginning, to be copied
+    matcher: LLMatcher | None  # in the state at the start of a text, to be copied
     error: str
     size: int  # bytes
 
 
 class _Compiler:
-    """Compiles grammars for one tokenizer, and remembers the latest: requests are often alike."""
+    """Compiles grammars for one tokenizer and caches the latest, since requests often repeat them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         tokens = token_bytes(tokenizer).by_id
@@ -146,7 +147,7 @@ class _Compiler:
         )
         self._trials = Trials(vocabulary)
         starting = threading.Thread(target=self._trials.start, name="glassloop-grammar")
-        starting.start()  # the child makes its tokenizer while we make ours
+        starting.start()  # the child makes its tokenizer while this process makes its own
         self._tokenizer = make_tokenizer(vocabulary, tokenizer.encode_bytes)
         starting.join()
         self._known: OrderedDict[str, _Compiled] = OrderedDict()
@@ -154,7 +155,7 @@ class _Compiler:
         self._lock = threading.Lock()
 
     def compile(self, field: str, source: str) -> LLMatcher:
-        """Returns a matcher for the caller alone, or raises what is wrong with the grammar."""
+        """Returns a new matcher. Raises a `SamplingError` if the grammar cannot be used."""
         with self._lock:
             known = self._known.get(source)
             if known is not None:
@@ -162,7 +163,7 @@ class _Compiler:
         if known is None:
             try:
                 known = self._try(source)
-            except (OSError, RuntimeError) as error:  # no room for one more process or thread
+            except (OSError, RuntimeError) as error:  # no resources for another process or thread
                 raise _refused(field, f"there is nothing to compile it with ({error})") from None
             self._remember(source, known)
         if known.matcher is None:
@@ -190,7 +191,7 @@ class _Compiler:
                 self._size -= oldest.size
 
 
-_MANY = 8  # grammars that are remembered; each takes up to 30 MB more while it is used
+_MANY = 8  # cached grammars; each takes up to 30 MB more while it is used
 _MOST_REMEMBERED = 64 << 20  # bytes of all of them
 _COMPILERS: WeakKeyDictionary[Tokenizer, _Compiler] = WeakKeyDictionary()
 _MAKING = threading.Lock()

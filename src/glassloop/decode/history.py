@@ -1,6 +1,6 @@
-"""The tokens of one branch so far, with what stages ask of them at every step: which have come, how often.
+"""The tokens of one branch so far, and the counts that stages need at every step.
 
-It grows by one token at a time and can be cut back; what it answers is a pure function of the tokens in it.
+It grows by one token at a time and can be cut back. All of its results are pure functions of its tokens.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from glassloop.ops.vocabulary import Float64, Int32
+from glassloop.ops.rows import Float64, Int32
 
 
 class History:
-    """The prompt, then what was generated."""
+    """The tokens of the prompt, then the generated ones."""
 
     def __init__(self, prompt: Iterable[int] = (), generated: Iterable[int] = ()) -> None:
         self._tokens = array("i", prompt)
         self.prompt_length = len(self._tokens)
-        # Counted from the first time that somebody asks: most requests have no penalties.
+        # Counting starts when the counts are first needed: most requests have no penalties.
         self._seen: _Tally | None = None  # prompt and generated
         self._generated: _Tally | None = None
         for token in generated:
@@ -33,7 +33,7 @@ class History:
             self._generated.add(token)
 
     def truncate(self, length: int) -> None:
-        """Take generated tokens off the end until so many are left."""
+        """Removes generated tokens from the end until `length` are left."""
         kept = self.prompt_length + length
         for token in reversed(self._tokens[kept:]):
             for tally in (self._seen, self._generated):
@@ -42,7 +42,7 @@ class History:
         del self._tokens[kept:]
 
     def copy(self) -> History:
-        """The same tokens in a history that goes its own way."""
+        """Returns an independent history with the same tokens."""
         made = History.__new__(History)
         made.prompt_length = self.prompt_length
         made._tokens = self._tokens[:]
@@ -55,7 +55,7 @@ class History:
 
     @property
     def tokens(self) -> Int32:
-        """Those until now; what comes later is not among them."""
+        """A copy of the tokens so far."""
         return np.array(self._tokens, np.int32)
 
     @property
@@ -68,21 +68,21 @@ class History:
 
     @property
     def seen(self) -> Int32:
-        """Every token of prompt and answer, once."""
+        """The distinct tokens of the prompt and the answer."""
         if self._seen is None:
             self._seen = _Tally(self._tokens)
         return self._seen.ids
 
     @property
     def generated(self) -> tuple[Int32, Float64]:
-        """Every token of the answer, once, and how often it came."""
+        """The distinct tokens of the answer, and how often each occurs."""
         if self._generated is None:
             self._generated = _Tally(self._tokens[self.prompt_length :])
         return self._generated.ids, self._generated.counts
 
 
 class _Tally:
-    """Which ids have come, in order of first appearance, and how often."""
+    """The distinct ids of a sequence, in order of first appearance, with their counts."""
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         self._places: dict[int, int] = {}
@@ -100,7 +100,8 @@ class _Tally:
         self._counts[place] += 1
 
     def remove_last(self, token: int) -> None:
-        """Undo the last `add`. Whoever came first last leaves first, so the places stay without a gap."""
+        """Undoes the last `add`. Ids are removed in the reverse order of their first appearance, so no gaps
+        arise."""
         place = self._places[token]
         self._counts[place] -= 1
         if not self._counts[place]:

@@ -1,55 +1,150 @@
 """Luck: the noise of a draw, as a pure function of (seed, salt, position, token id).
 
-There is no generator and no state, so what else runs cannot matter and a draw can be repeated at any time.
-A token is drawn as argmax(log p + luck) with luck from the Gumbel distribution, which picks each token with
-its probability. docs/luck.md specifies all of it.
+There is no generator and no state, so other requests cannot affect a draw, and it can be repeated at any
+time. A token is drawn as argmax(log p + luck) with luck from the Gumbel distribution, which picks each token
+with its probability: the race. docs/luck.md specifies all of it. An op set may have luck and race in C; tests
+hold the two equal.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.ops.vocabulary import FIRST, GOLDEN, SECOND, Float64, hash_ids, luck_of
+from glassloop.ops.quant import Float32
+from glassloop.ops.rows import Float64, Int32
 
+GOLDEN = 0x9E3779B97F4A7C15
+FIRST = 0xBF58476D1CE4E5B9
+SECOND = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 _COIN = np.array([0xFFFFFFFF])  # an id that no vocabulary has, for draws that belong to no token
 
 
+# ── keys ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 def mix(x: int) -> int:
-    """The finalizer of SplitMix64: a bijection on 64 bits in which every input bit moves every output bit."""
+    """Returns the finalizer of SplitMix64: a bijection on 64 bits in which every input bit affects every
+    output bit."""
     x = ((x ^ (x >> 30)) * FIRST) & _MASK
     x = ((x ^ (x >> 27)) * SECOND) & _MASK
     return x ^ (x >> 31)
 
 
 def luck_key(seed: int, salt: int, position: int) -> int:
-    """The key of one draw: 64 bits from which every token's luck follows."""
+    """Returns the key of one draw: 64 bits that determine every token's luck."""
     return mix((branch_key(seed, salt) + GOLDEN + position) & _MASK)
 
 
 @lru_cache(1024)
 def branch_key(seed: int, salt: int) -> int:
-    """What the keys of all draws of a branch come from."""
+    """Returns the key that the keys of all draws of a branch are made from."""
     key = mix((GOLDEN + seed) & _MASK)
     return mix((key + GOLDEN + salt) & _MASK)
 
 
+def fork_salt(salt: int, position: int, ordinal: int) -> int:
+    """Returns the salt of the fork number `ordinal` (from 1) made at a position of the branch with this
+    salt."""
+    key = mix((salt + GOLDEN) & _MASK)
+    key = mix((key + GOLDEN + position) & _MASK)
+    return mix((key + GOLDEN + ordinal) & _MASK)
+
+
+# ── luck ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 def luck(seed: int, salt: int, position: int, ids: NDArray[np.integer]) -> Float64:
-    """Gumbel noise for each token id."""
+    """Returns Gumbel noise for each token id."""
     return luck_of(luck_key(seed, salt, position), ids)
 
 
 def coin(seed: int, salt: int, position: int) -> float:
-    """A number between 0 and 1 for the draw as a whole: whether a stage that acts by chance acts here."""
+    """Returns a number between 0 and 1 for the draw as a whole, for stages that act by chance."""
     bits = int(hash_ids(luck_key(seed, salt, position), _COIN)[0]) >> 12
     return (bits + 0.5) * 2.0**-52
 
 
-def fork_salt(salt: int, position: int, ordinal: int) -> int:
-    """The salt of the fork number `ordinal` (from 1) made at a position of the branch with this salt."""
-    key = mix((salt + GOLDEN) & _MASK)
-    key = mix((key + GOLDEN + position) & _MASK)
-    return mix((key + GOLDEN + ordinal) & _MASK)
+def hash_ids(key: int, ids: NDArray[np.integer]) -> NDArray[np.uint64]:
+    """Returns 64 random bits for each id under a 64-bit key: SplitMix64 with the state key + (id + 1) ·
+    GOLDEN."""
+    x = np.uint64(key) + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(FIRST)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(SECOND)
+    return x ^ (x >> np.uint64(31))
+
+
+def luck_of(key: int, ids: NDArray[np.integer]) -> Float64:
+    """Returns Gumbel noise for each id: -log(-log(u)), u = (the upper 52 bits of its hash + 1/2) / 2^52.
+
+    Each operation is one IEEE double operation and `_log` is spelled out, so the value is the same to the
+    last bit on every machine (C must be compiled without contraction to fused multiply-add).
+    """
+    uniform = ((hash_ids(key, ids) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    return -_log(-_log(uniform))
+
+
+def _log(x: Float64) -> Float64:
+    """Returns the natural logarithm of normal positive numbers, by the method and constants of fdlibm's
+    `log`."""
+    fraction, exponent = np.frexp(x)  # x = fraction · 2^exponent, fraction from 1/2 to 1
+    low = fraction < 0.7071067811865476
+    f = np.where(low, fraction + fraction, fraction) - 1.0  # 1 + f lies between √½ and √2
+    k = (exponent - low).astype(np.float64)
+    s = f / (2.0 + f)
+    z = s * s
+    w = z * z
+    even = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01))
+    odd = z * (
+        6.666666666666735130e-01
+        + w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01))
+    )
+    half = 0.5 * f * f
+    r: Float64 = k * 6.93147180369123816490e-01 - (
+        (half - (s * (half + (even + odd)) + k * 1.90821492927058770002e-10)) - f
+    )
+    return r
+
+
+# ── the race ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Race(NamedTuple):
+    """The result of a race. A score is logit + luck."""
+
+    id: int  # the winner
+    place: int  # of the winner among the ids that were given in order; their number if it is none of these
+    logit: float
+    luck: float
+    runner_up: int | None  # None if there was only one candidate
+    margin: float  # by how much the winner's score exceeds the runner-up's
+
+
+def race(key: int, ids: Int32, logits: Float64, row: Float32 | None, scale: float) -> Race:
+    """Returns the highest of logit + luck, ties by lower id.
+
+    The candidates are the ids, with descending logits, and, if there is a row whose highest these are, all
+    other tokens of the row that are not minus infinity, each logit times the scale.
+    """
+    known, racers = len(ids), ids
+    if row is not None:
+        others = np.setdiff1d(np.flatnonzero(row > -np.inf), ids).astype(np.int32)
+        racers = np.concatenate([ids, others])
+        logits = np.concatenate([logits, row[others].astype(np.float64) * scale])
+    noise = luck_of(key, racers)
+    scores = logits + noise
+    order = np.lexsort((racers, -scores))
+    first = int(order[0])
+    second = int(order[1]) if len(order) > 1 else None
+    return Race(
+        int(racers[first]),
+        min(first, known),
+        float(logits[first]),
+        float(noise[first]),
+        None if second is None else int(racers[second]),
+        np.inf if second is None else float(scores[first] - scores[second]),
+    )

@@ -1,4 +1,4 @@
-"""A stage: one small, named, pure step from candidates to candidates, and the register of all there are.
+"""A stage: one small, named, pure step from candidates to candidates, and the register of all stages.
 
     @stage("no_commas", kind="mask")
     def no_commas(candidates, step):
@@ -11,63 +11,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from glassloop.decode.candidates import Candidates
 from glassloop.decode.history import History
+from glassloop.decode.rules import Rule
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError
-from glassloop.ops.rules import Rule
-from glassloop.ops.vocabulary import Int32, RowOps
+from glassloop.ops.rows import Int32, RowOps
 
-Kind = Literal["bias", "scale", "mask"]  # moves some logits, multiplies them all, removes tokens
+if TYPE_CHECKING:
+    from glassloop.decode.bad_words import Watch
+    from glassloop.decode.grammar import Grammar
 
-
-class Form(Protocol):
-    """Something that knows which tokens may come next on this branch: a grammar."""
-
-    def mask(self) -> NDArray[np.bool_]: ...  # [vocab_size]
-
-    def commit(self, token: int) -> None: ...
-
-    def fork(self) -> Form: ...
-
-    def rewind(self, length: int) -> None: ...
-
-    @property
-    def finished(self) -> bool: ...
-
-
-class Banner(Protocol):
-    """Something that knows which tokens may not come next on this branch: the bad words."""
-
-    def banned(self) -> Int32: ...
-
-    def commit(self, token: int) -> None: ...
-
-    def fork(self) -> Banner: ...
-
-    def rewind(self, length: int) -> None: ...
+StageKind = Literal["bias", "scale", "mask"]  # changes some logits, multiplies them all, removes tokens
 
 
 @dataclass
 class Step:
-    """All that a stage may know besides the candidates: the request, and the branch so far."""
+    """All that a stage may depend on besides the candidates: the request, and the branch so far."""
 
     sampling: Sampling
     history: History
     seed: int
-    position: int  # the place of the token to choose, the prompt's included
+    position: int  # of the token to choose, counted from the start of the prompt
     vocab_size: int
     ops: RowOps
     salt: int = 0
     ending_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # end of sequence, stop tokens
     missing_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # logits without a token
-    grammar: Form | None = None
-    bad_words: Banner | None = None
+    grammar: Grammar | None = None  # its state on this branch
+    bad_words: Watch | None = None
 
 
 Run = Callable[[Candidates, Step], Candidates]
@@ -76,18 +52,18 @@ Ruling = Callable[[Step], Rule]
 
 class Stage(NamedTuple):
     name: str
-    kind: Kind
+    kind: StageKind
     run: Run
-    active: Callable[[Sampling], bool]  # whether a request asks for it; a stage of a user's is asked by name
+    active: Callable[[Sampling], bool]  # whether a request that lists the stage runs it
     built_in: bool = False
-    rule: Ruling | None = None  # what it does, if that can be said without the candidates
-    fixed: bool = False  # and is the same at every step
+    rule: Ruling | None = None  # returns its rule, if that does not depend on the candidates
+    fixed: bool = False  # whether the rule is the same at every step of a request
 
     @classmethod
     def of(
-        cls, name: str, kind: Kind, rule: Ruling, active: Callable[[Sampling], Any], fixed: bool = False
+        cls, name: str, kind: StageKind, rule: Ruling, active: Callable[[Sampling], Any], fixed: bool = False
     ) -> Stage:
-        """One of ours that says what is to be done, and leaves it to the op set."""
+        """Returns a built-in stage that is defined by its rule."""
 
         def run(candidates: Candidates, step: Step) -> Candidates:
             return candidates.following(rule(step))
@@ -99,9 +75,9 @@ REGISTER: dict[str, Stage] = {}
 
 
 def stage(
-    name: str, *, kind: Kind, active: Callable[[Sampling], bool] | None = None, built_in: bool = False
+    name: str, *, kind: StageKind, active: Callable[[Sampling], bool] | None = None, built_in: bool = False
 ) -> Callable[[Run], Run]:
-    """Register a function as the stage of this name. `active` says when a request that lists it runs it."""
+    """Registers a function as the stage of this name. `active` says when a request that lists it runs it."""
     if kind not in ("bias", "scale", "mask"):
         raise SamplingError(f"the kind of stage {name!r} is {kind!r}; bias, scale or mask is expected")
 
@@ -115,14 +91,15 @@ def stage(
     return register
 
 
-def built_in(name: str, kind: Kind, active: Callable[[Sampling], Any]) -> Callable[[Run], Run]:
+def built_in(name: str, kind: StageKind, active: Callable[[Sampling], Any]) -> Callable[[Run], Run]:
     return stage(name, kind=kind, active=lambda sampling: bool(active(sampling)), built_in=True)
 
 
 def by_rule(
-    name: str, kind: Kind, active: Callable[[Sampling], Any], *, fixed: bool = False
+    name: str, kind: StageKind, active: Callable[[Sampling], Any], *, fixed: bool = False
 ) -> Callable[[Ruling], Ruling]:
-    """The same for a function that gives a rule; a fixed one is asked for it once in a request."""
+    """Registers a function that returns a rule as a built-in stage. A fixed rule is requested once per
+    request."""
 
     def register(rule: Ruling) -> Ruling:
         REGISTER[name] = Stage.of(name, kind, rule, active, fixed)

@@ -1,6 +1,6 @@
-"""When a branch ends, as far as tokens tell: an end-of-sequence or stop token, enough tokens, a loop, time.
+"""The conditions that end a branch: an end-of-sequence or stop token, the number of tokens, a loop, the time.
 
-Stop strings are a matter of text and live in `text/stops.py`.
+Stop strings depend on the text, not on tokens; they are in `text/stops.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Ending(NamedTuple):
 
 
 class Stopper:
-    """The conditions of one branch. Ask `before` of a token that was chosen, `after` once it is in."""
+    """The conditions of one branch: `before` is called for a chosen token, `after` once it was added."""
 
     def __init__(self, sampling: Sampling, eos_ids: Collection[int], context: int) -> None:
         self._max_tokens = sampling.max_tokens
@@ -32,11 +32,12 @@ class Stopper:
         self._loops = Loops(sampling.stop_on_repetition) if sampling.stop_on_repetition else None
 
     def before(self, token: int) -> bool:
-        """Whether this token ends the text; then it is no part of it (unless the request wants it so)."""
+        """Returns whether this token ends the text; then it is not part of it unless the request has
+        `include_stop`."""
         return token in self._stop_ids
 
     def after(self, history: History, seconds: float) -> Ending | None:
-        """Whether the branch ends with the token that has just been added."""
+        """Returns the ending if the branch ends with the token that has just been added."""
         if self._loops is not None:
             period = self._loops.add(history.last)
             if period:
@@ -52,16 +53,19 @@ class Stopper:
 
 
 class Loops:
-    """Notices when the last tokens are one sequence, of any length, `rounds` times in a row."""
+    """Detects that the last tokens are one sequence, of any length, `rounds` times in a row."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
         self._tokens = np.empty(64, np.int64)
         self._count = 0
-        self._matches = np.zeros(64, np.int64)  # [period] tokens in a row that equal the one a period before
+        self._matches = np.zeros(
+            64, np.int64
+        )  # [period] how many of the last tokens equal the one a period earlier
 
     def add(self, token: int) -> int:
-        """The period of the loop that this token closes, the shortest if there are several; 0 if none."""
+        """Adds a token. Returns the period of the loop that it closes (the shortest if there are several), or
+        0."""
         if self._count == len(self._tokens):
             self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
             self._matches = np.concatenate([self._matches, np.zeros_like(self._matches)])

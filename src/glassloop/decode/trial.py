@@ -1,9 +1,10 @@
-"""Compiles grammars, and tries hostile ones in a child process first.
+"""Compiles grammars, after trying each in a child process.
 
 llguidance is recursive (a chain of rules or references overflows the stack, which ends the process) and has
-no clock (`{"type": "integer", "multipleOf": 999983}` takes 20 s). So a grammar is first compiled and used for
-a few tokens by a child, under limits on time and memory; one that the child survives is compiled here, in the
-same way. This file is also the child's program, in which it imports nothing else of this package.
+no time limit (`{"type": "integer", "multipleOf": 999983}` takes 20 s). So a child process first compiles a
+grammar and uses it for a few tokens, under limits on time and memory; if the child survives, the grammar is
+compiled here, in the same way. This file is also the child's program, which imports nothing else of this
+package.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from glassloop.child import Child
 
 SECONDS = 0.5  # of the child's processor time for one grammar
-_WAIT = 20.0  # seconds until a child that does not answer is ended
+_WAIT = 20.0  # seconds until a child that does not answer is killed
 _MEMORY = 256 << 20  # bytes that a compiled grammar may take
 _STACK = 256 << 20  # bytes, reserved and not used: a level of recursion takes up to 12 kB
 _LONGEST_ANSWER = 1 << 16  # bytes
-_WALK = 8  # tokens that the child takes
-_SLOWEST = 0.2  # seconds for one of them
+_WALK = 8  # tokens that the child commits
+_SLOWEST = 0.2  # seconds that one of them may take
 TOO_SLOW = "it takes too long to follow; a simpler one is expected"
 
 LIMITS = LLParserLimits(
@@ -42,7 +43,7 @@ LIMITS = LLParserLimits(
 )
 
 T = TypeVar("T")
-_STACK_SIZE = threading.Lock()  # it is a setting of the whole process
+_STACK_SIZE = threading.Lock()  # the stack size is a setting of the whole process
 
 
 class Vocabulary(NamedTuple):
@@ -55,7 +56,7 @@ class Vocabulary(NamedTuple):
 
 
 class _Words:
-    """The attributes that llguidance reads."""
+    """A tokenizer with the attributes that llguidance reads."""
 
     def __init__(self, vocabulary: Vocabulary, encode: Callable[[bytes], list[int]]) -> None:
         self.tokens = vocabulary.tokens
@@ -69,14 +70,14 @@ class _Words:
 
 
 def make_tokenizer(vocabulary: Vocabulary, encode: Callable[[bytes], list[int]]) -> LLTokenizer:
-    """Returns the tokenizer as llguidance wants it. Takes a fifth of a second."""
+    """Returns a tokenizer for llguidance. Takes a fifth of a second."""
     words = TokenizerWrapper(_Words(vocabulary, encode))
     return LLTokenizer(words, n_vocab=len(vocabulary.tokens), eos_token=vocabulary.eos_ids)
 
 
 def compile_grammar(tokenizer: LLTokenizer, source: str) -> LLMatcher:
-    """Returns a matcher at the beginning of a text, or one in the error state. Compiling alone is recursive;
-    everything that is done with a matcher afterwards needs little stack."""
+    """Returns a matcher at the start of a text, or one in the error state. Only compiling is recursive; using
+    the matcher needs little stack."""
     return _with_stack(lambda: LLMatcher(tokenizer, source, log_level=0, limits=LIMITS))
 
 
@@ -104,16 +105,16 @@ def _with_stack(job: Callable[[], T]) -> T:
     return made[0]
 
 
-# ── the child, as its parent sees it ───────────────────────────────────────────────────────────────────────
+# ── in the parent ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Verdict(NamedTuple):
-    error: str  # what is wrong with the grammar, or ""
-    memory: int  # bytes that it takes once it is compiled
+    error: str  # why the grammar cannot be used, or ""
+    memory: int  # bytes that the compiled grammar takes
 
 
 class Trials:
-    """A child process that tries grammars, one at a time. It is started when it is needed, again after a
+    """A child process that tries grammars, one at a time. It is started when needed, restarted after a
     grammar has ended it, and ends with its parent."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -127,8 +128,8 @@ class Trials:
             self._running(monotonic() + _WAIT)
 
     def run(self, source: str) -> Verdict:
-        """Compiles a grammar in the child and returns what came of it. Raises `OSError` if there can be no
-        child."""
+        """Compiles a grammar in the child and returns the verdict. Raises `OSError` if no child can be
+        started."""
         with self._lock:
             deadline = monotonic() + _WAIT
             child = self._running(deadline)
@@ -149,19 +150,19 @@ class Trials:
         if self.child is None or not self.child.alive():
             path = os.pathsep.join(str(Path(each).absolute()) for each in filter(None, sys.path))
             self.child = Child([sys.executable, "-P", __file__], {**os.environ, "PYTHONPATH": path})
-            # JSON has no bytes: each is a character.
+            # JSON has no bytes, so each byte is sent as a character.
             tokens = [data.decode("latin-1") for data in self._vocabulary.tokens]
             self.child.send(json.dumps([tokens, *self._vocabulary[1:]]).encode(), deadline)
         return self.child
 
 
-# ── the child itself ───────────────────────────────────────────────────────────────────────────────────────
+# ── in the child ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _receive() -> Any:
     size = int.from_bytes(sys.stdin.buffer.read(4), "little")
     data = sys.stdin.buffer.read(size)
-    if not data:  # the parent is gone
+    if not data:  # the parent has ended
         sys.exit()
     return json.loads(data)
 
@@ -190,8 +191,8 @@ def _serve() -> None:
 
 
 def _slowest(matcher: LLMatcher) -> float:
-    """Goes a few tokens on, now with the last that is allowed and now with the first, and returns the seconds
-    that the slowest took."""
+    """Commits a few tokens, in turn the last and the first that is allowed, and returns the seconds that the
+    slowest took."""
     slowest = 0.0
     for step in range(_WALK):
         began = process_time()
@@ -206,7 +207,7 @@ def _slowest(matcher: LLMatcher) -> float:
 
 
 def _memory() -> int:
-    """Returns the bytes that this process has in use, 0 where that is not known."""
+    """Returns the resident memory of this process in bytes, or 0 if it is not known."""
     try:
         with open("/proc/self/statm") as file:  # noqa: PTH123  (pathlib is one import more)
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -221,12 +222,12 @@ def _limit_memory() -> None:
         with open("/proc/self/statm") as file:  # noqa: PTH123
             size = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + _STACK + _MEMORY,) * 2)
-    except (ImportError, OSError, ValueError):  # not on this system: time is a limit on memory too
+    except (ImportError, OSError, ValueError):  # not available here; the time limit bounds memory too
         return
 
 
 def _set_clock(seconds: float) -> None:
-    """Ends the process when it has computed for so long; 0 stops the clock."""
+    """Ends the process after so many seconds of processor time; 0 cancels the limit."""
     import signal
 
     if hasattr(signal, "setitimer"):

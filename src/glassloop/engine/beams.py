@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 from glassloop.decode.candidates import Candidates
 from glassloop.decode.decoder import Decoder
+from glassloop.decode.luck import Race
 from glassloop.decode.stop import Ending, Stopper
 from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.request import Request
 from glassloop.engine.scheduler import Row
 from glassloop.engine.tree import KVTree
 from glassloop.ops.quant import Float32
-from glassloop.ops.vocabulary import Race, Summary
+from glassloop.ops.rows import RowSummary
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Beam
 from glassloop.trace.token import Pieces, Token
@@ -118,7 +119,7 @@ class Beams:
     def advance(self, rows: Sequence[Row]) -> None:
         """A row for each beam."""
         self._first = self._first or perf_counter()
-        seen = [beam.decoder.look(row.logits) for beam, row in zip(self._beams, rows, strict=True)]
+        seen = [beam.decoder.run_stages(row.logits) for beam, row in zip(self._beams, rows, strict=True)]
         proposals = [each for index, (_, left) in enumerate(seen) for each in self._proposals(index, left)]
         proposals.sort(key=lambda each: -each.logprob)  # equal ones stay in the order of beams and ids
         live: list[_Live] = []
@@ -145,12 +146,12 @@ class Beams:
             yield _Proposal(so_far + logit, index, token, place, logit)
 
     def _grow(
-        self, proposal: _Proposal, logits: Float32, summary: Summary, left: Candidates
+        self, proposal: _Proposal, logits: Float32, summary: RowSummary, left: Candidates
     ) -> tuple[_Live, Ending | None]:
         """A beam with one more token, and whether that is its end."""
         parent = self._beams[proposal.beam]
         choice = Race(proposal.id, proposal.place, proposal.logit, 0.0, None, 0.0)
-        chosen = parent.decoder.record(logits, summary, left, choice)
+        chosen = parent.decoder.record_choice(logits, summary, left, choice)
         data = self._tokenizer.token_bytes(proposal.id)
         ending = Ending("stop", self._pieces(proposal.id)) if parent.stopper.before(proposal.id) else None
         branch, decoder = parent.branch.fork(self._tree), parent.decoder.fork()

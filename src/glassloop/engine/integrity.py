@@ -38,9 +38,12 @@ def check(tree: KVTree) -> None:
                 pages[group].append(page)
     _must(seen == tree.node_count, "every node is counted")
     _must(tree.held == len(refs), "held counts the nodes with a path")
+    _must(tree.visible == len(needed), "visible counts the nodes that a path sees")
+    committed = sum(pages.count * size for pages, size in zip(tree.pages, tree.sizes, strict=True))
+    _must(committed <= tree.memory, "all pages together fit into the memory")
     used = 0
     for group, (all_of, size) in enumerate(zip(pages, tree.sizes, strict=True)):
-        _must(sorted(all_of) == list(range(tree.memory // size)), "every page is free or in one node")
+        _must(sorted(all_of) == list(range(tree.pages[group].count)), "every page is free or in one node")
         used += size * (len(all_of) - len(tree.free[group]))
     _must(used == tree.used_bytes, "the memory in use is that of the pages in use")
 

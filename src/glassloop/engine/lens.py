@@ -19,7 +19,6 @@ from glassloop.engine.replay import check_run
 from glassloop.errors import GlassloopError, TextError
 from glassloop.model.lens import Lens
 from glassloop.ops.quant import Float32
-from glassloop.ops.vocabulary import row_ops
 from glassloop.trace.run import Run
 
 if TYPE_CHECKING:
@@ -190,7 +189,7 @@ class Lenses:
         """What each layer would have said comes after a token."""
         _check_count(count)
         llm, (ids, at) = self._llm, self._place(text, token)
-        ops = row_ops(llm.ops)
+        ops = llm.transformer.ops.rows
         logits: Float32 = computed_after(llm.engine, ids[: at + 1], at, self._lens.layers, deadline)
         given = at + 1 < len(ids)
         follows = ids[at + 1] if given else int(ops.highest(logits[-1], 1)[0][0])
@@ -218,7 +217,7 @@ class Lenses:
         mean /= max(float(np.linalg.norm(mean)), 1e-30)
         cosines = np.concatenate([units @ mean for units in self._units(range(size), deadline)])
         cosines[ids] = -np.inf
-        best, values = row_ops(llm.ops).highest(cosines, min(count, size - len(set(ids))))
+        best, values = llm.transformer.ops.rows.highest(cosines, min(count, size - len(set(ids))))
         found = [
             Neighbour(int(id), llm.piece(int(id)), float(value))
             for id, value in zip(best, values, strict=True)

@@ -92,8 +92,7 @@ class LLM:
     @property
     def op_set(self) -> str:
         """The op set; where it is native, with its instruction set."""
-        instructions = getattr(self.transformer.ops, "instructions", None)
-        return f"{self.ops}/{instructions}" if instructions else self.ops
+        return self.transformer.ops.description
 
     @cached_property
     def model_hash(self) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.decode.stop import Ending
 from glassloop.engine.drafts import Guesser, Lookup, Memory, Pace
@@ -26,9 +27,7 @@ from glassloop.engine.tree import KVTree
 from glassloop.errors import GlassloopError
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch
-from glassloop.ops.chosen import Chosen
 from glassloop.ops.quant import Float32
-from glassloop.ops.vocabulary import row_ops
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run
 from glassloop.trace.token import Pieces
@@ -67,7 +66,7 @@ class Loop:
         self.scheduler = Scheduler(self.tree, most_running)
         self.counters = Counters()
         self._pieces = pieces
-        self._row_ops = row_ops(transformer.ops.name)
+        self._row_ops = transformer.ops.rows
         self._arrivals = count()
         self._tasks: dict[Asker, list[Task]] = {}
         self._pace = Pace()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.explain import Explanation, explain
 from glassloop.decode.sampling import Sampling
@@ -18,8 +19,6 @@ from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import logits_after
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError, TraceError
-from glassloop.ops.chosen import Chosen
-from glassloop.ops.vocabulary import row_ops
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 from glassloop.trace.verdict import Difference, Verdict
@@ -53,7 +52,7 @@ def explain_token(
         salt=past.salt,
         tokenizer=llm.tokenizer,
         eos_ids=tuple(llm.tokenizer.eos_ids),
-        ops=row_ops(llm.ops),
+        ops=llm.transformer.ops.rows,
         shown=shown,
         taken=token.id if given else None,
         source="sampled" if overrides else token.source,
@@ -163,7 +162,7 @@ def _chosen(
             decoder = _decoder(llm, run, past, made[:at])
         try:
             if records[at].source == "forced":
-                yield decoder.judge(logits, made[at])
+                yield decoder.record_forced(logits, made[at])
             else:
                 yield decoder.choose(logits)
         except GlassloopError:  # with another model's logits the stages may be at odds
@@ -181,7 +180,7 @@ def _decoder(llm: LLM, run: Run, past: Any, made: list[int]) -> Decoder:
         past.salt,
         llm.tokenizer,
         tuple(llm.tokenizer.eos_ids),
-        row_ops(llm.ops),
+        llm.transformer.ops.rows,
     )
     for token in made:
         decoder.commit(token)
@@ -223,7 +222,7 @@ def _numbers(chosen: Chosen) -> tuple[object, ...]:
         chosen.luck,
         chosen.margin,
         chosen.runner_up,
-        chosen.told,
+        chosen.packed_alternatives,
     )
 
 

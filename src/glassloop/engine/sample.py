@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
+from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.stop import Ending, Stopper
 from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.drafts import Guesser
 from glassloop.engine.request import Request
 from glassloop.engine.scheduler import Row
-from glassloop.ops.chosen import Chosen
 from glassloop.ops.quant import Float32
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run
@@ -128,14 +128,14 @@ class Sample:
         branch, run = self.branch, self.run
         token = branch.tokens[branch.recorded]
         if branch.recorded < len(run.prompt_ids):
-            chosen = self._decoder.score(logits, token, run.sampling.prompt_logprobs)
+            chosen = self._decoder.record_prompt(logits, token, run.sampling.prompt_logprobs)
             data = self._tokenizer.token_bytes(token)
             run.prompt_tokens.append(Token(chosen, "", data, self._pieces, "forced", self.request.seconds))
             branch.recorded += 1
         elif branch.recorded < self._kept:
             branch.recorded += 1
         else:
-            self._take(self._decoder.judge(logits, token), "forced")
+            self._take(self._decoder.record_forced(logits, token), "forced")
 
     def _take(self, chosen: Chosen, source: Source, refused: Refusal | None = None) -> None:
         """A token is in, with its text, and perhaps the run is at its end."""

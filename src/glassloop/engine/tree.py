@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Any
 
 import numpy as np
 
 from glassloop.errors import GlassloopError
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import PAGE, Int32, pages_for
+from glassloop.ops.kv_cache import Pages, divide_pages, window_pages
 
 GONE = -1  # a page of a window that was given back
 
@@ -82,22 +82,19 @@ class Path:
 
 class KVTree:
     def __init__(self, transformer: Transformer, memory: int) -> None:
-        """Room for so many bytes of keys and values."""
-        one = transformer.pages(1)
-        self.page_bytes: int = sum(group.page_bytes for group in one)
-        self.capacity = memory // self.page_bytes  # tokens' pages, if no window gives any back
-        if self.capacity < 2:
+        """Allocates pages for keys and values, at most so many bytes for all groups of layers together."""
+        self.sizes: list[int] = transformer.page_bytes  # of a page of each group
+        self.page_bytes = sum(self.sizes)
+        if memory < 2 * self.page_bytes:
             raise GlassloopError(
                 f"kv_memory is {memory} bytes; at least {2 * self.page_bytes} are expected for this model"
             )
         self._windows = transformer.windows
         self._widest = max((window for window in self._windows if window is not None), default=0)
-        # Each group could take all of the memory; what nobody has touched costs nothing.
-        self.sizes: list[int] = [group.page_bytes for group in one]
-        self._left = memory
         self.memory = memory
-        counts = [memory // size for size in self.sizes]
-        self.pages: list[Any] = transformer.pages(counts)
+        counts = divide_pages(transformer.cache_specs, self.sizes, memory, transformer.config.context)
+        self.capacity = max(counts)  # nodes; a node behind a window needs no page of that group
+        self.pages: list[Pages] = transformer.pages(counts)
         self.free = [list(range(most - 1, -1, -1)) for most in counts]
         self.root = Node(None, [], [], 0)
         self._numbers = count(1)
@@ -106,6 +103,7 @@ class KVTree:
         self.paths: set[Path] = set()
         self.node_count = 0
         self.held = 0  # nodes that some path goes through
+        self.visible = 0  # nodes that some path can still see through a window
         self.evicted = 0  # nodes, since the start
 
     # ── what a branch does ─────────────────────────────────────────────────────────────────────────────────
@@ -136,9 +134,10 @@ class KVTree:
     def extend(self, path: Path, tokens: Sequence[int]) -> None:
         """Make room behind a path for tokens that the coming forward pass computes.
 
-        All or nothing: NoRoom leaves the path as it was.
+        All or nothing: NoRoom leaves the path as it was. What came before can no longer be cut.
         """
         before = path.length
+        self._look_back(path, before)
         at = 0
         try:
             while at < len(tokens):
@@ -161,7 +160,6 @@ class KVTree:
         except NoRoom:
             self.cut(path, before)
             raise
-        self._look_back(path, before)
 
     def computed(self, path: Path) -> None:
         """The forward pass has run: what was made room for is there now."""
@@ -207,22 +205,26 @@ class KVTree:
 
     @property
     def used_bytes(self) -> int:
-        return self.memory - self._left
+        counts = (pages.count - len(free) for pages, free in zip(self.pages, self.free, strict=True))
+        return sum(size * used for size, used in zip(self.sizes, counts, strict=True))
 
     def room_beside(self, tokens: int) -> bool:
         """Whether so many more tokens fit beside what is held now."""
-        return self.held + pages_for(tokens) < self.capacity
+        return self._fits(tokens, self.held, self.visible, beside=1)
 
     def room_for(self, tokens: int) -> bool:
         """Whether a single branch of so many tokens fits at all."""
-        if self._widest == 0:
-            return pages_for(tokens) <= self.capacity
-        windowed = pages_for(min(tokens, self._widest + PAGE)) + 1
-        need = sum(
-            size * (pages_for(tokens) if window is None else min(pages_for(tokens), windowed))
-            for size, window in zip(self.sizes, self._windows, strict=True)
+        return self._fits(tokens, 0, 0)
+
+    def _fits(self, tokens: int, held: int, visible: int, beside: int = 0) -> bool:
+        """Whether every group has pages for so many tokens, and `beside` more, in addition to those in
+        use."""
+        full = held + pages_for(tokens) + beside
+        windowed = visible + min(pages_for(tokens), window_pages(self._widest)) + beside
+        return all(
+            (full if window is None else windowed) <= pages.count
+            for window, pages in zip(self._windows, self.pages, strict=True)
         )
-        return need <= self.memory
 
     # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -249,6 +251,7 @@ class KVTree:
         path.point(len(path.nodes), node.pages)
         path.nodes.append(node)
         self.held += node.refs == 0
+        self.visible += node.needed == 0
         node.refs += 1
         node.needed += 1
         node.used = self._clock
@@ -260,6 +263,7 @@ class KVTree:
         self.held -= node.refs == 0
         if len(path.nodes) >= path.behind:
             node.needed -= 1
+            self.visible -= node.needed == 0
         else:
             path.behind = len(path.nodes)
         node.used = self._clock
@@ -278,6 +282,7 @@ class KVTree:
         while path.behind < first:
             node = path.nodes[path.behind]
             node.needed -= 1
+            self.visible -= node.needed == 0
             node.used = self._clock
             path.behind += 1
             self._may_go(node)
@@ -318,9 +323,8 @@ class KVTree:
 
     def _take(self) -> list[int]:
         """A page for each group of layers."""
-        while self._left < self.page_bytes:
+        while not all(self.free):
             self._evict()
-        self._left -= self.page_bytes
         return [free.pop() for free in self.free]
 
     def _evict(self) -> None:
@@ -366,7 +370,6 @@ class KVTree:
 
     def _give_back(self, node: Node, group: int) -> None:
         self.free[group].append(node.pages[group])
-        self._left += self.sizes[group]
         node.pages[group] = GONE
 
     def check_integrity(self) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from glassloop.errors import ModelError
-from glassloop.ops.native.strings import read_strings
 from glassloop.ops.quant import FORMAT_BY_GGUF_ID, FORMATS
+from glassloop.ops.strings import read_strings
 from glassloop.ops.tensor import Tensor
 from glassloop.shown import printable, shown
 

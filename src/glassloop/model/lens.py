@@ -16,7 +16,8 @@ import numpy as np
 
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch, pages_for
-from glassloop.ops.protocol import Array, Forward, Ops, Pages
+from glassloop.ops.kv_cache import Pages
+from glassloop.ops.protocol import Array, Forward, Ops
 from glassloop.ops.quant import Float32
 from glassloop.ops.reference import attention_weights
 

@@ -7,17 +7,17 @@ residuals, and at the end the language head. What a family does differently is i
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from glassloop.model.config import LayerConfig, ModelConfig
 from glassloop.model.rope import Rope
 from glassloop.ops.batch import Batch
-from glassloop.ops.protocol import Array, Forward, Matrix, Ops, Pages
+from glassloop.ops.kv_cache import CacheSpec, Pages
+from glassloop.ops.protocol import Array, Forward, Matrix, Ops
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 
@@ -88,6 +88,7 @@ class Transformer:
         self.windows = list(dict.fromkeys(layer.window for layer in config.layers))
         groups = [self.windows.index(layer.window) for layer in config.layers]
         self.places = [(group, groups[:index].count(group)) for index, group in enumerate(groups)]
+        self.cache_specs = [self._cache_spec(groups.count(group), w) for group, w in enumerate(self.windows)]
         self._program = ops.program(self._forward)
 
     def forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
@@ -103,13 +104,19 @@ class Transformer:
         """Made when it is first asked for: most models are only asked for logits."""
         return self.ops.program(self._hidden)
 
+    @property
+    def page_bytes(self) -> list[int]:
+        """The bytes of a page of each group of layers."""
+        return [self.ops.page_bytes(spec) for spec in self.cache_specs]
+
     def pages(self, counts: int | Sequence[int]) -> list[Pages]:
-        """Room for the keys and values of so many pages of tokens, for each group of layers."""
-        layers = Counter(group for group, _ in self.places)
-        if isinstance(counts, int):
-            counts = [counts] * len(layers)
-        kv_heads, head_dim = self.config.kv_heads, self.config.head_dim
-        return [self.ops.pages(n, layers[group], kv_heads, head_dim) for group, n in enumerate(counts)]
+        """Allocates pages for keys and values: so many for each group of layers."""
+        counts = [counts] * len(self.cache_specs) if isinstance(counts, int) else counts
+        return self.ops.cache(self.cache_specs, counts)
+
+    def _cache_spec(self, layers: int, window: int | None) -> CacheSpec:
+        kind: Literal["full", "window"] = "full" if window is None else "window"
+        return CacheSpec(kind, layers, self.config.kv_heads, self.config.head_dim, window or 0)
 
     def _forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         return self.say(self._hidden(batch, pages))

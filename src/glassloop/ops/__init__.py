@@ -1,4 +1,4 @@
-"""Array operations. `choose_ops` picks an op set: the native one where it was built, else the reference."""
+"""Array operations. `choose_ops` returns an op set: the native one if it was built, else the reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = ("native", "reference")
 
 
 def choose_ops(name: str | None = None) -> Ops:
-    """An op set by name, by GLASSLOOP_OPS, or the best there is."""
+    """Returns an op set by name, by GLASSLOOP_OPS, or the best that is available."""
     name = name or os.environ.get("GLASSLOOP_OPS") or None
     if name not in (None, *NAMES):
         raise GlassloopError(f"the op set is {name!r}; one of {', '.join(NAMES)} is expected")

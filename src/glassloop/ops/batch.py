@@ -1,7 +1,7 @@
-"""A batch: the rows of one forward pass. Prefill, decode and verification of drafts are all just rows.
+"""A batch: the rows of one forward pass. Prefill, decode and verification of drafts all consist of rows.
 
-Each row is a token at a position of a branch. Rows of one branch stand together, in order of position, as a
-`Span`; the keys and values of its tokens lie in pages of the cache, and the span says in which.
+Each row is a token at a position of a branch. The rows of one branch are adjacent, in order of position, and
+form a `Span`, which has the table of the pages where the keys and values of the branch lie.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many tokens of the branch are known once this span is computed."""
+        """How many tokens of the branch are in the cache once this span is computed."""
         return self.first + self.stop - self.start
 
 
@@ -37,13 +37,13 @@ class Batch(NamedTuple):
     tokens: list[int]  # of each row
     positions: list[int]  # of each row
     spans: list[Span]
-    wanted: list[int]  # the rows whose logits are asked for
+    wanted: list[int]  # the rows whose logits are computed
 
     @staticmethod
     def of(work: Sequence[tuple[Int32, int, Sequence[int]]], wanted: Sequence[int] | None = None) -> Batch:
-        """A batch from (pages, first position, tokens) of each branch.
+        """Makes a batch from (page table, first position, tokens) of each branch.
 
-        Logits are computed for so many of the last tokens of each branch, or for the last one.
+        Logits are computed for the last `wanted` tokens of each branch, by default for the last one.
         """
         tokens: list[int] = []
         positions: list[int] = []
@@ -64,8 +64,8 @@ class BatchError(GlassloopError):
 
 
 def check_spans(batch: Batch, groups: int) -> None:
-    """Raises unless the spans make up the batch's rows and lie within their page tables. The numbers of the
-    rows and the entries of the tables are for the op set to check."""
+    """Raises unless the spans cover the batch's rows and lie within their page tables. The op set checks the
+    tokens, the positions and the entries of the tables."""
     at = 0
     for number, (start, stop, first, pages) in enumerate(batch.spans):
         fits = pages.ndim == 2 and len(pages) == groups and pages.dtype == np.int32

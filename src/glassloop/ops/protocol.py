@@ -1,8 +1,8 @@
-"""The operations that a forward pass is made of. `model/transformer.py` calls these and nothing else.
+"""The operations that a forward pass is made of. `model/transformer.py` calls these and no others.
 
-Two op sets answer to this protocol: `reference` (NumPy, the specification) and `native` (C).
-Arrays go in and arrays come out; the type of an array is the op set's own business, and so is the form in
-which it keeps a matrix.
+Op sets implement this protocol: `reference` (NumPy, the specification) and `native` (C). Arrays go in and
+arrays come out. Which type they have, and in which form a matrix is kept, is up to the op set; `host`
+converts an array to NumPy.
 """
 
 from __future__ import annotations
@@ -11,39 +11,51 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from glassloop.ops.batch import Batch
+from glassloop.ops.kv_cache import CacheSpec, Pages, Place
 from glassloop.ops.quant import Float32
+from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
 
 Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
 Array = Any
 Matrix = Any
-Pages = Any
 Forward = Callable[[Batch, Sequence[Pages]], Array]
-Place = tuple[int, int]  # a group of layers with the same window, and a layer's number in it
 
 
 class Ops(Protocol):
     name: str
 
-    def program(self, compute: Forward) -> Forward:
-        """The same computation, made ready to run many times. An op set may record its calls once.
+    @property
+    def description(self) -> str:
+        """The name and, if results or speed depend on it, the variant: "native/avx512"."""
 
-        It gives an array of the wanted rows, or a list of such arrays: then the program gives a list too.
+    @property
+    def rows(self) -> RowOps:
+        """The functions over rows of logits, which `program` returns, and the chooser."""
+
+    def host(self, array: Array) -> Float32:
+        """Returns an array that a program has returned as a NumPy array."""
+
+    def program(self, compute: Forward, sizes: Sequence[int] = ()) -> Forward:
+        """Returns the same computation, prepared to run many times. An op set may record its calls once.
+
+        `compute` returns an array of the wanted rows or a list of such arrays; so does the program. `sizes`
+        are the numbers of rows that batches usually have; an op set may prepare for these, and must run any
+        other.
         """
 
-    def pages(self, count: int, layers: int, kv_heads: int, head_dim: int) -> Pages:
-        """Room for the keys and values of `count` pages of tokens in a group of layers.
+    def page_bytes(self, spec: CacheSpec) -> int:
+        """Returns the bytes that one page of a group of layers takes."""
 
-        It has `page_bytes`, `copy(source, target)` copies a page, and `read_keys(place, span)` gives the keys
-        of a branch as attention sees them, [length, kv heads, head dim] in float32.
-        """
+    def cache(self, specs: Sequence[CacheSpec], counts: Sequence[int]) -> list[Pages]:
+        """Allocates the cache: for each group of layers so many pages."""
 
     def matrix(self, tensor: Tensor) -> Matrix:
-        """A weight matrix [out, in], in the form in which this op set multiplies with it. The tensor is
-        released when its values have been taken over."""
+        """Returns a weight matrix [out, in] in the form in which this op set multiplies with it. The tensor
+        is released once its values have been copied."""
 
     def vector(self, tensor: Tensor) -> Array:
-        """A norm's weight or a bias."""
+        """Returns the weight of a norm, or a bias."""
 
     def embed(self, table: Matrix, ids: Sequence[int]) -> Array:
         """Rows `ids` of a table: [rows, dim]."""
@@ -52,24 +64,25 @@ class Ops(Protocol):
         """x @ weight.T + bias: [rows, out]."""
 
     def head(self, x: Array, weight: Matrix) -> Array:
-        """As `linear`, for the logits. An op set that rounds its inputs rounds these more finely: a third of
-        all that 8-bit activations do to the probabilities happens here, in a fifth of the work.
+        """The same as `linear` without a bias, for the logits. An op set that rounds its inputs rounds these
+        more finely: a third of the error that 8-bit activations cause in the probabilities arises here, in a
+        fifth of the work.
         """
 
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
-        """Over the last axis."""
+        """Normalizes over the last axis."""
 
     def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Array:
-        """Over the last axis."""
+        """Normalizes over the last axis."""
 
     def split_heads(self, x: Array, heads: int) -> Array:
         """[rows, heads * head dim] to [rows, heads, head dim]."""
 
     def angles(self, positions: Sequence[int], frequencies: Float32, factor: float) -> Array:
-        """Cosines and sines of `positions * frequencies`, each times `factor`: what `rotate` turns by."""
+        """Cosines and sines of `positions * frequencies`, each times `factor`, for `rotate`."""
 
     def rotate(self, x: Array, angles: Array) -> Array:
-        """Turn pair (i, i + half) of the leading dims of each head by its angle."""
+        """Rotates each pair (i, i + half) of the leading dimensions of each head by its angle."""
 
     def attention(
         self,
@@ -83,9 +96,9 @@ class Ops(Protocol):
         window: int | None,
         softcap: float | None,
     ) -> Array:
-        """Write k and v to their pages, then let each row attend to its branch: [rows, heads * head dim].
+        """Writes k and v to their pages, then lets each row attend to its branch: [rows, heads * head dim].
 
-        With a window a row sees itself and the `window - 1` positions before it.
+        With a window, a row sees itself and the `window - 1` positions before it.
         """
 
     def activate(self, x: Array, kind: Activation) -> Array: ...

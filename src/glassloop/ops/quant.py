@@ -1,8 +1,8 @@
 """Stored number formats: how weight files pack values into blocks of bytes, and how to read them back.
 
-Every quantized format takes apart into the same three things: small integer codes, a scale for each group of
-codes, and where the format has one a minimum for each group, so that `value = scale * code + minimum`. The
-reference op set multiplies that out; the native one keeps the codes and repacks them for its kernels.
+Every quantized format consists of the same three parts: small integer codes, a scale for each group of codes,
+and in some formats a minimum for each group, so that `value = scale * code + minimum`. The reference op set
+computes the values; the native one keeps the codes and repacks them for its kernels.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
 
-# Blocks worked on at a time: the intermediate arrays stay in the processor's cache.
+# Blocks converted at a time, so that the intermediate arrays stay in the processor's cache.
 _BLOCKS_AT_ONCE = 1 << 13
 
 
 class Blocks(NamedTuple):
-    """Quantized values taken apart. A group is the run of values that share one scale."""
+    """The parts of quantized values. A group is the sequence of values that share one scale."""
 
     codes: NDArray[np.int8] | NDArray[np.uint8]  # [blocks, groups, values in a group]
     scale: Float32  # [blocks, groups]
@@ -43,17 +43,17 @@ class Format(NamedTuple):
 
 
 def _half(raw: Bytes) -> Float32:
-    """Little-endian float16 pairs of bytes, [..., 2n] to float32 [..., n]."""
+    """Converts the bytes of little-endian float16 values, [..., 2n], to float32 [..., n]."""
     return np.ascontiguousarray(raw).view("<f2").astype(np.float32)
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """[blocks, n] bytes to [blocks, 2n] codes: all low halves first, then all high halves."""
+    """Splits [blocks, n] bytes into [blocks, 2n] codes: all low halves first, then all high halves."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
 def _bits(packed: Bytes) -> Bytes:
-    """[blocks, n] bytes to [blocks, 8n] single bits, lowest first."""
+    """Splits [blocks, n] bytes into [blocks, 8n] single bits, lowest first."""
     return np.unpackbits(packed, axis=-1, bitorder="little")
 
 
@@ -84,7 +84,7 @@ def _q5_1(raw: Bytes) -> Blocks:
 
 
 def _k_scales(raw: Bytes) -> tuple[Bytes, Bytes]:
-    """The eight 6-bit scales and eight 6-bit minimums that Q4_K and Q5_K pack into twelve bytes."""
+    """Returns the eight 6-bit scales and eight 6-bit minimums that Q4_K and Q5_K pack into twelve bytes."""
     first, second, tops = raw[:, 0:4], raw[:, 4:8], raw[:, 8:12]
     scales = np.concatenate([first & 63, (tops & 15) | (first >> 6 << 4)], axis=-1)
     minimums = np.concatenate([second & 63, (tops >> 4) | (second >> 6 << 4)], axis=-1)
@@ -97,7 +97,8 @@ def _k_parts(raw: Bytes) -> tuple[Float32, Float32]:
 
 
 def _k_nibbles(packed: Bytes) -> Bytes:
-    """128 bytes to eight groups of 32: 32 bytes hold one group in the low halves, the next in the high."""
+    """Splits 128 bytes into eight groups of 32: 32 bytes hold one group in the low halves, the next in the
+    high."""
     quarters = packed.reshape(-1, 4, 32)
     return np.stack([quarters & 15, quarters >> 4], axis=2).reshape(-1, 8, 32)
 
@@ -173,7 +174,7 @@ def _quantize_q4_1(blocks: Float32) -> Bytes:
 
 
 def _divide(values: Float32, scale: Float32) -> Float32:
-    """By way of the inverse, and 0 where the scale is 0."""
+    """Multiplies by the inverse of the scale; 0 where the scale is 0."""
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
     return values * inverse
 
@@ -182,7 +183,7 @@ _QUANTIZERS = {"Q8_0": _quantize_q8_0, "Q4_1": _quantize_q4_1}
 
 
 def quantize(format: Format, values: Float32) -> Bytes:
-    """Float32 values, flat and whole blocks of them, in a stored format (Q8_0 or Q4_1)."""
+    """Returns float32 values (flat, whole blocks) in a stored format, Q8_0 or Q4_1."""
     blocks = values.reshape(-1, format.block_values)
     raw = np.empty((len(blocks), format.block_bytes), np.uint8)
     for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
@@ -192,7 +193,7 @@ def quantize(format: Format, values: Float32) -> Bytes:
 
 
 def dequantize(format: Format, raw: Bytes) -> Float32:
-    """The stored values as float32, flat, in order. `raw` is flat and holds whole blocks."""
+    """Returns the stored values as float32, flat, in order. `raw` is flat and holds whole blocks."""
     if format.widen is not None:
         return format.widen(raw)
     assert format.take_apart is not None

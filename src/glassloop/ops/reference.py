@@ -1,5 +1,5 @@
-"""The reference op set: NumPy in float32. The specification of every operation, the oracle of the tests, and
-what runs on a machine without a compiler. Written to be read; a matrix is kept as plain float32.
+"""The reference op set: NumPy in float32. It is the specification of every operation, the oracle of the
+tests, and the op set of machines without a compiler. Written to be read; a matrix is kept as plain float32.
 """
 
 from __future__ import annotations
@@ -10,26 +10,32 @@ from typing import Any
 
 import numpy as np
 
+from glassloop.ops import rows as reference_rows
 from glassloop.ops.batch import PAGE, Batch, BatchError, Int32, Span, check_page, check_spans, pages_for
-from glassloop.ops.protocol import Activation, Forward, Place
+from glassloop.ops.kv_cache import CacheSpec, Pages, Place
+from glassloop.ops.protocol import Activation, Forward
 from glassloop.ops.quant import Float32
+from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
 
-# Queries that attend at a time: bounds the score matrix of a long prompt.
+# Queries that attend at a time; this bounds the score matrix of a long prompt.
 _QUERIES_AT_ONCE = 256
 
 
 class ReferencePages:
-    """Keys and values as [layers, pages, tokens of a page, kv heads, head dim]."""
+    """Keys and values: [layers, pages, tokens of a page, kv heads, head dim]."""
 
-    def __init__(self, count: int, layers: int, kv_heads: int, head_dim: int) -> None:
-        self.keys = np.zeros((layers, count, PAGE, kv_heads, head_dim), np.float32)
-        self.values = np.zeros_like(self.keys)
-        self.page_bytes = self.keys[:, :1].nbytes + self.values[:, :1].nbytes
+    def __init__(self, spec: CacheSpec, count: int) -> None:
+        self.count = count
+        shape = (spec.layers, count, PAGE, spec.kv_heads, spec.head_dim)
+        # `zeros` takes memory from the system when a page is first written; `zeros_like` would write all of
+        # it.
+        self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self.page_bytes = _page_bytes(spec)
 
     def copy(self, source: int, target: int) -> None:
-        check_page(source, self.keys.shape[1])
-        check_page(target, self.keys.shape[1])
+        check_page(source, self.count)
+        check_page(target, self.count)
         self.keys[:, target], self.values[:, target] = self.keys[:, source], self.values[:, source]
 
     def write(self, place: Place, span: Span, keys: Float32, values: Float32) -> None:
@@ -40,7 +46,8 @@ class ReferencePages:
         self.values[layer, pages, slots] = values
 
     def read(self, place: Place, span: Span) -> tuple[Float32, Float32]:
-        """Of the span's branch, up to the span's end: each [length, kv heads, head dim]"""
+        """Returns keys and values of the span's branch up to the end of the span: each [length, kv heads,
+        head dim]"""
         group, layer = place
         pages = span.pages[group, : pages_for(span.length)]
         shape = (-1, *self.keys.shape[3:])
@@ -52,17 +59,24 @@ class ReferencePages:
 
 
 class ReferenceOps:
-    name = "reference"
+    name = description = "reference"
+    rows: RowOps = reference_rows
 
-    def program(self, compute: Forward) -> Forward:
-        def checked(batch: Batch, pages: Sequence[ReferencePages]) -> Any:
+    def host(self, array: Float32) -> Float32:
+        return array
+
+    def program(self, compute: Forward, sizes: Sequence[int] = ()) -> Forward:
+        def checked(batch: Batch, pages: Sequence[Pages]) -> Any:
             _check(batch, pages)
             return compute(batch, pages)
 
         return checked
 
-    def pages(self, count: int, layers: int, kv_heads: int, head_dim: int) -> ReferencePages:
-        return ReferencePages(count, layers, kv_heads, head_dim)
+    def page_bytes(self, spec: CacheSpec) -> int:
+        return _page_bytes(spec)
+
+    def cache(self, specs: Sequence[CacheSpec], counts: Sequence[int]) -> list[Pages]:
+        return [ReferencePages(spec, count) for spec, count in zip(specs, counts, strict=True)]
 
     def matrix(self, tensor: Tensor) -> Float32:
         values = tensor.float32()
@@ -117,7 +131,7 @@ class ReferenceOps:
         k: Float32,
         v: Float32,
         batch: Batch,
-        pages: Sequence[ReferencePages],
+        pages: Sequence[Any],
         place: Place,
         scale: float,
         window: int | None,
@@ -140,7 +154,7 @@ class ReferenceOps:
             case "relu":
                 out = np.maximum(x, np.float32(0))
             case "silu":
-                # exp overflows to inf for very negative x, and x / inf is the right limit, 0.
+                # exp overflows to infinity for very negative x, and x / infinity is 0, the right limit.
                 with np.errstate(over="ignore"):
                     out = x / (1 + np.exp(-x))
             case "gelu_tanh":
@@ -167,8 +181,12 @@ class ReferenceOps:
         return x[rows]
 
 
-def _check(batch: Batch, pages: Sequence[ReferencePages]) -> None:
-    """Raises if a number of the batch is out of range: NumPy counts negative ones from the end."""
+def _page_bytes(spec: CacheSpec) -> int:
+    return 2 * 4 * spec.layers * PAGE * spec.kv_heads * spec.head_dim
+
+
+def _check(batch: Batch, pages: Sequence[Pages]) -> None:
+    """Raises if a number of the batch is out of range. NumPy would count negative ones from the end."""
     check_spans(batch, len(pages))
     if batch.wanted and (min(batch.wanted) < 0 or max(batch.wanted) >= len(batch.tokens)):
         raise BatchError(f"rows {batch.wanted} are wanted; there are {len(batch.tokens)}")
@@ -177,12 +195,12 @@ def _check(batch: Batch, pages: Sequence[ReferencePages]) -> None:
             raise BatchError(f"span {number} has positions that are not its own")
         used = span.pages[:, : pages_for(span.length)]
         for group, table in zip(pages, used, strict=True):
-            check_page(int(table.min()), group.keys.shape[1])
-            check_page(int(table.max()), group.keys.shape[1])
+            check_page(int(table.min()), group.count)
+            check_page(int(table.max()), group.count)
 
 
 def _visible(span: Span, positions: Int32, window: int | None) -> np.ndarray:
-    """The causal mask: which positions of its branch each row may look at. [rows, length]"""
+    """Returns the causal mask: which positions of its branch each row sees. [rows, length]"""
     key = np.arange(span.length)
     query = positions[:, None]
     return key <= query if window is None else (key <= query) & (key > query - window)
@@ -191,7 +209,7 @@ def _visible(span: Span, positions: Int32, window: int | None) -> np.ndarray:
 def _attend(
     q: Float32, keys: Float32, values: Float32, visible: np.ndarray, scale: float, softcap: float | None
 ) -> Float32:
-    """Softmax-weighted values. [rows, heads, head dim]"""
+    """Returns the values weighted by attention. [rows, heads, head dim]"""
     weights = attention_weights(q, keys, visible, scale, softcap)
     mixed: Float32 = weights @ values.transpose(1, 0, 2)[:, None]  # [kv heads, group, rows, head dim]
     return mixed.transpose(2, 0, 1, 3).reshape(q.shape)
@@ -200,7 +218,7 @@ def _attend(
 def attention_weights(
     q: Float32, keys: Float32, visible: np.ndarray, scale: float, softcap: float | None
 ) -> Float32:
-    """How much each head of each row looks at each key. Several query heads share a key-value head.
+    """Returns the weight of each key for each head of each row. Several query heads share a key-value head.
     [kv heads, group, rows, length]"""
     rows, heads, head_dim = q.shape
     kv_heads = keys.shape[1]
@@ -216,6 +234,6 @@ def attention_weights(
 
 
 def _erf(x: Float32) -> Float32:
-    """NumPy has no erf; the C library's, value by value, is exact; only old models need plain GELU."""
+    """Computes erf value by value, since NumPy has none; only old models need it, for plain GELU."""
     flat = x.reshape(-1)
     return np.fromiter(map(math.erf, flat.tolist()), np.float32, len(flat)).reshape(x.shape)

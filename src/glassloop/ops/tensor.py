@@ -1,7 +1,7 @@
-"""A weight as it lies in a file: a shape, a number format and the bytes, usually memory-mapped.
+"""A weight as it is stored in a file: a shape, a number format and the bytes, usually memory-mapped.
 
-Loaders make these, `Ops.matrix` and `Ops.vector` turn them into what an op set computes with. Rows can be
-picked and reordered without leaving the stored format, since no block reaches over the end of a row.
+Loaders make tensors, and `Ops.matrix` and `Ops.vector` convert them for an op set. Rows can be selected and
+reordered in the stored format, since no block crosses the end of a row.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]  # row-major: the last axis runs fastest
     format: Format
     data: Bytes  # flat
-    mapping: mmap | None = None  # the file that `data`, or what it was copied from, lies in
+    mapping: mmap | None = None  # the mapped file that `data` lies in or was copied from
 
     @staticmethod
     def of(name: str, values: Float32) -> Tensor:
-        """A tensor that holds these float32 values."""
+        """Returns a tensor with these float32 values."""
         values = np.ascontiguousarray(values, np.float32)
         return Tensor(name, values.shape, F32, values.reshape(-1).view(np.uint8))
 
@@ -37,7 +37,7 @@ class Tensor(NamedTuple):
         return dequantize(self.format, self.data).reshape(self.shape)
 
     def stored_as(self, format: Format) -> Tensor:
-        """The same tensor in another format, as nearly as that can hold it."""
+        """Returns the tensor in another format, rounded to what that can hold."""
         if format is self.format:
             return self
         if format is F32:
@@ -45,15 +45,15 @@ class Tensor(NamedTuple):
         return Tensor(self.name, self.shape, format, quantize(format, self.float32().reshape(-1)))
 
     def rows(self, index: slice | NDArray[np.intp]) -> Tensor:
-        """The same tensor with only these rows (first axis), in this order, still in its stored format."""
+        """Returns the tensor with only these rows (first axis), in this order, in its stored format."""
         taken = self.data.reshape(self.shape[0], -1)[index]
         return self._replace(shape=(len(taken), *self.shape[1:]), data=taken.reshape(-1))
 
     def release(self) -> None:
-        """Its values have been taken over: give the memory of the mapped file back. It can still be read."""
+        """Gives the memory of the mapped file back to the system. The tensor can still be read."""
         if self.mapping is None or not hasattr(self.mapping, "madvise"):
             return
-        # The pages that lie wholly within; those at the edges are shared with the neighbours.
+        # Only whole pages within: those at the edges are shared with the neighbouring tensors.
         whole = np.frombuffer(self.mapping, np.uint8)
         start = self.data.ctypes.data - whole.ctypes.data
         if 0 <= start <= len(whole) - len(self.data):

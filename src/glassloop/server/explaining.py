@@ -21,7 +21,6 @@ from glassloop.engine.logits import logits_after
 from glassloop.engine.replay import check_run
 from glassloop.errors import SamplingError
 from glassloop.ops.quant import Float32
-from glassloop.ops.vocabulary import row_ops
 from glassloop.server.errors import APIError
 from glassloop.server.live import Live
 from glassloop.server.options import make_sampling
@@ -98,7 +97,7 @@ class Explainer:
             salt=salt,
             tokenizer=llm.tokenizer,
             eos_ids=tuple(llm.tokenizer.eos_ids),
-            ops=row_ops(llm.ops),
+            ops=llm.transformer.ops.rows,
             refused=None if refused is None else refused.id,
         )
         actual = None if token is None else {"id": token.id, "text": token.piece, "source": token.source}

@@ -133,11 +133,10 @@ def router(service: Service) -> APIRouter:
 def _info(service: Service) -> dict[str, Any]:
     llm, config = service.llm, service.llm.config
     tree, load = llm.engine.loop.tree, llm.engine.load
-    instructions = getattr(llm.transformer.ops, "instructions", None)
     return {
         "model": service.name,
         "version": _version(),
-        "ops": f"{llm.ops}/{instructions}" if instructions else llm.ops,
+        "ops": llm.op_set,
         "chat": llm.tokenizer.chat_template is not None,
         "context": config.context,
         "vocabulary": config.vocab_size,

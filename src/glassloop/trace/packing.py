@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from glassloop.decode.chosen import ALTERNATIVE, RECORD, Chosen, pack_alternatives
 from glassloop.errors import TraceError
-from glassloop.ops.chosen import ALTERNATIVE, NUMBERS, Chosen, tell
-from glassloop.ops.vocabulary import Float64
+from glassloop.ops.rows import Float64
 from glassloop.trace.columns import Column, blobs, blobs_back, texts, texts_back
 from glassloop.trace.token import Pieces, Source, Token
 from glassloop.trace.validate import replace_surrogates
@@ -62,14 +62,14 @@ Float32s = NDArray[np.float32]
 def pack_tokens(tokens: Sequence[Token]) -> dict[str, Column]:
     """In a row of slots each token has itself first and then its alternatives."""
     chosen = [token.chosen for token in tokens]
-    slots = np.array([1 + len(each.told) // ALTERNATIVE.itemsize for each in chosen], np.uint8)
+    slots = np.array([1 + len(each.packed_alternatives) // ALTERNATIVE.itemsize for each in chosen], np.uint8)
     # What is written of a token begins as what is told of an alternative.
-    rows = [each.data[: ALTERNATIVE.itemsize] + each.told for each in chosen]
+    rows = [each.data[: ALTERNATIVE.itemsize] + each.packed_alternatives for each in chosen]
     named = np.frombuffer(b"".join(rows), ALTERNATIVE)
     ids = named["id"].astype(np.int32)
     after, raw = (np.ascontiguousarray(named[name]) for name in ("logprob", "raw_logprob"))
     columns: dict[str, Column] = {"slots": slots, "ids": ids}
-    numbers = np.frombuffer(b"".join([each.data[: NUMBERS.itemsize] for each in chosen]), NUMBERS)
+    numbers = np.frombuffer(b"".join([each.data[: RECORD.itemsize] for each in chosen]), RECORD)
     for name, kind in _PLAIN.items():
         columns[name] = numbers[name].astype(kind)
     columns["source"] = np.array([SOURCES.index(token.source) for token in tokens], np.uint8)
@@ -116,14 +116,14 @@ def unpack_tokens(columns: dict[str, Column]) -> list[Token]:
     if len(rows) > 1 or not ids.size == raw.size == after.size == (ends[-1] if len(ends) else 0):
         raise TraceError("its columns are not of the same length")
     firsts = ends - slots
-    numbers = np.empty(len(slots), NUMBERS)
+    numbers = np.empty(len(slots), RECORD)
     numbers["id"], numbers["logprob"], numbers["raw_logprob"] = ids[firsts], after[firsts], raw[firsts]
     for name in _PLAIN:
         numbers[name] = columns[name]
-    written, told = numbers.tobytes(), tell(ids, after, raw)
+    written, told = numbers.tobytes(), pack_alternatives(ids, after, raw)
     tokens = []
     for at, (first, end) in enumerate(zip(firsts.tolist(), ends.tolist(), strict=True)):
-        own = written[NUMBERS.itemsize * at : NUMBERS.itemsize * (at + 1)]
+        own = written[RECORD.itemsize * at : RECORD.itemsize * (at + 1)]
         chosen = Chosen(own + told[ALTERNATIVE.itemsize * (first + 1) : ALTERNATIVE.itemsize * end])
         source = SOURCES[sources[at]]
         text = replace_surrogates(seen[at])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Literal, NamedTuple
 
-from glassloop.ops.chosen import Chosen
+from glassloop.decode.chosen import Chosen
 
 # Where a token came from: drawn or argmax, given by the caller, guessed by a drafter and confirmed, a beam.
 Source = Literal["sampled", "forced", "draft", "beam"]
@@ -137,7 +137,7 @@ class Token:
             chosen.runner_up,
             chosen.margin,
             *numbers,
-            chosen.told,
+            chosen.packed_alternatives,
         )
 
     def __eq__(self, other: object) -> bool:

@@ -1,5 +1,5 @@
-"""Stages about the shape of the distribution: temperature, and the ways to cut off its tail (or, with XTC,
-its head). Each leaves at least one token.
+"""Stages that act on the shape of the distribution: temperature, and the ways to cut off its tail (or, with
+XTC, its head). Each leaves at least one token.
 """
 
 from __future__ import annotations
@@ -10,45 +10,46 @@ import numpy as np
 
 from glassloop.decode.candidates import SLACK, Candidates
 from glassloop.decode.luck import coin
+from glassloop.decode.rules import Action, Rule
 from glassloop.decode.stage import Step, built_in, by_rule
-from glassloop.ops.rules import Action, Rule
-from glassloop.ops.vocabulary import Float64
+from glassloop.ops.rows import Float64
 
 
 @by_rule("temperature", "scale", lambda sampling: sampling.temperature not in (0, 1), fixed=True)
 def temperature(step: Step) -> Rule:
-    """Below 1 sharpens, above 1 flattens. 0 is greedy: no scaling, and no luck."""
+    """Scales the logits: below 1 sharpens the distribution, above 1 flattens it. 0 is greedy: no scaling, no
+    luck."""
     return Rule(Action.SCALE, 1 / step.sampling.temperature)
 
 
 @by_rule("top_k", "mask", lambda sampling: sampling.top_k, fixed=True)
 def top_k(step: Step) -> Rule:
-    """The k most likely; ties by lower id."""
+    """Keeps the k most likely; ties by lower id."""
     return Rule(Action.FIRST, step.sampling.top_k)
 
 
 @by_rule("top_p", "mask", lambda sampling: sampling.top_p < 1, fixed=True)
 def top_p(step: Step) -> Rule:
-    """The nucleus: as few as will do of the most likely, with mass p together."""
+    """Keeps the nucleus: the fewest of the most likely that together have probability p."""
     return Rule(Action.MASS, step.sampling.top_p)
 
 
 @by_rule("min_p", "mask", lambda sampling: sampling.min_p, fixed=True)
 def min_p(step: Step) -> Rule:
-    """Those at least min_p times as likely as the likeliest."""
+    """Keeps those at least min_p times as likely as the likeliest."""
     return Rule(Action.SHARE, step.sampling.min_p)
 
 
 @by_rule("epsilon_cutoff", "mask", lambda sampling: sampling.epsilon_cutoff, fixed=True)
 def epsilon_cutoff(step: Step) -> Rule:
-    """Those with at least this probability."""
+    """Keeps those with at least this probability."""
     return Rule(Action.PROBABILITY, step.sampling.epsilon_cutoff)
 
 
 @built_in("typical_p", "mask", lambda sampling: sampling.typical_p < 1)
 def typical_p(candidates: Candidates, step: Step) -> Candidates:
-    """Those whose surprise is closest to the entropy, with mass p together. Who is as close as the last of
-    them stays too."""
+    """Keeps those whose surprise is closest to the entropy and that together have probability p, with all
+    that are as close as the last of these."""
     ids, logits = candidates.everyone()
     surprise = _surprise(logits)
     masses = np.exp(-surprise)
@@ -63,14 +64,14 @@ def typical_p(candidates: Candidates, step: Step) -> Candidates:
 
 @built_in("top_n_sigma", "mask", lambda sampling: sampling.top_n_sigma)
 def top_n_sigma(candidates: Candidates, step: Step) -> Candidates:
-    """Those whose logit is within n standard deviations of the highest."""
+    """Keeps those whose logit is within n standard deviations of the highest."""
     _, logits = candidates.everyone()
     return candidates.at_least(float(candidates.values[0]) - step.sampling.top_n_sigma * float(logits.std()))
 
 
 @built_in("xtc", "mask", lambda sampling: sampling.xtc_probability)
 def xtc(candidates: Candidates, step: Step) -> Candidates:
-    """Exclude top choices: by chance, of those that reach the threshold only the least likely stays."""
+    """Excludes top choices: by chance, removes all that reach the threshold but the least likely of them."""
     if coin(step.seed, step.salt, step.position) >= step.sampling.xtc_probability:
         return candidates
     border = candidates.logit_of(step.sampling.xtc_threshold)
@@ -81,21 +82,21 @@ def xtc(candidates: Candidates, step: Step) -> Candidates:
 
 @built_in("eta_cutoff", "mask", lambda sampling: sampling.eta_cutoff)
 def eta_cutoff(candidates: Candidates, step: Step) -> Candidates:
-    """Those with at least probability min(ε, √ε · exp(-entropy))."""
+    """Keeps those with at least probability min(ε, √ε · exp(-entropy))."""
     epsilon = step.sampling.eta_cutoff
     border = min(epsilon, sqrt(epsilon) * exp(-entropy(candidates)))
     return candidates.at_least(candidates.logit_of(border))
 
 
 def entropy(candidates: Candidates) -> float:
-    """Of the survivors, in nats."""
+    """Returns the entropy of the survivors, in nats."""
     _, logits = candidates.everyone()
     surprise = _surprise(logits)
     return float(np.exp(-surprise) @ surprise)
 
 
 def _surprise(logits: Float64) -> Float64:
-    """Minus the log-probabilities of all survivors, to the last digit: near the uniform distribution the
-    differences that typical-p looks at are far smaller than the numbers."""
+    """Returns minus the log-probabilities of all survivors, with full precision: near the uniform
+    distribution the differences that typical-p depends on are far smaller than the values."""
     below: Float64 = logits.max() - logits
     return below + float(np.log(np.exp(-below).sum()))

@@ -1,38 +1,38 @@
-"""Stages against repetition: they look at the tokens so far and make those that would repeat less likely."""
+"""Stages against repetition: they make tokens less likely that would repeat earlier ones."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from glassloop.decode.rules import Action, Rule
 from glassloop.decode.stage import Step, by_rule
-from glassloop.ops.rules import Action, Rule
-from glassloop.ops.vocabulary import Float64, Int32
+from glassloop.ops.rows import Float64, Int32
 
-LONGEST_MATCH = 64  # DRY looks no farther back than this: by then the penalty is past all logits
+LONGEST_MATCH = 64  # DRY compares no more tokens than this; the penalty then exceeds all logits
 
 
 @by_rule("repetition_penalty", "bias", lambda sampling: sampling.repetition_penalty != 1)
 def repetition_penalty(step: Step) -> Rule:
-    """Tokens of prompt and answer: a positive logit is divided, a negative one multiplied."""
+    """Penalizes tokens of prompt and answer: divides positive logits, multiplies negative ones."""
     return Rule(Action.DIVIDE, step.sampling.repetition_penalty, step.history.seen)
 
 
 @by_rule("presence_penalty", "bias", lambda sampling: sampling.presence_penalty)
 def presence_penalty(step: Step) -> Rule:
-    """Tokens of the answer: the same amount off each."""
+    """Subtracts the same amount from each token of the answer."""
     ids, _ = step.history.generated
     return Rule(Action.LESS, step.sampling.presence_penalty, ids)
 
 
 @by_rule("frequency_penalty", "bias", lambda sampling: sampling.frequency_penalty)
 def frequency_penalty(step: Step) -> Rule:
-    """Tokens of the answer: an amount off for each time it came."""
+    """Subtracts an amount from each token of the answer for each time that it occurs."""
     return Rule(Action.LESS, step.sampling.frequency_penalty, *step.history.generated)
 
 
 @by_rule("no_repeat_ngram", "mask", lambda sampling: sampling.no_repeat_ngram_size)
 def no_repeat_ngram(step: Step) -> Rule:
-    """No token that would write n tokens in a row a second time, prompt included."""
+    """Removes tokens that would repeat a sequence of n tokens, of the prompt or the answer."""
     tokens, size = step.history.tokens, step.sampling.no_repeat_ngram_size
     starts = np.arange(len(tokens) - size + 1)
     for offset in range(size - 1):
@@ -44,8 +44,9 @@ def no_repeat_ngram(step: Step) -> Rule:
 
 @by_rule("dry", "bias", lambda sampling: sampling.dry_multiplier)
 def dry(step: Step) -> Rule:
-    """Don't repeat yourself: if the last L tokens have come before, the token that followed them then loses
-    multiplier · base^(L - allowed length), where L is at least the allowed length; the longest L counts."""
+    """Don't repeat yourself: if the last L tokens have occurred before, the token that followed them then
+    loses multiplier · base^(L - allowed length), where L is at least the allowed length; the longest L
+    counts."""
     ids, lengths = _continuations(step.history.tokens, step.sampling.dry_allowed_length)
     beyond = lengths - step.sampling.dry_allowed_length
     amounts = step.sampling.dry_multiplier * np.power(step.sampling.dry_base, beyond)
@@ -53,8 +54,9 @@ def dry(step: Step) -> Rule:
 
 
 def _continuations(tokens: Int32, shortest: int) -> tuple[Int32, Float64]:
-    """Tokens that would continue a repeat of at least `shortest` tokens, with the longest such repeat."""
-    ends = np.arange(1, len(tokens))  # where an earlier passage may have ended: before tokens[end]
+    """Returns the tokens that would continue a repeat of at least `shortest` tokens, each with the length of
+    its longest repeat."""
+    ends = np.arange(1, len(tokens))  # possible ends of an earlier occurrence: before tokens[end]
     longest: dict[int, int] = {}
     for length in range(1, max(LONGEST_MATCH, shortest) + 1):
         ends = ends[ends >= length]

@@ -1,14 +1,14 @@
 /* The cache of keys and values, and attention over it. Included by kernels.h.
  *
- * Every query has sums of its own over the keys in order, however many queries share the loads, so a row's result
- * does not depend on its neighbours.
+ * Every query has its own sums over the keys, in order, however many queries share the loads. So a row's result does
+ * not depend on its neighbours.
  */
 
 typedef struct {
     uint16_t *keys, *values;
 } page;
 
-/* The group of layers that an op belongs to: its cache, and its page of a branch. */
+/* The cache of the group of layers that an op belongs to, and an entry of the group's page table. */
 INLINE const gl_cache *cache_of(const gl_program *p, const gl_op *op) { return p->caches + op->group; }
 INLINE int32_t page_at(const gl_span *span, const gl_op *op, int32_t index) {
     return span->pages[op->group * span->stride + index];
@@ -23,7 +23,7 @@ INLINE int64_t span_pages(const gl_span *span) {
     return (span->first_position + span->rows - 1) / GL_PAGE - span->first_position / GL_PAGE + 1;
 }
 
-/* A unit is the rows of one branch that fall into one page. */
+/* Writes keys and values to the cache. A unit is the rows of one branch that fall into one page. */
 static void keep(const gl_program *p, const gl_op *op, int64_t unit) {
     const gl_cache *c = cache_of(p, op);
     const gl_span *span = p->batch->span;
@@ -33,9 +33,11 @@ static void keep(const gl_program *p, const gl_op *op, int64_t unit) {
     for (int32_t head = 0; head < c->kv_heads; head++) {
         page here = page_of(c, op->i0, page_at(span, op, index), head);
         for (int32_t position = from; position < to; position++) {
-            int64_t row = span->first_row + position - span->first_position, at = (row * c->kv_heads + head) * c->head_dim;
+            int64_t row = span->first_row + position - span->first_position;
+            int64_t at = (row * c->kv_heads + head) * c->head_dim;
             const float *k = p->buffers[op->a].values + at, *v = p->buffers[op->b].values + at;
-            uint16_t *value = here.values + (position - start) * c->padded_head_dim, *key = here.keys + (position - start);
+            uint16_t *key = here.keys + (position - start);
+            uint16_t *value = here.values + (position - start) * c->padded_head_dim;
             int32_t d = 0;
             for (; d + LANES <= c->head_dim; d += LANES) {
                 uint16_t half[LANES];
@@ -51,12 +53,12 @@ static void keep(const gl_program *p, const gl_op *op, int64_t unit) {
     }
 }
 
-#if LANES == 16 /* queries that share each load of a key or value: two sums each fill the registers */
+#if LANES == 16 /* queries that share each load of a key or value; with two sums each they fill the registers */
 #define QUERIES 12
 #else
 #define QUERIES 6
 #endif
-#define QUERY_ROWS 8 /* rows of a unit of work */
+#define QUERY_ROWS 8 /* rows in a unit of work */
 
 typedef struct {
     const float *q; /* [head dim] */
@@ -91,8 +93,8 @@ INLINE void score(const gl_program *p, const gl_op *op, const gl_span *span, int
     }
 }
 
-/* A query's scores to weights, in place: cap, mask, softmax without its division. Returns the sum of the weights.
- * Its scores lie in `pages` pages, `stride` apart, and begin with the key at `start`. */
+/* Turns a query's scores into weights, in place: cap, mask, softmax without its division. Returns the sum of the
+ * weights. The scores lie in `pages` pages, `stride` apart; the first is that of the key at position `start`. */
 static float soften(const gl_op *op, float *scores, int64_t pages, int64_t stride, int32_t start, int32_t position) {
     int64_t seen_from = op->i2 ? MAX(0, position - op->i2 + 1 - start) : 0, seen_to = position + 1 - start;
     float *end = scores + pages * stride;
@@ -115,7 +117,7 @@ static float soften(const gl_op *op, float *scores, int64_t pages, int64_t strid
     return vf_sum(sum);
 }
 
-/* Weighted values: for two vectors of dimensions at a time, over all keys in order. */
+/* Sums up the weighted values, for two vectors of dimensions at a time, over all keys in order. */
 INLINE void mix(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
                 const int count, int32_t first, int32_t last, const float *weights, const float *sums) {
     const gl_cache *c = cache_of(p, op);
@@ -126,7 +128,7 @@ INLINE void mix(const gl_program *p, const gl_op *op, const gl_span *span, int32
         for (int t = 0; t < count; t++) out[t][0] = out[t][1] = vf_set(0.0f);
         for (int32_t index = first; index <= last; index++, weight += count * GL_PAGE) {
             const uint16_t *values = page_of(c, op->i0, page_at(span, op, index), kv_head).values + d;
-            /* Past the last key lies what another branch may have left there: never touched. */
+            /* Slots after the last key may hold values of another branch, and are never read. */
             int slots = index < last ? GL_PAGE : queries[count - 1].position % GL_PAGE + 1;
             for (int slot = 0; slot < slots; slot++, values += c->padded_head_dim) {
                 vf low = vf_load_half(values), high = both ? vf_load_half(values + LANES) : vf_set(0.0f);
@@ -148,13 +150,13 @@ INLINE void mix(const gl_program *p, const gl_op *op, const gl_span *span, int32
     }
 }
 
-/* `scratch`: for each query, its values and a score for each key. */
+/* Attention of a fixed number of queries. `scratch` has room for each query's values and a score for each key. */
 typedef void attending(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
                        int32_t first, int32_t last, float *scratch);
 #define ATTEND(name, count)                                                                                        \
     static void name(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries, \
                      int32_t first, int32_t last, float *scratch) {                                                \
-        int64_t dims = cache_of(p, op)->head_dim, pages = last - first + 1;                                               \
+        int64_t dims = cache_of(p, op)->head_dim, pages = last - first + 1;                                        \
         float sums[count], *scores = scratch + count * dims;                                                       \
         for (int t = 0; t < count; t++)                                                                            \
             for (int64_t d = 0; d < dims; d++) scratch[d * count + t] = queries[t].q[d] * op->f0;                  \
@@ -184,14 +186,16 @@ static attending *const attend_some[] = {
 #endif
 };
 
-INLINE int64_t span_units(const gl_span *span, const gl_cache *c) { return parts_of(span->rows, QUERY_ROWS) * c->kv_heads; }
+INLINE int64_t span_units(const gl_span *span, const gl_cache *c) {
+    return parts_of(span->rows, QUERY_ROWS) * c->kv_heads;
+}
 
 /* A unit is a few rows of one branch and one key-value head, with all query heads that share it. */
 static void attend(const gl_program *p, const gl_op *op, int64_t unit, float *scratch) {
     const gl_cache *c = cache_of(p, op);
     const gl_span *span = p->batch->span;
     for (; unit >= span_units(span, c); span++) unit -= span_units(span, c);
-    /* The last rows have the most keys: they go first, so that no thread is left with them at the end. */
+    /* The last rows have the most keys. They go first, so that no thread is left with them at the end. */
     int32_t chunk = (int32_t)(parts_of(span->rows, QUERY_ROWS) - 1 - unit / c->kv_heads);
     int32_t kv_head = (int32_t)(unit % c->kv_heads), group = op->i1 / c->kv_heads;
     int32_t from = chunk * QUERY_ROWS, to = MIN(from + QUERY_ROWS, span->rows), count = 0;
@@ -211,6 +215,6 @@ static void attend(const gl_program *p, const gl_op *op, int64_t unit, float *sc
     if (!op->quantize) return;
     int64_t columns = (int64_t)group * c->head_dim;
     for (int64_t row = span->first_row + from; row < span->first_row + to; row++)
-        quantize_columns(out->values + row * width + kv_head * columns, out->quantized, row, width, kv_head * columns, (kv_head + 1) * columns,
-                         op->quantize == 2);
+        quantize_columns(out->values + row * width + kv_head * columns, out->quantized, row, width, kv_head * columns,
+                         (kv_head + 1) * columns, op->quantize == 2);
 }

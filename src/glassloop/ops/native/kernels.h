@@ -1,8 +1,8 @@
 /* The kernels, over the vectors of simd.h. Compiled once for each instruction set (kernels_*.c).
  *
- * An op is cut into units of work: `count_units` says into how many, `run_unit` does one. Who does a unit, and how
- * many rows it has, never changes a result: an output's sum runs over its inputs in order, block by block, and
- * within a block it is an exact integer.
+ * An op is divided into units of work: `count_units` returns how many, `run_unit` does one. Neither the thread that
+ * does a unit nor the number of its rows changes a result: an output's sum runs over its inputs in order, block by
+ * block, and within a block it is an exact integer.
  */
 #include "native.h"
 #include "simd.h"
@@ -25,7 +25,7 @@ INLINE quantized_row row_of(uint8_t *quantized, int64_t row, int64_t width) {
     return (quantized_row){(int8_t *)at, (gl_block *)(at + gl_padded(width))};
 }
 
-/* Whole numbers of -127 … 127, as floats, to codes and what belongs to them. */
+/* Stores integers from -127 to 127, given as floats, as codes with their scale and sums. */
 INLINE void store_block(const vf *whole, float scale, int8_t *codes, gl_block *block) {
     float sums[2];
     for (int half = 0; half < 2; half++) {
@@ -37,7 +37,8 @@ INLINE void store_block(const vf *whole, float scale, int8_t *codes, gl_block *b
     *block = (gl_block){scale, sums[0] + sums[1], {128 * (int32_t)sums[0], 128 * (int32_t)sums[1]}};
 }
 
-/* 32 values to codes with one scale. With `rest`, what rounding took away once more, a 254th the size. */
+/* Quantizes 32 values to codes with one scale. With `rest`, the rounding errors are quantized too, at 1/254 of the
+ * scale. */
 INLINE void quantize_block(const float *x, int8_t *codes, gl_block *block, int8_t *rest, gl_block *rest_block) {
     vf value[GL_BLOCK / LANES], whole[GL_BLOCK / LANES];
     for (int i = 0; i < GL_BLOCK / LANES; i++) value[i] = vf_load(x + i * LANES);
@@ -55,9 +56,10 @@ INLINE void quantize_block(const float *x, int8_t *codes, gl_block *block, int8_
     store_block(whole, most / 127.0f / 254.0f, rest, rest_block);
 }
 
-/* Columns `from` to `to` of a row, both multiples of 32 (or the end of the row), whose values are in `x`. A fine row takes two rows of the
- * buffer: the codes, and those of what they leave. */
-static void quantize_columns(const float *x, uint8_t *quantized, int64_t row, int64_t width, int64_t from, int64_t to, int fine) {
+/* Quantizes columns `from` to `to` of a row, both multiples of 32 (or the end of the row), whose values are in `x`. A
+ * finely quantized row takes two rows of the buffer: its codes, and those of its rounding errors. */
+static void quantize_columns(const float *x, uint8_t *quantized, int64_t row, int64_t width, int64_t from, int64_t to,
+                             int fine) {
     quantized_row q = row_of(quantized, fine ? 2 * row : row, width), rest = row_of(quantized, 2 * row + 1, width);
     for (int64_t at = from; at < to; at += GL_BLOCK) {
         float padded[GL_BLOCK] = {0};
@@ -94,7 +96,8 @@ static void norm_group(const gl_op *op, const float *x, float *y, int64_t width)
         vf value = vf_mul(vf_mul(vf_sub(vf_load(x + i), centre), vf_set(factor)), vf_load(op->weight + i));
         vf_store(y + i, op->bias ? vf_add(value, vf_load(op->bias + i)) : value);
     }
-    for (int64_t i = whole; i < width; i++) y[i] = (x[i] - mean) * factor * op->weight[i] + (op->bias ? op->bias[i] : 0.0f);
+    for (int64_t i = whole; i < width; i++)
+        y[i] = (x[i] - mean) * factor * op->weight[i] + (op->bias ? op->bias[i] : 0.0f);
 }
 
 static void norm(const gl_program *p, const gl_op *op, int64_t row, float *scratch) {
@@ -169,11 +172,12 @@ INLINE vf pointwise(const gl_op *op, vf a, vf b, const int kind) {
     }
 }
 
-#define COLUMNS_A_UNIT 512 /* a multiple of the block, so that a unit can quantize what it made */
+#define COLUMNS_A_UNIT 512 /* a multiple of the block, so that a unit can quantize its output */
 
 INLINE void each_value(const gl_program *p, const gl_op *op, int64_t row, int64_t part, const int kind) {
     const gl_buffer *out = &p->buffers[op->out];
-    int64_t width = op->width, from = part * COLUMNS_A_UNIT, to = MIN(from + COLUMNS_A_UNIT, width), count = to - from, i = 0;
+    int64_t width = op->width, from = part * COLUMNS_A_UNIT, to = MIN(from + COLUMNS_A_UNIT, width);
+    int64_t count = to - from, i = 0;
     const float *a = p->buffers[op->a].values + row * width + from;
     const float *b = op->b >= 0 ? p->buffers[op->b].values + row * width + from : a;
     float here[COLUMNS_A_UNIT], *y = op->only_quantized ? here : out->values + row * width + from;
@@ -195,19 +199,21 @@ static void take(const gl_program *p, const gl_op *op, int64_t row) {
 
 static void quantize(const gl_program *p, const gl_op *op, int64_t row) {
     const gl_buffer *buffer = &p->buffers[op->a];
-    quantize_columns(buffer->values + row * op->width, buffer->quantized, row, op->width, 0, op->width, op->quantize == 2);
+    quantize_columns(buffer->values + row * op->width, buffer->quantized, row, op->width, 0, op->width,
+                     op->quantize == 2);
 }
 
-#include "vocabulary.h"
+#include "rows.h"
 
-/* ---- what the rest of the library sees ---- */
+/* ---- units of work ---- */
 
 INLINE int64_t linear_rows_of(const gl_program *p, const gl_op *op) {
     int64_t rows = op->wanted ? p->batch->wanted_rows : p->batch->rows;
     return op->i0 && op->matrix->packing >= GL_Q4 ? 2 * rows : rows;
 }
 
-/* The other ops do a row, or a part of one, at a time: so little that with many rows a unit is several of them. */
+/* All ops but linear, keep and attend work on a row, or a part of one. That is so little work that, if there are many
+ * rows, a unit has several. */
 INLINE int64_t rows_together(int64_t rows) { return MAX(1, MIN(16, rows / 16)); }
 
 INLINE int64_t parts_of_row(const gl_op *op) {

@@ -1,6 +1,8 @@
-"""The C library: found beside this file, loaded through ctypes, its structures spelled out for Python.
+"""The C library: found beside this file, loaded through ctypes, with the structures that it shares with
+Python.
 
-`native.h` says what they mean. ctypes releases the GIL around every call.
+`native.h` and `choosing.h` say what they mean. Every size, offset and number that both sides have is compared
+when the library is loaded. ctypes releases the GIL around every call.
 """
 
 from __future__ import annotations
@@ -30,161 +32,213 @@ from typing import Any
 from numpy.typing import NDArray
 
 from glassloop.errors import GlassloopError
+from glassloop.ops.batch import PAGE
 
-BLOCK = 32
-PAGE = 32
-# Another build of the library, for those who work on it (the sanitizers' test does).
+BLOCK = 32  # values that share an activation scale
+BLOCK_BYTES = 16  # gl_block: what a quantized row has beside the codes of each block
+# Developers may name another build of the library; the sanitizers' test does.
 FILE = Path(os.environ.get("GLASSLOOP_LIBRARY") or Path(__file__).with_name("libglassloop.so"))
 
-
-class Matrix(Structure):
-    _fields_ = (
-        ("data", c_void_p),
-        ("out", c_int64),
-        ("into", c_int64),
-        ("tile_bytes", c_int64),
-        ("packing", c_int32),
-        ("has_minimum", c_int32),
-        ("wide_scale", c_int32),
-        ("half_groups", c_int32),
-    )
-
-
-class Packing(Structure):
-    _fields_ = (
-        ("raw", c_void_p),
-        ("data", c_void_p),
-        ("matrix", POINTER(Matrix)),
-        ("format", c_int32),
-        ("next", c_int32),
-    )
+# The enums of native.h and choosing.h, each counted from 0 but for the failures.
+OP_KINDS = (
+    *("embed", "norm", "linear", "angles", "rotate", "keep", "attend"),
+    *("activate", "add", "scale", "softcap", "take", "quantize"),
+)
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
+IDS = ("tokens", "positions")
+SELECTIONS = ("nothing", "ids", "mask")
+FAILURES = {"none_left": -1, "wrong_rule": -2, "no_memory": -3}
+# What a `Fault` reports, and its message.
+FAULTS = {
+    "wrong_token": "row {} has the token id {}",
+    "wrong_position": "row {} has the position {}",
+    "wrong_page": "span {} has the page {}",
+    "wrong_wanted": "row {1} is wanted",
+    "wrong_span": "span {} has rows or positions that are not its own",
+}
 
 
-class Op(Structure):
-    _fields_ = (
-        *((name, c_int32) for name in ("kind", "wait", "wanted", "quantize", "width", "a", "b", "out")),
-        *((name, c_int32) for name in ("i0", "i1", "i2", "group", "only_quantized")),
-        ("f0", c_float),
-        ("f1", c_float),
-        ("matrix", POINTER(Matrix)),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-    )
+STRUCTURES: dict[str, type[Structure]] = {}  # by their names in C
 
 
-class Buffer(Structure):
-    _fields_ = (("values", c_void_p), ("quantized", c_void_p))
+def _structure(name: str, *fields: tuple[Any, str]) -> type[Structure]:
+    """Defines a structure by the types of its fields, in order, and the names of the fields of each type."""
+    pairs = [(field, kind) for kind, names in fields for field in names.split()]
+    STRUCTURES[name] = type(name, (Structure,), {"_fields_": pairs})
+    return STRUCTURES[name]
 
 
-class Cache(Structure):
-    _fields_ = (
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        *((name, c_int32) for name in ("layers", "kv_heads", "head_dim", "padded_head_dim", "pages")),
-    )
+Matrix = _structure(
+    "gl_matrix",
+    (c_void_p, "data"),
+    (c_int64, "out in tile_bytes"),
+    (c_int32, "packing has_minimum wide_scale half_groups"),
+)
+PackJob = _structure(
+    "gl_pack_job", (c_void_p, "raw data"), (POINTER(Matrix), "matrix"), (c_int32, "format next")
+)
+Op = _structure(
+    "gl_op",
+    (c_int32, "kind wait wanted quantize width a b out i0 i1 i2 group only_quantized"),
+    (c_float, "f0 f1"),
+    (POINTER(Matrix), "matrix"),
+    (c_void_p, "weight bias"),
+)
+Buffer = _structure("gl_buffer", (c_void_p, "values quantized"))
+Cache = _structure(
+    "gl_cache", (c_void_p, "keys values"), (c_int32, "layers kv_heads head_dim padded_head_dim pages")
+)
+Program = _structure(
+    "gl_program",
+    (POINTER(Op), "ops"),
+    (c_int32, "count groups"),
+    (POINTER(Buffer), "buffers"),
+    (c_void_p, "batch caches"),
+)
+Batch = _structure(
+    "gl_batch", (c_int32, "rows wanted_rows spans"), (c_void_p, "tokens positions wanted span")
+)
+Span = _structure("gl_span", (c_int32, "first_row rows first_position stride"), (c_void_p, "pages"))
+Fault = _structure("gl_fault", (c_int32, "wrong at found limit"))
+Rule = _structure(
+    "gl_rule",
+    (c_int32, "action selection"),
+    (c_int64, "count"),
+    (c_double, "amount"),
+    (c_void_p, "which numbers"),
+)
+Request = _structure(
+    "gl_request",
+    (c_int64, "head"),
+    (c_double, "scale"),
+    (c_void_p, "rules"),
+    (c_int64, "count"),
+    (c_uint64, "branch_key"),
+    (c_int64, "with_luck alternatives"),
+)
+Line = _structure("gl_line", (c_void_p, "request logits"), (c_int64, "position"))
+Remainder = _structure("gl_remainder", (c_int64, "complete listed"), (c_double, "scale log_sum_exp"))
 
 
-class Program(Structure):
-    _fields_ = (
-        ("ops", POINTER(Op)),
-        ("count", c_int32),
-        ("groups", c_int32),
-        ("buffers", POINTER(Buffer)),
-        ("batch", c_void_p),
-        ("caches", c_void_p),
-    )
+def _packer(kind: type[Structure]) -> Struct:
+    """Returns a `Struct` of the same layout, which packs several times as fast."""
+    codes: dict[Any, str] = {c_int32: "i", c_int64: "q", c_uint64: "Q", c_double: "d", c_void_p: "P"}
+    made = Struct("".join(codes[field[1]] for field in kind._fields_))
+    assert made.size == sizeof(kind)
+    return made
 
 
-class Fault(Structure):
-    _fields_ = tuple((name, c_int32) for name in ("wrong", "at", "found", "limit"))
-
-
-# gl_batch and gl_span of native.h
-BATCH = Struct("3i4x4P")
-SPAN = Struct("4iP")
+BATCH, SPAN, RULE, REQUEST, REMAINDER = map(_packer, (Batch, Span, Rule, Request, Remainder))
 
 
 def available() -> bool:
     return FILE.exists()
 
 
+_ARGUMENTS: dict[str, tuple[Any, list[Any]]] = {  # what a function returns, and what it takes
+    "gl_constants": (c_void_p, [POINTER(c_int64)]),
+    "gl_select_kernels": (c_int, [c_char_p]),
+    "gl_name": (c_char_p, []),
+    "gl_set_threads": (c_int, [c_int]),
+    "gl_pack_size": (c_int64, [c_int, c_int64, c_int64, POINTER(Matrix)]),
+    "gl_pack": (None, [POINTER(PackJob), c_int64]),
+    "gl_join_strings": (c_int64, [c_void_p, c_int64, c_int64, c_void_p]),
+    "gl_summarize": (c_int, [c_void_p, c_int64, c_int64, *[c_void_p] * 3]),
+    "gl_highest": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
+    "gl_log_sum_exp": (c_double, [c_void_p, c_int64, c_double]),
+    "gl_rank_of": (c_int64, [c_void_p, c_int64, c_int64]),
+    "gl_race": (
+        c_int,
+        [c_uint64, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_double, *[c_void_p] * 3],
+    ),
+    "gl_luck_of": (None, [c_uint64, c_void_p, c_int64, c_void_p]),
+    "gl_choose_rows": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_int64]),
+    "gl_survivors": (
+        c_int64,
+        [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_double, c_int64, *[c_void_p] * 4],
+    ),
+    "gl_progress_bytes": (c_int64, [c_int32]),
+    "gl_run": (c_int, [POINTER(Program), c_void_p, c_void_p, c_int64, POINTER(Fault)]),
+}
+
+
 @cache
 def library() -> ctypes.CDLL:
-    """The library, loaded once, with its instruction set and threads chosen."""
+    """Returns the library, which is loaded and checked once, with its instruction set selected."""
     lib = ctypes.CDLL(str(FILE))
-    lib.gl_choose.argtypes = [c_char_p]
-    lib.gl_name.restype = c_char_p
-    lib.gl_set_threads.argtypes = [c_int]
-    lib.gl_pack_size.argtypes = [c_int, c_int64, c_int64, POINTER(Matrix)]
-    lib.gl_pack_size.restype = c_int64
-    lib.gl_pack.argtypes = [POINTER(Packing), c_int64]
-    lib.gl_pack.restype = None
-    lib.gl_join_strings.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
-    lib.gl_join_strings.restype = c_int64
-    lib.gl_summarize.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p]
-    lib.gl_summarize.restype = c_int
-    lib.gl_highest.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-    lib.gl_highest.restype = c_int
-    lib.gl_log_sum_exp.argtypes = [c_void_p, c_int64, c_double]
-    lib.gl_log_sum_exp.restype = c_double
-    lib.gl_rank_of.argtypes = [c_void_p, c_int64, c_int64]
-    lib.gl_rank_of.restype = c_int64
-    lib.gl_race.argtypes = [
-        c_uint64,
-        c_void_p,
-        c_void_p,
-        c_int64,
-        c_void_p,
-        c_int64,
-        c_double,
-        *[c_void_p] * 3,
-    ]
-    lib.gl_race.restype = c_int
-    lib.gl_luck_of.argtypes = [c_uint64, c_void_p, c_int64, c_void_p]
-    lib.gl_luck_of.restype = None
-    lib.gl_choose_rows.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64]
-    lib.gl_choose_rows.restype = c_int
-    lib.gl_left.argtypes = [
-        *[c_void_p] * 2,
-        *[c_int64] * 2,
-        *[c_void_p] * 2,
-        c_double,
-        c_int64,
-        *[c_void_p] * 4,
-    ]
-    lib.gl_left.restype = c_int64
-    lib.gl_progress_bytes.argtypes = [c_int32]
-    lib.gl_progress_bytes.restype = c_int64
-    lib.gl_run.argtypes = [POINTER(Program), c_void_p, c_void_p, c_int64, POINTER(Fault)]
-    lib.gl_run.restype = c_int
-    _check_sizes(lib)
+    try:
+        for name, (returned, arguments) in _ARGUMENTS.items():
+            function = getattr(lib, name)
+            function.restype, function.argtypes = returned, arguments
+    except AttributeError as error:
+        raise _another_version(str(error)) from None
+    check_layout(lib)
     wanted = os.environ.get("GLASSLOOP_ISA", "")
-    if not lib.gl_choose(wanted.encode()):
+    if not lib.gl_select_kernels(wanted.encode()):
         raise GlassloopError(f"GLASSLOOP_ISA is {wanted!r}, which this machine does not have")
     return lib
 
 
-def _check_sizes(lib: ctypes.CDLL) -> None:
-    """Raises if C and Python do not mean the same structures: a library of another version."""
-    ours = [sizeof(kind) for kind in (Matrix, Op, Buffer, Cache, Program)]
-    ours += [BATCH.size, SPAN.size, sizeof(Fault)]
-    theirs = (c_int64 * len(ours))()
-    if hasattr(lib, "gl_sizes"):
-        lib.gl_sizes(theirs)
-    if list(theirs) != ours:
-        raise GlassloopError(f"{FILE} was built from another version of glassloop; build it again")
+# ── the layout: every size, offset and number that C and Python share, by name ─────────────────────────────
+
+
+def check_layout(lib: ctypes.CDLL) -> None:
+    """Raises if the library was compiled with other structures or numbers than those of this file."""
+    ours = _layout()
+    theirs = {name: value for name, value in constants(lib).items() if not _is_of_decoding(name)}
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            raise _another_version(f"{name} is {theirs.get(name)} there and {ours.get(name)} here")
+
+
+def decoding_layout() -> dict[str, int]:
+    """Returns what the library has of the record and the actions of rules, which `decode/` defines."""
+    return {name: value for name, value in constants(library()).items() if _is_of_decoding(name)}
+
+
+def constants(lib: ctypes.CDLL) -> dict[str, int]:
+    """Returns the table of layout.c."""
+
+    class Constant(Structure):
+        _fields_ = (("name", c_char_p), ("value", c_int64))
+
+    count = c_int64()
+    start = lib.gl_constants(ctypes.byref(count))
+    return {entry.name.decode(): entry.value for entry in (Constant * count.value).from_address(start)}
+
+
+def _is_of_decoding(name: str) -> bool:
+    return name.split(".")[0] in ("record", "alternative", "action")
+
+
+def _layout() -> dict[str, int]:
+    found = {"GL_BLOCK": BLOCK, "GL_PAGE": PAGE, "gl_block": BLOCK_BYTES}
+    for name, kind in STRUCTURES.items():
+        found[name] = sizeof(kind)
+        for field in kind._fields_:
+            found[f"{name}.{field[0]}"] = getattr(kind, field[0]).offset
+    for names in (OP_KINDS, ACTIVATIONS, IDS, SELECTIONS, ("fine", *FAULTS)):
+        found |= {f"GL_{name.upper()}": number for number, name in enumerate(names)}
+    return found | {f"GL_{name.upper()}": number for name, number in FAILURES.items()}
+
+
+def _another_version(what: str) -> GlassloopError:
+    return GlassloopError(f"{FILE} was built from another version of glassloop; build it again ({what})")
+
+
+# ── addresses and threads ──────────────────────────────────────────────────────────────────────────────────
 
 
 def address(array: NDArray[Any] | bytearray) -> int:
-    """The address of the array's first element. The array must be contiguous."""
+    """Returns the address of the array's first element. The array must be contiguous."""
     try:
         return addressof(c_char.from_buffer(array))  # type: ignore[arg-type]  # a third of the time of the other
-    except (TypeError, ValueError):  # not to be written to, not in one piece, or empty
+    except (TypeError, ValueError):  # read-only, not contiguous, or empty
         return int(array.ctypes.data)  # type: ignore[union-attr]
 
 
 def wanted_threads() -> int:
-    """GLASSLOOP_THREADS, or one thread for each physical core that this process may use."""
+    """Returns GLASSLOOP_THREADS, or one thread for each physical core that this process may use."""
     given = os.environ.get("GLASSLOOP_THREADS")
     if given is None:
         return physical_cores()
@@ -194,7 +248,8 @@ def wanted_threads() -> int:
 
 
 def physical_cores() -> int:
-    """Two hardware threads of one core share its arithmetic: a second one would only wait for the first."""
+    """Returns how many cores this process may use. Two hardware threads of a core share its arithmetic units,
+    so a second one would not make it faster."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = set()
     for cpu in usable:

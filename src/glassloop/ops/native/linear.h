@@ -1,4 +1,4 @@
-/* Packed weights: rows times a matrix, and single rows of it for the embedding. Included by kernels.h. */
+/* Products of rows with a packed matrix, and single rows of a matrix for the embedding. Included by kernels.h. */
 
 /* ---- linear ---- */
 
@@ -14,8 +14,8 @@ INLINE vf load_scale(const uint8_t *at, int wide) {
 #define MOST_ROWS 4
 #endif
 
-/* One tile (LANES outputs) times ROWS rows. The block is unpacked once and used for all of them; a sum's next term
- * comes a round of rows later, when the last one is through the processor's pipeline. */
+/* One tile (LANES outputs) times `rows` rows. A block is unpacked once and used for all rows. Consecutive terms of a
+ * sum are a round of rows apart, which hides the latency of the instructions. */
 INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quantized_row *x, vf *out, const int rows,
                            const int packing, const int minimum, const int wide, const int halves) {
     const int64_t blocks = gl_padded(m->in) / GL_BLOCK;
@@ -26,7 +26,7 @@ INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quanti
         vf scale[2], low = vf_set(0.0f);
         for (int g = 0; g < groups; g++, tile += vector) scale[g] = load_scale(tile, wide);
         if (minimum) low = load_scale(tile, wide), tile += vector;
-        vi first[MOST_ROWS], second[MOST_ROWS]; /* sums of the one or two groups */
+        vi first[MOST_ROWS], second[MOST_ROWS]; /* sums of the one or two groups of the block */
         for (int r = 0; r < rows; r++) first[r] = second[r] = vi_zero();
         if (packing == GL_Q4) {
             /* Byte i of vector j: input 4j + i in the low half, input 16 + 4j + i in the high half. */
@@ -56,8 +56,9 @@ INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quanti
         for (int r = 0; r < rows; r++) {
             const gl_block *block = x[r].block + b;
             vf value;
+            int32_t sum = halves ? block->halves[0] : block->halves[0] + block->halves[1];
             if (packing == GL_Q4) value = vf_from_vi(dot_small_sum(first[r]));
-            else value = vf_from_vi(dot_signed_sum(first[r], halves ? block->halves[0] : block->halves[0] + block->halves[1]));
+            else value = vf_from_vi(dot_signed_sum(first[r], sum));
             if (packing == GL_Q4 && !minimum) value = vf_sub(value, vf_set(8.0f * block->sum));
             value = minimum ? vf_fma(value, scale[0], vf_mul(low, vf_set(block->sum))) : vf_mul(value, scale[0]);
             if (halves) value = vf_fma(vf_from_vi(dot_signed_sum(second[r], block->halves[1])), scale[1], value);
@@ -77,11 +78,12 @@ INLINE void float_tile(const gl_matrix *m, const uint8_t *tile, const float *x, 
     }
 }
 
-/* Outputs from `first` on of a row, `at` being where the row begins in its buffer. */
+/* Stores LANES outputs of a row from output `first` on. `at` is where the row begins in its buffer. */
 INLINE void store_outputs(const gl_program *p, const gl_op *op, int64_t at, int64_t first, vf sum) {
     int64_t count = op->matrix->out - first;
     float *y = p->buffers[op->out].values + at + first;
-    const float *bias = op->bias ? op->bias + first : NULL, *onto = op->b >= 0 ? p->buffers[op->b].values + at + first : NULL;
+    const float *bias = op->bias ? op->bias + first : NULL;
+    const float *onto = op->b >= 0 ? p->buffers[op->b].values + at + first : NULL;
     if (count >= LANES) {
         if (bias) sum = vf_add(sum, vf_load(bias));
         vf_store(y, onto ? vf_add(vf_load(onto), sum) : sum);
@@ -95,12 +97,12 @@ INLINE void store_outputs(const gl_program *p, const gl_op *op, int64_t at, int6
     }
 }
 
-/* `rows` rows from `row` on, times the tiles from `tile` to `last`. */
+/* Rows `row` to `row + rows` times the tiles from `tile` to before `last`. */
 INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const int rows, int64_t tile, int64_t last,
                         const int packing, const int minimum, const int wide, const int halves) {
     const gl_matrix *m = op->matrix;
     const gl_buffer *in = &p->buffers[op->a];
-    const int fine = packing >= GL_Q4 && op->i0; /* then every row is two: see quantize_columns */
+    const int fine = packing >= GL_Q4 && op->i0; /* then every row takes two: see quantize_columns */
     const int64_t at = (fine ? row / 2 : row) * m->out; /* where the first row's outputs go */
     quantized_row x[MOST_ROWS];
     if (packing >= GL_Q4)
@@ -111,7 +113,8 @@ INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const
         if (packing >= GL_Q4) quantized_tile(m, data, x, out, rows, packing, minimum, wide, halves);
         else float_tile(m, data, in->values + row * m->in, m->in, out, rows, packing);
         if (fine)
-            for (int r = 0; r + 1 < rows; r += 2) store_outputs(p, op, at + r / 2 * m->out, tile * LANES, vf_add(out[r], out[r + 1]));
+            for (int r = 0; r + 1 < rows; r += 2)
+                store_outputs(p, op, at + r / 2 * m->out, tile * LANES, vf_add(out[r], out[r + 1]));
         else
             for (int r = 0; r < rows; r++) store_outputs(p, op, at + r * m->out, tile * LANES, out[r]);
     }
@@ -146,8 +149,8 @@ LINEAR(linear_q8_minimum, GL_Q8, 1, 0, 0)
 LINEAR(linear_q8_wide_minimum, GL_Q8, 1, 1, 0)
 LINEAR(linear_q8_halves, GL_Q8, 0, 1, 1)
 
-/* Few outputs a unit where there are few rows, so that threads finish together; with many, enough that the rows are
- * read from the nearest cache for most of them. */
+/* With few rows, a unit has few outputs, so that the threads finish together; with many rows, it has enough that most
+ * reads of the rows hit the nearest cache. */
 INLINE int64_t tiles_a_unit(const gl_matrix *m, int64_t rows) {
     int64_t tiles = parts_of(m->out, LANES);
     return MAX(1, MIN(64 / LANES, tiles / (rows < ROWS_A_UNIT ? 32 : 8)));
@@ -174,7 +177,11 @@ static void linear(const gl_program *p, const gl_op *op, int64_t rows, int64_t u
 
 /* ---- embedding ---- */
 
-/* Value `k` of output `row`, out of the packed form. */
+static float scale_at(const gl_matrix *m, const uint8_t *block, int at) {
+    return m->wide_scale ? ((const float *)block)[at] : half_to_float(((const uint16_t *)block)[at]);
+}
+
+/* Value `k` of row `row` of a packed matrix. */
 static float packed_value(const gl_matrix *m, int64_t row, int64_t k) {
     const uint8_t *tile = m->data + row / LANES * m->tile_bytes;
     int lane = (int)(row % LANES);
@@ -190,8 +197,8 @@ static float packed_value(const gl_matrix *m, int64_t row, int64_t k) {
     int64_t codes = GL_BLOCK * LANES / (m->packing == GL_Q4 ? 2 : 1);
     const uint8_t *block = tile + k / GL_BLOCK * ((groups + m->has_minimum) * size * LANES + codes);
     int i = (int)(k % GL_BLOCK), group = m->half_groups ? i / 16 : 0;
-    #define SCALE(at) (m->wide_scale ? ((const float *)block)[(at) * LANES + lane] : half_to_float(((const uint16_t *)block)[(at) * LANES + lane]))
-    float scale = SCALE(group), low = m->has_minimum ? SCALE(groups) : 0.0f;
+    float scale = scale_at(m, block, group * LANES + lane);
+    float low = m->has_minimum ? scale_at(m, block, groups * LANES + lane) : 0.0f;
     const uint8_t *code = block + (groups + m->has_minimum) * size * LANES;
     if (m->packing == GL_Q4) {
         uint8_t both = code[i % 16 / 4 * 4 * LANES + 4 * lane + i % 4];

@@ -1,74 +1,63 @@
-"""The native op set. Its methods record; the recorded program runs in C, for any batch, on all threads.
+"""The native op set. Its methods record the forward pass; the recorded program runs in C, for any batch, on
+all threads.
 
-Weights are packed for the kernels when they are handed in and stay quantized. The forward pass calls these
-methods once, when a model is loaded, with stand-ins for the batch.
+Weights are packed for the kernels when a model is loaded, and stay quantized. The forward pass calls these
+methods once, at that time, with a placeholder for the batch.
 """
 
 from __future__ import annotations
 
 import ctypes
-import mmap
 from array import array
 from collections.abc import Sequence
-from contextlib import suppress
 from struct import error as StructError
 from threading import Lock
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from glassloop.errors import ModelError
 from glassloop.ops.batch import PAGE, Batch, BatchError, Span, check_page, check_spans, pages_for
+from glassloop.ops.kv_cache import CacheSpec, Pages, Place
 from glassloop.ops.native import library as lib
+from glassloop.ops.native import rows as native_rows
+from glassloop.ops.native.packer import NativeMatrix, Packer
 from glassloop.ops.native.recorder import Recorder, Room, Value
-from glassloop.ops.protocol import Activation, Forward, Place
+from glassloop.ops.protocol import Activation, Forward
 from glassloop.ops.quant import Float32
+from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
-
-_ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")  # enum gl_activation of native.h
-_CACHE_LINE = 64
-_CHUNK = 1 << 25
-_AT_ONCE = 1 << 24  # bytes packed in one call
-_TOKENS, _POSITIONS, _WANTED = range(3)
-# What a `lib.Fault` says is wrong: enum gl_wrong of native.h.
-_WRONG = (
-    *("", "row {} has the token id {}", "row {} has the position {}", "span {} has the page {}"),
-    *("row {1} is wanted", "span {} has rows or positions that are not its own"),
-)
-
-
-class NativeMatrix:
-    def __init__(self, tensor: Tensor, packer: _Packer) -> None:
-        self.out, self.into = tensor.shape
-        self.layout = lib.Matrix()
-        self.is_quantized = tensor.format.take_apart is not None
-        self.data = packer.pack(tensor, self.layout)
 
 
 class NativePages:
-    """float16 keys and values; how they lie in a page is in native.h."""
+    """Keys and values in float16; native.h says how a page is laid out."""
 
-    def __init__(self, count: int, layers: int, kv_heads: int, head_dim: int) -> None:
-        padded = -(-head_dim // 16) * 16
-        # Zeroed memory that nothing has touched costs nothing.
-        self.keys = np.zeros((count, layers * kv_heads * head_dim * PAGE), np.uint16)
-        self.values = np.zeros((count, layers * kv_heads * PAGE * padded), np.uint16)
-        self.page_bytes = self.keys[:1].nbytes + self.values[:1].nbytes
+    def __init__(self, spec: CacheSpec, count: int) -> None:
+        self.count = count
+        padded, heads = _padded(spec.head_dim), spec.layers * spec.kv_heads
+        # `zeros` takes memory from the system only when a page is first written.
+        self.keys = np.zeros((count, heads * spec.head_dim * PAGE), np.uint16)
+        self.values = np.zeros((count, heads * PAGE * padded), np.uint16)
+        self.page_bytes = _page_bytes(spec)
         self.layout = lib.Cache(
-            self.keys.ctypes.data, self.values.ctypes.data, layers, kv_heads, head_dim, padded, count
+            self.keys.ctypes.data,
+            self.values.ctypes.data,
+            spec.layers,
+            spec.kv_heads,
+            spec.head_dim,
+            padded,
+            count,
         )
         self.packed = bytes(self.layout)
 
     def copy(self, source: int, target: int) -> None:
-        check_page(source, len(self.keys))
-        check_page(target, len(self.keys))
+        check_page(source, self.count)
+        check_page(target, self.count)
         self.keys[target], self.values[target] = self.keys[source], self.values[source]
 
     def read_keys(self, place: Place, span: Span) -> Float32:
         group, layer = place
         pages = span.pages[group, : pages_for(span.length)]
-        check_page(int(pages.min()), len(self.keys))
+        check_page(int(pages.min()), self.count)
         shape = (-1, self.layout.layers, self.layout.kv_heads, self.layout.head_dim, PAGE)
         keys = self.keys.reshape(shape)[pages, layer]  # [pages, kv heads, head dim, PAGE]
         rows = keys.view(np.float16).transpose(0, 3, 1, 2).reshape(-1, *shape[2:4])
@@ -76,34 +65,51 @@ class NativePages:
         return found
 
 
-class _StandIn:
-    """The batch that a forward pass is recorded with."""
+def _padded(head_dim: int) -> int:
+    return -(-head_dim // 16) * 16
 
-    tokens, positions, wanted = _TOKENS, _POSITIONS, _WANTED
+
+def _page_bytes(spec: CacheSpec) -> int:
+    return 2 * PAGE * spec.layers * spec.kv_heads * (spec.head_dim + _padded(spec.head_dim))
+
+
+class _Placeholder:
+    """The batch that a forward pass is recorded with: of its fields only the numbers in `enum gl_ids`."""
+
+    tokens, positions = (lib.IDS.index(name) for name in ("tokens", "positions"))
+    wanted = None
 
 
 class NativeOps:
     name = "native"
+    rows: RowOps = native_rows
 
     def __init__(self) -> None:
         self.threads: int = lib.library().gl_set_threads(lib.wanted_threads())
         self.instructions: str = lib.library().gl_name().decode()
-        self._packer = _Packer()
+        self.description = f"native/{self.instructions}"
+        self._packer = Packer()
         self._recorder = Recorder()
         self._one_recording = Lock()
-        self._kept: list[Any] = []  # arrays that recorded ops point to
+        self._kept: list[Any] = []  # the arrays that recorded ops point to
 
-    def program(self, compute: Forward) -> Forward:
+    def host(self, array: Float32) -> Float32:
+        return array
+
+    def program(self, compute: Forward, sizes: Sequence[int] = ()) -> Forward:
         with self._one_recording:
             self._packer.finish()
             self._recorder = Recorder()
-            result = compute(_StandIn(), None)  # type: ignore[arg-type]
+            result = compute(_Placeholder(), ())  # type: ignore[arg-type]
             several = isinstance(result, list)
             program = _Program(self._recorder, result if several else [result], self.threads, self._kept)
         return program if several else program.only
 
-    def pages(self, count: int, layers: int, kv_heads: int, head_dim: int) -> NativePages:
-        return NativePages(count, layers, kv_heads, head_dim)
+    def page_bytes(self, spec: CacheSpec) -> int:
+        return _page_bytes(spec)
+
+    def cache(self, specs: Sequence[CacheSpec], counts: Sequence[int]) -> list[Pages]:
+        return [NativePages(spec, count) for spec, count in zip(specs, counts, strict=True)]
 
     def matrix(self, tensor: Tensor) -> NativeMatrix:
         return NativeMatrix(tensor, self._packer)
@@ -189,10 +195,10 @@ class NativeOps:
         return _with_heads(made, k.heads)
 
     def activate(self, x: Value, kind: Activation) -> Value:
-        return self._recorder.call("activate", x.width, x, i0=_ACTIVATIONS.index(kind))
+        return self._recorder.call("activate", x.width, x, i0=lib.ACTIVATIONS.index(kind))
 
     def gate(self, gate: Value, up: Value, kind: Activation) -> Value:
-        return self._recorder.call("activate", gate.width, gate, up, i0=_ACTIVATIONS.index(kind))
+        return self._recorder.call("activate", gate.width, gate, up, i0=lib.ACTIVATIONS.index(kind))
 
     def add(self, x: Value, y: Value) -> Value:
         return self._recorder.call("add", x.width, x, y)
@@ -214,11 +220,11 @@ class NativeOps:
 
 
 class _Program:
-    """A recorded forward pass with the memory that it runs in. One run at a time."""
+    """A recorded forward pass with the memory that it runs in. It runs one batch at a time."""
 
     def __init__(self, recorder: Recorder, results: list[Value], threads: int, kept: list[Any]) -> None:
         ops, self._rooms, homes = recorder.finish(results)
-        # What is handed out: the buffer, and how wide it is.
+        # The buffer of each result, and its width.
         self._results = {home: result.width for home, result in zip(homes, results, strict=True)}
         self._kept = kept
         self._threads = threads
@@ -232,12 +238,12 @@ class _Program:
         self._fault = lib.Fault()
         self._one_run = Lock()
 
-    def __call__(self, batch: Batch, pages: Sequence[NativePages]) -> list[Float32]:
+    def __call__(self, batch: Batch, pages: Sequence[Any]) -> list[Float32]:
         with self._one_run:
             return self._run(batch, pages)
 
-    def only(self, batch: Batch, pages: Sequence[NativePages]) -> Float32:
-        """The one result of a program that has one."""
+    def only(self, batch: Batch, pages: Sequence[Any]) -> Float32:
+        """Runs a program that has one result, and returns that."""
         return self(batch, pages)[0]
 
     def _run(self, batch: Batch, pages: Sequence[NativePages]) -> list[Float32]:
@@ -249,7 +255,7 @@ class _Program:
             results.append(np.empty((len(batch.wanted), width), np.float32))
             self._buffers[home].values = lib.address(results[-1])
         longest = max([span.length for span in batch.spans])
-        # Up to twelve queries attend together; each is copied, and has a score for every key of every page.
+        # Up to twelve queries attend together; each is copied and has a score for every key of every page.
         scratch = max(12 * (pages[0].layout.head_dim + pages_for(longest) * PAGE), self._widest)
         if len(self._scratch) < scratch * self._threads:
             self._scratch = np.empty(2 * scratch * self._threads, np.float32)
@@ -267,7 +273,7 @@ class _Program:
         )
         if not done:
             fault = self._fault
-            what = _WRONG[fault.wrong].format(fault.at, fault.found)
+            what = [*lib.FAULTS.values()][fault.wrong - 1].format(fault.at, fault.found)
             raise BatchError(f"{what}; a number from 0 to {fault.limit - 1} is expected")
         return results
 
@@ -286,7 +292,7 @@ class _Program:
 
 
 def _packed(batch: Batch, caches: bytes) -> bytearray:
-    """As native.h has them: the caches, the batch, its spans, the numbers of its rows."""
+    """Packs as C reads them: the caches, the batch, its spans, then tokens, positions and wanted rows."""
     tokens, positions, spans, wanted = batch
     try:
         rows = array("i", [*tokens, *positions, *wanted])
@@ -305,93 +311,10 @@ def _packed(batch: Batch, caches: bytes) -> bytearray:
 
 
 def _quantized_bytes(room: Room) -> int:
-    """gl_quantized_bytes of native.h; a fine row takes two."""
-    padded = -(-room.width // lib.BLOCK) * lib.BLOCK
-    return (padded + padded // lib.BLOCK * 16) * room.quantized
+    """Returns `gl_quantized_bytes` of native.h; a finely quantized row takes two rows."""
+    blocks = -(-room.width // lib.BLOCK)
+    return blocks * (lib.BLOCK + lib.BLOCK_BYTES) * room.quantized
 
 
 def _with_heads(value: Value, heads: int) -> Value:
     return Value(value.id, value.width, value.wanted, heads)
-
-
-class _Packer:
-    """Packs matrices, many in one call: in between the caller needs Python's lock, and would wait long for it
-    while another thread reads the vocabulary.
-    """
-
-    def __init__(self) -> None:
-        self._arena = _Arena()
-        self._waiting: list[tuple[Tensor, lib.Packing]] = []
-        self._bytes = 0
-
-    def pack(self, tensor: Tensor, layout: lib.Matrix) -> NDArray[np.uint8]:
-        """Where the matrix will be, as soon as `finish` has been called."""
-        tensor = tensor._replace(data=np.ascontiguousarray(tensor.data))
-        format = tensor.format.gguf_id
-        _check_tensor(tensor)
-        size = lib.library().gl_pack_size(format, *tensor.shape, ctypes.byref(layout))
-        if not size:
-            raise ModelError(f"{tensor.name} is in {tensor.format.name}, which the native op set cannot pack")
-        data = self._arena.take(size)
-        packing = lib.Packing(tensor.data.ctypes.data, data.ctypes.data, ctypes.pointer(layout), format)
-        self._waiting.append((tensor, packing))
-        self._bytes += len(tensor.data)
-        if self._bytes >= _AT_ONCE:
-            self._pack_waiting()
-        return data
-
-    def finish(self) -> None:
-        """Pack what waits: nothing more is to come."""
-        self._pack_waiting()
-        self._arena.settle()
-
-    def _pack_waiting(self) -> None:
-        packings = [packing for _, packing in self._waiting]
-        lib.library().gl_pack((lib.Packing * len(packings))(*packings), len(packings))
-        for tensor, _ in self._waiting:
-            tensor.release()
-        self._waiting, self._bytes = [], 0
-
-
-def _check_tensor(tensor: Tensor) -> None:
-    """Raises unless a matrix has the bytes that its shape takes: C reads so many."""
-    out, into = tensor.shape
-    format = tensor.format
-    blocks, rest = divmod(into, format.block_values)
-    if out < 1 or into < 1 or rest or tensor.data.nbytes != out * blocks * format.block_bytes:
-        raise ModelError(
-            f"{tensor.name} has {tensor.data.nbytes} bytes, no {format.name} matrix of {out} × {into}"
-        )
-
-
-class _Arena:
-    """Memory for packed weights, handed out of large chunks, each of which lives as long as any matrix in it.
-
-    A stream of weights goes through huge pages faster, but the system may have to search long for them: up to
-    0.3 s for 100 MB were seen. So we start with small ones and ask when all is packed; it moves them in its
-    own time.
-    """
-
-    def __init__(self) -> None:
-        self._chunk = np.empty(0, np.uint8)
-        self._maps: list[mmap.mmap] = []
-
-    def take(self, size: int) -> NDArray[np.uint8]:
-        if size > len(self._chunk):
-            size_mapped = max(size, _CHUNK)
-            try:
-                chunk = mmap.mmap(-1, size_mapped, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            except (OSError, OverflowError) as error:
-                raise ModelError(f"there is no memory for {size_mapped} bytes of weights: {error}") from None
-            self._maps.append(chunk)
-            self._chunk = np.frombuffer(self._maps[-1], np.uint8)
-        taken, self._chunk = self._chunk[:size], self._chunk[-(-size // _CACHE_LINE) * _CACHE_LINE :]
-        return taken
-
-    def settle(self) -> None:
-        advice = getattr(mmap, "MADV_HUGEPAGE", None)
-        for chunk in self._maps:
-            if advice is not None:
-                with suppress(OSError):  # a system without huge pages
-                    chunk.madvise(advice)
-        self._maps = []

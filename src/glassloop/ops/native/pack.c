@@ -1,12 +1,12 @@
-/* Matrices from their stored format to the tiles of the kernels (native.h). No stored value is lost: codes are
- * only moved, and scales that a float16 cannot hold are kept as float32.
+/* Packs matrices from their stored format into the tiles that the kernels read (native.h). No stored value changes:
+ * codes are only moved, and scales that a float16 cannot hold are kept as float32.
  */
 #include <string.h>
 
 #include "native.h"
 #include "simd.h"
 
-/* GGUF's numbers for the formats (quant.py has the same). */
+/* GGUF's numbers of the formats. */
 enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
 
 typedef struct {
@@ -30,7 +30,7 @@ static int64_t block_bytes(const layout *l, int lanes) {
     return (int64_t)lanes * (scales * (l->wide ? 4 : 2) + GL_BLOCK / (l->packing == GL_Q4 ? 2 : 1));
 }
 
-/* Fills in a matrix but for its data, and tells how many bytes that takes. 0: a format that we do not pack. */
+/* Fills in all of a matrix but its data. Returns the bytes that the data takes, or 0 for an unknown format. */
 int64_t gl_pack_size(int format, int64_t out, int64_t in, gl_matrix *m) {
     const layout *l = layout_of(format);
     if (!l) return 0;
@@ -46,8 +46,9 @@ static uint16_t half_at(const uint8_t *p) {
     return h;
 }
 
-/* One group of 32 codes, a byte each, with what belongs to it, to lane `lane` of a packed block. */
-static void put(uint8_t *block, const layout *l, int lanes, int lane, const uint8_t *codes, const float *scales, float low) {
+/* Writes one group of 32 codes, a byte each, with its scales and minimum to lane `lane` of a packed block. */
+static void put(uint8_t *block, const layout *l, int lanes, int lane, const uint8_t *codes, const float *scales,
+                float low) {
     int size = l->wide ? 4 : 2, groups = l->halves ? 2 : 1;
     for (int g = 0; g < groups + l->minimum; g++) {
         float value = g < groups ? scales[g] : low;
@@ -62,8 +63,8 @@ static void put(uint8_t *block, const layout *l, int lanes, int lane, const uint
         for (int i = 0; i < 32; i += 4) memcpy(block + i * lanes + 4 * lane, codes + i, 4);
 }
 
-/* The formats of 32 whose codes lie as the kernels want them: a row is moved, its scales two bytes at a time and its
- * codes four. Most weights go this way, so the compiler is given the numbers. */
+/* Moves a row of a format with blocks of 32 whose codes are already in the kernels' order: scales two bytes at a
+ * time, codes four. Most weights have such a format, so it is compiled with constant counts. */
 static inline __attribute__((always_inline)) void move_row(const uint8_t *raw, uint8_t *to, int64_t blocks, int lanes,
                                                            int lane, int scales, int words) {
     for (int64_t b = 0; b < blocks; b++) {
@@ -80,7 +81,7 @@ static void move_any_row(int format, const uint8_t *raw, uint8_t *to, int64_t bl
     else move_row(raw, to, blocks, lanes, lane, 1, 4);
 }
 
-/* The formats of 32 with a fifth bit elsewhere. */
+/* Packs a block of 32 of a format that stores the fifth bits apart. */
 static void pack_small(int format, const uint8_t *raw, uint8_t *block, const layout *l, int lanes, int lane) {
     uint8_t codes[32];
     const uint8_t *nibbles = raw + l->bytes - 16;
@@ -94,8 +95,9 @@ static void pack_small(int format, const uint8_t *raw, uint8_t *block, const lay
     put(block, l, lanes, lane, codes, &scale, format == Q5_1 ? half_to_float(half_at(raw + 2)) : 0);
 }
 
-/* The formats of 256: eight groups of 32 with scales of their own. */
-static void pack_large(int format, const uint8_t *raw, uint8_t *block, int64_t stride, const layout *l, int lanes, int lane) {
+/* Packs a block of 256: eight groups of 32, each with its own scales. */
+static void pack_large(int format, const uint8_t *raw, uint8_t *block, int64_t stride, const layout *l, int lanes,
+                       int lane) {
     uint8_t codes[32];
     for (int g = 0; g < 8; g++, block += stride) {
         if (format == Q6_K) {
@@ -122,18 +124,8 @@ static void pack_large(int format, const uint8_t *raw, uint8_t *block, int64_t s
     }
 }
 
-/* A matrix to pack (Packing of library.py). `raw`: its rows as stored, one after another. `data`: room for
- * gl_pack_size bytes, which becomes the matrix's. */
-typedef struct {
-    const uint8_t *raw;
-    uint8_t *data;
-    gl_matrix *matrix;
-    int32_t format;
-    int32_t next; /* tile that nobody has begun; 0 */
-} packing;
-
 static void pack_tiles(void *argument, int thread) {
-    packing *p = argument;
+    gl_pack_job *p = argument;
     const gl_matrix *m = p->matrix;
     int lanes = gl_active()->lanes;
     int64_t tiles = (m->out + lanes - 1) / lanes;
@@ -147,11 +139,13 @@ static void pack_tiles(void *argument, int thread) {
         for (int lane = 0; lane < lanes && lane < left; lane++) {
             const uint8_t *row = p->raw + (tile * lanes + lane) * row_bytes;
             if (l->packing < GL_Q4)
-                for (int64_t k = 0; k < m->in; k++) memcpy(to + (k * lanes + lane) * l->bytes, row + k * l->bytes, l->bytes);
+                for (int64_t k = 0; k < m->in; k++)
+                    memcpy(to + (k * lanes + lane) * l->bytes, row + k * l->bytes, l->bytes);
             else if (p->format == Q8_0 || p->format == Q4_0 || p->format == Q4_1)
                 move_any_row(p->format, row, to, m->in / 32, lanes, lane);
             else if (l->values == 32)
-                for (int64_t b = 0; b < m->in / 32; b++) pack_small(p->format, row + b * l->bytes, to + b * stride, l, lanes, lane);
+                for (int64_t b = 0; b < m->in / 32; b++)
+                    pack_small(p->format, row + b * l->bytes, to + b * stride, l, lanes, lane);
             else
                 for (int64_t b = 0; b < m->in / 256; b++)
                     pack_large(p->format, row + b * l->bytes, to + 8 * b * stride, stride, l, lanes, lane);
@@ -159,8 +153,8 @@ static void pack_tiles(void *argument, int thread) {
     }
 }
 
-void gl_pack(packing *matrices, int64_t count) {
-    for (packing *p = matrices; p < matrices + count; p++) {
+void gl_pack(gl_pack_job *jobs, int64_t count) {
+    for (gl_pack_job *p = jobs; p < jobs + count; p++) {
         p->matrix->data = p->data;
         gl_parallel(pack_tiles, p);
     }

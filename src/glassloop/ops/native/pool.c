@@ -1,8 +1,8 @@
 /* The thread pool: one for the process, shared by all models, so that threads never outnumber cores.
  *
- * Between jobs the workers spin for a moment, since the next token is near, and then sleep. The caller is thread
- * 0 and never waits for a worker that has not joined the job: on a busy machine it does the work alone. A forked
- * child starts without workers and makes its own when it needs them.
+ * Between jobs the workers spin for a moment, since the next job is usually near, and then sleep. The caller is
+ * thread 0. It never waits for a worker that has not joined the job: on a busy machine it does all the work itself.
+ * A forked child starts without workers and creates its own when it needs them.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -18,12 +18,12 @@ static pthread_mutex_t one_job_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t sleeping = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 static int threads = 1, started = 0;
-static int sleepers;          /* workers that wait on `wake` */
-static unsigned generation;   /* of jobs: a worker looks when it sees a new one */
-static int joined = CLOSED;   /* workers at the job; CLOSED is set while there is none to join */
+static int sleepers;          /* workers that wait for `wake` */
+static unsigned generation;   /* counts jobs: a change tells the workers of a new one */
+static int joined = CLOSED;   /* workers that run the job; CLOSED is set while there is no job to join */
 static gl_job *job;
 static void *argument;
-static __thread int at_work;  /* this thread, at a job */
+static __thread int at_work;  /* whether this thread runs a job */
 
 static int join(void) {
     int now = __atomic_load_n(&joined, __ATOMIC_ACQUIRE);
@@ -56,7 +56,7 @@ static void *work(void *index) {
     return NULL;
 }
 
-/* Only the forking thread lives on in a child: no workers, and no lock held by anybody. */
+/* Only the forking thread exists in the child: there are no workers, and no lock is held. */
 static void after_fork_in_child(void) {
     pthread_mutex_init(&one_job_at_a_time, NULL);
     pthread_mutex_init(&sleeping, NULL);
@@ -79,11 +79,11 @@ static void start_workers(void) {
         pthread_t thread;
         if (pthread_create(&thread, &attributes, work, (void *)(intptr_t)started)) break;
     }
-    threads = started; /* as many as the system gave us */
+    threads = started; /* the system may have refused some */
     pthread_attr_destroy(&attributes);
 }
 
-/* Before the first job only: the size of the pool is the process's, not a model's. Returns the size in force. */
+/* Sets the size of the pool, which all models share; has no effect after the first job. Returns the size in force. */
 int gl_set_threads(int wanted) {
     pthread_mutex_lock(&one_job_at_a_time);
     if (!started) threads = wanted < 1 ? 1 : wanted > MOST_THREADS ? MOST_THREADS : wanted;

@@ -1,4 +1,4 @@
-/* Runs a recorded forward pass, and chooses the instruction set once. */
+/* Runs a recorded forward pass, and selects the instruction set. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,8 +6,9 @@
 
 static const gl_kernels *active;
 
-/* The best that this machine has, or the named one: "portable", "avx2", "avxvnni", "avx512". 0: not to be had. */
-int gl_choose(const char *name) {
+/* Selects the best kernels for this machine, or those of the named instruction set: "portable", "avx2", "avxvnni",
+ * "avx512". Returns 0 if this machine does not have it. */
+int gl_select_kernels(const char *name) {
     const gl_kernels *found[4];
     int count = 0;
 #if defined(__x86_64__)
@@ -32,20 +33,20 @@ const gl_kernels *gl_active(void) { return active; }
 const char *gl_name(void) { return active->name; }
 int gl_lanes(void) { return active->lanes; }
 
-/* One for each op of a run, on a cache line of its own. */
+/* The progress of one op, on a cache line of its own. */
 typedef struct {
-    _Alignas(64) int32_t next, done; /* units that were taken, and units that are finished */
+    _Alignas(64) int32_t next, done; /* units taken, and units finished */
 } progress;
 
 typedef struct {
     const gl_program *program;
     progress *progress;
     float *scratch;
-    int64_t scratch_size; /* of each thread */
+    int64_t scratch_size; /* floats per thread */
 } run;
 
-/* Every thread goes through all ops and takes units wherever there are any left. An op is waited for by its
- * units, not by threads: one that has lost its core holds up the others only while it holds a unit. */
+/* Every thread goes through all ops and takes the units that are left. A barrier waits for units, not for threads, so
+ * a thread that loses its core delays the others only while it holds a unit. */
 static void run_thread(void *argument, int thread) {
     const run *r = argument;
     const gl_program *program = r->program;
@@ -67,7 +68,7 @@ static void run_thread(void *argument, int thread) {
     }
 }
 
-/* Numbers of a batch that are not below `limit`: the first of them is the fault. */
+/* Finds the first of some numbers that is not from 0 to below `limit`. */
 static int find_wrong(const int32_t *numbers, int32_t count, int32_t limit, int32_t wrong, gl_fault *fault) {
     for (int32_t i = 0; i < count; i++)
         if ((uint32_t)numbers[i] >= (uint32_t)limit) {
@@ -77,8 +78,8 @@ static int find_wrong(const int32_t *numbers, int32_t count, int32_t limit, int3
     return 0;
 }
 
-/* The last line before memory is touched: every row has a token and a position that the tables have, every span lies
- * within its page table, and every page that it names is there. */
+/* The last check before memory is touched: every token and position has a row in its table, every span lies within
+ * its page table, and every page in it exists. */
 static int find_fault(const gl_program *program, gl_fault *fault) {
     const gl_batch *batch = program->batch;
     *fault = (gl_fault){GL_FINE, 0, 0, 0};
@@ -95,7 +96,8 @@ static int find_fault(const gl_program *program, gl_fault *fault) {
     for (int32_t i = 0; i < batch->spans; i++) {
         const gl_span *span = &batch->span[i];
         int64_t end = (int64_t)span->first_position + span->rows;
-        if (span->first_row != row || span->rows < 1 || span->first_position < 0 || end > (int64_t)span->stride * GL_PAGE) {
+        int outside = span->first_position < 0 || end > (int64_t)span->stride * GL_PAGE;
+        if (span->first_row != row || span->rows < 1 || outside) {
             *fault = (gl_fault){GL_WRONG_SPAN, i, span->first_position, span->stride};
             return 1;
         }
@@ -118,19 +120,12 @@ static int find_fault(const gl_program *program, gl_fault *fault) {
 
 int64_t gl_progress_bytes(int32_t ops) { return ops * (int64_t)sizeof(progress) + 64; }
 
-/* `memory`: gl_progress_bytes of the program's ops; `scratch`: threads times `scratch_size` floats. 0: the batch has a
- * fault, and nothing was computed. */
+/* Runs a program. `memory` has gl_progress_bytes for its ops, `scratch` has `scratch_size` floats per thread. Returns
+ * 0 if the batch has a fault; then nothing was computed. */
 int gl_run(const gl_program *program, void *memory, float *scratch, int64_t scratch_size, gl_fault *fault) {
     if (find_fault(program, fault)) return 0;
     progress *aligned = (progress *)(((uintptr_t)memory + 63) & ~(uintptr_t)63);
     memset(aligned, 0, program->count * sizeof *aligned);
     gl_parallel(run_thread, &(run){program, aligned, scratch, scratch_size});
     return 1;
-}
-
-/* The sizes of what Python lays out too, in the order of library.py. */
-void gl_sizes(int64_t *sizes) {
-    const int64_t all[] = {sizeof(gl_matrix), sizeof(gl_op), sizeof(gl_buffer), sizeof(gl_cache), sizeof(gl_program),
-                           sizeof(gl_batch), sizeof(gl_span), sizeof(gl_fault)};
-    memcpy(sizes, all, sizeof all);
 }

@@ -1,30 +1,25 @@
 """Records the calls of one forward pass as a program for the C library.
 
-A `Value` stands for an array that does not exist yet: [rows, width], for however many rows a batch will have.
-When the pass is recorded, values are laid onto as few buffers as their lifetimes allow, and a barrier is put
-before an op exactly where it touches what an op since the last barrier has written (or writes what one has
-read). The program then runs for any batch.
+A `Value` stands for an array that does not exist yet: [rows, width], for whatever number of rows a batch will
+have. When the pass has been recorded, values are assigned to as few buffers as their lifetimes allow. An op
+gets a barrier before it exactly if it reads or writes a buffer that an op since the last barrier has written,
+or writes one that such an op has read. The program then runs for any batch.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from ctypes import pointer
+from ctypes import Structure, pointer
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from glassloop.ops.native.library import BLOCK, Matrix, Op
+from glassloop.ops.native.library import BLOCK, OP_KINDS, Matrix, Op
 
-# enum gl_kind of native.h
-KINDS = (
-    *("embed", "norm", "linear", "angles", "rotate", "keep", "attend"),
-    *("activate", "add", "scale", "softcap", "take", "quantize"),
-)
 # Ops that can quantize their own output while it is in the processor's cache.
 _CAN_QUANTIZE = {"norm", "activate", "add", "scale", "softcap", "attend"}
-# Of these, the ones that need not write it as floats when nobody reads those.
+# Those of them that can skip writing it as floats if it is only read quantized.
 _CAN_SKIP_FLOATS = {"norm", "activate", "add", "scale", "softcap"}
-_CACHE = -2  # stands for the cache's pages among the things an op reads and writes
+_CACHE = -2  # stands for the cache among the buffers that an op reads and writes
 
 
 class Value(NamedTuple):
@@ -40,12 +35,12 @@ class Call:
     out: Value | None
     a: Value | None = None
     b: Value | None = None
-    quantize: int = 0  # 1: for the linears that read the output; 2: finely, for the head
+    quantize: int = 0  # 1: the output is also quantized, for linears; 2: finely, for the head
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 class Room(NamedTuple):
-    """A buffer of the program: what it takes for each row."""
+    """What a buffer of the program needs for each row."""
 
     width: int
     wanted: bool
@@ -68,7 +63,7 @@ class Recorder:
         wanted: bool | None = None,
         **settings: Any,
     ) -> Value:
-        """Record an op; the value that it makes."""
+        """Records an op and returns its output."""
         out = Value(self._values, width, a.wanted if wanted is None and a is not None else bool(wanted))
         self._values += 1
         self._makers[out.id] = made = Call(kind, out, a, b, settings=settings)
@@ -76,11 +71,12 @@ class Recorder:
         return out
 
     def effect(self, kind: str, a: Value, b: Value | None = None, **settings: Any) -> None:
-        """Record an op that makes no value."""
+        """Records an op that has no output."""
         self.calls.append(Call(kind, None, a, b, settings=settings))
 
     def want_quantized(self, value: Value, columns: int, fine: bool) -> None:
-        """A linear reads this value quantized. Its maker does that if its units of work are whole blocks."""
+        """Notes that a linear reads this value quantized. The op that makes the value quantizes it if its
+        units of work are whole blocks; else an op for it is added."""
         how = 2 if fine else 1
         if value.id in self._quantized:
             assert self._quantized[value.id] == how, "one value is not quantized in two ways"
@@ -92,8 +88,9 @@ class Recorder:
         else:
             self.calls.append(Call("quantize", None, value, quantize=how))
 
-    def finish(self, results: list[Value]) -> tuple[list[Op], list[Room], list[int]]:
-        """The ops, the buffers that they need, and the numbers of those that hold the results."""
+    def finish(self, results: list[Value]) -> tuple[list[Structure], list[Room], list[int]]:
+        """Returns the ops, the buffers that they need, and the numbers of the buffers that hold the
+        results."""
         self._add_in_linears()
         handed_out = {result.id for result in results}
         assert all(result.wanted for result in results), "a result has the wanted rows"
@@ -131,7 +128,8 @@ class Recorder:
         return ops, rooms, [homes[result.id] for result in results]
 
     def _add_in_linears(self) -> None:
-        """x + linear(h), where nothing else reads the linear's output, is one op: a linear with x as `b`."""
+        """Merges x + linear(h) into one op, a linear with x as `b`, if nothing else reads the linear's
+        output."""
         uses = Counter(value.id for call in self.calls for value in (call.a, call.b) if value is not None)
         kept: list[Call] = []
         for call in self.calls:
@@ -152,7 +150,7 @@ class Recorder:
         self.calls = kept
 
     def _lay_out(self, handed_out: set[int]) -> tuple[dict[int, int], list[Room]]:
-        """A buffer for each value. One whose value has been read for the last time is used again."""
+        """Assigns a buffer to each value. A buffer is used again after the last read of its value."""
         last_use = dict.fromkeys(handed_out, len(self.calls))
         for index, call in enumerate(self.calls):
             for value in (call.a, call.b):
@@ -165,7 +163,7 @@ class Recorder:
             if call.out is not None:
                 value = call.out
                 room = Room(value.width, value.wanted, self._quantized.get(value.id, 0))
-                # A result has a buffer to itself: it is handed out.
+                # A result has a buffer to itself, since it is returned.
                 own = value.id in handed_out
                 fits = [] if own else [home for home in free if rooms[home] == room]
                 if fits:
@@ -179,11 +177,11 @@ class Recorder:
         return homes, rooms
 
 
-def _op(call: Call, homes: dict[int, int], wait: bool) -> Op:
+def _op(call: Call, homes: dict[int, int], wait: bool) -> Structure:
     shape = call.out if call.out is not None else call.a
     assert shape is not None
     op = Op(
-        kind=KINDS.index(call.kind),
+        kind=OP_KINDS.index(call.kind),
         wait=wait,
         wanted=shape.wanted,
         quantize=call.quantize,

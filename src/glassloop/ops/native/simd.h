@@ -1,4 +1,4 @@
-/* One vector of LANES floats or 32-bit integers, and the few operations that the kernels are written in.
+/* A vector of LANES floats or 32-bit integers, and the operations that the kernels are written in.
  *
  * kernels.h is compiled once for each instruction set, over this file. A lane is one output of a matrix or one
  * key of the cache, never a part of a sum: so the order of every sum is the same on all of them. The caller
@@ -71,7 +71,9 @@ static inline void vf_store_half(uint16_t *p, vf x) {
 static inline vf vf_round(vf x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 static inline vf vf_abs(vf x) { return _mm512_abs_ps(x); }
 static inline vi low_nibbles(vi packed) { return _mm512_and_si512(packed, _mm512_set1_epi8(15)); }
-static inline vi high_nibbles(vi packed) { return _mm512_and_si512(_mm512_srli_epi16(packed, 4), _mm512_set1_epi8(15)); }
+static inline vi high_nibbles(vi packed) {
+    return _mm512_and_si512(_mm512_srli_epi16(packed, 4), _mm512_set1_epi8(15));
+}
 static inline vi four_bytes(const int8_t *p) {
     int32_t four;
     memcpy(&four, p, 4);
@@ -83,7 +85,9 @@ static inline vi dot_small_sum(vi sum) { return sum; }
 static inline vi signed_weights(vi raw) { return _mm512_xor_si512(raw, _mm512_set1_epi8((char)0x80)); }
 static inline vi dot_signed(vi sum, vi weights, vi x) { return _mm512_dpbusd_epi32(sum, weights, x); }
 static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return _mm512_sub_epi32(sum, _mm512_set1_epi32(x_sum)); }
-static inline void vi_store_bytes(int8_t *p, vf rounded) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(rounded))); }
+static inline void vi_store_bytes(int8_t *p, vf rounded) {
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(rounded)));
+}
 
 #elif defined(GL_AVX2) || defined(GL_AVXVNNI)
 #include <immintrin.h>
@@ -117,7 +121,9 @@ static inline vf vf_times_power_of_two(vf x, vf n) {
 }
 static inline vf vf_abs(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 static inline vi low_nibbles(vi packed) { return _mm256_and_si256(packed, _mm256_set1_epi8(15)); }
-static inline vi high_nibbles(vi packed) { return _mm256_and_si256(_mm256_srli_epi16(packed, 4), _mm256_set1_epi8(15)); }
+static inline vi high_nibbles(vi packed) {
+    return _mm256_and_si256(_mm256_srli_epi16(packed, 4), _mm256_set1_epi8(15));
+}
 static inline vi four_bytes(const int8_t *p) {
     int32_t four;
     memcpy(&four, p, 4);
@@ -133,7 +139,7 @@ static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return _mm256_sub_epi32
 /* Codes up to 15: eight products of two pairs, 8 * 2 * 15 * 127 = 30480, still fit a 16-bit sum. */
 static inline vi dot_small(vi sum, vi codes, vi x) {
     sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x));
-    __asm__("" : "+x"(sum)); /* add now: compilers like to keep all products for later, and run out of registers */
+    __asm__("" : "+x"(sum)); /* forces the sum now: compilers otherwise keep all products and run out of registers */
     return sum;
 }
 static inline vi dot_small_sum(vi sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }

@@ -1,9 +1,9 @@
-/* The string arrays of model files (a vocabulary, its merges): a length of eight bytes before each string. */
+/* String arrays of model files (a vocabulary, its merges): each string has its length, eight bytes, before it. */
 #include <stdint.h>
 #include <string.h>
 
-/* Copies `count` strings to `to`, a zero byte after each, and tells how many bytes they took of the `size` at
- * `from`. Without a `to` it only tells. 0: they do not fit into `size`, or one of them holds a zero byte. */
+/* Copies `count` strings to `to` (unless it is NULL), with a zero byte after each. Returns how many of the `size`
+ * bytes at `from` they take, or 0 if they do not fit or a string holds a zero byte. */
 int64_t gl_join_strings(const uint8_t *from, int64_t size, int64_t count, uint8_t *to) {
     const uint8_t *at = from, *end = from + size;
     for (int64_t i = 0; i < count; i++) {

@@ -1,8 +1,7 @@
-/* What decoding asks of a row of logits over the whole vocabulary, in pieces that any thread may do: vocabulary.c
- * puts them together. `ops/vocabulary.py` has the same in NumPy. Included by kernels.h.
- */
+/* The vectorized parts of the functions over rows of logits; rows.c combines them. `ops/rows.py` has the same
+ * functions in NumPy. Included by kernels.h. */
 
-/* The largest of some; NaN is passed over (vf_max gives its second argument then). */
+/* The largest of some numbers; NaN is ignored (vf_max then returns its second argument). */
 static float largest(const float *x, int64_t count) {
     vf most = vf_set(-INFINITY);
     int64_t i = 0;
@@ -12,8 +11,8 @@ static float largest(const float *x, int64_t count) {
     return found;
 }
 
-/* Doubles, as many as a vector holds. A sum always has eight lanes, in one vector or several, so that its order is
- * the same on all machines. */
+/* A vector of doubles. A sum always has eight lanes, in one vector or several, so that its order is the same on all
+ * machines. */
 #if defined(GL_AVX512)
 #define WIDE 8
 typedef __m512d vd;
@@ -41,20 +40,21 @@ INLINE vd vd_load(const float *x) { return (vd){x[0], x[1]}; }
 INLINE vd vd_exponent(vd x) { return (vd)((vl)x << 52); }
 #endif
 
-/* 2^x for numbers from -1000 to 0, to the last place or two: 2^k times a polynomial on [-1/2, 1/2]. */
+/* 2^x for x from -1000 to 0, to within two units in the last place: 2^k times a polynomial on [-1/2, 1/2]. */
 INLINE vd power_of_two(vd x) {
     static const double series[] = {
-        1.0208690299958306e-07, 1.321544258792169e-06, 1.5252657260200837e-05, 0.0001540353044173605, 0.0013333558230164974,
-        0.009618129107606888,   0.05550410866444772,   0.24022650695910097,    0.69314718055995,      1.0};
-    /* Adding 1.5 * 2^52 rounds to a whole number, in the low bits; 1023 more and they are an exponent. */
+        1.0208690299958306e-07, 1.321544258792169e-06, 1.5252657260200837e-05, 0.0001540353044173605,
+        0.0013333558230164974,  0.009618129107606888,  0.05550410866444772,    0.24022650695910097,
+        0.69314718055995,       1.0};
+    /* Adding 1.5 * 2^52 rounds to an integer in the low bits; with 1023 added they are the bits of an exponent. */
     const vd magic = vd_set(6755399441055744.0 + 1023);
     vd shifted = x + magic, r = x - (shifted - magic), p = vd_set(7.072585949269223e-09);
     for (int i = 0; i < 10; i++) p = vd_fma(p, r, vd_set(series[i]));
     return p * vd_exponent(shifted);
 }
 
-/* The sums of 2^d and of d * 2^d, where d = (x - most) * scale, and at least -1000: nothing beside the 1 of the
- * largest. A NaN makes them NaN (vd_max gives its second argument then). */
+/* The sums of 2^d and of d * 2^d, where d = (x - most) * scale, but at least -1000, which adds nothing to the 1 of
+ * the largest. A NaN makes them NaN (vd_max then returns its second argument). */
 static void sum_powers(const float *x, int64_t count, double most, double scale, double *sums) {
     vd sum[8 / WIDE] = {0}, weighted[8 / WIDE] = {0};
     for (int64_t i = 0; i < count; i += 8) {
@@ -78,10 +78,10 @@ static void sum_powers(const float *x, int64_t count, double most, double scale,
     sums[1] = ((w[0] + w[4]) + (w[2] + w[6])) + ((w[1] + w[5]) + (w[3] + w[7]));
 }
 
-/* Whether a comes after b: lower, or equal with a higher id. */
+/* Whether a comes after b in order: it is lower, or equal with a higher id. */
 INLINE int after(gl_candidate a, gl_candidate b) { return a.value < b.value || (a.value == b.value && a.id > b.id); }
 
-/* `heap` has the last of all at its root; put a new one there and let it sink. */
+/* Puts `c` at place `at` of a heap, whose root is the last in order, and moves it down to where it belongs. */
 static void sink(gl_candidate *heap, int64_t size, int64_t at, gl_candidate c) {
     for (int64_t child; (child = 2 * at + 1) < size; at = child) {
         if (child + 1 < size && after(heap[child + 1], heap[child])) child++;
@@ -91,11 +91,11 @@ static void sink(gl_candidate *heap, int64_t size, int64_t at, gl_candidate c) {
     heap[at] = c;
 }
 
-/* One more for the `top` largest, of which there are `size` so far; the new size. */
+/* Offers one more logit to the `top` largest, of which the heap has `size` so far. Returns the new size. */
 INLINE int64_t offer(gl_candidate *heap, int64_t top, int64_t size, float value, int64_t id) {
     gl_candidate c = {value, (int32_t)id};
     if (size == top) {
-        if (value > heap[0].value) sink(heap, top, 0, c); /* ids ascend: of equals, the first stays */
+        if (value > heap[0].value) sink(heap, top, 0, c); /* ids ascend, so the first of equal logits stays */
         return size;
     }
     heap[size++] = c;
@@ -104,10 +104,11 @@ INLINE int64_t offer(gl_candidate *heap, int64_t top, int64_t size, float value,
     return size;
 }
 
-/* The `top` largest logits in order, ties by lower id; how many there are, NaN apart. `maxima` has the largest of
- * every `group` logits: the groups with the `top` highest have at least so many logits that are as high as the last
- * of these, and nearly all others can be passed over. */
-static int64_t highest(const float *x, int64_t count, int64_t top, const float *maxima, int64_t group, gl_candidate *heap) {
+/* Finds the `top` largest logits in order, ties by lower id, without NaN. Returns how many were found. `maxima` has
+ * the maximum of each group of `group` logits. At least `top` logits reach the `top`-th highest maximum, so all
+ * groups below it, nearly all of the row, are skipped. */
+static int64_t highest(const float *x, int64_t count, int64_t top, const float *maxima, int64_t group,
+                       gl_candidate *heap) {
     int64_t groups = (count + group - 1) / group, size = 0;
     if (!top) return 0;
     for (int64_t g = 0; g < groups; g++) size = offer(heap, top, size, maxima[g], g);
@@ -122,7 +123,7 @@ static int64_t highest(const float *x, int64_t count, int64_t top, const float *
                 if (x[j] >= least) size = offer(heap, top, size, x[j], j);
         }
     }
-    for (int64_t left = size; left > 1; left--) { /* the last goes to the end, again and again */
+    for (int64_t left = size; left > 1; left--) { /* heap sort: the last in order goes to the end */
         gl_candidate last = heap[0];
         sink(heap, left - 1, 0, heap[left - 1]);
         heap[left - 1] = last;
@@ -137,8 +138,9 @@ static int64_t rank_of(const float *x, int64_t count, int64_t id) {
     return rank;
 }
 
-/* Luck, as docs/luck.md specifies it. Ids from `first` to `end` whose hash exceeds the threshold, at most `room` of
- * them; how many there are. The last step of the hash leaves its 31 highest bits alone, so few have to take it. */
+/* Finds the ids from `first` to before `end` whose hash (docs/luck.md) exceeds the threshold and stores at most
+ * `room` of them. Returns how many there are. The last step of the hash does not change its 31 highest bits, so it is
+ * computed only for the few ids that pass on those. */
 static int64_t lucky_ids(uint64_t key, int64_t first, int64_t end, uint64_t threshold, int32_t *ids, int64_t room) {
     const uint64_t least = threshold >> 33 << 33;
     int64_t found = 0;
@@ -148,7 +150,7 @@ static int64_t lucky_ids(uint64_t key, int64_t first, int64_t end, uint64_t thre
             nearly[i] = gl_nearly_mix(state + i * GL_GOLDEN);
             most = nearly[i] > most ? nearly[i] : most;
         }
-        if (most < least) continue; /* nearly always */
+        if (most < least) continue; /* the usual case */
         for (int64_t i = 0; i < MIN(64, end - block); i++)
             if (nearly[i] >= least && gl_end_mix(nearly[i]) > threshold) {
                 if (found < room) ids[found] = (int32_t)(block + i);

@@ -1,4 +1,5 @@
-"""String arrays in C: a vocabulary of 50,000 in milliseconds instead of a tenth of a second."""
+"""String arrays of model files, read in C: a vocabulary of 50,000 in milliseconds instead of a tenth of a
+second."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from glassloop.ops.quant import Bytes
 
 
 def read_strings(data: Bytes, count: int) -> tuple[list[str], int]:
-    """The first `count` strings of `data`, each after its length (eight bytes), and the bytes they take.
+    """Returns the first `count` strings of `data`, each stored after its length (eight bytes), and the bytes
+    that they take.
 
-    All of them or none: without the library, and where one is out of the ordinary, Python must look closer.
+    Returns no strings and 0 if the C library was not built or a string is unusual; then the caller reads them
+    one by one.
     """
     if not count or not available():
         return [], 0

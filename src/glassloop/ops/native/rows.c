@@ -1,5 +1,7 @@
-/* What decoding asks of rows of logits. Wide rows are done in parts by all threads; a part is the same part however
- * many rows and threads there are, so every number is the same to the last bit.
+/* The functions over rows of logits that decoding needs: the highest logits, sums over all of them, luck, the race.
+ *
+ * Wide rows are processed in parts by all threads. Where the parts begin depends on the width of the row alone, not
+ * on the number of rows or threads, so every result is the same to the last bit.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -8,13 +10,13 @@
 #include "native.h"
 
 #define PART 4096        /* logits in one unit of work: a few microseconds */
-#define FEWEST_SHARED 4   /* units; fewer are done sooner by one thread, if the others are busy elsewhere */
-#define MOST_GROUPS 1024  /* of which the largest logit is kept, so that the highest are found fast */
-#define LUCKY 64          /* ids of a part that are expected to be lucky, at most */
+#define FEWEST_SHARED 4   /* fewer units than this are done by the calling thread alone */
+#define MOST_GROUPS 1024  /* groups of a row; the maximum of each is kept to find the highest logits fast */
+#define LUCKY 64          /* how many ids of a part are expected to pass the threshold of luck, at most */
 #define LOG2_E 1.4426950408889634
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 
-/* Units of work, taken in any order by any thread. */
+/* Units of work that the threads share. */
 typedef struct {
     void (*run)(void *work, int64_t unit);
     void *work;
@@ -33,17 +35,17 @@ void gl_run_units(void (*run)(void *, int64_t), void *work, int64_t units) {
     else take_units(&all, 0);
 }
 
-/* Some rows, and what is found out of them. */
+/* One pass over some rows, with its results. */
 typedef struct {
     const float *const *row;
     int64_t rows, count, top;
-    const double *scales;  /* of the logits of each row, beside 1 */
+    const double *scales;  /* [rows] a second scale for the sums, beside 1 */
     int64_t group, groups; /* logits in a group, and groups in a row */
-    int64_t part, parts;   /* logits in a part (whole groups), and parts in a row */
+    int64_t part, parts;   /* logits in a part (a multiple of the group), and parts in a row */
     float *maxima;         /* [rows, groups] */
     float *most;           /* [rows] */
     double *sums;          /* [rows, parts, 2] */
-    double *scaled;        /* the same with the logits times the scale of their row */
+    double *scaled;        /* [rows, parts, 2] with the logits times the scale of their row */
     gl_candidate *found;   /* [rows, top] */
 } sweep;
 
@@ -61,7 +63,7 @@ static size_t sweep_bytes(const sweep *s) {
     return (size_t)s->rows * ((size_t)s->parts * 4 * sizeof(double) + (size_t)(s->groups + 1) * sizeof(float)) + 1;
 }
 
-/* One piece of memory: what is most aligned comes first. */
+/* Divides one piece of memory among the arrays, those with the largest alignment first. */
 static void lay_out(sweep *s, double *memory) {
     s->sums = memory;
     s->scaled = s->sums + s->rows * s->parts * 2;
@@ -69,7 +71,7 @@ static void lay_out(sweep *s, double *memory) {
     s->most = s->maxima + s->rows * s->groups;
 }
 
-/* A single row has no more groups than MOST_GROUPS, nor parts: it needs no memory but the stack's. */
+/* Memory for a single row, on the stack: it has at most MOST_GROUPS groups and as many parts. */
 typedef struct {
     double numbers[MOST_GROUPS * 4 + (MOST_GROUPS + 2) / 2];
 } one_row;
@@ -105,7 +107,7 @@ static void find_scaled(void *work, int64_t part) {
                             s->scaled + 2 * part);
 }
 
-/* The longest units first. */
+/* The units that take longest come first. */
 static void find_both(void *work, int64_t unit) {
     const sweep *s = work;
     if (unit < s->rows) find_highest(work, unit);
@@ -114,11 +116,13 @@ static void find_both(void *work, int64_t unit) {
 
 static void find_most(sweep *s) {
     gl_run_units(find_maxima, s, s->rows * s->parts);
-    for (int64_t row = 0; row < s->rows; row++) s->most[row] = gl_active()->largest(s->maxima + row * s->groups, s->groups);
+    for (int64_t row = 0; row < s->rows; row++)
+        s->most[row] = gl_active()->largest(s->maxima + row * s->groups, s->groups);
 }
 
-/* Of one row, when its parts are done: log-sum-exp and entropy; NaN if a logit is NaN or plus infinity. */
-static void add_up(const sweep *s, int64_t row, const double *sums, double scale, double *log_sum_exp, double *entropy) {
+/* Adds up the parts of one row to its log-sum-exp and entropy, which are NaN if a logit is NaN or plus infinity. */
+static void add_up(const sweep *s, int64_t row, const double *sums, double scale, double *log_sum_exp,
+                   double *entropy) {
     double most = s->most[row], sum = 0, weighted = 0;
     for (int64_t part = 0; part < s->parts; part++) {
         sum += sums[2 * (row * s->parts + part)];
@@ -133,9 +137,9 @@ static void add_up(const sweep *s, int64_t row, const double *sums, double scale
     *entropy = sum == 0 ? 0 : log(sum) - weighted / sum / LOG2_E;
 }
 
-/* The `top` highest of each row in order, ties by lower id, and its sums. */
-int gl_look(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales, gl_candidate *found,
-             gl_sums *sums) {
+/* Finds the `top` highest logits of each row in order, ties by lower id, and the sums of each row. */
+int gl_sum_up(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales,
+              gl_candidate *found, gl_sums *sums) {
     double unused;
     sweep s = new_sweep(row, rows, count, top, scales, found);
     double *memory = malloc(sweep_bytes(&s));
@@ -155,7 +159,7 @@ int gl_look(const float *const *row, int64_t rows, int64_t count, int64_t top, c
 int gl_summarize(const float *logits, int64_t count, int64_t top, int32_t *ids, float *values, double *sums) {
     gl_candidate *found = calloc(top + 1, sizeof *found);
     gl_sums all;
-    int done = found && gl_look(&logits, 1, count, top, &(double){1}, found, &all);
+    int done = found && gl_sum_up(&logits, 1, count, top, &(double){1}, found, &all);
     if (done) {
         for (int64_t i = 0; i < top; i++) ids[i] = found[i].id, values[i] = found[i].value;
         sums[0] = all.log_sum_exp;
@@ -165,7 +169,7 @@ int gl_summarize(const float *logits, int64_t count, int64_t top, int32_t *ids, 
     return done;
 }
 
-/* The `top` highest in order, ties by lower id; how many there are. */
+/* Finds the `top` highest logits in order, ties by lower id. Returns how many were found. */
 int64_t gl_find_highest(const float *logits, int64_t count, int64_t top, gl_candidate *found) {
     one_row memory;
     sweep s = new_sweep(&logits, 1, count, top, NULL, found);
@@ -196,7 +200,7 @@ double gl_log_sum_exp(const float *logits, int64_t count, double scale) {
 
 int64_t gl_rank_of(const float *logits, int64_t count, int64_t id) { return gl_active()->rank_of(logits, count, id); }
 
-/* Luck, as docs/luck.md specifies it: the hash, and the logarithm spelled out so that every bit is the same. */
+/* The natural logarithm, spelled out as docs/luck.md specifies it so that luck has the same bits everywhere. */
 static double luck_log(double x) {
     uint64_t bits;
     memcpy(&bits, &x, 8);
@@ -224,9 +228,9 @@ void gl_luck_of(uint64_t key, const int32_t *ids, int64_t count, double *luck) {
 
 typedef struct {
     uint64_t key, threshold;
-    int64_t count, room; /* room for each unit */
+    int64_t count, room; /* room: ids per unit */
     int32_t *ids;
-    int64_t *found; /* by each unit */
+    int64_t *found; /* [units] how many there are */
 } search;
 
 static void find_lucky(void *work, int64_t unit) {
@@ -235,13 +239,13 @@ static void find_lucky(void *work, int64_t unit) {
     s->found[unit] = gl_active()->lucky_ids(s->key, first, end, s->threshold, s->ids + unit * s->room, s->room);
 }
 
-/* Ids below `count` whose hash exceeds the threshold, in ascending order, into memory that the caller frees; how many
- * there are. -1: there is no memory for them. */
+/* Finds the ids below `count` whose hash exceeds the threshold, in ascending order, in memory that the caller frees.
+ * Returns how many there are, or -1 if there is no memory. */
 static int64_t all_lucky_ids(uint64_t key, int64_t count, uint64_t threshold, int32_t **ids) {
     int64_t units = (count + PART - 1) / PART, total = 0, *found = malloc((size_t)units * sizeof *found + 1);
     *ids = NULL;
     if (!found) return -1;
-    for (int64_t room = LUCKY; ; room = PART) { /* few are that lucky; when more are, once more with room for all */
+    for (int64_t room = LUCKY; ; room = PART) { /* few pass; if a unit has more, a second round has room for all */
         *ids = malloc((size_t)(units * room) * sizeof **ids + 1);
         if (!*ids) break;
         gl_run_units(find_lucky, &(search){key, threshold, count, room, *ids, found}, units);
@@ -259,9 +263,9 @@ static int64_t all_lucky_ids(uint64_t key, int64_t count, uint64_t threshold, in
     return -1;
 }
 
-/* A threshold that the hash of every id with more luck than `needed` exceeds: P(luck > g) = 1 - exp(-exp(-g)). It is
- * set a little low (a millionth of a nat, and the 12 bits that luck leaves out), so rounding may let a few ids too many
- * through, and never one too few. */
+/* Returns a threshold that the hash of every id with more luck than `needed` exceeds: P(luck > g) = 1 -
+ * exp(-exp(-g)). It is set slightly low (by a millionth of a nat, and by the 12 bits of the hash that luck does not
+ * use), so rounding may let through a few ids too many but never loses one. */
 static uint64_t hash_above(double needed) {
     double chance = needed < -4 ? 1 : -expm1(-exp(1e-6 - needed)), below = 0x1p64 * (1 - chance) - 0x1p13;
     return below > 0 ? (uint64_t)below : 0;
@@ -284,16 +288,20 @@ static void enter(racer *best, int64_t place, int32_t id, double logit, uint64_t
     else if (beats(&new, &best[1])) best[1] = new;
 }
 
-/* A threshold for the hash of who beats this one with such a logit or a lower one. */
-static uint64_t hash_after(const racer *r, double logit) { return r->id < 0 ? 0 : hash_above(r->logit + r->luck - logit); }
+/* Returns a threshold for the hashes of ids that beat this racer with this logit or a lower one. */
+static uint64_t hash_after(const racer *r, double logit) {
+    return r->id < 0 ? 0 : hash_above(r->logit + r->luck - logit);
+}
 
-/* The two highest of logit + luck, ties by lower id, among `count` ids with descending logits and, if there is a row,
- * all others of it: a logit there is row[id] * scale, minus infinity for who is out, and none is above the last of the
- * `count`. Places at and beyond `count` are theirs; an id of -1: there is nobody. With a row there is at least one id. */
+/* Finds the two highest of logit + luck, ties by lower id, among `count` ids with descending logits and, if `row` is
+ * not NULL, all other tokens of the row. Their logits are row[id] * scale, minus infinity if they were removed, and
+ * none is above the last of the `count`; their places are `count` or more. With a row, `count` is at least 1. An id
+ * of -1 means that there is no such racer. Writes two places, two ids, and logit and luck of both. Returns 0 if there
+ * is no memory. */
 int gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t count, const float *row, int64_t width,
              double scale, int64_t *places, int32_t *winners, double *numbers) {
     racer best[2] = {{0, -1, 0, 0}, {0, -1, 0, 0}};
-    /* Who would beat the second so far needs more luck than lies between it and his logit; those after him need more. */
+    /* To beat the second so far, an id needs more luck than its logit is behind; ids with lower logits need more. */
     uint64_t threshold = 0;
     for (int64_t i = 0, look_at = 2; i < count; i++) {
         if (i == look_at) threshold = hash_after(&best[1], logits[i]), look_at *= 2;

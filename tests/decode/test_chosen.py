@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glassloop.ops.chosen import NUMBERS, Chosen, tell
+from glassloop.decode.chosen import RECORD, Chosen, pack_alternatives
 
 WHOLE = ("id", "rank", "rank_after")
 OR_NONE = ("runner_up", "survivors")
-REAL = tuple(name for name in NUMBERS.names if name not in (*WHOLE, *OR_NONE))
+REAL = tuple(name for name in RECORD.names if name not in (*WHOLE, *OR_NONE))
 
 
 @st.composite
@@ -31,7 +31,7 @@ def bits(number):
 @given(numbers(), st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(), st.floats()), max_size=5))
 def test_every_number_is_read_back(made, others):
     ids, after, raw = ([other[place] for other in others] for place in range(3))
-    chosen = Chosen.of(tell(np.array(ids, np.int32), np.array(after), np.array(raw)), **made)
+    chosen = Chosen.of(pack_alternatives(np.array(ids, np.int32), np.array(after), np.array(raw)), **made)
     for name in (*WHOLE, *OR_NONE):
         assert getattr(chosen, name) == made[name]
     for name in REAL:
@@ -44,7 +44,7 @@ def test_every_number_is_read_back(made, others):
     assert f"id={made['id']}, logprob={made['logprob']}" in repr(chosen)
 
 
-@given(numbers(), st.sampled_from(NUMBERS.names), st.booleans())
+@given(numbers(), st.sampled_from(RECORD.names), st.booleans())
 def test_a_number_too_many_or_too_few_is_an_error(made, name, missing):
     if missing:
         del made[name]

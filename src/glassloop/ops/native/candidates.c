@@ -1,0 +1,265 @@
+/* The rules of a request, followed one after another on one row of logits. `decode/candidates.py` defines the same in
+ * NumPy, and the tests hold the two equal.
+ *
+ * Only the highest logits are ever sorted. Where they cannot settle a question for certain, more of the row is
+ * sorted, in the end all of it.
+ */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "choosing.h"
+
+#define FIRST_HEAD 64 /* how many logits are sorted at first */
+#define SHORTEST 16   /* a head that changes have left shorter than this is sorted anew */
+#define GROWTH 8      /* how many times as many are sorted when the head was not enough */
+#define SLACK 1e-9    /* probability masses closer than this count as equal, so that rounding never decides a cut */
+
+/* Returns 0, and notes the failure, if there is no memory. */
+static int make_room(candidates *c, int64_t wanted) {
+    if (wanted <= c->room) return 1;
+    gl_candidate *head = realloc(c->head, (size_t)wanted * sizeof *head);
+    if (!head) {
+        c->failure = GL_NO_MEMORY;
+        return 0;
+    }
+    c->head = head;
+    c->room = wanted;
+    return 1;
+}
+
+/* The head holds `found` sorted tokens, of `looked_for` that were searched. */
+static void set_head(candidates *c, int64_t found, int64_t looked_for) {
+    while (found && c->head[found - 1].value == -INFINITY) found--;
+    c->size = found;
+    c->complete = found < looked_for || found == c->width;
+    c->sorted = 1;
+}
+
+static candidates new_candidates(const gl_line *line, const row_facts *facts, int64_t width) {
+    int64_t size = line->request->head;
+    candidates c = {.request = line->request, .facts = facts, .logits = line->logits, .width = width,
+                    .row = line->logits, .scale = 1};
+    if (!make_room(&c, MAX(size, 1))) return c;
+    memcpy(c.head, facts->highest, size * sizeof *c.head);
+    set_head(&c, size, size);
+    return c;
+}
+
+/* Frees the memory and restores the caller's row. */
+void free_candidates(candidates *c) {
+    for (int64_t i = c->changed - 1; i >= 0; i--) c->logits[c->changes[i].id] = c->changes[i].before;
+    free(c->head);
+    free(c->own);
+    free(c->changes);
+}
+
+/* For qsort: descending logits, ties by lower id. */
+static int by_logit(const void *a, const void *b) {
+    const gl_candidate *x = a, *y = b;
+    if (x->value != y->value) return x->value < y->value ? 1 : -1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+/* Sorts the head after changes. No token outside it was above `bound`, so every token of the head that is above it
+ * now comes before all others. Tokens equal to the bound may not, and are dropped from the head. */
+static void sort_head(candidates *c) {
+    int64_t size = 0, kept = 0;
+    for (int64_t i = 0; i < c->size; i++) {
+        int32_t id = c->head[i].id;
+        if (c->row[id] > c->bound) c->head[size++] = (gl_candidate){c->row[id], id};
+    }
+    qsort(c->head, size, sizeof *c->head, by_logit);
+    for (int64_t i = 0; i < size; i++)
+        if (!kept || c->head[i].id != c->head[kept - 1].id) c->head[kept++] = c->head[i];
+    c->size = kept;
+    c->sorted = 1;
+}
+
+/* Sorts at least `count` survivors, or all that there are. */
+static void grow(candidates *c, int64_t count) {
+    if (!c->sorted) sort_head(c);
+    if (c->complete || c->size >= count) return;
+    int64_t top = MIN(MAX(count, FIRST_HEAD), c->width);
+    if (!make_room(c, top)) return;
+    set_head(c, gl_find_highest(c->row, c->width, top, c->head), top);
+}
+
+double head_logit(const candidates *c, int64_t place) { return (double)c->head[place].value * c->scale; }
+
+/* The logit of a token, minus infinity if it was removed. */
+double logit_of(const candidates *c, int32_t id) {
+    if (!c->listed) return (double)c->row[id] * c->scale;
+    for (int64_t i = 0; i < c->size; i++)
+        if (c->head[i].id == id) return head_logit(c, i);
+    return -INFINITY;
+}
+
+/* Log-sum-exp over all survivors. */
+double log_sum_exp_of(const candidates *c) {
+    if (!c->listed && !c->touched && c->scale == 1) return c->facts->sums.log_sum_exp;
+    if (!c->listed && !c->touched && c->scale == c->request->scale) return c->facts->sums.scaled;
+    if (!c->listed) return gl_log_sum_exp(c->row, c->width, c->scale);
+    double most = head_logit(c, 0), sum = 0;
+    for (int64_t i = 0; i < c->size; i++) sum += exp(head_logit(c, i) - most);
+    return most + log(sum);
+}
+
+/* To be called before logits of the row are changed. */
+static void touch(candidates *c) {
+    if (c->sorted) c->bound = c->complete || !c->size ? -INFINITY : c->head[c->size - 1].value;
+    c->sorted = 0;
+    c->touched = 1;
+}
+
+/* Returns whether a rule has ids, all of them ids of the row. */
+static int has_ids(candidates *c, const gl_rule *r) {
+    const int32_t *ids = r->which;
+    if (r->selection != GL_IDS) c->failure = GL_WRONG_RULE;
+    else
+        for (int64_t i = 0; i < r->count; i++)
+            if ((uint32_t)ids[i] >= (uint64_t)c->width) c->failure = GL_WRONG_RULE;
+    return !c->failure;
+}
+
+/* Makes room to note `count` more changes. */
+static int may_change(candidates *c, int64_t count) {
+    if (c->own || c->changed + count <= c->changes_room) return 1;
+    int64_t room = MAX(c->changed + count, 2 * c->changes_room + 256);
+    struct change *changes = realloc(c->changes, (size_t)room * sizeof *changes);
+    if (!changes) {
+        c->failure = GL_NO_MEMORY;
+        return 0;
+    }
+    c->changes = changes;
+    c->changes_room = room;
+    return 1;
+}
+
+static void put(candidates *c, int32_t id, float value) {
+    if (!c->own) c->changes[c->changed++] = (struct change){id, c->row[id]};
+    c->row[id] = value;
+}
+
+/* Changes the logits of some tokens. A removed token stays removed, and no change, however large, removes one. */
+static void move(candidates *c, const gl_rule *r) {
+    const int32_t *ids = r->which;
+    if (!has_ids(c, r) || !r->count) return;
+    if (!may_change(c, r->count) || !make_room(c, c->size + r->count)) return;
+    touch(c);
+    for (int64_t i = 0; i < r->count; i++) {
+        float before = c->row[ids[i]];
+        double logit = (double)before * c->scale;
+        if (r->action == GL_RULE_LESS) logit -= r->numbers ? r->amount * r->numbers[i] : r->amount;
+        else logit = logit >= 0 ? logit / r->amount : logit * r->amount;
+        if (c->scale != 1) logit /= c->scale;
+        logit = MIN(MAX(logit, -FLT_MAX), FLT_MAX);
+        put(c, ids[i], before == -INFINITY ? before : (float)logit);
+        if (!c->listed) c->head[c->size++].id = ids[i];
+    }
+}
+
+static void remove_ids(candidates *c, const gl_rule *r) {
+    const int32_t *ids = r->which;
+    if (!has_ids(c, r) || !r->count || !may_change(c, r->count)) return;
+    touch(c);
+    for (int64_t i = 0; i < r->count; i++) put(c, ids[i], -INFINITY);
+}
+
+static void keep_mask(candidates *c, const gl_rule *r) {
+    const uint8_t *allowed = r->which;
+    if (r->selection != GL_MASK || r->count != c->width) {
+        c->failure = GL_WRONG_RULE;
+        return;
+    }
+    if (!c->own) {
+        c->own = malloc((size_t)c->width * sizeof *c->own);
+        if (!c->own) {
+            c->failure = GL_NO_MEMORY;
+            return;
+        }
+        memcpy(c->own, c->row, c->width * sizeof *c->own);
+        c->row = c->own;
+    }
+    touch(c);
+    for (int64_t i = 0; i < c->width; i++) c->row[i] = allowed[i] ? c->row[i] : -INFINITY;
+}
+
+static void keep_first(candidates *c, int64_t count) {
+    grow(c, count);
+    if (c->complete && c->size <= count) return;
+    c->size = MIN(c->size, count);
+    c->complete = c->listed = 1;
+}
+
+/* Keeps the tokens with this logit or a higher one, and in any case the highest and all that equal it. */
+static void keep_from(candidates *c, double logit) {
+    logit = MIN(logit, head_logit(c, 0));
+    while (!c->complete && head_logit(c, c->size - 1) >= logit) {
+        grow(c, c->size * GROWTH);
+        if (c->failure) return;
+    }
+    int64_t count = c->size;
+    while (head_logit(c, count - 1) < logit) count--;
+    keep_first(c, count);
+}
+
+/* Keeps the fewest of the highest that together have this much of the probability. */
+static void keep_mass(candidates *c, double mass) {
+    for (;;) {
+        double most = head_logit(c, 0), total = 0, reached = 0;
+        if (c->complete)
+            for (int64_t i = 0; i < c->size; i++) total += exp(head_logit(c, i) - most);
+        else total = exp(log_sum_exp_of(c) - most);
+        int64_t enough = 0;
+        for (; enough < c->size; enough++)
+            if ((reached += exp(head_logit(c, enough) - most)) >= (mass - SLACK) * total) break;
+        if (enough < c->size || c->complete) {
+            keep_first(c, enough + 1);
+            return;
+        }
+        grow(c, c->size * GROWTH);
+        if (c->failure) return;
+    }
+}
+
+/* The amount of a rule as a number of tokens. */
+static int64_t count_of(const candidates *c, double amount) {
+    if (!(amount > 0)) return 0;
+    return amount < (double)c->width ? (int64_t)amount : c->width;
+}
+
+static void follow(candidates *c, const gl_rule *r) {
+    switch (r->action) {
+    case GL_RULE_DIVIDE:
+    case GL_RULE_LESS: move(c, r); return;
+    case GL_RULE_REMOVE: remove_ids(c, r); return;
+    case GL_RULE_KEEP: keep_mask(c, r); return;
+    }
+    if (r->selection != GL_NOTHING) {
+        c->failure = GL_WRONG_RULE;
+        return;
+    }
+    if (r->action == GL_RULE_SCALE) {
+        c->scale *= r->amount;
+        return;
+    }
+    grow(c, r->action == GL_RULE_FIRST ? count_of(c, r->amount) : SHORTEST);
+    if (c->failure || !c->size) return; /* the caller sees that no token is left */
+    switch (r->action) {
+    case GL_RULE_FIRST: keep_first(c, count_of(c, r->amount)); return;
+    case GL_RULE_MASS: keep_mass(c, r->amount); return;
+    case GL_RULE_SHARE: keep_from(c, head_logit(c, 0) + log(r->amount)); return;
+    case GL_RULE_PROBABILITY: keep_from(c, log_sum_exp_of(c) + log(r->amount) - SLACK); return;
+    default: c->failure = GL_WRONG_RULE;
+    }
+}
+
+/* The survivors of the first `count` rules, to be freed by the caller. */
+candidates candidates_after(const gl_line *line, const row_facts *facts, int64_t width, int64_t count) {
+    candidates c = new_candidates(line, facts, width);
+    for (int64_t i = 0; i < count && !c.failure; i++) follow(&c, &line->request->rules[i]);
+    if (!c.failure) grow(&c, SHORTEST);
+    return c;
+}

@@ -1,0 +1,162 @@
+"""Choosing tokens in C (choosing.c): implements `ops/rows.py:Chooser`."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from ctypes import addressof, c_char
+from math import inf
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glassloop.ops.native import library as lib
+from glassloop.ops.native.library import address, library
+from glassloop.ops.quant import Float32
+from glassloop.ops.rows import Float64, Int32, Line, RowRequest, RowSummary, RuleError, Survivors
+
+_SELECTIONS = {
+    np.dtype(np.int32): lib.SELECTIONS.index("ids"),
+    np.dtype(np.bool_): lib.SELECTIONS.index("mask"),
+}
+
+layout = lib.decoding_layout()
+
+
+def choose(logits: Float32, lines: Sequence[Line], record: np.dtype[np.void]) -> bytearray:
+    logits, at = _writable(logits)
+    (rows, width), stride = logits.shape, logits.strides[0]
+    packed = array("Q")
+    for request, row, position in lines:
+        if not 0 <= row < rows or request.head > width or position < 0:
+            raise RuleError(f"row {row} of {rows}, {request.head} of {width} logits, position {position}")
+        packed.extend(((request.prepared or _prepare(request)).address, at + row * stride, position))
+    size = record.itemsize
+    made = bytearray(size * len(lines))
+    failure = library().gl_choose_rows(packed.buffer_info()[0], len(lines), width, address(made), size)
+    if failure:
+        _raise(failure, width)
+    return made
+
+
+def survivors(logits: Float32, summary: RowSummary, request: RowRequest, count: int) -> Survivors:
+    logits, at = _writable(logits)
+    width, row = len(logits), np.empty(len(logits), np.float32)
+    head, rules = request.head, len(request.rules)
+    if not head <= min(width, len(summary.ids), len(summary.logits)) or not 0 <= count <= rules:
+        raise RuleError(f"{head} of {width} logits, {count} of {rules} rules")
+    prepared = request.prepared or _prepare(request)
+    remainder = bytearray(lib.REMAINDER.size)
+    size, room = 2 * head, 0
+    while size > room:  # a second time if the survivors were more than the arrays hold
+        room = size
+        ids, values = np.empty(room, np.int32), np.empty(room, np.float32)
+        size = library().gl_survivors(
+            prepared.address,
+            at,
+            width,
+            count,
+            address(summary.ids),
+            address(summary.logits),
+            summary.log_sum_exp,
+            room,
+            address(ids),
+            address(values),
+            address(row),
+            address(remainder),
+        )
+    if size < 0:
+        _raise(size, width)
+    complete, listed, scale, log_sum_exp = lib.REMAINDER.unpack(remainder)
+    return Survivors(ids[:size], values[:size], None if listed else row, scale, bool(complete), log_sum_exp)
+
+
+def race(
+    key: int, ids: Int32, logits: Float64, row: Float32 | None, scale: float
+) -> tuple[int, int, float, float, int | None, float]:
+    ids, logits = np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(logits, np.float64)
+    row = None if row is None else np.ascontiguousarray(row, np.float32)
+    if not len(ids) or len(ids) != len(logits):
+        raise RuleError(
+            f"{len(ids)} ids race with {len(logits)} logits; one or more, and as many, are expected"
+        )
+    places, winners, numbers = np.empty(2, np.int64), np.empty(2, np.int32), np.empty(4)
+    done = library().gl_race(
+        key,
+        address(ids),
+        address(logits),
+        len(ids),
+        None if row is None else address(row),
+        0 if row is None else len(row),
+        scale,
+        address(places),
+        address(winners),
+        address(numbers),
+    )
+    if not done:
+        raise MemoryError
+    first, second = winners.tolist()
+    logit, luck, other_logit, other_luck = numbers.tolist()
+    place = min(int(places[0]), len(ids))
+    if second < 0:
+        return first, place, logit, luck, None, inf
+    return first, place, logit, luck, second, logit + luck - (other_logit + other_luck)
+
+
+def luck_of(key: int, ids: NDArray[np.integer]) -> Float64:
+    narrow = np.ascontiguousarray(ids, np.int32)
+    luck = np.empty(len(narrow))
+    library().gl_luck_of(key, address(narrow), len(narrow), address(luck))
+    return luck
+
+
+def _raise(failure: int, width: int) -> NoReturn:
+    if failure == lib.FAILURES["no_memory"]:
+        raise MemoryError
+    raise RuleError(f"a rule has ids or a mask that do not fit a row of {width} logits, or not what it needs")
+
+
+def _writable(logits: Float32) -> tuple[Float32, int]:
+    """Returns the logits, or a copy if they are read-only or not contiguous, and their address."""
+    if logits.dtype != np.float32:
+        raise RuleError(f"the logits are {logits.dtype}; float32 is expected")
+    try:
+        return logits, addressof(c_char.from_buffer(logits))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        own = logits.copy()
+        return own, address(own)
+
+
+class _Prepared(NamedTuple):
+    address: int
+    memory: bytearray  # a gl_request, then its rules
+
+
+def _prepare(request: RowRequest) -> _Prepared:
+    """Packs a request as C reads it, and keeps it with the request."""
+    memory = bytearray(lib.REQUEST.size) + b"".join([_packed(*rule) for rule in request.rules])
+    at, key = address(memory), request.branch_key
+    head, alternatives = request.head, request.alternatives
+    if not 0 <= alternatives <= head or head < 1:
+        raise RuleError(f"alternatives is {alternatives}; a number from 0 to the head, {head}, is expected")
+    rules = at + lib.REQUEST.size, len(request.rules)
+    lib.REQUEST.pack_into(memory, 0, head, request.scale, *rules, key or 0, key is not None, alternatives)
+    request.prepared = made = _Prepared(at, memory)
+    return made
+
+
+def _packed(action: int, amount: float, which: NDArray[Any] | None, numbers: Float64 | None) -> bytes:
+    """Packs a rule. What the arrays hold is checked here, whether they fit the action and the row in C."""
+    if which is None:
+        if numbers is not None:
+            raise RuleError(f"rule {action!r} has numbers, and no ids")
+        return lib.RULE.pack(action, 0, 0, amount, 0, 0)
+    selection = _SELECTIONS.get(which.dtype)
+    if selection is None or which.ndim != 1 or not which.flags.c_contiguous:
+        raise RuleError(f"rule {action!r} has {which!r:.80}; ids in int32 or a mask are expected")
+    if numbers is None:
+        return lib.RULE.pack(action, selection, len(which), amount, address(which), 0)
+    if numbers.dtype != np.float64 or numbers.shape != which.shape or not numbers.flags.c_contiguous:
+        raise RuleError(f"rule {action!r} has {numbers!r:.80}; a float64 for each id is expected")
+    return lib.RULE.pack(action, selection, len(which), amount, address(which), address(numbers))

@@ -1,0 +1,119 @@
+/* Choosing tokens: what decoding sends to the library and what it gets back.
+ *
+ * `decode/rules.py` and `decode/chosen.py` define what rules and records mean; layout.c exports where every field
+ * lies, and Python compares that with its own definitions.
+ */
+#ifndef GLASSLOOP_CHOOSING_H
+#define GLASSLOOP_CHOOSING_H
+
+#include "native.h"
+
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+/* What a rule does to a row of logits: `Action` in decode/rules.py. */
+enum gl_action {
+    GL_RULE_DIVIDE,
+    GL_RULE_LESS,
+    GL_RULE_REMOVE,
+    GL_RULE_KEEP,
+    GL_RULE_SCALE,
+    GL_RULE_FIRST,
+    GL_RULE_MASS,
+    GL_RULE_SHARE,
+    GL_RULE_PROBABILITY
+};
+
+/* What the array of a rule holds. */
+enum gl_selection { GL_NOTHING, GL_IDS, GL_MASK };
+
+/* Why a row has no result. These take the place of a token id or of a count, which are never negative. */
+enum gl_failure { GL_NONE_LEFT = -1, GL_WRONG_RULE = -2, GL_NO_MEMORY = -3 };
+
+typedef struct {
+    int32_t action;        /* enum gl_action */
+    int32_t selection;     /* enum gl_selection: what `which` holds */
+    int64_t count;         /* of entries of `which` */
+    double amount;
+    const void *which;     /* int32 ids, or a byte for each token of the vocabulary */
+    const double *numbers; /* a factor of the amount for each id, or NULL */
+} gl_rule;
+
+/* How a token is to be chosen from a row of logits. */
+typedef struct {
+    int64_t head; /* how many of the highest logits to sort at first, from 1 to the width of the row */
+    double scale; /* the scale at which the rules need the log-sum-exp of the untouched row; 1 if they do not */
+    const gl_rule *rules;
+    int64_t count;
+    uint64_t branch_key;
+    int64_t with_luck;    /* 0: the highest logit wins */
+    int64_t alternatives; /* how many of the highest logits to record, at most `head` */
+} gl_request;
+
+typedef struct {
+    const gl_request *request;
+    float *logits;    /* may be changed during the call; restored at its end */
+    int64_t position; /* of the token to choose */
+} gl_line;
+
+/* One of the model's likeliest tokens with its log-probabilities. */
+typedef struct {
+    int64_t id;
+    double logprob;     /* after the rules */
+    double raw_logprob; /* the model's own */
+} gl_alternative;
+
+/* A choice; decode/chosen.py says what the fields mean. */
+typedef struct {
+    int64_t id; /* or an enum gl_failure */
+    double logprob, raw_logprob;
+    int64_t rank, rank_after;
+    double entropy, log_sum_exp, log_sum_exp_after, scale, luck, margin;
+    int64_t runner_up; /* -1: there is none */
+    int64_t survivors; /* -1: not counted */
+    gl_alternative alternatives[];
+} gl_record;
+
+/* What is left of a row after some of its rules, for `gl_survivors`. */
+typedef struct {
+    int64_t complete; /* the head holds all survivors */
+    int64_t listed;   /* the head alone is valid, not the row */
+    double scale, log_sum_exp;
+} gl_remainder;
+
+/* What one pass over a row found. */
+typedef struct {
+    const gl_candidate *highest; /* the `head` highest logits in order */
+    gl_sums sums;
+} row_facts;
+
+/* The tokens of one row that the rules have left so far (candidates.c). */
+typedef struct {
+    const gl_request *request;
+    const row_facts *facts;
+    float *logits;        /* the caller's row */
+    int64_t width;
+    float *row;           /* every logit as the rules have left it, without the scale; minus infinity: removed */
+    float *own;           /* the memory of `row` where it is not the caller's */
+    double scale;
+    gl_candidate *head;   /* sorted: the highest survivors in order; else: all tokens that may be among them */
+    int64_t size, room;   /* of the head */
+    int sorted, complete; /* complete: the head holds all survivors */
+    int listed;           /* the head alone is valid, not the row */
+    int touched;          /* a logit was changed */
+    int failure;          /* GL_WRONG_RULE or GL_NO_MEMORY: then no other field is meaningful */
+    float bound;          /* while not sorted: no token outside the head is above this */
+    struct change {
+        int32_t id;
+        float before;
+    } *changes;           /* of the caller's row, to be undone at the end */
+    int64_t changed, changes_room;
+} candidates;
+
+candidates candidates_after(const gl_line *line, const row_facts *facts, int64_t width, int64_t count);
+void free_candidates(candidates *c);
+double head_logit(const candidates *c, int64_t place);
+double logit_of(const candidates *c, int32_t id);
+double log_sum_exp_of(const candidates *c);
+
+#endif

@@ -1,0 +1,81 @@
+/* Where every field lies that both C and Python name, and the value of every constant that both have. library.py
+ * compares this table with its own definitions when it loads the library, and `decode/` does so with the record and
+ * the actions of rules. */
+#include "choosing.h"
+
+typedef struct {
+    const char *name;
+    int64_t value;
+} gl_constant;
+
+#define SIZE(type) {#type, sizeof(type)}
+#define AT(type, field) {#type "." #field, offsetof(type, field)}
+#define IS(constant) {#constant, constant}
+#define ACTION(name) {"action." #name, GL_RULE_##name}
+#define RECORD(field) {"record." #field, offsetof(gl_record, field)}
+#define ALTERNATIVE(field) {"alternative." #field, offsetof(gl_alternative, field)}
+
+static const gl_constant table[] = {
+    IS(GL_BLOCK), IS(GL_PAGE), {"gl_block", sizeof(gl_block)},
+
+    SIZE(gl_matrix), AT(gl_matrix, data), AT(gl_matrix, out), AT(gl_matrix, in), AT(gl_matrix, tile_bytes),
+    AT(gl_matrix, packing), AT(gl_matrix, has_minimum), AT(gl_matrix, wide_scale), AT(gl_matrix, half_groups),
+
+    SIZE(gl_pack_job), AT(gl_pack_job, raw), AT(gl_pack_job, data), AT(gl_pack_job, matrix), AT(gl_pack_job, format),
+    AT(gl_pack_job, next),
+
+    SIZE(gl_op), AT(gl_op, kind), AT(gl_op, wait), AT(gl_op, wanted), AT(gl_op, quantize), AT(gl_op, width),
+    AT(gl_op, a), AT(gl_op, b), AT(gl_op, out), AT(gl_op, i0), AT(gl_op, i1), AT(gl_op, i2), AT(gl_op, group),
+    AT(gl_op, only_quantized), AT(gl_op, f0), AT(gl_op, f1), AT(gl_op, matrix), AT(gl_op, weight), AT(gl_op, bias),
+
+    SIZE(gl_buffer), AT(gl_buffer, values), AT(gl_buffer, quantized),
+
+    SIZE(gl_cache), AT(gl_cache, keys), AT(gl_cache, values), AT(gl_cache, layers), AT(gl_cache, kv_heads),
+    AT(gl_cache, head_dim), AT(gl_cache, padded_head_dim), AT(gl_cache, pages),
+
+    SIZE(gl_program), AT(gl_program, ops), AT(gl_program, count), AT(gl_program, groups), AT(gl_program, buffers),
+    AT(gl_program, batch), AT(gl_program, caches),
+
+    SIZE(gl_batch), AT(gl_batch, rows), AT(gl_batch, wanted_rows), AT(gl_batch, spans), AT(gl_batch, tokens),
+    AT(gl_batch, positions), AT(gl_batch, wanted), AT(gl_batch, span),
+
+    SIZE(gl_span), AT(gl_span, first_row), AT(gl_span, rows), AT(gl_span, first_position), AT(gl_span, stride),
+    AT(gl_span, pages),
+
+    SIZE(gl_fault), AT(gl_fault, wrong), AT(gl_fault, at), AT(gl_fault, found), AT(gl_fault, limit),
+
+    IS(GL_EMBED), IS(GL_NORM), IS(GL_LINEAR), IS(GL_ANGLES), IS(GL_ROTATE), IS(GL_KEEP), IS(GL_ATTEND),
+    IS(GL_ACTIVATE), IS(GL_ADD), IS(GL_SCALE), IS(GL_SOFTCAP), IS(GL_TAKE), IS(GL_QUANTIZE),
+
+    IS(GL_SILU), IS(GL_GELU_TANH), IS(GL_GELU), IS(GL_RELU), IS(GL_TOKENS), IS(GL_POSITIONS),
+
+    IS(GL_FINE), IS(GL_WRONG_TOKEN), IS(GL_WRONG_POSITION), IS(GL_WRONG_PAGE), IS(GL_WRONG_WANTED), IS(GL_WRONG_SPAN),
+
+    SIZE(gl_rule), AT(gl_rule, action), AT(gl_rule, selection), AT(gl_rule, count), AT(gl_rule, amount),
+    AT(gl_rule, which), AT(gl_rule, numbers),
+
+    SIZE(gl_request), AT(gl_request, head), AT(gl_request, scale), AT(gl_request, rules), AT(gl_request, count),
+    AT(gl_request, branch_key), AT(gl_request, with_luck), AT(gl_request, alternatives),
+
+    SIZE(gl_line), AT(gl_line, request), AT(gl_line, logits), AT(gl_line, position),
+
+    SIZE(gl_remainder), AT(gl_remainder, complete), AT(gl_remainder, listed), AT(gl_remainder, scale),
+    AT(gl_remainder, log_sum_exp),
+
+    IS(GL_NOTHING), IS(GL_IDS), IS(GL_MASK), IS(GL_NONE_LEFT), IS(GL_WRONG_RULE), IS(GL_NO_MEMORY),
+
+    ACTION(DIVIDE), ACTION(LESS), ACTION(REMOVE), ACTION(KEEP), ACTION(SCALE), ACTION(FIRST), ACTION(MASS),
+    ACTION(SHARE), ACTION(PROBABILITY),
+
+    {"record", sizeof(gl_record)}, RECORD(id), RECORD(logprob), RECORD(raw_logprob), RECORD(rank), RECORD(rank_after),
+    RECORD(entropy), RECORD(log_sum_exp), RECORD(log_sum_exp_after), RECORD(scale), RECORD(luck), RECORD(margin),
+    RECORD(runner_up), RECORD(survivors),
+
+    {"alternative", sizeof(gl_alternative)}, ALTERNATIVE(id), ALTERNATIVE(logprob), ALTERNATIVE(raw_logprob),
+};
+
+/* The table. Writes how many entries it has to `count`. */
+const gl_constant *gl_constants(int64_t *count) {
+    *count = sizeof table / sizeof *table;
+    return table;
+}
