@@ -1,4 +1,4 @@
-"""Requests to their end, many at once, for a caller that waits."""
+"""Many requests at once, for a caller that waits until all of them have ended."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import Any
 
-from glassloop.engine.request import Request
+from glassloop.engine.request import Listener, Request
 from glassloop.engine.thread import EngineThread
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
-_SHOW_FROM = 8  # prompts, from which a bar is worth its line
+_SHOW_FROM = 8  # prompts, from which on a bar is worth its line
 
 
 class Interrupted(KeyboardInterrupt):
@@ -24,30 +24,33 @@ class Interrupted(KeyboardInterrupt):
         self.runs = runs
 
 
-def run_batch(engine: EngineThread, requests: Sequence[Request], progress: bool | None) -> None:
-    """All requests, a few more than can run at a time let in at once. `progress` None: where one looks on."""
+def complete(engine: EngineThread, requests: Sequence[Request], progress: bool | None) -> None:
+    """Submits requests, a few more at a time than can run, and returns when all have ended.
+
+    `progress` says whether to show a bar; None: if there are many and a terminal shows it.
+    """
     ended: SimpleQueue[Request] = SimpleQueue()
     for request in requests:
-        request.listener = _teller(request, ended)
+        request.listener = _listener(request, ended)
     window = 2 * engine.loop.scheduler.most_running
-    let_in = 0
+    submitted = 0
     try:
         with _bar(len(requests), progress) as bar:
             for done in range(len(requests)):
-                while let_in < min(done + window, len(requests)):
-                    engine.submit(requests[let_in], may_refuse=False)
-                    let_in += 1
+                while submitted < min(done + window, len(requests)):
+                    engine.submit(requests[submitted], may_refuse=False)
+                    submitted += 1
                 ended.get()
                 bar()
     except KeyboardInterrupt:
-        for request in requests[:let_in]:
+        for request in requests[:submitted]:
             engine.cancel(request)
-        runs = [run for request in requests[:let_in] for run in request.runs]
-        engine.call(lambda: None)  # all of them have ended when this is through
+        runs = [run for request in requests[:submitted] for run in request.runs]
+        engine.call(lambda: None)  # the cancellations come before it
         raise Interrupted(runs) from None
 
 
-def _teller(request: Request, ended: SimpleQueue[Request]) -> Any:
+def _listener(request: Request, ended: SimpleQueue[Request]) -> Listener:
     def tell(run: Run, token: Token | None) -> None:
         if token is None and request.ended:
             ended.put(request)
