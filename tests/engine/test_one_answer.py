@@ -24,7 +24,8 @@ SCENARIOS = int(os.environ.get("GLASSLOOP_SCENARIOS", "120"))
 
 def _sampling(rng: np.random.Generator) -> Sampling:
     """Any mixture of options; most of them off."""
-    given: dict[str, Any] = {"max_tokens": int(rng.integers(1, 30)), "seed": int(rng.integers(1000))}
+    longest = int(rng.choice([30, 30, 70]))
+    given: dict[str, Any] = {"max_tokens": int(rng.integers(1, longest)), "seed": int(rng.integers(1000))}
     given["logprobs"] = int(rng.integers(0, 4))
 
     def now_and_then(**options: Any) -> None:
@@ -44,7 +45,7 @@ def _sampling(rng: np.random.Generator) -> Sampling:
     now_and_then(min_tokens=min(5, given["max_tokens"]))
     now_and_then(stop_on_repetition=3)
     now_and_then(include_stop=True)
-    now_and_then(n=int(rng.integers(1, 5)))
+    now_and_then(n=int(rng.integers(2, 6)))
     now_and_then(prompt_logprobs=2)
     if rng.random() < 0.15:
         given["regex"] = str(rng.choice(["[a-f]+", "(ab|cd)*x?", "[0-9]{3,9}"]))
@@ -135,7 +136,8 @@ def _scenario(seed: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     ]
     expected = {run: naive(small, run) for each in requests for run in each.runs}
     least = max(len(each.prompt_ids) + each.sampling.max_tokens for each in requests) // 32 + 3
-    engine = loop(small, int(rng.integers(least, least + 12)), most_running=int(rng.integers(1, 9)))
+    pages = least + int(rng.choice([0, 0, 1, 12]))
+    engine = loop(small, pages, most_running=int(rng.integers(1, 9)))
     _guess_badly(engine, rng, expected)
     happened = _watched(engine)
     cancelled = _serve(engine, requests, rng)

@@ -151,31 +151,35 @@ class Scheduler:
                     return False
 
     def _rows(self, task: Task, guess: list[int], room: int) -> list[Work]:
-        """Reserves pages for at most `room` rows of a task's branches; for all of them, or raises NoRoom."""
-        together = _waits_for_a_token(task)
-        works: list[Work] = []
+        """Reserves pages for about `room` rows of a task's branches; for all of them, or raises NoRoom.
+
+        Branches of one task get their wanted rows in the same step: those that have more to compute than the
+        others, after a preemption, catch up with them first.
+        """
+        branches, works = task.branches, list[Work]()
+        catching_up = len(branches) > 1 and not _waits_for_a_token(task)
         try:
-            for branch in task.branches:
-                if not together and branch.pending == 1:
-                    continue  # beams choose together: this one waits until the others have caught up
+            for branch in branches:
                 path = branch.path
                 assert path is not None
                 first = path.length
-                ids = branch.tokens[first : first + room] + guess
+                ids = branch.tokens[first : first + max(1, room)] + guess
                 unwanted = branch.first_wanted - first  # rows computed only for their keys and values
                 program = task.program
-                if program is None:
+                if catching_up or (program is not None and unwanted > 0):
+                    program, most = None, unwanted
+                elif program is None:
                     most = unwanted + max(_SCORED_ROWS, 1 + len(guess))
-                elif unwanted > 0:
-                    program, most = None, unwanted  # rows before the program's are computed as any prompt
                 else:
                     most = len(ids)
                 if len(ids) > most:
                     ids = ids[:most]
+                if not ids:
+                    continue
                 self._tree.extend(path, ids)
                 works.append(Work(task, path, first, ids, max(0, len(ids) - unwanted), program))
                 room -= len(ids)
-                if room <= 0:
+                if room <= 0 and catching_up:
                     break
         except NoRoom:
             for work in works:
