@@ -104,7 +104,14 @@ def test_one_beam_is_greedy_and_four_are_no_worse(seed):
     one = request(prompt, Sampling(max_tokens=12, ignore_eos=True))
     engine = loop(small)
     # A width of 1 asks for no search, so the search is asked for by hand.
-    task = Beams(one, (0, 0), engine._decoder(one, one.runs[0]), tokenizer(), tokenizer().piece, engine.tree)
+    task = Beams(
+        one,
+        (0, 0),
+        engine.decoder(one.runs[0], prompt, one.compiled),
+        tokenizer(),
+        tokenizer().piece,
+        engine.tree,
+    )
     engine._tasks[one] = [task]
     engine.scheduler.add(task)
     while engine.busy:

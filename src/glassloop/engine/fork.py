@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +21,11 @@ def fork_request(
     llm: LLM,
     run: Run,
     at: int,
-    token: int | str | None,
-    text: str | None,
-    sampling: Sampling | None,
-    overrides: Mapping[str, Any],
+    *,
+    token: int | str | None = None,
+    text: str | None = None,
+    sampling: Sampling | None = None,
+    **overrides: Any,
 ) -> Request:
     """Returns the request of `LLM.fork`."""
     check_run(llm, run)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Any
 
 from glassloop.engine.request import Listener, Request
 from glassloop.engine.thread import EngineThread
@@ -58,26 +57,18 @@ def _listener(request: Request, ended: SimpleQueue[Request]) -> Listener:
     return tell
 
 
-def _bar(total: int, progress: bool | None) -> AbstractContextManager[Any]:
+@contextmanager
+def _bar(total: int, progress: bool | None) -> Iterator[Callable[[], object]]:
+    """Shows a progress bar, if wanted, and gives a function that advances it by one."""
     if progress is None:
         progress = total >= _SHOW_FROM and sys.stderr.isatty()
     if not progress:
-        return nullcontext(lambda: None)
-    return _Bar(total)
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-
-class _Bar:
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        self._progress = Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
-        self._task = self._progress.add_task("generating", total=total)
-
-    def __enter__(self) -> Any:
-        self._progress.start()
-        return lambda: self._progress.advance(self._task)
-
-    def __exit__(self, *unused: object) -> None:
-        self._progress.stop()
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as shown:
+        task = shown.add_task("generating", total=total)
+        yield lambda: shown.advance(task)

@@ -276,17 +276,14 @@ class LLM:
         run: Run,
         at: int,
         *,
-        token: int | str | None = None,
-        text: str | None = None,
-        sampling: Sampling | None = None,
         listener: Listener = ignore,
         priority: int = 0,
-        **overrides: Any,
+        **changes: Any,
     ) -> Request:
-        """Returns the request that `fork` runs."""
+        """Returns the request that `fork` runs with the same changes: `token`, `text` or options."""
         from glassloop.engine.fork import fork_request
 
-        made = fork_request(self, run, at, token, text, sampling, overrides)
+        made = fork_request(self, run, at, **changes)
         made.listener, made.priority = listener, priority
         return made
 

@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.decoder import Decoder, choose_rows
-from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
 from glassloop.engine.drafts import Guesser, Lookup, RecentRuns, StepCost
 from glassloop.engine.reading import Reading
 from glassloop.engine.request import Request
 from glassloop.engine.sample import Sample
 from glassloop.engine.scheduler import Scheduler
-from glassloop.engine.task import Asker, Call, Counters, Row, Task
+from glassloop.engine.task import CANCELLED, Asker, Call, Counters, Row, Task
 from glassloop.engine.tree import KVTree
 from glassloop.errors import GlassloopError
 from glassloop.model.transformer import Transformer
 from glassloop.ops.chosen import Chosen
 from glassloop.ops.vocabulary import row_ops
 from glassloop.text.tokenizer import Tokenizer
-from glassloop.trace.run import Run
+from glassloop.trace.run import Past, Run
 from glassloop.trace.token import Pieces
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class Loop:
 
     def cancel(self, request: Asker) -> None:
         """Ends a request where it is. All that it held is free with this call."""
-        self._finish(request, Ending("cancelled", "by the caller"))
+        self._finish(request, CANCELLED)
 
     def cancel_all(self) -> None:
         for request in list(self._tasks):
@@ -109,12 +108,10 @@ class Loop:
         self.counters.step_seconds += perf_counter() - began
 
     def _end_overdue(self) -> None:
-        """Ends the requests that have run out of time and those that have no listener any more."""
-        for request in [each for each in self._tasks if each.is_late or each.abandoned]:
-            if request.is_late:
-                self._finish(request, Ending("timeout", f"after {request.timeout:g} s"))
-            else:
-                self.cancel(request)
+        """Ends the requests whose time is up or whose results are not wanted any more."""
+        for request, ending in [(each, each.overdue()) for each in self._tasks]:
+            if ending is not None:
+                self._finish(request, ending)
 
     def _draft(self) -> None:
         """Lets the draft model, if there is one, propose the next tokens of the runs that were committed."""
@@ -220,40 +217,33 @@ class Loop:
         if request.sampling.beam_width > 1:
             from glassloop.engine.beams import Beams
 
-            decoder = self._decoder(request, request.runs[0])
+            decoder = self.decoder(request.runs[0], request.prompt_ids, request.compiled)
             return [Beams(request, order, decoder, self.tokenizer, self._pieces, self.tree)]
         samples = [self._sample(request, run, order) for run in request.runs]
         samples[0].siblings = samples[1:]
         return list(samples)
 
     def _sample(self, request: Request, run: Run, order: tuple[int, int]) -> Sample:
-        decoder, recent_runs = self._decoder(request, run), self._recent_runs
+        decoder = self.decoder(run, run.prompt_ids, request.compiled)
         guesser: Guesser | None = None
         if request.drafts and self._draft_model is None:
-            guesser = Lookup(self._step_cost, recent_runs)
+            guesser = Lookup(self._step_cost, self._recent_runs)
         elif request.drafts and self._draft_model is not None:
             guesser = self._draft_model.guesser(run, decoder, self._step_cost)
-        pieces, queue = self._pieces, self.scheduler.add
-        return Sample(request, run, order, decoder, self.tokenizer, pieces, guesser, recent_runs, queue)
-
-    def _decoder(self, request: Request, run: Run) -> Decoder:
-        return self.decoder(run.sampling, run.seed, run.prompt_ids, run.salt, request.compiled)
+        tools = (self.tokenizer, self._pieces, guesser, self._recent_runs, self.scheduler.add)
+        return Sample(request, run, order, decoder, *tools)
 
     def decoder(
-        self,
-        sampling: Sampling,
-        seed: int,
-        prompt_ids: Sequence[int],
-        salt: int,
-        compiled: Compiled | None = None,
+        self, drawn: Run | Past, prompt_ids: Sequence[int], compiled: Compiled | None = None
     ) -> Decoder:
-        """Returns a decoder for a branch of this model. Without `compiled` its options are compiled here."""
+        """Returns a decoder with the options, seed and salt of a run, or of the past of a fork, for a branch
+        of this model. Without `compiled` the options are compiled here."""
         return Decoder(
-            sampling,
+            drawn.sampling,
             self.transformer.config.vocab_size,
-            seed,
+            drawn.seed,
             prompt_ids,
-            salt,
+            drawn.salt,
             self.tokenizer,
             tuple(self.tokenizer.eos_ids),
             self._row_ops,

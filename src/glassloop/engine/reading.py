@@ -16,7 +16,7 @@ import numpy as np
 from glassloop.decode.stop import Ending
 from glassloop.engine.branch import Branch
 from glassloop.engine.deadline import Cancelled, Deadline
-from glassloop.engine.task import Counters, Program, Row
+from glassloop.engine.task import CANCELLED, Counters, Program, Row
 from glassloop.errors import GlassloopError
 
 # Given what was computed, piece by piece, on the engine's thread: it must be quick.
@@ -71,17 +71,8 @@ class Reading:
 
     # ── as a request ───────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def is_late(self) -> bool:
-        return self.deadline.expired
-
-    @property
-    def abandoned(self) -> bool:
-        return self.deadline.cancelled
-
-    @property
-    def timeout(self) -> float | None:
-        return self.deadline.seconds
+    def overdue(self) -> Ending | None:
+        return CANCELLED if self.deadline.cancelled or self.deadline.expired else None
 
     def begin(self, now: float, cached: int) -> None:
         self.started = now
@@ -109,9 +100,8 @@ class Reading:
 
     def finish(self, ending: Ending) -> None:
         """Ends the reading before its last row."""
-        if ending.reason in ("cancelled", "timeout"):
-            late = self.deadline.cancelled or self.deadline.expired
-            self._end(self.deadline.error() if late else Cancelled("the engine was closed"))
+        if ending.reason == "cancelled":
+            self._end(self.deadline.error() if self.overdue() else Cancelled("the engine was closed"))
         else:
             length = len(self.branches[0].tokens)
             self._end(GlassloopError(f"there is no room for {length} tokens: {ending.detail}"))

@@ -10,7 +10,8 @@ from time import perf_counter
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
-from glassloop.engine.task import Counters
+from glassloop.decode.stop import Ending
+from glassloop.engine.task import CANCELLED, Counters
 from glassloop.errors import GlassloopError
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
@@ -84,14 +85,11 @@ class Request:
         except Exception:
             self.listener, self.abandoned = ignore, True
 
-    @property
-    def is_late(self) -> bool:
+    def overdue(self) -> Ending | None:
         timeout = self.sampling.timeout
-        return timeout is not None and self.seconds >= timeout
-
-    @property
-    def timeout(self) -> float | None:
-        return self.sampling.timeout
+        if timeout is not None and self.seconds >= timeout:
+            return Ending("timeout", f"after {timeout:g} s")
+        return CANCELLED if self.abandoned else None
 
     def begin(self, now: float, cached: int) -> None:
         self.started = now

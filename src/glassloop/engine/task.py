@@ -31,6 +31,9 @@ class Counters:
     step_seconds: float = 0.0
 
 
+CANCELLED = Ending("cancelled", "by the caller")
+
+
 class Row(NamedTuple):
     """One wanted row of a call's results."""
 
@@ -55,14 +58,8 @@ class Asker(Protocol):
 
     started: float | None  # when its first step was planned
 
-    @property
-    def is_late(self) -> bool: ...
-
-    @property
-    def abandoned(self) -> bool: ...
-
-    @property
-    def timeout(self) -> float | None: ...
+    def overdue(self) -> Ending | None:
+        """Returns how the request has to end now, if its time is up or its result is not wanted any more."""
 
     def begin(self, now: float, cached: int) -> None:
         """Notes that the first step has been planned; `cached` tokens were found in the tree."""
