@@ -12,6 +12,7 @@ from model.tiny import TINY, VOCAB, make
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
+from glassloop.engine import scheduler
 from glassloop.engine.beams import Beams
 from glassloop.engine.loop import Loop
 from glassloop.engine.request import Request, runs_of
@@ -103,7 +104,14 @@ def test_one_beam_is_greedy_and_four_are_no_worse(seed):
     one = request(prompt, Sampling(max_tokens=12, ignore_eos=True))
     engine = loop(small)
     # A width of 1 asks for no search, so the search is asked for by hand.
-    task = Beams(one, (0, 0), engine._decoder(one, one.runs[0]), tokenizer(), tokenizer().piece, engine.tree)
+    task = Beams(
+        one,
+        (0, 0),
+        engine.decoder(one.runs[0], prompt, one.compiled),
+        tokenizer(),
+        tokenizer().piece,
+        engine.tree,
+    )
     engine._tasks[one] = [task]
     engine.scheduler.add(task)
     while engine.busy:
@@ -113,13 +121,15 @@ def test_one_beam_is_greedy_and_four_are_no_worse(seed):
     assert best.logprob >= greedy.logprob - 1e-9
 
 
-def test_the_search_is_the_same_beside_others_and_in_little_room():
+@pytest.mark.parametrize(("seed", "pages", "rows"), [(3, 14, 512), (4, 14, 16), (5, 15, 512), (6, 16, 16)])
+def test_the_search_is_the_same_beside_others_and_in_little_room(seed, pages, rows, monkeypatch):
+    monkeypatch.setattr(scheduler, "STEP_ROWS", rows)
     small = model(40)
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(seed)
     prompts = [rng.integers(0, 256, 50).tolist() for _ in range(4)]
     sampling = Sampling(beam_width=3, n=2, max_tokens=24, repetition_penalty=1.1)
     alone = [finish(loop(small), request(prompt, sampling)) for prompt in prompts]
-    engine = loop(small, pages=14)
+    engine = loop(small, pages=pages)
     others = [request(prompt[:30], Sampling(max_tokens=40, seed=1)) for prompt in prompts]
     asked = [request(prompt, sampling) for prompt in prompts]
     finish(engine, *[each for pair in zip(others, asked, strict=True) for each in pair])

@@ -7,18 +7,19 @@ import pytest
 from engine.small import EOS, finish, loop, model, naive, request, same, tokenizer
 
 from glassloop import LLM, GlassloopError, Sampling
+from glassloop.engine import draft_model, scheduler
 from glassloop.engine.draft_model import DraftModel
-from glassloop.engine.drafts import Chances, Grams, Lookup, Memory, Pace, gram_of
+from glassloop.engine.drafts import AcceptanceRates, Lookup, NgramIndex, RecentRuns, StepCost, ngram_of
 
 
 def test_grams_find_the_longest_agreement():
     rng = np.random.default_rng(0)
     for _ in range(300):
         tokens = rng.integers(0, 3, rng.integers(4, 60)).tolist()
-        grams = Grams()
+        grams = NgramIndex()
         grams.extend(tokens[:10])
         grams.extend(tokens[10:])
-        agreed, following = grams.longest(tokens, gram_of(tokens))
+        agreed, following = grams.longest(tokens, ngram_of(tokens))
         places = [place for place in range(3, len(tokens)) if tokens[place - 3 : place] == tokens[-3:]]
         assert (agreed > 0) == bool(places)
         if agreed:
@@ -26,24 +27,24 @@ def test_grams_find_the_longest_agreement():
             assert any(tokens[p - agreed : p] == tokens[-agreed:] for p in found if p >= agreed)
 
 
-def test_memory_stops_at_the_border_of_a_run():
-    memory = Memory()
-    memory.add([1, 2, 3, 4])
-    memory.add([5, 6, 7])
+def test_an_earlier_run_ends_at_its_border():
+    recent = RecentRuns()
+    recent.add([1, 2, 3, 4])
+    recent.add([5, 6, 7])
     for tokens, found in (([0, 1, 2, 3], (3, [4])), ([2, 3, 4], (0, []))):
-        assert memory.longest(tokens, gram_of(tokens)) == found
+        assert recent.longest(tokens, ngram_of(tokens)) == found
 
 
 def test_a_guess_is_as_long_as_it_pays():
-    pace = Pace()
-    assert pace.worth(0.02, 24) == 0 and pace.worth(0.97, 24) >= 8 and pace.worth(0.97, 2) == 2
-    pace.saw(1, 1.0)
-    pace.saw(9, 8.5)  # rows that cost as much as steps: no guess is worth it
-    assert pace.worth(0.8, 8) == 0
-    chances = Chances()
+    cost = StepCost()
+    assert cost.worth(0.02, 24) == 0 and cost.worth(0.97, 24) >= 8 and cost.worth(0.97, 2) == 2
+    cost.saw(1, 1.0)
+    cost.saw(9, 8.5)  # rows that cost as much as steps: no guess is worth it
+    assert cost.worth(0.8, 8) == 0
+    rates = AcceptanceRates()
     for _ in range(30):
-        chances.saw(3, right=False)
-    assert chances.of(3) < 0.05 < chances.of(4)
+        rates.saw(3, right=False)
+    assert rates.of(3) < 0.05 < rates.of(4)
 
 
 def test_repetition_is_noticed_and_drafted():
@@ -54,9 +55,7 @@ def test_repetition_is_noticed_and_drafted():
     )
     asked = request(prompt, sampling)
     engine = loop(small)
-    engine._pace.saw = lambda rows, seconds: (
-        None
-    )  # what rows cost by the rule of thumb, not on a busy machine
+    engine._step_cost.saw = lambda rows, seconds: None  # what rows cost by the estimate, not as measured
     (run,) = finish(engine, asked)
     assert same(run, naive(small, run))
     assert run.drafts.accepted > 20 and engine.counters.steps < 45
@@ -137,13 +136,83 @@ def test_a_draft_model_changes_no_token(seed):
         assert all(same(run, naive(small, run)) for run in runs)
         draft.tree.check_integrity()
         assert draft.tree.held == 0
+        proposed = sum(run.drafts.proposed for run in runs)
+        assert proposed > 0
         if drafter is small:
-            proposed = sum(run.drafts.proposed for run in runs)
             assert proposed == sum(run.drafts.accepted for run in runs)
         refused = [(token.id, token.refused) for run in runs for token in run.tokens if token.refused]
         assert bool(refused) == (drafter is not small)
         assert all(guess.by == "model" and guess.id != chosen for chosen, guess in refused)
-        assert tokenizer() is not None
+
+
+class _Passes:
+    """Counts the rows of every forward pass of a model, and refuses passes while a step is planned."""
+
+    def __init__(self, transformer, monkeypatch):
+        self.rows: list[int] = []
+        self.spans: list[int] = []
+        self.planning = False
+        self._forward = transformer.forward
+        monkeypatch.setattr(transformer, "forward", self.forward)
+
+    def forward(self, batch, pages):
+        assert not self.planning
+        self.rows.append(len(batch.tokens))
+        self.spans.append(len(batch.spans))
+        return self._forward(batch, pages)
+
+    def watch(self, engine, monkeypatch):
+        plan = engine.scheduler.plan
+
+        def planned():
+            self.planning = True
+            try:
+                return plan()
+            finally:
+                self.planning = False
+
+        monkeypatch.setattr(engine.scheduler, "plan", planned)
+
+
+def test_a_long_prompt_beside_streams_costs_bounded_passes_of_both_models(monkeypatch):
+    monkeypatch.setattr(scheduler, "_ROWS_BESIDE", 16)
+    monkeypatch.setattr(draft_model, "PASS_ROWS", 16)
+    small, drafter, streams = model(None), model(None, seed=2), 3
+    # It drafts what the model itself says, with passes that are counted apart.
+    monkeypatch.setattr(drafter, "_program", small._program)
+    passes, drafted = _Passes(small, monkeypatch), _Passes(drafter, monkeypatch)
+    memory = 60 * sum(group.page_bytes for group in small.pages(1))
+    engine = loop(small, pages=60, draft=DraftModel(drafter, memory))
+    monkeypatch.setattr(engine._step_cost, "worth", lambda chance, most, each: min(2, most))
+    passes.watch(engine, monkeypatch), drafted.watch(engine, monkeypatch)
+    sampling = Sampling(max_tokens=90, seed=1, ignore_eos=True)
+    asked = [request([65 + number] * 5, sampling) for number in range(streams)]
+    for each in asked:
+        engine.add(each)
+    while not all(each.runs[0].tokens for each in asked):
+        engine.step()
+    rng = np.random.default_rng(0)
+    asked.append(
+        request(rng.integers(0, 256, 150).tolist(), Sampling(max_tokens=20, seed=1, ignore_eos=True))
+    )
+    engine.add(asked[-1])
+    passes.rows.clear(), drafted.rows.clear()
+    while not asked[-1].ended:
+        steps, before = len(passes.rows), [len(each.runs[0].tokens) for each in asked]
+        drafts = len(drafted.rows)
+        engine.step()
+        assert len(passes.rows) == steps + 1 and len(drafted.rows) - drafts <= 2
+        for each, count in zip(asked[:streams], before, strict=False):
+            assert each.ended or len(each.runs[0].tokens) > count  # tokens in every step
+    assert max(passes.rows) <= (streams + 1) * 3 + 16 and max(drafted.rows) <= 16
+    assert max(drafted.spans) == streams + 1  # all of them in one batch
+    assert sum(drafted.rows) >= 150 + 20  # the drafter has read the long prompt too
+    while engine.busy:
+        engine.step()
+    for each in asked:
+        (run,) = each.runs
+        assert same(run, naive(small, run))
+        assert 0 < run.drafts.accepted == run.drafts.proposed
 
 
 def test_the_real_model_drafts_for_itself():
@@ -162,6 +231,6 @@ def test_a_draft_model_with_other_tokens_is_refused():
 
 
 def test_a_lookup_is_silent_without_a_past():
-    guesser = Lookup(Pace(), Memory())
+    guesser = Lookup(StepCost(), RecentRuns())
     assert guesser.guess([1, 2], 8, None) == []  # type: ignore[arg-type]
     guesser.learn([1, 2, 3])

@@ -17,7 +17,7 @@ from glassloop.engine.deadline import Cancelled, Deadline, TimedOut
 from glassloop.engine.hidden import mean_hidden
 from glassloop.engine.logits import logits_after
 from glassloop.engine.reading import Reading
-from glassloop.engine.scheduler import Program
+from glassloop.engine.task import Program
 from glassloop.engine.thread import Busy, EngineThread
 from glassloop.model.cache import Branches
 from glassloop.model.lens import Lens

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,11 @@ def test_a_list_is_one_batch_in_order_with_options_for_each(llm):
     alone = [llm.generate(prompt, each) for prompt, each in zip(PROMPTS, options, strict=True)]
     together = llm.generate(PROMPTS, options)
     assert [run.tokens for run in together] == [run.tokens for run in alone]
-    assert [run.token_ids for run in llm.generate([[504, 2025], [282]], Sampling(max_tokens=2))]
+    ids, option = [[504, 2025], [282]], Sampling(seed=4, max_tokens=3)
+    assert [run.prompt_ids for run in llm.generate(ids, option)] == ids
+    assert [run.tokens for run in llm.generate(ids, option)] == [
+        llm.generate(each, option).tokens for each in ids
+    ]
     with pytest.raises(SamplingError, match="sampling has 2 entries; 5"):
         llm.generate(PROMPTS, options[:2])
     with pytest.raises(SamplingError, match="sampling is a list"):
@@ -105,14 +110,19 @@ def test_leaving_the_loop_frees_the_request(llm):
     assert llm.engine.load == (0, 0) and llm.engine.loop.tree.held == 0
 
 
-def test_a_cached_prefix_is_counted_and_times_are_told(llm):
+def test_a_cached_prefix_is_counted_and_not_computed_again(llm):
     prompt = "Here is a long story about nothing at all. " * 30
-    cold = llm.generate(prompt, Sampling(max_tokens=4, temperature=0))
+    counters, sampling = llm.engine.loop.counters, Sampling(max_tokens=1, temperature=0)
+    rows = [counters.rows]
+    cold = llm.generate(prompt, sampling)
+    rows.append(counters.rows)
+    warm = llm.generate(prompt, sampling)
+    rows.append(counters.rows)
+    assert cold.tokens == warm.tokens and cold.usage.cached_tokens < 10
+    assert warm.usage.cached_tokens == len(warm.prompt_ids) - 1
+    computed = [after - before for before, after in pairwise(rows)]
+    assert computed == [len(cold.prompt_ids) - cold.usage.cached_tokens, 1]
     warm = llm.generate(prompt, Sampling(max_tokens=4, temperature=0))
-    assert cold.tokens == warm.tokens
-    assert (
-        warm.usage.cached_tokens == len(warm.prompt_ids) - 1 and warm.timings.prefill < cold.timings.prefill
-    )
     seconds = [token.seconds for token in warm.tokens]
     assert seconds == sorted(seconds) and warm.timings.queue >= 0 and warm.timings.decode > 0
 
@@ -253,7 +263,7 @@ def _resident() -> int:
 def test_ctrl_c_leaves_the_text_so_far():
     program = """
 import glassloop, os, signal, threading
-from glassloop.engine.batch import Interrupted
+from glassloop.engine.generation import Interrupted
 llm = glassloop.LLM(kv_memory="200MB")
 threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:

@@ -18,7 +18,7 @@ from glassloop.decode.luck import Race
 from glassloop.decode.stop import Ending, Stopper
 from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.request import Request
-from glassloop.engine.scheduler import Row
+from glassloop.engine.task import Row
 from glassloop.engine.tree import KVTree
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowSummary
@@ -71,9 +71,10 @@ class _Proposal(NamedTuple):
 
 
 class Beams:
-    """A task: the scheduler computes all of its branches together."""
+    """The task of a beam search. The scheduler computes all of its branches together."""
 
     program = None  # its rows are those of the forward pass
+    decoder = None  # the beams are compared with each other
 
     def __init__(
         self,
@@ -103,10 +104,6 @@ class Beams:
     def branches(self) -> Sequence[Branch]:
         return [beam.branch for beam in self._beams]
 
-    @property
-    def ready(self) -> None:
-        return None
-
     def guess(self, rows: int) -> list[int]:
         return []
 
@@ -117,7 +114,7 @@ class Beams:
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def advance(self, rows: Sequence[Row]) -> None:
-        """A row for each beam."""
+        """Replaces the beams by the best continuations of all of them. There is a row for each beam."""
         self._first = self._first or perf_counter()
         seen = [beam.decoder.run_stages(row.logits) for beam, row in zip(self._beams, rows, strict=True)]
         proposals = [each for index, (_, left) in enumerate(seen) for each in self._proposals(index, left)]
@@ -130,7 +127,7 @@ class Beams:
             if ending is None:
                 live.append(beam)
                 continue
-            if place < self._width:  # one that a full set of others beats does not count
+            if place < self._width:  # a beam that a full set of others beats does not count
                 self._keep(beam, ending)
             beam.branch.leave(self._tree)
         self._replace(live)
@@ -138,7 +135,7 @@ class Beams:
             self.finish(None)
 
     def _proposals(self, index: int, left: Candidates) -> Iterator[_Proposal]:
-        """The likeliest tokens of one beam."""
+        """Yields the likeliest tokens of one beam."""
         best = left.first(2 * self._width)
         so_far = self._beams[index].logprob - left.log_sum_exp
         pairs = zip(best.ids.tolist(), best.values.tolist(), strict=True)
@@ -148,7 +145,7 @@ class Beams:
     def _grow(
         self, proposal: _Proposal, logits: Float32, summary: RowSummary, left: Candidates
     ) -> tuple[_Live, Ending | None]:
-        """A beam with one more token, and whether that is its end."""
+        """Returns a beam with one more token, and its ending if that was the last one."""
         parent = self._beams[proposal.beam]
         choice = Race(proposal.id, proposal.place, proposal.logit, 0.0, None, 0.0)
         chosen = parent.decoder.record_choice(logits, summary, left, choice)
@@ -172,7 +169,7 @@ class Beams:
         return _Live(branch, decoder, text, stopper, trail, proposal.logprob), ending
 
     def _keep(self, beam: _Live, ending: Ending) -> None:
-        """Put a beam that has ended with the best of those."""
+        """Adds a beam that has ended to the best of those."""
         assert beam.trail is not None
         tokens, number = beam.trail.tokens(), beam.trail.number
         end = tokens.pop() if beam.decoder.history.generated_length < len(tokens) else None
@@ -186,7 +183,7 @@ class Beams:
         return float(beam.logprob / beam.trail.length**self._sampling.length_penalty)
 
     def _replace(self, live: list[_Live]) -> None:
-        """These are the beams now; those that nobody comes from are pruned."""
+        """Makes these the beams. The previous ones that none of them continues are recorded as pruned."""
         parents = {beam.trail.before.number for beam in live if beam.trail and beam.trail.before}
         for beam in self._beams:
             beam.branch.leave(self._tree)
@@ -208,8 +205,8 @@ class Beams:
         return self.request.ended
 
     def finish(self, ending: Ending | None) -> None:
-        """The best beams are the request's runs: those that ended, then, if the search was cut short, those
-        that were still going."""
+        """Makes the best beams the request's runs: those that ended, then, if `ending` cuts the search short,
+        those that were still live."""
         request, now = self.request, perf_counter()
         if ending is not None:
             for beam in self._beams:

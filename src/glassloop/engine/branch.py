@@ -1,4 +1,4 @@
-"""A branch: one sequence of tokens that is being computed, and the text that becomes of it."""
+"""A branch: one sequence of tokens that is being computed, and its text as a reader sees it."""
 
 from __future__ import annotations
 
@@ -12,30 +12,39 @@ from glassloop.text.stream import TextStream
 
 
 class Branch:
-    """What is still to compute are its tokens less those in the tree; whether that is a prompt, one new token
-    or a token that was forced makes no difference."""
+    """A sequence of tokens. What is still to compute is its tokens less those in the tree; whether that is a
+    prompt, one new token or a token that was forced makes no difference."""
 
     __slots__ = ("path", "recorded", "tokens")
 
     def __init__(self, tokens: list[int], recorded: int) -> None:
         self.tokens = tokens
-        # Tokens up to here need no logits; for each one after it, known or not, they are wanted.
+        # How many tokens have a record or need none. Each later one, known or not, is scored or chosen.
         self.recorded = recorded
-        self.path: Path | None = None  # None: nothing of it is held in the tree
+        self.path: Path | None = None  # None: it holds no pages of the tree
 
     @property
     def pending(self) -> int:
         return len(self.tokens) - (0 if self.path is None else self.path.length)
 
-    def enter(self, tree: KVTree) -> int:
-        """Take what the tree has of it. The token before the first that wants logits must be computed."""
-        self.path = tree.match(self.tokens, self.recorded - 1)
-        return self.path.length
+    @property
+    def first_wanted(self) -> int:
+        """The position of the first row whose results are wanted: they are about the token after it."""
+        return self.recorded - 1
+
+    def enter(self, tree: KVTree) -> None:
+        """Holds what the tree has of the rows whose results are not wanted."""
+        self.path = tree.match(self.tokens, self.first_wanted)
 
     def leave(self, tree: KVTree) -> None:
         if self.path is not None:
             tree.release(self.path)
             self.path = None
+
+    def drop_rejected(self, tree: KVTree) -> None:
+        """Gives back the rows of draft tokens that were not accepted: the last token is not computed yet."""
+        if self.path is not None and self.path.length >= len(self.tokens):
+            tree.cut(self.path, len(self.tokens) - 1)
 
     def fork(self, tree: KVTree) -> Branch:
         twin = Branch(self.tokens.copy(), self.recorded)
@@ -44,7 +53,7 @@ class Branch:
 
 
 class BranchText:
-    """From a branch's bytes to what a reader sees: stop strings, then characters."""
+    """The text of a branch: its bytes, without stop strings, as characters."""
 
     def __init__(self, compiled: Compiled) -> None:
         sampling, stops = compiled.sampling, compiled.stops
@@ -55,7 +64,7 @@ class BranchText:
         self.ending: Ending | None = None
 
     def feed(self, data: bytes) -> str:
-        """The text that is certain with one more token."""
+        """Adds the bytes of a token and returns the text that has become certain."""
         self._fed += 1
         if self._stops is not None:
             fed = self._stops.feed(data, self._fed > self._min_tokens)

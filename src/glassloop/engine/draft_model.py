@@ -1,5 +1,9 @@
 """A draft model: a smaller model with the same tokens runs ahead. It draws with the run's own luck and
-stages, so that it agrees wherever the two models nearly do."""
+stages, so that it agrees wherever the two models nearly do.
+
+After a step it makes the drafts of all runs that got a token: one batch a pass, in which each draft grows by
+one token.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,8 @@ from collections.abc import Sequence
 from os import PathLike
 from time import perf_counter
 
-from glassloop.decode.decoder import Decoder
-from glassloop.engine.drafts import Chances, Pace
+from glassloop.decode.decoder import Decoder, choose_rows
+from glassloop.engine.drafts import AcceptanceRates, StepCost, guess_room
 from glassloop.engine.tree import KVTree, NoRoom, Path
 from glassloop.errors import GlassloopError
 from glassloop.model.loader import ModelFiles
@@ -16,41 +20,86 @@ from glassloop.model.registry import fetch
 from glassloop.model.transformer import Transformer
 from glassloop.ops import choose_ops
 from glassloop.ops.batch import Batch
-from glassloop.ops.quant import Float32
 from glassloop.text.tokenizer import Tokenizer
+from glassloop.trace.run import Run
 from glassloop.trace.token import Drafter
 
-_AT_ONCE = 128  # tokens of a prompt that are computed in one step
+PASS_ROWS = 128  # of one forward pass: all streams wait meanwhile
 
 
 class DraftModel:
-    """Shared by all runs of an engine."""
+    """The draft model of an engine, shared by all of its runs."""
 
     def __init__(self, transformer: Transformer, memory: int) -> None:
         self.transformer = transformer
         self.tree = KVTree(transformer, memory)
-        self.seconds = 0.0  # that a token of it takes
+        self.seconds = 0.0  # that one token of a draft takes, its share of a pass
+        self.asked: list[ModelGuesser] = []  # those that want a draft for the next step
 
-    def guesser(self, pace: Pace) -> ModelGuesser:
-        """For one run."""
-        return ModelGuesser(self, pace)
+    def guesser(self, run: Run, decoder: Decoder, step_cost: StepCost) -> ModelGuesser:
+        return ModelGuesser(self, run, decoder, step_cost)
 
-    def forward(self, path: Path, tokens: Sequence[int]) -> Float32:
-        """Logits after these tokens."""
+    def make_drafts(self) -> None:
+        """Makes the drafts that were asked for, pass by pass.
+
+        A text that needs more rows than a pass has is computed in pieces, one a step; until all of it is in
+        the tree its draft stays empty. So does a draft that finds no room in the tree.
+        """
         began = perf_counter()
-        first = path.length
-        self.tree.extend(path, tokens)
-        logits: Float32 = self.transformer.forward(Batch.of([(path.table, first, tokens)]), self.tree.pages)
-        self.tree.computed(path)
-        if len(tokens) == 1:
-            took = perf_counter() - began
-            self.seconds = 0.8 * (self.seconds or took) + 0.2 * took
-        row: Float32 = logits[0]
-        return row
+        drafts = [each for each in self.asked if each.begin()]
+        self.asked = []
+        paths = [self.tree.match(draft.text, len(draft.text) - 1) for draft in drafts]
+        # Those with the least to compute come first: a long text must not keep the others from their drafts.
+        growing = sorted(zip(drafts, paths, strict=True), key=lambda pair: len(pair[0].text) - pair[1].length)
+        try:
+            while growing:
+                growing = self._grow(growing)
+        except GlassloopError:
+            pass  # the runs go on without drafts, or with shorter ones
+        finally:
+            for path in paths:
+                self.tree.release(path)
+        for draft in drafts:
+            draft.run.drafts.seconds += (perf_counter() - began) / len(drafts)
+
+    def _grow(self, growing: Sequence[tuple[ModelGuesser, Path]]) -> list[tuple[ModelGuesser, Path]]:
+        """Adds a token to each draft in one forward pass; returns those that want another one."""
+        began, room = perf_counter(), PASS_ROWS
+        spans, wanted, ready = [], [], []
+        for draft, path in growing:
+            missing = draft.made[-1:] or draft.text[path.length :]
+            rows, first = missing[:room], path.length
+            if not rows:
+                break
+            try:
+                self.tree.extend(path, rows)
+            except NoRoom:
+                continue
+            room -= len(rows)
+            spans.append((path, first, rows))
+            wanted.append(int(len(rows) == len(missing)))
+            if wanted[-1]:
+                ready.append((draft, path))
+        if not spans:
+            return []
+        batch = Batch.of([(path.table, first, rows) for path, first, rows in spans], wanted)
+        logits = self.transformer.forward(batch, self.tree.pages)
+        for path, _, _ in spans:
+            self.tree.computed(path)
+        chosen = choose_rows([draft.decoder for draft, _ in ready], logits)
+        if len(batch.tokens) == len(spans):  # a row for each draft, and no text to catch up with
+            seconds = (perf_counter() - began) / len(spans)
+            self.seconds = 0.8 * (self.seconds or seconds) + 0.2 * seconds
+        # An error of a stage or grammar ends the draft; the run itself will meet it, or choose otherwise.
+        return [
+            pair
+            for pair, made in zip(ready, chosen, strict=True)
+            if not isinstance(made, Exception) and pair[0].add(made.id)
+        ]
 
 
 def load_draft(name: str | PathLike[str], tokenizer: Tokenizer, ops: str, memory: int) -> DraftModel:
-    """A model that drafts for one with this tokenizer."""
+    """Loads a model that can draft for one with this tokenizer."""
     files = ModelFiles(fetch(str(name)))
     theirs = files.tokenizer()
     if [theirs.piece(token) for token in range(theirs.vocab_size)] != [
@@ -61,52 +110,55 @@ def load_draft(name: str | PathLike[str], tokenizer: Tokenizer, ops: str, memory
 
 
 class ModelGuesser:
+    """Guesses what the draft model would have chosen next in one run."""
+
     name: Drafter = "model"
 
-    def __init__(self, model: DraftModel, pace: Pace) -> None:
+    def __init__(self, model: DraftModel, run: Run, decoder: Decoder, step_cost: StepCost) -> None:
+        self.run = run
+        self.text: Sequence[int] = ()  # of the run; it may have grown since the draft was made
+        self.made: list[int] = []  # the draft
+        self.decoder = decoder  # while a draft is made, a fork of the run's own
+        self._own_decoder = decoder
         self._model = model
-        self._pace = pace
-        self._chances = Chances()
-        self._made: tuple[list[int], int] = ([], 0)  # the guess, and the length when it was made
+        self._step_cost = step_cost
+        self._rates = AcceptanceRates()
+        self._length = 0  # of the text that the draft follows
+        self._count = 0  # of tokens that the draft should have
         self._silent = 0
 
-    def guess(self, tokens: Sequence[int], room: int, decoder: Decoder) -> list[int]:
-        count = self._pace.worth(self._chances.of(0), room, self._model.seconds)
-        if count == 0:
+    def begin(self) -> bool:
+        """Begins a draft, if one is worth its time; returns whether it is."""
+        self._length, context = len(self.text), self._model.transformer.config.context
+        room = min(guess_room(self.run, self._length), context - self._length)
+        scored = len(self._own_decoder.history) == self._length  # else known tokens come first
+        if self.run.finish_reason is not None or not scored or room < 1:
+            return False
+        self._count = self._step_cost.worth(self._rates.of(0), room, self._model.seconds)
+        if self._count == 0:
             # Now and then one is made all the same: times change.
             self._silent += 1
-            if self._silent % 32 or room < 1:
-                return []
-            count = 1
-        guess = self._run_ahead(tokens, count, decoder.fork())
-        self._made = guess, len(tokens)
-        return guess
+            if self._silent % 32:
+                return False
+            self._count = 1
+        self.decoder = self._own_decoder.fork()
+        return True
 
-    def _run_ahead(self, tokens: Sequence[int], count: int, decoder: Decoder) -> list[int]:
-        tree = self._model.tree
-        path = tree.match(tokens, len(tokens) - 1)
-        guess: list[int] = []
-        try:
-            pending = list(tokens[path.length :])
-            if len(pending) > _AT_ONCE:  # of a long prompt some in each step: all streams wait meanwhile
-                self._model.forward(path, pending[:_AT_ONCE])
-                return []
-            while True:
-                logits = self._model.forward(path, pending)
-                guess.append(decoder.choose(logits).id)
-                if len(guess) == count or decoder.ends_with(guess[-1]):
-                    return guess
-                decoder.commit(guess[-1])
-                pending = guess[-1:]
-        except (NoRoom, GlassloopError):
-            return guess  # a stage or a grammar that has nothing left here will say so to the run itself
-        finally:
-            tree.release(path)
+    def add(self, token: int) -> bool:
+        """Appends a token to the draft; returns whether another one is wanted."""
+        self.made.append(token)
+        if len(self.made) == self._count or self.decoder.ends_with(token):
+            return False
+        self.decoder.commit(token)
+        return True
+
+    def guess(self, tokens: Sequence[int], room: int, decoder: Decoder) -> list[int]:
+        return self.made[:room] if len(tokens) == self._length else []
 
     def learn(self, tokens: Sequence[int]) -> None:
-        guess, length = self._made
-        for guessed, came in zip(guess, tokens[length:], strict=False):
-            self._chances.saw(0, guessed == came)
+        for guessed, came in zip(self.made, tokens[self._length :], strict=False):
+            self._rates.saw(0, guessed == came)
             if guessed != came:
                 break
-        self._made = [], 0
+        self.text, self.made = tokens, []
+        self._model.asked.append(self)

@@ -2,7 +2,7 @@
 
 A guess is right if it is what the run itself would have chosen, which its position and luck decide alone, so
 guessing changes how fast tokens come and never which. How many are worth a guess follows from what a row
-costs and how often guesses have been right. Where that is none they are still made and looked at, only not
+costs and how often guesses have been right. Where that is none they are still made and compared, only not
 computed, so a run notices when it begins to repeat.
 """
 
@@ -14,38 +14,44 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from glassloop.decode.decoder import Decoder
+from glassloop.trace.run import Run
 from glassloop.trace.token import Drafter
 
 _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # of a guess
 _GRAM = 3  # tokens that must agree before a guess is made
-_PLACES = 4  # of one gram, the latest, that are compared
+_PLACES = 4  # the latest places of an n-gram, which are compared
 _LONGEST = 16  # tokens of agreement that count
-_KEPT = 1 << 15  # tokens of earlier runs that are remembered, at least
-_OF_A_RUN = 1024  # tokens of one earlier run that are remembered, its last ones
+_KEPT = 1 << 15  # tokens of earlier runs that are kept, at least
+_OF_A_RUN = 1024  # tokens of one earlier run that are kept, its last ones
 _AT_ONCE = 512  # tokens of a long text that are indexed in one step: all streams wait meanwhile
-_BORDER = -1  # between two of them
+_BORDER = -1  # between two runs
 
 
 class Guesser(Protocol):
-    """Guesses for one run."""
+    """Makes the guesses for one run."""
 
     name: Drafter
 
     def guess(self, tokens: Sequence[int], room: int, decoder: Decoder) -> list[int]:
-        """What may come after these tokens, at most `room` of it."""
+        """Returns at most `room` tokens that may come after these."""
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """What has come since the last guess."""
+        """Compares the last guess with the tokens that came."""
 
 
-class Pace:
-    """What a step costs, by its rows, as lately seen; where that was not seen, by a rule of thumb."""
+def guess_room(run: Run, length: int) -> int:
+    """Returns how many guesses a run of this length could accept, with one more token after them."""
+    return min(run.context - length, run.sampling.max_tokens - len(run.tokens)) - 1
+
+
+class StepCost:
+    """What a step costs by its number of rows: a moving average of what was measured, or an estimate."""
 
     def __init__(self) -> None:
-        self.rows = 1  # of the step to come, without guesses
+        self.rows = 1  # of the next step, without guesses
         self._seen: dict[int, float] = {}
-        self._sizes: list[int] = []  # that were seen, in order
-        self._costs: dict[int, float] = {}  # as asked for since the last step
+        self._sizes: list[int] = []  # the numbers of rows that were measured, in order
+        self._costs: dict[int, float] = {}  # results of `cost` since the last measurement
 
     def saw(self, rows: int, seconds: float) -> None:
         if rows > 64:
@@ -65,16 +71,16 @@ class Pace:
         seen, sizes = self._seen, self._sizes
         at = bisect_left(sizes, rows)
         if not sizes:
-            return _thumb(rows)
+            return _estimate(rows)
         if at in (0, len(sizes)):
             near = sizes[min(at, len(sizes) - 1)]
-            return seen[near] * _thumb(rows) / _thumb(near)
+            return seen[near] * _estimate(rows) / _estimate(near)
         below, above = sizes[at - 1], sizes[at]
         return seen[below] + (rows - below) / (above - below) * (seen[above] - seen[below])
 
     def worth(self, chance: float, most: int, each: float = 0.0) -> int:
-        """How many guesses bring the most tokens a second, if each is right with this chance after those
-        before it were, and making one takes `each` seconds."""
+        """Returns how many guesses give the most tokens per second, if each is right with this chance after
+        those before it were, and making one takes `each` seconds."""
         best, length = self.rows / self.cost(self.rows), 0
         for count in _LENGTHS:
             if count > most:
@@ -86,31 +92,31 @@ class Pace:
         return length
 
 
-def _thumb(rows: int) -> float:
+def _estimate(rows: int) -> float:
     """The weights are read once for all rows; each row then adds its arithmetic."""
     return 1.0 + 0.2 * (rows - 1)
 
 
-class Chances:
+class AcceptanceRates:
     """How often guesses were right, by how long the agreement before them was."""
 
     def __init__(self) -> None:
-        self._right = [0.5 + 0.4 * length / _LONGEST for length in range(_LONGEST + 1)]
+        self._rates = [0.5 + 0.4 * length / _LONGEST for length in range(_LONGEST + 1)]
 
     def of(self, agreed: int) -> float:
-        return min(max(self._right[agreed], 0.01), 0.98)
+        return min(max(self._rates[agreed], 0.01), 0.98)
 
     def saw(self, agreed: int, right: bool) -> None:
-        self._right[agreed] += 0.15 * (right - self._right[agreed])
+        self._rates[agreed] += 0.15 * (right - self._rates[agreed])
 
 
-class Grams:
+class NgramIndex:
     """A sequence of tokens in which every place is found by the three tokens before it."""
 
     def __init__(self) -> None:
         self._tokens = array("i")
-        self._latest: dict[int, int] = {}  # where a gram was followed by something, the last time
-        self._before = array("i")  # [place] and the time before that; -1: never
+        self._latest: dict[int, int] = {}  # by n-gram: the latest place that follows it
+        self._before = array("i")  # [place] the place before that with the same n-gram, or -1
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -120,7 +126,7 @@ class Grams:
         for token in tokens:
             place = len(known)
             if place >= _GRAM and token != _BORDER:
-                gram = gram_of(known)
+                gram = ngram_of(known)
                 before.append(latest.get(gram, -1))
                 latest[gram] = place
             else:
@@ -128,7 +134,8 @@ class Grams:
             known.append(token)
 
     def longest(self, tokens: Sequence[int], gram: int) -> tuple[int, list[int]]:
-        """What followed where the past agrees longest with the end of `tokens`, and how long it does."""
+        """Finds the place whose past agrees longest with the end of `tokens`; returns how many tokens agree
+        and which ones follow."""
         place = self._latest.get(gram, -1)
         if place < 0:
             return 0, []
@@ -146,20 +153,20 @@ class Grams:
         return best, following[: following.index(_BORDER)] if _BORDER in following else following
 
 
-def gram_of(tokens: Sequence[int]) -> int:
-    """The last three in one number."""
+def ngram_of(tokens: Sequence[int]) -> int:
+    """Packs the last three tokens into one number."""
     return tokens[-3] << 42 | tokens[-2] << 21 | tokens[-1]
 
 
-class Memory:
-    """The tokens of earlier runs, the latest of them."""
+class RecentRuns:
+    """The tokens of the latest runs, indexed."""
 
     def __init__(self) -> None:
-        self._older, self._newer = Grams(), Grams()
+        self._older, self._newer = NgramIndex(), NgramIndex()
 
     def add(self, tokens: Sequence[int]) -> None:
         if len(self._newer) > _KEPT:
-            self._older, self._newer = self._newer, Grams()
+            self._older, self._newer = self._newer, NgramIndex()
         self._newer.extend([*tokens[-_OF_A_RUN:], _BORDER])
 
     def longest(self, tokens: Sequence[int], gram: int) -> tuple[int, list[int]]:
@@ -172,29 +179,29 @@ class Lookup:
 
     name: Drafter = "lookup"
 
-    def __init__(self, pace: Pace, memory: Memory) -> None:
-        self._pace = pace
-        self._memory = memory
-        self._own = Grams()
-        self._chances = Chances()
+    def __init__(self, step_cost: StepCost, recent_runs: RecentRuns) -> None:
+        self._step_cost = step_cost
+        self._recent_runs = recent_runs
+        self._own = NgramIndex()
+        self._rates = AcceptanceRates()
         self._expected: tuple[int, list[int], int] = (0, [], 0)  # agreement, guess, length when it was made
 
     def guess(self, tokens: Sequence[int], room: int, decoder: Decoder) -> list[int]:
         self._own.extend(tokens[len(self._own) : len(self._own) + _AT_ONCE])
         if len(tokens) < _GRAM:
             return []
-        gram = gram_of(tokens)
-        own, other = self._own.longest(tokens, gram), self._memory.longest(tokens, gram)
+        gram = ngram_of(tokens)
+        own, other = self._own.longest(tokens, gram), self._recent_runs.longest(tokens, gram)
         agreed, following = own if own[0] >= other[0] else other
         self._expected = agreed, following, len(tokens)
         if not following:
             return []
-        return following[: self._pace.worth(self._chances.of(agreed), min(room, len(following)))]
+        return following[: self._step_cost.worth(self._rates.of(agreed), min(room, len(following)))]
 
     def learn(self, tokens: Sequence[int]) -> None:
         agreed, following, length = self._expected
         for guessed, came in zip(following, tokens[length:], strict=False):
-            self._chances.saw(min(agreed, _LONGEST), guessed == came)
+            self._rates.saw(min(agreed, _LONGEST), guessed == came)
             if guessed != came:
                 break
             agreed += 1

@@ -5,32 +5,24 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from queue import SimpleQueue
 
-from glassloop.engine.request import Request
+from glassloop.engine.request import Listener, Request
 from glassloop.engine.thread import EngineThread
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
 
 def follow(engine: EngineThread, request: Request) -> Iterator[Token]:
-    """Leaving it early cancels the request."""
+    """Yields the tokens of a request. Leaving the iteration early cancels the request."""
     queue: SimpleQueue[tuple[Run, Token | None]] = SimpleQueue()
-    request.listener = lambda run, token: queue.put((run, token))
-    engine.submit(request)
-    left = len(request.runs)
-    try:
-        while left:
-            run, token = queue.get()
-            if token is None:
-                left -= 1
-                raise_error(run)
-            else:
+    with _Submitted(engine, request, lambda *event: queue.put(event), wait=True) as submitted:
+        while submitted.open_runs:
+            token = submitted.token_of(*queue.get())
+            if token is not None:
                 yield token
-    finally:
-        if not request.ended:
-            engine.cancel(request, wait=True)
 
 
 async def afollow(engine: EngineThread, request: Request) -> AsyncIterator[Token]:
+    """As `follow`, for coroutines."""
     import asyncio  # half as heavy as all else that one token needs
 
     queue: asyncio.Queue[tuple[Run, Token | None]] = asyncio.Queue()
@@ -39,20 +31,36 @@ async def afollow(engine: EngineThread, request: Request) -> AsyncIterator[Token
     def tell(run: Run, token: Token | None) -> None:
         home.call_soon_threadsafe(queue.put_nowait, (run, token))
 
-    request.listener = tell
-    engine.submit(request)
-    left = len(request.runs)
-    try:
-        while left:
-            run, token = await queue.get()
-            if token is None:
-                left -= 1
-                raise_error(run)
-            else:
+    with _Submitted(engine, request, tell, wait=False) as submitted:
+        while submitted.open_runs:
+            token = submitted.token_of(*await queue.get())
+            if token is not None:
                 yield token
-    finally:
-        if not request.ended:
-            engine.cancel(request)
+
+
+class _Submitted:
+    """A request in the engine, within a `with` block that cancels it if it has not ended by then."""
+
+    def __init__(self, engine: EngineThread, request: Request, listener: Listener, wait: bool) -> None:
+        """`wait` says whether leaving the block waits for the cancellation."""
+        self._engine, self._request, self._wait = engine, request, wait
+        self.open_runs = len(request.runs)
+        request.listener = listener
+
+    def __enter__(self) -> _Submitted:
+        self._engine.submit(self._request)
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if not self._request.ended:
+            self._engine.cancel(self._request, self._wait)
+
+    def token_of(self, run: Run, token: Token | None) -> Token | None:
+        """Returns the token that the listener was told of, or None for the end of a run. Raises its error."""
+        if token is None:
+            self.open_runs -= 1
+            raise_error(run)
+        return token
 
 
 def raise_error(run: Run) -> None:

@@ -1,8 +1,7 @@
-"""A fork: the first tokens of a run, by their ids, and another way to go on from there."""
+"""Forks: requests that continue from the first tokens of a run, which are kept by their ids."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +21,13 @@ def fork_request(
     llm: LLM,
     run: Run,
     at: int,
-    token: int | str | None,
-    text: str | None,
-    sampling: Sampling | None,
-    overrides: Mapping[str, Any],
+    *,
+    token: int | str | None = None,
+    text: str | None = None,
+    sampling: Sampling | None = None,
+    **overrides: Any,
 ) -> Request:
+    """Returns the request of `LLM.fork`."""
     check_run(llm, run)
     if not 0 <= at <= len(run.tokens):
         raise GlassloopError(f"at is {at}; a number of tokens from 0 to {len(run.tokens)} is expected")
@@ -43,7 +44,7 @@ def fork_request(
     forced = _forced(llm, token, text)
     name = "at" if text is None else "text"
     llm.check_length(len(run.prompt_ids) + at + len(forced), name, ", those before it included")
-    # Change one thing at a time: whoever changes something keeps the luck; else the luck is what changes.
+    # Change one thing at a time: a fork that changes something keeps the luck; else the luck is what changes.
     position = len(run.prompt_ids) + at
     salt, ordinal = run.salt, run.forks.get(position, 0)
     same = replace(options, n=before.n, beam_width=before.beam_width, timeout=before.timeout) == before
@@ -70,10 +71,10 @@ def fork_request(
 
 
 def rest_request(llm: LLM, run: Run, timeout: float | None = None) -> Request:
-    """A request that goes on with a run which was cancelled or interrupted, with its own options and luck.
+    """Returns a request that continues a cancelled or interrupted run, with its own options and luck.
 
-    It takes at most `timeout` seconds, whatever the run's own options allow; as `Request` has these for
-    itself, the record of the run keeps what it was made with.
+    It takes at most `timeout` seconds, whatever the run's own options allow. The limit is the request's
+    alone: the record of the run keeps the options that it was made with.
     """
     check_run(llm, run)
     sampling = run.sampling

@@ -1,4 +1,4 @@
-"""The hidden states of a text: one vector for all of it, out of the stream that the language head reads."""
+"""The embedding of a text: one vector, from the hidden states that the language head reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import read
-from glassloop.engine.scheduler import Program
+from glassloop.engine.task import Program
 from glassloop.engine.thread import EngineThread
 from glassloop.ops.quant import Float32
 
@@ -16,8 +16,8 @@ _SUMMED = 128  # rows that are added up before they are added to the rest
 
 
 def mean_hidden(engine: EngineThread, ids: Sequence[int], deadline: Deadline | None = None) -> Float32:
-    """The mean of the last hidden states of all tokens, [dim]. Every token is computed, whatever is cached:
-    keys and values are kept, hidden states are not."""
+    """Returns the mean of the last hidden states of all tokens, [dim]. Every token is computed, whatever is
+    cached: keys and values are kept, hidden states are not."""
     transformer = engine.loop.transformer
     mean = _Mean(transformer.config.dim)
     read(engine, ids, 0, mean.add, Program(transformer.hidden, together=True), deadline)
@@ -25,8 +25,8 @@ def mean_hidden(engine: EngineThread, ids: Sequence[int], deadline: Deadline | N
 
 
 class _Mean:
-    """The mean of rows. They are added up in blocks of the same rows however they come, so every bit of the
-    result is the same."""
+    """The mean of rows. They are added up in blocks of the same rows in whatever pieces they come, so every
+    bit of the result is the same."""
 
     def __init__(self, dim: int) -> None:
         self._total = np.zeros(dim, np.float64)

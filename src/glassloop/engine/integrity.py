@@ -1,4 +1,4 @@
-"""Whether the KV tree is whole: every count agrees with what it counts."""
+"""The integrity check of the KV tree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from glassloop.ops.batch import PAGE, pages_for
 
 
 def check(tree: KVTree) -> None:
-    """Every count agrees with what it counts; nothing is lost, nothing is there twice."""
+    """Raises unless every count agrees with what it counts, no page is lost and none is used twice."""
     refs: dict[int, int] = {}
     needed: dict[int, int] = {}
     for path in tree.paths:
@@ -20,7 +20,7 @@ def check(tree: KVTree) -> None:
             refs[node.number] = refs.get(node.number, 0) + 1
             if index >= path.behind:
                 needed[node.number] = needed.get(node.number, 0) + 1
-                _must(GONE not in node.pages, "what a path can see is there")
+                _must(GONE not in node.pages, "what a path can see has its pages")
                 _must(path.table[:, index].tolist() == node.pages, "a path's table names its nodes' pages")
             above = path.nodes[index - 1] if index else tree.root
             _must(node.parent is above, "a path follows the tree")

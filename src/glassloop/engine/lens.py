@@ -1,7 +1,7 @@
-"""The lenses: where a token looks, what each layer would have said, which tokens are near each other.
+"""The lenses: the attention of a token, what each layer would have said, and the neighbours of a token.
 
 Everything is computed when it is asked for, by the engine's own model, over the same tree of keys and values
-as everything else and in steps of bounded size. Nothing of it is recorded.
+as everything else and in steps of bounded size. None of it is recorded.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 NAMES = ("attention", "layers", "neighbours")
 MOST = 1000  # candidates or neighbours that are listed
-_TABLE_ROWS = 1024  # of the table of embeddings at a time
-_KEYS = 1 << 14  # that one step of attention reads: of a long text, those of few layers
+_TABLE_ROWS = 1024  # of the table of embeddings that are read at a time
+_KEYS = 1 << 14  # keys that one step of attention reads: of a long text, those of a few layers
 _DIGITS = 6  # of a weight in JSON
 
 Text = Run | str | Sequence[int]
@@ -41,7 +41,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Attention:
-    """How much each head of each layer looks, from one token, at it and at each one before it."""
+    """How much each head of each layer attends, from one token, to it and to each one before it."""
 
     model: str
     ops: str
@@ -51,14 +51,14 @@ class Attention:
 
     @property
     def mean(self) -> Float32:
-        """Of all heads of all layers. [tokens]"""
+        """The mean weight over all heads of all layers. [tokens]"""
         found: Float32 = self.weights.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
         return found
 
     @property
     def elsewhere(self) -> Float32:
-        """The mean without the first token, to which heads turn that look for nothing: shares of what is left
-        for the others. [tokens]"""
+        """The mean without the first token, which takes the weight of heads that find nothing: shares of what
+        is left for the others. [tokens]"""
         rest = self.mean.copy()
         rest[0] = 0
         total = float(rest.sum())
@@ -67,20 +67,20 @@ class Attention:
         return rest
 
     def strongest(self, place: int) -> tuple[int, int, float]:
-        """The layer and head, from 1, that look most at a token, and how much."""
+        """Returns the layer and head, from 1, that attend most to a token, and how much."""
         here = self.weights[:, :, place]
         layer, head = divmod(int(here.argmax()), here.shape[1])
         return layer + 1, head + 1, float(here[layer, head])
 
     def layer(self, number: int) -> Float32:
-        """The heads of one layer, from 1. [heads, tokens]"""
+        """Returns the weights of one layer, from 1. [heads, tokens]"""
         if not 1 <= number <= len(self.weights):
             raise GlassloopError(f"layer is {number}; one from 1 to {len(self.weights)} is expected")
         heads: Float32 = self.weights[number - 1]
         return heads
 
     def to_dict(self, layer: int | None = None) -> dict[str, Any]:
-        """As plain values; of one layer, or of all."""
+        """Returns one layer, or all of them, as plain values."""
         shown = range(1, len(self.weights) + 1) if layer is None else [layer]
         return {
             "lens": "attention",
@@ -102,7 +102,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Said:
-    """What the language head makes of the stream after a layer; layer 0 is before the first one."""
+    """What the language head says of the hidden state after a layer; layer 0 is before the first one."""
 
     layer: int
     top: tuple[Candidate, ...]  # the likeliest first
@@ -166,8 +166,8 @@ class Lenses:
         self._lens = Lens(llm.transformer)
 
     def attention(self, text: Text, token: int | str = -1, *, deadline: Deadline | None = None) -> Attention:
-        """Where a token of a run, a text or a list of token ids looks. It is named by its place, from 0 (from
-        the end if negative), or by what it says: then the last such one is meant."""
+        """Returns the attention of a token of a run, a text or a list of token ids. The token is given by its
+        place, from 0 (from the end if negative), or by its text: then the last such one is meant."""
         llm, (ids, at) = self._llm, self._place(text, token)
         seen, count = ids[: at + 1], len(llm.config.layers)
         each = max(1, _KEYS // len(seen))
@@ -186,7 +186,7 @@ class Lenses:
     def layers(
         self, text: Text, token: int | str = -1, count: int = 5, *, deadline: Deadline | None = None
     ) -> Layers:
-        """What each layer would have said comes after a token."""
+        """Returns what each layer would have said comes after a token."""
         _check_count(count)
         llm, (ids, at) = self._llm, self._place(text, token)
         ops = llm.transformer.ops.rows
@@ -207,7 +207,7 @@ class Lenses:
         return Layers(llm.name, llm.op_set, at, pieces, last, given, tuple(layers))
 
     def neighbours(self, of: int | str, count: int = 10, *, deadline: Deadline | None = None) -> Neighbours:
-        """The tokens nearest to a token id, or to a text: " king" and "king" are two tokens."""
+        """Returns the tokens nearest to a token id, or to a text: " king" and "king" are two tokens."""
         _check_count(count)
         llm, size = self._llm, self._llm.config.vocab_size
         ids = llm.tokenizer.encode(of, add_special=False) if isinstance(of, str) else [llm.checked_id(of)]
@@ -227,12 +227,12 @@ class Lenses:
     def neighbours_in(
         self, text: Text, token: int | str = -1, count: int = 10, *, deadline: Deadline | None = None
     ) -> Neighbours:
-        """The tokens nearest to one of a run or a text."""
+        """Returns the tokens nearest to one of a run or a text."""
         ids, at = self._place(text, token)
         return self.neighbours(ids[at], count, deadline=deadline)
 
     def _mean(self, ids: Sequence[int], deadline: Deadline | None) -> Float32:
-        """The mean of some tokens' embeddings, each of length one. [dim]"""
+        """Returns the mean of some tokens' embeddings, each of length one. [dim]"""
         total: Float32 | None = None
         for units in self._units(ids, deadline):
             rows = units if total is None else np.concatenate([total[np.newaxis], units])
@@ -242,10 +242,9 @@ class Lenses:
         return mean
 
     def _units(self, ids: Sequence[int], deadline: Deadline | None) -> Iterator[Float32]:
-        """Rows of the table of embeddings, each of length one, some at a time. [tokens, dim]
+        """Yields rows of the table of embeddings, each of length one, some at a time. [tokens, dim]
 
-        The table belongs to nobody's branch, so the caller's own thread reads it; the engine's steps come in
-        between.
+        The table belongs to no branch, so the caller's own thread reads it, between steps of the engine.
         """
         for start in range(0, len(ids), _TABLE_ROWS):
             if deadline is not None:
@@ -255,7 +254,7 @@ class Lenses:
             yield rows / np.maximum(lengths, np.float32(1e-30))
 
     def _place(self, text: Text, token: int | str) -> tuple[list[int], int]:
-        """The ids of a text, checked, and the place in it."""
+        """Returns the ids of a text, checked, and the place of a token in it."""
         ids = self._ids(text)
         at = _find(token, [self._llm.piece(id) for id in ids])
         self._llm.check_length(at + 1)
@@ -277,7 +276,7 @@ class Lenses:
 
 
 def _find(token: int | str, pieces: list[str]) -> int:
-    """A place by its number, or by what stands there, the last one if there are several."""
+    """Returns the place of a token, given by its number or by its text; the last one if there are several."""
     if isinstance(token, int):
         at = token + len(pieces) if token < 0 else token
         if not 0 <= at < len(pieces):

@@ -6,16 +6,15 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
-from glassloop.engine.batch import run_batch
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import afollow, follow, raise_error
+from glassloop.engine.generation import complete
 from glassloop.engine.logits import logits_after
 from glassloop.engine.loop import Loop
 from glassloop.engine.memory import default_memory, parse_bytes
@@ -33,7 +32,6 @@ from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
-    from glassloop.engine.draft_model import DraftModel
     from glassloop.engine.lens import Lenses
     from glassloop.trace.store import Store
     from glassloop.trace.verdict import Verdict
@@ -46,10 +44,10 @@ MOST_WAITING = 1024
 
 
 class LLM:
-    """The default model, or a name, a `.gguf` file, a folder with safetensors.
+    """A model that generates text: the default one, or a name, a `.gguf` file, a folder with safetensors.
 
     `ops` names an op set; `weights` (q8, q4, f32) brings the matrices to another format on load. `kv_memory`
-    is what keys and values may take, in bytes or as "2GB"; a quarter of the free memory if it is not given.
+    is what keys and values may take, in bytes or as "2GB"; by default a quarter of the free memory.
     `draft` is True (guess from what came before), False, or a smaller model with the same tokens.
     `store` keeps every run: True for the user's own store, a path, or a `Store`.
     """
@@ -78,11 +76,15 @@ class LLM:
         if memory is None:
             memory = default_memory(self.transformer, most_running)
         self.drafts = draft is not False
-        drafter = None if isinstance(draft, bool) else self._draft_model(draft, memory // 4)
+        drafter = None
+        if not isinstance(draft, bool):
+            from glassloop.engine.draft_model import load_draft
+
+            drafter = load_draft(draft, self.tokenizer, self.ops, memory // 4)
         pieces = self._pieces.__getitem__
         loop = Loop(self.transformer, self.tokenizer, pieces, memory, most_running, drafter)
         self.engine = EngineThread(loop, most_waiting)
-        # Nothing that the engine holds may lead back here, or this would never be dropped.
+        # The engine must hold no reference to this object, or it would never be freed.
         weakref.finalize(self, self.engine.close)
 
     @property
@@ -91,19 +93,19 @@ class LLM:
 
     @property
     def op_set(self) -> str:
-        """The op set; where it is native, with its instruction set."""
+        """The op set, with its instruction set if it has several."""
         return self.transformer.ops.description
 
     @cached_property
     def model_hash(self) -> str:
-        """What a record knows the model by: the SHA-256 of its files, and another format of its weights."""
+        """What a record identifies the model by: the SHA-256 of its files, and a format given on load."""
         from glassloop.model.fingerprint import fingerprint
 
         return fingerprint(self.path) + (f"+{self._weights}" if self._weights else "")
 
     @property
     def kv_memory(self) -> int:
-        """Bytes that keys and values may take."""
+        """How many bytes keys and values may take."""
         return self.engine.loop.tree.memory
 
     # ── generating ─────────────────────────────────────────────────────────────────────────────────────────
@@ -136,14 +138,15 @@ class LLM:
         priority: int = 0,
         progress: bool | None = None,
     ) -> Run | list[Run]:
-        """A prompt to its end. With a list of prompts, all of them in one batch, in the order given; then an
-        error is its run's own (`run.error`) and the others go on. With n samples, `run.samples` has all.
+        """Generates the answer to a prompt, or to a list of prompts: all of them in one batch, in the order
+        given; then an error is its run's own (`run.error`) and the others go on. With n samples,
+        `run.samples` has all of them.
         """
         if _is_one(prompt):
             if isinstance(sampling, Sequence):
                 raise SamplingError("sampling is a list; one is expected for one prompt")
             request = self.prepare(prompt, sampling, priority=priority)  # type: ignore[arg-type]
-            run_batch(self.engine, [request], progress=False)
+            complete(self.engine, [request], progress=False)
             return _result(request)
         prompts: Sequence[Any] = prompt
         each = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(prompts)
@@ -154,19 +157,19 @@ class LLM:
         requests = [
             self.prepare(one, options, priority=priority) for one, options in zip(prompts, each, strict=True)
         ]
-        run_batch(self.engine, requests, progress)
+        complete(self.engine, requests, progress)
         return [request.runs[0] for request in requests]
 
     def stream(
         self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0
     ) -> Iterator[Token]:
-        """Tokens as they are chosen. Leaving the loop cancels the request."""
+        """Yields tokens as they are chosen. Leaving the loop cancels the request."""
         return self.follow(self.prepare(prompt, sampling, priority=priority))
 
     def astream(
         self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0
     ) -> AsyncIterator[Token]:
-        """The same, for coroutines."""
+        """As `stream`, for coroutines."""
         return self.afollow(self.prepare(prompt, sampling, priority=priority))
 
     async def agenerate(self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0) -> Run:
@@ -176,7 +179,7 @@ class LLM:
         return _result(request)
 
     def chat(self, messages: Messages, sampling: Sampling | None = None, **template: Any) -> Run:
-        """The next turn of a conversation, as the model's own template writes it."""
+        """Generates the next turn of a conversation, which the model's own template turns into a prompt."""
         return self.generate(self.tokenizer.encode_chat(messages, **template), sampling)
 
     def fork(
@@ -189,16 +192,16 @@ class LLM:
         sampling: Sampling | None = None,
         **overrides: Any,
     ) -> Run:
-        """A new run with the first `at` tokens of another: it goes on with a token or a text of the caller's
-        choice, or with other options (`temperature=0.3`), or, if nothing is given, with new luck."""
+        """Makes a new run from the first `at` tokens of another. It goes on with a token or a text of the
+        caller's choice, or with other options (`temperature=0.3`), or, if nothing is given, with new luck."""
         request = self.prepare_fork(run, at, token=token, text=text, sampling=sampling, **overrides)
-        run_batch(self.engine, [request], progress=False)
+        complete(self.engine, [request], progress=False)
         return _result(request)
 
     def explain(
         self, run: Run, at: int, *, deadline: Deadline | None = None, **overrides: Any
     ) -> Explanation:
-        """Why the token at this place of a run is what it is; with other options, what would have come."""
+        """Explains the token at this place of a run; with other options, says what would have come."""
         from glassloop.engine.replay import explain_token
 
         return explain_token(self, run, at, deadline=deadline, **overrides)
@@ -206,21 +209,21 @@ class LLM:
     def replay(
         self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None
     ) -> Verdict:
-        """Compute a recorded run once more, from the token `first` on, and compare every number."""
+        """Computes a recorded run once more, from the token `first` on, and compares every number."""
         from glassloop.engine.replay import replay_run
 
         return replay_run(self, run, first, strict, deadline)
 
     @cached_property
     def lens(self) -> Lenses:
-        """What goes on inside: `attention`, `layers` and `neighbours`, computed when they are asked for."""
+        """The lenses `attention`, `layers` and `neighbours`, computed when they are asked for."""
         from glassloop.engine.lens import Lenses
 
         return Lenses(self)
 
     def logits(self, token_ids: Sequence[int], first: int | None = None) -> Float32:
-        """What the model says after each token from the place `first` on, after the last alone if it is not
-        given: [tokens, vocabulary]. What is in the cache is not computed again."""
+        """Returns the logits after each token from the place `first` on, by default after the last one:
+        [tokens, vocabulary]. What is in the cache is not computed again."""
         ids = self.checked(token_ids, "token_ids")
         self.check_length(len(ids))
         place = len(ids) - 1 if first is None else first
@@ -228,7 +231,7 @@ class LLM:
             raise GlassloopError(f"first is {first}; a place from 0 to {len(ids) - 1} is expected")
         return np.stack(list(logits_after(self.engine, ids, place)))
 
-    # ── requests, for who wants them one by one ────────────────────────────────────────────────────────────
+    # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
 
     def prepare(
         self,
@@ -239,8 +242,8 @@ class LLM:
         listener: Listener = ignore,
         compiled: Compiled | None = None,
     ) -> Request:
-        """A request, checked, with its runs; nothing of it is computed yet. `compiled` is what `compile` gave
-        for the same options; without it they are compiled here, and an error is the request's own."""
+        """Returns a request, checked, with its runs; none of it is computed yet. `compiled` is the result of
+        `compile` for these options; without it they are compiled here, and an error is the request's own."""
         sampling = sampling or Sampling()
         text = prompt if isinstance(prompt, str) else None
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.checked(prompt)
@@ -261,7 +264,7 @@ class LLM:
         return Compiled.of(sampling, self.config.vocab_size, self.tokenizer)
 
     def build(self, sampling: Sampling) -> Compiled | GlassloopError:
-        """The same, but returns an error, so that one request of a batch does not end the others."""
+        """As `compile`, but returns an error, so that one request of a batch does not end the others."""
         try:
             return self.compile(sampling)
         except GlassloopError as error:
@@ -272,29 +275,26 @@ class LLM:
         run: Run,
         at: int,
         *,
-        token: int | str | None = None,
-        text: str | None = None,
-        sampling: Sampling | None = None,
         listener: Listener = ignore,
         priority: int = 0,
-        **overrides: Any,
+        **changes: Any,
     ) -> Request:
-        """What `fork` asks for, as a request."""
+        """Returns the request that `fork` runs with the same changes: `token`, `text` or options."""
         from glassloop.engine.fork import fork_request
 
-        made = fork_request(self, run, at, token, text, sampling, overrides)
+        made = fork_request(self, run, at, **changes)
         made.listener, made.priority = listener, priority
         return made
 
     def prepare_rest(self, run: Run, *, timeout: float | None = None) -> Request:
-        """What goes on with a run that was cancelled or interrupted, as if it had never been; `timeout` is
-        for the rest, where the run's own is longer or missing."""
+        """Returns a request that continues a run which was cancelled or interrupted, with the same tokens as
+        if it had not been. `timeout` is for the rest, where the run's own is longer or missing."""
         from glassloop.engine.fork import rest_request
 
         return rest_request(self, run, timeout)
 
     def submit(self, request: Request) -> None:
-        """Have it computed; its listener is told. `Busy` if too many wait already."""
+        """Queues a request; its listener is told of the tokens. Raises `Busy` if too many wait already."""
         if request.built is None:
             request.built = self.build(request.sampling)
         self.engine.submit(request)
@@ -303,7 +303,7 @@ class LLM:
         self.engine.cancel(request)
 
     def follow(self, request: Request) -> Iterator[Token]:
-        """The tokens of a prepared request."""
+        """Yields the tokens of a prepared request. Leaving the iteration cancels it."""
         return follow(self.engine, request)
 
     def afollow(self, request: Request) -> AsyncIterator[Token]:
@@ -312,11 +312,11 @@ class LLM:
     # ── the rest ───────────────────────────────────────────────────────────────────────────────────────────
 
     def piece(self, token: int) -> str:
-        """A token by itself, as people read it."""
+        """Returns the text of a token by itself."""
         return self._pieces[token]
 
     def close(self) -> None:
-        """End what runs, as cancelled, and give everything back."""
+        """Ends what runs, as cancelled, and frees the engine."""
         self.engine.close()
         if self.store is not None:
             self.store.flush()
@@ -324,9 +324,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *unused: object) -> None:
         self.close()
 
     @property
@@ -348,13 +346,8 @@ class LLM:
             self.name, ids, seed, context, sampling, salt, self.op_set, prompt, sample=sample, llm=self
         )
 
-    def _draft_model(self, draft: str | Path, memory: int) -> DraftModel:
-        from glassloop.engine.draft_model import load_draft
-
-        return load_draft(draft, self.tokenizer, self.ops, memory)
-
     def checked(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
-        """The same token ids as a list of plain ints; raises if one of them is not a token of the model."""
+        """Returns the token ids as a list of plain ints; raises if one is not a token of the model."""
         if isinstance(ids, (bytes, bytearray, str)) or not isinstance(ids, (Sequence, np.ndarray)):
             raise GlassloopError(f"{name} is {type(ids).__name__}; a list of token ids is expected")
         for index, token in enumerate(ids):
@@ -363,7 +356,7 @@ class LLM:
         return [int(token) for token in ids]
 
     def checked_id(self, token: int, name: str = "token") -> int:
-        """The same token id as a plain int; raises if it is not a token of the model."""
+        """Returns the token id as a plain int; raises if it is not a token of the model."""
         if not self._has_id(token):
             size = self.config.vocab_size
             raise GlassloopError(f"{name} is {shown(token)}; a token id below {size} is expected")
@@ -374,8 +367,8 @@ class LLM:
         return whole and 0 <= token < self.config.vocab_size  # type: ignore[operator]
 
     def check_length(self, length: int, name: str = "prompt", note: str = "") -> None:
-        """Raises unless so many tokens, and one more, fit into the context and into the memory for keys and
-        values; `name` is the field that brings them, `note` what else counts."""
+        """Raises unless `length` tokens, and one more, fit into the context and into the memory for keys and
+        values. The message has the `name` of their field, and a `note` on what else is counted."""
         if not length:
             raise TextError(f"{name} is empty; at least one token is expected")
         if length >= self.config.context:
@@ -397,7 +390,7 @@ def _store(store: Any) -> Store | None:
 
 
 def _is_one(prompt: object) -> bool:
-    """Whether this is one prompt, a text or token ids, and not a list of them."""
+    """Returns whether this is one prompt, a text or token ids, and not a list of prompts."""
     if isinstance(prompt, str):
         return True
     if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):

@@ -1,6 +1,6 @@
-"""The logits of known tokens: what the model said after each of them, or what another program gives for them.
+"""The logits of known tokens, or what another program gives for them.
 
-They are computed by readings, so they wait their turn, share steps with everything else that runs, and find
+They are computed by readings, so they wait their turn, share steps with everything else that runs, and use
 what is cached.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.reading import Reading, Taker
-from glassloop.engine.scheduler import Program
+from glassloop.engine.task import Program
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError
 from glassloop.ops.protocol import Forward
@@ -23,9 +23,9 @@ _SCORED = 32  # rows with logits at a time: they are as wide as the vocabulary
 def logits_after(
     engine: EngineThread, ids: Sequence[int], first: int, deadline: Deadline | None = None
 ) -> Iterator[Float32]:
-    """For each token from the place `first` on, the logits of the one to come after it.
+    """Yields, for each token from the place `first` on, the logits of the token to come after it.
 
-    They are computed a few at a time, when they are asked for; nothing is held meanwhile.
+    They are computed a few at a time, when they are asked for; no pages are held meanwhile.
     """
     last: Reading | None = None
     for start in range(first, len(ids), _SCORED):
@@ -42,8 +42,8 @@ def computed_after(
     compute: Forward,
     deadline: Deadline | None = None,
 ) -> Any:
-    """What `compute` gives for the tokens from the place `first` on, in a call of its own. They are computed
-    in one step, so they must be few."""
+    """Returns what `compute` gives for the tokens from the place `first` on, in a call of its own. They are
+    computed in one step, so they must be few."""
     found: list[Any] = []
     read(engine, ids, first, found.append, Program(compute, together=False), deadline)
     return found[0]

@@ -1,19 +1,22 @@
-"""How much memory there is for keys and values, and how people write such a number."""
+"""The size of the memory for keys and values: its default, and numbers of bytes as text."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from glassloop.errors import GlassloopError
 from glassloop.ops.batch import pages_for
+
+if TYPE_CHECKING:
+    from glassloop.model.transformer import Transformer
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_bytes(text: str | int, name: str = "kv_memory") -> int:
-    """A number of bytes: 2000000, "512MB", "2 GiB", "1.5g"."""
+    """Reads a number of bytes: 2000000, "512MB", "2 GiB", "1.5g"."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", str(text).upper())
     if found is None or isinstance(text, bool):
         raise GlassloopError(f"{name} is {text!r}; a number of bytes such as 512MB or 2GB is expected")
@@ -29,7 +32,7 @@ def format_bytes(count: int) -> str:
 
 
 def free_memory() -> int:
-    """What this process could still take, within the limits that it runs in."""
+    """Returns how many bytes this process could still take, within the limits of its control group."""
     free = _number(Path("/proc/meminfo"), r"MemAvailable:\s+(\d+) kB", 1 << 22) * 1024
     group = Path("/sys/fs/cgroup")
     limit = _number(group / "memory.max", r"(\d+)", 0)
@@ -38,9 +41,9 @@ def free_memory() -> int:
     return free
 
 
-def default_memory(transformer: Any, most_running: int) -> int:
-    """A quarter of what is free, and no more than all running branches could ever use."""
-    page_bytes: int = sum(transformer.page_bytes)
+def default_memory(transformer: Transformer, most_running: int) -> int:
+    """Returns a quarter of the free memory, and no more than all running branches could ever use."""
+    page_bytes = sum(transformer.page_bytes)
     most = page_bytes * pages_for(transformer.config.context) * most_running
     return max(2 * page_bytes, min(free_memory() // 4, most))
 

@@ -2,7 +2,7 @@
 
 Prompt scores, explanations, lenses and embeddings are readings. A reading is a task like a sampled run: the
 scheduler gives it rows beside others', it can be preempted and cancelled, and what it computes lies in the KV
-tree. It chooses nothing: once its last row is computed it is over.
+tree. It chooses nothing: once its last row is computed it has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from glassloop.decode.stop import Ending
 from glassloop.engine.branch import Branch
 from glassloop.engine.deadline import Cancelled, Deadline
-from glassloop.engine.scheduler import Program, Row
+from glassloop.engine.task import CANCELLED, Counters, Program, Row
 from glassloop.errors import GlassloopError
 
 # Given what was computed, piece by piece, on the engine's thread: it must be quick.
@@ -31,8 +31,7 @@ class Reading:
     """
 
     priority = 0
-    ready = None  # it chooses no token
-    preemptions = 0
+    decoder = None  # it chooses no token
 
     def __init__(
         self,
@@ -57,60 +56,52 @@ class Reading:
 
     @property
     def request(self) -> Reading:
-        """A reading is nobody's part: the loop knows it by itself."""
+        """A reading is a request of one task, itself."""
         return self
 
     def wait(self) -> None:
-        """Return when everything has been handed over; raise what went wrong. For the caller's thread."""
+        """Returns when everything has been handed over, or raises what went wrong. Not for the engine."""
         try:
             self._over.wait()
-        except BaseException:  # Ctrl-C: nobody waits any more
+        except BaseException:  # Ctrl-C: the caller has stopped waiting
             self.deadline.cancel()
             raise
         if self._error is not None:
             raise self._error
 
-    # ── what the loop asks ─────────────────────────────────────────────────────────────────────────────────
+    # ── as a request ───────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def is_late(self) -> bool:
-        return self.deadline.expired
-
-    @property
-    def abandoned(self) -> bool:
-        return self.deadline.cancelled
-
-    @property
-    def timeout(self) -> float | None:
-        return self.deadline.seconds
+    def overdue(self) -> Ending | None:
+        return CANCELLED if self.deadline.cancelled or self.deadline.expired else None
 
     def begin(self, now: float, cached: int) -> None:
         self.started = now
+
+    def count(self, counters: Counters) -> None:
+        counters.readings += 1
+
+    # ── as a task ──────────────────────────────────────────────────────────────────────────────────────────
 
     def guess(self, rows: int) -> list[int]:
         return []
 
     def preempted(self) -> None:
-        self.preemptions += 1
+        pass
 
     def advance(self, rows: Sequence[Row]) -> None:
-        """Logits have come."""
-        first = rows[0].place
-        self.give(np.array(rows[0].all[first : first + len(rows)]), len(rows))  # not the whole step's
-
-    def give(self, found: Any, rows: int) -> None:
-        """The results of so many more rows have come."""
-        branch = self.branches[0]
+        found, first = rows[0].results, rows[0].place
+        if self.program is None or self.program.together:
+            found = np.array(found[first : first + len(rows)])  # a copy: it must not keep the whole step's
         self._take(found)
-        branch.recorded += rows
+        branch = self.branches[0]
+        branch.recorded += len(rows)
         if branch.recorded > len(branch.tokens):
             self._end(None)
 
     def finish(self, ending: Ending) -> None:
-        """It is ended before its last row."""
-        if ending.reason in ("cancelled", "timeout"):
-            late = self.deadline.cancelled or self.deadline.expired
-            self._end(self.deadline.error() if late else Cancelled("the engine was closed"))
+        """Ends the reading before its last row."""
+        if ending.reason == "cancelled":
+            self._end(self.deadline.error() if self.overdue() else Cancelled("the engine was closed"))
         else:
             length = len(self.branches[0].tokens)
             self._end(GlassloopError(f"there is no room for {length} tokens: {ending.detail}"))

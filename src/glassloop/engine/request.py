@@ -1,4 +1,4 @@
-"""A request: what somebody asked for, whom to tell, and the runs that come of it."""
+"""A request: what a caller asked for, whom to tell, and the runs that come of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from time import perf_counter
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.stop import Ending
+from glassloop.engine.task import CANCELLED, Counters
 from glassloop.errors import GlassloopError
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
@@ -22,7 +24,7 @@ Listener = Callable[[Run, Token | None], None]
 
 
 def ignore(run: Run, token: Token | None) -> None:
-    """A listener for who only wants the result."""
+    """A listener for callers that want only the result."""
 
 
 @dataclass(eq=False)
@@ -32,13 +34,11 @@ class Request:
     runs: list[Run]  # one for each of the n samples or best beams
     listener: Listener = ignore
     priority: int = 0  # the highest goes first
-    forced: list[int] = field(
-        default_factory=list
-    )  # tokens that the answer goes on with, chosen by the caller
+    forced: list[int] = field(default_factory=list)  # the tokens that the answer goes on with
     drafts: bool = True  # whether guessing ahead is allowed; it never changes a token
     arrived: float = field(default_factory=perf_counter)
-    started: float | None = None  # when the first of its tokens was computed
-    abandoned: bool = False  # nobody listens any more
+    started: float | None = None  # when its first step was planned
+    abandoned: bool = False  # the listener has failed
     keep: Callable[[Run], None] | None = None  # given each run at its end; as quick as a listener
     # What was built from the options, or why it could not be. Made by `LLM` on the caller's thread.
     built: Compiled | GlassloopError | None = None
@@ -57,6 +57,7 @@ class Request:
         return all(run.finish_reason is not None for run in self.runs)
 
     def tell(self, run: Run, token: Token | None) -> None:
+        """Tells the listener of a token, or with None of the end of a run, which is kept then."""
         if token is None and self.keep is not None:
             try:
                 self.keep(run)
@@ -64,8 +65,14 @@ class Request:
                 _LOG.exception("run %s could not be kept", run.id)
         self._inform(run, token)
 
+    def fail(self, error: Exception) -> None:
+        """Ends all runs with an error before any of them has begun."""
+        for run in self.runs:
+            run.error, run.finish_reason, run.stop_reason = error, "error", str(error)
+            self.tell(run, None)
+
     def drop_runs(self, first: int) -> None:
-        """Remove the runs from `first` on, for which there is no text. The listener is told of their end."""
+        """Removes the runs from `first` on, for which there is no text. The listener is told of their end."""
         dropped = self.runs[first:]
         del self.runs[first:]
         for run in dropped:
@@ -78,30 +85,29 @@ class Request:
         except Exception:
             self.listener, self.abandoned = ignore, True
 
-    @property
-    def is_late(self) -> bool:
+    def overdue(self) -> Ending | None:
         timeout = self.sampling.timeout
-        return timeout is not None and self.seconds >= timeout
-
-    @property
-    def timeout(self) -> float | None:
-        return self.sampling.timeout
+        if timeout is not None and self.seconds >= timeout:
+            return Ending("timeout", f"after {timeout:g} s")
+        return CANCELLED if self.abandoned else None
 
     def begin(self, now: float, cached: int) -> None:
-        """The first of its tokens is about to be computed; so many of them were in the tree."""
         self.started = now
         for run in self.runs:
             run.timings.queue = now - self.arrived
             run.cached_tokens = cached
 
+    def count(self, counters: Counters) -> None:
+        counters.finished += 1
+
     @property
     def seconds(self) -> float:
-        """Since it came."""
+        """The time since the request arrived."""
         return perf_counter() - self.arrived
 
 
 def runs_of(sampling: Sampling, make: Callable[[int, int], Run]) -> list[Run]:
-    """The runs of a request: `make` is given the seed, one that is drawn if it brings none, and a number."""
+    """Returns the runs of a request. `make` is given the seed, drawn here if there is none, and a number."""
     seed = int.from_bytes(os.urandom(4)) if sampling.seed is None else sampling.seed
     runs = [make(seed, number) for number in range(sampling.n)]
     for run in runs:

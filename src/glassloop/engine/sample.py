@@ -9,9 +9,9 @@ from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.stop import Ending, Stopper
 from glassloop.engine.branch import Branch, BranchText
-from glassloop.engine.drafts import Guesser
+from glassloop.engine.drafts import Guesser, RecentRuns, guess_room
 from glassloop.engine.request import Request
-from glassloop.engine.scheduler import Row
+from glassloop.engine.task import Row
 from glassloop.ops.quant import Float32
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run
@@ -19,6 +19,9 @@ from glassloop.trace.token import Pieces, Refusal, Source, Token
 
 
 class Sample:
+    """One of the n samples of a request. The first one computes the prefix that they share; the others are
+    queued once it is in the KV tree, and find it there."""
+
     program = None  # its rows are those of the forward pass
 
     def __init__(
@@ -29,19 +32,25 @@ class Sample:
         decoder: Decoder,
         tokenizer: Tokenizer,
         pieces: Pieces,
-        guesser: Guesser | None = None,
+        guesser: Guesser | None,
+        recent_runs: RecentRuns,
+        queue: Callable[[Sample], None],
     ) -> None:
+        """`queue` hands a sibling to the scheduler."""
         self.request = request
         self.run = run
         self.order = order
+        self.siblings: list[Sample] = []  # the samples that wait for this one to compute their prefix
         self._decoder = decoder
         self._tokenizer = tokenizer
         self._pieces = pieces
         self._guesser = guesser
         self._guess: list[int] = []
+        self._recent_runs = recent_runs
+        self._queue = queue
         self._text = BranchText(request.compiled)
         self._stopper = Stopper(run.sampling, tokenizer.eos_ids, run.context)
-        for token in run.tokens:  # of a fork: what it kept of its parent
+        for token in run.tokens:  # a fork has kept these of its parent
             decoder.commit(token.id)
             self._text.feed(token.bytes)
             self._stopper.after(decoder.history, 0.0)
@@ -49,19 +58,16 @@ class Sample:
         self._kept = len(known)  # a fork has the records of these already
         scored = 1 if run.sampling.prompt_logprobs and not run.prompt_tokens else len(known)
         self.branches = [Branch(known + request.forced, scored)]
-        self._first: float | None = None
-        # The request has more samples: called once, when all that they share is computed.
-        self.split: Callable[[Sample, Row], None] | None = None
+        self._first: float | None = None  # when the first token was taken
 
     @property
     def branch(self) -> Branch:
         return self.branches[0]
 
     @property
-    def ready(self) -> Decoder | None:
+    def decoder(self) -> Decoder | None:
         branch = self.branches[0]
-        known = branch.recorded < len(branch.tokens)
-        return None if known or self.split is not None else self._decoder
+        return None if branch.recorded < len(branch.tokens) else self._decoder
 
     @property
     def ended(self) -> bool:
@@ -70,17 +76,13 @@ class Sample:
     # ── before a step ──────────────────────────────────────────────────────────────────────────────────────
 
     def guess(self, rows: int) -> list[int]:
-        if self._guesser is None or self.split is not None:
+        if self._guesser is None:
             return []
-        room = min(rows, self.run.context - len(self.branch.tokens) - 1, self._left - 1)
+        room = min(rows, guess_room(self.run, len(self.branch.tokens)))
         began = perf_counter()
         self._guess = self._guesser.guess(self.branch.tokens, room, self._decoder) if room > 0 else []
         self.run.drafts.seconds += perf_counter() - began
         return self._guess
-
-    @property
-    def _left(self) -> int:
-        return self.run.sampling.max_tokens - len(self.run.tokens)
 
     def preempted(self) -> None:
         self._guess = []
@@ -100,14 +102,11 @@ class Sample:
                 if self.run.finish_reason:
                     break
                 continue
-            if self.split is not None:
-                split, self.split = self.split, None
-                split(self, row)
             chosen = row.chosen or self._decoder.choose(row.logits)
             if isinstance(chosen, Exception):
                 raise chosen
             guessed = accepted < len(guess) and guess[accepted] == chosen.id
-            drafts.accepted += guessed  # before anybody hears of the token
+            drafts.accepted += guessed  # before any listener is told of the token
             if guessed or accepted == len(guess):
                 self._take(chosen, "draft" if guessed else "sampled")
             else:
@@ -119,12 +118,12 @@ class Sample:
             self._guesser.learn(branch.tokens)
 
     def _refusal(self, guess: Sequence[int]) -> Refusal:
-        """The first of these was wrong, so the others are nobody's."""
+        """Returns the record of a wrong guess, the first of these; the others were never compared."""
         assert self._guesser is not None
         return Refusal(guess[0], self._pieces(guess[0]), self._guesser.name, len(guess) - 1)
 
     def _score(self, logits: Float32) -> None:
-        """The record of a token that was known: it is part of the prompt, or the caller forced it."""
+        """Records a token that is known: it is part of the prompt, or the caller has forced it."""
         branch, run = self.branch, self.run
         token = branch.tokens[branch.recorded]
         if branch.recorded < len(run.prompt_ids):
@@ -138,12 +137,13 @@ class Sample:
             self._take(self._decoder.record_forced(logits, token), "forced")
 
     def _take(self, chosen: Chosen, source: Source, refused: Refusal | None = None) -> None:
-        """A token is in, with its text, and perhaps the run is at its end."""
+        """Adds a token and its text to the run, and ends the run if that was the last one."""
         run, branch = self.run, self.branch
         now = perf_counter()
         if self._first is None:
             self._first = now
             run.timings.prefill = now - (self.request.started or now)
+            self._queue_siblings()
         run.timings.decode = now - self._first
         seconds = now - self.request.arrived
         data = self._tokenizer.token_bytes(chosen.id)
@@ -166,12 +166,27 @@ class Sample:
         else:
             self.finish(ending, token)
 
+    def _queue_siblings(self) -> None:
+        """Queues the samples that wait for the prefix, which is in the tree now. They share its records."""
+        for sample in self.siblings:
+            sample.run.prompt_tokens = self.run.prompt_tokens
+            sample.branch.recorded = sample._kept
+            self._queue(sample)
+        self.siblings = []
+
     # ── the end ────────────────────────────────────────────────────────────────────────────────────────────
 
     def finish(self, ending: Ending, last: Token | None = None) -> None:
+        """Ends the run. `last` is its last token if the listener has not been told of it yet."""
         run = self.run
         run.tail = self._text.flush()
         run.finish_reason, run.stop_reason = ending.reason, ending.detail
+        if ending.reason != "error":
+            self._recent_runs.add(self.branch.tokens)
+        if self.siblings:  # it has not computed the prefix, so the next sample does
+            heir, *heir.siblings = self.siblings
+            self._queue(heir)
+            self.siblings = []
         if last is not None:
             self.request.tell(run, last)
         self.request.tell(run, None)

@@ -13,104 +13,13 @@ call, whose rows come out of the same budget.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
-
-from glassloop.decode.chosen import Chosen
-from glassloop.decode.decoder import Decoder
-from glassloop.decode.stop import Ending
-from glassloop.engine.branch import Branch
-from glassloop.engine.tree import KVTree, NoRoom, Path
+from glassloop.engine.task import Call, Program, Task, Work
+from glassloop.engine.tree import KVTree, NoRoom
 from glassloop.ops.batch import PAGE
-from glassloop.ops.protocol import Forward
-from glassloop.ops.quant import Float32
 
-STEP_ROWS = 512  # of one forward pass
-_ROWS_BESIDE = 128  # for prompts, while somebody else waits for his next token
+STEP_ROWS = 512  # of one step
+_ROWS_BESIDE = 128  # for prompts, while another task waits for its next token
 _SCORED_ROWS = 64  # rows with logits of one branch: they are as wide as the vocabulary
-
-
-class Row(NamedTuple):
-    """One of the rows of a step that logits were asked for."""
-
-    all: Float32
-    place: int
-    chosen: Chosen | Exception | None = None  # if the branch's own choice was made along with others'
-
-    @property
-    def logits(self) -> Float32:
-        one: Float32 = self.all[self.place]
-        return one
-
-
-class Program(NamedTuple):
-    """A computation over rows that is not the forward pass to the logits."""
-
-    compute: Forward
-    together: bool  # it gives an array of the wanted rows, so several tasks can share a call
-
-
-class Asker(Protocol):
-    """What the loop needs to know about the request that a task belongs to."""
-
-    started: float | None  # when the first of its tokens was computed
-
-    @property
-    def is_late(self) -> bool: ...
-
-    @property
-    def abandoned(self) -> bool: ...
-
-    @property
-    def timeout(self) -> float | None: ...
-
-    def begin(self, now: float, cached: int) -> None:
-        """Its first step has been planned; so many of its tokens were in the tree."""
-
-
-class Task(Protocol):
-    """A sampled run, a beam search or a reading while it is being made."""
-
-    order: tuple[int, int]  # the smallest goes first
-
-    @property
-    def request(self) -> Asker: ...
-
-    @property
-    def program(self) -> Program | None:
-        """What computes the rows whose results it wants; None: the forward pass."""
-
-    @property
-    def branches(self) -> Sequence[Branch]:
-        """They compute together."""
-
-    @property
-    def ready(self) -> Decoder | None:
-        """Who chooses from the first row of logits to come, if that is all there is to do with it."""
-
-    @property
-    def ended(self) -> bool: ...
-
-    def guess(self, rows: int) -> list[int]:
-        """Tokens that may come next, to be computed along with the last one: at most `rows`."""
-
-    def preempted(self) -> None: ...
-
-    def advance(self, rows: Sequence[Row]) -> None:
-        """Logits have come: move on by a token, or by several."""
-
-    def finish(self, ending: Ending) -> None: ...
-
-    def fail(self, error: Exception) -> None: ...
-
-
-class Work(NamedTuple):
-    task: Task
-    path: Path
-    first: int  # position of the first row
-    ids: list[int]
-    wanted: int  # of how many of the last rows the results are needed
-    program: Program | None  # what computes them; None: the forward pass
 
 
 class Scheduler:
@@ -126,31 +35,33 @@ class Scheduler:
         queue.sort(key=lambda each: each.order)
 
     def remove(self, task: Task) -> None:
+        """Releases the pages of a task and takes it out of its queue, if it is in one."""
         for branch in task.branches:
             branch.leave(self._tree)
-        queue = self.running if task in self.running else self.waiting
-        queue.remove(task)
+        for queue in (self.running, self.waiting):
+            if task in queue:
+                queue.remove(task)
 
-    def plan(self) -> list[Work]:
-        """The rows of the next step. Empty: no task has anything to compute, or none has room for it."""
+    def plan(self) -> list[Call]:
+        """Plans the rows of the next step. The result is empty if no task has anything to compute, or none
+        has room for it."""
         works: list[Work] = []
         planned: set[Task] = set()
         ready = [task for task in self.running if task.program is None and _waits_for_a_token(task)]
         spare = STEP_ROWS - sum([len(task.branches) for task in ready])
         for task in ready:
-            if task in self.running:  # nobody older has taken its pages meanwhile
+            if task in self.running:  # an older task may have taken its pages meanwhile
                 guess = task.guess(spare)
                 if self._add_work(task, guess, STEP_ROWS, planned, works):
                     spare -= len(guess)
-        if len(planned) == len(self.running) and not self.waiting:
-            return works
-        room = STEP_ROWS if not works else min(spare, _ROWS_BESIDE)
-        if room > 0:
-            self._add_prompts(room, planned, works)
-        return works
+        if len(planned) < len(self.running) or self.waiting:
+            room = STEP_ROWS if not works else min(spare, _ROWS_BESIDE)
+            if room > 0:
+                self._add_prompts(room, planned, works)
+        return _calls(works)
 
     def _add_prompts(self, room: int, planned: set[Task], works: list[Work]) -> None:
-        """Plan `room` rows for tasks that have more than a token to compute, and let waiting tasks in."""
+        """Plans `room` rows for tasks that have more than a token to compute, and admits waiting tasks."""
         begun = len(works)
         short = self._shorter_than_the_first(planned)
         kept = min(room // 4, sum(map(_pending, short)))
@@ -163,25 +74,19 @@ class Scheduler:
                 break
             if task in self.running and task not in planned:
                 self._add_prompt(task, left() - kept, planned, works)
-        while self.waiting and left() > kept and self._may_enter(self.waiting[0]):
+        while self.waiting and left() > kept:
             task = self.waiting[0]
-            self._enter(task)
-            if not self._add_prompt(task, left() - kept, planned, works):
+            if not self._enter(task) or not self._add_prompt(task, left() - kept, planned, works):
                 break
         for task in short:
-            if task in planned:
-                continue
             if left() <= 0:
                 break
-            if task in self.waiting:
-                if not self._may_enter(task):
-                    continue
-                self._enter(task)
-            self._add_prompt(task, left(), planned, works)
+            if task not in planned and (task in self.running or self._enter(task)):
+                self._add_prompt(task, left(), planned, works)
 
     def _shorter_than_the_first(self, planned: set[Task]) -> list[Task]:
-        """The tasks, of the same priority, that need fewer rows than the first prompt under way still does;
-        the shortest first."""
+        """Returns the tasks of the same priority that need fewer rows than the first prompt under way still
+        does, the shortest first."""
         prompts = [task for task in self.running if task not in planned]
         if not prompts:
             return []
@@ -192,26 +97,20 @@ class Scheduler:
         short = [task for task in others if task.order[0] == first.order[0] and _pending(task) < most]
         return sorted(short, key=_pending)
 
-    def _may_enter(self, task: Task) -> bool:
-        """Whether there is a place for one more task, and room: else it would only have to go again."""
+    def _enter(self, task: Task) -> bool:
+        """Moves a waiting task to the running ones, if there is a place and room for all of its tokens."""
         if len(self.running) >= self.most_running:
             return False
-        most = sum([len(branch.tokens) for branch in task.branches])
-        return not self.running or self._tree.room_beside(most)
-
-    def _enter(self, task: Task) -> None:
         for branch in task.branches:
             branch.enter(self._tree)
+        # Without room the task would only have to give way again. What it found in the tree needs none.
+        if self.running and not self._tree.room_beside(_pending(task)):
+            for branch in task.branches:
+                branch.leave(self._tree)
+            return False
         self.waiting.remove(task)
         self.add(task, running=True)
-
-    def _add_prompt(self, task: Task, room: int, planned: set[Task], works: list[Work]) -> bool:
-        """As `_add_work`, for a task that may need a program: then it has to wait if there is another one."""
-        program = _next_program(task)
-        other = next((work.program for work in works if work.program is not None), None)
-        if program is not None and other is not None and not (program.together and program == other):
-            return True
-        return self._add_work(task, [], room, planned, works)
+        return True
 
     def preempt(self, task: Task) -> None:
         for branch in task.branches:
@@ -220,10 +119,24 @@ class Scheduler:
         task.preempted()
         self.add(task)
 
+    def _add_prompt(self, task: Task, room: int, planned: set[Task], works: list[Work]) -> bool:
+        """Plans rows of a task that may need a program. It has to wait if the step has another one already.
+
+        Returns False if the task was preempted.
+        """
+        program = _next_program(task)
+        other = next((work.program for work in works if work.program is not None), None)
+        if program is not None and other is not None and not (program.together and program == other):
+            return True
+        return self._add_work(task, [], room, planned, works)
+
     def _add_work(
         self, task: Task, guess: list[int], room: int, planned: set[Task], works: list[Work]
     ) -> bool:
-        """Plan a task's rows, if there are pages for them or younger tasks can be made to give some up."""
+        """Plans a task's rows, if there are pages for them or younger tasks can be made to give some up.
+
+        Returns False if the task was preempted.
+        """
         while True:
             try:
                 works += self._rows(task, guess, room)
@@ -242,28 +155,35 @@ class Scheduler:
                     return False
 
     def _rows(self, task: Task, guess: list[int], room: int) -> list[Work]:
-        """All or nothing."""
-        together = _waits_for_a_token(task)
-        works: list[Work] = []
+        """Reserves pages for about `room` rows of a task's branches; for all of them, or raises NoRoom.
+
+        Branches of one task get their wanted rows in the same step: those that have more to compute than the
+        others, after a preemption, catch up with them first.
+        """
+        branches, works = task.branches, list[Work]()
+        catching_up = len(branches) > 1 and not _waits_for_a_token(task)
         try:
-            for branch in task.branches:
-                if not together and branch.pending == 1:
-                    continue  # beams choose together: this one waits until the others have caught up
+            for branch in branches:
                 path = branch.path
                 assert path is not None
                 first = path.length
-                ids = branch.tokens[first : first + room] + guess
+                ids = branch.tokens[first : first + max(1, room)] + guess
+                unwanted = branch.first_wanted - first  # rows computed only for their keys and values
                 program = task.program
-                if program is not None and first < branch.recorded - 1:
-                    ids = ids[: branch.recorded - 1 - first]  # what comes before is computed as any prompt
-                    program = None
-                elif program is None and len(ids) > _SCORED_ROWS:  # logits of many rows: a few at a time
-                    ids = ids[: max(0, branch.recorded - 1 - first) + max(_SCORED_ROWS, 1 + len(guess))]
+                if catching_up or (program is not None and unwanted > 0):
+                    program, most = None, unwanted
+                elif program is None:
+                    most = unwanted + max(_SCORED_ROWS, 1 + len(guess))
+                else:
+                    most = len(ids)
+                if len(ids) > most:
+                    ids = ids[:most]
+                if not ids:
+                    continue
                 self._tree.extend(path, ids)
-                wanted = max(0, first + len(ids) - branch.recorded + 1)
-                works.append(Work(task, path, first, ids, wanted, program))
+                works.append(Work(task, path, first, ids, max(0, len(ids) - unwanted), program))
                 room -= len(ids)
-                if room <= 0:
+                if room <= 0 and catching_up:
                     break
         except NoRoom:
             for work in works:
@@ -272,17 +192,26 @@ class Scheduler:
         return works
 
 
+def _calls(works: list[Work]) -> list[Call]:
+    """Groups works by what computes them: at most one program, and the forward pass."""
+    special = [work for work in works if work.program is not None]
+    if not special:
+        return [Call(None, works)] if works else []
+    plain = [work for work in works if work.program is None]
+    return [Call(special[0].program, special), *([Call(None, plain)] if plain else [])]
+
+
 def _pending(task: Task) -> int:
-    """How many rows a task has to compute; of one that waits, as if nothing of it were in the tree."""
+    """Returns how many rows a task has to compute; for a waiting one, as if none of them were in the tree."""
     return sum([branch.pending for branch in task.branches])
 
 
 def _next_program(task: Task) -> Program | None:
-    """What the task's next rows are computed by; None: the forward pass."""
+    """Returns what computes the task's next rows; None: the forward pass."""
     if task.program is None:
         return None
     (branch,) = task.branches
-    return task.program if branch.pending <= len(branch.tokens) - branch.recorded + 1 else None
+    return task.program if branch.pending <= len(branch.tokens) - branch.first_wanted else None
 
 
 def _waits_for_a_token(task: Task) -> bool:

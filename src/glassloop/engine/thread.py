@@ -1,4 +1,4 @@
-"""The engine's thread: it owns the loop, and everybody else only leaves requests at its door."""
+"""The engine's thread: it owns the loop, and all other threads hand their requests to it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from glassloop.engine.reading import Reading
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
 
-_IDLE = 1.0  # seconds without work, after which there is time to look whether all is well
+_IDLE = 1.0  # seconds without work, after which the KV tree is checked
 
 
 class Busy(GlassloopError):
-    """Too many requests wait already."""
+    """A request was refused because too many wait already."""
 
 
 class Load(NamedTuple):
@@ -30,31 +30,31 @@ class EngineThread:
         self.most_waiting = most_waiting
         self._door = threading.Condition()
         self._jobs: deque[Callable[[], None]] = deque()
-        self._open = 0  # requests that were let in and have not come to the loop yet
+        self._open = 0  # requests that were accepted and have not come to the loop yet
         self._closing = False
         self._thread: threading.Thread | None = None
 
     def submit(self, request: Request | Reading, may_refuse: bool = True) -> None:
-        """Let a request in. Its listener, or who waits for the reading, hears of the rest."""
+        """Queues a request. Its listener, or the thread that waits for the reading, is told of the rest."""
         with self._door:
             self._check_open()
             waiting = len(self.loop.scheduler.waiting) + self._open
             if may_refuse and waiting >= self.most_waiting:
                 raise Busy(f"{waiting} requests wait already; at most {self.most_waiting} may")
             self._open += 1
-            self._leave(lambda: self._admit(request))
+            self._post(lambda: self._admit(request))
 
     def cancel(self, request: Request, wait: bool = False) -> None:
-        """End it with the step that is under way. A closed engine has ended it already."""
+        """Ends a request after the step that is under way. A closed engine has ended it already."""
         with self._door:
             if self._closing:
                 return
-            self._leave(lambda: self.loop.cancel(request))
+            self._post(lambda: self.loop.cancel(request))
         if wait:
             self.call(lambda: None)
 
     def call(self, job: Callable[[], None]) -> None:
-        """Have something done between two steps, on the engine's thread, and wait for it."""
+        """Runs a job between two steps, on the engine's thread, and waits for it."""
         done = threading.Event()
         failed: list[BaseException] = []
 
@@ -68,7 +68,7 @@ class EngineThread:
 
         with self._door:
             self._check_open()
-            self._leave(run)
+            self._post(run)
         done.wait()
         if failed:
             raise failed[0]
@@ -79,7 +79,7 @@ class EngineThread:
         return Load(len(scheduler.waiting) + self._open, len(scheduler.running))
 
     def close(self) -> None:
-        """End what runs as cancelled, and the thread."""
+        """Ends what runs, as cancelled, and the thread."""
         with self._door:
             if self._closing:
                 return
@@ -92,9 +92,9 @@ class EngineThread:
         self._open -= 1
         self.loop.add(request)
 
-    def _leave(self, job: Callable[[], None]) -> None:
+    def _post(self, job: Callable[[], None]) -> None:
         self._jobs.append(job)
-        # Started with the first request; after a fork of the process there is none, and it is started again.
+        # The thread is started by the first request, and again after a fork of the process, which has none.
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._serve, name="glassloop", daemon=True)
             self._thread.start()
@@ -119,9 +119,7 @@ class EngineThread:
             if self.loop.busy:
                 try:
                     self.loop.step()
-                except (
-                    Exception
-                ) as error:  # ours, and not a request's: all are told, and the next ones served
+                except Exception as error:  # not of one request: it ends all, and the next ones are served
                     self.loop.fail_all(error)
         for job in jobs:
             job()

@@ -2,16 +2,17 @@
 
 A node is one page: up to 32 tokens that follow those of its parent. A branch holds a `Path` from the root,
 and a fork is one more path through the same nodes. Where two paths part in the middle of a page the later one
-gets a copy of it. Nodes that no path holds stay as long as there is room, and the least recently used go
-first. So the tree of prefixes, of forks, of beams and of samples is one tree.
+gets a copy of it. Nodes that no path holds stay as long as there is room, and the least recently used are
+evicted first. So the tree of prefixes, of forks, of beams and of samples is one tree.
 
-Layers with a sliding window have pages of their own. One that lies behind the window of every path is worth
-keeping only for somebody who comes back to it, so it may go before its node does.
+Layers with a sliding window have pages of their own. A page that lies behind the window of every path is
+needed again only if a path comes back to it, so it may be given back before its node is evicted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -26,54 +27,45 @@ GONE = -1  # a page of a window that was given back
 
 
 class NoRoom(GlassloopError):
-    """Every page is held by somebody."""
+    """Every page is held by some path."""
 
 
+@dataclass(slots=True, eq=False)
 class Node:
-    __slots__ = (
-        "children",
-        "depth",
-        "key",
-        "needed",
-        "number",
-        "pages",
-        "parent",
-        "ready",
-        "refs",
-        "tokens",
-        "used",
-    )
+    """One page of tokens, with its keys and values in each group of layers."""
 
-    def __init__(self, parent: Node | None, tokens: list[int], pages: list[int], number: int) -> None:
-        self.parent = parent  # None: the root, or a node that is no longer in the tree
-        self.depth: int = (
-            parent.depth + 1 if parent else -1
-        )  # its tokens have the positions from PAGE * depth on
-        self.key = tokens[0] if tokens else -1  # under which its parent finds it
-        self.tokens = tokens
-        self.ready = 0  # how many of them are computed; for the rest there is room
-        self.pages = pages  # for each group of layers
-        self.children: dict[int, list[Node]] = {}  # by their first token; only a full node has any
-        self.refs = 0  # paths through it
-        self.needed = 0  # paths that can still see it through a window
-        self.used = 0
-        self.number = number  # ties of the heap
+    parent: Node | None  # None: the root, or a node that is no longer in the tree
+    tokens: list[int]
+    pages: list[int]  # for each group of layers
+    number: int  # orders nodes of equal use and depth in the heap
+    depth: int = -1  # its first position is PAGE * depth
+    key: int = -1  # its first token, the key among its parent's children
+    ready: int = 0  # how many tokens are computed; for the rest there is room
+    children: dict[int, list[Node]] = field(default_factory=dict)  # only a full node has any
+    refs: int = 0  # paths through it
+    needed: int = 0  # paths that can still see it through a window
+    used: int = 0  # when a path last entered or left it
+
+    def __post_init__(self) -> None:
+        if self.parent is not None:
+            self.depth, self.key = self.parent.depth + 1, self.tokens[0]
 
 
 class Path:
-    """One branch's way through the tree, held until it is released."""
+    """The nodes of one branch, from the root on, held until the path is released."""
 
     __slots__ = ("behind", "fresh", "length", "nodes", "table")
 
     def __init__(self, groups: int) -> None:
         self.nodes: list[Node] = []
-        self.length = 0  # tokens; the last node may hold more, of others
-        self.behind = 0  # nodes that lie wholly behind the widest window
-        self.fresh: list[tuple[Node, int]] = []  # how far this step computes which nodes
+        self.length = 0  # in tokens; the last node may hold more tokens, of other paths
+        self.behind = 0  # how many nodes lie wholly behind the widest window
+        self.fresh: list[tuple[Node, int]] = []  # nodes that this step computes, each up to which token
         # [groups, pages]; GONE where the path has no node, which no batch can mistake for a page.
         self.table: Int32 = np.full((groups, 8), GONE, np.int32)
 
     def point(self, index: int, pages: Sequence[int]) -> None:
+        """Enters the pages of the node at this index into the page table."""
         if index == self.table.shape[1]:
             self.table = np.concatenate([self.table, np.full_like(self.table, GONE)], axis=1)
         for group, page in enumerate(pages):
@@ -106,10 +98,10 @@ class KVTree:
         self.visible = 0  # nodes that some path can still see through a window
         self.evicted = 0  # nodes, since the start
 
-    # ── what a branch does ─────────────────────────────────────────────────────────────────────────────────
+    # ── paths ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def match(self, tokens: Sequence[int], limit: int) -> Path:
-        """The longest computed prefix, at most `limit` tokens of it, held from now on."""
+        """Returns a new path along the longest computed prefix of the tokens, at most `limit` of them."""
         path = Path(len(self.sizes))
         self.paths.add(path)
         found: list[Node] = []
@@ -132,9 +124,10 @@ class KVTree:
         return path
 
     def extend(self, path: Path, tokens: Sequence[int]) -> None:
-        """Make room behind a path for tokens that the coming forward pass computes.
+        """Reserves pages at the end of a path for tokens that the coming forward pass computes.
 
-        All or nothing: NoRoom leaves the path as it was. What came before can no longer be cut.
+        If there are not enough, raises NoRoom and leaves the path as it was. What came before can no longer
+        be cut.
         """
         before = path.length
         self._look_back(path, before)
@@ -162,13 +155,13 @@ class KVTree:
             raise
 
     def computed(self, path: Path) -> None:
-        """The forward pass has run: what was made room for is there now."""
+        """Notes that the forward pass has run: the tokens of the last extension can be matched now."""
         for node, ready in path.fresh:
             node.ready = max(node.ready, ready)
         path.fresh.clear()
 
     def cut(self, path: Path, length: int) -> None:
-        """Take back the end of a path: of what the last extension added, and no more."""
+        """Shortens a path by tokens of its last extension; no others can be taken back."""
         path.fresh.clear()
         if len(path.nodes) > pages_for(length):
             while len(path.nodes) > pages_for(length):
@@ -177,7 +170,7 @@ class KVTree:
         path.length = length
         if path.nodes:
             tail, offset = path.nodes[-1], length - (len(path.nodes) - 1) * PAGE
-            # What only this path has written, nobody will miss: the place can be used again.
+            # Tokens that only this path has written are not needed any more: their place can be used again.
             if tail.refs == 1 and not tail.children and len(tail.tokens) > offset:
                 del tail.tokens[offset:]
                 tail.ready = min(tail.ready, offset)
@@ -189,7 +182,7 @@ class KVTree:
         return twin
 
     def release(self, path: Path) -> None:
-        """Give it up. What it computed stays, until the room is needed."""
+        """Gives up a path. What it computed stays until the room is needed."""
         self._clock += 1
         path.fresh.clear()
         while path.nodes:
@@ -201,7 +194,7 @@ class KVTree:
             self._lru = [entry for entry in self._lru if entry[3].used == entry[0] and entry[3].parent]
             heapify(self._lru)
 
-    # ── what there is ──────────────────────────────────────────────────────────────────────────────────────
+    # ── room ───────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def used_bytes(self) -> int:
@@ -209,16 +202,16 @@ class KVTree:
         return sum(size * used for size, used in zip(self.sizes, counts, strict=True))
 
     def room_beside(self, tokens: int) -> bool:
-        """Whether so many more tokens fit beside what is held now."""
+        """Returns whether this many more tokens fit beside what is held now."""
         return self._fits(tokens, self.held, self.visible, beside=1)
 
     def room_for(self, tokens: int) -> bool:
-        """Whether a single branch of so many tokens fits at all."""
+        """Returns whether a single branch of this many tokens fits at all."""
         return self._fits(tokens, 0, 0)
 
     def _fits(self, tokens: int, held: int, visible: int, beside: int = 0) -> bool:
-        """Whether every group has pages for so many tokens, and `beside` more, in addition to those in
-        use."""
+        """Returns whether every group has pages for this many tokens, and `beside` more, in addition to those
+        in use."""
         full = held + pages_for(tokens) + beside
         windowed = visible + min(pages_for(tokens), window_pages(self._widest)) + beside
         return all(
@@ -226,10 +219,10 @@ class KVTree:
             for window, pages in zip(self._windows, self.pages, strict=True)
         )
 
-    # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── nodes ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _visible(self, nodes: list[Node], length: int) -> int:
-        """How much of a matched prefix can be gone on from: a window must find all that it looks back on."""
+        """Returns how much of a matched prefix can be used: a window needs all pages it looks back on."""
         if self._widest == 0:
             return length
         while length > 0:
@@ -257,7 +250,7 @@ class KVTree:
         node.used = self._clock
 
     def _leave(self, path: Path) -> None:
-        """Let go of a path's last node."""
+        """Removes the last node from a path."""
         node = path.nodes.pop()
         node.refs -= 1
         self.held -= node.refs == 0
@@ -268,14 +261,14 @@ class KVTree:
             path.behind = len(path.nodes)
         node.used = self._clock
         if node.refs == 0:
-            del node.tokens[node.ready :]  # made room for, never computed
+            del node.tokens[node.ready :]  # reserved, never computed
         if node.tokens:
             self._may_go(node)
         else:
             self._remove(node)
 
     def _look_back(self, path: Path, position: int) -> None:
-        """Nodes behind the window of this position are not needed by this path any more."""
+        """Notes that this path does not need the nodes behind the window of this position any more."""
         if self._widest == 0:
             return
         first = max(0, position - self._widest + 1) // PAGE
@@ -288,7 +281,7 @@ class KVTree:
             self._may_go(node)
 
     def _next(self, path: Path, tokens: Sequence[int], at: int) -> Node:
-        """The node of a path's next page: one that has these tokens, or a new one."""
+        """Returns the node of a path's next page: one that has these tokens, or a new one."""
         parent = path.nodes[-1] if path.nodes else self.root
         for child in parent.children.get(tokens[at], ()):
             most = min(len(child.tokens), len(tokens) - at)
@@ -297,7 +290,7 @@ class KVTree:
         return self._add(parent, [tokens[at]])
 
     def _own(self, path: Path, offset: int) -> Node:
-        """A path parts from others within its last page: from here on it has a copy."""
+        """Gives a path that parts from others within its last page a copy of that page, from `offset` on."""
         shared = path.nodes[-1]
         assert shared.parent is not None
         try:
@@ -305,7 +298,7 @@ class KVTree:
         except NoRoom:
             if shared.refs > 1 or shared.children:
                 raise
-            del shared.tokens[offset:]  # the only others are sequences that nobody holds
+            del shared.tokens[offset:]  # no other path holds them
             shared.ready = offset
             return shared
         for group, (source, target) in enumerate(zip(shared.pages, node.pages, strict=True)):
@@ -322,13 +315,13 @@ class KVTree:
         return node
 
     def _take(self) -> list[int]:
-        """A page for each group of layers."""
+        """Takes a free page for each group of layers."""
         while not all(self.free):
             self._evict()
         return [free.pop() for free in self.free]
 
     def _evict(self) -> None:
-        """Give back the least recently used: a node that nobody holds, or pages behind every window."""
+        """Gives back the least recently used: a node that no path holds, or pages behind every window."""
         while self._lru:
             used, _, _, node = heappop(self._lru)
             if node.used != used or node.parent is None:
@@ -373,14 +366,14 @@ class KVTree:
         node.pages[group] = GONE
 
     def check_integrity(self) -> None:
-        """For tests, and when idle."""
+        """Raises if a count is wrong. Runs in tests, and when the engine is idle."""
         from glassloop.engine.integrity import check
 
         check(self)
 
 
 def _common(node: Node, tokens: Sequence[int], start: int, limit: int) -> int:
-    """How many computed tokens of a node are those from `start` on."""
+    """Returns how many computed tokens of a node are equal to those from `start` on."""
     most = min(node.ready, limit - start)
     mine, theirs = node.tokens[:most], list(tokens[start : start + most])
     if mine == theirs:

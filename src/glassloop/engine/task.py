@@ -1,0 +1,129 @@
+"""A task: a sampled run, a beam search or a reading while it is being computed, as the loop sees it.
+
+The scheduler plans a step as calls of works (`Call`, `Work`), the loop computes them and hands every task the
+rows of its results (`Row`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from glassloop.decode.chosen import Chosen
+from glassloop.decode.decoder import Decoder
+from glassloop.decode.stop import Ending
+from glassloop.engine.branch import Branch
+from glassloop.engine.tree import Path
+from glassloop.ops.batch import Batch
+from glassloop.ops.protocol import Forward
+
+
+@dataclass
+class Counters:
+    """What a loop has computed since its start."""
+
+    steps: int = 0
+    rows: int = 0
+    finished: int = 0  # requests
+    readings: int = 0
+    forward_seconds: float = 0.0
+    step_seconds: float = 0.0
+
+
+CANCELLED = Ending("cancelled", "by the caller")
+
+
+class Row(NamedTuple):
+    """One wanted row of a call's results."""
+
+    results: Any  # of the whole call: the logits, [rows, vocabulary], or what a program returned
+    place: int
+    chosen: Chosen | Exception | None = None  # the token, if the loop has chosen it already
+
+    @property
+    def logits(self) -> Any:
+        return self.results[self.place]
+
+
+class Program(NamedTuple):
+    """A computation over rows that is not the forward pass to the logits."""
+
+    compute: Forward
+    together: bool  # it returns an array of the wanted rows, so several tasks can share a call
+
+
+class Asker(Protocol):
+    """What the loop needs to know about the request that a task belongs to."""
+
+    started: float | None  # when its first step was planned
+
+    def overdue(self) -> Ending | None:
+        """Returns how the request has to end now, if its time is up or its result is not wanted any more."""
+
+    def begin(self, now: float, cached: int) -> None:
+        """Notes that the first step has been planned; `cached` tokens were found in the tree."""
+
+    def count(self, counters: Counters) -> None:
+        """Counts the request, which has ended."""
+
+
+class Task(Protocol):
+    order: tuple[int, int]  # the smallest goes first
+
+    @property
+    def request(self) -> Asker: ...
+
+    @property
+    def program(self) -> Program | None:
+        """What computes the rows whose results the task wants; None: the forward pass."""
+
+    @property
+    def branches(self) -> Sequence[Branch]:
+        """The sequences of the task. They advance together."""
+
+    @property
+    def decoder(self) -> Decoder | None:
+        """The decoder that chooses a token from the next wanted row, or None if the task needs the row
+        itself: to score a known token, or to compare beams."""
+
+    @property
+    def ended(self) -> bool: ...
+
+    def guess(self, rows: int) -> list[int]:
+        """Returns at most `rows` draft tokens, to be computed along with the last token."""
+
+    def preempted(self) -> None:
+        """Notes that the task has given up its pages and waits again."""
+
+    def advance(self, rows: Sequence[Row]) -> None:
+        """Takes the results of the next wanted rows."""
+
+    def finish(self, ending: Ending) -> None:
+        """Ends the task before its time, with what it has."""
+
+    def fail(self, error: Exception) -> None: ...
+
+
+class Work(NamedTuple):
+    """Rows of one branch in the next step."""
+
+    task: Task
+    path: Path
+    first: int  # position of the first row
+    ids: list[int]
+    wanted: int  # how many of the last rows have results that the task needs
+    program: Program | None  # what computes them; None: the forward pass
+
+
+class Call(NamedTuple):
+    """Works that are computed together."""
+
+    program: Program | None  # None: the forward pass
+    works: list[Work]
+
+    def batch(self) -> Batch:
+        return Batch.of(
+            [(work.path.table, work.first, work.ids) for work in self.works],
+            [work.wanted for work in self.works],
+        )
