@@ -1,8 +1,8 @@
 """Renders chat templates in worker processes, so that a hostile template costs a bounded time and memory.
 
-A template arrives inside a model file and is a program. `template_worker.py` runs it under the limits of the
-operating system; this side waits for the answer no longer than `Limits` says, and ends the worker otherwise.
-A worker serves one template and stays for the next rendering: templates cannot affect each other.
+A template comes with a model file and is a program. `template_worker.py` runs it under limits of the
+operating system; this side waits for the answer as long as `Limits` says, and then ends the worker. A worker
+serves one template and stays for the next rendering, so templates cannot affect each other.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from glassloop.text.template_worker import ENDED, TEXT
 _SCRIPT = Path(__file__).with_name("template_worker.py")
 _KEPT_VARIABLES = ("TZ", "LD_LIBRARY_PATH")  # for `strftime_now`, and for Python itself to start
 _NOT_STARTED = "the process that renders it cannot be started"
-_SECONDS_TO_START = 60.0  # of a busy machine; the template has not been seen then
+_SECONDS_TO_START = 60.0  # on a busy machine; the template does not run yet
 _MOST_WORKERS = 4
-_MOST_OF_ONE = 2  # renderings of one template at a time: a slow one leaves workers to the others
+_MOST_OF_ONE = 2  # renderings of one template at a time, so that a slow one leaves workers to others
 
 
 def render(source: str, values: Mapping[str, Any], limits: Limits) -> str:
@@ -71,7 +71,7 @@ class _Worker:
 
     def __init__(self, source: str, limits: Limits) -> None:
         self.serves = (source, limits)
-        self.ready = False  # for the next rendering
+        self.ready = False  # to render
         self._seconds, self._most = limits.seconds, 4 * limits.text + 4096  # bytes of an answer
         env = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         try:
@@ -136,7 +136,7 @@ class _Pool:
     def __init__(self) -> None:
         self._changed = Condition()
         self._workers: set[_Worker] = set()
-        self._idle: list[_Worker] = []  # the one that has waited longest is first
+        self._idle: list[_Worker] = []  # idle longest first
         self._busy: Counter[tuple[str, Limits]] = Counter()  # renderings of each template
 
     def render(self, source: str, limits: Limits, values: bytes | None) -> str:
@@ -153,7 +153,7 @@ class _Pool:
             self._give_back(source, limits, worker)
 
     def _take(self, source: str, limits: Limits) -> _Worker | None:
-        """An idle worker of this template, or None and the right to start one."""
+        """Returns an idle worker of this template, or None if the caller is to start one."""
         serves, surplus = (source, limits), None
         with self._changed:
             self._changed.wait_for(
@@ -167,7 +167,7 @@ class _Pool:
                 surplus = self._idle.pop(0)
         if surplus is not None:
             self._end(surplus)
-        if worker is not None and not worker.child.alive():  # somebody ended it
+        if worker is not None and not worker.child.alive():  # it was killed
             self._end(worker)
             return None
         return worker
@@ -193,7 +193,7 @@ class _Pool:
             self._end(worker)
 
     def forget(self) -> None:
-        """In a fork of this process, the workers are the parent's, and its lock may have been held."""
+        """Starts afresh in a fork of this process: the workers are the parent's, and the lock may be held."""
         self.__init__()  # type: ignore[misc]
 
 
