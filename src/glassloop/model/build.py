@@ -1,81 +1,71 @@
-"""Builds a ModelConfig from what a file says and what is fixed for its family.
+"""Builds a ModelConfig from the kinds of layers that a file describes and what is fixed for its family.
 
-Both readers end here (`config_hf.py`, `config_gguf.py`): this is where a family's data becomes kinds of
-mixers and feed-forwards.
+Both readers end here (`config_hf.py`, `config_gguf.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
 
 from glassloop.errors import ModelError
-from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, ModelConfig, NormConfig
+from glassloop.model.config import FeedForward, LayerConfig, Mixer, ModelConfig, NormConfig
 from glassloop.model.families import ModelFamily
 from glassloop.model.rope import Rope
-from glassloop.ops.protocol import Activation
 
-
-class LayerSettings(NamedTuple):
-    """How far back a layer sees, and how it knows positions. Families vary these from layer to layer."""
-
-    window: int | None = None
-    rope: Rope | None = None
+Reach = tuple[int | None, Rope | None]  # a layer's window, and its rotary positions
 
 
 def build_config(
-    where: str,
     family: ModelFamily,
     *,
-    layer_settings: Sequence[LayerSettings],  # of each layer
+    mixer: Mixer,
+    feed_forward: FeedForward,
+    norm: NormConfig,
+    reaches: Sequence[Reach],  # of each layer: all that differs between them
     vocab_size: int,
     dim: int,
-    ffn_dim: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
     context: int,
-    attention_scale: float,
-    norm_eps: float,
-    activation: Activation,
-    qkv_bias: bool,
-    out_bias: bool,
-    ffn_bias: bool,
     tied: bool,
-    attention_softcap: float | None,
     logit_softcap: float | None,
 ) -> ModelConfig:
-    """Returns the config. A number out of bounds is a ModelError that names the file and the field."""
+    layers = {
+        (window, rope): LayerConfig(
+            replace(mixer, window=window, rope=rope), feed_forward, norm, family.norm_place
+        )
+        for window, rope in set(reaches)
+    }
+    return ModelConfig(
+        family=family.name,
+        vocab_size=vocab_size,
+        dim=dim,
+        context=context,
+        layers=tuple(layers[reach] for reach in reaches),
+        final_norm=norm if family.final_norm else None,
+        positions=family.positions,
+        position_offset=family.position_offset,
+        embedding_scale=dim**0.5 if family.scaled_embedding else 1.0,
+        tied=tied,
+        logit_softcap=logit_softcap,
+    )
+
+
+def reaches_of(
+    window: int | None, local: Sequence[bool], turned: Sequence[bool], full_rope: Rope, local_rope: Rope
+) -> list[Reach]:
+    """Returns the reach of each layer: `local` layers see a window, `turned` ones have rotary positions."""
+    kinds = {True: (window, local_rope), False: (None, full_rope)}
+    return [
+        (kinds[is_local][0], kinds[is_local][1] if is_turned else None)
+        for is_local, is_turned in zip(local, turned, strict=True)
+    ]
+
+
+@contextmanager
+def config_errors(where: str) -> Iterator[None]:
+    """Turns the ValueError of a config into a ModelError that names the file."""
     try:
-        norm = NormConfig(norm_eps, family.norm)
-        attention = AttentionConfig(
-            heads,
-            kv_heads,
-            head_dim,
-            attention_scale,
-            qk_norm=norm if family.qk_norm else None,
-            qkv_bias=family.qkv_bias or qkv_bias,
-            out_bias=family.other_biases or out_bias,
-            softcap=attention_softcap,
-        )
-        dense = DenseConfig(ffn_dim, activation, family.gated, family.other_biases or ffn_bias)
-        layers = {
-            settings: LayerConfig(replace(attention, **settings._asdict()), dense, norm, family.norm_place)
-            for settings in set(layer_settings)
-        }
-        return ModelConfig(
-            family=family.name,
-            vocab_size=vocab_size,
-            dim=dim,
-            context=context,
-            layers=tuple(layers[settings] for settings in layer_settings),
-            final_norm=norm if family.final_norm else None,
-            positions=family.positions,
-            position_offset=family.position_offset,
-            embedding_scale=dim**0.5 if family.scaled_embedding else 1.0,
-            tied=tied,
-            logit_softcap=logit_softcap,
-        )
+        yield
     except ValueError as error:
         raise ModelError(f"{where}: {error}") from None

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from glassloop.fields import Fields
-from glassloop.model.build import LayerSettings, build_config
-from glassloop.model.config import MOST_LAYERS, ModelConfig
+from glassloop.model.build import Reach, build_config, config_errors, reaches_of
+from glassloop.model.config import MOST_LAYERS, AttentionConfig, DenseConfig, ModelConfig, NormConfig
 from glassloop.model.families import FAMILY_BY_TYPE, ModelFamily
 from glassloop.model.rope import LinearScaling, ListedScaling, Rope, Scaling, YarnScaling
 from glassloop.ops.tensor import Tensor
@@ -38,27 +38,38 @@ def config_from_gguf(
         raise fields.error("attention.value_length", f"must equal attention.key_length, {head_dim}")
     wide = family.gguf_wide_scale_layers == count
     eps = f"attention.layer_norm_{'' if family.norm == 'layer' else 'rms_'}epsilon"
-    return family, build_config(
-        where,
-        family,
-        layer_settings=_layer_settings(fields, family, tensors, count, head_dim),
-        vocab_size=fields.whole("vocab_size", _rows(tensors, "token_embd.weight")),
-        dim=dim,
-        ffn_dim=_same_for_all(fields, "feed_forward_length"),
-        heads=heads,
-        kv_heads=_same_for_all(fields, "attention.head_count_kv", heads),
-        head_dim=head_dim,
-        context=fields.whole("context_length"),
-        attention_scale=fields.number("attention.scale", (dim / heads if wide else head_dim) ** -0.5),
-        norm_eps=family.norm_eps or fields.number(eps),
-        activation=family.gguf_activation,
-        qkv_bias="blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
-        out_bias="blk.0.attn_output.bias" in tensors,
-        ffn_bias="blk.0.ffn_up.bias" in tensors,
-        tied="output.weight" not in tensors,
-        attention_softcap=fields.number_or_none("attn_logit_softcapping"),
-        logit_softcap=fields.number_or_none("final_logit_softcapping"),
-    )
+    qkv_bias = "blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors
+    reaches = _reaches(fields, family, tensors, count, head_dim)
+    with config_errors(where):
+        norm = NormConfig(family.norm_eps or fields.number(eps), family.norm)
+        attention = AttentionConfig(
+            heads,
+            _same_for_all(fields, "attention.head_count_kv", heads),
+            head_dim,
+            scale=fields.number("attention.scale", (dim / heads if wide else head_dim) ** -0.5),
+            qk_norm=norm if family.qk_norm else None,
+            qkv_bias=family.qkv_bias or qkv_bias,
+            out_bias=family.other_biases or "blk.0.attn_output.bias" in tensors,
+            softcap=fields.number_or_none("attn_logit_softcapping"),
+        )
+        dense = DenseConfig(
+            _same_for_all(fields, "feed_forward_length"),
+            family.gguf_activation,
+            family.gated,
+            bias=family.other_biases or "blk.0.ffn_up.bias" in tensors,
+        )
+        return family, build_config(
+            family,
+            mixer=attention,
+            feed_forward=dense,
+            norm=norm,
+            reaches=reaches,
+            vocab_size=fields.whole("vocab_size", _rows(tensors, "token_embd.weight")),
+            dim=dim,
+            context=fields.whole("context_length"),
+            tied="output.weight" not in tensors,
+            logit_softcap=fields.number_or_none("final_logit_softcapping"),
+        )
 
 
 def _rows(tensors: Mapping[str, Tensor], name: str) -> int | None:
@@ -75,11 +86,11 @@ def _same_for_all(fields: Fields, key: str, default: int | None = None) -> int:
     return fields.whole(key, default)
 
 
-def _layer_settings(
+def _reaches(
     fields: Fields, family: ModelFamily, tensors: Mapping[str, Tensor], count: int, head_dim: int
-) -> list[LayerSettings]:
+) -> list[Reach]:
     if family.positions != "rotary":
-        return [LayerSettings()] * count
+        return [(None, None)] * count
     turning = fields.whole("rope.dimension_count", head_dim)
     scaling = _scaling(fields, tensors, turning)
     rope = Rope(fields.number("rope.freq_base", 10_000.0), turning, scaling)
@@ -88,10 +99,7 @@ def _layer_settings(
     window = fields.whole_or_none("attention.sliding_window")
     local = _local_layers(fields, family, count) if window is not None else [False] * count
     turned = [family.nope_every is None or (index + 1) % family.nope_every != 0 for index in range(count)]
-    return [
-        LayerSettings(window if is_local else None, (local_rope if is_local else rope) if is_turned else None)
-        for is_local, is_turned in zip(local, turned, strict=True)
-    ]
+    return reaches_of(window, local, turned, rope, local_rope)
 
 
 def _local_layers(fields: Fields, family: ModelFamily, count: int) -> list[bool]:

@@ -9,8 +9,8 @@ from math import log
 from typing import Any
 
 from glassloop.fields import Fields
-from glassloop.model.build import LayerSettings, build_config
-from glassloop.model.config import MOST_LAYERS, ModelConfig
+from glassloop.model.build import Reach, build_config, config_errors, reaches_of
+from glassloop.model.config import MOST_LAYERS, AttentionConfig, DenseConfig, ModelConfig, NormConfig
 from glassloop.model.families import FAMILY_BY_TYPE, ModelFamily
 from glassloop.model.rope import LinearScaling, Llama3Scaling, Rope, Scaling, YarnScaling
 from glassloop.ops.protocol import Activation
@@ -41,27 +41,37 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
     attention_bias = fields.flag("attention_bias", False)
     context = fields.whole(keys["context"])
     default_eps = 1e-5 if "n_embd" in keys.values() else 1e-6
-    return family, build_config(
-        where,
-        family,
-        layer_settings=_layer_settings(fields, family, head_dim, context),
-        vocab_size=fields.whole(keys["vocab_size"]),
-        dim=dim,
-        ffn_dim=fields.whole(keys["ffn_dim"], 4 * dim),
-        heads=heads,
-        kv_heads=fields.whole(keys["kv_heads"], heads),
-        head_dim=head_dim,
-        context=context,
-        attention_scale=fields.number("query_pre_attn_scalar", head_dim) ** -0.5,
-        norm_eps=family.norm_eps or fields.number(keys["norm_eps"], default_eps),
-        activation=_activation(fields, family),
-        qkv_bias=attention_bias,
-        out_bias=attention_bias,
-        ffn_bias=fields.flag("mlp_bias", False),
-        tied=fields.flag("tie_word_embeddings", False),
-        attention_softcap=fields.number_or_none("attn_logit_softcapping"),
-        logit_softcap=fields.number_or_none("final_logit_softcapping"),
-    )
+    reaches = _reaches(fields, family, head_dim, context)
+    with config_errors(where):
+        norm = NormConfig(family.norm_eps or fields.number(keys["norm_eps"], default_eps), family.norm)
+        attention = AttentionConfig(
+            heads,
+            fields.whole(keys["kv_heads"], heads),
+            head_dim,
+            scale=fields.number("query_pre_attn_scalar", head_dim) ** -0.5,
+            qk_norm=norm if family.qk_norm else None,
+            qkv_bias=family.qkv_bias or attention_bias,
+            out_bias=family.other_biases or attention_bias,
+            softcap=fields.number_or_none("attn_logit_softcapping"),
+        )
+        dense = DenseConfig(
+            fields.whole(keys["ffn_dim"], 4 * dim),
+            _activation(fields, family),
+            family.gated,
+            bias=family.other_biases or fields.flag("mlp_bias", False),
+        )
+        return family, build_config(
+            family,
+            mixer=attention,
+            feed_forward=dense,
+            norm=norm,
+            reaches=reaches,
+            vocab_size=fields.whole(keys["vocab_size"]),
+            dim=dim,
+            context=context,
+            tied=fields.flag("tie_word_embeddings", False),
+            logit_softcap=fields.number_or_none("final_logit_softcapping"),
+        )
 
 
 def _activation(fields: Fields, family: ModelFamily) -> Activation:
@@ -72,20 +82,14 @@ def _activation(fields: Fields, family: ModelFamily) -> Activation:
     return family.activations[name]
 
 
-def _layer_settings(fields: Fields, family: ModelFamily, head_dim: int, context: int) -> list[LayerSettings]:
+def _reaches(fields: Fields, family: ModelFamily, head_dim: int, context: int) -> list[Reach]:
     count = fields.whole(family.keys["layers"], most=MOST_LAYERS)
     if family.positions != "rotary":
-        return [LayerSettings()] * count
+        return [(None, None)] * count
     full_rope, local_rope = _ropes(fields, family, head_dim, context)
     window = fields.whole_or_none("sliding_window") if fields.flag("use_sliding_window", True) else None
     local = _local_layers(fields, family, count) if window is not None else [False] * count
-    turned = _turned_layers(fields, family, count)
-    return [
-        LayerSettings(
-            window if is_local else None, (local_rope if is_local else full_rope) if is_turned else None
-        )
-        for is_local, is_turned in zip(local, turned, strict=True)
-    ]
+    return reaches_of(window, local, _turned_layers(fields, family, count), full_rope, local_rope)
 
 
 def _local_layers(fields: Fields, family: ModelFamily, count: int) -> list[bool]:

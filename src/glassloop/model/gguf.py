@@ -7,7 +7,6 @@ size of the file.
 
 from __future__ import annotations
 
-import mmap
 import struct
 from math import prod
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from glassloop.errors import ModelError
+from glassloop.files import map_file
 from glassloop.ops.native.strings import read_strings
 from glassloop.ops.quant import FORMAT_BY_GGUF_ID, FORMATS
 from glassloop.ops.tensor import Tensor
@@ -122,13 +122,7 @@ class _Cursor:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.at = 0
-        try:
-            with path.open("rb") as file:
-                self.mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:
-            raise ModelError(f"{path}: the file is empty") from None
-        except OSError as error:
-            raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+        self.mapping = map_file(path, ModelError)
         self.size = len(self.mapping)
         self.bytes = np.frombuffer(self.mapping, np.uint8)
 

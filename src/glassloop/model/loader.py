@@ -5,7 +5,8 @@ other, and hands the weights to an op set.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -67,54 +68,35 @@ class ModelFiles:
 
     def load(self, ops: Ops, weights: str | None = None) -> tuple[Transformer, Tokenizer]:
         """Returns the model and its tokenizer. Python reads the vocabulary while C packs the weights."""
-        tokenizer = _Beside(self.tokenizer)
-        transformer = self.transformer(ops, weights)
-        return transformer, tokenizer.result()
+        read: list[Tokenizer] = []
 
+        def read_tokenizer() -> None:
+            with suppress(Exception):  # which is raised below
+                read.append(self.tokenizer())
 
-class _Beside:
-    """A call in a thread of its own. (`concurrent.futures` does the same but takes longer to import.)"""
-
-    def __init__(self, call: Callable[[], Tokenizer]) -> None:
-        self._call = call
-        self._made: Tokenizer | None = None
-        self._error: BaseException | None = None
-        self._thread = Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
+        # `concurrent.futures` does the same but takes longer to import.
+        thread = Thread(target=read_tokenizer)
+        thread.start()
         try:
-            self._made = self._call()
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> Tokenizer:
-        self._thread.join()
-        if self._made is None:
-            assert self._error is not None
-            raise self._error
-        return self._made
+            transformer = self.transformer(ops, weights)
+        finally:
+            thread.join()
+        return transformer, read[0] if read else self.tokenizer()
 
 
-class _Requantized(Mapping[str, Tensor]):
+class _Requantized(dict[str, Tensor]):
     """Weights whose matrices are converted to another format, one at a time, when they are read."""
 
     def __init__(self, weights: Mapping[str, Tensor], name: str) -> None:
+        super().__init__(weights)
         if name not in WEIGHT_FORMATS:
             raise ModelError(f"weights is {name!r}; one of {', '.join(WEIGHT_FORMATS)} is expected")
-        self._weights = weights
         self._format = FORMATS[WEIGHT_FORMATS[name]]
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self._weights[name]
+        tensor = super().__getitem__(name)
         fits = len(tensor.shape) == 2 and tensor.shape[1] % self._format.block_values == 0
         return tensor.stored_as(self._format) if fits else tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
 
 
 def _model_path(path: Path) -> Path:

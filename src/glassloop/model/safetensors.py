@@ -6,7 +6,6 @@ The header is JSON from outside; each entry is checked before it is used.
 from __future__ import annotations
 
 import json
-import mmap
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from glassloop.errors import ModelError
-from glassloop.files import read_at_most
+from glassloop.files import map_file, read_at_most
 from glassloop.ops.quant import BF16, F16, F32
 from glassloop.ops.tensor import Tensor
 from glassloop.shown import printable, shown
@@ -67,13 +66,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
-    try:
-        with path.open("rb") as file:
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except ValueError:
-        raise ModelError(f"{path}: the file is empty") from None
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    mapping = map_file(path, ModelError)
     whole = np.frombuffer(mapping, np.uint8)
     if len(whole) < 8:
         raise ModelError(f"{path}: header size needs 8 bytes where {len(whole)} are left (truncated?)")

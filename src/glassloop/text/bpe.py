@@ -57,7 +57,7 @@ class BPE:
         self._special: list[str] = []
         self._user_defined: list[str] = []
         for token_id in vocabulary.literal_ids:
-            text = vocabulary.token_bytes(token_id).decode("utf-8", "replace")
+            text = vocabulary.text(token_id)
             if text and vocab.get(text) == token_id:  # else a later token has the same text
                 user_defined = vocabulary.kinds[token_id] == Kind.USER_DEFINED
                 (self._user_defined if user_defined else self._special).append(text)

@@ -83,20 +83,8 @@ class ChatTemplate(NamedTuple):
                     f"messages[{len(checked) - 1}] is to be continued: it must be text by the assistant"
                 )
             checked[-1] = {**final, "content": final["content"] + _HERE}
-        if tools is not None and "tool_use" in self.variants:
-            return self.variant("tool_use")._run(checked, add_generation_prompt, continue_final, tools, extra)
-        return self._run(checked, add_generation_prompt, continue_final, tools, extra)
-
-    def _run(
-        self,
-        messages: list[dict[str, Any]],
-        add_generation_prompt: bool,
-        continue_final: bool,
-        tools: Sequence[Any] | None,
-        extra: Mapping[str, Any],
-    ) -> str:
         values: dict[str, Any] = {
-            "messages": messages,
+            "messages": checked,
             "tools": tools,
             "documents": None,
             "bos_token": self.bos,
@@ -104,11 +92,13 @@ class ChatTemplate(NamedTuple):
             "add_generation_prompt": add_generation_prompt,
             **extra,
         }
+        has_own = tools is not None and "tool_use" in self.variants
+        template = self.variant("tool_use") if has_own else self
         try:
-            text = _renderer().render(self.source, values, self.limits)
+            text = _renderer().render(template.source, values, template.limits)
         except TextError as error:
-            raise TextError(f"{self.name}: {error}") from None
-        return _cut(self.name, text) if continue_final else text
+            raise TextError(f"{template.name}: {error}") from None
+        return _cut(template.name, text) if continue_final else text
 
 
 def _renderer() -> ModuleType:

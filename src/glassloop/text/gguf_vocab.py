@@ -71,9 +71,6 @@ def read_gguf(metadata: Mapping[str, object], name: str) -> TokenizerParts:
     if add_eos and ends[0] is None:
         raise fields.error("add_eos_token", "is true, but there is no tokenizer.ggml.eos_token_id")
 
-    def text_of(token_id: int | None) -> str:
-        return "" if token_id is None else vocabulary.token_bytes(token_id).decode("utf-8", "replace")
-
     return TokenizerParts(
         vocabulary,
         bpe,
@@ -82,7 +79,7 @@ def read_gguf(metadata: Mapping[str, object], name: str) -> TokenizerParts:
         before=(bos,) if add_bos and bos is not None else (),
         after=eos_ids[:1] if add_eos else (),
         space_prefix=SpacePrefix.ALWAYS if prefix else SpacePrefix.NEVER,
-        chat_template=_chat_template(fields, text_of(bos), text_of(ends[0])),
+        chat_template=_chat_template(fields, vocabulary.text(bos), vocabulary.text(ends[0])),
     )
 
 

@@ -75,9 +75,6 @@ def read_json_folder(folder: Path, rows: int | None = None) -> TokenizerParts:
         after = (eos,) if config["add_eos_token"] else ()
     ends = [*([eos] if eos is not None else []), *_generation_ends(folder, generation, len(vocabulary))]
 
-    def text_of(token_id: int | None) -> str:
-        return "" if token_id is None else vocabulary.token_bytes(token_id).decode("utf-8", "replace")
-
     plain = _without_special(parsing)
     return TokenizerParts(
         vocabulary,
@@ -88,7 +85,7 @@ def read_json_folder(folder: Path, rows: int | None = None) -> TokenizerParts:
         after=after,
         space_prefix=_space_prefix(parts),
         exact=not states[0],
-        chat_template=_chat_template(folder, config, text_of(bos), text_of(eos)),
+        chat_template=_chat_template(folder, config, vocabulary.text(bos), vocabulary.text(eos)),
         fold=_fold(parsing),
     )
 

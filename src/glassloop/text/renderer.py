@@ -81,23 +81,19 @@ class _Worker:
             raise TextError(f"{_NOT_STARTED}: {reason}") from None
         setup = asdict(limits) | {"source": source, "path": [str(Path(path).absolute()) for path in sys.path]}
         try:
-            deadline = time.monotonic() + _SECONDS_TO_START
-            self._send(json.dumps(setup).encode(), deadline)
-            if self._receive(deadline) is None:
+            if self._receive(time.monotonic() + _SECONDS_TO_START, json.dumps(setup).encode()) is None:
                 raise TextError(_NOT_STARTED)
-            self._answer(time.monotonic() + limits.seconds)  # to the compilation
+            self._answer()  # to the compilation
         except BaseException:
             self.child.end()
             raise
 
     def render(self, values: bytes) -> str:
         self.ready = False
-        deadline = time.monotonic() + self._seconds
-        self._send(values, deadline)
-        return self._answer(deadline)
+        return self._answer(values)
 
-    def _answer(self, deadline: float) -> str:
-        answer = self._receive(deadline)
+    def _answer(self, data: bytes | None = None) -> str:
+        answer = self._receive(time.monotonic() + self._seconds, data)
         if answer is None:
             raise TextError(self._cause_of_death())
         status, text = answer[0], answer[1:].decode("utf-8", "surrogatepass")
@@ -105,6 +101,17 @@ class _Worker:
         if status != TEXT:
             raise TextError(text)
         return text
+
+    def _receive(self, deadline: float, data: bytes | None) -> bytes | None:
+        """Returns the next message of the worker, after sending it some data; None if it has ended."""
+        try:
+            if data is not None:
+                self.child.send(data, deadline)
+            return self.child.receive(deadline, self._most)
+        except TimeoutError:
+            raise TextError(self._too_slow()) from None
+        except ValueError:
+            raise TextError("makes too long a text") from None
 
     def _cause_of_death(self) -> str:
         code = self.child.wait()
@@ -114,20 +121,6 @@ class _Worker:
 
     def _too_slow(self) -> str:
         return f"takes more than {self._seconds:g} seconds"
-
-    def _send(self, data: bytes, deadline: float) -> None:
-        try:
-            self.child.send(data, deadline)
-        except TimeoutError:
-            raise TextError(self._too_slow()) from None
-
-    def _receive(self, deadline: float) -> bytes | None:
-        try:
-            return self.child.receive(deadline, self._most)
-        except TimeoutError:
-            raise TextError(self._too_slow()) from None
-        except ValueError:
-            raise TextError("makes too long a text") from None
 
 
 class _Pool:

@@ -181,8 +181,7 @@ class Tokenizer:
 
     @cached_property
     def _guard(self) -> Guard:
-        texts = [self.token_bytes(token_id).decode("utf-8", "replace") for token_id in self.special_ids]
-        return Guard(texts, self._parts.fold)
+        return Guard(list(map(self._vocabulary.text, self.special_ids)), self._parts.fold)
 
     def _encode(self, way_in: WayIn, text: str) -> list[int]:
         if not isinstance(text, str):

@@ -78,6 +78,10 @@ class Vocabulary:
             return _utf8(piece) if byte is None else bytes([byte])
         return _utf8(piece.replace(SPACE_MARK, " "))
 
+    def text(self, token_id: int | None) -> str:
+        """Returns a token's text, with U+FFFD for bytes that are not UTF-8; no text for None."""
+        return "" if token_id is None else self.token_bytes(token_id).decode("utf-8", "replace")
+
 
 def _utf8(piece: str) -> bytes:
     # Pieces that were not valid UTF-8 in the file carry their bytes as surrogate escapes. (Other surrogates

@@ -49,21 +49,13 @@ def resolve(name: str) -> Source:
         raise RegistryError(f"a model's name must be printable text, not {name!r}")
     match = re.fullmatch(_HUB_NAME, name)
     # `models/x.gguf` is a mistyped path; no repository that could be loaded has such a name.
-    looks_like_repo = match and (
-        name.startswith("hf:") or match["file"] or not match["repo"].endswith(".gguf")
-    )
-    if match and looks_like_repo:
+    if match and (name.startswith("hf:") or match["file"] or not match["repo"].endswith(".gguf")):
         return _hub_name(match, name)
     if name.startswith("hf:"):
         raise RegistryError(
             f"{name!r} is not of the form hf:owner/repo, hf:owner/repo@revision or hf:owner/repo:file.gguf"
         )
-    if (
-        name.startswith((".", "~", "/"))
-        or "/" in name
-        or "\\" in name
-        or name.endswith((".gguf", ".tiktoken"))
-    ):
+    if name.startswith((".", "~")) or "/" in name or "\\" in name or name.endswith((".gguf", ".tiktoken")):
         raise RegistryError(f"no such file or folder: {name!r}")
     raise RegistryError(_unknown(name))
 
@@ -98,17 +90,13 @@ def _hub_name(match: re.Match[str], name: str) -> HubName:
 
 
 def _unknown(name: str) -> str:
-    nearest = max(CATALOG, key=lambda known: _likeness(name, known))
-    close = _likeness(name, nearest) >= 0.6
-    hint = f"did you mean {nearest!r}?" if close else "expected a known name, owner/repo, a file or a folder"
+    from difflib import get_close_matches
+
+    short = name.lower()[:100]
+    begun = [known for known in CATALOG if short and known.startswith(short)]
+    close = begun or get_close_matches(short, CATALOG, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "expected a known name, owner/repo, a file or a folder"
     return f"unknown model {name!r}; {hint} ('glassloop models list' shows all)"
-
-
-def _likeness(name: str, known: str) -> float:
-    """Returns how alike two names are, from 0 to 1. A prefix of the known name counts as the whole."""
-    from difflib import SequenceMatcher
-
-    return max(SequenceMatcher(None, name.lower(), target).ratio() for target in (known, known[: len(name)]))
 
 
 def _exists(path: Path) -> bool:

@@ -87,34 +87,18 @@ class PullProgress:
 
 
 def _make_bar() -> Progress:
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TransferSpeedColumn,
-    )
     from rich.theme import Theme
 
-    theme = {
-        "progress.spinner": "cyan",
-        "bar.complete": "cyan",
-        "bar.finished": "cyan",
-        "bar.pulse": "cyan",
-        "progress.download": "default",
-        "progress.data.speed": "dim",
-        "progress.elapsed": "dim",
-    }
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeElapsedColumn(),
+    theme = {"progress.download": "default", "progress.data.speed": "dim", "progress.elapsed": "dim"}
+    return progress.Progress(
+        progress.SpinnerColumn(style="cyan"),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(30, complete_style="cyan", finished_style="cyan", pulse_style="cyan"),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeElapsedColumn(),
         console=Console(stderr=True, theme=Theme(theme)),
         transient=True,
     )
