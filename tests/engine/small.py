@@ -19,7 +19,7 @@ from glassloop.engine.loop import Loop
 from glassloop.engine.request import Request, runs_of
 from glassloop.errors import GlassloopError
 from glassloop.model.cache import Branches
-from glassloop.model.config import LayerConfig, ModelConfig
+from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, ModelConfig, NormConfig
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
 from glassloop.ops.native.ops import NativeOps
@@ -55,33 +55,12 @@ def tokenizer() -> Tokenizer:
 def model(window: int | None = None, ops: str = "native", seed: int = 0) -> Transformer:
     """With a window, one layer of two looks back only so far."""
     rope = Rope(10000.0, 16)
-    config = ModelConfig(
-        family="random",
-        vocab_size=257,
-        dim=32,
-        ffn_dim=64,
-        heads=4,
-        kv_heads=2,
-        head_dim=16,
-        context=CONTEXT,
-        layers=(LayerConfig(window, rope), LayerConfig(None, rope)),
-        attention_scale=0.25,
-        norm_eps=1e-5,
-        norm="rms",
-        norm_place="pre",
-        activation="silu",
-        positions="rotary",
-        attention_softcap=None,
-        logit_softcap=None,
-        embedding_scale=1.0,
-        gated=True,
-        qk_norm=False,
-        qkv_bias=False,
-        out_bias=False,
-        ffn_bias=False,
-        tied=False,
-        final_norm=True,
-    )
+    norm = NormConfig(1e-5)
+
+    def layer(window: int | None) -> LayerConfig:
+        return LayerConfig(AttentionConfig(4, 2, 16, 0.25, window, rope), DenseConfig(64), norm)
+
+    config = ModelConfig("random", 257, 32, CONTEXT, (layer(window), layer(None)), norm)
     rng = np.random.default_rng(seed)
     weights = {
         name: random_tensor(rng, name, shape, FORMATS["F32"]) for name, shape in config.shapes().items()

@@ -56,7 +56,7 @@ def test_the_last_layer_says_the_models_logits_bit_for_bit(seed):
         assert layers.shape == (3, config.vocab_size) and attention.shape == (2, config.heads, len(ids))
         assert layers[-1].tobytes() == logits.tobytes()
         np.testing.assert_allclose(attention.sum(axis=-1), 1, atol=1e-5)
-        window = config.layers[0].window
+        window = config.layers[0].mixer.window
         if window is not None:
             assert not attention[0, :, : max(0, len(ids) - window)].any()
 

@@ -22,6 +22,7 @@ from model.wheelhouse import files_below
 
 from glassloop.errors import RegistryError
 from glassloop.model import registry
+from glassloop.model.fingerprint import fingerprint
 from glassloop.model.registry import store
 from glassloop.model.registry.hub_files import choose
 from glassloop.model.registry.names import HubName
@@ -176,13 +177,29 @@ def test_a_stopped_pull_goes_on_where_it_stood(hub: FakeHub, cache: Path) -> Non
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=10)
     assert registry.find("lab/llama") is None
-    assert files_below(cache) == {
-        f"staging/lab--llama/ready/{name}" for name in TAKEN - {"model.safetensors"}
-    }
+    kept = {file for file in files_below(cache) if "/.cache/" not in file}
+    assert kept == {f"staging/lab--llama/{name}" for name in TAKEN - {"model.safetensors"}}
     hub.go_on.set()
     assert pull("lab/llama").is_dir()
     assert sorted(hub.sent) == sorted([*TAKEN, "model.safetensors"])
     assert files_below(cache) == {f"models/lab--llama/{name}" for name in TAKEN | {"glassloop.json"}}
+
+
+def test_what_the_clients_own_cache_has_is_not_downloaded_again(hub: FakeHub) -> None:
+    code = "from huggingface_hub import hf_hub_download as get; get('lab/llama', 'model.safetensors')"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert (pull("lab/llama") / "model.safetensors").read_bytes() == WEIGHTS
+    assert sorted(hub.sent) == sorted(TAKEN)
+
+
+def test_what_an_interrupted_pull_of_another_commit_left_is_not_stored(hub: FakeHub, cache: Path) -> None:
+    old = cache / "staging/lab--llama/old.json"
+    old.parent.mkdir(parents=True)
+    old.write_text("{}")
+    (old.parent / "config.json").write_text("changed")
+    path = pull("lab/llama")
+    assert {file.name for file in path.iterdir()} == TAKEN | {"glassloop.json"}
+    assert (path / "config.json").read_bytes() == LLAMA["config.json"]
 
 
 def test_force_replaces_what_was_there(hub: FakeHub) -> None:
@@ -229,16 +246,18 @@ def test_without_a_network_the_answer_comes_soon(
 
 def test_the_manifest_says_what_each_file_is(hub: FakeHub) -> None:
     path = pull("lab/one-gguf")
-    facts = json.loads((path.parent / "glassloop.json").read_text())
-    assert facts["files"] == [{"name": "only.gguf", "size": len(WEIGHTS), "sha256": store.sha256_of(path)}]
-    assert (facts["commit"], facts["main"]) == (COMMIT, "only.gguf")
+    facts = json.loads((path.parent.parent / "glassloop.json").read_text())
+    sha256 = store.sha256_of(path)
+    assert facts["files"] == [{"name": "sub/only.gguf", "size": len(WEIGHTS), "sha256": sha256}]
+    assert (facts["commit"], facts["main"]) == (COMMIT, "sub/only.gguf")
+    assert fingerprint(path) == sha256
 
 
 _ENDS = ["safetensors", "gguf", "json", "bin", "pt", "pkl", "BIN", "jinja", "txt", "md"]
 _FILES = st.lists(
     st.builds(
         "{}{}.{}".format,
-        st.sampled_from(["", "sub/", "../"]),
+        st.sampled_from(["", "sub/", "../", "/", ".cache/"]),
         st.sampled_from(["model", "LICENSE", "tokenizer", "model-00001-of-00002", "glassloop", "a"]),
         st.sampled_from(_ENDS),
     ),
@@ -257,7 +276,7 @@ def test_no_choice_ever_holds_a_pickle_or_a_name_that_leaves_the_folder(files: l
     assert len({*stored, "glassloop.json"}) == len(stored) + 1, "two files would get the same name"
     for file in choice.files:
         assert not file.lower().endswith((".bin", ".pt", ".pkl"))
-        assert not file.startswith("..")
+        assert not file.startswith(("..", "/", "."))
         assert "/" not in file or file == choice.main
     if choice.main:
         assert not any(file.endswith(".safetensors") for file in files if "/" not in file)

@@ -7,7 +7,6 @@ Run as a program it checks many of them, on every instruction set: the sanitizer
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from glassloop import Sampling
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.model.cache import Branches
-from glassloop.model.config import LayerConfig, ModelConfig
+from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, ModelConfig, NormConfig
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
 from glassloop.ops import choose_ops
@@ -37,30 +36,45 @@ def random_config(rng: np.random.Generator, multiple: int) -> ModelConfig:
         head_dim += 2
     rope = Rope(10000.0, 2 * int(rng.integers(1, head_dim // 2 + 1))) if rng.random() < 0.8 else None
     window = int(rng.integers(1, 50)) if rng.random() < 0.5 else None
-    settings: dict[str, Any] = {
-        "norm": rng.choice(["rms", "layer"]),
-        "norm_place": rng.choice(["pre", "post", "sandwich"]),
-        "activation": rng.choice(["silu", "gelu_tanh", "gelu", "relu"]),
-        "positions": rng.choice(["rotary", "sinusoidal"]),
-        "attention_softcap": 5.0 if rng.random() < 0.3 else None,
-        "logit_softcap": 9.0 if rng.random() < 0.3 else None,
-        "embedding_scale": 2.0 if rng.random() < 0.3 else 1.0,
-    }
-    flags = ("gated", "qk_norm", "qkv_bias", "out_bias", "ffn_bias", "tied", "final_norm")
+    kind = rng.choice(["rms", "layer"])
+    norm_place = rng.choice(["pre", "post", "sandwich"])
+    activation = rng.choice(["silu", "gelu_tanh", "gelu", "relu"])
+    positions = rng.choice(["rotary", "sinusoidal"])
+    attention_softcap = 5.0 if rng.random() < 0.3 else None
+    logit_softcap = 9.0 if rng.random() < 0.3 else None
+    embedding_scale = 2.0 if rng.random() < 0.3 else 1.0
+    vocab_size = int(rng.integers(2, 150))
+    dim = multiple * int(rng.integers(1, 3 if multiple > 1 else 70))
+    ffn_dim = multiple * int(rng.integers(1, 3 if multiple > 1 else 90))
+    gated, qk_norm, qkv_bias, out_bias, ffn_bias, tied, final_norm = (rng.random() < 0.5 for _ in range(7))
+    norm = NormConfig(1e-5, kind)
+
+    def layer(window: int | None) -> LayerConfig:
+        attention = AttentionConfig(
+            heads,
+            kv_heads,
+            head_dim,
+            scale=head_dim**-0.5,
+            window=window,
+            rope=rope,
+            qk_norm=norm if qk_norm else None,
+            qkv_bias=qkv_bias,
+            out_bias=out_bias,
+            softcap=attention_softcap,
+        )
+        return LayerConfig(attention, DenseConfig(ffn_dim, activation, gated, ffn_bias), norm, norm_place)
+
     return ModelConfig(
         family="random",
-        vocab_size=int(rng.integers(2, 150)),
-        dim=multiple * int(rng.integers(1, 3 if multiple > 1 else 70)),
-        ffn_dim=multiple * int(rng.integers(1, 3 if multiple > 1 else 90)),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        vocab_size=vocab_size,
+        dim=dim,
         context=200,
-        layers=(LayerConfig(window, rope), LayerConfig(None, rope)),
-        attention_scale=head_dim**-0.5,
-        norm_eps=1e-5,
-        **settings,
-        **{flag: bool(rng.random() < 0.5) for flag in flags},
+        layers=(layer(window), layer(None)),
+        final_norm=norm if final_norm else None,
+        positions=positions,
+        embedding_scale=embedding_scale,
+        tied=tied,
+        logit_softcap=logit_softcap,
     )
 
 

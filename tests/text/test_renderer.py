@@ -67,7 +67,6 @@ HOSTILE = {
     "indent": "{{ ('a\\n' * 1000000) | indent(99999) }}",
     "expandtabs": "{{ ('\\t' * 1000000).expandtabs(99999) }}",
     "tojson indent": "{{ messages | tojson(indent=99999 * 100) }}",
-    "date width": "{{ strftime_now('%99999999d') }}",
     # Found by attacking an earlier sandbox, which counted steps and weighed values inside Python.
     "a long format": "{{ ('{' ~ ':'*400000 ~ '}').format(1) }}",
     "division of large numbers": "{% set a = ('f'*2000000)|int(base=16) %}"
@@ -343,6 +342,13 @@ def test_dates_are_those_of_the_time_zone(monkeypatch: pytest.MonkeyPatch) -> No
     assert hours[0] != hours[1]
     monkeypatch.delenv("TZ")
     assert ChatTemplate("{{ strftime_now('%Y') }}").render(MESSAGE) == datetime.now().strftime("%Y")
+
+
+def test_a_date_of_a_very_large_width_ends() -> None:
+    try:
+        assert len(ChatTemplate("{{ strftime_now('%99999999d') }}", limits=TIGHT).render(MESSAGE)) < 10_000
+    except TextError as error:
+        assert "\n" not in str(error)
 
 
 def test_a_warm_template_has_its_worker() -> None:

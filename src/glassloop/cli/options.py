@@ -13,8 +13,7 @@ import typer
 
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError
-
-DEFAULT_MODEL = "smollm2-135m-instruct"
+from glassloop.model.registry import DEFAULT_MODEL as DEFAULT_MODEL
 
 _SHORT = {"max_tokens": "-n"}
 # What a flag of each kind of option takes, before `Sampling` checks it.

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-_DEFAULT_MODEL = "smollm2-135m-instruct"
+from glassloop.model.registry import DEFAULT_MODEL
 
 
 def serve(
     model: Annotated[
         str, typer.Option("--model", "-m", help="A name, a .gguf file or a folder with safetensors.")
-    ] = _DEFAULT_MODEL,
+    ] = DEFAULT_MODEL,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535)] = 8000,
     api_key: Annotated[

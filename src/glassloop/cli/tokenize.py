@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from glassloop.errors import TextError
+from glassloop.model.registry import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_DEFAULT_MODEL = "smollm2-135m-instruct"
 _COLOURS = (
     "black on bright_cyan",
     "black on bright_yellow",
@@ -32,7 +32,7 @@ def tokenize(
     model: Annotated[
         str,
         typer.Option("--model", "-m", help="A model, a tokenizer such as cl100k_base, or a path to either."),
-    ] = _DEFAULT_MODEL,
+    ] = DEFAULT_MODEL,
     special: Annotated[
         bool, typer.Option("--special/--no-special", help="Read the text of special tokens as those tokens.")
     ] = True,

@@ -1,6 +1,6 @@
-"""The simplest use of the cache's pages: a few branches, each with a page table of its own, nothing shared.
+"""The simplest KV cache: a few branches, each with a page table of its own and no shared pages.
 
-The forward pass only sees pages; the engine will hang them on a tree.
+Tests and benchmarks use it; the engine keeps its pages in a tree.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from glassloop.ops.protocol import Array
 
 class Branches:
     def __init__(self, model: Transformer, tokens: int, branches: int = 1) -> None:
-        """Room for so many tokens in each of so many branches."""
+        """Allocates pages for `tokens` tokens in each of `branches` branches."""
         self._model = model
         self._each = pages_for(tokens)
         self.pages = model.pages(self._each * branches)
         self._tables: dict[int, np.ndarray] = {}
 
     def forward(self, work: Sequence[tuple[int, int, Sequence[int]]], every_logit: bool = False) -> Array:
-        """Logits for (branch, first position, tokens) of each branch."""
+        """Returns the logits of work given as (branch, first position, tokens)."""
         return self._model.forward(self.batch(work, every_logit), self.pages)
 
     def batch(self, work: Sequence[tuple[int, int, Sequence[int]]], every_logit: bool = False) -> Batch:
@@ -31,7 +31,7 @@ class Branches:
         return Batch.of([(self._table(branch), first, ids) for branch, first, ids in work], wanted)
 
     def _table(self, branch: int) -> np.ndarray:
-        """Its pages; a branch that was never seen gets the next ones."""
+        """Returns the page table of a branch; a new branch gets the next free pages."""
         first = self._each * len(self._tables)
         pages = np.arange(first, first + self._each, dtype=np.int32)
         return self._tables.setdefault(branch, np.tile(pages, (len(self.pages), 1)))

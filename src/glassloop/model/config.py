@@ -1,17 +1,18 @@
-"""What a model is made of, as data: the one description that the forward pass follows.
+"""What a model is made of, as data: the description that the forward pass follows.
 
-Readers of `config.json` and of GGUF metadata fill it in (`config_hf.py`, `config_gguf.py`); the
-checks stand here, once, so that a config that lies is refused before anything is allocated.
+A model is a list of layers; a layer is a mixer and a feed-forward, each of one kind. A kind is a class here,
+which says the shapes of its weights, and a class in `transformer.py`, which computes with them. The readers
+of `config.json` and GGUF metadata (`config_hf.py`, `config_gguf.py`) fill the description in. Each class
+checks its own numbers, so that a config that lies is refused before anything is allocated for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
-from glassloop.errors import ModelError
 from glassloop.model.rope import Rope
+from glassloop.ops.kv_cache import CacheSpec
 from glassloop.ops.protocol import Activation
 
 # Far above any model that exists, far below what would hang or exhaust a machine.
@@ -23,120 +24,177 @@ _MOST = {
     "kv_heads": 1 << 14,
     "head_dim": 1 << 14,
     "context": 1 << 24,
+    "window": 1 << 24,
 }
 MOST_LAYERS = 4096
 _MOST_SINUSOIDS = 1 << 24  # numbers in a table that no file holds: 64 MiB
 
+Shapes = dict[str, tuple[int, ...]]  # the name of a weight → its shape
 
-class LayerConfig(NamedTuple):
-    """What may differ from layer to layer: how far back it sees, and whether and how positions turn it."""
 
-    window: int | None = None
-    rope: Rope | None = None
+class _Checked:
+    """A config that raises ValueError for a number out of bounds; the message names the field."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value, most = getattr(self, field.name), _MOST.get(field.name)
+            if most is not None and value is not None and not 0 < value <= most:
+                raise ValueError(f"{field.name} is {value}; 1 to {most} is expected")
+            if isinstance(value, float) and not 0 < value < 1e9:
+                raise ValueError(f"{field.name} is {value}; a positive number is expected")
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    family: str
-    vocab_size: int
-    dim: int
-    ffn_dim: int
+class NormConfig(_Checked):
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+
+    def shapes(self, name: str, dim: int) -> Shapes:
+        parts = ("weight", "bias") if self.kind == "layer" else ("weight",)
+        return {f"{name}.{part}": (dim,) for part in parts}
+
+
+@dataclass(frozen=True)
+class AttentionConfig(_Checked):
+    """A mixer in which each token attends to the tokens before it in its branch."""
+
     heads: int
     kv_heads: int
     head_dim: int
-    context: int
-    layers: tuple[LayerConfig, ...]
-    attention_scale: float
-    norm_eps: float
-    norm: Literal["rms", "layer"] = "rms"
-    # pre: norm(x) goes into a sublayer. post: norm of the sum after it. sandwich: before and on its output.
-    norm_place: Literal["pre", "post", "sandwich"] = "pre"
-    final_norm: bool = True
+    scale: float
+    window: int | None = None  # how many positions a token sees, its own included; None: all
+    rope: Rope | None = None  # None: positions do not turn queries and keys
+    qk_norm: NormConfig | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads is {self.heads}, not a multiple of kv_heads {self.kv_heads}")
+        rope = self.rope
+        if rope is not None and (rope.dim % 2 or not 0 < rope.dim <= self.head_dim or rope.base <= 1):
+            raise ValueError(
+                f"rope turns {rope.dim} of {self.head_dim} dims with base {rope.base}; an even number within"
+                " the head and a base above 1 are expected"
+            )
+
+    @property
+    def cache(self) -> CacheSpec:
+        """What the layer keeps of each token. Layers with equal specs share their pages."""
+        kind: Literal["full", "window"] = "full" if self.window is None else "window"
+        return CacheSpec(kind, 1, self.kv_heads, self.head_dim, self.window or 0)
+
+    def shapes(self, dim: int) -> Shapes:
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        shapes = _linear("q", q, dim, self.qkv_bias)
+        shapes |= _linear("k", kv, dim, self.qkv_bias)
+        shapes |= _linear("v", kv, dim, self.qkv_bias)
+        shapes |= _linear("o", dim, q, self.out_bias)
+        if self.qk_norm is not None:
+            shapes |= self.qk_norm.shapes("q_norm", self.head_dim)
+            shapes |= self.qk_norm.shapes("k_norm", self.head_dim)
+        return shapes
+
+
+@dataclass(frozen=True)
+class DenseConfig(_Checked):
+    """A feed-forward in which every token goes through the same two or, if gated, three matrices."""
+
+    ffn_dim: int
     activation: Activation = "silu"
     gated: bool = True
+    bias: bool = False
+
+    def shapes(self, dim: int) -> Shapes:
+        shapes = _linear("gate", self.ffn_dim, dim, self.bias) if self.gated else {}
+        return (
+            shapes
+            | _linear("up", self.ffn_dim, dim, self.bias)
+            | _linear("down", dim, self.ffn_dim, self.bias)
+        )
+
+
+Mixer = AttentionConfig
+FeedForward = DenseConfig
+# pre: of what goes into a sublayer. post: of the sum after it. sandwich: of its input and of its output.
+NormPlace = Literal["pre", "post", "sandwich"]
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    mixer: Mixer
+    feed_forward: FeedForward
+    norm: NormConfig
+    norm_place: NormPlace = "pre"
+
+    def shapes(self, dim: int) -> Shapes:
+        shapes = self._norms("attn", dim) | self.mixer.shapes(dim)
+        return shapes | self._norms("ffn", dim) | self.feed_forward.shapes(dim)
+
+    def _norms(self, sublayer: str, dim: int) -> Shapes:
+        shapes = self.norm.shapes(f"{sublayer}_norm", dim)
+        if self.norm_place == "sandwich":
+            shapes |= self.norm.shapes(f"{sublayer}_post_norm", dim)
+        return shapes
+
+
+@dataclass(frozen=True)
+class ModelConfig(_Checked):
+    family: str
+    vocab_size: int
+    dim: int
+    context: int
+    layers: tuple[LayerConfig, ...]
+    final_norm: NormConfig | None
+    # Positions that are added to the embeddings; rotary ones belong to the mixer.
     positions: Literal["rotary", "learned", "sinusoidal"] = "rotary"
     position_offset: int = 0
     embedding_scale: float = 1.0
-    qk_norm: bool = False
-    qkv_bias: bool = False
-    out_bias: bool = False
-    ffn_bias: bool = False
-    tied: bool = False
-    attention_softcap: float | None = None
+    tied: bool = False  # the embedding is the language head too
     logit_softcap: float | None = None
 
     def __post_init__(self) -> None:
-        for name, most in _MOST.items():
-            if not 0 < getattr(self, name) <= most:
-                raise ValueError(f"{name} is {getattr(self, name)}; 1 to {most} is expected")
+        super().__post_init__()
         if not 0 < len(self.layers) <= MOST_LAYERS:
             raise ValueError(f"layers is {len(self.layers)}; 1 to {MOST_LAYERS} is expected")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads is {self.heads}, not a multiple of kv_heads {self.kv_heads}")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float) and not 0 < value < 1e9:
-                raise ValueError(f"{field.name} is {value}; a positive number is expected")
         positions = self.context + self.position_offset
         if self.positions == "sinusoidal" and positions * self.dim > _MOST_SINUSOIDS:
             most = max(_MOST_SINUSOIDS // self.dim - self.position_offset, 1)
             raise ValueError(f"context is {self.context}; 1 to {most} is expected for sinusoidal positions")
-        for index, layer in enumerate(self.layers):
-            if layer.window is not None and not 0 < layer.window <= _MOST["context"]:
-                raise ValueError(
-                    f"layer {index}: window is {layer.window}; 1 to {_MOST['context']} is expected"
-                )
-            rope = layer.rope
-            if rope is not None and (rope.dim % 2 or not 0 < rope.dim <= self.head_dim or rope.base <= 1):
-                raise ValueError(
-                    f"layer {index}: rope turns {rope.dim} of {self.head_dim} dims with base {rope.base};"
-                    " an even number within the head and a base above 1 are expected"
-                )
 
-    @staticmethod
-    def checked(where: str, settings: Mapping[str, Any]) -> ModelConfig:
-        """A config from a file: what is wrong with it is an error that names the file."""
-        try:
-            return ModelConfig(**settings)
-        except ValueError as error:
-            raise ModelError(f"{where}: {error}") from None
+    # What people ask of a model whose layers are alike; of others, the first layer's.
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every weight that this model has, by our name for it, with its shape."""
-        shapes: dict[str, tuple[int, ...]] = {"token_embedding.weight": (self.vocab_size, self.dim)}
+    @property
+    def heads(self) -> int:
+        return self.layers[0].mixer.heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.layers[0].mixer.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.layers[0].mixer.head_dim
+
+    @property
+    def ffn_dim(self) -> int:
+        return self.layers[0].feed_forward.ffn_dim
+
+    def shapes(self) -> Shapes:
+        """Returns every weight that this model has, by our name for it, with its shape."""
+        shapes: Shapes = {"token_embedding.weight": (self.vocab_size, self.dim)}
         if self.positions == "learned":
             shapes["position_embedding.weight"] = (self.context + self.position_offset, self.dim)
-        for index in range(len(self.layers)):
-            for name, shape in self._layer_shapes().items():
-                shapes[f"layers.{index}.{name}"] = shape
-        if self.final_norm:
-            shapes |= self._norm("final_norm", self.dim)
+        for index, layer in enumerate(self.layers):
+            shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.shapes(self.dim).items()}
+        if self.final_norm is not None:
+            shapes |= self.final_norm.shapes("final_norm", self.dim)
         if not self.tied:
             shapes["head.weight"] = (self.vocab_size, self.dim)
         return shapes
 
-    def _layer_shapes(self) -> dict[str, tuple[int, ...]]:
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        shapes = self._norm("attn_norm", self.dim)
-        shapes |= self._linear("q", q, self.dim, self.qkv_bias)
-        shapes |= self._linear("k", kv, self.dim, self.qkv_bias)
-        shapes |= self._linear("v", kv, self.dim, self.qkv_bias)
-        shapes |= self._linear("o", self.dim, q, self.out_bias)
-        if self.qk_norm:
-            shapes |= self._norm("q_norm", self.head_dim) | self._norm("k_norm", self.head_dim)
-        shapes |= self._norm("ffn_norm", self.dim)
-        if self.gated:
-            shapes |= self._linear("gate", self.ffn_dim, self.dim, self.ffn_bias)
-        shapes |= self._linear("up", self.ffn_dim, self.dim, self.ffn_bias)
-        shapes |= self._linear("down", self.dim, self.ffn_dim, self.ffn_bias)
-        if self.norm_place == "sandwich":
-            shapes |= self._norm("attn_post_norm", self.dim) | self._norm("ffn_post_norm", self.dim)
-        return shapes
 
-    def _norm(self, name: str, dim: int) -> dict[str, tuple[int, ...]]:
-        names = ("weight", "bias") if self.norm == "layer" else ("weight",)
-        return {f"{name}.{part}": (dim,) for part in names}
-
-    @staticmethod
-    def _linear(name: str, out: int, into: int, bias: bool) -> dict[str, tuple[int, ...]]:
-        return {f"{name}.weight": (out, into)} | ({f"{name}.bias": (out,)} if bias else {})
+def _linear(name: str, out: int, into: int, bias: bool) -> Shapes:
+    return {f"{name}.weight": (out, into)} | ({f"{name}.bias": (out,)} if bias else {})

@@ -1,4 +1,6 @@
-"""GGUF metadata to ModelConfig. What it leaves open (biases, a head of its own) the tensors tell."""
+"""Reads GGUF metadata into a ModelConfig. The names of the tensors tell what it leaves open: biases, and
+whether the language head is a matrix of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from glassloop.model.config import MOST_LAYERS, LayerConfig, ModelConfig
-from glassloop.model.families import FAMILY_BY_TYPE, Family
-from glassloop.model.fields import Fields
-from glassloop.model.rope import Divided, Linear, Rope, Scaling, Yarn
+from glassloop.fields import Fields
+from glassloop.model.build import Reach, build_config, config_errors, reaches_of
+from glassloop.model.config import MOST_LAYERS, AttentionConfig, DenseConfig, ModelConfig, NormConfig
+from glassloop.model.families import FAMILY_BY_TYPE, ModelFamily
+from glassloop.model.rope import LinearScaling, ListedScaling, Rope, Scaling, YarnScaling
 from glassloop.ops.tensor import Tensor
 from glassloop.shown import shown
 
 
 def config_from_gguf(
     where: str, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> tuple[Family, ModelConfig]:
+) -> tuple[ModelFamily, ModelConfig]:
     architecture = metadata.get("general.architecture")
     family = FAMILY_BY_TYPE.get(architecture) if isinstance(architecture, str) else None
     if family is None:
@@ -34,29 +37,39 @@ def config_from_gguf(
     if fields.whole("attention.value_length", head_dim) != head_dim:
         raise fields.error("attention.value_length", f"must equal attention.key_length, {head_dim}")
     wide = family.gguf_wide_scale_layers == count
-    has_norm_bias = family.traits.get("norm") == "layer"
-    settings: dict[str, Any] = {
-        "family": family.name,
-        "vocab_size": fields.whole("vocab_size", _rows(tensors, "token_embd.weight")),
-        "dim": dim,
-        "ffn_dim": _same_for_all(fields, "feed_forward_length"),
-        "heads": heads,
-        "kv_heads": _same_for_all(fields, "attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "context": fields.whole("context_length"),
-        "layers": _layers(fields, family, tensors, count, head_dim),
-        "attention_scale": fields.number("attention.scale", (dim / heads if wide else head_dim) ** -0.5),
-        "norm_eps": fields.number(f"attention.layer_norm_{'' if has_norm_bias else 'rms_'}epsilon"),
-        "embedding_scale": dim**0.5 if family.scaled_embedding else 1.0,
-        "activation": family.gguf_activation,
-        "qkv_bias": "blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
-        "out_bias": "blk.0.attn_output.bias" in tensors,
-        "ffn_bias": "blk.0.ffn_up.bias" in tensors,
-        "tied": "output.weight" not in tensors,
-        "attention_softcap": fields.number_or_none("attn_logit_softcapping"),
-        "logit_softcap": fields.number_or_none("final_logit_softcapping"),
-    }
-    return family, ModelConfig.checked(where, {**settings, **family.traits})
+    eps = f"attention.layer_norm_{'' if family.norm == 'layer' else 'rms_'}epsilon"
+    qkv_bias = "blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors
+    reaches = _reaches(fields, family, tensors, count, head_dim)
+    with config_errors(where):
+        norm = NormConfig(family.norm_eps or fields.number(eps), family.norm)
+        attention = AttentionConfig(
+            heads,
+            _same_for_all(fields, "attention.head_count_kv", heads),
+            head_dim,
+            scale=fields.number("attention.scale", (dim / heads if wide else head_dim) ** -0.5),
+            qk_norm=norm if family.qk_norm else None,
+            qkv_bias=family.qkv_bias or qkv_bias,
+            out_bias=family.other_biases or "blk.0.attn_output.bias" in tensors,
+            softcap=fields.number_or_none("attn_logit_softcapping"),
+        )
+        dense = DenseConfig(
+            _same_for_all(fields, "feed_forward_length"),
+            family.gguf_activation,
+            family.gated,
+            bias=family.other_biases or "blk.0.ffn_up.bias" in tensors,
+        )
+        return family, build_config(
+            family,
+            mixer=attention,
+            feed_forward=dense,
+            norm=norm,
+            reaches=reaches,
+            vocab_size=fields.whole("vocab_size", _rows(tensors, "token_embd.weight")),
+            dim=dim,
+            context=fields.whole("context_length"),
+            tied="output.weight" not in tensors,
+            logit_softcap=fields.number_or_none("final_logit_softcapping"),
+        )
 
 
 def _rows(tensors: Mapping[str, Tensor], name: str) -> int | None:
@@ -64,7 +77,7 @@ def _rows(tensors: Mapping[str, Tensor], name: str) -> int | None:
 
 
 def _same_for_all(fields: Fields, key: str, default: int | None = None) -> int:
-    """A number that some files list once for each layer."""
+    """Returns a number that some files list once for each layer."""
     value = fields.get(key)
     if isinstance(value, np.ndarray):
         if len(set(value.tolist())) != 1:
@@ -73,11 +86,11 @@ def _same_for_all(fields: Fields, key: str, default: int | None = None) -> int:
     return fields.whole(key, default)
 
 
-def _layers(
-    fields: Fields, family: Family, tensors: Mapping[str, Tensor], count: int, head_dim: int
-) -> tuple[LayerConfig, ...]:
-    if family.traits.get("positions", "rotary") != "rotary":
-        return (LayerConfig(),) * count
+def _reaches(
+    fields: Fields, family: ModelFamily, tensors: Mapping[str, Tensor], count: int, head_dim: int
+) -> list[Reach]:
+    if family.positions != "rotary":
+        return [(None, None)] * count
     turning = fields.whole("rope.dimension_count", head_dim)
     scaling = _scaling(fields, tensors, turning)
     rope = Rope(fields.number("rope.freq_base", 10_000.0), turning, scaling)
@@ -85,18 +98,11 @@ def _layers(
     local_rope = Rope(local_base, rope.dim, None if family.local_rope_base else scaling)
     window = fields.whole_or_none("attention.sliding_window")
     local = _local_layers(fields, family, count) if window is not None else [False] * count
-    return tuple(
-        LayerConfig(
-            window=window if local[index] else None,
-            rope=None
-            if family.nope_every is not None and (index + 1) % family.nope_every == 0
-            else (local_rope if local[index] else rope),
-        )
-        for index in range(count)
-    )
+    turned = [family.nope_every is None or (index + 1) % family.nope_every != 0 for index in range(count)]
+    return reaches_of(window, local, turned, rope, local_rope)
 
 
-def _local_layers(fields: Fields, family: Family, count: int) -> list[bool]:
+def _local_layers(fields: Fields, family: ModelFamily, count: int) -> list[bool]:
     pattern = fields.get("attention.sliding_window_pattern")
     if isinstance(pattern, np.ndarray):
         if len(pattern) != count:
@@ -118,15 +124,15 @@ def _scaling(fields: Fields, tensors: Mapping[str, Tensor], turning: int) -> Sca
                 "rope_freqs.weight",
                 f"must hold {turning // 2} positive numbers, one for each pair of dimensions",
             )
-        return Divided(tuple(divisors.tolist()))
+        return ListedScaling(tuple(divisors.tolist()))
     kind = fields.get("rope.scaling.type", "none" if fields.get("rope.scale_linear") is None else "linear")
     match kind if isinstance(kind, str) else None:
         case "none":
             return None
         case "linear":
-            return Linear(fields.number("rope.scaling.factor", fields.get("rope.scale_linear")))
+            return LinearScaling(fields.number("rope.scaling.factor", fields.get("rope.scale_linear")))
         case "yarn":
-            return Yarn(
+            return YarnScaling(
                 fields.number("rope.scaling.factor"),
                 fields.whole("rope.scaling.original_context_length", fields.get("context_length")),
                 beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),

@@ -1,4 +1,4 @@
-"""`config.json` to ModelConfig. Both spellings of rotary positions are read: `rope_theta` with
+"""Reads `config.json` into a ModelConfig. Both spellings of rotary positions are read: `rope_theta` with
 `rope_scaling`, as most published files have it, and the newer `rope_parameters`.
 """
 
@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from math import log
 from typing import Any
 
-from glassloop.model.config import MOST_LAYERS, LayerConfig, ModelConfig
-from glassloop.model.families import FAMILY_BY_TYPE, Family
-from glassloop.model.fields import Fields
-from glassloop.model.rope import Linear, Llama3, Rope, Scaling, Yarn
+from glassloop.fields import Fields
+from glassloop.model.build import Reach, build_config, config_errors, reaches_of
+from glassloop.model.config import MOST_LAYERS, AttentionConfig, DenseConfig, ModelConfig, NormConfig
+from glassloop.model.families import FAMILY_BY_TYPE, ModelFamily
+from glassloop.model.rope import LinearScaling, Llama3Scaling, Rope, Scaling, YarnScaling
+from glassloop.ops.protocol import Activation
 from glassloop.shown import shown
 
 
-def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
+def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily, ModelConfig]:
     if isinstance(values.get("text_config"), dict):
         # A model with more than text: its language part has a config of its own.
         values = {**values, **values["text_config"]}
@@ -38,37 +40,41 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[Family, Mod
     head_dim = fields.whole(keys["head_dim"], dim // heads)
     attention_bias = fields.flag("attention_bias", False)
     context = fields.whole(keys["context"])
-    settings: dict[str, Any] = {
-        "family": family.name,
-        "vocab_size": fields.whole(keys["vocab_size"]),
-        "dim": dim,
-        "ffn_dim": fields.whole(keys["ffn_dim"], 4 * dim),
-        "heads": heads,
-        "kv_heads": fields.whole(keys["kv_heads"], heads),
-        "head_dim": head_dim,
-        "context": context,
-        "layers": (),
-        "attention_scale": fields.number("query_pre_attn_scalar", head_dim) ** -0.5,
-        "embedding_scale": dim**0.5 if family.scaled_embedding else 1.0,
-        "activation": _activation(fields, family),
-        "qkv_bias": attention_bias,
-        "out_bias": attention_bias,
-        "ffn_bias": fields.flag("mlp_bias", False),
-        "tied": fields.flag("tie_word_embeddings", False),
-        "attention_softcap": fields.number_or_none("attn_logit_softcapping"),
-        "logit_softcap": fields.number_or_none("final_logit_softcapping"),
-    }
-    if "norm_eps" not in family.traits:
-        settings["norm_eps"] = fields.number(keys["norm_eps"], 1e-5 if "n_embd" in keys.values() else 1e-6)
-    settings |= family.traits
-    if settings.get("positions", "rotary") == "rotary":
-        settings["layers"] = _rotary_layers(fields, family, head_dim, context)
-    else:
-        settings["layers"] = (LayerConfig(),) * fields.whole(keys["layers"], most=MOST_LAYERS)
-    return family, ModelConfig.checked(where, settings)
+    default_eps = 1e-5 if "n_embd" in keys.values() else 1e-6
+    reaches = _reaches(fields, family, head_dim, context)
+    with config_errors(where):
+        norm = NormConfig(family.norm_eps or fields.number(keys["norm_eps"], default_eps), family.norm)
+        attention = AttentionConfig(
+            heads,
+            fields.whole(keys["kv_heads"], heads),
+            head_dim,
+            scale=fields.number("query_pre_attn_scalar", head_dim) ** -0.5,
+            qk_norm=norm if family.qk_norm else None,
+            qkv_bias=family.qkv_bias or attention_bias,
+            out_bias=family.other_biases or attention_bias,
+            softcap=fields.number_or_none("attn_logit_softcapping"),
+        )
+        dense = DenseConfig(
+            fields.whole(keys["ffn_dim"], 4 * dim),
+            _activation(fields, family),
+            family.gated,
+            bias=family.other_biases or fields.flag("mlp_bias", False),
+        )
+        return family, build_config(
+            family,
+            mixer=attention,
+            feed_forward=dense,
+            norm=norm,
+            reaches=reaches,
+            vocab_size=fields.whole(keys["vocab_size"]),
+            dim=dim,
+            context=context,
+            tied=fields.flag("tie_word_embeddings", False),
+            logit_softcap=fields.number_or_none("final_logit_softcapping"),
+        )
 
 
-def _activation(fields: Fields, family: Family) -> str:
+def _activation(fields: Fields, family: ModelFamily) -> Activation:
     key = family.keys["activation"]
     name = fields.get(key, "silu")
     if not isinstance(name, str) or name not in family.activations:
@@ -76,23 +82,18 @@ def _activation(fields: Fields, family: Family) -> str:
     return family.activations[name]
 
 
-def _rotary_layers(fields: Fields, family: Family, head_dim: int, context: int) -> tuple[LayerConfig, ...]:
+def _reaches(fields: Fields, family: ModelFamily, head_dim: int, context: int) -> list[Reach]:
     count = fields.whole(family.keys["layers"], most=MOST_LAYERS)
+    if family.positions != "rotary":
+        return [(None, None)] * count
     full_rope, local_rope = _ropes(fields, family, head_dim, context)
     window = fields.whole_or_none("sliding_window") if fields.flag("use_sliding_window", True) else None
     local = _local_layers(fields, family, count) if window is not None else [False] * count
-    turned = _turned_layers(fields, family, count)
-    return tuple(
-        LayerConfig(
-            window=window if local[index] else None,
-            rope=(local_rope if local[index] else full_rope) if turned[index] else None,
-        )
-        for index in range(count)
-    )
+    return reaches_of(window, local, _turned_layers(fields, family, count), full_rope, local_rope)
 
 
-def _local_layers(fields: Fields, family: Family, count: int) -> list[bool]:
-    """Which layers see only their window."""
+def _local_layers(fields: Fields, family: ModelFamily, count: int) -> list[bool]:
+    """Returns for each layer whether it sees only its window."""
     types = fields.get("layer_types")
     if types is not None:
         if not isinstance(types, list) or len(types) != count:
@@ -112,8 +113,8 @@ def _local_layers(fields: Fields, family: Family, count: int) -> list[bool]:
     return [index >= first for index in range(count)]
 
 
-def _turned_layers(fields: Fields, family: Family, count: int) -> list[bool]:
-    """Which layers have rotary positions at all."""
+def _turned_layers(fields: Fields, family: ModelFamily, count: int) -> list[bool]:
+    """Returns for each layer whether it has rotary positions."""
     if family.nope_every is None:
         return [True] * count
     turned = fields.get("no_rope_layers")  # 1 where a layer has positions, in spite of its name
@@ -125,8 +126,8 @@ def _turned_layers(fields: Fields, family: Family, count: int) -> list[bool]:
     return [(index + 1) % every != 0 for index in range(count)]
 
 
-def _ropes(fields: Fields, family: Family, head_dim: int, context: int) -> tuple[Rope, Rope]:
-    """Rotary positions of layers that see everything, and of layers with a window."""
+def _ropes(fields: Fields, family: ModelFamily, head_dim: int, context: int) -> tuple[Rope, Rope]:
+    """Returns the rotary positions of layers that see everything, and of layers with a window."""
     base = fields.number("rope_theta", 10_000.0)
     share = _share(fields, 1.0)
     parameters = fields.inner("rope_parameters")
@@ -151,7 +152,7 @@ def _rope(fields: Fields | None, base: float, share: float, head_dim: int, conte
 
 
 def _share(fields: Fields, default: float) -> float:
-    """The part of each head that turns."""
+    """Returns the fraction of each head that turns."""
     share = fields.number("partial_rotary_factor", default)
     if share > 1:
         raise fields.error("partial_rotary_factor", f"is {share}; at most 1 is expected")
@@ -164,18 +165,18 @@ def _scaling(fields: Fields, context: int) -> Scaling | None:
         case "default":
             return None
         case "linear":
-            return Linear(fields.number("factor"))
+            return LinearScaling(fields.number("factor"))
         case "llama3":
             low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
             if low >= high:
                 raise fields.error(
                     "low_freq_factor", f"is {low}; less than high_freq_factor {high} is expected"
                 )
-            return Llama3(
+            return Llama3Scaling(
                 fields.number("factor"), low, high, fields.whole("original_max_position_embeddings", context)
             )
         case "yarn":
-            return Yarn(
+            return YarnScaling(
                 fields.number("factor"),
                 fields.whole("original_max_position_embeddings", context),
                 beta_fast=fields.number("beta_fast", 32.0),
@@ -187,7 +188,8 @@ def _scaling(fields: Fields, context: int) -> Scaling | None:
 
 
 def _yarn_sharpness(fields: Fields) -> float | None:
-    """None leaves it to YaRN's own rule; two `mscale`s, where both are given, replace it by their ratio."""
+    """Returns the factor of cosines and sines, or None for YaRN's own rule. If a file gives both `mscale` and
+    `mscale_all_dim`, it is the ratio of what they make."""
     given = fields.number_or_none("attention_factor")
     above, below = fields.get("mscale"), fields.get("mscale_all_dim")
     if given is not None or not above or not below:

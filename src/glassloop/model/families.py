@@ -1,14 +1,15 @@
-"""The model families that we read, as data. A new family is an entry here and a row in the tests.
+"""The model families that can be read, as data. A new family is an entry here and a row in the tests.
 
-An entry says what is fixed for the family (`traits`, fields of ModelConfig), where its `config.json` keeps
-the rest, and what it calls its weights. The forward pass knows nothing of families.
+An entry says what is fixed for the family, where its `config.json` keeps the rest, and what it calls its
+weights. The forward pass knows nothing of families.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from glassloop.model.config import NormPlace
 from glassloop.ops.protocol import Activation
 
 # Our field -> the key that most families use in config.json.
@@ -27,7 +28,7 @@ COMMON_KEYS = {
 
 
 class Part(NamedTuple):
-    """A weight that lies inside a fused one: third `place` of `of` along the output axis."""
+    """A weight that is part `place` of `of` equal ones of a fused matrix, along its output axis."""
 
     name: str
     place: int
@@ -73,16 +74,6 @@ _GPT_KEYS = COMMON_KEYS | {
     "norm_eps": "layer_norm_epsilon",
     "activation": "activation_function",
 }
-_GPT_TRAITS: dict[str, Any] = {
-    "norm": "layer",
-    "gated": False,
-    "positions": "learned",
-    "qkv_bias": True,
-    "out_bias": True,
-    "ffn_bias": True,
-}
-_GEMMA_TRAITS: dict[str, Any] = {"norm_place": "sandwich"}
-
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -93,63 +84,112 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-class Family(NamedTuple):
+class ModelFamily(NamedTuple):
     name: str
     types: tuple[str, ...]  # `model_type` in config.json, and `general.architecture` in GGUF
-    traits: Mapping[str, Any] = {}
-    keys: Mapping[str, str] = COMMON_KEYS
-    # What config.json may leave out, because the family's own code has it as a default.
-    defaults: Mapping[str, Any] = {}
-    # Settings that change the computation in a way we do not do: (key, the only value that we accept).
-    only: tuple[tuple[str, Any], ...] = ()
-    top: Mapping[str, str] = _LLAMA_TOP
-    layer: Mapping[str, str | Part] = _LLAMA_LAYER
-    activations: Mapping[str, Activation] = ACTIVATIONS
-    transposed: bool = False  # safetensors hold matrices as [in, out]
-    norms_from_zero: bool = False  # safetensors hold a norm's weight minus one
+
+    # What the layers are made of.
+    norm: Literal["rms", "layer"] = "rms"
+    norm_place: NormPlace = "pre"
+    norm_eps: float | None = None  # where no file says it
+    final_norm: bool = True
+    positions: Literal["rotary", "learned", "sinusoidal"] = "rotary"
+    position_offset: int = 0
+    gated: bool = True
+    qk_norm: bool = False
+    qkv_bias: bool = False  # biases that every model of the family has; files may tell of more
+    other_biases: bool = False
     scaled_embedding: bool = False  # embeddings are multiplied by the square root of dim
     full_every: int | None = None  # with a window: only every n-th layer sees everything
     local_rope_base: float | None = None  # the base of layers with a window, where it differs
     nope_every: int | None = None  # every n-th layer has no positions
-    gguf_pairs: bool = False  # GGUF interleaves the two halves that rotate together
+
+    # How config.json says the rest.
+    keys: Mapping[str, str] = COMMON_KEYS
+    defaults: Mapping[str, Any] = {}  # of what config.json may leave out
+    only: tuple[tuple[str, Any], ...] = ()  # (key, the one value that the forward pass here supports)
+    activations: Mapping[str, Activation] = ACTIVATIONS
+
+    # What safetensors call the weights, and how they store them.
+    top: Mapping[str, str] = _LLAMA_TOP
+    layer: Mapping[str, str | Part] = _LLAMA_LAYER
+    transposed: bool = False  # matrices are [in, out]
+    norms_from_zero: bool = False  # a norm's weight is stored minus one
+
+    # What GGUF does not say.
+    gguf_pairs: bool = False  # the two halves that rotate together are interleaved
     gguf_activation: Activation = "silu"
-    # The one size whose queries are scaled by dim / heads instead of head_dim (GGUF does not say so).
-    gguf_wide_scale_layers: int | None = None
+    gguf_wide_scale_layers: int | None = (
+        None  # so many layers: queries are scaled by dim / heads, not head_dim
+    )
 
 
+_GPT2 = ModelFamily(
+    "gpt2",
+    ("gpt2",),
+    norm="layer",
+    positions="learned",
+    gated=False,
+    qkv_bias=True,
+    other_biases=True,
+    keys=_GPT_KEYS,
+    only=(("scale_attn_by_inverse_layer_idx", False), ("scale_attn_weights", True)),
+    top={
+        "token_embedding": "wte",
+        "position_embedding": "wpe",
+        "final_norm": "ln_f",
+        "head": "lm_head",
+    },
+    layer=_GPT_LAYER,
+    defaults={"activation_function": "gelu_new", "tie_word_embeddings": True},
+    transposed=True,
+    gguf_activation="gelu_tanh",
+)
+_GEMMA2 = ModelFamily(
+    "gemma2",
+    ("gemma2",),
+    norm_place="sandwich",
+    keys=COMMON_KEYS | {"activation": "hidden_activation"},
+    layer=_GEMMA_LAYER,
+    defaults={
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
+    norms_from_zero=True,
+    scaled_embedding=True,
+    full_every=2,
+    gguf_activation="gelu_tanh",
+    gguf_wide_scale_layers=46,
+)
 FAMILIES = (
-    Family(
-        "gpt2",
-        ("gpt2",),
-        traits=_GPT_TRAITS,
-        keys=_GPT_KEYS,
-        only=(("scale_attn_by_inverse_layer_idx", False), ("scale_attn_weights", True)),
-        top={
-            "token_embedding": "wte",
-            "position_embedding": "wpe",
-            "final_norm": "ln_f",
-            "head": "lm_head",
-        },
-        layer=_GPT_LAYER,
-        defaults={"activation_function": "gelu_new", "tie_word_embeddings": True},
-        transposed=True,
-        gguf_activation="gelu_tanh",
-    ),
-    Family(
-        "openai-gpt",
-        ("openai-gpt",),
-        traits=_GPT_TRAITS | {"norm_place": "post", "final_norm": False},
+    _GPT2,
+    _GPT2._replace(
+        name="openai-gpt",
+        types=("openai-gpt",),
+        norm_place="post",
+        final_norm=False,
         keys=_GPT_KEYS | {"activation": "afn"},
+        only=(),
         top={"token_embedding": "tokens_embed", "position_embedding": "positions_embed", "head": "lm_head"},
-        layer=_GPT_LAYER,
         activations=ACTIVATIONS | {"gelu": "gelu_tanh"},
         defaults={"afn": "gelu", "tie_word_embeddings": True},
-        transposed=True,
     ),
-    Family(
+    ModelFamily(
         "xglm",
         ("xglm",),
-        traits=_GPT_TRAITS | {"positions": "sinusoidal", "position_offset": 2, "norm_eps": 1e-5},
+        norm="layer",
+        norm_eps=1e-5,
+        positions="sinusoidal",
+        position_offset=2,
+        gated=False,
+        qkv_bias=True,
+        other_biases=True,
         keys=COMMON_KEYS
         | {
             "dim": "d_model",
@@ -172,46 +212,23 @@ FAMILIES = (
         scaled_embedding=True,
     ),
     # SmolLM2 and Mistral in GGUF are of this family too.
-    Family("llama", ("llama",), gguf_pairs=True),
-    Family("mistral", ("mistral",), defaults={"sliding_window": 4096}),
-    Family(
+    ModelFamily("llama", ("llama",), gguf_pairs=True),
+    ModelFamily("mistral", ("mistral",), defaults={"sliding_window": 4096}),
+    ModelFamily(
         "smollm3",
         ("smollm3",),
         nope_every=4,
         defaults={"rope_theta": 2_000_000.0, "tie_word_embeddings": True},
         gguf_pairs=True,
     ),
-    Family("qwen2", ("qwen2",), traits={"qkv_bias": True}, defaults={"use_sliding_window": False}),
-    Family("qwen3", ("qwen3",), traits={"qk_norm": True}, defaults={"use_sliding_window": False}),
-    Family(
-        "gemma2",
-        ("gemma2",),
-        traits=_GEMMA_TRAITS,
-        keys=COMMON_KEYS | {"activation": "hidden_activation"},
-        layer=_GEMMA_LAYER,
-        defaults={
-            "head_dim": 256,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": 256,
-            "sliding_window": 4096,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": True,
-        },
-        norms_from_zero=True,
-        scaled_embedding=True,
-        full_every=2,
-        gguf_activation="gelu_tanh",
-        gguf_wide_scale_layers=46,
-    ),
-    Family(
-        "gemma3",
-        ("gemma3_text", "gemma3"),
-        traits=_GEMMA_TRAITS | {"qk_norm": True},
-        keys=COMMON_KEYS | {"activation": "hidden_activation"},
+    ModelFamily("qwen2", ("qwen2",), qkv_bias=True, defaults={"use_sliding_window": False}),
+    ModelFamily("qwen3", ("qwen3",), qk_norm=True, defaults={"use_sliding_window": False}),
+    _GEMMA2,
+    _GEMMA2._replace(
+        name="gemma3",
+        types=("gemma3_text", "gemma3"),
+        qk_norm=True,
         only=(("use_bidirectional_attention", False),),
-        layer=_GEMMA_LAYER,
         defaults={
             "vocab_size": 262_208,
             "num_attention_heads": 8,
@@ -225,11 +242,8 @@ FAMILIES = (
             "rope_theta": 1_000_000.0,
             "tie_word_embeddings": True,
         },
-        norms_from_zero=True,
-        scaled_embedding=True,
         full_every=6,
         local_rope_base=10_000.0,
-        gguf_activation="gelu_tanh",
         gguf_wide_scale_layers=62,
     ),
 )

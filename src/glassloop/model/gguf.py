@@ -1,13 +1,12 @@
 """Reads GGUF files: one memory-mapped file with metadata, a vocabulary and quantized tensors.
 
-Nothing in the file is believed before it is checked: every count and length is held against the bytes that
-are left, so a damaged or hostile file ends in a `ModelError` that names the file and the field, in time and
-memory bounded by the file's own size.
+Nothing in the file is trusted: every count and length is compared with the bytes that are left, so a damaged
+or hostile file ends in a `ModelError` that names the file and the field, in time and memory bounded by the
+size of the file.
 """
 
 from __future__ import annotations
 
-import mmap
 import struct
 from math import prod
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from glassloop.errors import ModelError
+from glassloop.files import map_file
 from glassloop.ops.quant import FORMAT_BY_GGUF_ID, FORMATS
 from glassloop.ops.strings import read_strings
 from glassloop.ops.tensor import Tensor
@@ -44,8 +44,8 @@ _WINDOW = 1 << 22
 
 
 class GGUFFile:
-    """`metadata`: plain Python values, string arrays as lists, number arrays as NumPy arrays.
-    `tensors`: by name, still in the file (the memory map lives as long as any of them does).
+    """A GGUF file. `metadata` has plain Python values, with string arrays as lists and number arrays as NumPy
+    arrays. `tensors` are by name, still in the file: the memory map lives as long as any of them does.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +83,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
         n_dims = cursor.number("<I", f"{name}: n_dims")
         if not 0 < n_dims <= _MAX_DIMS:
             raise cursor.error(name, f"has {n_dims} dimensions; 1 to {_MAX_DIMS} are expected")
-        # GGUF lists the fastest axis first; ours is row-major.
+        # GGUF lists the fastest axis first; here it is the last.
         shape = tuple(reversed([cursor.number("<Q", f"{name}: dimension") for _ in range(n_dims)]))
         format_id = cursor.number("<I", f"{name}: type")
         infos.append((cursor.number("<Q", f"{name}: offset"), name, shape, format_id))
@@ -117,18 +117,12 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
 
 
 class _Cursor:
-    """A position in the file that never leaves it."""
+    """A position in the file; reading past the end is an error."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.at = 0
-        try:
-            with path.open("rb") as file:
-                self.mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:
-            raise ModelError(f"{path}: the file is empty") from None
-        except OSError as error:
-            raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+        self.mapping = map_file(path, ModelError)
         self.size = len(self.mapping)
         self.bytes = np.frombuffer(self.mapping, np.uint8)
 
@@ -148,23 +142,23 @@ class _Cursor:
         return number
 
     def count(self, field: str, at_least: int) -> int:
-        """A count of things that take `at_least` so many bytes each, checked against what is left."""
+        """Reads a count of items of at least `at_least` bytes each; more than can be left is an error."""
         count = self.number("<Q", field)
         if count * at_least > self.size - self.at:
             raise self.error(field, f"is {count}, more than the {self.size - self.at} bytes left can hold")
         return count
 
     def string(self, field: str) -> str:
-        # Vocabularies may hold pieces of characters: kept by surrogateescape, given back by the tokenizer.
+        # A token may be a part of a character: surrogateescape keeps its bytes for the tokenizer.
         return self.take(self.count(field, at_least=1), field).decode("utf-8", "surrogateescape")
 
     def strings(self, count: int, field: str) -> list[str]:
-        """Many strings at once: the vocabulary's path, where a call for each would cost a visible wait."""
+        """Reads many strings at once: a call for each token of a vocabulary would be slow."""
         strings, size = read_strings(self.bytes[self.at :], count)
         self.at += size
         length_at = _LENGTH.unpack_from
         while len(strings) < count:
-            # Pieces of a copy are made twice as fast as pieces of the map.
+            # Slices of a copy are made twice as fast as slices of the map.
             window = self.mapping[self.at : self.at + _WINDOW]
             at, size = 0, len(window)
             for _ in range(count - len(strings)):
@@ -174,7 +168,7 @@ class _Cursor:
                 strings.append(window[start:end].decode("utf-8", "surrogateescape"))
                 at = end
             self.at += at
-            if at == 0:  # longer than a window, or past the end of the file, which `string` tells
+            if at == 0:  # longer than a window, or past the end of the file, where `string` raises
                 strings.append(self.string(f"{field}[{len(strings)}]"))
         return strings
 

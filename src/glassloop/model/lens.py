@@ -1,14 +1,12 @@
-"""The forward pass once more, with its inside handed out: what each layer would have said, at which keys each
-head looked, and the table of embeddings.
+"""Looks inside the forward pass: the logits after each layer, the attention of each head, the embeddings.
 
-These are programs of their own over the one forward pass of `transformer.py`, on whichever op set the model
-runs, and made when they are first asked for: the program that generates text knows nothing of them.
+Each is a program of its own over the one forward pass of `transformer.py`, on the model's op set, and is made
+when it is first used: the program that generates text knows nothing of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -27,37 +25,36 @@ class Lens:
         self._model = transformer
 
     def layers(self, batch: Batch, pages: Sequence[Pages]) -> Float32:
-        """What the language head says of the stream before the first layer and after each one, of the one
-        wanted row. The last of them are the model's logits. [layers + 1, vocabulary]"""
-        said = self._layers(batch, pages)
-        return np.stack([np.asarray(logits[0]) for logits in said])
+        """Returns the logits that the language head gives for the residual stream of the one wanted row,
+        before the first layer and after each one. The last are the model's own. [layers + 1, vocabulary]"""
+        logits = self._layers(batch, pages)
+        return np.stack([np.asarray(each[0]) for each in logits])
 
     def attention(self, batch: Batch, pages: Sequence[Pages], layers: Sequence[int] | None = None) -> Float32:
-        """How much each head of the one wanted row, the batch's last, looks at each token of its branch, in
-        these layers or in all. [layers, heads, length]
+        """Returns how much each head of the one wanted row, the batch's last, attends to each token of its
+        branch, in these layers or in all. [layers, heads, length]
 
-        The queries are the op set's own, and the keys are read from its pages, with the bits that it saw;
-        the weights are computed from them here, in NumPy, whichever the op set.
+        The op set computes the queries and keys; the weights are computed from them here, in NumPy.
         """
         model, config, span = self._model, self._model.config, batch.spans[0]
         queries = self._queries(batch, pages)
-        shown = range(len(config.layers)) if layers is None else layers
-        weights = np.zeros((len(shown), config.heads, span.length), np.float32)
-        for at, index in enumerate(shown):
-            layer, place = config.layers[index], model.places[index]
-            q = np.asarray(queries[index]).reshape(1, config.heads, config.head_dim)
+        chosen = range(len(config.layers)) if layers is None else layers
+        weights = np.zeros((len(chosen), config.heads, span.length), np.float32)
+        for at, index in enumerate(chosen):
+            mixer, place = config.layers[index].mixer, model.places[index]
+            q = np.asarray(queries[index]).reshape(1, mixer.heads, mixer.head_dim)
             # Behind its window a layer's pages may have been given away.
-            first = 0 if layer.window is None else max(0, span.length - layer.window)
+            first = 0 if mixer.window is None else max(0, span.length - mixer.window)
             keys = pages[place[0]].read_keys(place, span)[first:]
             seen = np.ones((1, len(keys)), bool)
-            found = attention_weights(q, keys, seen, config.attention_scale, config.attention_softcap)
-            weights[at, :, first:] = found.reshape(config.heads, -1)
+            found = attention_weights(q, keys, seen, mixer.scale, mixer.softcap)
+            weights[at, :, first:] = found.reshape(mixer.heads, -1)
         return weights
 
     def embeddings(self, ids: Sequence[int]) -> Float32:
-        """The vectors of these tokens, as the op set keeps them. [tokens, dim]
+        """Returns the vectors of these tokens, as the op set keeps them. [tokens, dim]
 
-        It may be called from any thread.
+        May be called from any thread.
         """
         # Nothing is written to a page, but a batch has room for the keys of all of its tokens.
         no_pages = np.zeros((len(self._one_page), pages_for(len(ids))), np.int32)
@@ -69,7 +66,8 @@ class Lens:
         model = self._model
 
         def compute(batch: Batch, pages: Sequence[Pages]) -> Array:
-            return [model.say(model.finish(x, batch)) for x in model.stream(batch, pages)]
+            stream = model.residuals(batch, pages, model.ops)
+            return [model.logits(model.final_hidden(x, batch)) for x in stream]
 
         return model.ops.program(compute)
 
@@ -77,9 +75,7 @@ class Lens:
     def _queries(self) -> Forward:
         def compute(batch: Batch, pages: Sequence[Pages]) -> Array:
             watching = Watching(self._model.ops)
-            model = copy(self._model)
-            model.ops = watching
-            for _ in model.stream(batch, pages):
+            for _ in self._model.residuals(batch, pages, watching):
                 pass
             return watching.queries
 
@@ -100,7 +96,7 @@ class Lens:
 
 
 class Watching:
-    """Another op set, which also notes the queries of the wanted rows, layer by layer."""
+    """An op set that also collects the queries of the wanted rows, layer by layer."""
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops

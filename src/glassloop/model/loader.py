@@ -1,11 +1,12 @@
-"""From a name or a path to a model and its tokenizer: finds the files, reads config and weights, checks that
-they fit each other, and hands the weights to an op set.
+"""Loads a model and its tokenizer: finds the files, reads config and weights, checks that they fit each
+other, and hands the weights to an op set.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -24,12 +25,12 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 class ModelFiles:
-    """The files of one model, opened: config and tensors checked, nothing computed or copied yet."""
+    """The opened files of one model: config and tensors are checked, nothing is computed or copied yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path = _model_path(path)
         self.metadata: Mapping[str, Any] = {}
-        # Of the two kinds of files only one is met, so only what reads it is imported.
+        # A process rarely reads both formats, so only the reader that is needed is imported.
         if path.is_dir():
             from glassloop.model.config_hf import config_from_json
             from glassloop.model.safetensors import read_folder, read_json
@@ -49,7 +50,7 @@ class ModelFiles:
             self.weights = weights_from_gguf(str(path), family, self.config, self.tensors)
 
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. It has no token that the embedding has no row for."""
+        """Returns the model's tokenizer. It has no token that the embedding has no row for."""
         rows = self.config.vocab_size
         if self.path.is_dir():
             tokenizer = Tokenizer.from_json_folder(self.path, rows)
@@ -62,63 +63,44 @@ class ModelFiles:
         return tokenizer
 
     def transformer(self, ops: Ops, weights: str | None = None) -> Transformer:
-        """The model on an op set, its matrices as they are stored or as `weights` says (q8, q4, f32)."""
+        """Returns the model on an op set, its matrices as stored or as `weights` says (q8, q4, f32)."""
         return Transformer(self.config, _Requantized(self.weights, weights) if weights else self.weights, ops)
 
     def load(self, ops: Ops, weights: str | None = None) -> tuple[Transformer, Tokenizer]:
-        """Both at once: Python reads the vocabulary while C packs the weights."""
-        tokenizer = _Beside(self.tokenizer)
-        transformer = self.transformer(ops, weights)
-        return transformer, tokenizer.result()
+        """Returns the model and its tokenizer. Python reads the vocabulary while C packs the weights."""
+        read: list[Tokenizer] = []
 
+        def read_tokenizer() -> None:
+            with suppress(Exception):  # which is raised below
+                read.append(self.tokenizer())
 
-class _Beside:
-    """A call in a thread of its own. (`concurrent.futures` does the same, and takes longer to import.)"""
-
-    def __init__(self, call: Callable[[], Tokenizer]) -> None:
-        self._call = call
-        self._made: Tokenizer | None = None
-        self._error: BaseException | None = None
-        self._thread = Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
+        # `concurrent.futures` does the same but takes longer to import.
+        thread = Thread(target=read_tokenizer)
+        thread.start()
         try:
-            self._made = self._call()
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> Tokenizer:
-        self._thread.join()
-        if self._made is None:
-            assert self._error is not None
-            raise self._error
-        return self._made
+            transformer = self.transformer(ops, weights)
+        finally:
+            thread.join()
+        return transformer, read[0] if read else self.tokenizer()
 
 
-class _Requantized(Mapping[str, Tensor]):
-    """Weights whose matrices are brought to another format when they are asked for, one at a time."""
+class _Requantized(dict[str, Tensor]):
+    """Weights whose matrices are converted to another format, one at a time, when they are read."""
 
     def __init__(self, weights: Mapping[str, Tensor], name: str) -> None:
+        super().__init__(weights)
         if name not in WEIGHT_FORMATS:
             raise ModelError(f"weights is {name!r}; one of {', '.join(WEIGHT_FORMATS)} is expected")
-        self._weights = weights
         self._format = FORMATS[WEIGHT_FORMATS[name]]
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self._weights[name]
+        tensor = super().__getitem__(name)
         fits = len(tensor.shape) == 2 and tensor.shape[1] % self._format.block_values == 0
         return tensor.stored_as(self._format) if fits else tensor
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
 
 def _model_path(path: Path) -> Path:
-    """A .gguf file, or the folder that holds safetensors and their config."""
+    """Returns the .gguf file, or the folder of safetensors and their config."""
     if path.suffix in _PICKLES:
         raise ModelError(
             f"{path}: is a pickle, which can run code when it is opened; use safetensors or GGUF"
@@ -129,7 +111,7 @@ def _model_path(path: Path) -> Path:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer of a model or a tokenizer alone, by name or path (.gguf, folder, .json, ranks)."""
+    """Returns a tokenizer by the name or path of a model or tokenizer (.gguf, folder, .json, ranks)."""
     path = fetch(name)
     if path.is_dir() or path.suffix == ".json":
         return Tokenizer.from_json_folder(path if path.is_dir() else path.parent)
@@ -139,11 +121,11 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def describe(path: Path) -> dict[str, object]:
-    """What a person wants to know of a model, in the order in which they would ask."""
+    """Returns the facts that `glassloop models show` prints of a model."""
     files = ModelFiles(path)
     config = files.config
     types = Counter(tensor.format.name for tensor in files.tensors.values())
-    windows = sorted({layer.window for layer in config.layers if layer.window is not None})
+    windows = sorted({window for layer in config.layers if (window := layer.mixer.window) is not None})
     tokenizer = files.tokenizer()
     return {
         "family": config.family,

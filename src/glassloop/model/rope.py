@@ -1,6 +1,6 @@
 """Rotary positions: how fast each pair of dimensions turns, and how a longer context slows them down.
 
-A `Rope` is data that a config holds; `frequencies()` is what the forward pass turns by.
+A `Rope` is data in a config; the forward pass turns queries and keys by its `frequencies()`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from glassloop.ops.quant import Float32
 
 
-class Linear(NamedTuple):
-    """Every frequency divided alike: positions are squeezed together."""
+class LinearScaling(NamedTuple):
+    """Divides every frequency by one factor, so that positions move closer together."""
 
     factor: float
 
@@ -22,8 +22,8 @@ class Linear(NamedTuple):
         return plain / np.float32(self.factor)
 
 
-class Llama3(NamedTuple):
-    """Slow turns are divided, fast ones kept, with a smooth passage between the two wavelengths."""
+class Llama3Scaling(NamedTuple):
+    """Divides low frequencies, keeps high ones, and blends the two between the given wavelengths."""
 
     factor: float
     low_freq_factor: float
@@ -37,8 +37,8 @@ class Llama3(NamedTuple):
         return np.asarray(plain * kept + plain / self.factor * (1 - kept), np.float32)
 
 
-class Yarn(NamedTuple):
-    """As Llama3, but blended along the dimensions, and attention grows a little sharper with the factor."""
+class YarnScaling(NamedTuple):
+    """Divides low frequencies, blends along the dimensions, and makes attention sharper with the factor."""
 
     factor: float
     original_context: int
@@ -56,7 +56,7 @@ class Yarn(NamedTuple):
         return np.asarray(plain * (1 - ramp) + plain / self.factor * ramp, np.float32)
 
     def _dim_of(self, turns: float, rope: Rope) -> float:
-        """The (fractional) dimension that makes so many turns within the original context."""
+        """Returns the (fractional) dimension that makes so many turns within the original context."""
         return rope.dim * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.base))
 
     @property
@@ -66,8 +66,8 @@ class Yarn(NamedTuple):
         return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
-class Divided(NamedTuple):
-    """A divisor for each frequency, as a file lists them (GGUF's `rope_freqs`)."""
+class ListedScaling(NamedTuple):
+    """Divides each frequency by a number of its own, as a file lists them (GGUF's `rope_freqs`)."""
 
     divisors: tuple[float, ...]
 
@@ -75,7 +75,7 @@ class Divided(NamedTuple):
         return np.asarray(plain / np.array(self.divisors, np.float32), np.float32)
 
 
-Scaling = Linear | Llama3 | Yarn | Divided
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | ListedScaling
 
 
 class Rope(NamedTuple):
@@ -84,12 +84,12 @@ class Rope(NamedTuple):
     scaling: Scaling | None = None
 
     def frequencies(self) -> Float32:
-        """Radians a position for each pair. [dim / 2]"""
+        """Returns the radians per position of each pair of dimensions. [dim / 2]"""
         exponents = np.arange(0, self.dim, 2).astype(np.float32) / np.float32(self.dim)
         plain = np.asarray(1.0 / np.power(np.float32(self.base), exponents), np.float32)
         return plain if self.scaling is None else self.scaling.apply(plain, self)
 
     @property
     def sharpness(self) -> float:
-        """Cosines and sines are multiplied by this."""
-        return self.scaling.sharpness if isinstance(self.scaling, Yarn) else 1.0
+        """The factor of all cosines and sines."""
+        return self.scaling.sharpness if isinstance(self.scaling, YarnScaling) else 1.0

@@ -1,12 +1,11 @@
-"""Reads safetensors: one file, or a folder whose index says which shard holds which tensor. Memory-mapped.
+"""Reads safetensors: one file, or a folder with an index of shards. Files are memory-mapped.
 
-The header is JSON written by somebody else; it is checked as a whole before a single value is used.
+The header is JSON from outside; each entry is checked before it is used.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from glassloop.errors import ModelError
-from glassloop.files import read_at_most
+from glassloop.files import map_file, read_at_most
 from glassloop.ops.quant import BF16, F16, F32
 from glassloop.ops.tensor import Tensor
 from glassloop.shown import printable, shown
@@ -27,7 +26,7 @@ _MAX_CONFIG = 10_000_000
 _MAX_INDEX = 64_000_000
 _MAX_DIMS = 8
 _FORMATS = {"F32": F32, "F16": F16, "BF16": BF16}
-# Types that a checkpoint may carry in buffers we never compute with (masks, position ids): size only.
+# Types of buffers that the forward pass does not use (masks, position ids): only their size is checked.
 _OTHER_SIZES = {
     "BOOL": 1,
     "U8": 1,
@@ -43,7 +42,7 @@ _OTHER_SIZES = {
 
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a model folder, by name."""
+    """Returns all tensors of a model folder, by name."""
     if not (folder / INDEX).exists():
         if not (folder / SINGLE).exists():
             raise ModelError(f"{folder}: has neither {SINGLE} nor {INDEX}")
@@ -67,13 +66,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
-    try:
-        with path.open("rb") as file:
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except ValueError:
-        raise ModelError(f"{path}: the file is empty") from None
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    mapping = map_file(path, ModelError)
     whole = np.frombuffer(mapping, np.uint8)
     if len(whole) < 8:
         raise ModelError(f"{path}: header size needs 8 bytes where {len(whole)} are left (truncated?)")
@@ -106,7 +99,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
 
 
 def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
-    """dtype, shape and data_offsets of one header entry, each of the right type."""
+    """Returns dtype, shape and data_offsets of one header entry, each of the right type."""
     name = printable(name)
     if not isinstance(entry, dict):
         raise ModelError(f"{path}: {name} is not an object in the header")

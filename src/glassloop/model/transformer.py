@@ -1,22 +1,32 @@
 """The forward pass: tokens in, logits out. There is only this one, for every family and every op set.
 
-Read it top to bottom: embed, position, then for each layer attention and feed-forward with their norms and
-residuals, and at the end the language head. What a family does differently is in its ModelConfig.
+Read it top to bottom: embed, position, then for each layer a mixer and a feed-forward with their norms and
+residuals, and at the end the language head. What a family does differently is in its ModelConfig; a new kind
+of mixer or feed-forward is a class here with a `forward`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from glassloop.model.config import LayerConfig, ModelConfig
+from glassloop.model.config import (
+    AttentionConfig,
+    DenseConfig,
+    FeedForward,
+    LayerConfig,
+    Mixer,
+    ModelConfig,
+    NormConfig,
+)
 from glassloop.model.rope import Rope
 from glassloop.ops.batch import Batch
-from glassloop.ops.kv_cache import CacheSpec, Pages
+from glassloop.ops.kv_cache import Pages, Place
 from glassloop.ops.protocol import Array, Forward, Matrix, Ops
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
@@ -26,82 +36,133 @@ class Linear(NamedTuple):
     weight: Matrix
     bias: Array | None
 
+    def forward(self, x: Array, ops: Ops) -> Array:
+        return ops.linear(x, self.weight, self.bias)
+
 
 class Norm(NamedTuple):
+    config: NormConfig
     weight: Array
     bias: Array | None
 
+    def forward(self, x: Array, ops: Ops) -> Array:
+        if self.config.kind == "layer":
+            return ops.layer_norm(x, self.weight, self.bias, self.config.eps)
+        return ops.rms_norm(x, self.weight, self.config.eps)
 
-class Layer(NamedTuple):
-    config: LayerConfig
-    attn_norm: Norm
+
+class Step(NamedTuple):
+    """What all layers of one forward pass share."""
+
+    ops: Ops
+    batch: Batch
+    pages: Sequence[Pages]
+    angles: Mapping[Rope, Array]
+
+
+class Attention(NamedTuple):
+    """Each token looks at those before it in its branch."""
+
+    config: AttentionConfig
+    place: Place  # where its keys and values are in the pages
     q: Linear
     k: Linear
     v: Linear
     o: Linear
     q_norm: Norm | None
     k_norm: Norm | None
-    attn_post_norm: Norm | None
-    ffn_norm: Norm
+
+    def forward(self, x: Array, step: Step) -> Array:
+        """[rows, dim] to [rows, dim]."""
+        ops, config = step.ops, self.config
+        q = ops.split_heads(self.q.forward(x, ops), config.heads)  # [rows, heads, head dim]
+        k = ops.split_heads(self.k.forward(x, ops), config.kv_heads)  # [rows, kv heads, head dim]
+        v = ops.split_heads(self.v.forward(x, ops), config.kv_heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm.forward(q, ops), self.k_norm.forward(k, ops)
+        if config.rope is not None:
+            turn = step.angles[config.rope]
+            q, k = ops.rotate(q, turn), ops.rotate(k, turn)
+        mixed = ops.attention(
+            q, k, v, step.batch, step.pages, self.place, config.scale, config.window, config.softcap
+        )
+        return self.o.forward(mixed, ops)
+
+
+class Dense(NamedTuple):
+    """Each token goes through the same matrices on its own."""
+
+    config: DenseConfig
     gate: Linear | None
     up: Linear
     down: Linear
-    ffn_post_norm: Norm | None
+
+    def forward(self, x: Array, step: Step) -> Array:
+        """[rows, dim] to [rows, dim]."""
+        ops, activation = step.ops, self.config.activation
+        up = self.up.forward(x, ops)  # [rows, ffn dim]
+        if self.gate is None:
+            h = ops.activate(up, activation)
+        else:
+            h = ops.gate(self.gate.forward(x, ops), up, activation)
+        return self.down.forward(h, ops)
+
+
+class Sublayer(NamedTuple):
+    """A mixer or a feed-forward with its norms: of its input, of its output, and of the sum."""
+
+    kind: Attention | Dense
+    norm: Norm | None
+    output_norm: Norm | None
+    sum_norm: Norm | None
+
+    def forward(self, x: Array, step: Step) -> Array:
+        """Returns the residual stream with what this sublayer adds to it. [rows, dim]"""
+        ops = step.ops
+        h = x if self.norm is None else self.norm.forward(x, ops)
+        h = self.kind.forward(h, step)
+        if self.output_norm is not None:
+            h = self.output_norm.forward(h, ops)
+        x = ops.add(x, h)
+        return x if self.sum_norm is None else self.sum_norm.forward(x, ops)
 
 
 class Transformer:
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], ops: Ops) -> None:
         self.config = config
         self.ops = ops
-
-        def linear(name: str) -> Linear | None:
-            return Linear(matrix(f"{name}.weight"), vector(f"{name}.bias")) if has(name) else None
-
-        def norm(name: str) -> Norm | None:
-            return Norm(vector(f"{name}.weight"), vector(f"{name}.bias")) if has(name) else None
-
-        def matrix(name: str) -> Matrix:
-            return ops.matrix(weights[name])
-
-        def has(name: str) -> bool:
-            return f"{name}.weight" in weights
-
-        def vector(name: str) -> Array | None:
-            return ops.vector(weights[name]) if name in weights else None
-
-        def layer(index: int) -> Layer:
-            at = f"layers.{index}."
-            linears = {name: linear(at + name) for name in ("q", "k", "v", "o", "gate", "up", "down")}
-            norms = {name: norm(at + name) for name in ("attn_norm", "q_norm", "k_norm", "ffn_norm")}
-            norms |= {name: norm(at + name) for name in ("attn_post_norm", "ffn_post_norm")}
-            # The loader has checked that every weight the config asks for is there.
-            return Layer(config=config.layers[index], **linears, **norms)  # type: ignore[arg-type]
-
-        self.token_embedding = matrix("token_embedding.weight")
+        load = _Weights(weights, ops)
+        self.token_embedding = load.matrix("token_embedding.weight")
         self.position_embedding = self._position_table(weights)
-        self.layers = [layer(index) for index in range(len(config.layers))]
-        self.final_norm = norm("final_norm")
-        self.head = self.token_embedding if config.tied else matrix("head.weight")
-        ropes = {layer.rope for layer in config.layers if layer.rope is not None}
-        self.frequencies: dict[Rope, Float32] = {rope: rope.frequencies() for rope in ropes}
-        # Layers that look equally far back share their pages; the others have pages of their own.
-        self.windows = list(dict.fromkeys(layer.window for layer in config.layers))
-        groups = [self.windows.index(layer.window) for layer in config.layers]
-        self.places = [(group, groups[:index].count(group)) for index, group in enumerate(groups)]
-        self.cache_specs = [self._cache_spec(groups.count(group), w) for group, w in enumerate(self.windows)]
-        self._program = ops.program(self._forward)
+        # Layers that keep the same of a token share their pages; the others have pages of their own.
+        caches = [layer.mixer.cache for layer in config.layers]
+        kinds = list(dict.fromkeys(caches))
+        groups = [kinds.index(cache) for cache in caches]
+        self.windows = [cache.window or None for cache in kinds]
+        self.cache_specs = [replace(cache, layers=groups.count(group)) for group, cache in enumerate(kinds)]
+        self.places: list[Place] = [(group, groups[:i].count(group)) for i, group in enumerate(groups)]
+        self.layers = [
+            load.layer(f"layers.{index}.", layer, self.places[index])
+            for index, layer in enumerate(config.layers)
+        ]
+        self.final_norm = load.norm("final_norm", config.final_norm)
+        self.head = self.token_embedding if config.tied else load.matrix("head.weight")
+        ropes = dict.fromkeys(layer.mixer.rope for layer in config.layers)
+        self.frequencies = {rope: rope.frequencies() for rope in ropes if rope is not None}
+        self._program = ops.program(self._logits)
 
     def forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
-        """Logits of the wanted rows, [wanted, vocabulary]. Keys and values of all rows go to their pages."""
+        """Returns the logits of the wanted rows, [wanted, vocabulary], and writes the keys and values of all
+        rows to their pages."""
         return self._program(batch, pages)
 
     def hidden(self, batch: Batch, pages: Sequence[Pages]) -> Array:
-        """What the language head would read of the wanted rows, [wanted, dim]."""
+        """Returns what the language head would read of the wanted rows, [wanted, dim]."""
         return self._hidden_program(batch, pages)
 
     @cached_property
     def _hidden_program(self) -> Forward:
-        """Made when it is first asked for: most models are only asked for logits."""
+        """Made when it is first used: most models only compute logits."""
         return self.ops.program(self._hidden)
 
     @property
@@ -114,26 +175,20 @@ class Transformer:
         counts = [counts] * len(self.cache_specs) if isinstance(counts, int) else counts
         return self.ops.cache(self.cache_specs, counts)
 
-    def _cache_spec(self, layers: int, window: int | None) -> CacheSpec:
-        kind: Literal["full", "window"] = "full" if window is None else "window"
-        return CacheSpec(kind, layers, self.config.kv_heads, self.config.head_dim, window or 0)
-
-    def _forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
-        return self.say(self._hidden(batch, pages))
+    def _logits(self, batch: Batch, pages: Sequence[Pages]) -> Array:
+        return self.logits(self._hidden(batch, pages))
 
     def _hidden(self, batch: Batch, pages: Sequence[Pages]) -> Array:
-        for x in self.stream(batch, pages):  # noqa: B007  # the last one is what counts
+        for x in self.residuals(batch, pages, self.ops):  # noqa: B007  # the last one is what counts
             pass
-        return self.finish(x, batch)
+        return self.final_hidden(x, batch)
 
-    def stream(self, batch: Batch, pages: Sequence[Pages]) -> Iterator[Array]:
-        """The stream of residuals: as it enters the first layer, and as it leaves each one. [rows, dim]"""
-        ops, config = self.ops, self.config
-
+    def residuals(self, batch: Batch, pages: Sequence[Pages], ops: Ops) -> Iterator[Array]:
+        """Yields the residual stream as it enters the first layer, and as it leaves each one. [rows, dim]"""
         # Embedding: a vector for each token.
         x = ops.embed(self.token_embedding, batch.tokens)  # [rows, dim]
-        if config.embedding_scale != 1.0:
-            x = ops.scale(x, config.embedding_scale)
+        if self.config.embedding_scale != 1.0:
+            x = ops.scale(x, self.config.embedding_scale)
 
         # Position: added here by older models, turned into queries and keys by newer ones.
         if self.position_embedding is not None:
@@ -142,90 +197,26 @@ class Transformer:
             rope: ops.angles(batch.positions, frequencies, rope.sharpness)
             for rope, frequencies in self.frequencies.items()
         }
+        step = Step(ops, batch, pages, angles)
 
         yield x
 
         # Layers: each adds what it found to the stream of residuals.
-        for index, layer in enumerate(self.layers):
-            h = self._before(x, layer.attn_norm)
-            h = self._attention(h, layer, index, batch, pages, angles)
-            x = self._after(x, h, layer.attn_norm, layer.attn_post_norm)
-
-            h = self._before(x, layer.ffn_norm)
-            h = self._feed_forward(h, layer)
-            x = self._after(x, h, layer.ffn_norm, layer.ffn_post_norm)
+        for mixer, feed_forward in self.layers:
+            x = mixer.forward(x, step)
+            x = feed_forward.forward(x, step)
             yield x
 
-    def finish(self, x: Array, batch: Batch) -> Array:
-        """What the language head reads of the stream. [wanted, dim]"""
+    def final_hidden(self, x: Array, batch: Batch) -> Array:
+        """Returns what the language head reads of the residual stream. [wanted, dim]"""
         x = self.ops.take(x, batch.wanted)
-        return x if self.final_norm is None else self._norm(x, self.final_norm)
+        return x if self.final_norm is None else self.final_norm.forward(x, self.ops)
 
-    def say(self, hidden: Array) -> Array:
-        """Language head: a score for each entry of the vocabulary. [wanted, vocabulary]"""
+    def logits(self, hidden: Array) -> Array:
+        """The language head: a score for each entry of the vocabulary. [wanted, vocabulary]"""
         logits = self.ops.head(hidden, self.head)
         cap = self.config.logit_softcap
         return logits if cap is None else self.ops.softcap(logits, cap)
-
-    def _attention(
-        self,
-        x: Array,
-        layer: Layer,
-        index: int,
-        batch: Batch,
-        pages: Sequence[Pages],
-        angles: Mapping[Rope, Array],
-    ) -> Array:
-        """Each token looks at those before it in its branch. [rows, dim]"""
-        ops, config = self.ops, self.config
-        q = ops.split_heads(self._linear(x, layer.q), config.heads)  # [rows, heads, head dim]
-        k = ops.split_heads(self._linear(x, layer.k), config.kv_heads)  # [rows, kv heads, head dim]
-        v = ops.split_heads(self._linear(x, layer.v), config.kv_heads)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-        if layer.config.rope is not None:
-            turn = angles[layer.config.rope]
-            q, k = ops.rotate(q, turn), ops.rotate(k, turn)
-        mixed = ops.attention(
-            q,
-            k,
-            v,
-            batch,
-            pages,
-            self.places[index],
-            config.attention_scale,
-            layer.config.window,
-            config.attention_softcap,
-        )
-        return self._linear(mixed, layer.o)
-
-    def _feed_forward(self, x: Array, layer: Layer) -> Array:
-        """Each token on its own. [rows, dim]"""
-        up = self._linear(x, layer.up)  # [rows, ffn dim]
-        if layer.gate is None:
-            h = self.ops.activate(up, self.config.activation)
-        else:
-            h = self.ops.gate(self._linear(x, layer.gate), up, self.config.activation)
-        return self._linear(h, layer.down)
-
-    def _before(self, x: Array, norm: Norm) -> Array:
-        """What goes into a sublayer."""
-        return x if self.config.norm_place == "post" else self._norm(x, norm)
-
-    def _after(self, x: Array, h: Array, norm: Norm, post_norm: Norm | None) -> Array:
-        """The residual stream with a sublayer's output added."""
-        if post_norm is not None:
-            h = self._norm(h, post_norm)
-        x = self.ops.add(x, h)
-        return self._norm(x, norm) if self.config.norm_place == "post" else x
-
-    def _norm(self, x: Array, norm: Norm) -> Array:
-        if self.config.norm == "layer":
-            return self.ops.layer_norm(x, norm.weight, norm.bias, self.config.norm_eps)
-        return self.ops.rms_norm(x, norm.weight, self.config.norm_eps)
-
-    def _linear(self, x: Array, linear: Linear) -> Array:
-        return self.ops.linear(x, linear.weight, linear.bias)
 
     def _position_table(self, weights: Mapping[str, Tensor]) -> Matrix | None:
         config = self.config
@@ -237,6 +228,54 @@ class Transformer:
             rows = config.context + config.position_offset
             table = Tensor.of("position_embedding.weight", sinusoids(rows, config.dim))
         return self.ops.matrix(table.rows(slice(config.position_offset, None)))
+
+
+class _Weights:
+    """Hands weights to the op set. The loader has checked that all that the config asks for are there."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], ops: Ops) -> None:
+        self._tensors = tensors
+        self._ops = ops
+
+    def matrix(self, name: str) -> Matrix:
+        return self._ops.matrix(self._tensors[name])
+
+    def vector(self, name: str) -> Array | None:
+        return self._ops.vector(self._tensors[name]) if name in self._tensors else None
+
+    def linear(self, name: str) -> Linear:
+        return Linear(self.matrix(f"{name}.weight"), self.vector(f"{name}.bias"))
+
+    def norm(self, name: str, config: NormConfig | None) -> Norm | None:
+        if config is None:
+            return None
+        return Norm(config, self.vector(f"{name}.weight"), self.vector(f"{name}.bias"))
+
+    def layer(self, at: str, config: LayerConfig, place: Place) -> tuple[Sublayer, Sublayer]:
+        """Returns the mixer and the feed-forward of a layer, each with its norms."""
+        mixer = self._mixer(at, config.mixer, place)
+        feed_forward = self._feed_forward(at, config.feed_forward)
+        return self._sublayer(f"{at}attn", config, mixer), self._sublayer(f"{at}ffn", config, feed_forward)
+
+    def _mixer(self, at: str, config: Mixer, place: Place) -> Attention:
+        match config:
+            case AttentionConfig():
+                q, k, v, o = (self.linear(at + name) for name in "qkvo")
+                q_norm, k_norm = (self.norm(f"{at}{name}_norm", config.qk_norm) for name in "qk")
+                return Attention(config, place, q, k, v, o, q_norm, k_norm)
+
+    def _feed_forward(self, at: str, config: FeedForward) -> Dense:
+        match config:
+            case DenseConfig():
+                gate = self.linear(f"{at}gate") if config.gated else None
+                return Dense(config, gate, self.linear(f"{at}up"), self.linear(f"{at}down"))
+
+    def _sublayer(self, at: str, config: LayerConfig, kind: Attention | Dense) -> Sublayer:
+        norm = self.norm(f"{at}_norm", config.norm)
+        if config.norm_place == "post":
+            return Sublayer(kind, None, None, norm)
+        sandwich = config.norm_place == "sandwich"
+        return Sublayer(kind, norm, self.norm(f"{at}_post_norm", config.norm) if sandwich else None, None)
 
 
 def sinusoids(count: int, dim: int) -> Float32:

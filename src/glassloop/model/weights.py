@@ -1,8 +1,8 @@
-"""Finds each weight of a model among the tensors of a file, checks its shape, and brings it to our layout.
+"""Finds each weight of a model among the tensors of a file, checks its shape, and converts it to our layout.
 
-Every weight ends up as [out, in], with rotary halves side by side, fused matrices cut apart and norms as the
-plain factor, so that the forward pass has one case. A tensor that no weight asks for is an error too: it
-means that file and config do not belong together.
+Every weight becomes [out, in], with rotary halves side by side, fused matrices split and norms as the plain
+factor, so that the forward pass has one case. A tensor that is no weight of the model is an error too: file
+and config do not belong together.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 
 from glassloop.errors import ModelError
 from glassloop.model.config import ModelConfig
-from glassloop.model.families import GGUF_FUSED_LAYER, GGUF_LAYER, GGUF_TOP, Family, Part
+from glassloop.model.families import GGUF_FUSED_LAYER, GGUF_LAYER, GGUF_TOP, ModelFamily, Part
 from glassloop.ops.tensor import Tensor
 from glassloop.shown import printable
 
-# What checkpoints carry beside weights: old buffers, rotary tables, and the parts of models that see images.
+# What checkpoints hold besides weights: old buffers, rotary tables, and the parts of models that see images.
 _IGNORED = (
     r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|masked_bias|embed_positions\.weights|rope_freqs\.weight)$"
     r"|(model\.)?(vision_tower|multi_modal_projector)\."
@@ -35,7 +35,7 @@ _HF_PREFIXES = (
 
 
 class _Source(NamedTuple):
-    """Where the weights of one file come from: what they are called, and what brings them to our layout."""
+    """The tensors of one file, their names, and the function that converts one to our layout."""
 
     where: str
     tensors: Mapping[str, Tensor]
@@ -46,7 +46,7 @@ class _Source(NamedTuple):
 
 
 def weights_from_gguf(
-    where: str, family: Family, config: ModelConfig, tensors: Mapping[str, Tensor]
+    where: str, family: ModelFamily, config: ModelConfig, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     def adapt(name: str, tensor: Tensor) -> Tensor:
         kind = name.split(".")[-2]
@@ -59,7 +59,7 @@ def weights_from_gguf(
 
 
 def weights_from_safetensors(
-    where: str, family: Family, config: ModelConfig, tensors: Mapping[str, Tensor]
+    where: str, family: ModelFamily, config: ModelConfig, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     def adapt(name: str, tensor: Tensor) -> Tensor:
         if family.norms_from_zero and name.endswith("_norm.weight"):
@@ -67,7 +67,7 @@ def weights_from_safetensors(
         return tensor
 
     if family.transposed:
-        # Only the matrices of layers are stored as [in, out]; embeddings are looked up by row as everywhere.
+        # Only the matrices of layers are stored as [in, out], not the embeddings.
         matrices = {name for name, tensor in tensors.items() if ".c_" in name and len(tensor.shape) == 2}
         tensors = {name: t.transposed() if name in matrices else t for name, t in tensors.items()}
     return _collect(_Source(where, tensors, family.top, family.layer, _HF_PREFIXES, adapt), config)
@@ -96,7 +96,7 @@ def _collect(source: _Source, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def _find(source: _Source, name: str) -> tuple[str, Tensor]:
-    """The tensor behind one of our names, and what the file calls it."""
+    """Returns the file's name of one of our weights, and its tensor."""
     stem, _, suffix = name.rpartition(".")
     index, kind = "", stem
     if stem.startswith("layers."):
@@ -124,6 +124,6 @@ def _third(where: str, tensor: Tensor, part: Part) -> Tensor:
 
 
 def _halves_side_by_side(tensor: Tensor, head_dim: int) -> Tensor:
-    """Rows a0 b0 a1 b1 … of each head, as some GGUF files store them, to a0 a1 … b0 b1 …"""
+    """Reorders the rows of each head from a0 b0 a1 b1 …, as some GGUF files store them, to a0 a1 … b0 b1 …"""
     order = np.arange(tensor.shape[0]).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
     return tensor.rows(order)

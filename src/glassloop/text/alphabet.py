@@ -1,4 +1,4 @@
-"""The two ways in which vocabularies spell bytes that are not text of their own.
+"""The two ways in which vocabularies spell bytes.
 
 Byte-level BPE (GPT-2 and its descendants) writes each of the 256 bytes as one printable character, so that a
 space is `Ġ` and a newline `Ċ`. SentencePiece writes text as it is, a space as `▁`, and a byte that no piece
@@ -27,12 +27,12 @@ _BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def to_alphabet(data: bytes) -> str:
-    """Spell bytes in the byte-level alphabet: `b" a"` → `"Ġa"`."""
+    """Returns bytes spelled in the byte-level alphabet: `b" a"` → `"Ġa"`."""
     return data.decode("latin-1").translate(_TO_ALPHABET)
 
 
 def from_alphabet(piece: str) -> bytes | None:
-    """The bytes that a byte-level piece spells, or None when it uses a character outside the alphabet."""
+    """Returns the bytes that a byte-level piece spells, or None if a character is not in the alphabet."""
     word = piece.removeprefix(BYTE_CHARACTERS[0x20])
     if word.isascii() and word.isalnum():  # most are
         return (b" " if len(word) < len(piece) else b"") + word.encode()
@@ -43,18 +43,18 @@ def from_alphabet(piece: str) -> bytes | None:
 
 
 def byte_name(byte: int) -> str:
-    """`<0x0A>`, the name SentencePiece gives a byte."""
+    """Returns the name that SentencePiece gives a byte, such as `<0x0A>`."""
     return f"<0x{byte:02X}>"
 
 
 def named_byte(piece: str) -> int | None:
-    """The byte that `<0xNN>` names, or None when the piece is not such a name."""
+    """Returns the byte that `<0xNN>` names, or None if the piece is not such a name."""
     match = _BYTE_NAME.fullmatch(piece)
     return int(match[1], 16) if match else None
 
 
 def show_bytes(data: bytes) -> str:
-    """Bytes as text, where what is not valid UTF-8 is shown by name: `b" \\xf0\\x9f"` → `" <0xF0><0x9F>"`."""
+    """Returns bytes as text, with those that are not UTF-8 by name: `b" \\xf0\\x9f"` → `" <0xF0><0x9F>"`."""
     text = data.decode("utf-8", "surrogateescape")
     return "".join(byte_name(ord(c) - 0xDC00) if "\udc80" <= c <= "\udcff" else c for c in text)
 

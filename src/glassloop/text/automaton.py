@@ -1,7 +1,7 @@
 """An Aho–Corasick automaton: follows many patterns at once through a sequence of symbols (bytes, token ids).
 
-A state is the longest end of what was fed that begins a pattern. The automaton never changes once it is
-built, so branches and threads share it; a branch keeps only the number of its state.
+A state stands for the longest suffix of the input that begins a pattern. The automaton never changes once it
+is built, so branches and threads share it; a branch keeps only the number of its state.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 
 class Automaton:
-    """State 0 is the start. By state: `depth` is how many symbols of a pattern are there, `found` the longest
-    pattern that ends here (its place in the list, -1 for none), `fallback` the next shorter end that begins a
-    pattern.
+    """State 0 is the start. For each state, `depth` is the number of symbols matched, `found` the index of
+    the longest pattern that ends there (-1 for none), and `fallback` the state of the next shorter suffix
+    that begins a pattern.
 
-    All transitions are in one dictionary and the rest in arrays: about 150 bytes a symbol of the patterns.
+    All transitions are in one dictionary and the rest in arrays: about 150 bytes per symbol of the patterns.
     """
 
     def __init__(self, patterns: Iterable[Sequence[int]]) -> None:
@@ -26,7 +26,7 @@ class Automaton:
         for place, pattern in enumerate(patterns):
             self._add(pattern, place, levels)
         self.fallback = array("i", bytes(4 * len(self.depth)))
-        for level in levels:  # those of shorter ends first
+        for level in levels:  # shorter suffixes first
             self._link(level)
 
     def _add(self, pattern: Sequence[int], place: int, levels: list[list[int]]) -> None:

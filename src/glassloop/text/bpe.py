@@ -1,9 +1,9 @@
-"""Byte-pair encoding by `tokenizers`, built when a text asks for it and as large as that text needs.
+"""Byte-pair encoding by `tokenizers`, built when a text needs it and only as large as that text needs.
 
-Handing a vocabulary and its merges to the library takes a tenth of a second and more. But a token is a piece
-of the text, and so is everything that was merged on the way to it: for a short text, a model of the pieces
-that occur in it gives the same tokens at once. The whole model is built for the first long text, or when
-the short ones have come to cost as much.
+Giving a vocabulary and its merges to the library takes a tenth of a second or more. But a token is a
+substring of the text, and so is everything that was merged on the way to it: for a short text, a model of the
+pieces that occur in it gives the same tokens at once. The whole model is built for the first long text, or
+when the short ones have cost as much.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 
 Pair = tuple[str, str]
-# The merges, best first, that make one of these pieces; None asks for all there are.
+# Returns the merges, best first, that make one of these pieces; of all pieces for None.
 Merges = Callable[[Collection[str] | None], list[Pair]]
 
 _PATIENCE = 5  # how often the vocabulary is gone through for short texts before the whole model is built
 
 
 class BPE:
-    """The pipelines around one BPE model. `vocab` holds the text of literal tokens among the rest."""
+    """The pipelines around one BPE model. `vocab` includes the text of literal tokens."""
 
     space = " "
 
@@ -53,11 +53,11 @@ class BPE:
         self._words = words
         self._space_prefix = space_prefix
         self._ignore_merges = ignore_merges
-        self._byte_names = byte_names  # of the tokens that stand for bytes which no piece covers
+        self._byte_names = byte_names  # tokens for bytes that no piece covers
         self._special: list[str] = []
         self._user_defined: list[str] = []
         for token_id in vocabulary.literal_ids:
-            text = vocabulary.token_bytes(token_id).decode("utf-8", "replace")
+            text = vocabulary.text(token_id)
             if text and vocab.get(text) == token_id:  # else a later token has the same text
                 user_defined = vocabulary.kinds[token_id] == Kind.USER_DEFINED
                 (self._user_defined if user_defined else self._special).append(text)
@@ -69,7 +69,7 @@ class BPE:
     def for_text(self, text: str) -> Pipeline:
         cost = len(self._vocab) + len(text) * self._longest
         if cost > self._patience:
-            self._patience = 0  # once it is there, it is the cheaper way for every text
+            self._patience = 0  # once it is built, it is cheaper for every text
             return self._whole
         self._patience -= cost
         literals = [literal for literal in (*self._special, *self._user_defined) if literal in text]
@@ -120,8 +120,8 @@ class BPE:
             return backend
 
         plain = way_in([], self._user_defined, prefix)
-        # With a space prefix, decoding drops a space after each user-defined token. `bare` adds none, so for
-        # its bytes to come back it must not find such tokens either; their text is then spelled out.
+        # With a space prefix, decoding drops a space after each user-defined token. `bare` adds no space, so
+        # it must not find such tokens either, or its bytes would not come back; their text is spelled out.
         bare = plain if prefix is None else way_in([], [], None)
         return Pipeline(way_in(self._special, self._user_defined, prefix), plain, bare)
 

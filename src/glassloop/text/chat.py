@@ -1,7 +1,7 @@
-"""Chat templates: a conversation written out as the one text that the model was trained to read.
+"""Chat templates: they turn a conversation into the one text that the model was trained on.
 
 A template is a small Jinja program that comes with the model. `renderer` runs it in a process of its own,
-within limits; it is imported when the first template is rendered, and not before.
+within limits; it is imported when the first template is rendered.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from glassloop.files import read_at_most
 from glassloop.shown import shown
 from glassloop.text.template_limits import Limits
 
-# Stands at the end of the message to be continued while the template runs; the text is cut there. The space
-# at its end shows whether the template trims messages.
+# Appended to the message to be continued while the template runs; the text is cut there. Its trailing space
+# shows whether the template trims messages.
 _HERE = "\u2403continue-here\u2403 "
 
 
@@ -33,7 +33,7 @@ class ChatTemplate(NamedTuple):
 
     @classmethod
     def choose(cls, sources: Mapping[str, str], *, bos: str, eos: str, name: str) -> ChatTemplate | None:
-        """The template of a model that brings several, each with a name; None when there is none."""
+        """Returns the default template of a model with several, each with a name; None if it has none."""
         if not sources:
             return None
         source = sources.get("default") or next(iter(sources.values()))
@@ -54,10 +54,10 @@ class ChatTemplate(NamedTuple):
         return self._replace(source=self.variants[name], name=f"{self.name}.{name}", variants={})
 
     def warm(self) -> None:
-        """Starts the renderer in the background, so that the first conversation need not wait for it."""
+        """Starts the renderer in the background, so that the first conversation does not wait for it."""
 
         def start() -> None:
-            with suppress(TextError):  # whoever renders will be told
+            with suppress(TextError):  # the first rendering raises it
                 _renderer().warm(self.source, self.limits)
 
         Thread(target=start, name="chat template", daemon=True).start()
@@ -71,8 +71,9 @@ class ChatTemplate(NamedTuple):
         tools: Sequence[Any] | None = None,
         **extra: Any,
     ) -> str:
-        """The prompt. `continue_final` leaves the last message, the assistant's, open for the model to go on
-        with; `add_generation_prompt` opens a new one. `extra` names are seen by the template as they are."""
+        """Returns the prompt. `continue_final` leaves the last message, the assistant's, open for the model
+        to continue; `add_generation_prompt` opens a new one. `extra` are further variables of the
+        template."""
         checked = check_messages(messages)
         if continue_final:
             add_generation_prompt = False
@@ -82,20 +83,8 @@ class ChatTemplate(NamedTuple):
                     f"messages[{len(checked) - 1}] is to be continued: it must be text by the assistant"
                 )
             checked[-1] = {**final, "content": final["content"] + _HERE}
-        if tools is not None and "tool_use" in self.variants:
-            return self.variant("tool_use")._run(checked, add_generation_prompt, continue_final, tools, extra)
-        return self._run(checked, add_generation_prompt, continue_final, tools, extra)
-
-    def _run(
-        self,
-        messages: list[dict[str, Any]],
-        add_generation_prompt: bool,
-        continue_final: bool,
-        tools: Sequence[Any] | None,
-        extra: Mapping[str, Any],
-    ) -> str:
         values: dict[str, Any] = {
-            "messages": messages,
+            "messages": checked,
             "tools": tools,
             "documents": None,
             "bos_token": self.bos,
@@ -103,11 +92,13 @@ class ChatTemplate(NamedTuple):
             "add_generation_prompt": add_generation_prompt,
             **extra,
         }
+        has_own = tools is not None and "tool_use" in self.variants
+        template = self.variant("tool_use") if has_own else self
         try:
-            text = _renderer().render(self.source, values, self.limits)
+            text = _renderer().render(template.source, values, template.limits)
         except TextError as error:
-            raise TextError(f"{self.name}: {error}") from None
-        return _cut(self.name, text) if continue_final else text
+            raise TextError(f"{template.name}: {error}") from None
+        return _cut(template.name, text) if continue_final else text
 
 
 def _renderer() -> ModuleType:
@@ -127,8 +118,8 @@ def _cut(name: str, text: str) -> str:
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation as templates expect it: a role and text in each message. Parts in OpenAI's form
-    (`[{"type": "text", "text": "…"}]`) are joined, a line each."""
+    """Returns the conversation as templates expect it: a role and text in each message. OpenAI's lists of
+    parts (`[{"type": "text", "text": "…"}]`) are joined, one line each."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise TextError(f"messages must be a list of messages, not {type(messages).__name__}")
     if not messages:
@@ -149,7 +140,7 @@ def _check_message(where: str, message: object) -> dict[str, Any]:
             **message,
             "content": "\n".join(_part(f"{where}.content[{i}]", p) for i, p in enumerate(content)),
         }
-    if content is None and message.get("tool_calls"):  # a message that only calls tools says nothing
+    if content is None and message.get("tool_calls"):  # a message that only calls tools has no text
         return dict(message)
     raise TextError(f"{where}.content must be text or a list of text parts, not {_type(message, 'content')}")
 

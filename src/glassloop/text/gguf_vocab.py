@@ -1,7 +1,7 @@
-"""A tokenizer out of GGUF metadata, the `tokenizer.*` keys.
+"""Reads a tokenizer from GGUF metadata, the `tokenizer.*` keys.
 
 Two kinds of vocabulary are read: "gpt2" (byte-level BPE with merges, words cut as `tokenizer.ggml.pre` says)
-and "llama" (SentencePiece BPE with a score for each piece). A field means what llama.cpp takes it to mean.
+and "llama" (SentencePiece BPE with a score for each piece). Fields mean what they mean to llama.cpp.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from math import isnan
 from pathlib import Path
 
 from glassloop.errors import TextError
+from glassloop.fields import Fields
 from glassloop.shown import shown
 from glassloop.text.alphabet import SPACE_MARK, byte_name, named_byte
 from glassloop.text.bpe import BPE, Pair
@@ -24,8 +25,8 @@ from glassloop.text.vocabulary import Kind, Spelling, Vocabulary
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-# Files often name one end of text and leave out the end of a turn (or the other way round). A control token
-# with one of these names ends the text wherever it stands.
+# Files often name the end of text and leave out the end of a turn, or the other way round. A control token
+# with one of these names always ends the text.
 _END_NAMES = frozenset(
     {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>"}
 )
@@ -62,16 +63,13 @@ def read_gguf(metadata: Mapping[str, object], name: str) -> TokenizerParts:
 
     ends += [i for i in vocabulary.literal_ids if kinds[i] == Kind.CONTROL and pieces[i] in _END_NAMES]
     eos_ids = tuple(dict.fromkeys(i for i in ends if i is not None))
-    # A default is a wish: a file with no BOS simply has none to add. What the file asks for it must name.
+    # By default, BOS is added only if the file has one; a file that asks for BOS or EOS must name it.
     add_bos = fields.flag("add_bos_token", bos_by_default and bos is not None)
     add_eos = fields.flag("add_eos_token", False)
     if add_bos and bos is None:
         raise fields.error("add_bos_token", "is true, but there is no tokenizer.ggml.bos_token_id")
     if add_eos and ends[0] is None:
         raise fields.error("add_eos_token", "is true, but there is no tokenizer.ggml.eos_token_id")
-
-    def text_of(token_id: int | None) -> str:
-        return "" if token_id is None else vocabulary.token_bytes(token_id).decode("utf-8", "replace")
 
     return TokenizerParts(
         vocabulary,
@@ -81,7 +79,7 @@ def read_gguf(metadata: Mapping[str, object], name: str) -> TokenizerParts:
         before=(bos,) if add_bos and bos is not None else (),
         after=eos_ids[:1] if add_eos else (),
         space_prefix=SpacePrefix.ALWAYS if prefix else SpacePrefix.NEVER,
-        chat_template=_chat_template(fields, text_of(bos), text_of(ends[0])),
+        chat_template=_chat_template(fields, vocabulary.text(bos), vocabulary.text(ends[0])),
     )
 
 
@@ -113,8 +111,8 @@ def _sentencepiece(fields: _Fields, vocabulary: Vocabulary, pieces: list[str], p
     scores = fields.numbers("scores", len(pieces))
     if isnan(sum(scores)):
         raise fields.error("scores", "has a value that is not a number")
-    # The model's vocabulary writes a space as a space. So a "▁" in somebody's text is no piece of ours, and
-    # falls back to its bytes: it comes back as what it was.
+    # The model's vocabulary writes a space as a space. So a "▁" in a text is not a space: it falls back to
+    # its bytes, and decodes to what it was.
     texts = _replace_all(pieces, SPACE_MARK, " ")
     kinds, mergeable = vocabulary.kinds, (Kind.NORMAL, Kind.UNUSED)
     vocab = _vocab(pieces, texts, vocabulary)
@@ -135,8 +133,8 @@ def _sentencepiece(fields: _Fields, vocabulary: Vocabulary, pieces: list[str], p
 
 
 def _vocab(pieces: list[str], texts: list[str], vocabulary: Vocabulary) -> dict[str, int]:
-    """Text → id for the BPE model. Where two tokens have one text the last is used, as llama.cpp has it, but
-    a literal token goes before a normal one: it is found before anything is merged."""
+    """Returns text → id for the BPE model. If two tokens have the same text the last one is used, as in
+    llama.cpp, but a literal token comes before a normal one: it is found before anything is merged."""
     vocab = dict(zip(texts, range(len(texts)), strict=True))
     kinds = vocabulary.kinds
     for i in vocabulary.literal_ids:
@@ -159,7 +157,7 @@ def _is_text(piece: str) -> bool:
 
 
 def _replace_all(pieces: list[str], old: str, new: str) -> list[str]:
-    # One replace over all of them is several times faster than one for each, when there is a separator.
+    # One replace over all pieces, joined by a separator that none has, is several times faster.
     joined = "\0".join(pieces)
     if joined.count("\0") == len(pieces) - 1:
         return joined.replace(old, new).split("\0")
@@ -175,7 +173,7 @@ def _word_rule(fields: _Fields) -> WordRule:
 
 
 def _kinds(fields: _Fields, count: int, named: list[int]) -> list[int]:
-    if not fields.has("token_type"):
+    if fields.get("token_type") is None:
         kinds = [Kind.NORMAL] * count
         for token_id in named:
             kinds[token_id] = Kind.CONTROL
@@ -190,49 +188,36 @@ def _kinds(fields: _Fields, count: int, named: list[int]) -> list[int]:
 
 def _chat_template(fields: _Fields, bos: str, eos: str) -> ChatTemplate | None:
     sources: dict[str, str] = {}
-    for key, value in fields.metadata.items():
+    for key, value in fields.values.items():
         if key == _TEMPLATE or key.startswith(f"{_TEMPLATE}."):
             if not isinstance(value, str):
-                raise TextError(f"{fields.name}: {key} is a {type(value).__name__}; text is expected")
+                raise TextError(f"{fields.where}: {key} is a {type(value).__name__}; text is expected")
             sources[key[len(_TEMPLATE) + 1 :] or "default"] = value
     return ChatTemplate.choose(sources, bos=bos, eos=eos, name=f"{fields.short_name}: {_TEMPLATE}")
 
 
-class _Fields:
-    """The `tokenizer.ggml.*` values, each checked for its type where it enters."""
+class _Fields(Fields):
+    """The `tokenizer.ggml.*` values, each checked for its type where it is read."""
 
     def __init__(self, metadata: Mapping[str, object], name: str) -> None:
-        self.metadata = metadata
-        self.name = name
-        # What errors of a request say: those who send requests need not know where files are.
+        super().__init__(name, metadata, _PREFIX, TextError)
+        # For errors of a request: a client need not know where files are.
         self.short_name = Path(name).name.removesuffix(".gguf")
 
-    def error(self, key: str, what: str) -> TextError:
-        return TextError(f"{self.name}: {_PREFIX}{key} {what}")
-
-    def has(self, key: str) -> bool:
-        return self.metadata.get(_PREFIX + key) is not None
-
-    def _get(self, key: str) -> object:
-        value = self.metadata.get(_PREFIX + key)
+    def _required(self, key: str, default: object = None) -> object:
+        value = self.get(key, default)
         if value is None:
             raise self.error(key, "is missing")
         return value
 
     def string(self, key: str, default: str | None = None) -> str:
-        value = default if default is not None and not self.has(key) else self._get(key)
+        value = self._required(key, default)
         if not isinstance(value, str):
             raise self.error(key, f"is a {type(value).__name__}; text is expected")
         return value
 
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._get(key) if self.has(key) else default
-        if not isinstance(value, bool):
-            raise self.error(key, f"is {shown(value)}; true or false is expected")
-        return value
-
     def strings(self, key: str) -> list[str]:
-        value = self._get(key)
+        value = self._required(key)
         if not isinstance(value, list) or set(map(type, value)) - {str}:
             raise self.error(key, "is not a list of texts")
         return value
@@ -244,7 +229,7 @@ class _Fields:
         return numbers  # type: ignore[return-value]  # just seen
 
     def numbers(self, key: str, count: int) -> list[float]:
-        value = self._get(key)
+        value = self._required(key)
         numbers = value.tolist() if hasattr(value, "tolist") else value
         if not isinstance(numbers, list) or set(map(type, numbers)) - {int, float}:
             raise self.error(key, "is not a list of numbers")
@@ -255,11 +240,11 @@ class _Fields:
         return numbers
 
     def token_id(self, key: str, count: int) -> int | None:
-        if not self.has(key):
+        value = self.get(key)
+        if value is None:
             return None
-        value = self._get(key)
         try:
-            token_id = operator.index(value)  # type: ignore[arg-type]
+            token_id = operator.index(value)
         except TypeError:
             raise self.error(key, f"is {shown(value)}; a token id is expected") from None
         if not 0 <= token_id < count:

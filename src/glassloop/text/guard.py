@@ -1,8 +1,8 @@
-"""Keeps what people write in a conversation from becoming special tokens.
+"""Keeps the contents of messages from becoming special tokens.
 
 Only the template's own text may be a special token. Before a template runs, each text of a message that
 spells a special token, or could be part of one together with the text around it, gets marks: characters that
-nobody else uses. Afterwards the rendered text is cut at the marks, so that the two sides are never encoded
+no message contains. Afterwards the rendered text is cut at the marks, so that the two sides are never encoded
 together. Texts that need no mark are left as they are.
 """
 
@@ -17,7 +17,7 @@ from glassloop.errors import TextError
 
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # Unicode keeps these free for uses like this one
 _MARK = re.compile(f"[{_MARKS[0]}-{_MARKS[-1]}]")
-# Keys, roles and types that templates look at. They say nothing, so they are never marked.
+# Keys, roles and types that templates compare with. They are never marked.
 _NAMES = frozenset(
     (
         *("role", "content", "name", "type", "text", "tool_calls", "tool_call_id", "id", "arguments"),
@@ -30,12 +30,13 @@ _MOST_JOINED = 1 << 20
 
 
 class Marks(NamedTuple):
-    cut: str  # what stands before it and what stands after it are not encoded together
-    quote: str  # the character after it is text, and encoded alone
+    cut: str  # the texts before and after it are not encoded together
+    quote: str  # the next character is text, and encoded alone
 
 
 class Guard:
-    """`fold` is what the tokenizer does to a text before it looks for special tokens, if it does anything."""
+    """Marks special tokens in messages. `fold` is the tokenizer's normalizer, if it looks for special tokens
+    in normalized text."""
 
     def __init__(self, specials: Collection[str], fold: Callable[[str], str] | None = None) -> None:
         folded = {fold(text) for text in specials} if fold else set()
@@ -44,8 +45,8 @@ class Guard:
         self._backwards = sorted(text[::-1] for text in self._specials)
         self._longest = max(map(len, self._specials), default=0)
         self._joined = "\0".join(self._specials)
-        # Those that do not begin with another one. At any place of a text at most one of them begins: the
-        # last in order that is not greater than the text from there on.
+        # Those that do not begin with another one. At most one of them begins at any place of a text: the
+        # last in sorted order that is not greater than the rest of the text.
         self._shortest: list[str] = []
         for text in self._specials:
             if not self._shortest or not text.startswith(self._shortest[-1]):
@@ -53,7 +54,7 @@ class Guard:
         self._first, self._last = (_any_of({text[i] for text in self._specials}) for i in (0, -1))
 
     def protect(self, value: Any) -> tuple[Any, Marks]:
-        """Returns messages or tools with marks where they are needed, and the marks."""
+        """Returns messages or tools with marks where needed, and the marks."""
         used: set[str] = set()
         try:
             _collect(value, used)
@@ -66,7 +67,7 @@ class Guard:
             raise TextError("messages or tools are nested too deeply") from None
 
     def first_place(self, text: str) -> int:
-        """Where the first special token of a text begins; the text's length if there is none."""
+        """Returns where the first special token of a text begins; the text's length if there is none."""
         return next((place for place, _ in self._places(text)), len(text))
 
     def _walk(self, value: Any, marks: Marks) -> Any:
@@ -113,7 +114,7 @@ class Guard:
         return marked
 
     def _places(self, text: str) -> Iterator[tuple[int, int]]:
-        """Wherever a special token begins: the place, and the size of the shortest that begins there."""
+        """Yields each place where a special token begins, with the size of the shortest one."""
         for found in self._first.finditer(text):
             rest = text[found.start() : found.start() + self._longest]
             index = bisect_right(self._shortest, rest) - 1
@@ -121,23 +122,23 @@ class Guard:
                 yield found.start(), len(self._shortest[index])
 
     def _begins_one(self, text: str) -> bool:
-        """Whether the text's end is the beginning of a special token."""
+        """Tells whether a suffix of the text begins a special token."""
         candidates = self._first.finditer(text, max(0, len(text) - self._longest + 1))
         return any(_continues(text[found.start() :], self._specials) for found in candidates)
 
     def _ends_one(self, text: str) -> bool:
-        """Whether the text's beginning is the end of a special token."""
+        """Tells whether a prefix of the text ends a special token."""
         candidates = self._last.finditer(text, 0, max(0, self._longest - 1))
         return any(_continues(text[: found.end()][::-1], self._backwards) for found in candidates)
 
     def _is_inside_one(self, text: str) -> bool:
-        # Of very many special tokens every short text is held to be inside one: nothing is lost by a cut.
+        # With very many special tokens every short text is assumed to be inside one: a cut does no harm.
         short = len(text) < self._longest
         return short and (len(self._joined) > _MOST_JOINED or text in self._joined)
 
 
 def _continues(beginning: str, ordered: list[str]) -> bool:
-    """Whether one of the texts begins so and goes on."""
+    """Tells whether one of the sorted texts begins with `beginning` and is longer."""
     index = bisect_right(ordered, beginning)
     return index < len(ordered) and ordered[index].startswith(beginning)
 

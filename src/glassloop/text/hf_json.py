@@ -1,8 +1,8 @@
-"""A tokenizer out of a folder with `tokenizer.json`, and what its neighbours say about it.
+"""Reads a tokenizer from a folder with `tokenizer.json` and the files that go with it.
 
-`tokenizers` runs the file as it stands, normalizer and all. What is read here is how its pieces spell bytes,
-which tokens stand around a text, and where a text ends; `tokenizer_config.json`, `special_tokens_map.json`,
-`generation_config.json` and `chat_template.jinja` are used where they exist.
+`tokenizers` runs the file as it is, normalizer included. What is read here is how its pieces spell bytes,
+which tokens are added around a text, and which tokens end one; `tokenizer_config.json`,
+`special_tokens_map.json`, `generation_config.json` and `chat_template.jinja` are used if they exist.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from glassloop.text.vocabulary import Kind, Spelling, Vocabulary
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
-_LARGEST_ID = 1 << 22  # ids are places in a list; a file that names a larger one is not a vocabulary
-_MOST_BYTES, _MOST_OF_OTHERS = 256_000_000, 10_000_000  # of tokenizer.json, and of what goes with it
+_LARGEST_ID = 1 << 22  # ids are indices of a list; a file with a larger one is not a vocabulary
+_MOST_BYTES, _MOST_OF_OTHERS = 256_000_000, 10_000_000  # of tokenizer.json and of each other file
 
 
 def read_json_folder(folder: Path, rows: int | None = None) -> TokenizerParts:
@@ -68,15 +68,12 @@ def read_json_folder(folder: Path, rows: int | None = None) -> TokenizerParts:
     before, after = _around(path, parsing, len(vocabulary))
     if bos is None and len(before) == 1:
         bos = before[0]
-    # Where the config states it, the config decides; else the file's own post-processor does.
+    # tokenizer_config.json decides if it says; otherwise the file's own post-processor does.
     if isinstance(config.get("add_bos_token"), bool) and bos is not None:
         before = (bos,) if config["add_bos_token"] else ()
     if isinstance(config.get("add_eos_token"), bool) and eos is not None:
         after = (eos,) if config["add_eos_token"] else ()
     ends = [*([eos] if eos is not None else []), *_generation_ends(folder, generation, len(vocabulary))]
-
-    def text_of(token_id: int | None) -> str:
-        return "" if token_id is None else vocabulary.token_bytes(token_id).decode("utf-8", "replace")
 
     plain = _without_special(parsing)
     return TokenizerParts(
@@ -88,7 +85,7 @@ def read_json_folder(folder: Path, rows: int | None = None) -> TokenizerParts:
         after=after,
         space_prefix=_space_prefix(parts),
         exact=not states[0],
-        chat_template=_chat_template(folder, config, text_of(bos), text_of(eos)),
+        chat_template=_chat_template(folder, config, vocabulary.text(bos), vocabulary.text(eos)),
         fold=_fold(parsing),
     )
 
@@ -108,7 +105,7 @@ def _backend(path: Path) -> Backend:
 
 
 def _flat(state: Any) -> Iterator[dict[str, Any]]:
-    """The components of a normalizer, pre-tokenizer or decoder, where a Sequence is those inside it."""
+    """Yields the components of a normalizer, pre-tokenizer or decoder, with those inside a Sequence."""
     if isinstance(state, dict):
         for key in ("normalizers", "pretokenizers", "decoders"):
             for inner in state.get(key) or ():
@@ -138,8 +135,8 @@ def _check_patterns(path: Path, parts: list[dict[str, Any]]) -> None:
 
 
 def _within(parsing: Backend, rows: int) -> Backend:
-    """The same without the added tokens that the model has no row for. (Models for text alone share their
-    tokenizer.json with others that have a few tokens more.)"""
+    """Returns the tokenizer without the added tokens that the model has no row for. (Text-only models share
+    their tokenizer.json with models that have a few more tokens.)"""
     added = sorted(parsing.get_added_tokens_decoder().items())
     kept = [(token_id, token) for token_id, token in added if token_id < rows]
     if len(kept) == len(added):
@@ -151,7 +148,7 @@ def _within(parsing: Backend, rows: int) -> Backend:
 
 
 def _rebuilt(backend: Backend, added: list[tuple[int, Any]]) -> Backend:
-    """The same model with these added tokens."""
+    """Returns a tokenizer of the same model with these added tokens."""
     from tokenizers import Tokenizer as Backend
 
     made = Backend(backend.model)
@@ -183,8 +180,8 @@ def _vocabulary(path: Path, backend: Backend, spelling: Spelling) -> Vocabulary:
 
 
 def _without_special(parsing: Backend) -> Backend:
-    """The same model with special tokens left alone in text. (`encode_special_tokens` is the library's switch
-    for that, and belongs to the object: it is set once, here, and not per call.)"""
+    """Returns a tokenizer of the same model that treats special tokens in a text as text. (The library's
+    switch for that, `encode_special_tokens`, belongs to the object, so it is set once and not per call.)"""
     from tokenizers import Tokenizer as Backend
 
     added = sorted(parsing.get_added_tokens_decoder().items())
@@ -198,7 +195,7 @@ def _without_special(parsing: Backend) -> Backend:
 
 
 def _fold(backend: Backend) -> Callable[[str], str] | None:
-    """The normalizer, where the file has special tokens looked for in normalized text."""
+    """Returns the normalizer if the file looks for special tokens in normalized text, else None."""
     added = backend.get_added_tokens_decoder().values()
     if backend.normalizer is None or not any(token.special and token.normalized for token in added):
         return None
@@ -207,7 +204,7 @@ def _fold(backend: Backend) -> Callable[[str], str] | None:
 
 
 def _around(path: Path, backend: Backend, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the post-processor puts before and after a text, seen on one."""
+    """Returns the tokens that the post-processor puts before and after a text, found by encoding one."""
     try:
         inside = backend.encode("a", add_special_tokens=False).ids
         whole = backend.encode("a", add_special_tokens=True).ids

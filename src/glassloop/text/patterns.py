@@ -1,8 +1,8 @@
-"""Which regular expressions of a tokenizer.json are run.
+"""Decides which regular expressions of a tokenizer.json are safe to run.
 
-The expressions that cut text into words come with the file, and run on every text that anyone sends. The
+The expressions that cut text into words come with the file, and run on the text of every request. The
 library's engine backtracks: a repeat inside a repeat can take time exponential in the text. No tokenizer
-needs one, so such expressions are refused, and those with many repeats in a row.
+needs one, so such expressions are refused, and so are those with many repeats in a row.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 _LONGEST = 20_000
-_MOST_REPEATS = 8  # in one alternative, where an optional part counts one and others two; GPT-4o has six
+_MOST_REPEATS = 8  # in one alternative: an optional part counts one, others two; GPT-4o has six
 _ITEM = re.compile(
     r"""(?P<reference>\\[1-9kg])
     | (?P<atom>\\[pP]\{[^}]*\} | \\x\{[^}]*\} | \\.)
@@ -25,7 +25,7 @@ _ITEM = re.compile(
 
 @dataclass
 class _Group:
-    """How many repeats the current alternative of a group has, and the one with most."""
+    """The repeats in the current alternative of a group, and in the one with most."""
 
     now: int = 0
     most: int = 0
@@ -33,7 +33,7 @@ class _Group:
 
 
 def complaint(pattern: str) -> str | None:
-    """What is wrong with an expression, or None."""
+    """Returns what is wrong with an expression, or None."""
     if len(pattern) > _LONGEST:
         return f"has {len(pattern)} characters; at most {_LONGEST} are expected"
     groups, last = [_Group()], _Group()
@@ -60,7 +60,7 @@ def complaint(pattern: str) -> str | None:
             if times is None and (last.most or last.alternatives > 1):
                 return "repeats what can be matched in several ways"
             groups[-1].now += last.most * ((times or 1) - 1) + _choices(found[0])
-            last = _Group(most=1)  # a repeat of it is one of a repeat
+            last = _Group(most=1)  # to repeat it would be a repeat of a repeat
         groups[-1].most = max(groups[-1].most, groups[-1].now)
         if groups[-1].most > _MOST_REPEATS:
             return "has too many repeats in a row"
@@ -70,7 +70,7 @@ def complaint(pattern: str) -> str | None:
 
 
 def _times(repeat: str) -> int | None:
-    """How often at most, where that is once or a fixed number; None for any other quantifier."""
+    """Returns how often a quantifier repeats, if that is at most once or a fixed number, else None."""
     if repeat[0] == "?":
         return 1
     least, comma, most = repeat.rstrip("?+")[1:-1].partition(",")
@@ -78,12 +78,12 @@ def _times(repeat: str) -> int | None:
 
 
 def _choices(repeat: str) -> int:
-    """What a quantifier counts among the repeats in a row."""
+    """Returns how much a quantifier counts among the repeats in a row."""
     return 1 if repeat[0] == "?" else 0 if _times(repeat) is not None else 2
 
 
 def _end_of_class(pattern: str, place: int) -> int:
-    """Behind the character class that begins here. Classes may hold classes."""
+    """Returns the place after the character class that begins here. Classes may be nested."""
     depth = 0
     while place < len(pattern):
         if pattern[place] == "\\":

@@ -1,4 +1,4 @@
-"""The tokens of a vocabulary as people read them."""
+"""The readable text of each token of a vocabulary."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from glassloop.text.tokenizer import Tokenizer
 
 
 class Pieces(dict[int, str]):
-    """Token id → its text by itself; made when it is first asked for, and kept. It holds the tokenizer alone,
-    so that whatever holds it keeps no model alive."""
+    """Maps a token id to its text; made at first use and kept. It refers to the tokenizer alone, so that an
+    object that holds it keeps no model alive."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,7 +1,7 @@
-"""The `tokenizers` objects behind a tokenizer, and what every loader hands over with them.
+"""The `tokenizers` objects behind a tokenizer, and what every reader returns with them.
 
-A model has three ways in, which differ in what they look for before they merge. They are never changed once
-built, so any number of threads may encode at once.
+A tokenizer encodes in three ways, which differ in the tokens that they look for before they merge. The
+objects never change once built, so any number of threads may encode at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SpacePrefix(Enum):
-    """Where a space is put in front of text before it is encoded (and dropped again by decoding)."""
+    """Where a space is put in front of text before it is encoded, and dropped again by decoding."""
 
     NEVER = "never"
     FIRST = "first"  # at the start of the text, where a BOS may stand before it
@@ -31,21 +31,21 @@ class SpacePrefix(Enum):
 class Pipeline(NamedTuple):
     parsing: Backend  # the text of a special token becomes that token
     plain: Backend  # the text of a special token is text; user-defined tokens are still found
-    bare: Backend  # as `plain`, for text that continues other text: no space is put in front
+    bare: Backend  # like `plain`, for text that continues other text: no space in front
 
 
 WayIn = Literal["parsing", "plain", "bare"]
 
 
 class Model(Protocol):
-    """What turns text into tokens. `BPE` builds its pipelines as they are needed, `Ready` has one."""
+    """Turns text into tokens. `BPE` builds its pipelines when they are needed, `Ready` has one."""
 
     @property
     def space(self) -> str:
-        """How the vocabulary writes a space, "▁" or " "; byte-level ones do not ask."""
+        """How the vocabulary writes a space, "▁" or " "; not used for byte-level ones."""
 
     def for_text(self, text: str) -> Pipeline:
-        """The ways in for this text."""
+        """Returns the pipeline to encode this text with."""
 
     def token_to_id(self, piece: str) -> int | None: ...
 
@@ -63,36 +63,36 @@ class Ready(NamedTuple):
 
 
 class TokenizerParts(NamedTuple):
-    """All that a `Tokenizer` is made of."""
+    """What a `Tokenizer` is made of."""
 
     vocabulary: Vocabulary
     model: Model
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
-    before: tuple[int, ...] = ()  # put before an encoded text when special tokens are asked for
+    before: tuple[int, ...] = ()  # put before an encoded text if special tokens are to be added
     after: tuple[int, ...] = ()
     space_prefix: SpacePrefix = SpacePrefix.NEVER
     exact: bool = True  # encoding keeps every byte (no normalizer that rewrites text)
     chat_template: ChatTemplate | None = None
-    # What happens to text before special tokens are looked for, where it is not looked at as it stands.
+    # The normalizer, if special tokens are looked for in normalized text.
     fold: Callable[[str], str] | None = None
 
 
 def raise_unless_from_library(error: BaseException) -> None:
-    """Raises what is not an error of the `tokenizers` library. A panic in it (as of a regular expression that
-    takes too many steps) is an exception of its own kind, which is no `Exception`."""
+    """Raises the error again unless it comes from the `tokenizers` library. A panic there, such as a regular
+    expression that takes too many steps, is a BaseException of its own class."""
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error
 
 
 def first_line(error: BaseException) -> str:
-    """The message of somebody else's exception, cut down to one line of our own errors."""
+    """Returns the message of a library's exception, cut to one line."""
     lines = str(error).strip().splitlines()
     return printable(lines[0], 300) if lines else type(error).__name__
 
 
 def component_state(component: object) -> Any:
-    """A `tokenizers` component as the JSON it is saved as; None for none."""
+    """Returns the JSON that a `tokenizers` component is saved as; None for None."""
     if component is None:
         return None
     state = component.__getstate__()

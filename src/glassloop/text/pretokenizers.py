@@ -1,7 +1,7 @@
-"""How text is cut into words before byte-level BPE, by the names that GGUF and tiktoken give the rules.
+"""The rules that cut text into words before byte-level BPE, by the names that GGUF and tiktoken give them.
 
-Each rule is data: patterns that run one after the other, every match and every gap a piece of its own, and
-two habits that come with the name. Byte pairs are merged inside such a piece, never across two.
+Each rule is data: patterns that run one after the other, where every match and every gap is a word, and two
+settings. Byte pairs are merged inside a word, never across two.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 
 class WordRule(NamedTuple):
     patterns: tuple[str, ...]
-    ignore_merges: bool = (
-        False  # a whole word that is in the vocabulary is that token, however it would merge
-    )
-    add_bos: bool = False  # when the file does not say
+    ignore_merges: bool = False  # a word that is in the vocabulary is that token, however it would merge
+    add_bos: bool = False  # if the file does not say
 
     def build(self) -> PreTokenizer:
         from tokenizers import Regex, pre_tokenizers

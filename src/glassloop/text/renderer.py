@@ -1,8 +1,8 @@
 """Renders chat templates in worker processes, so that a hostile template costs a bounded time and memory.
 
-A template arrives inside a model file and is a program. `template_worker.py` runs it under the limits of the
-operating system; this side waits for the answer no longer than `Limits` says, and ends the worker otherwise.
-A worker serves one template and stays for the next rendering: templates cannot affect each other.
+A template comes with a model file and is a program. `template_worker.py` runs it under limits of the
+operating system; this side waits for the answer as long as `Limits` says, and then ends the worker. A worker
+serves one template and stays for the next rendering, so templates cannot affect each other.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from glassloop.text.template_worker import ENDED, TEXT
 _SCRIPT = Path(__file__).with_name("template_worker.py")
 _KEPT_VARIABLES = ("TZ", "LD_LIBRARY_PATH")  # for `strftime_now`, and for Python itself to start
 _NOT_STARTED = "the process that renders it cannot be started"
-_SECONDS_TO_START = 60.0  # of a busy machine; the template has not been seen then
+_SECONDS_TO_START = 60.0  # on a busy machine; the template does not run yet
 _MOST_WORKERS = 4
-_MOST_OF_ONE = 2  # renderings of one template at a time: a slow one leaves workers to the others
+_MOST_OF_ONE = 2  # renderings of one template at a time, so that a slow one leaves workers to others
 
 
 def render(source: str, values: Mapping[str, Any], limits: Limits) -> str:
@@ -71,7 +71,7 @@ class _Worker:
 
     def __init__(self, source: str, limits: Limits) -> None:
         self.serves = (source, limits)
-        self.ready = False  # for the next rendering
+        self.ready = False  # to render
         self._seconds, self._most = limits.seconds, 4 * limits.text + 4096  # bytes of an answer
         env = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         try:
@@ -81,23 +81,19 @@ class _Worker:
             raise TextError(f"{_NOT_STARTED}: {reason}") from None
         setup = asdict(limits) | {"source": source, "path": [str(Path(path).absolute()) for path in sys.path]}
         try:
-            deadline = time.monotonic() + _SECONDS_TO_START
-            self._send(json.dumps(setup).encode(), deadline)
-            if self._receive(deadline) is None:
+            if self._receive(time.monotonic() + _SECONDS_TO_START, json.dumps(setup).encode()) is None:
                 raise TextError(_NOT_STARTED)
-            self._answer(time.monotonic() + limits.seconds)  # to the compilation
+            self._answer()  # to the compilation
         except BaseException:
             self.child.end()
             raise
 
     def render(self, values: bytes) -> str:
         self.ready = False
-        deadline = time.monotonic() + self._seconds
-        self._send(values, deadline)
-        return self._answer(deadline)
+        return self._answer(values)
 
-    def _answer(self, deadline: float) -> str:
-        answer = self._receive(deadline)
+    def _answer(self, data: bytes | None = None) -> str:
+        answer = self._receive(time.monotonic() + self._seconds, data)
         if answer is None:
             raise TextError(self._cause_of_death())
         status, text = answer[0], answer[1:].decode("utf-8", "surrogatepass")
@@ -105,6 +101,17 @@ class _Worker:
         if status != TEXT:
             raise TextError(text)
         return text
+
+    def _receive(self, deadline: float, data: bytes | None) -> bytes | None:
+        """Returns the next message of the worker, after sending it some data; None if it has ended."""
+        try:
+            if data is not None:
+                self.child.send(data, deadline)
+            return self.child.receive(deadline, self._most)
+        except TimeoutError:
+            raise TextError(self._too_slow()) from None
+        except ValueError:
+            raise TextError("makes too long a text") from None
 
     def _cause_of_death(self) -> str:
         code = self.child.wait()
@@ -115,20 +122,6 @@ class _Worker:
     def _too_slow(self) -> str:
         return f"takes more than {self._seconds:g} seconds"
 
-    def _send(self, data: bytes, deadline: float) -> None:
-        try:
-            self.child.send(data, deadline)
-        except TimeoutError:
-            raise TextError(self._too_slow()) from None
-
-    def _receive(self, deadline: float) -> bytes | None:
-        try:
-            return self.child.receive(deadline, self._most)
-        except TimeoutError:
-            raise TextError(self._too_slow()) from None
-        except ValueError:
-            raise TextError("makes too long a text") from None
-
 
 class _Pool:
     """The workers of all templates. Threads share it."""
@@ -136,7 +129,7 @@ class _Pool:
     def __init__(self) -> None:
         self._changed = Condition()
         self._workers: set[_Worker] = set()
-        self._idle: list[_Worker] = []  # the one that has waited longest is first
+        self._idle: list[_Worker] = []  # idle longest first
         self._busy: Counter[tuple[str, Limits]] = Counter()  # renderings of each template
 
     def render(self, source: str, limits: Limits, values: bytes | None) -> str:
@@ -153,7 +146,7 @@ class _Pool:
             self._give_back(source, limits, worker)
 
     def _take(self, source: str, limits: Limits) -> _Worker | None:
-        """An idle worker of this template, or None and the right to start one."""
+        """Returns an idle worker of this template, or None if the caller is to start one."""
         serves, surplus = (source, limits), None
         with self._changed:
             self._changed.wait_for(
@@ -167,7 +160,7 @@ class _Pool:
                 surplus = self._idle.pop(0)
         if surplus is not None:
             self._end(surplus)
-        if worker is not None and not worker.child.alive():  # somebody ended it
+        if worker is not None and not worker.child.alive():  # it was killed
             self._end(worker)
             return None
         return worker
@@ -193,7 +186,7 @@ class _Pool:
             self._end(worker)
 
     def forget(self) -> None:
-        """In a fork of this process, the workers are the parent's, and its lock may have been held."""
+        """Starts afresh in a fork of this process: the workers are the parent's, and the lock may be held."""
         self.__init__()  # type: ignore[misc]
 
 

@@ -1,8 +1,7 @@
-"""Stop strings, looked for in the byte stream of a branch: between the tokens and the reader.
+"""Stop strings, searched in the byte stream of a branch.
 
-Bytes that could still become a stop string are held back, so nothing of one is ever given out, wherever the
-borders of tokens and characters fall. All strings are followed at once, so ten thousand cost no more per byte
-than one.
+Bytes that could still become a stop string are held back, so no part of one is ever given out, wherever
+tokens and characters end. All strings are matched at once, so ten thousand cost no more per byte than one.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from glassloop.text.automaton import Automaton
 
 
 class Fed(NamedTuple):
-    """What became certain with some bytes."""
+    """The result of feeding some bytes."""
 
-    data: bytes  # may be given out
-    stop: str | None = None  # the stop string that ended it; what was fed after it is dropped
+    data: bytes  # that may be given out
+    stop: str | None = None  # the stop string that ended the text; bytes after it are dropped
 
 
 class StopStrings(Automaton):
-    """The stop strings of one request. Bytes as deep as the state must be held back."""
+    """The stop strings of one request. As many bytes as the state is deep must be held back."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = strings
@@ -34,7 +33,7 @@ class StopStrings(Automaton):
 
 
 class StopStream:
-    """One branch's way through the strings."""
+    """The search for stop strings in one branch."""
 
     def __init__(self, strings: StopStrings, include_stop: bool = False) -> None:
         self._strings = strings
@@ -43,8 +42,8 @@ class StopStream:
         self._held = b""
 
     def feed(self, data: bytes, may_stop: bool = True) -> Fed:
-        """The bytes that are now certain. The first string to be complete ends it; of two that are complete
-        with the same byte, the longer. With `may_stop` false a string is let through like any text."""
+        """Returns the bytes that may be given out. The first complete string ends the text; of two that end
+        with the same byte, the longer. With `may_stop` false stop strings are text like any other."""
         held = self._held + data
         strings, state = self._strings, self._state
         for place, byte in enumerate(data, len(self._held) + 1):
@@ -61,6 +60,6 @@ class StopStream:
         return Fed(held[:certain])
 
     def flush(self) -> bytes:
-        """The end: what was held back was no stop string. The stream is then as new."""
+        """Returns what was held back at the end of the text, and resets the stream."""
         held, self._held, self._state = self._held, b"", 0
         return held

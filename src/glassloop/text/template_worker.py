@@ -1,15 +1,14 @@
-"""Renders one chat template, as a process of its own with hard limits on memory, time and files.
+"""Renders one chat template in a process of its own, with hard limits on memory, time and files.
 
 `renderer.py` starts this file as a script and talks to it by the messages of `child.py`: first the set-up,
-then the values of each rendering, all of them JSON. An answer is a status, one byte, and text. It imports
-Jinja and the standard library alone, so that it starts quickly.
+then the values of each rendering, both as JSON. An answer is a status of one byte, and text. It imports only
+Jinja and the standard library, so that it starts quickly.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import struct
 import sys
@@ -25,7 +24,7 @@ def _serve() -> None:
     sys.path[:] = setup["path"]
     environment = _environment()
     _set_limits(setup["memory"])
-    _answer(TEXT, "")  # what comes from here on is the template's doing
+    _answer(TEXT, "")  # from here on, failures are the template's
 
     seconds, most = setup["seconds"], setup["text"]
     status, template = _attempt(seconds, environment.from_string, setup["source"])
@@ -39,7 +38,7 @@ def _serve() -> None:
 
 
 def _attempt(seconds: float, work: Callable[..., Any], *arguments: Any) -> tuple[int, Any]:
-    """The status, and what the work returns or why it failed."""
+    """Returns a status, and the result of the work or the reason why it failed."""
     _allow_time(seconds)
     try:
         return TEXT, work(*arguments)
@@ -47,7 +46,7 @@ def _attempt(seconds: float, work: Callable[..., Any], *arguments: Any) -> tuple
         return ENDED, "needs too much memory"
     except RecursionError:
         return FAILED, "is nested too deeply"
-    except Exception as error:  # a template is a program, and can fail in every way that Python has
+    except Exception as error:  # a template is a program, and can raise anything
         return FAILED, _describe(error)
 
 
@@ -78,7 +77,7 @@ def _describe(error: Exception) -> str:
 
 
 def _set_limits(memory: int) -> None:
-    """No files, no processes, and no more address space than `memory`."""
+    """Forbids files and processes, and limits the address space to `memory` bytes."""
     for limit, most in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_NOFILE, 3),  # stdin, stdout and stderr, which are open
@@ -90,27 +89,27 @@ def _set_limits(memory: int) -> None:
 
 
 def _allow_time(seconds: float) -> None:
-    """The parent keeps the time. Should it die, the CPU seconds end a rendering that does not."""
+    """Limits CPU time. The parent ends a slow rendering itself; this one holds if the parent has died."""
     spent = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(spent.ru_utime + spent.ru_stime + seconds) + 2
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
 
 
 def _environment() -> Any:
-    """Jinja's sandbox as chat templates expect it. Whatever a template can need is imported here: files
-    cannot be opened later."""
+    """Returns Jinja's sandbox as chat templates expect it. All that a template can need is imported here:
+    files cannot be opened later."""
     from datetime import datetime
 
-    import jinja2.debug  # noqa: F401  # of every error
+    import jinja2.debug  # noqa: F401  # used by every error
     from jinja2 import nodes
-    from jinja2.exceptions import SecurityError, TemplateRuntimeError
+    from jinja2.exceptions import TemplateRuntimeError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
     from jinja2.runtime import Undefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}…{% endgeneration %}` marks the model's own words for training: the words."""
+        """`{% generation %}…{% endgeneration %}` marks text for training; it renders as that text."""
 
         tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
@@ -125,8 +124,6 @@ def _environment() -> Any:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
     def strftime_now(layout: str) -> str:
-        if re.search(r"\d{3}", layout):
-            raise SecurityError("asks for a date with a very large width")
         return datetime.now().strftime(layout)
 
     def raise_exception(message: object) -> NoReturn:
@@ -138,7 +135,7 @@ def _environment() -> Any:
     environment.filters["tojson"] = to_json
     del environment.globals["lipsum"]
     environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
-    # What Jinja and the C library load when they are first used.
+    # What Jinja and the C library load at first use.
     environment.from_string("{{ strftime_now('%c') | wordwrap | pprint }}").render()
     return environment
 
@@ -151,7 +148,7 @@ def _read(size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
         chunk = os.read(0, min(size - len(data), 1 << 20))
-        if not chunk:  # the parent is gone, or wants no more
+        if not chunk:  # the parent has ended or closed the pipe
             os._exit(0)
         data += chunk
     return bytes(data)

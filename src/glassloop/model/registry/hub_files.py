@@ -1,6 +1,6 @@
-"""Which files of a Hugging Face repository make the model: safetensors before GGUF, and pickles never.
+"""Chooses the files of a Hugging Face repository that make the model: safetensors before GGUF, never pickles.
 
-Pure functions over file names; `hub.py` downloads what they choose.
+Pure functions of file names; `hub.py` downloads what they choose.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*")
 
 @dataclass(frozen=True)
 class Choice:
-    """What to take from a repository; `main` is the GGUF file where the name stands for one file."""
+    """The files to download. `main` is the GGUF file if the name stands for one file."""
 
     kind: Kind
     files: tuple[str, ...]
@@ -32,7 +32,7 @@ class Choice:
 
 
 def choose(name: HubName, files: Sequence[str]) -> Choice:
-    """Which of a repository's files make the model: safetensors before GGUF, pickles never."""
+    """Returns the files that make the model; a repository that has none is a RegistryError."""
     files = [file for file in files if _is_plain(file)]
     top = sorted(file for file in files if "/" not in file and not file.startswith("."))
     licences = tuple(file for file in top if any(fnmatch(file.upper(), pattern) for pattern in _LICENCES))
@@ -63,12 +63,14 @@ def choose(name: HubName, files: Sequence[str]) -> Choice:
 
 
 def _is_plain(file: str) -> bool:
-    """A path inside the repository (a hub is not trusted with that), and not the name of our own manifest."""
-    return ".." not in file.split("/") and not file.startswith("/") and "\\" not in file and file != MANIFEST
+    """Tells whether this is a path inside the repository (a hub may send anything), without hidden folders,
+    and not the name of our own manifest."""
+    inside = all(part and not part.startswith(".") for part in file.split("/"))
+    return inside and "\\" not in file and file != MANIFEST
 
 
 def _safetensors(top: Sequence[str]) -> tuple[str, ...]:
-    # Some repositories hold the same weights twice (model.safetensors and consolidated.safetensors).
+    # Some repositories have the same weights twice (model.safetensors and consolidated.safetensors).
     if "model.safetensors" in top:
         return ("model.safetensors",)
     shards = tuple(file for file in top if _SHARD.fullmatch(file))
@@ -76,7 +78,7 @@ def _safetensors(top: Sequence[str]) -> tuple[str, ...]:
 
 
 def _not_weights(files: Sequence[str]) -> tuple[str, ...]:
-    """Each file once, without any whose name ends like weights (`LICENSE.bin`)."""
+    """Returns each file once, without those whose names end like weights (`LICENSE.bin`)."""
     endings = (*_NEVER, "*.gguf", "*.safetensors")
     kept = (file for file in files if not any(fnmatch(file.lower(), ending) for ending in endings))
     return tuple(dict.fromkeys(kept))

@@ -1,7 +1,6 @@
 """What a name stands for: an entry of the catalog, a repository on Hugging Face, or a path on this machine.
 
-Nothing here touches the network. `registry.py` asks `resolve` first, and everything else follows from the
-kind of the answer.
+Nothing here uses the network.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _HUB_NAME = rf"(?:hf:)?(?P<owner>{_PART})/(?P<repo>{_PART})(?:@(?P<revision>[^\s
 
 
 class HubName(NamedTuple):
-    """`owner/repo`, with a revision and a file where they were given."""
+    """`owner/repo`, with a revision and a file if they were given."""
 
     owner: str
     repo: str
@@ -39,8 +38,8 @@ Source = Entry | HubName | Path
 
 
 def resolve(name: str) -> Source:
-    """The catalog wins over a file of the same name (write `./name` for the file), a path that exists over
-    the hub (write `hf:owner/repo` for the hub)."""
+    """Returns what a name stands for. The catalog comes before a file of the same name (write `./name` for
+    the file), and a path that exists before the hub (write `hf:owner/repo` for the hub)."""
     if name in CATALOG:
         return CATALOG[name]
     path = Path(name).expanduser() if name.startswith("~/") else Path(name)
@@ -49,30 +48,22 @@ def resolve(name: str) -> Source:
     if not name or not name.isprintable():
         raise RegistryError(f"a model's name must be printable text, not {name!r}")
     match = re.fullmatch(_HUB_NAME, name)
-    # `models/x.gguf` is a path somebody mistyped; no repository that we could load is named so.
-    looks_like_repo = match and (
-        name.startswith("hf:") or match["file"] or not match["repo"].endswith(".gguf")
-    )
-    if match and looks_like_repo:
+    # `models/x.gguf` is a mistyped path; no repository that could be loaded has such a name.
+    if match and (name.startswith("hf:") or match["file"] or not match["repo"].endswith(".gguf")):
         return _hub_name(match, name)
     if name.startswith("hf:"):
         raise RegistryError(
             f"{name!r} is not of the form hf:owner/repo, hf:owner/repo@revision or hf:owner/repo:file.gguf"
         )
-    if (
-        name.startswith((".", "~", "/"))
-        or "/" in name
-        or "\\" in name
-        or name.endswith((".gguf", ".tiktoken"))
-    ):
+    if name.startswith((".", "~")) or "/" in name or "\\" in name or name.endswith((".gguf", ".tiktoken")):
         raise RegistryError(f"no such file or folder: {name!r}")
     raise RegistryError(_unknown(name))
 
 
 def slug(source: Entry | HubName) -> str:
-    """The folder of a source below `models/`: one plain name, different for every source.
+    """Returns the folder of a source below `models/`: one plain name, different for every source.
 
-    A hub name always holds `--`, which neither a catalog name nor a part of a hub name may hold.
+    A hub name's has `--`, which neither a catalog name nor a part of a hub name may have.
     """
     if isinstance(source, Entry):
         return source.name
@@ -99,21 +90,17 @@ def _hub_name(match: re.Match[str], name: str) -> HubName:
 
 
 def _unknown(name: str) -> str:
-    nearest = max(CATALOG, key=lambda known: _likeness(name, known))
-    close = _likeness(name, nearest) >= 0.6
-    hint = f"did you mean {nearest!r}?" if close else "expected a known name, owner/repo, a file or a folder"
+    from difflib import get_close_matches
+
+    short = name.lower()[:100]
+    begun = [known for known in CATALOG if short and known.startswith(short)]
+    close = begun or get_close_matches(short, CATALOG, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "expected a known name, owner/repo, a file or a folder"
     return f"unknown model {name!r}; {hint} ('glassloop models list' shows all)"
-
-
-def _likeness(name: str, known: str) -> float:
-    """From 0 to 1; the beginning of a name is as good as the whole of it."""
-    from difflib import SequenceMatcher
-
-    return max(SequenceMatcher(None, name.lower(), target).ratio() for target in (known, known[: len(name)]))
 
 
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # too long a name, a folder that may not be read, a NUL
+    except (OSError, ValueError):  # a name too long, a folder that may not be read, a NUL
         return False

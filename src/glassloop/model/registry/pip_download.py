@@ -1,7 +1,7 @@
-"""One wheel from PyPI through pip, as the user has set pip up (indexes, proxies, certificates).
+"""Downloads a wheel through pip, with the user's own settings of pip (indexes, proxies, certificates).
 
-pip runs as a child that ends when we do, says nothing on the terminal, and keeps its temporary files in the
-folder it is given. What it complains about becomes one line.
+pip runs as a child process that ends with this one, prints nothing on the terminal, and keeps its temporary
+files in the folder it is given. Its errors become one line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from glassloop.errors import RegistryError
 from glassloop.model.registry.catalog import Wheel
 
-# pip with a watch on its stdin, which we hold open: when we end, however we end, it reads the end and leaves.
+# pip with a thread that reads its stdin, which this process holds open: when this process ends, however it
+# ends, the thread reads the end of the pipe and exits.
 _PIP_THAT_ENDS_WITH_US = """\
 import os, runpy, sys, threading
 def watch():
@@ -30,7 +31,7 @@ runpy.run_module("pip", run_name="__main__", alter_sys=True)
 
 
 def download(wheel: Wheel, folder: Path) -> Path:
-    """The path of the wheel, below `folder`, not yet verified."""
+    """Downloads a wheel below `folder` and returns its path. The wheel is not verified yet."""
     temporary, log = folder / "tmp", folder / "pip.log"
     temporary.mkdir()
     command = [
@@ -58,7 +59,7 @@ def download(wheel: Wheel, folder: Path) -> Path:
 
 
 def _pip() -> list[str]:
-    # -P: a pip.py in the folder where somebody stands must not be run.
+    # -P: a pip.py in the current folder must not be run.
     if sys.executable and importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-P", "-c", _PIP_THAT_ENDS_WITH_US]
     for name in ("pip", "pip3"):
@@ -77,7 +78,7 @@ def _environment(temporary: Path) -> dict[str, str]:
         "TMPDIR": here,
         "TEMP": here,
         "TMP": here,
-        "PIP_REQUIRE_VIRTUALENV": "0",  # which is about installing
+        "PIP_REQUIRE_VIRTUALENV": "0",  # nothing is installed
         "PIP_NO_COLOR": "1",
         "PYTHONIOENCODING": "utf-8",
     }
@@ -114,7 +115,7 @@ _VERSIONS = re.compile(r"\(from versions: (?P<versions>.*)\)")
 
 
 def reason(log: str, wheel: Wheel, status: int) -> str:
-    """The most useful thing in pip's output, as the end of a sentence."""
+    """Returns the most useful part of pip's output, as the end of a sentence."""
     if "No space left on device" in log or "Disk quota exceeded" in log:
         return "the disk is full; free some space or set GLASSLOOP_HOME to a folder elsewhere"
     versions = _VERSIONS.search(log)

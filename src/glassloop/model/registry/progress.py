@@ -1,7 +1,7 @@
-"""What a person sees while something is pulled: a bar on a terminal, one line before and one after elsewhere.
+"""The progress of a pull on stderr: a bar on a terminal, otherwise one line before and one after.
 
-All of it goes to stderr. Downloads are done by others (pip, huggingface_hub), which tell us nothing on the
-way; so the bar follows the bytes that appear in the staging folder.
+pip and huggingface_hub download without reporting progress here, so the bar follows the bytes that appear in
+the staging folder.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from glassloop.model.registry.store import tree_size
@@ -24,26 +23,23 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.1
 
 
-class PullProgress:
-    """One pull as it goes. `say` prints a line that stays; `phase` names what is being done now."""
+@contextmanager
+def pull_progress(show: bool) -> Iterator[PullProgress]:
+    """Shows the progress of a pull while the block runs."""
+    on_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    bar = _make_bar() if show and on_terminal else None
+    with bar or nullcontext():
+        yield PullProgress(show, bar)
 
-    def __init__(self, *, show: bool) -> None:
+
+class PullProgress:
+    """Shows one pull. `say` prints a line that stays; `phase` names what is being done now."""
+
+    def __init__(self, show: bool, bar: Progress | None) -> None:
         self._show = show
-        self._bar: Progress | None = None
+        self._bar = bar
         self._task: TaskID | None = None
         self._started = time.monotonic()
-
-    def __enter__(self) -> PullProgress:
-        if self._show and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-            self._bar = _make_bar()
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     @property
     def seconds(self) -> float:
@@ -58,7 +54,7 @@ class PullProgress:
             print(line, file=sys.stderr, flush=True)
 
     def phase(self, doing: str, total: int | None = None) -> None:
-        """A new bar from zero; without a total it only shows that something is alive."""
+        """Starts a new bar from zero; without a total it only shows that something is going on."""
         if self._bar is not None:
             if self._task is not None:
                 self._bar.remove_task(self._task)
@@ -70,7 +66,7 @@ class PullProgress:
 
     @contextmanager
     def watching(self, folder: Path, before: int, expected: int) -> Iterator[None]:
-        """While the block runs, the bar stands at `before` plus the bytes in `folder`, at most `expected`."""
+        """Keeps the bar at `before` plus the bytes in `folder`, at most `expected`, while the block runs."""
         if self._bar is None:
             yield
             return
@@ -91,34 +87,18 @@ class PullProgress:
 
 
 def _make_bar() -> Progress:
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TransferSpeedColumn,
-    )
     from rich.theme import Theme
 
-    theme = {
-        "progress.spinner": "cyan",
-        "bar.complete": "cyan",
-        "bar.finished": "cyan",
-        "bar.pulse": "cyan",
-        "progress.download": "default",
-        "progress.data.speed": "dim",
-        "progress.elapsed": "dim",
-    }
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeElapsedColumn(),
+    theme = {"progress.download": "default", "progress.data.speed": "dim", "progress.elapsed": "dim"}
+    return progress.Progress(
+        progress.SpinnerColumn(style="cyan"),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(30, complete_style="cyan", finished_style="cyan", pulse_style="cyan"),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeElapsedColumn(),
         console=Console(stderr=True, theme=Theme(theme)),
         transient=True,
     )

@@ -1,8 +1,8 @@
-"""Where models live on disk, and how a file gets there whole or not at all.
+"""The cache on disk, and how a file gets there whole or not at all.
 
-`home()/models/<slug>/` holds what is ready, `home()/staging/<slug>/` what is on its way, `home()/locks/` one
-lock for each name. A file is written in staging, checked, synced and renamed: whatever ends the process, a
-model that can be seen is complete.
+`home()/models/<slug>/` has what is complete, `home()/staging/<slug>/` what is being pulled, `home()/locks/`
+one lock for each name. A file is written in staging, checked, synced and renamed: whatever ends the process,
+a model that can be seen is complete.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from glassloop.errors import RegistryError
 
 
 def home() -> Path:
-    """GLASSLOOP_HOME, else $XDG_CACHE_HOME/glassloop, else ~/.cache/glassloop; absolute."""
+    """Returns $GLASSLOOP_HOME, else $XDG_CACHE_HOME/glassloop, else ~/.cache/glassloop; absolute."""
     if named := os.environ.get("GLASSLOOP_HOME"):
         return Path(named).expanduser().absolute()
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification wants a relative path ignored.
+    # The XDG specification says to ignore a relative path.
     base = Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache"
     return base / "glassloop"
 
@@ -36,14 +36,14 @@ def staging_folder(slug: str) -> Path:
 
 
 def _below(kind: str, slug: str) -> Path:
-    # Slugs are made by us, but what is deleted hangs on this: it must be one plain name.
+    # `slug` makes these names, but deleting depends on them: each must be one plain name.
     if slug in ("", ".", "..") or "/" in slug or "\\" in slug or "\0" in slug:
         raise RegistryError(f"{slug!r} cannot be the name of a folder in the cache")
     return home() / kind / slug
 
 
 def size_text(size: float) -> str:
-    """Bytes for people, in the decimal units that package indexes and disks use."""
+    """Returns a readable number of bytes, in the decimal units that package indexes and disks use."""
     for unit in ("B", "kB", "MB"):
         if size < 999.95:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -52,7 +52,7 @@ def size_text(size: float) -> str:
 
 
 def tree_size(folder: Path) -> int:
-    """Bytes of all files below a folder, which may be changing meanwhile."""
+    """Returns the bytes of all files below a folder, which may change meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -72,7 +72,7 @@ def sha256_of(path: Path) -> str:
 
 @contextmanager
 def storage_errors(doing: str) -> Iterator[None]:
-    """Turns what the file system answers into one line for people."""
+    """Turns an error of the file system into a RegistryError of one line."""
     try:
         yield
     except OSError as error:
@@ -91,7 +91,7 @@ def _reason(error: OSError) -> str:
 
 
 def check_space(name: str, needed: int) -> None:
-    """Refuses at once what could not be stored in the end."""
+    """Raises RegistryError if the disk has less room than a pull needs."""
     import shutil
 
     free = shutil.disk_usage(home()).free
@@ -126,7 +126,7 @@ def locked(slug: str, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Makes a file, or the names in a folder, survive a power cut."""
+    """Writes a file, or the names in a folder, through to the disk."""
     if path.is_dir() and sys.platform == "win32":
         return  # Windows has no such call for folders
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -137,7 +137,7 @@ def sync(path: Path) -> None:
 
 
 def delete_tree(path: Path) -> None:
-    """Removes a folder, a file or a link (never what a link points to); what is not there is fine."""
+    """Removes a folder, a file or a link (never what it points to), if it exists."""
     import shutil
 
     if path.is_symlink() or path.is_file():

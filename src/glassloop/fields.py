@@ -1,5 +1,5 @@
-"""Typed look-ups in a mapping that somebody else wrote (`config.json`, GGUF metadata): a value of the wrong
-type or size is a `ModelError` that names the file and the field.
+"""Typed look-ups in a mapping that comes from a file (`config.json`, GGUF metadata). A value of the wrong
+type or size is an error that names the file and the field.
 """
 
 from __future__ import annotations
@@ -7,23 +7,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from glassloop.errors import ModelError
+from glassloop.errors import GlassloopError, ModelError
 from glassloop.shown import shown
 
 _LEAST, _MOST = 1e-30, 1e30  # what float32 can hold, and its reciprocal
 
 
 class Fields:
-    def __init__(self, where: str, values: Mapping[str, Any], prefix: str = "") -> None:
+    """Look-ups of keys that begin with `prefix`. `kind` is the class of the errors."""
+
+    def __init__(
+        self,
+        where: str,
+        values: Mapping[str, Any],
+        prefix: str = "",
+        kind: type[GlassloopError] = ModelError,
+    ) -> None:
         self.where = where
         self.values = values
         self.prefix = prefix
+        self.kind = kind
 
-    def error(self, key: str, what: str) -> ModelError:
-        return ModelError(f"{self.where}: {self.prefix}{key} {what}")
+    def error(self, key: str, what: str) -> GlassloopError:
+        return self.kind(f"{self.where}: {self.prefix}{key} {what}")
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The raw value; null counts as absent."""
+        """Returns the raw value; null counts as absent."""
         value = self.values.get(self.prefix + key)
         return default if value is None else value
 
@@ -52,7 +61,7 @@ class Fields:
         return value
 
     def inner(self, key: str) -> Fields | None:
-        """The fields of a nested object, or None where there is none."""
+        """Returns the fields of a nested object, or None if it is absent."""
         value = self.get(key)
         if value is None:
             return None
@@ -60,7 +69,7 @@ class Fields:
             raise self._wrong(key, value, "an object")
         return Fields(f"{self.where}: {key}", value)
 
-    def _wrong(self, key: str, value: Any, expected: str) -> ModelError:
+    def _wrong(self, key: str, value: Any, expected: str) -> GlassloopError:
         if value is None:
             return self.error(key, f"is missing; {expected} is expected")
         return self.error(key, f"is {shown(value)}; {expected} is expected")

@@ -1,0 +1,71 @@
+"""Builds a ModelConfig from the kinds of layers that a file describes and what is fixed for its family.
+
+Both readers end here (`config_hf.py`, `config_gguf.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from glassloop.errors import ModelError
+from glassloop.model.config import FeedForward, LayerConfig, Mixer, ModelConfig, NormConfig
+from glassloop.model.families import ModelFamily
+from glassloop.model.rope import Rope
+
+Reach = tuple[int | None, Rope | None]  # a layer's window, and its rotary positions
+
+
+def build_config(
+    family: ModelFamily,
+    *,
+    mixer: Mixer,
+    feed_forward: FeedForward,
+    norm: NormConfig,
+    reaches: Sequence[Reach],  # of each layer: all that differs between them
+    vocab_size: int,
+    dim: int,
+    context: int,
+    tied: bool,
+    logit_softcap: float | None,
+) -> ModelConfig:
+    layers = {
+        (window, rope): LayerConfig(
+            replace(mixer, window=window, rope=rope), feed_forward, norm, family.norm_place
+        )
+        for window, rope in set(reaches)
+    }
+    return ModelConfig(
+        family=family.name,
+        vocab_size=vocab_size,
+        dim=dim,
+        context=context,
+        layers=tuple(layers[reach] for reach in reaches),
+        final_norm=norm if family.final_norm else None,
+        positions=family.positions,
+        position_offset=family.position_offset,
+        embedding_scale=dim**0.5 if family.scaled_embedding else 1.0,
+        tied=tied,
+        logit_softcap=logit_softcap,
+    )
+
+
+def reaches_of(
+    window: int | None, local: Sequence[bool], turned: Sequence[bool], full_rope: Rope, local_rope: Rope
+) -> list[Reach]:
+    """Returns the reach of each layer: `local` layers see a window, `turned` ones have rotary positions."""
+    kinds = {True: (window, local_rope), False: (None, full_rope)}
+    return [
+        (kinds[is_local][0], kinds[is_local][1] if is_turned else None)
+        for is_local, is_turned in zip(local, turned, strict=True)
+    ]
+
+
+@contextmanager
+def config_errors(where: str) -> Iterator[None]:
+    """Turns the ValueError of a config into a ModelError that names the file."""
+    try:
+        yield
+    except ValueError as error:
+        raise ModelError(f"{where}: {error}") from None
