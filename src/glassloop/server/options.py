@@ -15,7 +15,7 @@ from glassloop.engine.llm import Prompt
 from glassloop.errors import TextError
 from glassloop.server.errors import APIError
 from glassloop.server.fields import many, text_or
-from glassloop.server.settings import Settings
+from glassloop.server.operation.settings import Settings
 
 _MOST_ITEMS = 65_536  # of any list of options; what Sampling and the server's limits allow is less
 _TYPES: dict[str, Any] = {

@@ -16,11 +16,11 @@ from glassloop.engine.llm import LLM
 from glassloop.engine.memory import format_bytes
 from glassloop.errors import GlassloopError
 from glassloop.server.app import make_app
-from glassloop.server.connection import Connection, ConnectionLimits
-from glassloop.server.keeping import Keeper
-from glassloop.server.logs import Log
+from glassloop.server.operation.connection import Connection, ConnectionLimits
+from glassloop.server.operation.logs import Log
+from glassloop.server.operation.settings import Settings
+from glassloop.server.runs.storage import Keeper
 from glassloop.server.service import Service
-from glassloop.server.settings import Settings
 
 _OTHER_FILES = 96  # descriptors that connections leave for the store, templates, logs and libraries
 _LAST_WORDS = 2.0  # seconds that clients have to take the news when requests are ended at once

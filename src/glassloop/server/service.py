@@ -14,17 +14,17 @@ from glassloop.engine.deadline import Deadline
 from glassloop.engine.llm import LLM, Prompt
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError, TextError
-from glassloop.server.bodies import Bodies
 from glassloop.server.errors import APIError, as_api_error
-from glassloop.server.keeping import Keeper
-from glassloop.server.live import Event, Hub, Live, Tree
-from glassloop.server.logs import Log
-from glassloop.server.metrics import Metrics
+from glassloop.server.operation.bodies import Bodies
+from glassloop.server.operation.logs import Log
+from glassloop.server.operation.metrics import Metrics
+from glassloop.server.operation.settings import Settings
+from glassloop.server.operation.workers import Pools
 from glassloop.server.options import Body, make_sampling
-from glassloop.server.settings import Settings
-from glassloop.server.shelf import Shelf
-from glassloop.server.wire import unless_gone
-from glassloop.server.workers import Pools
+from glassloop.server.runs.index import Shelf
+from glassloop.server.runs.state import Event, Hub, Live, Tree
+from glassloop.server.runs.storage import Keeper
+from glassloop.server.streaming import unless_gone
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 

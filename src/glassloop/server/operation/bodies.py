@@ -24,8 +24,8 @@ from starlette.responses import Response
 
 from glassloop.server.errors import UNSUPPORTED, APIError, describe, refused
 from glassloop.server.fields import texts_in
-from glassloop.server.wire import ClientGone
-from glassloop.server.workers import Pools
+from glassloop.server.operation.workers import Pools
+from glassloop.server.streaming import ClientGone
 from glassloop.shown import printable
 
 LONG_BODY = 32 << 10  # bytes from which a body is parsed and prepared among the long ones

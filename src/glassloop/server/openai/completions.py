@@ -11,15 +11,15 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from glassloop.engine.request import Request as EngineRequest
-from glassloop.server import answers
-from glassloop.server.bodies import BodyRoute
-from glassloop.server.chat import ResponseFormat, StreamOptions, add_format
 from glassloop.server.errors import APIError, as_api_error
 from glassloop.server.fields import Prompts, Whole
-from glassloop.server.live import Live
+from glassloop.server.openai import answers
+from glassloop.server.openai.chat import ResponseFormat, StreamOptions, add_format
+from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import SamplingOptions, make_sampling, options_of, prompts_of
+from glassloop.server.runs.state import Live
 from glassloop.server.service import Service
-from glassloop.server.wire import BEAT, JSON, STILL_HERE, EventStream, data, unless_gone
+from glassloop.server.streaming import BEAT, JSON, STILL_HERE, EventStream, data, unless_gone
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 

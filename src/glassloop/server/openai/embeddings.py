@@ -13,13 +13,13 @@ from starlette.responses import Response
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.hidden import mean_hidden
 from glassloop.ops.quant import Float32
-from glassloop.server import answers
-from glassloop.server.bodies import BodyRoute
 from glassloop.server.errors import APIError
 from glassloop.server.fields import Prompts, Whole
+from glassloop.server.openai import answers
+from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import Body, prompts_of
 from glassloop.server.service import Service
-from glassloop.server.wire import JSON
+from glassloop.server.streaming import JSON
 
 _MOST_INPUTS = 256
 

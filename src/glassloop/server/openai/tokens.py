@@ -9,14 +9,14 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from glassloop.errors import TextError
-from glassloop.server import answers
-from glassloop.server.bodies import BodyRoute
-from glassloop.server.conversation import Messages, Tools, encode
 from glassloop.server.errors import APIError
 from glassloop.server.fields import many, texts_in
+from glassloop.server.openai import answers
+from glassloop.server.openai.conversation import Messages, Tools, encode
+from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import Body
 from glassloop.server.service import Service
-from glassloop.server.wire import JSON
+from glassloop.server.streaming import JSON
 
 _MOST_TOKENS = 200_000  # of one answer, or of one question
 

@@ -24,7 +24,7 @@ class Settings:
     timeout: float = 600.0  # seconds for one request, its time in the queue included
     grace: float = 30.0  # seconds that running requests have when the server is told to end
     log_prompts: bool = False
-    static: Path = Path(__file__).parent / "static"  # the studio, where it is built
+    static: Path = Path(__file__).parent.parent / "static"  # the studio, where it is built
 
     def __post_init__(self) -> None:
         if any(not key.strip() for key in self.api_keys):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from glassloop.server.errors import APIError
-from glassloop.server.keeping import Keeper
-from glassloop.server.live import Live, Tree
+from glassloop.server.runs.state import Live, Tree
+from glassloop.server.runs.storage import Keeper
 from glassloop.trace.entry import Kept
 
 _MOST_REMOVED = 10_000  # ids of removed runs that are remembered

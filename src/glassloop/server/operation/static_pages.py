@@ -13,7 +13,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from glassloop.server.gate import COOKIE
+from glassloop.server.operation.access import COOKIE
 from glassloop.server.service import Service
 
 _POLICY = (

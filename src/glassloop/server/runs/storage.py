@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeVar
 
 from glassloop.errors import StoreError, TraceError
 from glassloop.server.errors import APIError
-from glassloop.server.live import Live
-from glassloop.server.logs import Log
+from glassloop.server.operation.logs import Log
+from glassloop.server.runs.state import Live
 from glassloop.trace.entry import Kept
 from glassloop.trace.lock import ServerLock
 from glassloop.trace.run import Run

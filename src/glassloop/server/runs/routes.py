@@ -12,15 +12,16 @@ from starlette.responses import Response
 
 from glassloop.engine.llm import Prompt
 from glassloop.engine.request import Request as EngineRequest
-from glassloop.server import answers, shapes, stored
-from glassloop.server.bodies import BodyRoute
-from glassloop.server.conversation import Messages, encode
 from glassloop.server.errors import APIError
 from glassloop.server.fields import Ids, Name, Whole, many, texts_in
-from glassloop.server.live import Live, Tree
+from glassloop.server.openai import answers
+from glassloop.server.openai.conversation import Messages, encode
+from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
+from glassloop.server.runs import shapes, stored
+from glassloop.server.runs.state import Live, Tree
 from glassloop.server.service import Service
-from glassloop.server.wire import BEAT, JSON, STILL_HERE, EventStream, event
+from glassloop.server.streaming import BEAT, JSON, STILL_HERE, EventStream, event
 
 Id = Annotated[str, Path(max_length=64)]
 MOST_FOLLOWERS = 256  # streams of events of runs and trees

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from glassloop.server.live import Live
+from glassloop.server.runs.state import Live
 from glassloop.server.service import Service
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token

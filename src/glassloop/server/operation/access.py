@@ -16,10 +16,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from glassloop.server.bodies import too_large
 from glassloop.server.errors import APIError, as_api_error
+from glassloop.server.operation.bodies import too_large
 from glassloop.server.service import Service
-from glassloop.server.wire import ClientGone
+from glassloop.server.streaming import ClientGone
 
 COOKIE = "glassloop-key"
 _OPEN = ("/health",)  # no key is asked for

@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from glassloop.engine.replay import check_run
 from glassloop.errors import GlassloopError
-from glassloop.server import shapes
 from glassloop.server.errors import APIError
-from glassloop.server.live import Live, Tree
+from glassloop.server.runs import shapes
+from glassloop.server.runs.state import Live, Tree
 from glassloop.server.service import Service
-from glassloop.server.wire import JSON
+from glassloop.server.streaming import JSON
 from glassloop.trace.file import from_bytes, to_bytes
 from glassloop.trace.limits import Limits
 from glassloop.trace.run import Run

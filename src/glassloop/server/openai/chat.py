@@ -12,15 +12,15 @@ from starlette.responses import Response
 
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.request import Request as EngineRequest
-from glassloop.server import answers
-from glassloop.server.bodies import BodyRoute
-from glassloop.server.conversation import Messages, Tools, encode
 from glassloop.server.errors import APIError, as_api_error, refused
 from glassloop.server.fields import Whole, many, texts_in
-from glassloop.server.live import Live
+from glassloop.server.openai import answers
+from glassloop.server.openai.conversation import Messages, Tools, encode
+from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
+from glassloop.server.runs.state import Live
 from glassloop.server.service import Service
-from glassloop.server.wire import BEAT, JSON, STILL_HERE, EventStream, data, unless_gone
+from glassloop.server.streaming import BEAT, JSON, STILL_HERE, EventStream, data, unless_gone
 
 Metadata = dict[str, str]
 

@@ -23,8 +23,8 @@ from glassloop.errors import SamplingError
 from glassloop.ops.quant import Float32
 from glassloop.ops.vocabulary import row_ops
 from glassloop.server.errors import APIError
-from glassloop.server.live import Live
 from glassloop.server.options import make_sampling
+from glassloop.server.runs.state import Live
 from glassloop.server.service import Service
 
 _KEPT = 32  # rows of logits: a slider asks about the same place again and again

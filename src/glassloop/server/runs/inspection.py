@@ -14,12 +14,13 @@ from glassloop.decode.chain import DEFAULT_ORDER
 from glassloop.decode.sampling import Sampling
 from glassloop.engine import lens as lenses
 from glassloop.engine.deadline import Deadline
-from glassloop.server import answers, glass
-from glassloop.server.bodies import BodyRoute
 from glassloop.server.errors import APIError
-from glassloop.server.explaining import Explainer, ExplanationShape, read_overrides
+from glassloop.server.openai import answers
+from glassloop.server.operation.bodies import BodyRoute
+from glassloop.server.runs import import_export as glass
+from glassloop.server.runs.explaining import Explainer, ExplanationShape, read_overrides
 from glassloop.server.service import Service
-from glassloop.server.wire import JSON
+from glassloop.server.streaming import JSON
 
 Id = Annotated[str, Path(max_length=64)]
 _NOT_OPTIONS = ("luck",)

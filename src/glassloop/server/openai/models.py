@@ -9,10 +9,10 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from glassloop.server import answers
 from glassloop.server.errors import APIError
+from glassloop.server.openai import answers
 from glassloop.server.service import Service
-from glassloop.server.wire import JSON
+from glassloop.server.streaming import JSON
 
 
 class ModelAnswer(BaseModel):

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from glassloop.server.live import Event, Live
+from glassloop.server.openai.tokens import PromptToken, prompt_token
+from glassloop.server.runs.state import Event, Live
 from glassloop.server.service import Service
-from glassloop.server.tokens import PromptToken, prompt_token
 from glassloop.trace.node import after, root_of
 from glassloop.trace.token import Token
 

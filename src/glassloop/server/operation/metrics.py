@@ -18,7 +18,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from glassloop.engine.llm import LLM
-from glassloop.server.keeping import Keeper
+from glassloop.server.runs.storage import Keeper
 from glassloop.trace.run import Run
 
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

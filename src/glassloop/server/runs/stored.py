@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from glassloop.server import shapes
-from glassloop.server.keeping import INTERRUPTED
-from glassloop.server.live import Live, status_of
+from glassloop.server.runs import shapes
+from glassloop.server.runs.state import Live, status_of
+from glassloop.server.runs.storage import INTERRUPTED
 from glassloop.server.service import Service
 from glassloop.trace.entry import Kept
 from glassloop.trace.run import Timings
