@@ -111,8 +111,10 @@ def biases(*, help: str) -> Any:
             written = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _DIGITS
             token = int(key) if written else key
             if not _is_number(bias) or not -1000 <= bias <= 1000:
-                raise wrong(f"{name}[{shown(key)}]", bias, "a number from -1000 to 1000")
-            made[check_id(f"a key of {name}", token)] = float(bias)
+                raise wrong(f"{name}[{shown(key)}]", bias, "a number from -1000 to 1000", field=name)
+            if not _is_id(token):
+                raise wrong(f"a key of {name}", token, _ID, field=name)
+            made[int(token)] = float(bias)
         return made
 
     return _option(_NO_BIAS, check, help, "biases", hash=False)
@@ -148,7 +150,7 @@ def _check_depth(name: str, value: Any) -> None:
         level = [child for each in level for child in children(each)]
         if not level:
             return
-    raise SamplingError(f"{name} is more than {DEEPEST} levels deep; fewer are expected")
+    raise SamplingError(f"{name} is more than {DEEPEST} levels deep; fewer are expected", field=name)
 
 
 def children(value: Any) -> Iterable[Any]:
@@ -169,8 +171,8 @@ def check_text(name: str, value: Any) -> str:
 
 
 def check_id(name: str, value: Any) -> int:
-    if not _is_whole(value) or not 0 <= value < 1 << 31:
-        raise wrong(name, value, "a token id, a whole number from 0 up,")
+    if not _is_id(value):
+        raise wrong(name, value, _ID)
     return int(value)
 
 
@@ -181,8 +183,10 @@ def check_text_or_ids(name: str, value: Any) -> str | tuple[int, ...]:
     return check_text(name, value)
 
 
-def wrong(name: str, value: object, expected: str) -> SamplingError:
-    return SamplingError(f"{name} is {shown(value)}; {expected} is expected")
+def wrong(name: str, value: object, expected: str, *, field: str | None = None) -> SamplingError:
+    """Returns the error for a value of an option, which is called `name` in the message."""
+    message = f"{name} is {shown(value)}; {expected} is expected"
+    return SamplingError(message, field=field or name, expected=expected.rstrip(","))
 
 
 def hint(name: str, known: Iterable[str], what: str) -> str:
@@ -207,8 +211,13 @@ def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def _is_id(value: object) -> TypeGuard[int]:
+    return _is_whole(value) and 0 <= value < 1 << 31
+
+
 _LONGEST_NAME = 80  # characters for which a similar name is looked up
 _DIGITS = 10  # of the largest token id
+_ID = "a token id, a whole number from 0 up,"
 _NO_BIAS: Mapping[int, float] = {}
 
 
