@@ -7,44 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from glassloop.server.runs.state import Live
 from glassloop.server.service import Service
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
-
-
-class ErrorDetail(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorAnswer(BaseModel):
-    error: ErrorDetail
-
-
-# What every endpoint may answer besides what it promises.
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer, "description": what}
-    for status, what in {
-        400: "Something in the request is wrong, or not supported",
-        401: "An API key is expected",
-        403: "Asked by a page of another site, or under another name than localhost",
-        404: "There is no such thing",
-        405: "Another method is expected",
-        408: "The request was not complete in time, or took longer than the server allows",
-        409: "It is not in a state for that",
-        413: "The body is too large",
-        415: "Another content type is expected",
-        422: "The body cannot be read",
-        431: "The headers are too large",
-        429: "Too many requests wait already; the header Retry-After says when to come again",
-        500: "Something went wrong in the server",
-        501: "This server cannot do that",
-        503: "The server is shutting down",
-    }.items()
-}
 
 
 class PromptDetails(BaseModel):
@@ -59,7 +24,8 @@ class UsageAnswer(BaseModel):
 
 
 def usage(runs: Sequence[Run], dropped: int = 0) -> dict[str, Any]:
-    """Samples of one request share their prompt, which is counted once."""
+    """Returns the tokens used by runs, less `dropped` ones that are not answered. Samples of one request
+    share their prompt, which is counted once."""
     prompts = [run for run in runs if run.sample == 0] or list(runs[:1])
     prompt = sum(len(run.prompt_ids) for run in prompts)
     made = sum(len(run.tokens) for run in runs) - dropped
@@ -72,17 +38,19 @@ def usage(runs: Sequence[Run], dropped: int = 0) -> dict[str, Any]:
 
 
 def finish_reason(run: Run) -> str:
-    """In OpenAI's words, of which there are two for us; `stop_reason` and the run have it exactly."""
+    """Returns how a run ended in OpenAI's words, of which two apply; `stop_reason` and the run have it
+    exactly."""
     return "stop" if run.finish_reason in ("stop", "repetition") else "length"
 
 
-def headers(lives: Sequence[Live]) -> dict[str, str]:
-    return {"x-glassloop-run": ", ".join(live.run.id for live in lives)}
+def headers(runs: Sequence[Run]) -> dict[str, str]:
+    return {"x-glassloop-run": ", ".join(run.id for run in runs)}
 
 
-def logprob(service: Service, token: Token, wanted: int) -> dict[str, Any]:
-    """The model's own log-probabilities: those are exact, and finite, whatever the stages did."""
-    llm = service.llm
+def logprob(service: Service, token: Token, count: int) -> dict[str, Any]:
+    """Returns the log-probabilities of a token and of `count` alternatives: the model's own, which are exact
+    and finite whatever the stages did."""
+    tokenizer, size = service.llm.tokenizer, service.llm.config.vocab_size
     return {
         "token": token.piece,
         "bytes": list(token.bytes),
@@ -90,15 +58,10 @@ def logprob(service: Service, token: Token, wanted: int) -> dict[str, Any]:
         "top_logprobs": [
             {
                 "token": each.text,
-                "bytes": list(_bytes(service, each.id)),
+                "bytes": list(tokenizer.token_bytes(each.id)) if each.id < tokenizer.vocab_size else [],
                 "logprob": each.raw_logprob,
             }
-            for each in token.alternatives[:wanted]
-            if each.id < llm.config.vocab_size
+            for each in token.alternatives[:count]
+            if each.id < size
         ],
     }
-
-
-def _bytes(service: Service, token: int) -> bytes:
-    tokenizer = service.llm.tokenizer
-    return tokenizer.token_bytes(token) if token < tokenizer.vocab_size else b""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -11,34 +11,28 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from glassloop.engine.request import Request as EngineRequest
-from glassloop.server.errors import APIError, as_api_error
+from glassloop.server.errors import ERRORS, invalid
 from glassloop.server.fields import Prompts, Whole
 from glassloop.server.openai import answers
-from glassloop.server.openai.chat import ResponseFormat, StreamOptions, add_format
+from glassloop.server.openai.generation import Choices, ChoicesBody, add_response_format, respond
 from glassloop.server.operation.bodies import BodyRoute
-from glassloop.server.options import SamplingOptions, make_sampling, options_of, prompts_of
-from glassloop.server.runs.state import Live
+from glassloop.server.options import make_sampling, options_of, prompts_of
 from glassloop.server.service import Service
-from glassloop.server.streaming import BEAT, JSON, STILL_HERE, EventStream, data, unless_gone
+from glassloop.server.streaming import STREAMED
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
 _MOST_LOGPROBS = 20
 
 
-class CompletionBody(SamplingOptions):  # type: ignore[misc, valid-type]
+class CompletionBody(ChoicesBody):
     """OpenAI's parameters, and every field of Sampling."""
 
     prompt: Prompts
-    model: str | None = None
     max_tokens: Whole | None = None
     best_of: int | None = Field(None, ge=1, le=1024)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=_MOST_LOGPROBS)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
-    response_format: ResponseFormat | None = None
 
 
 class CompletionLogprobs(BaseModel):
@@ -67,230 +61,135 @@ class CompletionAnswer(BaseModel):
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=answers.ERRORS)
+    routes = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=ERRORS)
 
     @routes.post(
         "/v1/completions",
         response_model=CompletionAnswer,
         operation_id="completions",
-        responses={200: {"content": {"text/event-stream": {}}}},
+        responses=STREAMED,
     )
     async def completions(request: Request, body: CompletionBody) -> Response:
-        service.check_model(body.model)
-        job = await service.prepared(request, body, _Job, service, body)
-        if body.stream:
-            return job.stream()
-        return await unless_gone(request, job.whole())
+        return await respond(service, request, body, _Completion)
 
     return routes
 
 
-class _Job:
-    """One request: an engine request for each prompt, `best_of` runs of each, of which `n` are answered."""
+class _Completion(Choices):
+    """An engine request for each prompt, with `best_of` runs each, of which `n` are answered."""
+
+    is_chat = False
+    id_prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
     def __init__(self, service: Service, body: CompletionBody) -> None:
-        self._service = service
-        self._body = body
         self._n = body.given.get("n", 1)
         best_of = body.best_of or self._n
         if best_of < self._n:
-            raise APIError(400, f"best_of is {best_of}; at least n, {self._n}, is expected", param="best_of")
+            raise invalid("best_of", f"best_of is {best_of}; at least n, {self._n}, is expected")
         if body.stream and best_of > self._n:
-            raise APIError(
-                400,
-                "best_of is larger than n, so the best are known at the end only; not with stream",
-                param="best_of",
-            )
-        if body.stream_options is not None and not body.stream:
-            raise APIError(400, "stream_options is given without stream: true", param="stream_options")
-        # With echo and no new tokens only the prompt is scored; the engine chooses one all the same.
+            message = "best_of is larger than n, so the best are known at the end only; not with stream"
+            raise invalid("best_of", message)
+        # With echo and no new tokens only the prompt is scored; the engine chooses one token all the same.
         self._scores_only = body.max_tokens == 0
-        if self._scores_only and not body.echo:
-            raise APIError(400, "max_tokens is 0; at least 1 is expected without echo", param="max_tokens")
-        if self._scores_only and body.stream:
-            raise APIError(400, "max_tokens is 0; at least 1 is expected with stream", param="max_tokens")
+        if self._scores_only and (body.stream or not body.echo):
+            how = "with stream" if body.echo else "without echo"
+            raise invalid("max_tokens", f"max_tokens is 0; at least 1 is expected {how}")
         options = options_of(body)
         options["n"] = best_of
         options["max_tokens"] = 16 if body.max_tokens is None else max(1, body.max_tokens)
-        if body.logprobs is not None:
-            options["logprobs"] = body.logprobs
-            if body.echo:
-                options["prompt_logprobs"] = max(1, body.logprobs)
-        else:
-            options.pop("logprobs", None)
-        add_format(options, body.response_format)
+        if body.logprobs is not None and body.echo:
+            options["prompt_logprobs"] = max(1, body.logprobs)
+        add_response_format(options, body.response_format)
         sampling = make_sampling(options, service.settings, "n" if body.best_of is None else "best_of")
         prompts = prompts_of(body.prompt, "prompt")
-        if len(prompts) * best_of > service.settings.most_choices:
-            raise APIError(
-                400,
-                f"prompt asks for {len(prompts) * best_of} answers; at most"
-                f" {service.settings.most_choices} in one request are expected",
-                param="prompt",
-            )
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        for text in texts:
-            service.check_text(text)
-        service.check_texts(texts, "prompt")
-        compiled = service.compile(sampling)
-        self._requests: list[EngineRequest] = [
-            service.llm.prepare(each, sampling, compiled=compiled) for each in prompts
-        ]
-        for request in self._requests:
-            service.check_length(len(request.prompt_ids))
-        self._created = int(time.time())
-
-    def _frame(self, runs: list[Run]) -> dict[str, Any]:
-        return {
-            "id": f"cmpl-{runs[0].id}",
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._service.name,
-            "system_fingerprint": None,
-        }
+        count, most = len(prompts) * best_of, service.settings.most_choices
+        if count > most:
+            message = f"prompt asks for {count} answers; at most {most} in one request are expected"
+            raise invalid("prompt", message)
+        service.check_texts((prompt for prompt in prompts if isinstance(prompt, str)), "prompt")
+        compiled = service.llm.compile(sampling)
+        super().__init__(service, body, [service.prepare(each, sampling, compiled) for each in prompts])
+        self._echo, self._top = bool(body.echo), body.logprobs
+        self._offsets: dict[int, int] = {}  # of the next token in the text of each choice that has begun
 
     # ── the whole answer ───────────────────────────────────────────────────────────────────────────────────
 
-    async def whole(self) -> Response:
-        found = await self._service.finish(self._requests)
-        return await self._service.shown([live.run for live in found], lambda: self._answer(found))
-
-    def _answer(self, found: list[Live]) -> Response:
-        best = [run for request in self._requests for run in self._best(request)]
-        choices = [self._choice(index, run) for index, run in enumerate(best)]
-        every = [run for request in self._requests for run in request.runs]
-        usage = answers.usage(every, len(every) if self._scores_only else 0)
-        ids = {live.run.id: live for live in found}
-        headers = answers.headers([ids[run.id] for run in best])
-        return JSON({**self._frame(best), "choices": choices, "usage": usage}, headers=headers)
+    @property
+    def answered(self) -> list[Run]:
+        return [run for request in self.requests for run in self._best(request)]
 
     def _best(self, request: EngineRequest) -> list[Run]:
-        """Those with the highest log-probability a token; in the order they came where all are wanted."""
+        """Returns the n runs with the highest log-probability per token, in their order where all are
+        wanted."""
         if len(request.runs) <= self._n or request.sampling.beam_width > 1:
             return request.runs[: self._n]
         return sorted(request.runs, key=lambda run: -run.logprob / max(1, len(run.tokens)))[: self._n]
 
-    def _choice(self, index: int, run: Run) -> dict[str, Any]:
-        body = self._body
-        echo = self._text_of_prompt(run) if body.echo else ""
-        made = [] if self._scores_only else run.tokens
-        logprobs = None
-        if body.logprobs is not None:
-            logprobs = _Logprobs(self._service, body.logprobs)
-            if body.echo:
-                logprobs.add_unscored(run.prompt_ids[0])
-                logprobs.add(run.prompt_tokens)
-                logprobs.offset = len(echo)
-            logprobs.add(made)
+    def usage(self) -> dict[str, Any]:
+        return answers.usage(self.runs, len(self.runs) if self._scores_only else 0)
+
+    def choice(self, run: Run) -> dict[str, Any]:
+        echo = self._prompt(run) if self._echo else ""
+        tokens, text = ([], "") if self._scores_only else (run.tokens, run.text)
+        logprobs = self._logprobs(tokens, len(echo))
+        if logprobs is not None and self._echo:
+            for name, before in self._prompt_logprobs(run).items():
+                logprobs[name] = before and before + logprobs[name]
         return {
-            "index": index,
-            "text": echo + ("" if self._scores_only else run.text),
-            "logprobs": None if logprobs is None else logprobs.plain,
+            "text": echo + text,
+            "logprobs": logprobs,
             "finish_reason": "length" if self._scores_only else answers.finish_reason(run),
             "stop_reason": None if self._scores_only else run.stop_reason,
         }
 
-    def _text_of_prompt(self, run: Run) -> str:
-        return self._service.llm.tokenizer.decode(run.prompt_ids) if run.prompt is None else run.prompt
+    def _prompt(self, run: Run) -> str:
+        return self.service.llm.tokenizer.decode(run.prompt_ids) if run.prompt is None else run.prompt
 
     # ── as it comes ────────────────────────────────────────────────────────────────────────────────────────
 
-    def stream(self) -> Response:
-        lives = self._service.enter(self._requests)
-        return EventStream(self._chunks(lives), answers.headers(lives), lambda: self._service.leave(lives))
+    def token(self, index: int, run: Run, token: Token) -> bytes:
+        before = b"" if index in self._offsets else self._begin(index, run)
+        logprobs = self._logprobs([token], self._offsets[index])
+        self._offsets[index] += len(token.piece)
+        if not token.text and logprobs is None:
+            return before
+        return before + self.chunk(index, logprobs, text=token.text)
 
-    async def _chunks(self, lives: list[Live]) -> AsyncGenerator[bytes, None]:
-        service, body = self._service, self._body
-        frame = self._frame([live.run for live in lives])
-        with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        if with_usage:
-            frame["usage"] = None
-        index_of = {live: index for index, live in enumerate(lives)}
-        offsets: dict[Live, int] = dict.fromkeys(lives, 0)
-        begun: set[Live] = set()
+    def end(self, index: int, run: Run) -> bytes:
+        before = b"" if index in self._offsets else self._begin(index, run)
+        ending = {"finish_reason": answers.finish_reason(run), "stop_reason": run.stop_reason}
+        return before + self.chunk(index, text=run.tail, **ending)
 
-        def chunk(live: Live, text: str, logprobs: Any = None, **ending: Any) -> bytes:
-            choice = {
-                "index": index_of[live],
-                "text": text,
-                "logprobs": logprobs,
-                "finish_reason": None,
-                **ending,
-            }
-            return data({**frame, "choices": [choice]})
+    def _begin(self, index: int, run: Run) -> bytes:
+        """Returns the prompt as a chunk where it is echoed."""
+        text = self._prompt(run) if self._echo else ""
+        self._offsets[index] = len(text)
+        return self.chunk(index, self._prompt_logprobs(run), text=text) if self._echo else b""
 
-        try:
-            async for event in service.events(lives, BEAT):
-                if event is None:
-                    yield STILL_HERE
-                    continue
-                live, run, token = event.live, event.live.run, event.token
-                if body.echo and live not in begun:
-                    begun.add(live)
-                    text = self._text_of_prompt(run)
-                    told = None
-                    if body.logprobs is not None:
-                        scored = _Logprobs(service, body.logprobs)
-                        scored.add_unscored(run.prompt_ids[0])
-                        scored.add(run.prompt_tokens)
-                        told = scored.plain
-                    offsets[live] = len(text)
-                    yield chunk(live, text, told)
-                if token is not None:
-                    told = None
-                    if body.logprobs is not None:
-                        scored = _Logprobs(service, body.logprobs, offsets[live])
-                        scored.add([token])
-                        told, offsets[live] = scored.plain, scored.offset
-                    if token.text or told:
-                        yield chunk(live, token.text, told)
-                    continue
-                service.raise_if_failed(live)
-                if any(run in request.runs for request in self._requests):
-                    ending = {"finish_reason": answers.finish_reason(run), "stop_reason": run.stop_reason}
-                    yield chunk(live, run.tail, **ending)
-            if with_usage:
-                runs = [run for request in self._requests for run in request.runs]
-                yield data({**frame, "choices": [], "usage": answers.usage(runs)})
-            yield b"data: [DONE]\n\n"
-        except Exception as error:
-            yield data(as_api_error(error).body)
+    # ── log-probabilities ──────────────────────────────────────────────────────────────────────────────────
 
+    def _prompt_logprobs(self, run: Run) -> Any:
+        """Returns those of a prompt, whose first token has none: nothing comes before it."""
+        first = self.service.llm.piece(run.prompt_ids[0])
+        return self._logprobs(run.prompt_tokens, 0, first)
 
-class _Logprobs:
-    """The older form of log-probabilities: parallel lists."""
-
-    def __init__(self, service: Service, wanted: int, offset: int = 0) -> None:
-        self._service = service
-        self._wanted = wanted
-        self.offset = offset
-        self._tokens: list[str] = []
-        self._logprobs: list[float | None] = []
-        self._top: list[dict[str, float] | None] = []
-        self._offsets: list[int] = []
-
-    def add_unscored(self, id: int) -> None:
-        """The first token of a prompt: nothing comes before it."""
-        self._add(self._service.llm.piece(id), None, None)
-
-    def add(self, tokens: list[Token]) -> None:
+    def _logprobs(self, tokens: Iterable[Token], offset: int, first: str | None = None) -> Any:
+        """Returns log-probabilities as parallel lists, the older form, or None if they are not wanted.
+        `first` is a piece without one, before the tokens."""
+        if self._top is None:
+            return None
+        pieces = [] if first is None else [first]
+        logprobs: list[float | None] = [None] * len(pieces)
+        top: list[dict[str, float] | None] = [None] * len(pieces)
         for token in tokens:
-            top = {each.text: each.raw_logprob for each in token.alternatives[: self._wanted]}
-            top.setdefault(token.piece, token.raw_logprob)
-            self._add(token.piece, token.raw_logprob, top)
-
-    def _add(self, piece: str, logprob: float | None, top: dict[str, float] | None) -> None:
-        self._tokens.append(piece)
-        self._logprobs.append(logprob)
-        self._top.append(top)
-        self._offsets.append(self.offset)
-        self.offset += len(piece)
-
-    @property
-    def plain(self) -> dict[str, Any]:
+            alternatives = {each.text: each.raw_logprob for each in token.alternatives[: self._top]}
+            alternatives.setdefault(token.piece, token.raw_logprob)
+            pieces.append(token.piece)
+            logprobs.append(token.raw_logprob)
+            top.append(alternatives)
         return {
-            "tokens": self._tokens,
-            "token_logprobs": self._logprobs,
-            "top_logprobs": self._top if self._wanted else None,
-            "text_offset": self._offsets,
+            "tokens": pieces,
+            "token_logprobs": logprobs,
+            "top_logprobs": top if self._top else None,
+            "text_offset": list(accumulate(map(len, pieces), initial=offset))[:-1],
         }

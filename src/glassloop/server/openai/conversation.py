@@ -1,4 +1,4 @@
-"""Messages as OpenAI has them, and their way to the model's own template."""
+"""Conversations in OpenAI's form, and how they become the token ids of a prompt."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from glassloop.errors import TextError
-from glassloop.server.errors import refused
-from glassloop.server.fields import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, Name, many, text_or
+from glassloop.server.errors import unsupported
+from glassloop.server.fields import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, Name, many, text_or, texts_in
 from glassloop.server.options import Body
+from glassloop.server.service import Service
 from glassloop.text.tokenizer import Tokenizer
 
 
@@ -44,8 +45,48 @@ class Tool(Body):
 Tools = many(Tool, MOST_TOOLS)
 
 
-def plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """As templates expect them."""
+def encode_messages(
+    service: Service,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None = None,
+    *,
+    field: str = "messages",
+    note: str = "",
+    continue_final: bool = False,
+) -> list[int]:
+    """Returns the token ids of a conversation, whose length is checked before and after it is encoded. An
+    error names `field`; `note` says what else counts."""
+    service.check_texts(texts_in([messages, tools]), field, service.longest_text)
+    ids = encode(service.llm.tokenizer, messages, tools, continue_final=continue_final)
+    service.check_length(len(ids), field, note)
+    return ids
+
+
+def encode(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None = None,
+    *,
+    continue_final: bool = False,
+) -> list[int]:
+    """Returns the token ids of a conversation as the model's template writes it. No text of a message becomes
+    a special token."""
+    if tokenizer.chat_template is None:
+        message = "messages cannot be written: this model has no chat template; use /v1/completions"
+        raise TextError(message, field="messages")
+    written = _plain(messages)
+    if not tools:
+        return tokenizer.encode_chat(written, continue_final=continue_final)
+    described = [tool.model_dump() for tool in tools]
+    ids = tokenizer.encode_chat(written, tools=described, continue_final=continue_final)
+    if ids == tokenizer.encode_chat(written, continue_final=continue_final):
+        why = "this model's chat template has no place for them; describe them in a message"
+        raise unsupported("tools", why)
+    return ids
+
+
+def _plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Returns messages as templates expect them."""
     made = []
     for message in messages:
         each = message.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
@@ -57,23 +98,3 @@ def plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
             each["content"] = message.refusal
         made.append(each)
     return made
-
-
-def encode(
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    tools: Sequence[Tool] | None = None,
-    *,
-    continue_final: bool = False,
-) -> list[int]:
-    """The prompt's token ids. What messages say never becomes a special token."""
-    if tokenizer.chat_template is None:
-        raise TextError("messages cannot be written: this model has no chat template; use /v1/completions")
-    written = plain(messages)
-    if not tools:
-        return tokenizer.encode_chat(written, continue_final=continue_final)
-    described = [tool.model_dump() for tool in tools]
-    ids = tokenizer.encode_chat(written, tools=described, continue_final=continue_final)
-    if ids == tokenizer.encode_chat(written, continue_final=continue_final):
-        raise refused("tools", "this model's chat template has no place for them; describe them in a message")
-    return ids

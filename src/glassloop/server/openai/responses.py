@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from glassloop.decode.sampling import Sampling
-from glassloop.engine.request import Request as EngineRequest
-from glassloop.server.errors import APIError, as_api_error
-from glassloop.server.fields import MOST_MESSAGES, MOST_PARTS, Whole, many, text_or, texts_in
+from glassloop.server.errors import ERRORS, APIError, invalid
+from glassloop.server.fields import MOST_MESSAGES, MOST_PARTS, Whole, many, text_or
 from glassloop.server.openai import answers
-from glassloop.server.openai.conversation import Message, TextPart, encode
+from glassloop.server.openai.conversation import Message, TextPart, encode_messages
+from glassloop.server.openai.generation import Generation, add_format, add_top_logprobs, respond
 from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
-from glassloop.server.runs.state import Live
 from glassloop.server.service import Service
-from glassloop.server.streaming import BEAT, JSON, STILL_HERE, EventStream, event, unless_gone
+from glassloop.server.streaming import STREAMED, event
 from glassloop.trace.run import Run
+from glassloop.trace.token import Token
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -105,183 +103,162 @@ class ResponseAnswer(BaseModel):
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=answers.ERRORS)
+    routes = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=ERRORS)
 
-    @routes.post(
-        "/v1/responses",
-        response_model=ResponseAnswer,
-        operation_id="responses",
-        responses={200: {"content": {"text/event-stream": {}}}},
-    )
+    @routes.post("/v1/responses", response_model=ResponseAnswer, operation_id="responses", responses=STREAMED)
     async def responses(request: Request, body: ResponsesBody) -> Response:
-        service.check_model(body.model)
-        job = await service.prepared(request, body, _Job, service, body)
-        return job.stream() if body.stream else await unless_gone(request, job.whole())
+        return await respond(service, request, body, _Response)
 
     return routes
 
 
-class _Job:
+class _Response(Generation):
     def __init__(self, service: Service, body: ResponsesBody) -> None:
-        self._service = service
         self._body = body
-        self._request = self._prepare()
-        run = self._request.runs[0]
-        self._id, self._message_id = f"resp_{run.id}", f"msg_{run.id}"
-        self._created = time.time()
         self._wants_logprobs = _LOGPROBS in (body.include or ())
-
-    def _prepare(self) -> EngineRequest:
-        service, body = self._service, self._body
-        if body.top_logprobs is not None and _LOGPROBS not in (body.include or ()):
-            raise APIError(400, f"top_logprobs is given without include: [{_LOGPROBS}]", param="top_logprobs")
-        messages = (
-            [Message(role="user", content=body.input)]
-            if isinstance(body.input, str)
-            else [Message(role=each.role, content=each.content) for each in body.input]
-        )
-        if body.instructions is not None:
-            messages.insert(0, Message(role="system", content=body.instructions))
-        if not messages:
-            raise APIError(400, "input is empty; at least one message is expected", param="input")
-        service.check_texts([body.instructions or ""], "instructions", service.longest_text)
-        service.check_texts(texts_in(messages), "input", service.longest_text)
-        ids = encode(service.llm.tokenizer, messages)
-        service.check_length(
-            len(ids), "input", "" if body.instructions is None else ", instructions included"
+        self._format = body.text.format if body.text is not None else None
+        ids = encode_messages(
+            service,
+            _messages(service, body),
+            field="input",
+            note="" if body.instructions is None else ", instructions included",
         )
         options = options_of(body)
         options["max_tokens"] = body.max_output_tokens or max(1, service.llm.config.context - len(ids))
-        if body.top_logprobs is not None:
-            options["logprobs"] = max(body.top_logprobs, Sampling.logprobs)
-        self._format = body.text.format if body.text is not None else None
-        if self._format is not None and self._format.type == "json_object":
-            options["json_schema"] = {"type": "object"}
-        elif self._format is not None and self._format.type == "json_schema":
-            if self._format.schema_ is None:
-                raise APIError(400, "text.format.schema is missing", param="text.format.schema")
-            options["json_schema"] = self._format.schema_
-        sampling = make_sampling(options, service.settings)
-        return service.llm.prepare(ids, sampling, compiled=service.compile(sampling))
+        add_top_logprobs(options, body.top_logprobs, self._wants_logprobs, f"include: [{_LOGPROBS}]")
+        if self._format is not None:
+            add_format(options, self._format.type, self._format.schema_, "text.format.schema")
+        self._sampling = make_sampling(options, service.settings)
+        super().__init__(service, [service.prepare(ids, self._sampling)])
+        self._run_id = self.runs[0].id
+        self._created = time.time()
+        self._sequence_number = -1
+        self._place = {"item_id": f"msg_{self._run_id}", "output_index": 0, "content_index": 0}
 
-    async def whole(self) -> Response:
-        found = await self._service.finish([self._request], chat=True)
-        run, headers = found[0].run, answers.headers(found[:1])
-        return await self._service.shown([run], lambda: JSON(self._answer(run), headers=headers))
+    def answer(self, runs: list[Run]) -> dict[str, Any]:
+        return self._response(runs[0])
 
-    def stream(self) -> Response:
-        lives = self._service.enter([self._request], chat=True)
-        return EventStream(self._events(lives), answers.headers(lives), lambda: self._service.leave(lives))
+    # ── as it comes ────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _events(self, lives: list[Live]) -> AsyncGenerator[bytes, None]:
-        service, live, run = self._service, lives[0], lives[0].run
-        number = -1
-
-        def told(kind: str, **details: Any) -> bytes:
-            nonlocal number
-            number += 1
-            return event(kind, {"type": kind, "sequence_number": number, **details})
-
-        at = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+    def begin(self, runs: list[Run]) -> bytes:
         empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        try:
-            yield told("response.created", response=self._answer(None))
-            yield told("response.in_progress", response=self._answer(None))
-            yield told("response.output_item.added", output_index=0, item=self._message(None))
-            yield told("response.content_part.added", part=empty, **at)
-            async for each in service.events(lives, BEAT):
-                if each is None:
-                    yield STILL_HERE
-                elif each.token is not None:
-                    logprobs = self._logprobs([each.token])
-                    if each.token.text or logprobs:
-                        delta = each.token.text
-                        yield told("response.output_text.delta", delta=delta, logprobs=logprobs, **at)
-            service.raise_if_failed(live)
-            if run.tail:
-                yield told("response.output_text.delta", delta=run.tail, logprobs=[], **at)
+        return (
+            self._event("response.created", response=self._response(None))
+            + self._event("response.in_progress", response=self._response(None))
+            + self._event("response.output_item.added", output_index=0, item=self._message(None))
+            + self._event("response.content_part.added", part=empty, **self._place)
+        )
 
-            def last() -> list[bytes]:
-                answer = self._answer(run)
-                return [
-                    told(
-                        "response.output_text.done", text=run.text, logprobs=self._logprobs(run.tokens), **at
-                    ),
-                    told("response.content_part.done", part=self._part(run), **at),
-                    told("response.output_item.done", output_index=0, item=self._message(run)),
-                    told(f"response.{answer['status']}", response=answer),
-                ]
+    def token(self, index: int, run: Run, token: Token) -> bytes:
+        logprobs = self._logprobs([token])
+        return self._delta(token.text, logprobs) if token.text or logprobs else b""
 
-            for chunk in await service.shown([run], last):
-                yield chunk
-        except Exception as error:
-            detail = as_api_error(error).body["error"]
-            failed = {**self._answer(None), "status": "failed"}
-            failed["error"] = {"code": detail["code"] or "server_error", "message": detail["message"]}
-            yield told("response.failed", response=failed)
+    def end(self, index: int, run: Run) -> bytes:
+        return self._delta(run.tail, []) if run.tail else b""
+
+    async def finish(self) -> bytes:
+        return await self.service.render(self.runs, self._finish)
+
+    def _finish(self) -> bytes:
+        run = self.runs[0]
+        response, logprobs = self._response(run), self._logprobs(run.tokens)
+        return (
+            self._event("response.output_text.done", text=run.text, logprobs=logprobs, **self._place)
+            + self._event("response.content_part.done", part=self._part(run), **self._place)
+            + self._event("response.output_item.done", output_index=0, item=self._message(run))
+            + self._event(f"response.{response['status']}", response=response)
+        )
+
+    def failed(self, error: APIError) -> bytes:
+        detail = {"code": error.code or "server_error", "message": error.message}
+        response = {**self._response(None), "status": "failed", "error": detail}
+        return self._event("response.failed", response=response)
+
+    def _delta(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
+        return self._event("response.output_text.delta", delta=text, logprobs=logprobs, **self._place)
+
+    def _event(self, kind: str, **details: Any) -> bytes:
+        self._sequence_number += 1
+        return event(kind, {"type": kind, "sequence_number": self._sequence_number, **details})
 
     # ── shapes ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _answer(self, run: Run | None) -> dict[str, Any]:
-        """The response as it is with this run at its end; None: it has just begun."""
-        sampling = self._request.sampling
-        cut = run is not None and answers.finish_reason(run) == "length"
+    def _response(self, run: Run | None) -> dict[str, Any]:
+        """Returns the response with a run that has ended, or with None as it is at the beginning."""
+        form = self._format
         return {
-            "id": self._id,
+            "id": f"resp_{self._run_id}",
             "object": "response",
             "created_at": self._created,
-            "status": "in_progress" if run is None else "incomplete" if cut else "completed",
+            "status": _status(run),
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if _status(run) == "incomplete" else None,
             "instructions": self._body.instructions,
             "max_output_tokens": self._body.max_output_tokens,
-            "model": self._service.name,
+            "model": self.service.name,
             "output": [] if run is None else [self._message(run)],
             "parallel_tool_calls": False,
             "previous_response_id": None,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
+            "temperature": self._sampling.temperature,
+            "top_p": self._sampling.top_p,
             "text": {
                 "format": {"type": "text"}
-                if self._format is None
-                else self._format.model_dump(by_alias=True, exclude_none=True)
+                if form is None
+                else form.model_dump(by_alias=True, exclude_none=True)
             },
             "tool_choice": "auto",
             "tools": [],
             "truncation": "disabled",
             "metadata": self._body.metadata or {},
-            "usage": None if run is None else self._usage(run),
+            "usage": None if run is None else _usage(run),
         }
 
     def _message(self, run: Run | None) -> dict[str, Any]:
-        cut = run is not None and answers.finish_reason(run) == "length"
         return {
-            "id": self._message_id,
+            "id": f"msg_{self._run_id}",
             "type": "message",
             "role": "assistant",
-            "status": "in_progress" if run is None else "incomplete" if cut else "completed",
+            "status": _status(run),
             "content": [] if run is None else [self._part(run)],
         }
 
     def _part(self, run: Run) -> dict[str, Any]:
-        return {
-            "type": "output_text",
-            "text": run.text,
-            "annotations": [],
-            "logprobs": self._logprobs(run.tokens),
-        }
+        logprobs = self._logprobs(run.tokens)
+        return {"type": "output_text", "text": run.text, "annotations": [], "logprobs": logprobs}
 
-    def _logprobs(self, tokens: list[Any]) -> list[dict[str, Any]]:
+    def _logprobs(self, tokens: list[Token]) -> list[dict[str, Any]]:
         if not self._wants_logprobs:
             return []
-        return [answers.logprob(self._service, token, self._body.top_logprobs or 0) for token in tokens]
+        return [answers.logprob(self.service, token, self._body.top_logprobs or 0) for token in tokens]
 
-    def _usage(self, run: Run) -> dict[str, Any]:
-        used = run.usage
-        return {
-            "input_tokens": used.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": used.cached_tokens},
-            "output_tokens": used.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": used.total_tokens,
-        }
+
+def _messages(service: Service, body: ResponsesBody) -> list[Message]:
+    """Returns the input as a conversation, which begins with the instructions."""
+    messages = (
+        [Message(role="user", content=body.input)]
+        if isinstance(body.input, str)
+        else [Message(role=each.role, content=each.content) for each in body.input]
+    )
+    if body.instructions is not None:
+        service.check_text(body.instructions, "instructions")
+        messages.insert(0, Message(role="system", content=body.instructions))
+    if not messages:
+        raise invalid("input", "input is empty; at least one message is expected")
+    return messages
+
+
+def _status(run: Run | None) -> str:
+    if run is None:
+        return "in_progress"
+    return "incomplete" if answers.finish_reason(run) == "length" else "completed"
+
+
+def _usage(run: Run) -> dict[str, Any]:
+    used = run.usage
+    return {
+        "input_tokens": used.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": used.cached_tokens},
+        "output_tokens": used.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": used.total_tokens,
+    }

@@ -1,8 +1,8 @@
-"""Runs as JSON: what `/api/…` answers with. docs/server.md shows each of these."""
+"""Runs as JSON: the answers of `/api/…`. docs/server.md shows each of these."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from typing import Any
@@ -10,9 +10,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from glassloop.server.openai.tokens import PromptToken, prompt_token
-from glassloop.server.runs.state import Event, Live
+from glassloop.server.runs.state import Event, RunState, status_of
+from glassloop.server.runs.storage import INTERRUPTED
 from glassloop.server.service import Service
+from glassloop.trace.entry import Kept
 from glassloop.trace.node import after, root_of
+from glassloop.trace.run import Timings
 from glassloop.trace.token import Token
 
 LEAST = -1e30  # instead of minus infinity, which is no number in JSON
@@ -108,54 +111,45 @@ class Runs(BaseModel):
 # ── nodes ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def path_of(root: str, tokens: Iterable[Token]) -> list[str]:
-    """A node, then one for each token after it."""
+def _path(root: str, tokens: Iterable[Token]) -> list[str]:
+    """Returns a node, then one for each token after it."""
     return list(accumulate((token.id for token in tokens), after, initial=root))
 
 
-def root(live: Live) -> str:
-    if live.root is None:
-        live.root = root_of(live.run.prompt_ids)
-    return live.root
+def _root(state: RunState) -> str:
+    if state.root is None:
+        state.root = root_of(state.run.prompt_ids)
+    return state.root
 
 
-def _nodes(live: Live, place: int) -> tuple[str, str]:
-    """The nodes before and after a token. For the event loop's thread alone: it keeps those it has made."""
-    known = live.nodes or [root(live)]
+def _nodes(state: RunState, place: int) -> tuple[str, str]:
+    """Returns the nodes before and after a token, and remembers them. For the event loop's thread alone."""
+    known = state.nodes or [_root(state)]
     if len(known) < place + 2:
-        known += path_of(known[-1], live.run.tokens[len(known) - 1 :])[1:]
-        live.nodes = known
+        known += _path(known[-1], state.run.tokens[len(known) - 1 :])[1:]
+        state.nodes = known
     return known[place], known[place + 1]
 
 
-# ── shapes ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── summaries ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def decoded(service: Service, prompt_ids: list[int]) -> str:
-    """The text of a prompt. A run of another model may have tokens that this one does not know."""
-    tokenizer = service.llm.tokenizer
-    if max(prompt_ids) < tokenizer.vocab_size:
-        return tokenizer.decode(prompt_ids)
-    return "".join(map(service.llm.piece, prompt_ids))
-
-
-def summary(service: Service, live: Live) -> dict[str, Any]:
-    run = live.run
-    used = run.usage
-    if live.prompt is None:
-        live.prompt = decoded(service, run.prompt_ids) if run.prompt is None else run.prompt
+def summary(service: Service, state: RunState) -> dict[str, Any]:
+    run = state.run
+    if state.prompt is None:
+        state.prompt = _decoded(service, run.prompt_ids) if run.prompt is None else run.prompt
     return {
         "id": run.id,
-        "tree": live.tree.id,
-        "root": root(live),
+        "tree": state.tree.id,
+        "root": _root(state),
         "model": service.name,
-        "name": live.name,
-        "created": live.created,
-        "status": live.status,
+        "name": state.name,
+        "created": state.created,
+        "status": state.status,
         "finish_reason": run.finish_reason,
         "stop_reason": run.stop_reason,
         "error": None if run.error is None else str(run.error),
-        "prompt": live.prompt,
+        "prompt": state.prompt,
         "text": run.text,
         "seed": run.seed,
         "salt": run.salt,
@@ -165,45 +159,100 @@ def summary(service: Service, live: Live) -> dict[str, Any]:
         "reason": run.reason,
         "sampling": run.sampling.to_dict(),
         "logprob": max(run.logprob, LEAST),
-        "usage": {**asdict(used), "total_tokens": used.total_tokens},
-        "timings": {
-            **asdict(run.timings),
-            "tokens_per_second": run.timings.tokens_per_second(len(run.tokens)),
-        },
+        "usage": {**asdict(run.usage), "total_tokens": run.usage.total_tokens},
+        "timings": _timings(run.timings, len(run.tokens)),
         "drafts": asdict(run.drafts),
         "ops": run.ops,
     }
 
 
-def token_shape(token: Token, index: int, node: str, parent: str, alternatives: int = 64) -> dict[str, Any]:
+def summaries(service: Service, found: Sequence[RunState | Kept]) -> list[dict[str, Any]]:
+    """Returns the summaries of runs: of those in the store from their columns alone. A row whose columns
+    cannot be understood is left out."""
+    made = []
+    for each in found:
+        if isinstance(each, RunState):
+            made.append(summary(service, each))
+            continue
+        try:
+            made.append(_stored_summary(service, each))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            continue
+    return made
+
+
+# What a stored run's facts hold under the names that a summary has.
+_FACTS = ("root", "salt", "sample", "fork_at", "reason", "sampling", "usage", "drafts", "ops")
+
+
+def _stored_summary(service: Service, kept: Kept) -> dict[str, Any]:
+    entry, facts = kept.entry, kept.facts
+    finish_reason, stop_reason = entry.finish_reason, facts["stop_reason"]
+    if finish_reason is None:
+        finish_reason, stop_reason = INTERRUPTED
+    return {name: facts[name] for name in _FACTS} | {
+        "id": entry.id,
+        "tree": kept.tree,
+        "model": service.name,
+        "name": kept.name,
+        "created": entry.created,
+        "status": status_of(finish_reason, facts["sampling"]["beam_width"]),
+        "finish_reason": finish_reason,
+        "stop_reason": stop_reason,
+        "error": stop_reason if finish_reason == "error" else None,
+        "prompt": _decoded(service, facts["prompt_ids"]) if entry.prompt is None else entry.prompt,
+        "text": entry.text,
+        "seed": entry.seed,
+        "parent": entry.parent,
+        "logprob": LEAST if facts["logprob"] is None else facts["logprob"],
+        "timings": _timings(Timings(**facts["timings"]), entry.tokens),
+    }
+
+
+def _decoded(service: Service, prompt_ids: list[int]) -> str:
+    """Returns the text of a prompt. A run of another model may have tokens that this one does not know."""
+    tokenizer = service.llm.tokenizer
+    if max(prompt_ids) < tokenizer.vocab_size:
+        return tokenizer.decode(prompt_ids)
+    return "".join(map(service.llm.piece, prompt_ids))
+
+
+def _timings(timings: Timings, tokens: int) -> dict[str, Any]:
+    return {**asdict(timings), "tokens_per_second": timings.tokens_per_second(tokens)}
+
+
+# ── whole runs and events ──────────────────────────────────────────────────────────────────────────────────
+
+
+def whole_run(service: Service, state: RunState, alternatives: int) -> dict[str, Any]:
+    """Returns a run as JSON. Its lists are iterators: a run's alternatives, all at once, are large."""
+    run, tokens = state.run, list(state.run.tokens)
+    nodes = _path(_root(state), tokens)
+    end = None
+    if run.end is not None:
+        end = _token(run.end, len(tokens), after(nodes[-1], run.end.id), nodes[-1], alternatives)
+    return {
+        **summary(service, state),
+        "prompt_tokens": (prompt_token(service, id) for id in run.prompt_ids),
+        "tokens": (
+            _token(token, index, nodes[index + 1], nodes[index], alternatives)
+            for index, token in enumerate(tokens)
+        ),
+        "tail": run.tail,
+        "end": end,
+        "beams": _beams(service, state),
+    }
+
+
+def _token(token: Token, index: int, node: str, parent: str, alternatives: int = 64) -> dict[str, Any]:
     made = token.to_dict()
     made["alternatives"] = made["alternatives"][:alternatives]
     return {"index": index, "node": node, "parent": parent, "piece": token.piece, **made}
 
 
-def whole_run(service: Service, live: Live, alternatives: int) -> dict[str, Any]:
-    """Returns a run as JSON has it. Its lists are iterators: a run's alternatives, all at once, are large."""
-    run, tokens = live.run, list(live.run.tokens)
-    nodes = path_of(root(live), tokens)
-    end = None
-    if run.end is not None:
-        end = token_shape(run.end, len(tokens), after(nodes[-1], run.end.id), nodes[-1], alternatives)
-    return {
-        **summary(service, live),
-        "prompt_tokens": (prompt_token(service, id) for id in run.prompt_ids),
-        "tokens": (
-            token_shape(token, index, nodes[index + 1], nodes[index], alternatives)
-            for index, token in enumerate(tokens)
-        ),
-        "tail": run.tail,
-        "end": end,
-        "beams": _beams(service, live),
-    }
-
-
-def _beams(service: Service, live: Live) -> Iterator[dict[str, Any]]:
-    nodes: dict[int | None, str] = {None: root(live)}
-    for beam in live.run.beams:
+def _beams(service: Service, state: RunState) -> Iterator[dict[str, Any]]:
+    nodes: dict[int | None, str] = {None: _root(state)}
+    for beam in state.run.beams:
         nodes[beam.number] = after(nodes[beam.parent], beam.id)
         yield {
             **asdict(beam),
@@ -214,10 +263,10 @@ def _beams(service: Service, live: Live) -> Iterator[dict[str, Any]]:
         }
 
 
-def event_shape(service: Service, seq: int, event: Event) -> dict[str, Any]:
-    live = event.live
-    told: dict[str, Any] = {"seq": seq, "run": live.run.id}
+def event_shape(service: Service, number: int, event: Event) -> dict[str, Any]:
+    state = event.state
+    made: dict[str, Any] = {"seq": number, "run": state.run.id}
     if event.token is None:
-        return {**told, "summary": summary(service, live)}
-    before, node = _nodes(live, event.place)
-    return {**told, **token_shape(event.token, event.place, node, before)}
+        return {**made, "summary": summary(service, state)}
+    parent, node = _nodes(state, event.place)
+    return {**made, **_token(event.token, event.place, node, parent)}

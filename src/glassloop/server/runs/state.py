@@ -1,8 +1,8 @@
-"""Runs while they are made and as long as they are kept, and whoever looks on.
+"""The runs that the server knows, grouped in trees, and the events that clients follow.
 
-The engine tells of tokens on its own thread; the `Hub` carries them over to the server's, many at a time.
-There each becomes an event of its tree, numbered and never changed, so a follower who lost the connection
-reads on where it was.
+The engine reports tokens on its own thread; `Hub` passes them to the event loop, many at a time. There each
+becomes an event of its tree. Events are numbered and never change, so a client that lost its connection
+continues where it was.
 """
 
 from __future__ import annotations
@@ -18,32 +18,30 @@ from glassloop.engine.request import Request
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
-Kind = Literal["run", "token", "end"]
-
 
 class Event(NamedTuple):
-    kind: Kind
-    live: Live
+    kind: Literal["run", "token", "end"]
+    state: RunState
     place: int  # of the token in its run
     token: Token | None
 
 
-class Live:
-    """A run that the server knows."""
+class RunState:
+    """A run and what the server knows about it."""
 
-    def __init__(self, run: Run, tree: Tree, name: str | None = None) -> None:
+    def __init__(self, run: Run, tree: RunTree, name: str | None = None) -> None:
         self.run = run
         self.tree = tree
         self.name = name  # of a strategy
         self.created = time.time()
         self.request: Request | None = None  # while it is computed
-        self.told = len(run.tokens)  # tokens that are in the tree's log, or were kept of a parent
-        self.limit: int | None = None  # pause with so many tokens
-        self.users = 0  # requests that still need it
+        self.sent = len(run.tokens)  # tokens that are in the tree's log, or are a parent's
+        self.limit: int | None = None  # the number of tokens at which it pauses
+        self.users = 0  # HTTP requests that still need it
         self.chat = False  # its prompt is a conversation
         self.root: str | None = None  # the node of its prompt
-        self.nodes: list[str] = []  # of the tree of texts, as far as they are known
-        self.prompt: str | None = None  # its text, once somebody asked
+        self.nodes: list[str] = []  # of its tokens, as far as they are computed
+        self.prompt: str | None = None  # the decoded prompt, once it was asked for
 
     @property
     def status(self) -> str:
@@ -53,42 +51,42 @@ class Live:
 
 
 def status_of(finish_reason: str | None, beam_width: int) -> str:
-    """The status of a run that is not computed now. One that was stopped can go on, unless it is a search."""
+    """Returns the status of a run that is not being computed. A stopped one can go on, unless it is a beam
+    search."""
     if finish_reason == "error":
         return "failed"
     return "paused" if finish_reason == "cancelled" and beam_width == 1 else "done"
 
 
-class Tree:
-    """Runs that belong together, and the log of what happened to them."""
+class RunTree:
+    """Runs that belong together, and the log of their events."""
 
     def __init__(self, id: str | None = None) -> None:
         self.id = id or secrets.token_hex(8)
-        self.lives: dict[str, Live] = {}
-        self.log: list[Event | None] = []  # None: of a run that is forgotten
-        self._places: dict[Live, list[int]] = {}  # of each run's events in the log
+        self.states: dict[str, RunState] = {}
+        self.log: list[Event | None] = []  # None in place of an event of a forgotten run
+        self._places: dict[RunState, list[int]] = {}  # of each run's events in the log
         self._followers: set[asyncio.Event] = set()
 
     def add(self, event: Event) -> None:
-        self._places.setdefault(event.live, []).append(len(self.log))
+        self._places.setdefault(event.state, []).append(len(self.log))
         self.log.append(event)
-        for follower in self._followers:
-            follower.set()
+        self.wake()
 
     @property
     def busy(self) -> bool:
-        return any(live.request is not None for live in self.lives.values())
+        return any(state.request is not None for state in self.states.values())
 
-    def forget(self, live: Live) -> None:
-        self.lives.pop(live.run.id, None)
-        for place in self._places.pop(live, ()):
+    def forget(self, state: RunState) -> None:
+        self.states.pop(state.run.id, None)
+        for place in self._places.pop(state, ()):
             self.log[place] = None
 
     async def follow(
-        self, after: int, over: Callable[[], bool], beat: float | None = None
+        self, after: int, over: Callable[[], bool], keep_alive: float | None = None
     ) -> AsyncIterator[tuple[int, Event | None]]:
-        """Events with their numbers, from the one after `after`, until `over` says so with none left; and
-        every `beat` seconds without one (0, None)."""
+        """Yields events with their numbers, from the one after `after`, until none is left and `over` is
+        true; after `keep_alive` seconds without an event, (0, None)."""
         news = asyncio.Event()
         self._followers.add(news)
         at = min(after, len(self.log))
@@ -103,7 +101,7 @@ class Tree:
                 if over():
                     return
                 try:
-                    async with asyncio.timeout(beat):
+                    async with asyncio.timeout(keep_alive):
                         await news.wait()
                 except TimeoutError:
                     yield 0, None
@@ -111,30 +109,31 @@ class Tree:
             self._followers.discard(news)
 
     def wake(self) -> None:
+        """Lets the followers look at the log, and whether it is over, again."""
         for follower in self._followers:
             follower.set()
 
 
-Deliver = Callable[[Live, Token | None], None]
-
-
 class Hub:
-    """From the engine's thread to the server's. One wake-up carries all that has come by then."""
+    """Passes tokens from the engine's thread to the event loop. One wake-up carries all that have come by
+    then."""
 
-    def __init__(self, home: asyncio.AbstractEventLoop, deliver: Deliver) -> None:
-        self._home = home
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, deliver: Callable[[RunState, Token | None], None]
+    ) -> None:
+        self._loop = loop
         self._deliver = deliver
-        self._letters: deque[tuple[Live, Token | None]] = deque()
-        self._called = False
+        self._pending: deque[tuple[RunState, Token | None]] = deque()
+        self._scheduled = False
 
-    def put(self, live: Live, token: Token | None) -> None:
-        self._letters.append((live, token))
-        if not self._called:
-            self._called = True
-            self._home.call_soon_threadsafe(self._empty)
+    def put(self, state: RunState, token: Token | None) -> None:
+        self._pending.append((state, token))
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon_threadsafe(self._deliver_all)
 
-    def _empty(self) -> None:
-        # Before the letters are read, so that what comes meanwhile calls again.
-        self._called = False
-        while self._letters:
-            self._deliver(*self._letters.popleft())
+    def _deliver_all(self) -> None:
+        # Before the deque is read, so that a token that comes meanwhile schedules another call.
+        self._scheduled = False
+        while self._pending:
+            self._deliver(*self._pending.popleft())
