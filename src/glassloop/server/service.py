@@ -22,7 +22,7 @@ from glassloop.server.operation.settings import Settings
 from glassloop.server.operation.workers import Pools
 from glassloop.server.options import Body, make_sampling
 from glassloop.server.runs.index import RunIndex
-from glassloop.server.runs.state import Event, Hub, RunState, RunTree
+from glassloop.server.runs.state import Event, Hub, RunState, TreeState
 from glassloop.server.runs.storage import RunStorage
 from glassloop.server.streaming import unless_gone
 from glassloop.trace.run import Run
@@ -30,6 +30,7 @@ from glassloop.trace.token import Token
 
 T = TypeVar("T")
 _CONSTRAINTS = frozenset(("json_schema", "regex", "choice", "grammar", "response_format", "text"))
+_RENDERED = frozenset(("messages", "input"))  # fields that a chat template renders
 _FEW_TOKENS = 512  # an answer with at most so many is rendered on the event loop
 MOST_TEXT = 2_000_000  # characters of all texts that one request brings for the model
 
@@ -104,9 +105,13 @@ class Service:
         self, request: HTTPRequest, body: Body, function: Callable[..., T], *args: Any
     ) -> T:
         """Returns what a preparation returns, called on a thread: of the pool for long ones where the request
-        has a large body or a grammar. It is dropped if the client disconnects while it waits."""
-        is_long = request.state.long or not _CONSTRAINTS.isdisjoint(body.given)
-        pool = self.pools.long if is_long else self.pools.short
+        has a large body or a grammar, of another one where a template renders a conversation. It is dropped if
+        the client disconnects while it waits."""
+        pools, given = self.pools, body.given
+        if request.state.long or not _CONSTRAINTS.isdisjoint(given):
+            pool = pools.long
+        else:
+            pool = pools.short if _RENDERED.isdisjoint(given) else pools.chat
         return await unless_gone(request.receive, pool.run(function, *args))
 
     async def read_model(self, request: HTTPRequest, function: Callable[[Deadline], T]) -> T:
@@ -136,7 +141,7 @@ class Service:
     def start(
         self,
         requests: Sequence[Request],
-        tree: RunTree | None = None,
+        tree: TreeState | None = None,
         *,
         names: Sequence[str | None] = (),
         limit: int | None = None,
@@ -144,7 +149,7 @@ class Service:
     ) -> list[RunState]:
         """Starts all requests, or none, as runs of one tree. With `limit` each run pauses after so many new
         tokens."""
-        tree = tree or RunTree()
+        tree = tree or TreeState()
         states: list[RunState] = []
         try:
             for place, request in enumerate(requests):

@@ -14,7 +14,7 @@ from glassloop.errors import GlassloopError
 from glassloop.server.errors import ERRORS, APIError
 from glassloop.server.runs import shapes
 from glassloop.server.runs.routes import Id
-from glassloop.server.runs.state import RunState, RunTree
+from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
 from glassloop.trace.file import from_bytes, to_bytes
@@ -98,7 +98,7 @@ class _Importer:
             if here is not None and _same(here.run, run):
                 return self._answer(here, original, 200)
         run.samples = [run]
-        state = RunState(run, RunTree())
+        state = RunState(run, TreeState())
         # Before it is added: a run that cannot be shown must not be in the list of runs.
         answer = await service.pools.short.run(self._answer, state, original, 201)
         if await service.runs.find(run.id) is None:

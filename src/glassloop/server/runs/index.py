@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from glassloop.server.errors import APIError
-from glassloop.server.runs.state import RunState, RunTree
+from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.runs.storage import RunStorage
 from glassloop.trace.entry import Kept
 
@@ -21,7 +21,7 @@ class RunIndex:
         self.keep = keep
         self.storage = storage
         self._states: dict[str, RunState] = {}  # oldest first
-        self._trees: dict[str, RunTree] = {}
+        self._trees: dict[str, TreeState] = {}
         # A read of the storage that began before a removal must not bring the run back.
         self._removed: dict[str, None] = {}
 
@@ -60,14 +60,14 @@ class RunIndex:
         if stored is None or id in self._removed:
             return None
         if id not in self._states:  # another request may have brought it meanwhile
-            tree = self._trees.get(stored.tree) or RunTree(stored.tree)
+            tree = self._trees.get(stored.tree) or TreeState(stored.tree)
             state = RunState(stored.run, tree, stored.name)
             state.created = stored.run.created
             self._insert(state)
             self.trim()
         return self._states.get(id)
 
-    async def tree(self, id: str) -> RunTree:
+    async def tree(self, id: str) -> TreeState:
         tree = self._trees.get(id)
         if tree is None and self.storage is not None:
             for kept in await self.storage.list(1, id):

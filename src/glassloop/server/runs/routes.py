@@ -19,7 +19,7 @@ from glassloop.server.openai.conversation import Messages, encode_messages
 from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.runs import shapes
-from glassloop.server.runs.state import RunState, RunTree
+from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON, KEEP_ALIVE, STILL_HERE, STREAMED, EventStream, event
 
@@ -202,7 +202,7 @@ async def _fork(
 
 
 def _event_stream(
-    service: Service, tree: RunTree, after: int, over: Callable[[], bool], only: RunState | None = None
+    service: Service, tree: TreeState, after: int, over: Callable[[], bool], only: RunState | None = None
 ) -> Response:
     """Returns the events of a tree, or of one of its runs, as a stream. It may stay open without an end, so
     the number of such streams is bounded."""

@@ -29,7 +29,7 @@ class Event(NamedTuple):
 class RunState:
     """A run and what the server knows about it."""
 
-    def __init__(self, run: Run, tree: RunTree, name: str | None = None) -> None:
+    def __init__(self, run: Run, tree: TreeState, name: str | None = None) -> None:
         self.run = run
         self.tree = tree
         self.name = name  # of a strategy
@@ -58,7 +58,7 @@ def status_of(finish_reason: str | None, beam_width: int) -> str:
     return "paused" if finish_reason == "cancelled" and beam_width == 1 else "done"
 
 
-class RunTree:
+class TreeState:
     """Runs that belong together, and the log of their events."""
 
     def __init__(self, id: str | None = None) -> None:
