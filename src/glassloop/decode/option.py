@@ -1,7 +1,7 @@
 """The kinds of options that a request can have: a number within bounds, a switch, a list, and so on.
 
-Each is a dataclass field that carries its own check, which gives the value back in its normal form or says
-what was wrong, and a line of help for the command line.
+Each is a dataclass field with its own check, which returns the value in its normal form or raises an error
+that names the field, and with a line of help for the command line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def number(
     below: bool = False,
     or_zero: bool = False,
 ) -> Any:
-    """From `low` to `high`; `above` and `below` leave that bound out."""
+    """Returns an option that takes a number from `low` to `high`; `above` and `below` leave that bound
+    out."""
     allowed = (
         f"a number {'above' if above else 'from'} {low:g} {'and below' if below else 'to'} {high:g}"
         + (", or 0," if or_zero else "")
@@ -83,7 +84,7 @@ def text(default: None, *, help: str) -> Any:
 
 
 def items(default: tuple[()] | None, item: Check, *, help: str) -> Any:
-    """A list, each item checked; one text alone is a list of one."""
+    """Returns an option that takes a list, whose items are checked; a text alone is a list of one."""
 
     def check(name: str, value: Any) -> tuple[Any, ...] | None:
         if value is None and default is None:
@@ -101,7 +102,7 @@ def items(default: tuple[()] | None, item: Check, *, help: str) -> Any:
 
 
 def biases(*, help: str) -> Any:
-    """Token id → what is added to its logit. JSON has the ids as text."""
+    """Returns an option that maps token ids to what is added to their logits. JSON has the ids as text."""
 
     def check(name: str, value: Any) -> Mapping[int, float]:
         if not isinstance(value, Mapping):
@@ -121,7 +122,7 @@ def biases(*, help: str) -> Any:
 
 
 def anything(help: str) -> Any:
-    """A JSON schema: an object, its text, or True for any JSON."""
+    """Returns an option that takes a JSON schema: an object, its text, or True for any JSON."""
 
     def check(name: str, value: Any) -> Any:
         if value is None or value is True:
@@ -177,7 +178,7 @@ def check_id(name: str, value: Any) -> int:
 
 
 def check_text_or_ids(name: str, value: Any) -> str | tuple[int, ...]:
-    """A text, or the token ids that must not come one after the other."""
+    """Returns a text, or token ids that must not follow one another."""
     if isinstance(value, (list, tuple)) and value:
         return tuple(check_id(f"{name}[{place}]", each) for place, each in enumerate(value))
     return check_text(name, value)

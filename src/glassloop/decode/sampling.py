@@ -1,7 +1,7 @@
-"""How a token is chosen from logits: the options of one request, checked where they enter.
+"""The decoding options of one request, checked when they are made.
 
 Each field is declared once, with its default, what is allowed and a line of help; validation, JSON and the
-flags of the command line are read off these declarations.
+flags of the command line are derived from these declarations.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Sampling:
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> Sampling:
-        """From JSON or keyword arguments. An unknown name is an error, never ignored."""
+        """Returns options from JSON or keyword arguments. An unknown name is an error, never ignored."""
         if not isinstance(options, Mapping):
             raise SamplingError(
                 f"the options are {shown(options)}; a mapping from names to values is expected"
@@ -112,7 +112,7 @@ class Sampling:
         return cls(**options)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it; `from_dict` gives the same options back."""
+        """Returns the options as JSON has them; `from_dict` gives the same options back."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
     @property
@@ -121,7 +121,7 @@ class Sampling:
 
     @property
     def constraint(self) -> str | None:
-        """Which field says what the text must be."""
+        """The name of the field that constrains the text, None if there is none."""
         for name in _CONSTRAINTS:
             if getattr(self, name) is not None:
                 return name

@@ -105,8 +105,8 @@ class Service:
         self, request: HTTPRequest, body: Body, function: Callable[..., T], *args: Any
     ) -> T:
         """Returns what a preparation returns, called on a thread: of the pool for long ones where the request
-        has a large body or a grammar, of another one where a template renders a conversation. It is dropped if
-        the client disconnects while it waits."""
+        has a large body or a grammar, of another one where a template renders a conversation. It is dropped
+        if the client disconnects while it waits."""
         pools, given = self.pools, body.given
         if request.state.long or not _CONSTRAINTS.isdisjoint(given):
             pool = pools.long

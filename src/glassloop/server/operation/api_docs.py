@@ -1,5 +1,5 @@
 """`GET /docs`: the API as one plain page, made from the server's own OpenAPI document. It loads nothing from
-anywhere, so it is there on a machine without a network too."""
+other hosts, so it works without a network."""
 
 from __future__ import annotations
 
@@ -41,51 +41,44 @@ def router(app: FastAPI) -> APIRouter:
 
 
 def _sections(document: dict[str, Any]) -> Iterator[str]:
+    """Yields a section for each operation, with a table of its parameters and the fields of its body and its
+    answer."""
     schemas = document["components"]["schemas"]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            about = escape(operation.get("description", ""))
-            yield f"<details><summary><code>{method.upper()} {escape(path)}</code></summary><p>{about}</p>"
-            for each in operation.get("parameters", []):
-                schema = each.get("schema", {})
-                yield _table([(each["name"], f"{each['in']}: {_kind(schema)}", each.get("description", ""))])
-            for content in operation.get("requestBody", {}).get("content", {}).values():
-                yield "<p>Body:</p>" + _fields(content.get("schema", {}), schemas)
-            good = [answer for status, answer in operation["responses"].items() if status < "300"]
-            for kind, content in (good[0].get("content", {}) if good else {}).items():
-                yield f"<p>Answer (<code>{escape(kind)}</code>):</p>" + _fields(
-                    content.get("schema", {}), schemas
-                )
-            yield "</details>"
+            rows = "".join(
+                f"<tr><td><code>{escape(name)}</code></td>"
+                + "".join(f"<td>{escape(each)}</td>" for each in rest)
+                for name, *rest in _rows(operation, schemas)
+            )
+            yield (
+                f"<details><summary><code>{method.upper()} {escape(path)}</code></summary>"
+                f"<p>{escape(operation.get('description', ''))}</p><table>{rows}</table></details>"
+            )
 
 
-def _fields(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
-    name = schema.get("$ref", "").rsplit("/", 1)[-1]
-    found = schemas.get(name, schema)
-    required = found.get("required", ())
-    rows = [
-        (field, _kind(each) + (" (required)" if field in required else ""), each.get("description", ""))
-        for field, each in found.get("properties", {}).items()
-    ]
-    return _table(rows)
+def _rows(operation: dict[str, Any], schemas: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Yields (name, where it belongs, type, description) of each parameter and field of an operation."""
+    for each in operation.get("parameters", []):
+        yield each["name"], each["in"], _type(each.get("schema", {})), each.get("description", "")
+    answer = next((each for status, each in operation["responses"].items() if status < "300"), {})
+    for place, holder in (("body", operation.get("requestBody", {})), ("answer", answer)):
+        for content in holder.get("content", {}).values():
+            schema = content.get("schema", {})
+            schema = schemas.get(schema.get("$ref", "").rsplit("/", 1)[-1], schema)
+            for name, field in schema.get("properties", {}).items():
+                required = " (required)" if place == "body" and name in schema.get("required", ()) else ""
+                yield name, place, _type(field) + required, field.get("description", "")
 
 
-def _table(rows: list[tuple[str, str, str]]) -> str:
-    lines = [
-        f"<tr><td><code>{escape(name)}</code></td><td>{escape(kind)}</td><td>{escape(about)}</td></tr>"
-        for name, kind, about in rows
-    ]
-    return f"<table>{''.join(lines)}</table>" if lines else ""
-
-
-def _kind(schema: dict[str, Any]) -> str:
-    """A schema in a word or a few."""
+def _type(schema: dict[str, Any]) -> str:
+    """Returns a schema in a word or a few."""
     if "$ref" in schema:
         return str(schema["$ref"].rsplit("/", 1)[-1])
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(_kind(each) for each in schema["anyOf"] if each != {"type": "null"}))
+        return " or ".join(dict.fromkeys(_type(each) for each in schema["anyOf"] if each != {"type": "null"}))
     if "enum" in schema or "const" in schema:
         return " or ".join(repr(each) for each in schema.get("enum", [schema.get("const")]))
     if schema.get("type") == "array":
-        return f"list of {_kind(schema.get('items', {}))}"
+        return f"list of {_type(schema.get('items', {}))}"
     return str(schema.get("type", "anything"))

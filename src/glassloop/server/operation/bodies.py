@@ -1,4 +1,5 @@
-"""Reads the bodies of requests: bounded in bytes, in what they unpack to, and in how many are held at once.
+"""Request bodies: received and parsed with bounds on their bytes, on what they unpack to, and on how many are
+held at once.
 
 FastAPI parses and validates a body on the event loop, item by item and error by error. Here the size of what
 the JSON unpacks to is bounded before it is parsed, large bodies are parsed on a thread, and validation ends

@@ -134,35 +134,32 @@ def _nodes(state: RunState, place: int) -> tuple[str, str]:
 # ── summaries ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
+# What a summary has as it is in a run, and what it has as it is in the facts of a stored run.
+_OF_RUN = (
+    *("id", "finish_reason", "stop_reason", "text", "seed", "salt", "sample"),
+    *("parent", "fork_at", "reason", "ops"),
+)
+_OF_FACTS = ("root", "salt", "sample", "fork_at", "reason", "sampling", "usage", "drafts", "ops")
+
+
 def summary(service: Service, state: RunState) -> dict[str, Any]:
     run = state.run
     if state.prompt is None:
         state.prompt = _decoded(service, run.prompt_ids) if run.prompt is None else run.prompt
-    return {
-        "id": run.id,
+    return {name: getattr(run, name) for name in _OF_RUN} | {
         "tree": state.tree.id,
         "root": _root(state),
         "model": service.name,
         "name": state.name,
         "created": state.created,
         "status": state.status,
-        "finish_reason": run.finish_reason,
-        "stop_reason": run.stop_reason,
         "error": None if run.error is None else str(run.error),
         "prompt": state.prompt,
-        "text": run.text,
-        "seed": run.seed,
-        "salt": run.salt,
-        "sample": run.sample,
-        "parent": run.parent,
-        "fork_at": run.fork_at,
-        "reason": run.reason,
         "sampling": run.sampling.to_dict(),
         "logprob": max(run.logprob, LEAST),
         "usage": {**asdict(run.usage), "total_tokens": run.usage.total_tokens},
         "timings": _timings(run.timings, len(run.tokens)),
         "drafts": asdict(run.drafts),
-        "ops": run.ops,
     }
 
 
@@ -181,16 +178,12 @@ def summaries(service: Service, found: Sequence[RunState | Kept]) -> list[dict[s
     return made
 
 
-# What a stored run's facts hold under the names that a summary has.
-_FACTS = ("root", "salt", "sample", "fork_at", "reason", "sampling", "usage", "drafts", "ops")
-
-
 def _stored_summary(service: Service, kept: Kept) -> dict[str, Any]:
     entry, facts = kept.entry, kept.facts
     finish_reason, stop_reason = entry.finish_reason, facts["stop_reason"]
     if finish_reason is None:
         finish_reason, stop_reason = INTERRUPTED
-    return {name: facts[name] for name in _FACTS} | {
+    return {name: facts[name] for name in _OF_FACTS} | {
         "id": entry.id,
         "tree": kept.tree,
         "model": service.name,
