@@ -10,14 +10,16 @@ from starlette.responses import Response
 
 from glassloop.server.errors import ERRORS, invalid, unsupported
 from glassloop.server.fields import Whole, many
-from glassloop.server.openai import answers
 from glassloop.server.openai.conversation import Messages, Tools, encode_messages
 from glassloop.server.openai.generation import (
     Choices,
     ChoicesBody,
+    UsageAnswer,
     add_response_format,
     add_top_logprobs,
+    finish_reason,
     respond,
+    token_logprob,
 )
 from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import make_sampling, options_of
@@ -84,7 +86,7 @@ class ChatAnswer(BaseModel):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: answers.UsageAnswer
+    usage: UsageAnswer
     system_fingerprint: str | None
 
 
@@ -123,7 +125,7 @@ class _Chat(Choices):
         return {
             "message": {"role": "assistant", "content": run.text, "refusal": None},
             "logprobs": self._shown(run.tokens),
-            "finish_reason": answers.finish_reason(run),
+            "finish_reason": finish_reason(run),
             "stop_reason": run.stop_reason,
         }
 
@@ -138,13 +140,13 @@ class _Chat(Choices):
 
     def end(self, index: int, run: Run) -> bytes:
         tail = self.chunk(index, delta={"content": run.tail}) if run.tail else b""
-        ending = {"finish_reason": answers.finish_reason(run), "stop_reason": run.stop_reason}
+        ending = {"finish_reason": finish_reason(run), "stop_reason": run.stop_reason}
         return tail + self.chunk(index, delta={}, **ending)
 
     def _shown(self, tokens: list[Token]) -> dict[str, Any] | None:
         if not self._logprobs:
             return None
-        content = [answers.logprob(self.service, token, self._top) for token in tokens]
+        content = [token_logprob(self.service, token, self._top) for token in tokens]
         return {"content": content, "refusal": None}
 
 

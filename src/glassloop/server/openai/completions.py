@@ -13,8 +13,15 @@ from starlette.responses import Response
 from glassloop.engine.request import Request as EngineRequest
 from glassloop.server.errors import ERRORS, invalid
 from glassloop.server.fields import Prompts, Whole
-from glassloop.server.openai import answers
-from glassloop.server.openai.generation import Choices, ChoicesBody, add_response_format, respond
+from glassloop.server.openai.generation import (
+    Choices,
+    ChoicesBody,
+    UsageAnswer,
+    add_response_format,
+    finish_reason,
+    respond,
+    usage_of,
+)
 from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import make_sampling, options_of, prompts_of
 from glassloop.server.service import Service
@@ -56,7 +63,7 @@ class CompletionAnswer(BaseModel):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: answers.UsageAnswer
+    usage: UsageAnswer
     system_fingerprint: str | None
 
 
@@ -126,7 +133,7 @@ class _Completion(Choices):
         return sorted(request.runs, key=lambda run: -run.logprob / max(1, len(run.tokens)))[: self._n]
 
     def usage(self) -> dict[str, Any]:
-        return answers.usage(self.runs, len(self.runs) if self._scores_only else 0)
+        return usage_of(self.runs, len(self.runs) if self._scores_only else 0)
 
     def choice(self, run: Run) -> dict[str, Any]:
         echo = self._prompt(run) if self._echo else ""
@@ -138,7 +145,7 @@ class _Completion(Choices):
         return {
             "text": echo + text,
             "logprobs": logprobs,
-            "finish_reason": "length" if self._scores_only else answers.finish_reason(run),
+            "finish_reason": "length" if self._scores_only else finish_reason(run),
             "stop_reason": None if self._scores_only else run.stop_reason,
         }
 
@@ -157,7 +164,7 @@ class _Completion(Choices):
 
     def end(self, index: int, run: Run) -> bytes:
         before = b"" if index in self._offsets else self._begin(index, run)
-        ending = {"finish_reason": answers.finish_reason(run), "stop_reason": run.stop_reason}
+        ending = {"finish_reason": finish_reason(run), "stop_reason": run.stop_reason}
         return before + self.chunk(index, text=run.tail, **ending)
 
     def _begin(self, index: int, run: Run) -> bytes:

@@ -10,13 +10,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 from fastapi import Request as HTTPRequest
-from pydantic import Field
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.request import Request
 from glassloop.server.errors import APIError, as_api_error, invalid
-from glassloop.server.openai import answers
 from glassloop.server.options import Body, SamplingOptions
 from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
@@ -61,12 +60,12 @@ class Generation(ABC):
         await self.service.finish(self.requests, chat=self.is_chat)
         runs = self.answered
         return await self.service.render(
-            self.runs, lambda: JSON(self.answer(runs), headers=answers.headers(runs))
+            self.runs, lambda: JSON(self.answer(runs), headers=run_headers(runs))
         )
 
     def stream(self) -> Response:
         states = self.service.start_for_client(self.requests, chat=self.is_chat)
-        headers = answers.headers([state.run for state in states])
+        headers = run_headers([state.run for state in states])
         return EventStream(self._chunks(states), headers, lambda: self.service.release(states))
 
     async def _chunks(self, states: list[RunState]) -> AsyncGenerator[bytes, None]:
@@ -162,7 +161,7 @@ class Choices(Generation):
         """Returns what an answer has of a run, less its index."""
 
     def usage(self) -> dict[str, Any]:
-        return answers.usage(self.runs)
+        return usage_of(self.runs)
 
     def answer(self, runs: list[Run]) -> dict[str, Any]:
         choices = [{"index": index, **self.choice(run)} for index, run in enumerate(runs)]
@@ -196,6 +195,64 @@ class Choices(Generation):
             "model": self.service.name,
             "system_fingerprint": None,
         }
+
+
+# ── parts of answers ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class PromptDetails(BaseModel):
+    cached_tokens: int
+
+
+class UsageAnswer(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+def usage_of(runs: Sequence[Run], dropped: int = 0) -> dict[str, Any]:
+    """Returns the tokens used by runs, less `dropped` ones that are not answered. Samples of one request
+    share their prompt, which is counted once."""
+    prompts = [run for run in runs if run.sample == 0] or list(runs[:1])
+    prompt = sum(len(run.prompt_ids) for run in prompts)
+    made = sum(len(run.tokens) for run in runs) - dropped
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+        "prompt_tokens_details": {"cached_tokens": sum(run.cached_tokens for run in prompts)},
+    }
+
+
+def finish_reason(run: Run) -> str:
+    """Returns how a run ended in OpenAI's words, of which two apply; `stop_reason` and the run have it
+    exactly."""
+    return "stop" if run.finish_reason in ("stop", "repetition") else "length"
+
+
+def run_headers(runs: Sequence[Run]) -> dict[str, str]:
+    return {"x-glassloop-run": ", ".join(run.id for run in runs)}
+
+
+def token_logprob(service: Service, token: Token, count: int) -> dict[str, Any]:
+    """Returns the log-probabilities of a token and of `count` alternatives: the model's own, which are exact
+    and finite whatever the stages did."""
+    tokenizer, size = service.llm.tokenizer, service.llm.config.vocab_size
+    return {
+        "token": token.piece,
+        "bytes": list(token.bytes),
+        "logprob": token.raw_logprob,
+        "top_logprobs": [
+            {
+                "token": each.text,
+                "bytes": list(tokenizer.token_bytes(each.id)) if each.id < tokenizer.vocab_size else [],
+                "logprob": each.raw_logprob,
+            }
+            for each in token.alternatives[:count]
+            if each.id < size
+        ],
+    }
 
 
 # ── options ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,9 +11,15 @@ from starlette.responses import Response
 
 from glassloop.server.errors import ERRORS, APIError, invalid
 from glassloop.server.fields import MOST_MESSAGES, MOST_PARTS, Whole, many, text_or
-from glassloop.server.openai import answers
 from glassloop.server.openai.conversation import Message, TextPart, encode_messages
-from glassloop.server.openai.generation import Generation, add_format, add_top_logprobs, respond
+from glassloop.server.openai.generation import (
+    Generation,
+    add_format,
+    add_top_logprobs,
+    finish_reason,
+    respond,
+    token_logprob,
+)
 from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.service import Service
@@ -229,7 +235,7 @@ class _Response(Generation):
     def _logprobs(self, tokens: list[Token]) -> list[dict[str, Any]]:
         if not self._wants_logprobs:
             return []
-        return [answers.logprob(self.service, token, self._body.top_logprobs or 0) for token in tokens]
+        return [token_logprob(self.service, token, self._body.top_logprobs or 0) for token in tokens]
 
 
 def _messages(service: Service, body: ResponsesBody) -> list[Message]:
@@ -250,7 +256,7 @@ def _messages(service: Service, body: ResponsesBody) -> list[Message]:
 def _status(run: Run | None) -> str:
     if run is None:
         return "in_progress"
-    return "incomplete" if answers.finish_reason(run) == "length" else "completed"
+    return "incomplete" if finish_reason(run) == "length" else "completed"
 
 
 def _usage(run: Run) -> dict[str, Any]:

@@ -61,7 +61,9 @@ def _rows(operation: dict[str, Any], schemas: dict[str, Any]) -> Iterator[tuple[
     """Yields (name, where it belongs, type, description) of each parameter and field of an operation."""
     for each in operation.get("parameters", []):
         yield each["name"], each["in"], _type(each.get("schema", {})), each.get("description", "")
-    answer = next((each for status, each in operation["responses"].items() if status < "300"), {})
+    answer: dict[str, Any] = next(
+        (each for status, each in operation["responses"].items() if status < "300"), {}
+    )
     for place, holder in (("body", operation.get("requestBody", {})), ("answer", answer)):
         for content in holder.get("content", {}).values():
             schema = content.get("schema", {})
