@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Coroutine
-from email.message import Message
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,6 +40,7 @@ LONG_BODY = 32 << 10  # bytes from which a body is parsed and prepared in the po
 MOST_CONTAINERS = 100_000
 MOST_KEYS = 50_000
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 class Bodies:
@@ -51,7 +51,7 @@ class Bodies:
         self._room = 8 * most_body
         self._pools = pools
 
-    async def receive(self, request: Request, use: Callable[[bytes], Coroutine[Any, Any, Any]]) -> Any:
+    async def receive(self, request: Request, use: Callable[[bytes], Awaitable[T]]) -> T:
         """Returns what `use` makes of the whole body, which counts as held until then."""
         held = counted = 0
         parts: list[bytes] = []
@@ -85,8 +85,7 @@ class Bodies:
                 return await self._pools.long.run(parse, data, model)
             return parse(data, model)
 
-        made: M = await self.receive(request, use)
-        return made
+        return await self.receive(request, use)
 
 
 def too_large(most: int) -> APIError:
@@ -94,14 +93,8 @@ def too_large(most: int) -> APIError:
 
 
 def is_json(content_type: str | None) -> bool:
-    if content_type is None:
-        return False
-    message = Message()
-    message["content-type"] = content_type[:200]
-    subtype = message.get_content_subtype()
-    return message.get_content_maintype() == "application" and (
-        subtype == "json" or subtype.endswith("+json")
-    )
+    kind = (content_type or "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def parse(data: bytes, model: type[M]) -> M:

@@ -60,8 +60,7 @@ def router(service: Service) -> APIRouter:
     async def import_(request: Request) -> Response:
         """Take in the first run of a `.glass` file, under an id of the server's choice."""
         _check_type(request.headers.get("content-type", ""))
-        answer: Response = await service.bodies.receive(request, importer.take)
-        return answer
+        return await service.bodies.receive(request, importer.take)
 
     return routes
 
