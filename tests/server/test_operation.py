@@ -1,4 +1,4 @@
-"""The server as somebody runs it: keys, limits, bad input, clients that go away, metrics, log, shutdown."""
+"""The server in operation: keys, limits, bad input, clients that disconnect, metrics, log, shutdown."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_keys(keyed):
     assert "first" not in log and "zweiter" not in log
 
 
-def test_it_does_not_listen_to_everybody_without_a_key():
+def test_it_does_not_listen_to_other_machines_without_a_key():
     for flags in (["--host", "0.0.0.0"], ["--host", "::"], ["--host", "example.org"]):
         done = subprocess.run(
             [sys.executable, "-m", "glassloop", "serve", *flags], capture_output=True, text=True, timeout=60

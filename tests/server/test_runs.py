@@ -27,7 +27,7 @@ def start(server, **body):
 
 
 def events(server, path: str, after: int | None = None, most: int | None = None) -> Iterator[dict]:
-    """The events of a stream, each with its name; what is told twice must be told alike."""
+    """Yields the events of a stream, each with its name; an event that is sent twice must be the same."""
     headers = {} if after is None else {"last-event-id": str(after)}
     with httpx.stream("GET", server.url + path, headers=headers, timeout=60) as answer:
         assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
