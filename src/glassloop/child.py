@@ -19,8 +19,8 @@ _ALIVE: weakref.WeakSet[Child] = weakref.WeakSet()
 
 
 class Child:
-    """Not for several threads at once. Raises `OSError` or `ValueError` if it cannot be started, and
-    `TimeoutError` when a deadline (of `time.monotonic`) has passed."""
+    """A child process, for one thread at a time. Raises `OSError` or `ValueError` if it cannot be started,
+    and `TimeoutError` when a deadline (of `time.monotonic`) has passed."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -87,7 +87,7 @@ class Child:
         _end(self._process)
 
     def forget(self) -> None:
-        """In a fork of the process that started this child: leaves it to that one."""
+        """Closes the pipes without ending the child, in a fork of the process that started it."""
         for pipe in self._pipes:
             pipe.close()
         self._process.returncode = 0

@@ -1,24 +1,39 @@
 """The errors that people see.
 
 Each message is one line that says what was wrong, where, and what was expected. The command line prints it
-and ends with exit code 2; the Python API raises it.
+and ends with exit code 2; the Python API raises it; the server answers with it.
 """
+
+from __future__ import annotations
 
 
 class GlassloopError(Exception):
-    """Anything that glassloop refuses, for a reason its caller can mend."""
+    """Input that glassloop refuses, for a reason that the caller can correct.
+
+    `field` is the option or argument that is wrong, with the place inside it (`stop[3]`), and `expected` is
+    what it may be; each is None where the code that raises the error does not know it.
+    """
+
+    def __init__(self, message: str = "", *, field: str | None = None, expected: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+        self.expected = expected
 
 
 class ModelError(GlassloopError):
-    """A model file that is damaged, lies about itself, or is of a kind we do not read."""
+    """A model file that is damaged, inconsistent, or of a format that is not supported."""
 
 
 class TextError(GlassloopError):
-    """Text, tokens or a chat template that cannot be turned into each other."""
+    """Text, tokens or a chat template that cannot be converted into each other."""
+
+
+class LengthError(TextError):
+    """A prompt that is longer than the model or the server allows."""
 
 
 class RegistryError(GlassloopError):
-    """A model that cannot be found, fetched, verified or stored."""
+    """A model that cannot be found, downloaded, verified or stored."""
 
 
 class SamplingError(GlassloopError):
@@ -26,7 +41,7 @@ class SamplingError(GlassloopError):
 
 
 class TraceError(GlassloopError):
-    """A recorded run that cannot be read, found, kept or held against a model."""
+    """A recorded run that cannot be found, read, stored or compared with a model."""
 
 
 class StoreError(TraceError):

@@ -1,4 +1,4 @@
-"""Values and names of hostile input as they may stand in an error: one line, printable and short."""
+"""Values and names from hostile input in a form that is safe in a message: one line, printable and short."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_a_value_that_is_taken_survives_json(name, value):
         ({"bad_words": [[1] * 10_000, [2] * 10_000]}, "bad_words has 20000 token ids; at most 16384"),
         ({"bad_words": ["x" * 4000] * 9}, "stop and bad_words has 36000 characters together; at most 32768"),
         ({"choice": ["x"] * 1025}, "choice has 1025 entries"),
-        ({"choice": ["x" * 4000] * 40}, "the options has 160000 characters of text together"),
+        ({"choice": ["x" * 4000] * 40}, "the options have 160000 characters of text together"),
         ({"logit_bias": {str(i): 0 for i in range(1025)}}, "logit_bias has 1025 entries"),
         ({"allowed_token_ids": [1] * 40_000}, "allowed_token_ids has 40000 entries"),
         ({"stop_token_ids": [1] * 1025}, "stop_token_ids has 1025 entries"),

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 import uvicorn
 
-from glassloop.server.connection import Connection, ConnectionLimits
+from glassloop.server.operation.connection import Connection, ConnectionLimits
 
 LIMITS = ConnectionLimits(
     header_bytes=2000, request_bytes=5000, request_seconds=0.5, stalled_seconds=0.5, connections=4

@@ -80,7 +80,8 @@ def test_completions_stream_the_same(client):
     chunks = list(
         complete(client, [FRANCE, "Once"], logprobs=2, echo=True, stream=True, stream_options=usage)
     )
-    assert chunks[-1].usage == whole.usage or chunks[-1].usage.total_tokens == whole.usage.total_tokens
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):  # what was cached may differ
+        assert getattr(chunks[-1].usage, name) == getattr(whole.usage, name) > 0
     for choice in whole.choices:
         mine = [c.choices[0] for c in chunks if c.choices and c.choices[0].index == choice.index]
         assert "".join(each.text for each in mine) == choice.text

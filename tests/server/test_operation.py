@@ -1,4 +1,4 @@
-"""The server as somebody runs it: keys, limits, bad input, clients that go away, metrics, log, shutdown."""
+"""The server in operation: keys, limits, bad input, clients that disconnect, metrics, log, shutdown."""
 
 from __future__ import annotations
 
@@ -59,6 +59,13 @@ DEEP = b'{"prompt": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"
         (b'{"prompt": "x", "json_schema": {"type": "nonsense"}}', 400, "json_schema"),
         (b'{"prompt": "x", "grammar": "start: nothing"}', 400, "grammar"),
         (b'{"prompt": "x", "regex": "a{100000000}"}', 400, "regex"),
+        (b'{"prompt": "x", "logit_bias": {"a": 1}}', 400, "logit_bias"),
+        (b'{"prompt": "x", "logit_bias": {"1": 1e9}}', 400, "logit_bias"),
+        (b'{"prompt": "x", "stop": ["a", ""]}', 400, "stop[1]"),
+        (b'{"prompt": "x", "regex": "a", "choice": ["a"]}', 400, "regex"),
+        (b'{"prompt": "x", "stages": ["nonsense"]}', 400, "stages"),
+        (b'{"prompt": "x", "min_tokens": 99}', 400, "min_tokens"),
+        (b'{"prompt": [1, 999999]}', 400, "prompt[1]"),
         (b'{"prompt": "x", "unknown": 1}', 400, "unknown"),
         (b'{"prompt": "x", "model": "../../etc/passwd"}', 404, "model"),
         (b'{"prompt": "x", "grammar": "%import /etc/passwd"}', 400, "grammar"),
@@ -76,6 +83,17 @@ def test_bad_input_is_refused_in_openais_shape(server, body, status, param):
     assert answer.status_code == status and set(error) == {"message", "type", "param", "code"}
     assert error["param"] == param and error["message"]
     assert "/etc" not in error["message"] or "etc/passwd" in body.decode("latin-1")
+
+
+def test_a_prompt_that_is_too_long_has_openais_code_for_it(server):
+    code = "context_length_exceeded"
+    for body in ({"prompt": "word " * 9000}, {"prompt": "w" * 3_000_000}, {"prompt": [1] * 9000}):
+        assert server.post("/v1/completions", body).json()["error"]["code"] == code
+    long = [{"role": "user", "content": "word " * 9000}]
+    error = server.post("/v1/chat/completions", {"messages": long}).json()["error"]
+    assert (error["code"], error["param"]) == (code, "messages")
+    other = server.post("/v1/completions", {"prompt": "x", "stop": "s" * 5000}).json()["error"]
+    assert (other["code"], other["param"]) == (None, "stop")
 
 
 def test_a_body_without_a_length_is_bounded_too(server):
@@ -166,7 +184,7 @@ def test_keys(keyed):
     assert "first" not in log and "zweiter" not in log
 
 
-def test_it_does_not_listen_to_everybody_without_a_key():
+def test_it_does_not_listen_to_other_machines_without_a_key():
     for flags in (["--host", "0.0.0.0"], ["--host", "::"], ["--host", "example.org"]):
         done = subprocess.run(
             [sys.executable, "-m", "glassloop", "serve", *flags], capture_output=True, text=True, timeout=60

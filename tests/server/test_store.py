@@ -106,7 +106,7 @@ def test_a_deleted_run_is_gone_and_stays_gone(tmp_path):
         assert httpx.delete(f"{server.url}/api/runs/{ids[0]}").status_code == 404
 
 
-def test_a_store_that_another_process_locks_is_told_and_holds_nobody_up(tmp_path):
+def test_a_store_that_another_process_locks_is_reported_and_delays_nothing_else(tmp_path):
     path = tmp_path / "runs.db"
     with serving("--store", str(path), "--kv-memory", "200MB") as server:
         done = server.post("/v1/completions", {"prompt": "The sea", "max_tokens": 2})
@@ -177,7 +177,7 @@ def test_a_second_server_on_a_store_is_refused_until_the_first_is_gone(tmp_path)
         command = [sys.executable, "-m", "glassloop", "runs", "show", id, "--json"]
         environment = {"GLASSLOOP_STORE": str(tmp_path / "runs.db")}
         shown = subprocess.run(command, capture_output=True, env=os.environ | environment, timeout=60)
-        assert shown.returncode == 0 and json.loads(shown.stdout)["id"] == id  # who only looks may
+        assert shown.returncode == 0 and json.loads(shown.stdout)["id"] == id  # reading is allowed
         server.end(signal.SIGKILL)
     with serving(*flags) as server:
         assert server.get("/health").json()["status"] == "ok"

@@ -51,7 +51,7 @@ def serve(
     from glassloop.cli.kept import drafter
     from glassloop.cli.terminal import working
     from glassloop.engine.memory import parse_bytes
-    from glassloop.server.settings import Settings
+    from glassloop.server.operation.settings import Settings
 
     keys = api_key or [key for key in os.environ.get("GLASSLOOP_API_KEY", "").split(",") if key]
     settings = Settings(

@@ -59,13 +59,16 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
     for name in order:
         if name not in REGISTER:
             raise SamplingError(
-                f"stages has {shown(name)}, which is no stage; {hint(name, REGISTER, 'stages')}"
+                f"stages has {shown(name)}, which is no stage; {hint(name, REGISTER, 'stages')}",
+                field="stages",
             )
         if order.count(name) > 1:
-            raise SamplingError(f"stages has {name!r} {order.count(name)} times; once is expected")
+            count = order.count(name)
+            raise SamplingError(f"stages has {name!r} {count} times; once is expected", field="stages")
     for name in DEFAULT_ORDER:
         if name not in order and REGISTER[name].active(sampling):
-            raise SamplingError(f"stages leaves {name} out, which this request asks for; add it or unset it")
+            message = f"stages leaves {name} out, which this request asks for; add it or unset it"
+            raise SamplingError(message, field="stages")
     return tuple(REGISTER[name] for name in order if REGISTER[name].active(sampling))
 
 
@@ -185,5 +188,6 @@ def _check_ids(sampling: Sampling, vocab_size: int) -> None:
         for token in tokens:
             if token >= vocab_size:
                 raise SamplingError(
-                    f"{name} has token id {token}; the vocabulary has the ids 0 to {vocab_size - 1}"
+                    f"{name} has token id {token}; the vocabulary has the ids 0 to {vocab_size - 1}",
+                    field=name,
                 )

@@ -52,14 +52,15 @@ _LONGEST = 1 << 20
 def _check_length(name: str, words: Sequence[str | tuple[int, ...]]) -> None:
     length = sum(map(len, words))
     if length > _LONGEST:
-        raise SamplingError(f"{name} has {length} characters or token ids; at most {_LONGEST} are expected")
+        message = f"{name} has {length} characters or token ids; at most {_LONGEST} are expected"
+        raise SamplingError(message, field=name)
 
 
 def _grammar(sampling: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -> Grammar | None:
     if sampling.constraint is None:
         return None
     if tokenizer is None:
-        raise SamplingError(f"{sampling.constraint} needs a tokenizer")
+        raise SamplingError(f"{sampling.constraint} needs a tokenizer", field=sampling.constraint)
     from glassloop.decode.grammar import Grammar  # imports a library that most requests do not need
 
     return Grammar(sampling, vocab_size, tokenizer)

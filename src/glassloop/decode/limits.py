@@ -48,13 +48,16 @@ def check_size(options: Mapping[str, Any], limits: Limits = Limits()) -> None:
         if name in _LISTS:
             total += _check_list(name, value, limits)
             if name == "bad_words":
-                _check("stop and bad_words", total, "characters together", limits.searched)
+                _check("stop and bad_words", total, "characters together", limits.searched, field="stop")
         elif isinstance(value, str):
             _check(name, len(value), "characters", limits.grammar)
             total += len(value)
         elif name == "json_schema":
             total += _check_schema(value, limits)
-    _check("the options", total, "characters of text together", limits.total)
+    if total > limits.total:
+        raise SamplingError(
+            f"the options have {total} characters of text together; at most {limits.total} are expected"
+        )
 
 
 def _check_list(name: str, value: Any, limits: Limits) -> int:
@@ -96,6 +99,7 @@ def _check_schema(schema: Any, limits: Limits) -> int:
     return characters
 
 
-def _check(name: str, count: int, what: str, most: int) -> None:
+def _check(name: str, count: int, what: str, most: int, field: str | None = None) -> None:
     if count > most:
-        raise SamplingError(f"{name} has {count} {what}; at most {most} are expected")
+        message = f"{name} has {count} {what}; at most {most} are expected"
+        raise SamplingError(message, field=field or name, expected=f"at most {most} {what}")

@@ -1,7 +1,7 @@
 """The kinds of options that a request can have: a number within bounds, a switch, a list, and so on.
 
-Each is a dataclass field that carries its own check, which gives the value back in its normal form or says
-what was wrong, and a line of help for the command line.
+Each is a dataclass field with its own check, which returns the value in its normal form or raises an error
+that names the field, and with a line of help for the command line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def number(
     below: bool = False,
     or_zero: bool = False,
 ) -> Any:
-    """From `low` to `high`; `above` and `below` leave that bound out."""
+    """Returns an option that takes a number from `low` to `high`; `above` and `below` leave that bound
+    out."""
     allowed = (
         f"a number {'above' if above else 'from'} {low:g} {'and below' if below else 'to'} {high:g}"
         + (", or 0," if or_zero else "")
@@ -83,7 +84,7 @@ def text(default: None, *, help: str) -> Any:
 
 
 def items(default: tuple[()] | None, item: Check, *, help: str) -> Any:
-    """A list, each item checked; one text alone is a list of one."""
+    """Returns an option that takes a list, whose items are checked; a text alone is a list of one."""
 
     def check(name: str, value: Any) -> tuple[Any, ...] | None:
         if value is None and default is None:
@@ -101,7 +102,7 @@ def items(default: tuple[()] | None, item: Check, *, help: str) -> Any:
 
 
 def biases(*, help: str) -> Any:
-    """Token id → what is added to its logit. JSON has the ids as text."""
+    """Returns an option that maps token ids to what is added to their logits. JSON has the ids as text."""
 
     def check(name: str, value: Any) -> Mapping[int, float]:
         if not isinstance(value, Mapping):
@@ -111,15 +112,17 @@ def biases(*, help: str) -> Any:
             written = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _DIGITS
             token = int(key) if written else key
             if not _is_number(bias) or not -1000 <= bias <= 1000:
-                raise wrong(f"{name}[{shown(key)}]", bias, "a number from -1000 to 1000")
-            made[check_id(f"a key of {name}", token)] = float(bias)
+                raise wrong(f"{name}[{shown(key)}]", bias, "a number from -1000 to 1000", field=name)
+            if not _is_id(token):
+                raise wrong(f"a key of {name}", token, _ID, field=name)
+            made[int(token)] = float(bias)
         return made
 
     return _option(_NO_BIAS, check, help, "biases", hash=False)
 
 
 def anything(help: str) -> Any:
-    """A JSON schema: an object, its text, or True for any JSON."""
+    """Returns an option that takes a JSON schema: an object, its text, or True for any JSON."""
 
     def check(name: str, value: Any) -> Any:
         if value is None or value is True:
@@ -148,7 +151,7 @@ def _check_depth(name: str, value: Any) -> None:
         level = [child for each in level for child in children(each)]
         if not level:
             return
-    raise SamplingError(f"{name} is more than {DEEPEST} levels deep; fewer are expected")
+    raise SamplingError(f"{name} is more than {DEEPEST} levels deep; fewer are expected", field=name)
 
 
 def children(value: Any) -> Iterable[Any]:
@@ -169,20 +172,22 @@ def check_text(name: str, value: Any) -> str:
 
 
 def check_id(name: str, value: Any) -> int:
-    if not _is_whole(value) or not 0 <= value < 1 << 31:
-        raise wrong(name, value, "a token id, a whole number from 0 up,")
+    if not _is_id(value):
+        raise wrong(name, value, _ID)
     return int(value)
 
 
 def check_text_or_ids(name: str, value: Any) -> str | tuple[int, ...]:
-    """A text, or the token ids that must not come one after the other."""
+    """Returns a text, or token ids that must not follow one another."""
     if isinstance(value, (list, tuple)) and value:
         return tuple(check_id(f"{name}[{place}]", each) for place, each in enumerate(value))
     return check_text(name, value)
 
 
-def wrong(name: str, value: object, expected: str) -> SamplingError:
-    return SamplingError(f"{name} is {shown(value)}; {expected} is expected")
+def wrong(name: str, value: object, expected: str, *, field: str | None = None) -> SamplingError:
+    """Returns the error for a value of an option, which is called `name` in the message."""
+    message = f"{name} is {shown(value)}; {expected} is expected"
+    return SamplingError(message, field=field or name, expected=expected.rstrip(","))
 
 
 def hint(name: str, known: Iterable[str], what: str) -> str:
@@ -207,8 +212,13 @@ def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def _is_id(value: object) -> TypeGuard[int]:
+    return _is_whole(value) and 0 <= value < 1 << 31
+
+
 _LONGEST_NAME = 80  # characters for which a similar name is looked up
 _DIGITS = 10  # of the largest token id
+_ID = "a token id, a whole number from 0 up,"
 _NO_BIAS: Mapping[int, float] = {}
 
 

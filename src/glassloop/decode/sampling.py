@@ -1,7 +1,7 @@
-"""How a token is chosen from logits: the options of one request, checked where they enter.
+"""The decoding options of one request, checked when they are made.
 
 Each field is declared once, with its default, what is allowed and a line of help; validation, JSON and the
-flags of the command line are read off these declarations.
+flags of the command line are derived from these declarations.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from glassloop.decode.option import (
     number,
     text,
     whole,
+    wrong,
 )
 from glassloop.errors import SamplingError
 from glassloop.shown import shown
@@ -95,7 +96,7 @@ class Sampling:
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> Sampling:
-        """From JSON or keyword arguments. An unknown name is an error, never ignored."""
+        """Returns options from JSON or keyword arguments. An unknown name is an error, never ignored."""
         if not isinstance(options, Mapping):
             raise SamplingError(
                 f"the options are {shown(options)}; a mapping from names to values is expected"
@@ -103,14 +104,15 @@ class Sampling:
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
-                told = (
-                    name if isinstance(name, str) and name.isidentifier() and len(name) <= 80 else shown(name)
+                plain = isinstance(name, str) and name.isidentifier() and len(name) <= 80
+                given = name if plain else shown(name)
+                raise SamplingError(
+                    f"{given} is not a sampling option; {hint(given, known, 'options')}", field=given
                 )
-                raise SamplingError(f"{told} is not a sampling option; {hint(str(told), known, 'options')}")
         return cls(**options)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it; `from_dict` gives the same options back."""
+        """Returns the options as JSON has them; `from_dict` gives the same options back."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
     @property
@@ -119,7 +121,7 @@ class Sampling:
 
     @property
     def constraint(self) -> str | None:
-        """Which field says what the text must be."""
+        """The name of the field that constrains the text, None if there is none."""
         for name in _CONSTRAINTS:
             if getattr(self, name) is not None:
                 return name
@@ -132,17 +134,17 @@ _CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
 def _check_together(sampling: Sampling) -> None:
     asked = [name for name in _CONSTRAINTS if getattr(sampling, name) is not None]
     if len(asked) > 1:
-        raise SamplingError(f"{' and '.join(asked)} are both given; one of them at most is expected")
+        message = f"{' and '.join(asked)} are both given; one of them at most is expected"
+        raise SamplingError(message, field=asked[0])
     if asked and sampling.ignore_eos:
-        raise SamplingError(f"ignore_eos is True with {asked[0]}; a text of a given form has an end")
+        message = f"ignore_eos is True with {asked[0]}; a text of a given form has an end"
+        raise SamplingError(message, field="ignore_eos")
     if sampling.stop_on_repetition == 1:
-        raise SamplingError("stop_on_repetition is 1; 0 (off) or a whole number from 2 up is expected")
+        raise wrong("stop_on_repetition", 1, "0 (off) or a whole number from 2 up")
     if sampling.n > sampling.beam_width > 1:
-        raise SamplingError(f"n is {sampling.n}; at most beam_width, {sampling.beam_width}, is expected")
+        raise wrong("n", sampling.n, f"at most beam_width, {sampling.beam_width},")
     if sampling.min_tokens > sampling.max_tokens:
-        raise SamplingError(
-            f"min_tokens is {sampling.min_tokens}; at most max_tokens, {sampling.max_tokens}, is expected"
-        )
+        raise wrong("min_tokens", sampling.min_tokens, f"at most max_tokens, {sampling.max_tokens},")
 
 
 def _plain(value: Any) -> Any:

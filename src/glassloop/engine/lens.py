@@ -75,7 +75,8 @@ class Attention:
     def layer(self, number: int) -> Float32:
         """Returns the weights of one layer, from 1. [heads, tokens]"""
         if not 1 <= number <= len(self.weights):
-            raise GlassloopError(f"layer is {number}; one from 1 to {len(self.weights)} is expected")
+            message = f"layer is {number}; one from 1 to {len(self.weights)} is expected"
+            raise GlassloopError(message, field="layer")
         heads: Float32 = self.weights[number - 1]
         return heads
 
@@ -280,13 +281,14 @@ def _find(token: int | str, pieces: list[str]) -> int:
     if isinstance(token, int):
         at = token + len(pieces) if token < 0 else token
         if not 0 <= at < len(pieces):
-            raise TextError(f"token is {token}; a place from 0 to {len(pieces) - 1} is expected")
+            message = f"token is {token}; a place from 0 to {len(pieces) - 1} is expected"
+            raise TextError(message, field="token")
         return at
     exact = [at for at, piece in enumerate(pieces) if piece == token]
     nearly = [at for at, piece in enumerate(pieces) if piece.strip() == token.strip()]
     if not exact + nearly:
         said = " ".join(map(repr, pieces[:40])) + (" …" if len(pieces) > 40 else "")
-        raise TextError(f"token is {token!r}; one of the text's tokens is expected: {said}")
+        raise TextError(f"token is {token!r}; one of the text's tokens is expected: {said}", field="token")
     return (exact or nearly)[-1]
 
 

@@ -20,7 +20,7 @@ from glassloop.engine.loop import Loop
 from glassloop.engine.memory import default_memory, parse_bytes
 from glassloop.engine.request import Listener, Request, ignore, runs_of
 from glassloop.engine.thread import EngineThread
-from glassloop.errors import GlassloopError, SamplingError, TextError
+from glassloop.errors import GlassloopError, LengthError, SamplingError, TextError
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
@@ -349,7 +349,8 @@ class LLM:
     def checked(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
         """Returns the token ids as a list of plain ints; raises if one is not a token of the model."""
         if isinstance(ids, (bytes, bytearray, str)) or not isinstance(ids, (Sequence, np.ndarray)):
-            raise GlassloopError(f"{name} is {type(ids).__name__}; a list of token ids is expected")
+            message = f"{name} is {type(ids).__name__}; a list of token ids is expected"
+            raise GlassloopError(message, field=name)
         for index, token in enumerate(ids):
             if not self._has_id(token):
                 self.checked_id(token, f"{name}[{index}]")
@@ -359,7 +360,7 @@ class LLM:
         """Returns the token id as a plain int; raises if it is not a token of the model."""
         if not self._has_id(token):
             size = self.config.vocab_size
-            raise GlassloopError(f"{name} is {shown(token)}; a token id below {size} is expected")
+            raise GlassloopError(f"{name} is {shown(token)}; a token id below {size} is expected", field=name)
         return int(token)
 
     def _has_id(self, token: object) -> bool:
@@ -370,16 +371,18 @@ class LLM:
         """Raises unless `length` tokens, and one more, fit into the context and into the memory for keys and
         values. The message has the `name` of their field, and a `note` on what else is counted."""
         if not length:
-            raise TextError(f"{name} is empty; at least one token is expected")
+            raise TextError(f"{name} is empty; at least one token is expected", field=name)
         if length >= self.config.context:
-            raise TextError(
+            raise LengthError(
                 f"{name} has {length} tokens{note}; {self.name} has room for {self.config.context},"
-                " the answer included"
+                " the answer included",
+                field=name,
             )
         if not self.engine.loop.tree.room_for(length + 1):
-            raise TextError(
+            raise LengthError(
                 f"{name} has {length} tokens{note}, for whose keys and values kv_memory has no room"
-                f" ({self.kv_memory} bytes)"
+                f" ({self.kv_memory} bytes)",
+                field=name,
             )
 
 

@@ -1,27 +1,23 @@
-"""The application: every endpoint, put together."""
+"""The ASGI application: the routers of all endpoints behind the access checks."""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from glassloop.server import (
-    chat,
-    completions,
-    docs,
-    embeddings,
-    errors,
-    looking,
-    models,
-    pages,
-    responses,
-    runs,
-    tokens,
-)
-from glassloop.server.gate import Gate
+from glassloop.server import errors
+from glassloop.server.openai import chat, completions, embeddings, models, responses, tokens
+from glassloop.server.operation import api_docs, health, static_pages
+from glassloop.server.operation.access import AccessControl
+from glassloop.server.runs import import_export, inspection, routes
 from glassloop.server.service import Service
 
 _ABOUT = "A text-generation engine you can see through. `docs/server.md` in the repository tells more."
+_PARTS = (
+    *(chat, completions, responses, embeddings, models, tokens),
+    *(inspection, import_export, routes),
+    *(health, static_pages),
+)
 
 
 def make_app(service: Service) -> ASGIApp:
@@ -35,8 +31,7 @@ def make_app(service: Service) -> ASGIApp:
     )
     app.state.bodies = service.bodies
     errors.install(app)
-    for part in (chat, completions, responses, embeddings, models, tokens, looking, runs):
+    for part in _PARTS:
         app.include_router(part.router(service))
-    app.include_router(docs.router(app))
-    app.include_router(pages.router(service))
-    return Gate(app, service)
+    app.include_router(api_docs.router(app))
+    return AccessControl(app, service)

@@ -1,31 +1,26 @@
-"""What clients are told when something cannot be done: OpenAI's error shape, always with a status."""
+"""Errors as clients get them: OpenAI's error shape, always with an HTTP status."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import TimedOut
 from glassloop.engine.thread import Busy
-from glassloop.errors import GlassloopError
+from glassloop.errors import GlassloopError, LengthError
 from glassloop.shown import printable
 
-_FIELDS = frozenset(field.name for field in fields(Sampling)) | {
-    *("at", "dimensions", "input", "messages", "prompt", "stop", "token", "tools"),
-}
-_TOO_LONG = re.compile(r"\w+ has \d+ (tokens|characters)\b")
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
-# Parameters of OpenAI's that have no meaning here, and why.
+# Parameters of OpenAI's that are not supported, and why.
 UNSUPPORTED = {
     "suffix": "text is only continued, never filled in before a suffix",
     "audio": "only text is generated",
@@ -38,11 +33,47 @@ UNSUPPORTED = {
     "previous_response_id": "responses are not chained by the server; send the whole conversation as input",
     "conversation": "conversations are not kept by the server; send the whole conversation as input",
     "prompt_cache_retention": "the cache of prefixes is always on, and has no clock",
-    "max_tool_calls": "tools are text, and called by nobody here",
+    "max_tool_calls": "the server describes tools to the model and never calls them",
+}
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    error: ErrorDetail
+
+
+# The error responses that every endpoint may give, as the OpenAPI document lists them.
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": what}
+    for status, what in {
+        400: "Something in the request is wrong, or not supported",
+        401: "An API key is expected",
+        403: "Asked by a page of another site, or under another name than localhost",
+        404: "There is no such thing",
+        405: "Another method is expected",
+        408: "The request was not complete in time, or took longer than the server allows",
+        409: "It is not in a state for that",
+        413: "The body is too large",
+        415: "Another content type is expected",
+        422: "The body cannot be read",
+        431: "The headers are too large",
+        429: "Too many requests wait already; the header Retry-After says when to come again",
+        500: "Something went wrong in the server",
+        501: "This server cannot do that",
+        503: "The server is shutting down",
+    }.items()
 }
 
 
 class APIError(Exception):
+    """An error response. `param` is the field of the request that is wrong, `code` a word for programs."""
+
     def __init__(
         self,
         status: int,
@@ -68,33 +99,51 @@ class APIError(Exception):
         return JSONResponse(self.body, self.status, self.headers)
 
 
-def refused(name: str, why: str) -> APIError:
+def invalid(param: str, message: str) -> APIError:
+    """Returns the error for a field with a wrong value."""
+    return APIError(400, message, param=param)
+
+
+def unsupported(name: str, why: str) -> APIError:
     return APIError(400, f"{name} is not supported: {why}", param=name, code="unsupported_parameter")
 
 
+def unknown_parameter(name: str, known: Iterable[str], param: str | None = None) -> APIError:
+    """Returns the error for a field that does not exist; `param` is its full path if it is a nested one."""
+    close = get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else "see /docs for what there is"
+    param = param or name
+    return APIError(400, f"{param} is not a parameter; {hint}", param=param, code="unknown_parameter")
+
+
+def too_many(message: str, code: str) -> APIError:
+    """Returns the error for a client that should come back a little later."""
+    return APIError(429, message, code=code, headers={"Retry-After": "2"})
+
+
+def shutting_down() -> APIError:
+    return APIError(503, "the server is shutting down", code="shutting_down")
+
+
 def as_api_error(error: BaseException) -> APIError:
-    """What to say of an exception. Those of our own making are for people; others stay in the log."""
+    """Returns the error response for an exception. The message of an unexpected one stays in the log."""
     if isinstance(error, APIError):
         return error
     if isinstance(error, Busy):
-        return APIError(429, str(error), code="queue_full", headers={"Retry-After": "2"})
+        return too_many(str(error), "queue_full")
     if isinstance(error, TimedOut):
         return APIError(408, str(error), code="timeout")
     if isinstance(error, GlassloopError):
-        code = "context_length_exceeded" if _TOO_LONG.match(str(error)) else None
-        return APIError(400, str(error), param=_field_of(str(error)), code=code)
+        code = "context_length_exceeded" if isinstance(error, LengthError) else None
+        return APIError(400, str(error), param=error.field, code=code)
     if isinstance(error, RecursionError):
         return APIError(400, "the body is nested too deeply; fewer levels are expected")
     return APIError(500, "something went wrong in the server, which its log tells", code="internal_error")
 
 
-def _field_of(message: str) -> str | None:
-    """Our messages begin with the name of what was wrong."""
-    found = re.match(r"(?:a key of )?(\w+)((?:\[\w+\]|\.\w+)*) ", message)
-    return found[1] + found[2] if found and found[1] in _FIELDS else None
-
-
 def install(app: FastAPI) -> None:
+    """Makes the application answer every exception with an error response."""
+
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         return describe(error.errors()[0]).response  # of a path or a query; bodies are read elsewhere
@@ -111,13 +160,13 @@ def install(app: FastAPI) -> None:
     async def _ours(request: Request, error: Exception) -> JSONResponse:
         return as_api_error(error).response
 
-    # `Exception` is what nobody foresaw: Starlette answers with this, and raises it again for the log.
+    # For an unexpected `Exception` Starlette sends this response and raises the exception again for the log.
     for kind in (APIError, GlassloopError, RecursionError, Exception):
         app.add_exception_handler(kind, _ours)
 
 
 def describe(error: Mapping[str, Any], known: Sequence[str] = ()) -> APIError:
-    """Returns one of pydantic's errors in our words; `known` are the names of the body's fields."""
+    """Returns the response for one of pydantic's errors; `known` are the names of the body's fields."""
     kind = error["type"]
     place = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
     # A union's branches are part of the place, by the names of their types; fields begin in lower case.
@@ -125,10 +174,8 @@ def describe(error: Mapping[str, Any], known: Sequence[str] = ()) -> APIError:
     param = ".".join(shown) or None
     if kind == "extra_forbidden" and place:
         name = printable(place[-1])
-        close = get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else "see /docs for what there is"
         param = ".".join([*shown, name]) if shown[-1:] != [place[-1]] else param
-        return APIError(400, f"{param} is not a parameter; {hint}", param=param, code="unknown_parameter")
+        return unknown_parameter(name, known, param)
     if kind == "missing":
         message, code = f"{param or 'the body'} is missing", "missing_required_parameter"
     else:

@@ -15,7 +15,7 @@ MOST_TOOLS = 128
 
 
 def many(item: Any, most: int, least: int = 0) -> Any:
-    """A list of at most so many, validated until the first error."""
+    """Returns the type of a list of at most so many items, validated until the first error."""
     return Annotated[list[item], Field(min_length=least, max_length=most, fail_fast=True)]
 
 
@@ -25,7 +25,7 @@ Name = Annotated[str, Field(max_length=1000)]
 
 
 def _kind_of_prompt(value: Any) -> str:
-    """Which of a prompt's forms this is, so that a wrong item is an error of that form alone."""
+    """Returns which form of a prompt this is, so that a wrong item is an error of that form alone."""
     if not isinstance(value, list):
         return "Text"
     first = value[0] if value else 0
@@ -47,7 +47,7 @@ def _is_list(value: Any) -> str:
 
 
 def text_or(items: Any) -> Any:
-    """A text, or a list of the given type."""
+    """Returns the type of a text or a list of the given type."""
     return Annotated[Annotated[str, Tag("Text")] | Annotated[items, Tag("List")], Discriminator(_is_list)]
 
 

@@ -1,5 +1,5 @@
-"""The body of a request as far as all endpoints share it: the options of `Sampling`, read off its
-declarations, and what the server itself allows of them.
+"""The options of `Sampling` as fields of request bodies, made from its declarations, and the server's limits
+on them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from glassloop.decode.limits import check_size
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.llm import Prompt
-from glassloop.errors import TextError
-from glassloop.server.errors import APIError
+from glassloop.server.errors import invalid
 from glassloop.server.fields import many, text_or
-from glassloop.server.settings import Settings
+from glassloop.server.operation.settings import Settings
 
 _MOST_ITEMS = 65_536  # of any list of options; what Sampling and the server's limits allow is less
 _TYPES: dict[str, Any] = {
@@ -32,13 +31,13 @@ _OWN_TYPES: dict[str, Any] = {"bad_words": text_or(many(text_or(many(int, _MOST_
 
 
 class Body(BaseModel):
-    """Unknown fields are errors, and a number is a number. None is as good as absent."""
+    """A request body. Unknown fields are errors, values are not converted, and None is as good as absent."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the client has set, by name."""
+        """The fields that the client has set, by name."""
         return {name: value for name in self.model_fields_set if (value := getattr(self, name)) is not None}
 
 
@@ -56,26 +55,26 @@ _NAMES = frozenset(field.name for field in fields(Sampling))
 
 
 def options_of(body: Body) -> dict[str, Any]:
-    """Those fields of a body that are options of `Sampling`."""
+    """Returns the fields of a body that are options of `Sampling`."""
     return {name: value for name, value in body.given.items() if name in _NAMES}
 
 
 def make_sampling(options: dict[str, Any], settings: Settings, samples: str = "n") -> Sampling:
-    """Returns the options, checked and within what the server allows. `samples` is the name under which the
-    client gave their number."""
+    """Returns the options, checked and within the server's limits. `samples` is the field by which the client
+    gave the number of samples."""
     check_size(options)
     sampling = Sampling.from_dict(options)
     for name, value in ((samples, sampling.n), ("beam_width", sampling.beam_width)):
         if value > settings.most_choices:
-            raise APIError(400, f"{name} is {value}; at most {settings.most_choices} is expected", param=name)
+            raise invalid(name, f"{name} is {value}; at most {settings.most_choices} is expected")
     shorter = settings.timeout if sampling.timeout is None else min(settings.timeout, sampling.timeout)
     return replace(sampling, timeout=shorter)
 
 
 def prompts_of(value: str | list[str] | list[int] | list[list[int]], name: str) -> list[Prompt]:
-    """One prompt, as text or token ids, or a list of them."""
+    """Returns the prompts of a field that is one prompt, as text or token ids, or a list of them."""
     if isinstance(value, str) or (value and isinstance(value[0], int)):
         return [value]
     if not value:
-        raise TextError(f"{name} is empty; at least one token is expected")
+        raise invalid(name, f"{name} is empty; at least one token is expected")
     return list(value)  # type: ignore[arg-type]

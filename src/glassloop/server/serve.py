@@ -1,4 +1,4 @@
-"""Runs the server until it is told to end, and then lets what runs finish, for a while."""
+"""Runs the server until a signal ends it, and then lets running requests finish for a while."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from glassloop.engine.llm import LLM
 from glassloop.engine.memory import format_bytes
 from glassloop.errors import GlassloopError
 from glassloop.server.app import make_app
-from glassloop.server.connection import Connection, ConnectionLimits
-from glassloop.server.keeping import Keeper
-from glassloop.server.logs import Log
+from glassloop.server.operation.connection import Connection, ConnectionLimits
+from glassloop.server.operation.logs import Log
+from glassloop.server.operation.settings import Settings
+from glassloop.server.runs.storage import RunStorage
 from glassloop.server.service import Service
-from glassloop.server.settings import Settings
 
 _OTHER_FILES = 96  # descriptors that connections leave for the store, templates, logs and libraries
-_LAST_WORDS = 2.0  # seconds that clients have to take the news when requests are ended at once
+_LAST_WORDS = 2.0  # seconds that clients have to read the error when requests are ended at once
 
 
 def serve(llm: LLM, settings: Settings) -> None:
     log = Log(settings.log_prompts)
-    keeper = Keeper(settings.store, settings.keep, log) if settings.store and settings.keep else None
-    service = Service(llm, settings, log, keeper)
+    storage = RunStorage(settings.store, settings.keep, log) if settings.store and settings.keep else None
+    service = Service(llm, settings, log, storage)
     listening = _listen(settings)
     if llm.tokenizer.chat_template is not None:
         llm.tokenizer.chat_template.warm()
@@ -58,14 +58,15 @@ def serve(llm: LLM, settings: Settings) -> None:
     finally:
         service.pools.close()
         llm.close()
-        if keeper is not None:
-            keeper.close()
+        if storage is not None:
+            storage.close()
         log("end")
         log.close()
 
 
 def _connection_limits(settings: Settings) -> ConnectionLimits:
-    """The limits of a connection, with as many connections as the system has file descriptors to spare."""
+    """Returns the limits of connections, of which there are at most as many as the system has file
+    descriptors to spare."""
     limits = ConnectionLimits(
         request_bytes=2 * settings.most_body + (1 << 20),
         stalled_seconds=min(ConnectionLimits.stalled_seconds, settings.timeout),
@@ -81,7 +82,8 @@ def _connection_limits(settings: Settings) -> ConnectionLimits:
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """The socket, bound before anything else, so that a port in use is one line and not a traceback."""
+    """Returns the socket, bound before anything else, so that a port in use is one line and not a
+    traceback."""
     kind = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(kind, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -95,41 +97,41 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """A server that shuts down in steps. The first signal refuses new requests and lets the others finish
-    within their grace; then they are ended, and their clients told so. A second Ctrl-C ends them at once, and
-    a third one closes the connections without a word."""
+    """A server that shuts down in steps. After the first signal new requests are refused and the others may
+    finish within the grace period; then they are ended, with an error for their clients. A second Ctrl-C ends
+    them at once, and a third one closes the connections without an error."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
-        self._home: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._home = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.should_exit = True
-        if self._home is None:
+        if self._loop is None:
             return
         if not self._service.draining:
             self._service.draining = True
-            self._home.call_soon_threadsafe(self._drain)
+            self._loop.call_soon_threadsafe(self._drain)
         elif sig == signal.SIGINT and not self._ending:
             self._ending = True
-            self._home.call_soon_threadsafe(self._end_now)
+            self._loop.call_soon_threadsafe(self._end_now)
         elif sig == signal.SIGINT:
             self.force_exit = True
 
     def _end_now(self) -> None:
-        assert self._home is not None
+        assert self._loop is not None
         self._service.end_all()
-        self._home.call_later(_LAST_WORDS, setattr, self, "force_exit", True)
+        self._loop.call_later(_LAST_WORDS, setattr, self, "force_exit", True)
 
     def _drain(self) -> None:
-        assert self._home is not None
-        self._service.log("shutdown", running=len(self._service.shelf.running()))
-        for live in self._service.shelf.lives:
-            live.tree.wake()  # followers of what does not run any more may go
-        self._home.call_later(self._service.settings.grace, self._service.end_all)
+        assert self._loop is not None
+        self._service.log("shutdown", running=len(self._service.runs.running()))
+        for state in self._service.runs.states:
+            state.tree.wake()  # ends the streams of trees that are not computed any more
+        self._loop.call_later(self._service.settings.grace, self._service.end_all)

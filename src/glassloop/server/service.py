@@ -1,4 +1,4 @@
-"""The one place where requests meet the engine: checked, started, followed, ended."""
+"""`Service`: where HTTP requests meet the engine. It checks, starts, follows and ends them."""
 
 from __future__ import annotations
 
@@ -13,177 +13,172 @@ from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.llm import LLM, Prompt
 from glassloop.engine.request import Request
-from glassloop.errors import GlassloopError, TextError
-from glassloop.server.bodies import Bodies
-from glassloop.server.errors import APIError, as_api_error
-from glassloop.server.keeping import Keeper
-from glassloop.server.live import Event, Hub, Live, Tree
-from glassloop.server.logs import Log
-from glassloop.server.metrics import Metrics
+from glassloop.errors import GlassloopError, LengthError
+from glassloop.server.errors import APIError, as_api_error, shutting_down
+from glassloop.server.operation.bodies import Bodies
+from glassloop.server.operation.logs import Log
+from glassloop.server.operation.metrics import Metrics
+from glassloop.server.operation.settings import Settings
+from glassloop.server.operation.workers import Pools
 from glassloop.server.options import Body, make_sampling
-from glassloop.server.settings import Settings
-from glassloop.server.shelf import Shelf
-from glassloop.server.wire import unless_gone
-from glassloop.server.workers import Pools
+from glassloop.server.runs.index import RunIndex
+from glassloop.server.runs.state import Event, Hub, RunState, TreeState
+from glassloop.server.runs.storage import RunStorage
+from glassloop.server.streaming import unless_gone
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
 T = TypeVar("T")
 _CONSTRAINTS = frozenset(("json_schema", "regex", "choice", "grammar", "response_format", "text"))
-_RENDERED = {"messages", "input"}  # fields that a chat template renders
-_FEW_TOKENS = 512  # that an answer may have to be built at once
+_RENDERED = frozenset(("messages", "input"))  # fields that a chat template renders
+_FEW_TOKENS = 512  # an answer with at most so many is rendered on the event loop
 MOST_TEXT = 2_000_000  # characters of all texts that one request brings for the model
 
 
 class Service:
-    def __init__(self, llm: LLM, settings: Settings, log: Log, store: Keeper | None = None) -> None:
+    def __init__(self, llm: LLM, settings: Settings, log: Log, storage: RunStorage | None = None) -> None:
         self.llm = llm
         llm.name = settings.served_name  # answers, records and errors must not tell paths of this machine
         self.settings = settings
         self.log = log
-        self.shelf = Shelf(settings.keep, store)
-        self.metrics = Metrics(llm, store)
+        self.runs = RunIndex(settings.keep, storage)
+        self.metrics = Metrics(llm, storage)
         self.pools = Pools()
         self.bodies = Bodies(settings.most_body, self.pools)
         self.draining = False
         self.followers = 0  # streams of events that are open
-        self._readings: set[Deadline] = set()
+        self._deadlines: set[Deadline] = set()  # of calls that read from the model now
         self._hub: Hub | None = None
-        self._longest: int | None = None
+        self._longest_token: int | None = None
 
     @property
     def name(self) -> str:
         return self.settings.served_name
 
+    # ── checking ───────────────────────────────────────────────────────────────────────────────────────────
+
     def check_model(self, model: str | None) -> None:
         if model is not None and model != self.name:
-            raise APIError(
-                404,
-                f"model is {model[:80]!r}; this server has {self.name!r}",
-                param="model",
-                code="model_not_found",
-            )
-
-    # ── before a request is let in ─────────────────────────────────────────────────────────────────────────
-
-    def prepare(self, prompt: Prompt, sampling: Sampling) -> Request:
-        """Checked as a whole, so that nothing is refused once an answer has begun. Takes a while where the
-        prompt is long: not for the event loop's thread."""
-        if isinstance(prompt, str):
-            self.check_text(prompt)
-        request = self.llm.prepare(prompt, sampling, compiled=self.compile(sampling))
-        self.check_length(len(request.prompt_ids))
-        return request
-
-    async def prepared(self, request: HTTPRequest, body: Body, function: Callable[..., T], *args: Any) -> T:
-        """Returns what a preparation returns, made on a thread: among the long ones where the request has a
-        large body or a grammar, and apart from the others where a template renders a conversation. It is
-        dropped if the client leaves while it waits."""
-        pools = self.pools
-        if request.state.long or not _CONSTRAINTS.isdisjoint(body.given):
-            pool = pools.long
-        else:
-            pool = pools.short if _RENDERED.isdisjoint(body.given) else pools.chat
-        return await unless_gone(request, pool.run(function, *args))
-
-    async def reading(self, request: HTTPRequest, function: Callable[[Deadline], T]) -> T:
-        """Returns what a function reads from the model on a thread, within the server's timeout. It ends
-        early when the client leaves and when the server shuts down."""
-        deadline = Deadline(self.settings.timeout, "the request")
-        self._readings.add(deadline)
-        try:
-            return await unless_gone(request, self.pools.reading.run(function, deadline))
-        except GlassloopError:
-            if self.draining:
-                raise APIError(503, "the server is shutting down", code="shutting_down") from None
-            raise
-        finally:
-            deadline.cancel()
-            self._readings.discard(deadline)
-
-    async def shown(self, runs: Sequence[Run], build: Callable[[], T]) -> T:
-        """Returns an answer about runs, which may have every token with its alternatives: a large one is
-        built on a thread."""
-        if sum(len(run.tokens) + len(run.prompt_tokens) for run in runs) <= _FEW_TOKENS:
-            return build()
-        return await self.pools.showing.run(build)
+            message = f"model is {model[:80]!r}; this server has {self.name!r}"
+            raise APIError(404, message, param="model", code="model_not_found")
 
     def check_text(self, text: str, name: str = "prompt") -> None:
-        """Refuse a text that is too long for the context, without encoding it to find out."""
+        """Refuses a text that is too long for the context, without encoding it to find out."""
         self.check_texts((text,), name, self.longest_text)
 
-    def check_texts(self, texts: Iterable[str], name: str, most: int | None = None) -> None:
-        """Refuse texts that are too long together, before anything is done with them."""
-        total = 0
-        for text in texts:
-            total += len(text)
-        most = MOST_TEXT if most is None else most
+    def check_texts(self, texts: Iterable[str], name: str, most: int = MOST_TEXT) -> None:
+        """Refuses texts that are too long together, before anything is done with them."""
+        total = sum(map(len, texts))
         if total > most:
-            raise TextError(f"{name} has {total} characters; at most {most} are expected")
+            raise LengthError(f"{name} has {total} characters; at most {most} are expected", field=name)
+
+    def check_length(self, tokens: int, name: str = "prompt", note: str = "") -> None:
+        most = self.most_prompt
+        if tokens > most:
+            raise LengthError(f"{name} has {tokens} tokens{note}; at most {most} are expected", field=name)
+
+    @property
+    def most_prompt(self) -> int:
+        """The most tokens that a prompt may have."""
+        return min(self.settings.most_prompt or self.llm.config.context, self.llm.config.context)
 
     @property
     def longest_text(self) -> int:
         """The most characters that a prompt can have: its tokens, each as long as the longest one."""
-        if self._longest is None:
+        if self._longest_token is None:
             tokenizer = self.llm.tokenizer
-            self._longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
-        return min(self._longest * self.most_prompt, MOST_TEXT)
+            self._longest_token = max(len(tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size))
+        return min(self._longest_token * self.most_prompt, MOST_TEXT)
 
-    def check_length(self, tokens: int, name: str = "prompt", note: str = "") -> None:
-        if tokens > self.most_prompt:
-            raise TextError(f"{name} has {tokens} tokens{note}; at most {self.most_prompt} are expected")
+    # ── work on threads ────────────────────────────────────────────────────────────────────────────────────
 
-    def compile(self, sampling: Sampling) -> Compiled:
-        """Returns all that is built from the options of a request, or raises what is wrong with them. Not for
-        the event loop's thread."""
-        return self.llm.compile(sampling)
+    def prepare(self, prompt: Prompt, sampling: Sampling, compiled: Compiled | None = None) -> Request:
+        """Returns a request that is checked as a whole, so that nothing is refused once an answer has begun.
+        Takes a while where the prompt is long: not for the event loop's thread."""
+        if isinstance(prompt, str):
+            self.check_text(prompt)
+        request = self.llm.prepare(prompt, sampling, compiled=compiled or self.llm.compile(sampling))
+        self.check_length(len(request.prompt_ids))
+        return request
 
-    @property
-    def most_prompt(self) -> int:
-        return min(self.settings.most_prompt or self.llm.config.context, self.llm.config.context)
+    async def prepare_on_thread(
+        self, request: HTTPRequest, body: Body, function: Callable[..., T], *args: Any
+    ) -> T:
+        """Returns what a preparation returns, called on a thread: of the pool for long ones where the request
+        has a large body or a grammar, of another one where a template renders a conversation. It is dropped
+        if the client disconnects while it waits."""
+        pools, given = self.pools, body.given
+        if request.state.long or not _CONSTRAINTS.isdisjoint(given):
+            pool = pools.long
+        else:
+            pool = pools.short if _RENDERED.isdisjoint(given) else pools.chat
+        return await unless_gone(request.receive, pool.run(function, *args))
+
+    async def read_model(self, request: HTTPRequest, function: Callable[[Deadline], T]) -> T:
+        """Returns what a function reads from the model on a thread, within the server's timeout. It ends
+        early when the client disconnects and when the server shuts down."""
+        deadline = Deadline(self.settings.timeout, "the request")
+        self._deadlines.add(deadline)
+        try:
+            return await unless_gone(request.receive, self.pools.reading.run(function, deadline))
+        except GlassloopError:
+            if self.draining:
+                raise shutting_down() from None
+            raise
+        finally:
+            deadline.cancel()
+            self._deadlines.discard(deadline)
+
+    async def render(self, runs: Sequence[Run], build: Callable[[], T]) -> T:
+        """Returns an answer about runs, which may have every token with its alternatives: a large one is
+        built on a thread."""
+        if sum(len(run.tokens) + len(run.prompt_tokens) for run in runs) <= _FEW_TOKENS:
+            return build()
+        return await self.pools.rendering.run(build)
 
     # ── starting and ending ────────────────────────────────────────────────────────────────────────────────
 
     def start(
         self,
         requests: Sequence[Request],
-        tree: Tree | None = None,
+        tree: TreeState | None = None,
         *,
         names: Sequence[str | None] = (),
         limit: int | None = None,
         chat: bool = False,
-    ) -> list[Live]:
-        """Let them in, all or none, as runs of one tree. `limit`: each pauses after so many new tokens."""
-        tree = tree or Tree()
-        lives: list[Live] = []
+    ) -> list[RunState]:
+        """Starts all requests, or none, as runs of one tree. With `limit` each run pauses after so many new
+        tokens."""
+        tree = tree or TreeState()
+        states: list[RunState] = []
         try:
             for place, request in enumerate(requests):
-                made = [Live(run, tree, names[place] if names else None) for run in request.runs]
-                for live in made:
-                    live.chat = chat
-                    live.limit = None if limit is None else live.told + len(request.forced) + limit
-                lives += made
+                made = [RunState(run, tree, names[place] if names else None) for run in request.runs]
+                for state in made:
+                    state.chat = chat
+                    state.limit = None if limit is None else state.sent + len(request.forced) + limit
+                states += made
                 self._submit(request, made)
         except Exception as error:
-            for live in lives:
-                if live.request is not None:
-                    self.llm.cancel(live.request)
-                    self.shelf.forget(live, for_good=True)
+            for state in states:
+                if state.request is not None:
+                    self.llm.cancel(state.request)
+                    self.runs.forget(state, for_good=True)
             raise as_api_error(error) from error
-        return lives
+        return states
 
-    async def go_on(self, http: HTTPRequest, body: Body, live: Live, tokens: int | None) -> None:
-        """Continue a run that was stopped, with its own options and luck, as if it had never stopped."""
-        run = live.run
-        self._check_paused(live)
-        request = await self.prepared(http, body, self._rest, run)
-        self._check_paused(live)  # nothing else has continued it meanwhile
+    async def resume(self, http: HTTPRequest, body: Body, state: RunState, tokens: int | None) -> None:
+        """Continues a run that was stopped, with its own options and luck, as if it had never stopped."""
+        run = state.run
+        _check_paused(state)
+        request = await self.prepare_on_thread(http, body, self._rest, run)
+        _check_paused(state)  # another request may have continued it meanwhile
         before = run.finish_reason, run.stop_reason, run.tail
         run.finish_reason, run.stop_reason, run.tail = None, None, ""
-        live.limit = None if tokens is None else len(run.tokens) + tokens
-        live.told = len(run.tokens)
+        state.limit = None if tokens is None else len(run.tokens) + tokens
+        state.sent = len(run.tokens)
         try:
-            self._submit(request, [live])
+            self._submit(request, [state])
         except Exception as error:
             run.finish_reason, run.stop_reason, run.tail = before
             raise as_api_error(error) from error
@@ -193,105 +188,105 @@ class Service:
         make_sampling({**run.sampling.to_dict(), "n": 1}, self.settings)
         return self.llm.prepare_rest(run, timeout=self.settings.timeout)
 
-    def _check_paused(self, live: Live) -> None:
-        run = live.run
-        if live.status != "paused":
-            raise APIError(
-                409,
-                f"run {run.id} is {live.status}"
-                + (f" (it ended by {run.finish_reason})" if run.finish_reason else "")
-                + "; only one that was stopped or paused goes on. Fork it at its end instead",
-                code="not_paused",
-            )
-
-    def _submit(self, request: Request, lives: list[Live]) -> None:
+    def _submit(self, request: Request, states: list[RunState]) -> None:
         if self._hub is None:
             self._hub = Hub(asyncio.get_running_loop(), self._deliver)
-        if any(live.limit is not None for live in lives):
-            request.drafts = False  # a guess that is right would run past the pause
-        hub, by_run = self._hub, {id(live.run): live for live in lives}
+        if any(state.limit is not None for state in states):
+            request.drafts = False  # an accepted draft would run past the pause
+        hub, by_run = self._hub, {id(state.run): state for state in states}
 
-        def tell(run: Run, token: Token | None) -> None:
-            live = by_run[id(run)]
-            hub.put(live, token)
-            if live.limit is not None and len(run.tokens) >= live.limit:
+        def listen(run: Run, token: Token | None) -> None:
+            state = by_run[id(run)]
+            hub.put(state, token)
+            if state.limit is not None and len(run.tokens) >= state.limit:
                 self.llm.cancel(request)
 
-        request.listener = tell
+        request.listener = listen
         self.llm.submit(request)
-        for live in lives:
-            live.request = request
-            self.shelf.add(live)
-            live.tree.add(Event("run", live, live.told, None))
+        for state in states:
+            state.request = request
+            self.runs.add(state)
+            state.tree.add(Event("run", state, state.sent, None))
 
-    def _deliver(self, live: Live, token: Token | None) -> None:
+    def _deliver(self, state: RunState, token: Token | None) -> None:
+        """Adds a token, or with None the end of a run, to the events of its tree."""
         if token is not None:
-            live.tree.add(Event("token", live, live.told, token))
-            live.told += 1
+            state.tree.add(Event("token", state, state.sent, token))
+            state.sent += 1
             return
-        run, live.request = live.run, None
-        live.limit = None
-        live.tree.add(Event("end", live, live.told, None))
+        run, state.request, state.limit = state.run, None, None
+        state.tree.add(Event("end", state, state.sent, None))
         self.metrics.ended(run, run.fork_at or 0)
-        self.log.run(run, run.prompt)
-        self.shelf.ended(live)
+        self.log.run(run)
+        self.runs.ended(state)
 
-    def cancel(self, lives: Sequence[Live]) -> None:
-        for request in {live.request for live in lives if live.request is not None}:
+    def cancel(self, states: Sequence[RunState]) -> None:
+        for request in {state.request for state in states if state.request is not None}:
             self.llm.cancel(request)
 
     def end_all(self) -> None:
-        """The server ends; so does what still runs."""
-        self.cancel(self.shelf.running())
-        for deadline in self._readings:
+        """Cancels everything that is computed, since the server ends."""
+        self.cancel(self.runs.running())
+        for deadline in self._deadlines:
             deadline.cancel()
 
     # ── following ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def enter(self, requests: Sequence[Request], **options: Any) -> list[Live]:
-        """Start runs that somebody waits for; when nobody does any more, `leave` ends them."""
-        lives = self.start(requests, **options)
-        for live in lives:
-            live.users += 1
-        return lives
+    def start_for_client(self, requests: Sequence[Request], **options: Any) -> list[RunState]:
+        """Starts runs that a client waits for. `release` ends them when it does not any more."""
+        states = self.start(requests, **options)
+        for state in states:
+            state.users += 1
+        return states
 
-    def leave(self, lives: Sequence[Live]) -> None:
-        self.cancel(lives)
-        for live in lives:
-            live.users -= 1
-        self.shelf.trim()
+    def release(self, states: Sequence[RunState]) -> None:
+        self.cancel(states)
+        for state in states:
+            state.users -= 1
+        self.runs.trim()
 
-    async def finish(self, requests: Sequence[Request], **options: Any) -> list[Live]:
-        """Runs to their end. Those of a search that found fewer texts are not among them."""
-        lives = self.enter(requests, **options)
+    async def finish(self, requests: Sequence[Request], **options: Any) -> None:
+        """Computes requests to their end, and raises if one of them failed."""
+        states = self.start_for_client(requests, **options)
         try:
-            async for _ in self.events(lives):
+            async for _ in self.events(states):
                 pass
             runs = {run for request in requests for run in request.runs}
-            found = [live for live in lives if live.run in runs]
-            for live in found:
-                self.raise_if_failed(live)
-            return found
+            for state in states:
+                if state.run in runs:  # a beam search may have found fewer texts
+                    self.raise_if_failed(state)
         finally:
-            self.leave(lives)
+            self.release(states)
 
     async def events(
-        self, lives: Sequence[Live], beat: float | None = None
+        self, states: Sequence[RunState], keep_alive: float | None = None
     ) -> AsyncGenerator[Event | None, None]:
-        """Tokens and ends of runs that were started together; None when nothing has come for a while."""
+        """Yields tokens and ends of runs that were started together, and None when nothing has come for
+        `keep_alive` seconds."""
 
         def over() -> bool:
-            return all(live.request is None for live in lives)
+            return all(state.request is None for state in states)
 
-        mine = set(lives)
-        async for _, event in lives[0].tree.follow(0, over, beat):
-            if event is None or (event.kind != "run" and event.live in mine):
+        own = set(states)
+        async for _, event in states[0].tree.follow(0, over, keep_alive):
+            if event is None or (event.kind != "run" and event.state in own):
                 yield event
 
-    def raise_if_failed(self, live: Live) -> None:
-        """An answer that the client should not take for one."""
-        run = live.run
+    def raise_if_failed(self, state: RunState) -> None:
+        """Raises where a run has ended without an answer that a client could use."""
+        run = state.run
         if run.finish_reason == "error":
             raise as_api_error(run.error or RuntimeError(run.stop_reason))
         if run.finish_reason == "cancelled" and self.draining:
-            raise APIError(503, "the server is shutting down", code="shutting_down")
+            raise shutting_down()
+
+
+def _check_paused(state: RunState) -> None:
+    if state.status != "paused":
+        reason = state.run.finish_reason
+        ended = f" (it ended by {reason})" if reason else ""
+        message = (
+            f"run {state.run.id} is {state.status}{ended}; only one that was stopped or paused goes on."
+            " Fork it at its end instead"
+        )
+        raise APIError(409, message, code="not_paused")

@@ -121,17 +121,19 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     """Returns the conversation as templates expect it: a role and text in each message. OpenAI's lists of
     parts (`[{"type": "text", "text": "…"}]`) are joined, one line each."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise TextError(f"messages must be a list of messages, not {type(messages).__name__}")
+        given = type(messages).__name__
+        raise TextError(f"messages must be a list of messages, not {given}", field="messages")
     if not messages:
-        raise TextError("messages is empty; at least one message is expected")
+        raise TextError("messages is empty; at least one message is expected", field="messages")
     return [_check_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
 def _check_message(where: str, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise TextError(f"{where} must be an object with role and content, not {type(message).__name__}")
+        given = type(message).__name__
+        raise TextError(f"{where} must be an object with role and content, not {given}", field=where)
     if not isinstance(message.get("role"), str):
-        raise TextError(f"{where}.role must be text, not {_type(message, 'role')}")
+        raise TextError(f"{where}.role must be text, not {_type(message, 'role')}", field=f"{where}.role")
     content = message.get("content")
     if isinstance(content, str):
         return dict(message)
@@ -142,16 +144,20 @@ def _check_message(where: str, message: object) -> dict[str, Any]:
         }
     if content is None and message.get("tool_calls"):  # a message that only calls tools has no text
         return dict(message)
-    raise TextError(f"{where}.content must be text or a list of text parts, not {_type(message, 'content')}")
+    given = _type(message, "content")
+    field = f"{where}.content"
+    raise TextError(f"{field} must be text or a list of text parts, not {given}", field=field)
 
 
 def _part(where: str, part: object) -> str:
     if not isinstance(part, Mapping):
-        raise TextError(f"{where} must be an object with type and text, not {type(part).__name__}")
+        given = type(part).__name__
+        raise TextError(f"{where} must be an object with type and text, not {given}", field=where)
     if part.get("type", "text") != "text":
-        raise TextError(f"{where}.type is {shown(part.get('type'))}; only text is understood")
+        given = shown(part.get("type"))
+        raise TextError(f"{where}.type is {given}; only text is understood", field=f"{where}.type")
     if not isinstance(part.get("text"), str):
-        raise TextError(f"{where}.text must be text, not {_type(part, 'text')}")
+        raise TextError(f"{where}.text must be text, not {_type(part, 'text')}", field=f"{where}.text")
     return str(part["text"])
 
 

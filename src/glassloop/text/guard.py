@@ -60,11 +60,12 @@ class Guard:
             _collect(value, used)
             free = [mark for mark in _MARKS if mark not in used]
             if len(free) < 2:
-                raise TextError("messages hold more than 30 of the noncharacters U+FDD0 to U+FDEF")
+                message = "messages hold more than 30 of the noncharacters U+FDD0 to U+FDEF"
+                raise TextError(message, field="messages")
             marks = Marks(*free[:2])
             return self._walk(value, marks), marks
         except RecursionError:
-            raise TextError("messages or tools are nested too deeply") from None
+            raise TextError("messages or tools are nested too deeply", field="messages") from None
 
     def first_place(self, text: str) -> int:
         """Returns where the first special token of a text begins; the text's length if there is none."""

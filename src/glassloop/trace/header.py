@@ -75,5 +75,5 @@ def from_header(header: dict[str, Any], records: list[Token]) -> Run:
         end=records[-1] if end else None,
     )
     if run.finish_reason == "error":
-        run.error = GlassloopError(run.stop_reason)
+        run.error = GlassloopError(run.stop_reason or "")
     return run

@@ -30,6 +30,8 @@ class ConnectionLimits:
 
 
 class Connection(HttpToolsProtocol):
+    """uvicorn's protocol for one connection, within `ConnectionLimits`."""
+
     def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*args, **options)
         self._limits = limits
@@ -58,7 +60,8 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest without a request to answer, if there is one."""
+        """Closes the connection that has waited longest without a request to answer. Returns whether there
+        was one."""
         others = [each for each in self.connections if isinstance(each, Connection) and each is not self]
         oldest = min(filter(_is_idle, others), key=lambda each: each._began, default=None)
         if oldest is not None:
@@ -73,7 +76,7 @@ class Connection(HttpToolsProtocol):
         self._received += len(data)
         if not self._in_headers and self._received > self._limits.request_bytes:
             if not self._discarding:
-                # It was refused long ago. Reading on for a moment lets the client come to the answer.
+                # It was refused long ago. Reading on for a moment lets the client see the answer.
                 self._discarding = True
                 self._disarm()
                 self._deadline = self.loop.call_later(_LINGER, self.transport.abort)
@@ -158,5 +161,5 @@ class Connection(HttpToolsProtocol):
 
 
 def _is_idle(connection: Connection) -> bool:
-    """Whether no request is being answered on this connection."""
+    """Returns whether no request is being answered on this connection."""
     return connection.cycle is None or connection.cycle.response_complete

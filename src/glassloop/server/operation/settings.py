@@ -1,4 +1,4 @@
-"""What a server is told when it starts, checked once."""
+"""The settings of a server, checked when it starts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Settings:
     api_keys: tuple[str, ...] = ()
     open_to_all: bool = False  # bind wider than this machine without a key
     keep: int = 1000  # runs that are kept once they have ended
-    store: Path | None = None  # where they outlive the process; in memory if there is none
+    store: Path | None = None  # a file in which they outlive the process; in memory if there is none
     most_body: int = 8 << 20  # bytes of a request
     most_prompt: int | None = None  # tokens; the model's context if not given
     most_choices: int = 128  # runs that one request may start
     timeout: float = 600.0  # seconds for one request, its time in the queue included
-    grace: float = 30.0  # seconds that running requests have when the server is told to end
+    grace: float = 30.0  # seconds that running requests have to finish when the server shuts down
     log_prompts: bool = False
-    static: Path = Path(__file__).parent / "static"  # the studio, where it is built
+    static: Path = Path(__file__).parent.parent / "static"  # the studio, where it is built
 
     def __post_init__(self) -> None:
         if any(not key.strip() for key in self.api_keys):
@@ -37,7 +37,7 @@ class Settings:
 
     @property
     def is_local(self) -> bool:
-        """Only this machine can reach it."""
+        """Whether only this machine can reach the server."""
         if self.host == "localhost":
             return True
         try:
@@ -47,7 +47,7 @@ class Settings:
 
     @property
     def served_name(self) -> str:
-        """What clients call the model: its name, and of a path only the last part."""
+        """The model's name for clients: of a path only the last part."""
         path = Path(self.model)
         looks_like_path = path.suffix in (".gguf", ".safetensors") or path.is_absolute() or path.exists()
         return (path.stem if path.suffix else path.name) if looks_like_path else self.model

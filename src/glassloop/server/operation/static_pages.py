@@ -1,5 +1,5 @@
-"""The studio at `/`, where it is built; else a page that says how to build it. Files are looked up among
-those that were there when the server started, so no path of a request's reaches the file system."""
+"""The studio at `/`, or where it is not built a page that says how to build it. Files are looked up among
+those that existed when the server started, so no path of a request reaches the file system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from glassloop.server.gate import COOKIE
+from glassloop.server.operation.access import COOKIE
 from glassloop.server.service import Service
 
 _POLICY = (
@@ -47,10 +47,10 @@ def router(service: Service) -> APIRouter:
     @routes.get("/")
     async def index(request: Request) -> Response:
         if "key" in request.query_params:
-            # The gate has looked at it. A cookie carries it from now on, which no other site can send.
-            key = request.query_params["key"]
+            # It is checked already. From now on a cookie carries it, which no other site can send.
             response: Response = RedirectResponse("/", HTTPStatus.SEE_OTHER)
-            response.set_cookie(COOKIE, quote(key), httponly=True, samesite="strict", path="/")
+            key = quote(request.query_params["key"])
+            response.set_cookie(COOKIE, key, httponly=True, samesite="strict", path="/")
             return response
         page = files.get("/index.html")
         if page is None:

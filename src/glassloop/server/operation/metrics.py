@@ -1,10 +1,10 @@
-"""Numbers for Prometheus. What the engine counts is read when somebody asks; what requests experience is
-noted when a run ends.
+"""Metrics for Prometheus. The engine's counters are read when a client asks for them; times and tokens of a
+run are recorded when it ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +18,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from glassloop.engine.llm import LLM
-from glassloop.server.keeping import Keeper
+from glassloop.server.runs.storage import RunStorage
 from glassloop.trace.run import Run
 
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -26,7 +26,7 @@ _EACH = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
 
 class Metrics:
-    def __init__(self, llm: LLM, store: Keeper | None = None) -> None:
+    def __init__(self, llm: LLM, storage: RunStorage | None = None) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
 
@@ -48,11 +48,11 @@ class Metrics:
         self._first = histogram("time_to_first_token_seconds", "Until a run's first token was there", _FIRST)
         self._each = histogram("time_per_token_seconds", "Between two tokens of a run", _EACH)
         registry.register(_Engine(llm))
-        if store is not None:
-            registry.register(_Store(store))
+        if storage is not None:
+            registry.register(_Storage(storage))
 
     def ended(self, run: Run, kept: int) -> None:
-        """A run has ended, of whose tokens the first `kept` were there before."""
+        """Records a run that has ended. Its first `kept` tokens are its parent's."""
         self._runs.labels(run.finish_reason or "").inc()
         if run.sample == 0:
             self._prompt.inc(len(run.prompt_ids))
@@ -73,7 +73,7 @@ class Metrics:
 
 
 class _Engine:
-    """Asked anew for each reading."""
+    """The engine's counters, read for each answer."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
@@ -81,37 +81,41 @@ class _Engine:
     def collect(self) -> Iterable[Any]:
         engine = self._llm.engine
         counters, tree, load = engine.loop.counters, engine.loop.tree, engine.load
-        gauges: dict[str, tuple[str, float]] = {
-            "requests_waiting": ("Requests in the queue", load.waiting),
-            "requests_running": ("Branches that are computed together now: the batch", load.running),
-            "kv_pages": ("Pages of keys and values, kept ones included", tree.node_count),
-            "kv_pages_held": ("Pages that running requests hold", tree.held),
-            "kv_pages_capacity": ("Pages that there is room for", tree.capacity),
-            "kv_bytes": ("Bytes of keys and values", tree.used_bytes),
-        }
-        counts: dict[str, tuple[str, float]] = {
-            "engine_steps": ("Forward passes", counters.steps),
-            "engine_rows": ("Rows of all forward passes; by the steps it is the mean batch", counters.rows),
-            "engine_forward_seconds": ("Seconds in forward passes", counters.forward_seconds),
-            "engine_step_seconds": ("Seconds in steps", counters.step_seconds),
-            "kv_pages_evicted": ("Pages that had to go", tree.evicted),
-        }
-        for name, (help, value) in gauges.items():
-            yield GaugeMetricFamily(f"glassloop_{name}", help, value)
-        for name, (help, value) in counts.items():
-            yield CounterMetricFamily(f"glassloop_{name}", help, value)
+        yield from _families(
+            GaugeMetricFamily,
+            ("requests_waiting", "Requests in the queue", load.waiting),
+            ("requests_running", "Branches that are computed together now: the batch", load.running),
+            ("kv_pages", "Pages of keys and values, kept ones included", tree.node_count),
+            ("kv_pages_held", "Pages that running requests hold", tree.held),
+            ("kv_pages_capacity", "Pages that there is room for", tree.capacity),
+            ("kv_bytes", "Bytes of keys and values", tree.used_bytes),
+        )
+        yield from _families(
+            CounterMetricFamily,
+            ("engine_steps", "Forward passes", counters.steps),
+            ("engine_rows", "Rows of all forward passes; by the steps it is the mean batch", counters.rows),
+            ("engine_forward_seconds", "Seconds in forward passes", counters.forward_seconds),
+            ("engine_step_seconds", "Seconds in steps", counters.step_seconds),
+            ("kv_pages_evicted", "Pages that had to go", tree.evicted),
+        )
 
 
-class _Store:
-    """Asked anew for each reading."""
+class _Storage:
+    """The storage's counters, read for each answer."""
 
-    def __init__(self, store: Keeper) -> None:
-        self._store = store
+    def __init__(self, storage: RunStorage) -> None:
+        self._storage = storage
 
     def collect(self) -> Iterable[Any]:
-        store = self._store
-        yield CounterMetricFamily(
-            "glassloop_store_failed_writes", "Runs that could not be written at first", store.failed_writes
+        storage = self._storage
+        yield from _families(
+            CounterMetricFamily,
+            ("store_failed_writes", "Runs that could not be written at first", storage.failed_writes),
+            ("store_lost_runs", "Runs that were given up", storage.lost_runs),
         )
-        yield CounterMetricFamily("glassloop_store_lost_runs", "Runs that were given up", store.lost_runs)
-        yield GaugeMetricFamily("glassloop_store_unwritten_runs", "Runs to be tried again", store.unwritten)
+        unwritten = ("store_unwritten_runs", "Runs to be tried again", storage.unwritten)
+        yield from _families(GaugeMetricFamily, unwritten)
+
+
+def _families(kind: Callable[[str, str, float], Any], *rows: tuple[str, str, float]) -> Iterable[Any]:
+    return [kind(f"glassloop_{name}", help, value) for name, help, value in rows]

@@ -1,6 +1,6 @@
-"""What every request passes before an endpoint sees it: from which site, by whom and how large it is.
+"""The checks that every request passes before an endpoint gets it: its site, its API key and its size.
 
-Plain ASGI, so that streams and their ends go straight through. It also counts and logs what has passed.
+Plain ASGI, so that streams and their ends go straight through. It also counts and logs requests.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from glassloop.server.bodies import too_large
-from glassloop.server.errors import APIError, as_api_error
+from glassloop.server.errors import APIError, as_api_error, shutting_down
+from glassloop.server.operation.bodies import too_large
 from glassloop.server.service import Service
-from glassloop.server.wire import ClientGone
+from glassloop.server.streaming import ClientGone
 
 COOKIE = "glassloop-key"
-_OPEN = ("/health",)  # no key is asked for
+_OPEN = ("/health",)  # needs no key
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CLOSED = ("/v1/", "/api/", "/tokenize", "/detokenize", "/metrics", "/docs", "/openapi.json")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9.-]+))(?::\d{1,5})?")  # [IPv6] or a name, and a port
@@ -32,7 +32,7 @@ _HEADERS = {
     "x-frame-options": "DENY",
     "cross-origin-resource-policy": "same-origin",
 }
-_FROM_ELSEWHERE = """<!doctype html>
+_FOREIGN_PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <title>Glassloop</title>
@@ -42,7 +42,7 @@ paste the link into the address bar.</p>
 """
 
 
-class Gate:
+class AccessControl:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
@@ -71,27 +71,22 @@ class Gate:
         except ClientGone:
             status = 499
         except Exception as error:
-            told = as_api_error(error)
-            if told.status == 500:
+            refusal = as_api_error(error)
+            if refusal.status == 500:
                 self._service.log("error", path=scope["path"], error=f"{type(error).__name__}: {error}")
             if status == 0:
-                page = _page(scope) if told.code == "foreign_site" else None
-                await (page or told.response)(scope, receive, answer)
+                page = _foreign_page(scope) if refusal.code == "foreign_site" else None
+                await (page or refusal.response)(scope, receive, answer)
         finally:
-            self._note(scope, status, run, time.perf_counter() - began)
-
-    # ── may it come in ─────────────────────────────────────────────────────────────────────────────────────
+            self._record(scope, status, run, time.perf_counter() - began)
 
     def _check(self, scope: Scope) -> None:
         headers, path = Headers(scope=scope), scope["path"]
         if _is_foreign(headers):
-            raise APIError(
-                403,
-                "the request comes from a page of another site, which this server does not answer",
-                code="foreign_site",
-            )
+            message = "the request comes from a page of another site, which this server does not answer"
+            raise APIError(403, message, code="foreign_site")
         if self._service.draining and path not in _OPEN:
-            raise APIError(503, "the server is shutting down", code="shutting_down")
+            raise shutting_down()
         if self._settings.api_keys:
             offers = path == "/" and b"key=" in scope["query_string"]
             if (offers or _needs_key(path)) and not self._has_key(scope, headers):
@@ -102,7 +97,7 @@ class Gate:
                     headers={"WWW-Authenticate": "Bearer"},
                 )
         elif self._settings.is_local and _host(headers) not in (*_LOCAL, self._settings.host):
-            # A web page elsewhere can have a name of its own point here. Its requests say that name.
+            # A page of another site may have its own host name point here. Its requests carry that name.
             raise APIError(403, "this server answers to localhost only", code="wrong_host")
         length = headers.get("content-length", "0")
         if length.isascii() and length.isdigit() and int(length[:20]) > self._settings.most_body:
@@ -110,7 +105,7 @@ class Gate:
 
     def _has_key(self, scope: Scope, headers: Headers) -> bool:
         kind, _, given = headers.get("authorization", "").partition(" ")
-        # A header is bytes; whoever puts a text into it that is not ASCII writes UTF-8.
+        # A header is bytes; clients write a key that is not ASCII as UTF-8.
         found = [given.strip().encode("latin-1")] if kind.lower() == "bearer" else []
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
@@ -124,15 +119,14 @@ class Gate:
         return any(self.is_key(each) for each in found)
 
     def is_key(self, given: bytes) -> bool:
-        """All keys are compared, each in a time that does not tell how much of it was right."""
+        """Returns whether this is one of the keys. All are compared, each in a time that does not tell how
+        much of it was right."""
         same = [hmac.compare_digest(given, key.encode()) for key in self._settings.api_keys]
         return any(same)
 
-    # ── what has passed ────────────────────────────────────────────────────────────────────────────────────
-
-    def _note(self, scope: Scope, status: int, run: str | None, seconds: float) -> None:
-        route = scope.get("route")
-        path = getattr(route, "path", "other")  # the pattern: a client must not be able to make up labels
+    def _record(self, scope: Scope, status: int, run: str | None, seconds: float) -> None:
+        """Counts and logs a request that is answered."""
+        path = getattr(scope.get("route"), "path", "other")  # the pattern, as clients must not make up labels
         self._service.metrics.requests.labels(path, str(status or 499)).inc()
         details: dict[str, Any] = {"run": run} if run else {}
         self._service.log(
@@ -157,10 +151,10 @@ def _host(headers: Headers) -> str:
 
 
 def _is_foreign(headers: Headers) -> bool:
-    """Whether a browser sent this for a page of another site, whatever the method.
+    """Returns whether a browser sent this for a page of another site, whatever the method.
 
-    Browsers say so themselves: in `Sec-Fetch-Site`, and in `Origin` where a page's script or form sends it.
-    Programs that are no browsers send neither.
+    Browsers tell: in `Sec-Fetch-Site`, and in `Origin` where a page's script or form sends it. Other programs
+    send neither.
     """
     if headers.get("sec-fetch-site", "").lower() in ("cross-site", "same-site"):
         return True
@@ -178,9 +172,9 @@ def _without_port(place: str) -> str:
     return place.removesuffix(":80").removesuffix(":443")
 
 
-def _page(scope: Scope) -> HTMLResponse | None:
+def _foreign_page(scope: Scope) -> HTMLResponse | None:
     """Returns a page for a person who followed a link to the studio, None for anything else."""
     headers = Headers(scope=scope)
     if scope["method"] == "GET" and scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate":
-        return HTMLResponse(_FROM_ELSEWHERE, 403)
+        return HTMLResponse(_FOREIGN_PAGE, 403)
     return None

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`: what the model sees of a text."""
+"""`POST /tokenize` and `POST /detokenize`: a text as the model gets it, and back."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from glassloop.errors import TextError
-from glassloop.server import answers
-from glassloop.server.bodies import BodyRoute
-from glassloop.server.conversation import Messages, Tools, encode
-from glassloop.server.errors import APIError
+from glassloop.errors import LengthError
+from glassloop.server.errors import ERRORS, invalid
 from glassloop.server.fields import many, texts_in
+from glassloop.server.openai.conversation import Messages, Tools, encode
+from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import Body
 from glassloop.server.service import Service
-from glassloop.server.wire import JSON
+from glassloop.server.streaming import JSON
 
-_MOST_TOKENS = 200_000  # of one answer, or of one question
+_MOST_TOKENS = 200_000  # in one answer of /tokenize, or one body of /detokenize
 
 
 class TokenizeBody(Body):
@@ -56,7 +55,7 @@ class DetokenizeAnswer(BaseModel):
 
 
 def prompt_token(service: Service, token: int) -> dict[str, Any]:
-    """A token of a prompt, as JSON has it."""
+    """Returns a token of a prompt as JSON."""
     tokenizer = service.llm.tokenizer
     known = token < tokenizer.vocab_size
     return {
@@ -68,50 +67,37 @@ def prompt_token(service: Service, token: int) -> dict[str, Any]:
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter(route_class=BodyRoute, tags=["tokens"], responses=answers.ERRORS)
+    routes = APIRouter(route_class=BodyRoute, tags=["tokens"], responses=ERRORS)
 
     @routes.post("/tokenize", response_model=TokenizeAnswer)
     async def tokenize(request: Request, body: TokenizeBody) -> Response:
         service.check_model(body.model)
-        return await service.prepared(request, body, _tokenize, service, body)
+        return await service.prepare_on_thread(request, body, _tokenize, service, body)
 
     @routes.post("/detokenize", response_model=DetokenizeAnswer)
     async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         service.check_model(body.model)
-        return await service.prepared(request, body, _detokenize, service, body)
+        return await service.prepare_on_thread(request, body, _detokenize, service, body)
 
     return routes
 
 
-def _detokenize(service: Service, body: DetokenizeBody) -> Response:
-    tokenizer = service.llm.tokenizer
-    for place, token in enumerate(body.tokens):
-        if not 0 <= token < tokenizer.vocab_size:
-            raise APIError(
-                400,
-                f"tokens[{place}] is {str(token)[:40]}; a token id below {tokenizer.vocab_size} is expected",
-                param=f"tokens[{place}]",
-            )
-    return JSON({"prompt": tokenizer.decode(body.tokens)})
-
-
 def _tokenize(service: Service, body: TokenizeBody) -> Response:
-    tokenizer = service.llm.tokenizer
-    if (body.prompt is None) == (body.messages is None):
-        raise APIError(400, "one of prompt and messages is expected", param="prompt")
-    if body.messages is not None:
+    if body.messages is not None and body.prompt is None:
         service.check_texts(texts_in([body.messages, body.tools]), "messages", service.longest_text)
-        ids = encode(tokenizer, body.messages, body.tools)
-    else:
-        assert body.prompt is not None
+        ids = encode(service.llm.tokenizer, body.messages, body.tools)
+    elif body.prompt is not None and body.messages is None:
         service.check_texts([body.prompt], "prompt", max(service.longest_text, _MOST_TOKENS))
-        ids = tokenizer.encode(
+        ids = service.llm.tokenizer.encode(
             body.prompt,
             add_special=body.add_special_tokens is not False,
             parse_special=body.parse_special_tokens is not False,
         )
+    else:
+        raise invalid("prompt", "one of prompt and messages is expected")
     if len(ids) > _MOST_TOKENS:
-        raise TextError(f"prompt has {len(ids)} tokens; at most {_MOST_TOKENS} are expected")
+        message = f"prompt has {len(ids)} tokens; at most {_MOST_TOKENS} are expected"
+        raise LengthError(message, field="prompt")
     answer = {
         "count": len(ids),
         "max_model_len": service.llm.config.context,
@@ -119,3 +105,12 @@ def _tokenize(service: Service, body: TokenizeBody) -> Response:
         "pieces": [prompt_token(service, token) for token in ids],
     }
     return JSON(answer)
+
+
+def _detokenize(service: Service, body: DetokenizeBody) -> Response:
+    tokenizer = service.llm.tokenizer
+    for place, token in enumerate(body.tokens):
+        if not 0 <= token < tokenizer.vocab_size:
+            name, given = f"tokens[{place}]", str(token)[:40]
+            raise invalid(name, f"{name} is {given}; a token id below {tokenizer.vocab_size} is expected")
+    return JSON({"prompt": tokenizer.decode(body.tokens)})

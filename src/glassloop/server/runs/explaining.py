@@ -22,8 +22,8 @@ from glassloop.engine.replay import check_run
 from glassloop.errors import SamplingError
 from glassloop.ops.quant import Float32
 from glassloop.server.errors import APIError
-from glassloop.server.live import Live
 from glassloop.server.options import make_sampling
+from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
 
 _KEPT = 32  # rows of logits: a slider asks about the same place again and again
@@ -66,10 +66,10 @@ class Explainer:
         self._lock = Lock()
 
     def explain(
-        self, live: Live, index: int, overrides: dict[str, Any], new_luck: bool, deadline: Deadline
+        self, state: RunState, index: int, overrides: dict[str, Any], new_luck: bool, deadline: Deadline
     ) -> dict[str, Any]:
         """Takes a while; not for the event loop's thread."""
-        run, llm = live.run, self._service.llm
+        run, llm = state.run, self._service.llm
         check_run(llm, run)
         count = len(run.tokens)
         if not 0 <= index <= count:
@@ -148,7 +148,7 @@ def read_overrides(query: dict[str, str]) -> dict[str, Any]:
             except (ValueError, RecursionError):
                 if kind != "texts":
                     raise SamplingError(
-                        f"{name} is {text[:80]!r}; {kind}, as JSON has it, is expected"
+                        f"{name} is {text[:80]!r}; {kind}, as JSON has it, is expected", field=name
                     ) from None
                 made[name] = text
     return made

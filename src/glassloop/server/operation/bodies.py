@@ -1,4 +1,5 @@
-"""Reads the bodies of requests: bounded in bytes, in what they unpack to, and in how many are held at once.
+"""Request bodies: received and parsed with bounds on their bytes, on what they unpack to, and on how many are
+held at once.
 
 FastAPI parses and validates a body on the event loop, item by item and error by error. Here the size of what
 the JSON unpacks to is bounded before it is parsed, large bodies are parsed on a thread, and validation ends
@@ -9,9 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Coroutine
-from difflib import get_close_matches
-from email.message import Message
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,17 +21,26 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from glassloop.server.errors import UNSUPPORTED, APIError, describe, refused
+from glassloop.server.errors import (
+    UNSUPPORTED,
+    APIError,
+    describe,
+    invalid,
+    too_many,
+    unknown_parameter,
+    unsupported,
+)
 from glassloop.server.fields import texts_in
-from glassloop.server.wire import ClientGone
-from glassloop.server.workers import Pools
+from glassloop.server.operation.workers import Pools
+from glassloop.server.streaming import ClientGone
 from glassloop.shown import printable
 
-LONG_BODY = 32 << 10  # bytes from which a body is parsed and prepared among the long ones
+LONG_BODY = 32 << 10  # bytes from which a body is parsed and prepared in the pool for long ones
 # Lists and objects, and keys, in one body. They are counted in its bytes, so those inside texts count too.
 MOST_CONTAINERS = 100_000
 MOST_KEYS = 50_000
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 class Bodies:
@@ -43,7 +51,7 @@ class Bodies:
         self._room = 8 * most_body
         self._pools = pools
 
-    async def receive(self, request: Request, use: Callable[[bytes], Coroutine[Any, Any, Any]]) -> Any:
+    async def receive(self, request: Request, use: Callable[[bytes], Awaitable[T]]) -> T:
         """Returns what `use` makes of the whole body, which counts as held until then."""
         held = counted = 0
         parts: list[bytes] = []
@@ -56,12 +64,8 @@ class Bodies:
                 if held > self.most_body:
                     raise too_large(self.most_body)
                 if self._room < 0 < counted:
-                    raise APIError(
-                        429,
-                        "too many large bodies are being received; try again later",
-                        code="bodies_full",
-                        headers={"Retry-After": "2"},
-                    )
+                    message = "too many large bodies are being received; try again later"
+                    raise too_many(message, "bodies_full")
                 parts.append(part)
             return await use(b"".join(parts))
         except ClientDisconnect:
@@ -72,9 +76,8 @@ class Bodies:
     async def read(self, request: Request, model: type[M]) -> M:
         """Returns the validated JSON body."""
         if not is_json(request.headers.get("content-type")):
-            raise APIError(
-                415, "content-type is not application/json, which is expected", code="wrong_content_type"
-            )
+            message = "content-type is not application/json, which is expected"
+            raise APIError(415, message, code="wrong_content_type")
 
         async def use(data: bytes) -> M:
             request.state.long = len(data) > LONG_BODY
@@ -82,8 +85,7 @@ class Bodies:
                 return await self._pools.long.run(parse, data, model)
             return parse(data, model)
 
-        made: M = await self.receive(request, use)
-        return made
+        return await self.receive(request, use)
 
 
 def too_large(most: int) -> APIError:
@@ -91,18 +93,12 @@ def too_large(most: int) -> APIError:
 
 
 def is_json(content_type: str | None) -> bool:
-    if content_type is None:
-        return False
-    message = Message()
-    message["content-type"] = content_type[:200]
-    subtype = message.get_content_subtype()
-    return message.get_content_maintype() == "application" and (
-        subtype == "json" or subtype.endswith("+json")
-    )
+    kind = (content_type or "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def parse(data: bytes, model: type[M]) -> M:
-    """Returns the body as the model validates it; the first thing that is wrong is an `APIError`."""
+    """Returns the validated body, or raises an `APIError` for the first thing that is wrong."""
     check_size(data)
     try:
         value = _unpack(data)
@@ -123,13 +119,13 @@ def _unreadable(data: bytes, message: str) -> APIError:
     place = _place(message, data)
     if "recursion" in message:
         name = _field_before(data, place)
-        told = f"{name or 'the body'} is nested too deeply; fewer levels are expected"
-        return APIError(400, told, param=name)
+        message = f"{name or 'the body'} is nested too deeply; fewer levels are expected"
+        return APIError(400, message, param=name)
     if "number out of range" in message:
         short = data[:place].rstrip(b"-0123456789") + b"0"  # in place of the number
         name = _field_before(short, len(short))
-        told = f"{name or 'the body'} has a number that is too long; at most 4300 digits are expected"
-        return APIError(400, told, param=name)
+        message = f"{name or 'the body'} has a number that is too long; at most 4300 digits are expected"
+        return APIError(400, message, param=name)
     return APIError(400, f"the body is not JSON: {message[:200]}", code="invalid_json")
 
 
@@ -145,9 +141,7 @@ def _unpack(data: bytes) -> Any:
     value = json.loads(data)
     for name, part in value.items() if isinstance(value, dict) else (("the body", value),):
         if any("\ud800" <= character <= "\udfff" for text in texts_in(part) for character in text):
-            raise APIError(
-                400, f"{printable(name)} has a lone surrogate, which is no text", param=printable(name)
-            )
+            raise invalid(printable(name), f"{printable(name)} has a lone surrogate, which is no text")
     raise ValueError("a key has a lone surrogate")
 
 
@@ -157,7 +151,7 @@ def _without_surrogates(data: bytes) -> bytes:
 
 
 def check_size(data: bytes) -> None:
-    """Bound the number of lists, objects and keys, each of which takes far more memory than its bytes."""
+    """Bounds the number of lists, objects and keys, each of which takes far more memory than its bytes."""
     for what, marks, most in (("lists and objects", b"[{", MOST_CONTAINERS), ("keys", b":", MOST_KEYS)):
         count = sum(data.count(mark) for mark in marks)
         if count > most:
@@ -194,17 +188,13 @@ def _place(message: str, data: bytes) -> int:
 
 
 def check_names(body: dict[str, Any], model: type[BaseModel]) -> None:
-    """Refuse the first name that is no field of the model."""
+    """Refuses the first name that is no field of the model."""
     known = {field.alias or name for name, field in model.model_fields.items()}
     for name in body:
-        if name in known:
-            continue
-        if name in UNSUPPORTED:
-            raise refused(name, UNSUPPORTED[name])
-        shown = printable(name)
-        close = get_close_matches(shown, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else "see /docs for what there is"
-        raise APIError(400, f"{shown} is not a parameter; {hint}", param=shown, code="unknown_parameter")
+        if name in UNSUPPORTED and name not in known:
+            raise unsupported(name, UNSUPPORTED[name])
+        if name not in known:
+            raise unknown_parameter(printable(name), known)
 
 
 class _ReadRequest(Request):

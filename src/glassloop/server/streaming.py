@@ -1,4 +1,4 @@
-"""How answers travel: JSON, server-sent events, and noticing that nobody is there any more."""
+"""How answers are sent: as JSON or as server-sent events, until the client disconnects."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
-from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-BEAT = 15.0  # seconds without an event, after which a comment says that the connection is alive
+KEEP_ALIVE = 15.0  # seconds without an event, after which a comment says that the connection is alive
 STILL_HERE = b": still here\n\n"
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}  # for OpenAPI
 T = TypeVar("T")
-
 
 # Line ends to clients that split a stream of events by Unicode's rules; JSON may escape any character.
 _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -26,11 +25,11 @@ def to_json(value: Any) -> bytes:
     if not text.isascii():
         for character, escaped in _LINE_ENDS.items():
             text = text.replace(character, escaped)
-    return text.encode("utf-8", "backslashreplace")  # a lone surrogate is escaped, as JSON has it
+    return text.encode("utf-8", "backslashreplace")  # a lone surrogate is escaped, as JSON requires
 
 
 def to_json_in_pieces(value: dict[str, Any]) -> bytes:
-    """The same for an object that may be large. The items of its lists (or iterators) are encoded one by one,
+    """Encodes an object that may be large. The items of its lists (or iterators) are encoded one by one,
     since encoding holds Python's lock: other threads go on in between, and items are made when needed."""
     parts = []
     for name, each in value.items():
@@ -43,7 +42,7 @@ def to_json_in_pieces(value: dict[str, Any]) -> bytes:
 
 
 def data(value: Any) -> bytes:
-    """An event without a name, as OpenAI sends it."""
+    """Returns an event without a name, as OpenAI sends it."""
     return b"data: " + to_json(value) + b"\n\n"
 
 
@@ -60,7 +59,7 @@ class JSON(Response):
 
 
 class EventStream(Response):
-    """Sends what a generator makes. When the client goes away the generator is closed at once; however it
+    """Sends what a generator yields. When the client disconnects the generator is closed at once; however it
     ends, `release` is called."""
 
     media_type = "text/event-stream"
@@ -77,16 +76,11 @@ class EventStream(Response):
         self._release = release
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        producer = asyncio.create_task(self._produce(send))
-        gone = asyncio.create_task(_gone(receive))
         try:
-            await asyncio.wait({producer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            with suppress(ClientGone):
+                await unless_gone(receive, self._produce(send))
         finally:
-            await _stop(producer)
-            await _stop(gone)
             self._release()
-        if producer.done() and not producer.cancelled():
-            producer.result()
 
     async def _produce(self, send: Send) -> None:
         async with aclosing(self._chunks) as chunks:
@@ -97,13 +91,13 @@ class EventStream(Response):
 
 
 class ClientGone(Exception):
-    """Nobody waits for this answer any more."""
+    """The client has disconnected before its answer."""
 
 
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of some work, which is cancelled if the client goes away before."""
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """Returns the result of some work, which is cancelled if the client disconnects before."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_gone(request.receive))
+    gone = asyncio.create_task(_gone(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -120,7 +114,7 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _stop(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and see it through."""
+    """Cancels a task that is not done and waits until it has ended."""
     if not task.done():
         task.cancel()
         with suppress(asyncio.CancelledError, Exception):

@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: the mean of the last hidden states of a text's tokens, of length one."""
+"""`POST /v1/embeddings`: the mean of the last hidden states of a text's tokens, scaled to length one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from starlette.responses import Response
 
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.hidden import mean_hidden
-from glassloop.ops.quant import Float32
-from glassloop.server import answers
-from glassloop.server.bodies import BodyRoute
-from glassloop.server.errors import APIError
+from glassloop.engine.llm import Prompt
+from glassloop.server.errors import ERRORS, invalid
 from glassloop.server.fields import Prompts, Whole
+from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import Body, prompts_of
 from glassloop.server.service import Service
-from glassloop.server.wire import JSON
+from glassloop.server.streaming import JSON
 
 _MOST_INPUTS = 256
 
@@ -51,20 +50,17 @@ class EmbeddingAnswer(BaseModel):
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=answers.ERRORS)
+    routes = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=ERRORS)
 
     @routes.post("/v1/embeddings", response_model=EmbeddingAnswer)
     async def embeddings(request: Request, body: EmbeddingBody) -> Response:
         service.check_model(body.model)
         dim = service.llm.config.dim
         if body.dimensions not in (None, dim):
-            raise APIError(
-                400,
-                f"dimensions is {body.dimensions}; this model has {dim} and cannot be cut",
-                param="dimensions",
-            )
-        inputs = await service.prepared(request, body, _encode, service, body)
-        return await service.reading(request, lambda deadline: _embed(service, body, inputs, deadline))
+            message = f"dimensions is {body.dimensions}; this model has {dim} and cannot be cut"
+            raise invalid("dimensions", message)
+        inputs = await service.prepare_on_thread(request, body, _encode, service, body)
+        return await service.read_model(request, lambda deadline: _embed(service, body, inputs, deadline))
 
     return routes
 
@@ -72,7 +68,9 @@ def router(service: Service) -> APIRouter:
 def _embed(service: Service, body: EmbeddingBody, inputs: list[list[int]], deadline: Deadline) -> Response:
     made = []
     for index, ids in enumerate(inputs):
-        vector = _vector(service, ids, deadline)
+        mean = mean_hidden(service.llm.engine, ids, deadline)
+        length = float(np.linalg.norm(mean))
+        vector = mean / np.float32(length) if length else mean
         if body.encoding_format == "base64":
             shown: object = base64.b64encode(vector.astype("<f4").tobytes()).decode()
         else:
@@ -83,36 +81,24 @@ def _embed(service: Service, body: EmbeddingBody, inputs: list[list[int]], deadl
     return JSON({"object": "list", "data": made, "model": service.name, "usage": usage})
 
 
-def _vector(service: Service, ids: list[int], deadline: Deadline) -> Float32:
-    mean = mean_hidden(service.llm.engine, ids, deadline)
-    length = float(np.linalg.norm(mean))
-    return mean / np.float32(length) if length else mean
-
-
 def _encode(service: Service, body: EmbeddingBody) -> list[list[int]]:
     inputs = prompts_of(body.input, "input")
     if len(inputs) > _MOST_INPUTS:
-        raise APIError(
-            400, f"input has {len(inputs)} texts; at most {_MOST_INPUTS} are expected", param="input"
-        )
+        raise invalid("input", f"input has {len(inputs)} texts; at most {_MOST_INPUTS} are expected")
     service.check_texts((each for each in inputs if isinstance(each, str)), "input")
-    made = []
-    for place, each in enumerate(inputs):
-        if isinstance(each, str):
-            service.check_text(each, "input")
-            ids = service.llm.tokenizer.encode(each, parse_special=False)
-        else:
-            ids = list(each)
-            service.check_length(len(ids), "input")
-            if any(not 0 <= token < service.llm.config.vocab_size for token in ids):
-                raise APIError(
-                    400,
-                    f"input[{place}] has token ids outside the vocabulary, 0 to"
-                    f" {service.llm.config.vocab_size - 1}",
-                    param="input",
-                )
-        if not ids:
-            raise APIError(400, f"input[{place}] is empty; at least one token is expected", param="input")
-        service.check_length(len(ids), "input")
-        made.append(ids)
-    return made
+    return [_encode_one(service, each, f"input[{place}]") for place, each in enumerate(inputs)]
+
+
+def _encode_one(service: Service, text_or_ids: Prompt, name: str) -> list[int]:
+    if isinstance(text_or_ids, str):
+        service.check_text(text_or_ids, "input")
+        ids = service.llm.tokenizer.encode(text_or_ids, parse_special=False)
+    else:
+        ids = list(text_or_ids)
+    service.check_length(len(ids), "input")
+    if not ids:
+        raise invalid("input", f"{name} is empty; at least one token is expected")
+    last = service.llm.config.vocab_size - 1
+    if any(not 0 <= token <= last for token in ids):
+        raise invalid("input", f"{name} has token ids outside the vocabulary, 0 to {last}")
+    return ids

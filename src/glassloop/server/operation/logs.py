@@ -1,7 +1,7 @@
-"""The server's log: one JSON object a line, on stderr. What people wrote is not in it unless asked for.
+"""The server's log: one JSON object per line, on stderr. Prompts and answers are not in it unless asked for.
 
-A thread writes it, so a pipe that is not read holds up the log and nothing else; lines that find the queue
-full are dropped and counted.
+A thread writes it, so a pipe that is not read delays the log and nothing else; lines that find the queue full
+are dropped and counted.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Log:
             self._lines.append(line)
             self._changed.notify()
 
-    def run(self, run: Run, text: str | None) -> None:
-        """Log that a run has ended; `text` is its prompt's."""
-        shown = {"prompt": text, "text": run.text} if self._prompts else {}
+    def run(self, run: Run) -> None:
+        """Logs that a run has ended."""
+        texts = {"prompt": run.prompt, "text": run.text} if self._prompts else {}
         self(
             "run",
             run=run.id,
@@ -53,16 +53,16 @@ class Log:
             prefill=round(run.timings.prefill, 4),
             decode=round(run.timings.decode, 4),
             **({"error": str(run.error)} if run.error is not None else {}),
-            **shown,
+            **texts,
         )
 
     def take_over(self, name: str) -> None:
-        """Have this log write what another library logs under a name."""
+        """Makes this log write what a library logs under a name."""
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [_Handler(self)], False
 
     def close(self, patience: float = 2.0) -> None:
-        """Write what is left, if the reader takes it in time."""
+        """Writes what is left, if the reader takes it in time."""
         with self._changed:
             self._closing = True
             self._changed.notify()

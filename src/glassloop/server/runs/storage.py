@@ -1,8 +1,8 @@
-"""Runs that outlive the process: the trace's SQLite store, as the shelf wants to see it.
+"""Runs that outlive the process: the SQLite store of `trace`, for use from the event loop.
 
-A run is written when it begins and again when it has ended, so one that a killed server left behind is there
-without an end, and is told as interrupted. Nothing here waits for a disk on the event loop: writing is done
-by the store's own thread, reading by a small pool, so that a store that hangs holds up nothing else.
+A run is written when it begins and again when it has ended, so a run that a killed server left behind has no
+end in the store and is shown as interrupted. The event loop never waits for a disk: the store's own thread
+writes and a small pool reads, so a store that hangs delays nothing else.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeVar
 
 from glassloop.errors import StoreError, TraceError
 from glassloop.server.errors import APIError
-from glassloop.server.live import Live
-from glassloop.server.logs import Log
+from glassloop.server.operation.logs import Log
+from glassloop.server.runs.state import RunState
 from glassloop.trace.entry import Kept
 from glassloop.trace.lock import ServerLock
 from glassloop.trace.run import Run
@@ -31,17 +31,15 @@ _READERS = 2
 T = TypeVar("T")
 
 
-class Stored(NamedTuple):
-    """A run from the store, and where the server shows it."""
-
+class StoredRun(NamedTuple):
     run: Run
     tree: str
     name: str | None
 
 
-class Keeper:
-    """A server's store. It is opened, tested and locked here: a store that cannot be used is an error at
-    the start."""
+class RunStorage:
+    """The store of one server. It is opened, tested and locked when this is made, so a store that cannot be
+    used is an error at the start."""
 
     def __init__(self, path: Path, keep: int, log: Log) -> None:
         self._store = Store(path, patience=_PATIENCE, origin=_ORIGIN)
@@ -50,7 +48,7 @@ class Keeper:
         self._pool = ThreadPoolExecutor(_READERS, "glassloop store reader")
         self._keep = keep
         self._log = log
-        self._since = 0
+        self._since_pruning = 0  # runs
         self._reason = ""
         self.failed_writes = 0
         self.lost_runs = 0
@@ -58,7 +56,7 @@ class Keeper:
 
     @property
     def unwritten(self) -> int:
-        """How many runs could not be written yet."""
+        """The number of runs that could not be written yet."""
         return self._store.unwritten
 
     @property
@@ -71,7 +69,7 @@ class Keeper:
         return f"{runs} not yet in the store: {self._reason}"
 
     def _failed(self, run: Run, error: Exception, lost: bool) -> None:
-        """Called on the store's thread."""
+        """Counts and logs a failed write. Called on the store's thread."""
         self._reason = error.reason if isinstance(error, StoreError) else str(error)
         if lost:
             self.lost_runs += 1
@@ -80,35 +78,31 @@ class Keeper:
 
     # ── writing ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, live: Live) -> None:
-        """A run has begun; if nothing is heard of it again, it was interrupted."""
-        begun = copy(live.run)
-        begun.tokens = live.run.tokens[: live.run.fork_at or 0]
+    def begin(self, state: RunState) -> None:
+        """Writes a run without an end. If the server is killed, that is what remains of it."""
+        begun = copy(state.run)
+        begun.tokens = state.run.tokens[: state.run.fork_at or 0]
         begun.prompt_tokens, begun.finish_reason, begun.samples = [], None, []
-        self._store.put(begun, tree=live.tree.id, name=live.name)
+        self._store.put(begun, tree=state.tree.id, name=state.name)
 
-    def put(self, live: Live) -> None:
-        """It has ended, or has gone on and ended again."""
-        self._store.put(live.run, tree=live.tree.id, name=live.name)
-        self._since += 1
-        if self._since >= _PRUNE_EVERY:
-            self._since = 0
+    def put(self, state: RunState) -> None:
+        """Writes a run that has ended, for the first time or again."""
+        self._store.put(state.run, tree=state.tree.id, name=state.name)
+        self._since_pruning += 1
+        if self._since_pruning >= _PRUNE_EVERY:
+            self._since_pruning = 0
             self._store.prune_soon(self._keep, _ORIGIN)
 
     def forget(self, id: str) -> None:
-        """Remove a run that nobody waits for to be gone."""
+        """Removes a run soon."""
         self._store.remove_soon(id)
 
     async def remove(self, id: str) -> bool:
-        """Remove a run; whether there was one. It is gone when this returns."""
-        try:
-            removed: int = await asyncio.wrap_future(self._store.remove_soon(id))
-            return removed > 0
-        except StoreError as error:
-            raise _told(error) from error
+        """Removes a run, which is gone when this returns. Returns whether there was one."""
+        return await self._answered(asyncio.wrap_future(self._store.remove_soon(id))) > 0
 
     def close(self) -> None:
-        """Write what waits. What cannot be written is logged, and raised."""
+        """Writes what waits. What cannot be written is logged, and raised."""
         try:
             self._store.prune_soon(self._keep, _ORIGIN)
             self._store.close()
@@ -118,35 +112,32 @@ class Keeper:
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def get(self, id: str) -> Stored | None:
+    async def get(self, id: str) -> StoredRun | None:
         return await self._read(lambda: self._get(id))
 
-    def _get(self, id: str) -> Stored | None:
+    def _get(self, id: str) -> StoredRun | None:
         run = self._store.run(id)
         if run is None:
             return None
         if run.finish_reason is None:
             run.finish_reason, run.stop_reason = INTERRUPTED
-        return Stored(run, *self._store.tree_of(id))
+        return StoredRun(run, *self._store.tree_of(id))
 
     async def list(self, limit: int, tree: str | None) -> Sequence[Kept]:
-        """The newest first."""
+        """Returns the newest runs, of one tree or of all, newest first."""
         return await self._read(lambda: self._store.kept(limit, tree))
 
     async def _read(self, work: Callable[[], T]) -> T:
+        return await self._answered(asyncio.get_running_loop().run_in_executor(self._pool, work))
+
+    async def _answered(self, future: asyncio.Future[T]) -> T:
+        """Returns the result of a future. The messages of the store's errors name its path, so clients get
+        other ones."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            return await future
         except StoreError as error:
-            raise _told(error) from error
-        except TraceError as error:  # its message names the path of the store
-            raise APIError(
-                404, "this run is damaged in the store and cannot be shown", code="damaged_run"
-            ) from error
-
-
-def _told(error: StoreError) -> APIError:
-    return APIError(
-        507 if error.full else 503,
-        f"the server's store cannot be used now: {error.reason}",
-        code="store_unavailable",
-    )
+            message = f"the server's store cannot be used now: {error.reason}"
+            raise APIError(507 if error.full else 503, message, code="store_unavailable") from error
+        except TraceError as error:
+            message = "this run is damaged in the store and cannot be shown"
+            raise APIError(404, message, code="damaged_run") from error

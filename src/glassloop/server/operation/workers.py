@@ -47,7 +47,7 @@ class Workers:
             self._count -= 1
 
     def close(self) -> None:
-        """Drop what waits; what runs is not waited for."""
+        """Drops the calls that wait, and does not wait for those that run."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -58,9 +58,9 @@ class Pools:
         self.short = Workers("preparation", threads=4, waiting=1024)  # a few milliseconds each
         self.chat = Workers("chat templates", threads=4, waiting=1024)  # as short, unless a template is slow
         self.long = Workers("long preparation", threads=2, waiting=32)  # large bodies, grammars
-        self.showing = Workers("showing runs", threads=2, waiting=256)  # large answers
+        self.rendering = Workers("large answers", threads=2, waiting=256)
         self.reading = Workers("explanations, lenses and embeddings", threads=8, waiting=64)
 
     def close(self) -> None:
-        for pool in (self.short, self.chat, self.long, self.showing, self.reading):
+        for pool in (self.short, self.chat, self.long, self.rendering, self.reading):
             pool.close()

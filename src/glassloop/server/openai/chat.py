@@ -1,0 +1,163 @@
+"""`POST /v1/chat/completions`: the next turn of a conversation."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from glassloop.server.errors import ERRORS, invalid, unsupported
+from glassloop.server.fields import Whole, many
+from glassloop.server.openai.conversation import Messages, Tools, encode_messages
+from glassloop.server.openai.generation import (
+    Choices,
+    ChoicesBody,
+    UsageAnswer,
+    add_response_format,
+    add_top_logprobs,
+    finish_reason,
+    respond,
+    token_logprob,
+)
+from glassloop.server.operation.bodies import BodyRoute
+from glassloop.server.options import make_sampling, options_of
+from glassloop.server.service import Service
+from glassloop.server.streaming import STREAMED
+from glassloop.trace.run import Run
+from glassloop.trace.token import Token
+
+
+class ChatBody(ChoicesBody):
+    """OpenAI's parameters, and every field of Sampling."""
+
+    messages: Messages
+    max_completion_tokens: Whole | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: Tools | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: bool | None = None
+    # Accepted because they ask for nothing that changes an answer.
+    modalities: many(Literal["text"], 16) | None = None  # type: ignore[valid-type]
+    service_tier: Literal["auto", "default"] | None = None
+    verbosity: Literal["medium"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    # Beyond OpenAI: the last message is the assistant's, and the model goes on with it.
+    continue_final_message: bool | None = None
+
+
+class Logprob(BaseModel):
+    token: str
+    bytes: list[int] | None
+    logprob: float
+
+
+class TokenLogprob(Logprob):
+    top_logprobs: list[Logprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | None
+
+
+class ChatAnswer(BaseModel):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageAnswer
+    system_fingerprint: str | None
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=ERRORS)
+
+    @routes.post(
+        "/v1/chat/completions",
+        response_model=ChatAnswer,
+        operation_id="chat_completions",
+        responses=STREAMED,
+    )
+    async def chat(request: Request, body: ChatBody) -> Response:
+        return await respond(service, request, body, _Chat)
+
+    return routes
+
+
+class _Chat(Choices):
+    id_prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, service: Service, body: ChatBody) -> None:
+        self._logprobs, self._top = bool(body.logprobs), body.top_logprobs or 0
+        if body.tool_choice is not None and body.tools is None:
+            raise unsupported("tool_choice", "there are no tools")
+        continues = bool(body.continue_final_message)
+        if continues and body.messages[-1].role != "assistant":
+            message = "continue_final_message is true; a last message by the assistant is expected"
+            raise invalid("continue_final_message", message)
+        tools = None if body.tool_choice == "none" else body.tools
+        ids = encode_messages(service, body.messages, tools, continue_final=continues)
+        sampling = make_sampling(_options(body, service.llm.config.context - len(ids)), service.settings)
+        super().__init__(service, body, [service.prepare(ids, sampling)])
+
+    def choice(self, run: Run) -> dict[str, Any]:
+        return {
+            "message": {"role": "assistant", "content": run.text, "refusal": None},
+            "logprobs": self._shown(run.tokens),
+            "finish_reason": finish_reason(run),
+            "stop_reason": run.stop_reason,
+        }
+
+    def begin(self, runs: list[Run]) -> bytes:
+        start = {"role": "assistant", "content": ""}
+        return super().begin(runs) + b"".join(self.chunk(index, delta=start) for index in range(len(runs)))
+
+    def token(self, index: int, run: Run, token: Token) -> bytes:
+        if not token.text and not self._logprobs:
+            return b""
+        return self.chunk(index, self._shown([token]), delta={"content": token.text})
+
+    def end(self, index: int, run: Run) -> bytes:
+        tail = self.chunk(index, delta={"content": run.tail}) if run.tail else b""
+        ending = {"finish_reason": finish_reason(run), "stop_reason": run.stop_reason}
+        return tail + self.chunk(index, delta={}, **ending)
+
+    def _shown(self, tokens: list[Token]) -> dict[str, Any] | None:
+        if not self._logprobs:
+            return None
+        content = [token_logprob(self.service, token, self._top) for token in tokens]
+        return {"content": content, "refusal": None}
+
+
+def _options(body: ChatBody, room: int) -> dict[str, Any]:
+    """Returns the options for `Sampling`. Without a limit an answer may be as long as there is room for."""
+    options = options_of(body)
+    options.pop("logprobs", None)
+    most = body.max_completion_tokens
+    if most is not None and options.setdefault("max_tokens", most) != most:
+        raise invalid("max_completion_tokens", "max_tokens and max_completion_tokens differ")
+    options.setdefault("max_tokens", max(1, room))
+    add_top_logprobs(options, body.top_logprobs, bool(body.logprobs), "logprobs: true")
+    add_response_format(options, body.response_format)
+    return options

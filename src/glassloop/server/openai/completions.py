@@ -1,0 +1,202 @@
+"""`POST /v1/completions`: a text, or several, continued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from glassloop.engine.request import Request as EngineRequest
+from glassloop.server.errors import ERRORS, invalid
+from glassloop.server.fields import Prompts, Whole
+from glassloop.server.openai.generation import (
+    Choices,
+    ChoicesBody,
+    UsageAnswer,
+    add_response_format,
+    finish_reason,
+    respond,
+    usage_of,
+)
+from glassloop.server.operation.bodies import BodyRoute
+from glassloop.server.options import make_sampling, options_of, prompts_of
+from glassloop.server.service import Service
+from glassloop.server.streaming import STREAMED
+from glassloop.trace.run import Run
+from glassloop.trace.token import Token
+
+_MOST_LOGPROBS = 20
+
+
+class CompletionBody(ChoicesBody):
+    """OpenAI's parameters, and every field of Sampling."""
+
+    prompt: Prompts
+    max_tokens: Whole | None = None
+    best_of: int | None = Field(None, ge=1, le=1024)
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=_MOST_LOGPROBS)
+
+
+class CompletionLogprobs(BaseModel):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | None
+
+
+class CompletionAnswer(BaseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageAnswer
+    system_fingerprint: str | None
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=ERRORS)
+
+    @routes.post(
+        "/v1/completions",
+        response_model=CompletionAnswer,
+        operation_id="completions",
+        responses=STREAMED,
+    )
+    async def completions(request: Request, body: CompletionBody) -> Response:
+        return await respond(service, request, body, _Completion)
+
+    return routes
+
+
+class _Completion(Choices):
+    """An engine request for each prompt, with `best_of` runs each, of which `n` are answered."""
+
+    is_chat = False
+    id_prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
+
+    def __init__(self, service: Service, body: CompletionBody) -> None:
+        self._n = body.given.get("n", 1)
+        best_of = body.best_of or self._n
+        if best_of < self._n:
+            raise invalid("best_of", f"best_of is {best_of}; at least n, {self._n}, is expected")
+        if body.stream and best_of > self._n:
+            message = "best_of is larger than n, so the best are known at the end only; not with stream"
+            raise invalid("best_of", message)
+        # With echo and no new tokens only the prompt is scored; the engine chooses one token all the same.
+        self._scores_only = body.max_tokens == 0
+        if self._scores_only and (body.stream or not body.echo):
+            how = "with stream" if body.echo else "without echo"
+            raise invalid("max_tokens", f"max_tokens is 0; at least 1 is expected {how}")
+        options = options_of(body)
+        options["n"] = best_of
+        options["max_tokens"] = 16 if body.max_tokens is None else max(1, body.max_tokens)
+        if body.logprobs is not None and body.echo:
+            options["prompt_logprobs"] = max(1, body.logprobs)
+        add_response_format(options, body.response_format)
+        sampling = make_sampling(options, service.settings, "n" if body.best_of is None else "best_of")
+        prompts = prompts_of(body.prompt, "prompt")
+        count, most = len(prompts) * best_of, service.settings.most_choices
+        if count > most:
+            message = f"prompt asks for {count} answers; at most {most} in one request are expected"
+            raise invalid("prompt", message)
+        service.check_texts((prompt for prompt in prompts if isinstance(prompt, str)), "prompt")
+        compiled = service.llm.compile(sampling)
+        super().__init__(service, body, [service.prepare(each, sampling, compiled) for each in prompts])
+        self._echo, self._top = bool(body.echo), body.logprobs
+        self._offsets: dict[int, int] = {}  # of the next token in the text of each choice that has begun
+
+    # ── the whole answer ───────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def answered(self) -> list[Run]:
+        return [run for request in self.requests for run in self._best(request)]
+
+    def _best(self, request: EngineRequest) -> list[Run]:
+        """Returns the n runs with the highest log-probability per token, in their order where all are
+        wanted."""
+        if len(request.runs) <= self._n or request.sampling.beam_width > 1:
+            return request.runs[: self._n]
+        return sorted(request.runs, key=lambda run: -run.logprob / max(1, len(run.tokens)))[: self._n]
+
+    def usage(self) -> dict[str, Any]:
+        return usage_of(self.runs, len(self.runs) if self._scores_only else 0)
+
+    def choice(self, run: Run) -> dict[str, Any]:
+        echo = self._prompt(run) if self._echo else ""
+        tokens, text = ([], "") if self._scores_only else (run.tokens, run.text)
+        logprobs = self._logprobs(tokens, len(echo))
+        if logprobs is not None and self._echo:
+            for name, before in self._prompt_logprobs(run).items():
+                logprobs[name] = before and before + logprobs[name]
+        return {
+            "text": echo + text,
+            "logprobs": logprobs,
+            "finish_reason": "length" if self._scores_only else finish_reason(run),
+            "stop_reason": None if self._scores_only else run.stop_reason,
+        }
+
+    def _prompt(self, run: Run) -> str:
+        return self.service.llm.tokenizer.decode(run.prompt_ids) if run.prompt is None else run.prompt
+
+    # ── as it comes ────────────────────────────────────────────────────────────────────────────────────────
+
+    def token(self, index: int, run: Run, token: Token) -> bytes:
+        before = b"" if index in self._offsets else self._begin(index, run)
+        logprobs = self._logprobs([token], self._offsets[index])
+        self._offsets[index] += len(token.piece)
+        if not token.text and logprobs is None:
+            return before
+        return before + self.chunk(index, logprobs, text=token.text)
+
+    def end(self, index: int, run: Run) -> bytes:
+        before = b"" if index in self._offsets else self._begin(index, run)
+        ending = {"finish_reason": finish_reason(run), "stop_reason": run.stop_reason}
+        return before + self.chunk(index, text=run.tail, **ending)
+
+    def _begin(self, index: int, run: Run) -> bytes:
+        """Returns the prompt as a chunk where it is echoed."""
+        text = self._prompt(run) if self._echo else ""
+        self._offsets[index] = len(text)
+        return self.chunk(index, self._prompt_logprobs(run), text=text) if self._echo else b""
+
+    # ── log-probabilities ──────────────────────────────────────────────────────────────────────────────────
+
+    def _prompt_logprobs(self, run: Run) -> Any:
+        """Returns those of a prompt, whose first token has none: nothing comes before it."""
+        first = self.service.llm.piece(run.prompt_ids[0])
+        return self._logprobs(run.prompt_tokens, 0, first)
+
+    def _logprobs(self, tokens: Iterable[Token], offset: int, first: str | None = None) -> Any:
+        """Returns log-probabilities as parallel lists, the older form, or None if they are not wanted.
+        `first` is a piece without one, before the tokens."""
+        if self._top is None:
+            return None
+        pieces = [] if first is None else [first]
+        logprobs: list[float | None] = [None] * len(pieces)
+        top: list[dict[str, float] | None] = [None] * len(pieces)
+        for token in tokens:
+            alternatives = {each.text: each.raw_logprob for each in token.alternatives[: self._top]}
+            alternatives.setdefault(token.piece, token.raw_logprob)
+            pieces.append(token.piece)
+            logprobs.append(token.raw_logprob)
+            top.append(alternatives)
+        return {
+            "tokens": pieces,
+            "token_logprobs": logprobs,
+            "top_logprobs": top if self._top else None,
+            "text_offset": list(accumulate(map(len, pieces), initial=offset))[:-1],
+        }

@@ -1,0 +1,285 @@
+"""What the generating endpoints (chat, completions, responses) share: engine requests are computed and
+answered, as a whole or as a stream. An endpoint adds its options and its shapes.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+from fastapi import Request as HTTPRequest
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from glassloop.decode.sampling import Sampling
+from glassloop.engine.request import Request
+from glassloop.server.errors import APIError, as_api_error, invalid
+from glassloop.server.options import Body, SamplingOptions
+from glassloop.server.runs.state import RunState
+from glassloop.server.service import Service
+from glassloop.server.streaming import JSON, KEEP_ALIVE, STILL_HERE, EventStream, data, unless_gone
+from glassloop.trace.run import Run
+from glassloop.trace.token import Token
+
+B = TypeVar("B", bound=Body)
+
+
+async def respond(
+    service: Service, request: HTTPRequest, body: B, prepare: Callable[[Service, B], Generation]
+) -> Response:
+    """Answers an HTTP request with what `prepare` makes of its body."""
+    service.check_model(body.given.get("model"))
+    generation = await service.prepare_on_thread(request, body, prepare, service, body)
+    if body.given.get("stream"):
+        return generation.stream()
+    return await unless_gone(request.receive, generation.whole())
+
+
+class Generation(ABC):
+    """One HTTP request for text: its engine requests, and the answer in the shapes of its endpoint."""
+
+    is_chat = True  # the prompt is a conversation
+
+    def __init__(self, service: Service, requests: Sequence[Request]) -> None:
+        self.service = service
+        self.requests = requests
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all requests. A beam search that has found fewer texts takes the others out."""
+        return [run for request in self.requests for run in request.runs]
+
+    @property
+    def answered(self) -> list[Run]:
+        """The runs that the answer shows."""
+        return self.runs
+
+    async def whole(self) -> Response:
+        await self.service.finish(self.requests, chat=self.is_chat)
+        runs = self.answered
+        return await self.service.render(
+            self.runs, lambda: JSON(self.answer(runs), headers=run_headers(runs))
+        )
+
+    def stream(self) -> Response:
+        states = self.service.start_for_client(self.requests, chat=self.is_chat)
+        headers = run_headers([state.run for state in states])
+        return EventStream(self._chunks(states), headers, lambda: self.service.release(states))
+
+    async def _chunks(self, states: list[RunState]) -> AsyncGenerator[bytes, None]:
+        places = {state: index for index, state in enumerate(states)}
+        try:
+            if chunk := self.begin([state.run for state in states]):
+                yield chunk
+            async for event in self.service.events(states, KEEP_ALIVE):
+                if event is None:
+                    yield STILL_HERE
+                    continue
+                state = event.state
+                if event.token is not None:
+                    chunk = self.token(places[state], state.run, event.token)
+                else:
+                    self.service.raise_if_failed(state)
+                    is_answered = state.run in self.runs
+                    chunk = self.end(places[state], state.run) if is_answered else b""
+                if chunk:
+                    yield chunk
+            yield await self.finish()
+        except Exception as error:
+            yield self.failed(as_api_error(error))
+
+    @abstractmethod
+    def answer(self, runs: list[Run]) -> dict[str, Any]:
+        """Returns the whole answer."""
+
+    # Each of these returns events to send, none or several.
+
+    @abstractmethod
+    def begin(self, runs: list[Run]) -> bytes: ...
+
+    @abstractmethod
+    def token(self, index: int, run: Run, token: Token) -> bytes: ...
+
+    @abstractmethod
+    def end(self, index: int, run: Run) -> bytes: ...
+
+    @abstractmethod
+    async def finish(self) -> bytes: ...
+
+    @abstractmethod
+    def failed(self, error: APIError) -> bytes: ...
+
+
+# ── chat and completions ───────────────────────────────────────────────────────────────────────────────────
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class JSONSchema(Body):
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JSONSchema | None = None
+
+
+class ChoicesBody(SamplingOptions):  # type: ignore[misc, valid-type]
+    """The parameters that chat and completions share, and every field of Sampling."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None
+
+
+class Choices(Generation):
+    """A generation whose answer is a list of choices, in a frame with id, model and usage."""
+
+    id_prefix: str
+    kind: str
+    chunk_kind: str
+
+    def __init__(self, service: Service, body: ChoicesBody, requests: Sequence[Request]) -> None:
+        super().__init__(service, requests)
+        if body.stream_options is not None and not body.stream:
+            raise invalid("stream_options", "stream_options is given without stream: true")
+        self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._frame: dict[str, Any] = {}
+
+    @abstractmethod
+    def choice(self, run: Run) -> dict[str, Any]:
+        """Returns what an answer has of a run, less its index."""
+
+    def usage(self) -> dict[str, Any]:
+        return usage_of(self.runs)
+
+    def answer(self, runs: list[Run]) -> dict[str, Any]:
+        choices = [{"index": index, **self.choice(run)} for index, run in enumerate(runs)]
+        return {**self._new_frame(runs[0], self.kind), "choices": choices, "usage": self.usage()}
+
+    def begin(self, runs: list[Run]) -> bytes:
+        self._frame = self._new_frame(runs[0], self.chunk_kind)
+        if self._with_usage:
+            self._frame["usage"] = None
+        return b""
+
+    def chunk(self, index: int, logprobs: Any = None, **choice: Any) -> bytes:
+        """Returns the event for a part of one choice."""
+        made = {"index": index, "logprobs": logprobs, "finish_reason": None, **choice}
+        return data({**self._frame, "choices": [made]})
+
+    async def finish(self) -> bytes:
+        usage = b""
+        if self._with_usage:
+            usage = data({**self._frame, "choices": [], "usage": self.usage()})
+        return usage + b"data: [DONE]\n\n"
+
+    def failed(self, error: APIError) -> bytes:
+        return data(error.body)
+
+    def _new_frame(self, run: Run, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id_prefix + run.id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": self.service.name,
+            "system_fingerprint": None,
+        }
+
+
+# ── parts of answers ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class PromptDetails(BaseModel):
+    cached_tokens: int
+
+
+class UsageAnswer(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+def usage_of(runs: Sequence[Run], dropped: int = 0) -> dict[str, Any]:
+    """Returns the tokens used by runs, less `dropped` ones that are not answered. Samples of one request
+    share their prompt, which is counted once."""
+    prompts = [run for run in runs if run.sample == 0] or list(runs[:1])
+    prompt = sum(len(run.prompt_ids) for run in prompts)
+    made = sum(len(run.tokens) for run in runs) - dropped
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+        "prompt_tokens_details": {"cached_tokens": sum(run.cached_tokens for run in prompts)},
+    }
+
+
+def finish_reason(run: Run) -> str:
+    """Returns how a run ended in OpenAI's words, of which two apply; `stop_reason` and the run have it
+    exactly."""
+    return "stop" if run.finish_reason in ("stop", "repetition") else "length"
+
+
+def run_headers(runs: Sequence[Run]) -> dict[str, str]:
+    return {"x-glassloop-run": ", ".join(run.id for run in runs)}
+
+
+def token_logprob(service: Service, token: Token, count: int) -> dict[str, Any]:
+    """Returns the log-probabilities of a token and of `count` alternatives: the model's own, which are exact
+    and finite whatever the stages did."""
+    tokenizer, size = service.llm.tokenizer, service.llm.config.vocab_size
+    return {
+        "token": token.piece,
+        "bytes": list(token.bytes),
+        "logprob": token.raw_logprob,
+        "top_logprobs": [
+            {
+                "token": each.text,
+                "bytes": list(tokenizer.token_bytes(each.id)) if each.id < tokenizer.vocab_size else [],
+                "logprob": each.raw_logprob,
+            }
+            for each in token.alternatives[:count]
+            if each.id < size
+        ],
+    }
+
+
+# ── options ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def add_response_format(options: dict[str, Any], format: ResponseFormat | None) -> None:
+    """Adds what `response_format` asks for to the options."""
+    if format is not None:
+        schema = None if format.json_schema is None else format.json_schema.schema_
+        add_format(options, format.type, schema, "response_format.json_schema.schema")
+
+
+def add_format(options: dict[str, Any], kind: str, schema: dict[str, Any] | None, field: str) -> None:
+    """Adds the constraint of a format to the options; `field` is where the client gives the schema."""
+    if kind == "json_object":
+        options["json_schema"] = {"type": "object"}
+    elif kind == "json_schema":
+        if schema is None:
+            raise invalid(field, f"{field} is missing")
+        options["json_schema"] = schema
+
+
+def add_top_logprobs(options: dict[str, Any], count: int | None, asked: bool, switch: str) -> None:
+    """Has so many alternatives recorded. `asked` tells whether `switch`, without which the number means
+    nothing, is given."""
+    if count is None:
+        return
+    if not asked:
+        raise invalid("top_logprobs", f"top_logprobs is given without {switch}")
+    options["logprobs"] = max(count, Sampling.logprobs)

@@ -1,0 +1,65 @@
+"""`/api/runs/{id}/explain` and `/api/runs/{id}/lens`: why a token was chosen, and the lenses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import Response
+
+from glassloop.engine import lens as lenses
+from glassloop.engine.deadline import Deadline
+from glassloop.server.errors import ERRORS, APIError
+from glassloop.server.runs.explaining import Explainer, ExplanationShape, read_overrides
+from glassloop.server.runs.routes import Id
+from glassloop.server.service import Service
+from glassloop.server.streaming import JSON
+
+_NOT_OPTIONS = ("luck",)
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(prefix="/api", tags=["runs"], responses=ERRORS)
+    explainer = Explainer(service)
+
+    @routes.get("/runs/{id}/explain/{index}", response_model=ExplanationShape)
+    async def explain(
+        id: Id,
+        index: Annotated[int, Path(ge=0, le=1 << 31)],
+        request: Request,
+        luck: Annotated[Literal["same", "new"], Query()] = "same",
+    ) -> Response:
+        """Any field of Sampling in the query makes it a what-if."""
+        state = await service.runs.get(id)
+        query = {name: text for name, text in request.query_params.items() if name not in _NOT_OPTIONS}
+        overrides = read_overrides(query)
+        return await service.read_model(
+            request,
+            lambda deadline: JSON(explainer.explain(state, index, overrides, luck == "new", deadline)),
+        )
+
+    @routes.get("/runs/{id}/lens/{name}", response_model=dict[str, Any])
+    async def lens(
+        request: Request,
+        id: Id,
+        name: Annotated[str, Path(max_length=64)],
+        token: Annotated[int, Query(ge=-(1 << 31), le=1 << 31)] = -1,
+        layer: Annotated[int | None, Query(ge=1, le=1 << 31)] = None,
+        count: Annotated[int, Query(ge=1, le=lenses.MOST)] = 10,
+    ) -> Response:
+        """`attention`, `layers` or `neighbours` of a token, by its place in the prompt and the answer."""
+        run, lens = (await service.runs.get(id)).run, service.llm.lens
+        if name not in lenses.NAMES:
+            known = ", ".join(lenses.NAMES)
+            raise APIError(404, f"there is no lens {name!r}; one of {known} is expected", code="no_such_lens")
+
+        def look(deadline: Deadline) -> Response:
+            if name == "attention":
+                return JSON(lens.attention(run, token, deadline=deadline).to_dict(layer))
+            if name == "layers":
+                return JSON(lens.layers(run, token, count, deadline=deadline).to_dict())
+            return JSON(lens.neighbours_in(run, token, count, deadline=deadline).to_dict())
+
+        return await service.read_model(request, look)
+
+    return routes

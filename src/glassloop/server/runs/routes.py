@@ -1,0 +1,232 @@
+"""`/api/runs` and `/api/trees`: starting, following, forking and removing runs. docs/server.md has every
+shape."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from glassloop.engine.llm import Prompt
+from glassloop.engine.request import Request as EngineRequest
+from glassloop.server.errors import ERRORS, invalid, too_many
+from glassloop.server.fields import Ids, Name, Whole, many
+from glassloop.server.openai.conversation import Messages, encode_messages
+from glassloop.server.operation.bodies import BodyRoute
+from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
+from glassloop.server.runs import shapes
+from glassloop.server.runs.state import RunState, TreeState
+from glassloop.server.service import Service
+from glassloop.server.streaming import JSON, KEEP_ALIVE, STILL_HERE, STREAMED, EventStream, event
+
+Id = Annotated[str, Path(max_length=64)]
+MOST_FOLLOWERS = 256  # streams of events of runs and trees
+TokenCount = Annotated[int | None, Field(ge=1, le=1_000_000)]
+
+
+class Strategy(Body):
+    name: str = Field(max_length=200)
+    sampling: SamplingOptions | None = None  # type: ignore[valid-type]
+
+
+class StartBody(Body):
+    prompt: str | None = None
+    token_ids: Ids | None = None
+    messages: Messages | None = None
+    sampling: SamplingOptions | None = None  # type: ignore[valid-type]
+    strategies: many(Strategy, most=32, least=1) | None = None  # type: ignore[valid-type]
+    pause_after: TokenCount = None
+    tree: str | None = Field(None, max_length=64)
+
+
+class BranchBody(Body):
+    """What a fork and an edit share."""
+
+    at: Whole
+    sampling: SamplingOptions | None = None  # type: ignore[valid-type]
+    pause_after: TokenCount = None
+
+
+class ForkBody(BranchBody):
+    token: Whole | Name | None = None
+
+
+class EditBody(BranchBody):
+    text: str = Field(min_length=1)
+
+
+class StepBody(Body):
+    tokens: TokenCount = 1
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(route_class=BodyRoute, prefix="/api", tags=["runs"], responses=ERRORS)
+
+    def summaries(states: list[RunState], status: int = 200) -> Response:
+        return JSON({"runs": [shapes.summary(service, state) for state in states]}, status)
+
+    @routes.get("/runs", response_model=shapes.Runs)
+    async def runs(
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        tree: Annotated[str | None, Query(max_length=64)] = None,
+    ) -> Response:
+        found = await service.runs.newest(limit, tree)
+        return await service.pools.rendering.run(lambda: JSON({"runs": shapes.summaries(service, found)}))
+
+    @routes.post("/runs", response_model=shapes.Runs, status_code=201)
+    async def start(request: Request, body: StartBody) -> Response:
+        tree = None if body.tree is None else await service.runs.tree(body.tree)
+        requests = await service.prepare_on_thread(request, body, _requests, service, body)
+        names = [strategy.name for strategy in body.strategies or ()]
+        is_chat = body.messages is not None
+        states = service.start(requests, tree, names=names, limit=body.pause_after, chat=is_chat)
+        return summaries(states, 201)
+
+    @routes.get("/runs/{id}", response_model=shapes.WholeRun)
+    async def run(id: Id, alternatives: Annotated[int, Query(ge=0, le=64)] = 64) -> Response:
+        state = await service.runs.get(id)
+        return await service.pools.rendering.run(lambda: JSON(shapes.whole_run(service, state, alternatives)))
+
+    @routes.delete("/runs/{id}", status_code=204, response_class=Response)
+    async def remove(id: Id) -> Response:
+        await service.runs.remove(id)
+        return Response(status_code=204)
+
+    @routes.get("/runs/{id}/events", response_class=Response, responses=STREAMED)
+    async def run_events(
+        id: Id,
+        after: Annotated[int | None, Query(ge=0)] = None,
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> Response:
+        state = await service.runs.get(id)
+
+        def over() -> bool:
+            return state.request is None
+
+        return _event_stream(service, state.tree, _after(after, last_event_id), over, state)
+
+    @routes.get("/trees/{id}/events", response_class=Response, responses=STREAMED)
+    async def tree_events(
+        id: Id,
+        after: Annotated[int | None, Query(ge=0)] = None,
+        close: bool = False,
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> Response:
+        tree = await service.runs.tree(id)
+
+        def over() -> bool:
+            return not tree.states or ((close or service.draining) and not tree.busy)
+
+        return _event_stream(service, tree, _after(after, last_event_id), over)
+
+    @routes.post("/runs/{id}/fork", response_model=shapes.Runs, status_code=201)
+    async def fork(id: Id, request: Request, body: ForkBody) -> Response:
+        state = await service.runs.get(id)
+        return summaries(await _fork(service, request, state, body, token=body.token), 201)
+
+    @routes.post("/runs/{id}/edit", response_model=shapes.Runs, status_code=201)
+    async def edit(id: Id, request: Request, body: EditBody) -> Response:
+        state = await service.runs.get(id)
+        return summaries(await _fork(service, request, state, body, text=body.text), 201)
+
+    @routes.post("/runs/{id}/step", response_model=shapes.Summary)
+    async def step(id: Id, request: Request, body: StepBody) -> Response:
+        state = await service.runs.get(id)
+        await service.resume(request, body, state, body.tokens)
+        return JSON(shapes.summary(service, state))
+
+    @routes.post("/runs/{id}/stop", response_model=shapes.Summary)
+    async def stop(id: Id) -> Response:
+        state = await service.runs.get(id)
+        service.cancel([state])
+        async for _ in state.tree.follow(len(state.tree.log), lambda: state.request is None):
+            pass
+        return JSON(shapes.summary(service, state))
+
+    return routes
+
+
+def _requests(service: Service, body: StartBody) -> list[EngineRequest]:
+    """Returns the engine requests of a body: one, or one for each strategy."""
+    given = [name for name in ("prompt", "token_ids", "messages") if getattr(body, name) is not None]
+    if len(given) != 1:
+        found = f"{' and '.join(given)} are given" if given else "none of them is given"
+        raise invalid("prompt", f"one of prompt, token_ids and messages is expected; {found}")
+    prompt: Prompt
+    if body.messages is not None:
+        prompt = encode_messages(service, body.messages)
+    else:
+        prompt = body.prompt if body.prompt is not None else body.token_ids or []
+    requests: list[EngineRequest] = []
+    for strategy in body.strategies or [None]:
+        options = _options(body.sampling) | ({} if strategy is None else _options(strategy.sampling))
+        sampling = make_sampling(options, service.settings)
+        if sampling.beam_width > 1 and body.pause_after is not None:
+            raise invalid("pause_after", "pause_after is given; a beam search cannot pause")
+        requests.append(service.prepare(prompt, sampling))
+    most = service.settings.most_choices
+    if sum(len(request.runs) for request in requests) > most:
+        raise invalid("strategies", f"strategies ask for more than {most} runs")
+    return requests
+
+
+def _options(sampling: Body | None) -> dict[str, Any]:
+    return {} if sampling is None else options_of(sampling)
+
+
+async def _fork(
+    service: Service, request: Request, state: RunState, body: ForkBody | EditBody, **change: Any
+) -> list[RunState]:
+    run = state.run
+
+    def prepare() -> EngineRequest:
+        if isinstance(body, EditBody):
+            service.check_text(body.text, "text")
+        # The options of a run that was read from a file are held to the server's limits like any others.
+        before = {**replace(run.sampling, seed=run.seed).to_dict(), "n": 1, "beam_width": 1}
+        sampling = make_sampling({**before, **_options(body.sampling)}, service.settings)
+        made = service.llm.prepare_fork(run, body.at, sampling=sampling, **change)
+        made.compiled  # noqa: B018  (raises what is wrong with the options)
+        service.check_length(len(run.prompt_ids) + body.at + len(made.forced), "at")
+        return made
+
+    made = await service.prepare_on_thread(request, body, prepare)
+    return service.start([made], state.tree, limit=body.pause_after, chat=state.chat)
+
+
+# ── streams of events ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _event_stream(
+    service: Service, tree: TreeState, after: int, over: Callable[[], bool], only: RunState | None = None
+) -> Response:
+    """Returns the events of a tree, or of one of its runs, as a stream. It may stay open without an end, so
+    the number of such streams is bounded."""
+    if service.followers >= MOST_FOLLOWERS:
+        open_streams = f"{service.followers} streams of events are open"
+        raise too_many(f"{open_streams}; at most {MOST_FOLLOWERS} are expected", "too_many_followers")
+    service.followers += 1
+
+    def release() -> None:
+        service.followers -= 1
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        async for number, each in tree.follow(after, over, KEEP_ALIVE):
+            if each is None:
+                yield STILL_HERE
+            elif only is None or each.state is only:
+                yield event(each.kind, shapes.event_shape(service, number, each), number)
+
+    return EventStream(chunks(), release=release)
+
+
+def _after(after: int | None, last_event_id: str | None) -> int:
+    """Returns the number of the last event that the client has. A browser that reconnects sends it in the
+    header; the query is for clients that cannot set one."""
+    if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
+        return int(last_event_id[:18])
+    return after or 0

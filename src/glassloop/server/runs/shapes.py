@@ -1,0 +1,265 @@
+"""Runs as JSON: the answers of `/api/…`. docs/server.md shows each of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import accumulate
+from typing import Any
+
+from pydantic import BaseModel
+
+from glassloop.server.openai.tokens import PromptToken, prompt_token
+from glassloop.server.runs.state import Event, RunState, status_of
+from glassloop.server.runs.storage import INTERRUPTED
+from glassloop.server.service import Service
+from glassloop.trace.entry import Kept
+from glassloop.trace.node import after, root_of
+from glassloop.trace.run import Timings
+from glassloop.trace.token import Token
+
+LEAST = -1e30  # instead of minus infinity, which is no number in JSON
+
+
+class Summary(BaseModel):
+    id: str
+    tree: str
+    root: str
+    model: str
+    name: str | None
+    created: float
+    status: str
+    finish_reason: str | None
+    stop_reason: str | None
+    error: str | None
+    prompt: str
+    text: str
+    seed: int
+    salt: int
+    sample: int
+    parent: str | None
+    fork_at: int | None
+    reason: str | None
+    sampling: dict[str, Any]
+    logprob: float
+    usage: dict[str, int]
+    timings: dict[str, float | None]
+    drafts: dict[str, float]
+    ops: str
+
+
+class AlternativeShape(BaseModel):
+    id: int
+    text: str
+    logprob: float | None
+    raw_logprob: float | None
+
+
+class RefusalShape(BaseModel):
+    id: int
+    text: str
+    by: str
+    dropped: int
+
+
+class TokenShape(BaseModel):
+    index: int
+    node: str
+    parent: str
+    id: int
+    piece: str
+    bytes: str
+    text: str
+    logprob: float | None
+    raw_logprob: float | None
+    rank: int
+    rank_after: int
+    entropy: float
+    log_sum_exp: float
+    luck: float
+    margin: float | None
+    runner_up: int | None
+    source: str
+    seconds: float
+    refused: RefusalShape | None
+    alternatives: list[AlternativeShape]
+
+
+class BeamShape(BaseModel):
+    number: int
+    parent: int | None
+    id: int
+    piece: str
+    logprob: float
+    fate: str
+    node: str
+    parent_node: str
+
+
+class WholeRun(Summary):
+    prompt_tokens: list[PromptToken]
+    tokens: list[TokenShape]
+    tail: str
+    end: TokenShape | None
+    beams: list[BeamShape]
+
+
+class Runs(BaseModel):
+    runs: list[Summary]
+
+
+# ── nodes ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _path(root: str, tokens: Iterable[Token]) -> list[str]:
+    """Returns a node, then one for each token after it."""
+    return list(accumulate((token.id for token in tokens), after, initial=root))
+
+
+def _root(state: RunState) -> str:
+    if state.root is None:
+        state.root = root_of(state.run.prompt_ids)
+    return state.root
+
+
+def _nodes(state: RunState, place: int) -> tuple[str, str]:
+    """Returns the nodes before and after a token, and remembers them. For the event loop's thread alone."""
+    known = state.nodes or [_root(state)]
+    if len(known) < place + 2:
+        known += _path(known[-1], state.run.tokens[len(known) - 1 :])[1:]
+        state.nodes = known
+    return known[place], known[place + 1]
+
+
+# ── summaries ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+# What a summary has as it is in a run, and what it has as it is in the facts of a stored run.
+_OF_RUN = (
+    *("id", "finish_reason", "stop_reason", "text", "seed", "salt", "sample"),
+    *("parent", "fork_at", "reason", "ops"),
+)
+_OF_FACTS = ("root", "salt", "sample", "fork_at", "reason", "sampling", "usage", "drafts", "ops")
+
+
+def summary(service: Service, state: RunState) -> dict[str, Any]:
+    run = state.run
+    if state.prompt is None:
+        state.prompt = _decoded(service, run.prompt_ids) if run.prompt is None else run.prompt
+    return {name: getattr(run, name) for name in _OF_RUN} | {
+        "tree": state.tree.id,
+        "root": _root(state),
+        "model": service.name,
+        "name": state.name,
+        "created": state.created,
+        "status": state.status,
+        "error": None if run.error is None else str(run.error),
+        "prompt": state.prompt,
+        "sampling": run.sampling.to_dict(),
+        "logprob": max(run.logprob, LEAST),
+        "usage": {**asdict(run.usage), "total_tokens": run.usage.total_tokens},
+        "timings": _timings(run.timings, len(run.tokens)),
+        "drafts": asdict(run.drafts),
+    }
+
+
+def summaries(service: Service, found: Sequence[RunState | Kept]) -> list[dict[str, Any]]:
+    """Returns the summaries of runs: of those in the store from their columns alone. A row whose columns
+    cannot be understood is left out."""
+    made = []
+    for each in found:
+        if isinstance(each, RunState):
+            made.append(summary(service, each))
+            continue
+        try:
+            made.append(_stored_summary(service, each))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            continue
+    return made
+
+
+def _stored_summary(service: Service, kept: Kept) -> dict[str, Any]:
+    entry, facts = kept.entry, kept.facts
+    finish_reason, stop_reason = entry.finish_reason, facts["stop_reason"]
+    if finish_reason is None:
+        finish_reason, stop_reason = INTERRUPTED
+    return {name: facts[name] for name in _OF_FACTS} | {
+        "id": entry.id,
+        "tree": kept.tree,
+        "model": service.name,
+        "name": kept.name,
+        "created": entry.created,
+        "status": status_of(finish_reason, facts["sampling"]["beam_width"]),
+        "finish_reason": finish_reason,
+        "stop_reason": stop_reason,
+        "error": stop_reason if finish_reason == "error" else None,
+        "prompt": _decoded(service, facts["prompt_ids"]) if entry.prompt is None else entry.prompt,
+        "text": entry.text,
+        "seed": entry.seed,
+        "parent": entry.parent,
+        "logprob": LEAST if facts["logprob"] is None else facts["logprob"],
+        "timings": _timings(Timings(**facts["timings"]), entry.tokens),
+    }
+
+
+def _decoded(service: Service, prompt_ids: list[int]) -> str:
+    """Returns the text of a prompt. A run of another model may have tokens that this one does not know."""
+    tokenizer = service.llm.tokenizer
+    if max(prompt_ids) < tokenizer.vocab_size:
+        return tokenizer.decode(prompt_ids)
+    return "".join(map(service.llm.piece, prompt_ids))
+
+
+def _timings(timings: Timings, tokens: int) -> dict[str, Any]:
+    return {**asdict(timings), "tokens_per_second": timings.tokens_per_second(tokens)}
+
+
+# ── whole runs and events ──────────────────────────────────────────────────────────────────────────────────
+
+
+def whole_run(service: Service, state: RunState, alternatives: int) -> dict[str, Any]:
+    """Returns a run as JSON. Its lists are iterators: a run's alternatives, all at once, are large."""
+    run, tokens = state.run, list(state.run.tokens)
+    nodes = _path(_root(state), tokens)
+    end = None
+    if run.end is not None:
+        end = _token(run.end, len(tokens), after(nodes[-1], run.end.id), nodes[-1], alternatives)
+    return {
+        **summary(service, state),
+        "prompt_tokens": (prompt_token(service, id) for id in run.prompt_ids),
+        "tokens": (
+            _token(token, index, nodes[index + 1], nodes[index], alternatives)
+            for index, token in enumerate(tokens)
+        ),
+        "tail": run.tail,
+        "end": end,
+        "beams": _beams(service, state),
+    }
+
+
+def _token(token: Token, index: int, node: str, parent: str, alternatives: int = 64) -> dict[str, Any]:
+    made = token.to_dict()
+    made["alternatives"] = made["alternatives"][:alternatives]
+    return {"index": index, "node": node, "parent": parent, "piece": token.piece, **made}
+
+
+def _beams(service: Service, state: RunState) -> Iterator[dict[str, Any]]:
+    nodes: dict[int | None, str] = {None: _root(state)}
+    for beam in state.run.beams:
+        nodes[beam.number] = after(nodes[beam.parent], beam.id)
+        yield {
+            **asdict(beam),
+            "logprob": max(beam.logprob, LEAST),
+            "piece": service.llm.piece(beam.id),
+            "node": nodes[beam.number],
+            "parent_node": nodes[beam.parent],
+        }
+
+
+def event_shape(service: Service, number: int, event: Event) -> dict[str, Any]:
+    state = event.state
+    made: dict[str, Any] = {"seq": number, "run": state.run.id}
+    if event.token is None:
+        return {**made, "summary": summary(service, state)}
+    parent, node = _nodes(state, event.place)
+    return {**made, **_token(event.token, event.place, node, parent)}

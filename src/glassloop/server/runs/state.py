@@ -1,0 +1,139 @@
+"""The runs that the server knows, grouped in trees, and the events that clients follow.
+
+The engine reports tokens on its own thread; `Hub` passes them to the event loop, many at a time. There each
+becomes an event of its tree. Events are numbered and never change, so a client that lost its connection
+continues where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Literal, NamedTuple
+
+from glassloop.engine.request import Request
+from glassloop.trace.run import Run
+from glassloop.trace.token import Token
+
+
+class Event(NamedTuple):
+    kind: Literal["run", "token", "end"]
+    state: RunState
+    place: int  # of the token in its run
+    token: Token | None
+
+
+class RunState:
+    """A run and what the server knows about it."""
+
+    def __init__(self, run: Run, tree: TreeState, name: str | None = None) -> None:
+        self.run = run
+        self.tree = tree
+        self.name = name  # of a strategy
+        self.created = time.time()
+        self.request: Request | None = None  # while it is computed
+        self.sent = len(run.tokens)  # tokens that are in the tree's log, or are a parent's
+        self.limit: int | None = None  # the number of tokens at which it pauses
+        self.users = 0  # HTTP requests that still need it
+        self.chat = False  # its prompt is a conversation
+        self.root: str | None = None  # the node of its prompt
+        self.nodes: list[str] = []  # of its tokens, as far as they are computed
+        self.prompt: str | None = None  # the decoded prompt, once it was asked for
+
+    @property
+    def status(self) -> str:
+        if self.request is not None:
+            return "waiting" if self.request.started is None else "running"
+        return status_of(self.run.finish_reason, self.run.sampling.beam_width)
+
+
+def status_of(finish_reason: str | None, beam_width: int) -> str:
+    """Returns the status of a run that is not being computed. A stopped one can go on, unless it is a beam
+    search."""
+    if finish_reason == "error":
+        return "failed"
+    return "paused" if finish_reason == "cancelled" and beam_width == 1 else "done"
+
+
+class TreeState:
+    """Runs that belong together, and the log of their events."""
+
+    def __init__(self, id: str | None = None) -> None:
+        self.id = id or secrets.token_hex(8)
+        self.states: dict[str, RunState] = {}
+        self.log: list[Event | None] = []  # None in place of an event of a forgotten run
+        self._places: dict[RunState, list[int]] = {}  # of each run's events in the log
+        self._followers: set[asyncio.Event] = set()
+
+    def add(self, event: Event) -> None:
+        self._places.setdefault(event.state, []).append(len(self.log))
+        self.log.append(event)
+        self.wake()
+
+    @property
+    def busy(self) -> bool:
+        return any(state.request is not None for state in self.states.values())
+
+    def forget(self, state: RunState) -> None:
+        self.states.pop(state.run.id, None)
+        for place in self._places.pop(state, ()):
+            self.log[place] = None
+
+    async def follow(
+        self, after: int, over: Callable[[], bool], keep_alive: float | None = None
+    ) -> AsyncIterator[tuple[int, Event | None]]:
+        """Yields events with their numbers, from the one after `after`, until none is left and `over` is
+        true; after `keep_alive` seconds without an event, (0, None)."""
+        news = asyncio.Event()
+        self._followers.add(news)
+        at = min(after, len(self.log))
+        try:
+            while True:
+                news.clear()
+                while at < len(self.log):
+                    event = self.log[at]
+                    at += 1
+                    if event is not None:
+                        yield at, event
+                if over():
+                    return
+                try:
+                    async with asyncio.timeout(keep_alive):
+                        await news.wait()
+                except TimeoutError:
+                    yield 0, None
+        finally:
+            self._followers.discard(news)
+
+    def wake(self) -> None:
+        """Lets the followers look at the log, and whether it is over, again."""
+        for follower in self._followers:
+            follower.set()
+
+
+class Hub:
+    """Passes tokens from the engine's thread to the event loop. One wake-up carries all that have come by
+    then."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, deliver: Callable[[RunState, Token | None], None]
+    ) -> None:
+        self._loop = loop
+        self._deliver = deliver
+        self._pending: deque[tuple[RunState, Token | None]] = deque()
+        self._scheduled = False
+
+    def put(self, state: RunState, token: Token | None) -> None:
+        self._pending.append((state, token))
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon_threadsafe(self._deliver_all)
+
+    def _deliver_all(self) -> None:
+        # Before the deque is read, so that a token that comes meanwhile schedules another call.
+        self._scheduled = False
+        while self._pending:
+            self._deliver(*self._pending.popleft())
