@@ -114,7 +114,7 @@ def test_a_changed_file_is_refused(place, store):
     ("arguments", "said"),
     [
         (["explain", "nosuchrun"], "there is no run 'nosuchrun'"),
-        (["explain", "last", "--step", "99"], "step is 99; a token from 0 to 7 is expected"),
+        (["explain", "last", "--step", "99"], "step is 99; a token from 0 to 8 is expected"),
         (["explain", "last", "--top-p", "3"], "top_p is 3.0"),
         (["replay", "no.glass"], "cannot read no.glass"),
         (["runs", "rm"], "nothing to remove"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
-from glassloop.engine.replay import check_run
+from glassloop.engine.replay import check_continuable
 from glassloop.engine.request import Request, runs_of
 from glassloop.errors import GlassloopError, SamplingError, TextError
 from glassloop.shown import shown
@@ -27,7 +27,7 @@ def fork_request(
     sampling: Sampling | None,
     overrides: Mapping[str, Any],
 ) -> Request:
-    check_run(llm, run)
+    check_continuable(llm, run)
     if not 0 <= at <= len(run.tokens):
         raise GlassloopError(f"at is {at}; a number of tokens from 0 to {len(run.tokens)} is expected")
     if token is not None and text is not None:
@@ -75,7 +75,7 @@ def rest_request(llm: LLM, run: Run, timeout: float | None = None) -> Request:
     It takes at most `timeout` seconds, whatever the run's own options allow; as `Request` has these for
     itself, the record of the run keeps what it was made with.
     """
-    check_run(llm, run)
+    check_continuable(llm, run)
     sampling = run.sampling
     if sampling.beam_width > 1:
         raise SamplingError("beam_width is above 1; a beam search cannot go on from its results")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, fields
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel
@@ -14,6 +14,7 @@ from glassloop.decode.chain import DEFAULT_ORDER
 from glassloop.decode.sampling import Sampling
 from glassloop.engine import lens as lenses
 from glassloop.engine.deadline import Deadline
+from glassloop.engine.replay import Luck, Part
 from glassloop.server import answers, glass
 from glassloop.server.bodies import BodyRoute
 from glassloop.server.errors import APIError
@@ -22,7 +23,7 @@ from glassloop.server.service import Service
 from glassloop.server.wire import JSON
 
 Id = Annotated[str, Path(max_length=64)]
-_NOT_OPTIONS = ("luck",)
+_NOT_OPTIONS = ("luck", "of")
 _BINARY = {"type": "string", "format": "binary"}
 
 
@@ -64,15 +65,16 @@ def router(service: Service) -> APIRouter:
         id: Id,
         index: Annotated[int, Path(ge=0, le=1 << 31)],
         request: Request,
-        luck: Annotated[Literal["same", "new"], Query()] = "same",
+        of: Annotated[Part, Query()] = "answer",
+        luck: Annotated[Luck, Query()] = "same",
     ) -> Response:
-        """Any field of Sampling in the query makes it a what-if."""
-        live = await service.shelf.get(id)
+        """Why a token of the answer or of the prompt. Any field of Sampling in the query is a what-if."""
+        run = (await service.shelf.get(id)).run
         query = {name: text for name, text in request.query_params.items() if name not in _NOT_OPTIONS}
         overrides = read_overrides(query)
         return await service.reading(
             request,
-            lambda deadline: JSON(explainer.explain(live, index, overrides, luck == "new", deadline)),
+            lambda deadline: JSON(explainer.explain(run, index, of, luck, overrides, deadline)),
         )
 
     @routes.get("/runs/{id}/lens/{name}", response_model=dict[str, Any])
