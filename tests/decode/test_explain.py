@@ -190,9 +190,12 @@ def test_a_token_of_the_prompt_is_told_with_the_models_own_numbers():
     def ask(taken):
         return explain(LOGITS, [0], Sampling(top_k=1, temperature=0.1), 3, source="prompt", taken=taken)
 
-    told = "is part of the prompt, so it was given and not chosen: the model found it"
-    assert ask(1).sentence == f"“<1>” {told} the likeliest, with 50.0 %."
-    assert ask(3).sentence == f"“<3>” {told} 3rd, with 15.0 %; its own favourite was “<1>” with 50.0 %."
+    told = "is part of the prompt, so it was given and not chosen: the model"
+    assert ask(1).sentence == f"“<1>” {told} found it the likeliest, with 50.0 %."
+    assert (
+        ask(3).sentence
+        == f"“<3>” {told} ranked it 3rd, with 15.0 %; its own favourite was “<1>” with 50.0 %."
+    )
     assert not ask(3).stages and all(racer.luck == 0 for racer in ask(3).candidates)
 
 

@@ -132,7 +132,7 @@ def test_a_token_of_the_prompt_says_how_likely_the_model_found_it(server, llm):
         assert told["taken"]["rank"] == token.rank and told["position"] == index
         assert told["winner"]["id"] == token.alternatives[0].id
         assert told["sentence"].startswith(f"“{token.piece}” is part of the prompt")
-        assert ("the likeliest" if token.rank == 1 else f"found it {token.rank}") in told["sentence"]
+        assert ("the likeliest" if token.rank == 1 else f"ranked it {token.rank}") in told["sentence"]
     first = server.get(f"{path}/explain/0?of=prompt")
     assert first.status_code == 400 and first.json()["error"]["param"] == "index"
     assert "before the first token of the prompt there are no logits" in first.json()["error"]["message"]

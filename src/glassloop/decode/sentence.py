@@ -71,7 +71,7 @@ def _of_prompt(taken: Told, favourite: Told) -> str:
         found = f"the model found it the likeliest, with {share}"
     else:
         best = f"{_quoted(favourite)} with {_percent(favourite.raw_logprob)}"
-        found = f"the model found it {_ordinal(taken.rank)}, with {share}; its own favourite was {best}"
+        found = f"the model ranked it {_ordinal(taken.rank)}, with {share}; its own favourite was {best}"
     return f"{_quoted(taken)} is part of the prompt, so it was given and not chosen: {found}."
 
 
