@@ -1,4 +1,5 @@
-"""docs/exercises.md: every command in it runs, in one shell, in the order in which a reader types them."""
+"""docs/exercises.md: every command in it runs, in one shell, in the order in which a reader types them, and
+answers what the document says."""
 
 from __future__ import annotations
 
@@ -11,23 +12,56 @@ from pathlib import Path
 
 import pytest
 
+from glassloop.ops import choose_ops
+
 DOCUMENT = Path(__file__).parents[1] / "docs" / "exercises.md"
 LONG = 600  # seconds for all of it; about half a minute on a machine that is free
+WRITTEN_WITH = "native/avx512"  # the op set of the document
+# What no two readers see alike.
+_OWN = (
+    (r"\b[0-9a-f]{16}\b|\b[0-9a-f]{8}\b", "ID"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME"),
+    (r"[\d.]+ tokens/s", "SPEED"),
+    (r"(\d\.\d\d \d\.\d\d) +[\d.]+", r"\1 SPEED"),  # in the table of compare, behind `distinct`
+    (r"^seed +\d+$", "SEED"),  # drawn where none is given
+)
 
 
-def commands() -> list[str]:
-    blocks = re.findall(r"^```console\n(.*?)^```", DOCUMENT.read_text(encoding="utf-8"), re.S | re.M)
-    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+def exchanges() -> list[tuple[str, str]]:
+    """Returns the commands of the document, each with the answer that is pasted below it."""
+    found: list[tuple[str, str]] = []
+    for block in re.findall(r"^```console\n(.*?)^```", DOCUMENT.read_text(encoding="utf-8"), re.S | re.M):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], ""))
+            else:
+                command, answer = found[-1]
+                found[-1] = command, f"{answer}{line}\n"
+    return found
+
+
+def plain(text: str) -> str:
+    """Returns an answer less all that is a reader's own, and less spaces: the width of columns depends on
+    that."""
+    for pattern, name in _OWN:
+        text = re.sub(pattern, name, text, flags=re.M)
+    return "\n".join([" ".join(line.split()) for line in text.strip().splitlines()])
+
+
+def fits(answer: str, pasted: str) -> bool:
+    """Whether this is what is pasted, where a line that is only `…` stands for any lines."""
+    parts = re.split(r"^…$", pasted, flags=re.M)
+    return re.fullmatch(".*".join(map(re.escape, parts)), answer, re.S) is not None
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="the commands are for bash")
-def test_every_command_of_the_exercises_runs(tmp_path):
+def test_every_command_of_the_exercises_answers_what_is_pasted(tmp_path):
     """Long: some thirty commands, each of which loads the model."""
     (tmp_path / "glassloop").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m glassloop "$@"\n')
     (tmp_path / "glassloop").chmod(0o755)
-    asked = commands()
+    asked = exchanges()
     assert len(asked) > 20
-    numbered = [f"{command}\nprintf '\\n:::{number}\\n'" for number, command in enumerate(asked)]
+    numbered = [f"{command}\nprintf '\\n:::{number}\\n'" for number, (command, _) in enumerate(asked)]
     done = subprocess.run(
         ["bash", "-c", "set -euo pipefail\n" + "\n".join(numbered)],
         capture_output=True,
@@ -41,16 +75,20 @@ def test_every_command_of_the_exercises_runs(tmp_path):
         },
     )
     said = re.split(r"\n:::\d+\n", done.stdout)[:-1]
-    assert done.returncode == 0, f"{asked[len(said)]}\n{done.stderr[-500:]}"
-    answers = dict(zip(asked, said, strict=True))
-    assert answers["glassloop replay last"] == "identical, 40 of 40 tokens\n"
-    assert all(text.strip() for command, text in answers.items() if command.startswith("glassloop"))
+    assert done.returncode == 0, f"{asked[len(said)][0]}\n{done.stderr[-500:]}"
+    op_set = f"native/{getattr(choose_ops(), 'instructions', None)}"
+    for (command, pasted), answer in zip(asked, said, strict=True):
+        expected, found = plain(pasted), plain(answer)
+        if op_set == WRITTEN_WITH:  # elsewhere a close choice may fall differently
+            assert fits(found, expected), f"{command}\n{found}\n── but the document has ──\n{expected}"
+        assert found or not expected, command
+    assert dict(zip([command for command, _ in asked], said, strict=True))["glassloop replay last"] == (
+        "identical, 40 of 40 tokens\n"
+    )
     assert (tmp_path / "it.svg").read_text().startswith("<svg")
 
 
-def test_what_is_pasted_names_what_is_there():
-    """The shape of the document: every block that has a command has its answer."""
-    for block in re.findall(r"^```console\n(.*?)^```", DOCUMENT.read_text(encoding="utf-8"), re.S | re.M):
-        lines = block.splitlines()
-        if lines[0].startswith("$ glassloop"):
-            assert len([line for line in lines if not line.startswith("$ ")]) >= 1, lines[0]
+def test_every_command_has_its_answer():
+    """Only what sets a variable says nothing."""
+    for command, pasted in exchanges():
+        assert pasted.strip() or not command.startswith("glassloop"), command

@@ -86,6 +86,18 @@ def test_a_what_if_says_what_changes(store):
     assert "What if top_k=49000: nothing changes." in done.stdout
 
 
+def test_a_token_of_the_prompt_and_the_next_one_are_explained_too(store, place):
+    name = str(place / "a.glass")
+    done = run("explain", name, "--prompt", "--step", "-1")
+    assert "The capital of France “ is”\ntoken 4 of the prompt of run" in done.stdout
+    assert "“ is” is part of the prompt, so it was given and not chosen: the model found it" in done.stdout
+    done = run("explain", name, "--step", "8", "--new-luck")
+    assert "…\ntoken 8 of run" in done.stdout and "to come\n" in done.stdout
+    assert re.search(r"What if new luck: “.*”\.", done.stdout)
+    done = run("explain", name, "--prompt")
+    assert done.returncode == 2 and "before the first token of the prompt there are no logits" in done.stderr
+
+
 def test_replay_has_a_verdict_and_an_exit_code(store, place):
     done = run("replay", "last", GLASSLOOP_STORE=store)
     assert (done.returncode, done.stdout) == (0, "identical, 8 of 8 tokens\n")
@@ -114,7 +126,7 @@ def test_a_changed_file_is_refused(place, store):
     ("arguments", "said"),
     [
         (["explain", "nosuchrun"], "there is no run 'nosuchrun'"),
-        (["explain", "last", "--step", "99"], "step is 99; a token from 0 to 7 is expected"),
+        (["explain", "last", "--step", "99"], "step is 99; a token from 0 to 8 is expected"),
         (["explain", "last", "--top-p", "3"], "top_p is 3.0"),
         (["replay", "no.glass"], "cannot read no.glass"),
         (["runs", "rm"], "nothing to remove"),
@@ -222,7 +234,9 @@ def test_tables_fit_the_terminal(store, columns):
     for arguments in (["explain", "last", "--step", "2"], ["runs", "show", "last"], ["runs", "list"]):
         code, seen = on_terminal(*arguments, columns=columns, GLASSLOOP_STORE=store, NO_COLOR="1")
         assert code == 0
-        tables = [line for line in seen.split("\n") if "─" in line or ("%" in line and "won" not in line)]
+        # The sentence of an explanation is no table; its words depend on how the token came.
+        rows = [line for line in seen.split("\n") if "%" in line and not re.search("won|alone", line)]
+        tables = rows + [line for line in seen.split("\n") if "─" in line]
         assert tables or arguments[1] == "list"
         assert all(len(_plain(line)) <= columns for line in tables)
 

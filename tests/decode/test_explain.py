@@ -13,6 +13,7 @@ from decode.test_chain import NATIVE, random_logits, random_sampling
 from glassloop import Sampling, SamplingError
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.explain import explain
+from glassloop.decode.sentence import BeamRank
 from glassloop.ops import choose_ops
 
 LOGITS = np.log(np.array([0.05, 0.5, 0.25, 0.15, 0.05], np.float32))
@@ -155,6 +156,47 @@ def test_it_says_what_a_drafter_had_guessed():
     chose = f"The drafter had guessed “<{wrong.id}>”; the model chose “<{plain.winner.id}>”."
     assert told.sentence == f"{plain.sentence} {chose}" and wrong in told.candidates
     assert explain(LOGITS, [0], Sampling(), 3, source="draft").sentence.endswith("had guessed it.")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"taken": 4, "temperature": 0}, "it was 5th with 5.0 % and would have lost by 2.30. By the options"),
+        ({"taken": 1, "temperature": 0}, "it would have won anyway. By the options alone, “<1>” won"),
+        ({"taken": 4, "top_k": 2}, "it had been removed by top_k. By the options alone, “<"),
+        ({"taken": 0}, "“<0>” was chosen by the caller; it was 4th with 5.0 % and would have drawn "),
+    ],
+)
+def test_a_forced_token_is_told_with_how_it_would_have_fared(options, said):
+    assert said in explain(LOGITS, [0], Sampling(), 3, source="forced", **options).sentence
+
+
+def test_a_beam_token_is_told_without_luck():
+    def ask(taken, beam=None, **options):
+        return explain(LOGITS, [0], Sampling(**options), 3, source="beam", taken=taken, beam=beam).sentence
+
+    first = "“<2>” (25.0 %) is on the beam that was best as a whole, 2nd of 3 at this step"
+    alone = "By this step alone “<1>” was the likeliest (50.0 %), 0.69 ahead of “<2>”."
+    assert ask(2, BeamRank(2, 3, 1)) == f"{first}; a beam search has no luck. {alone}"
+    assert "was 3rd best as a whole, 11th of 20" in ask(2, BeamRank(11, 20, 3))
+    assert ask(1).endswith("By this step alone it was the likeliest (50.0 %), 0.69 ahead of “<2>”.")
+    assert "is on a beam that the search kept" in ask(1)
+    assert ask(None) == f"A beam search has no luck. {alone}"
+    assert "By this step alone “<1>” was the only token that the stages left" in ask(2, top_k=1)
+    assert "“<1>” (50.0 %) had been removed by bad_words" in ask(2, bad_words=[[1]])
+
+
+def test_a_token_of_the_prompt_is_told_with_the_models_own_numbers():
+    def ask(taken):
+        return explain(LOGITS, [0], Sampling(top_k=1, temperature=0.1), 3, source="prompt", taken=taken)
+
+    told = "is part of the prompt, so it was given and not chosen: the model"
+    assert ask(1).sentence == f"“<1>” {told} found it the likeliest, with 50.0 %."
+    assert (
+        ask(3).sentence
+        == f"“<3>” {told} ranked it 3rd, with 15.0 %; its own favourite was “<1>” with 50.0 %."
+    )
+    assert not ask(3).stages and all(racer.luck == 0 for racer in ask(3).candidates)
 
 
 @pytest.mark.parametrize(

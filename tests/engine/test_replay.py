@@ -101,6 +101,35 @@ def test_beams_are_searched_again_and_every_step_of_them_can_be_asked_about():
         for at in range(len(each.tokens)):
             check_explained(each, at, small_llm())
     assert "is on the beam that was best as a whole" in run.explain(3).sentence
+    assert "is on the beam that was 2nd best as a whole" in run.samples[1].explain(3).sentence
+
+
+def test_a_fork_keeps_the_tokens_of_a_search_which_are_explained_and_replayed():
+    run = small_llm().generate(PROMPT, Sampling(beam_width=4, n=2, max_tokens=12, seed=1, ignore_eos=True))
+    for each in run.samples:
+        fork = from_bytes(to_bytes([each.fork(5, beam_width=1, n=1)]))[0]
+        assert [token.source for token in fork.tokens[:6]] == ["beam"] * 5 + ["sampled"]
+        assert fork.replay(small_llm()).identical
+        for at in range(len(fork.tokens)):
+            check_explained(fork, at, small_llm())
+        told = fork.explain(2, llm=small_llm())  # the search itself is in the parent's record
+        assert told.beam is None and "is on a beam that the search kept" in told.sentence
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_token_of_the_prompt_is_explained_as_it_was_scored(seed):
+    """The stages have no part in it, whatever was asked for."""
+    rng = np.random.default_rng(seed)
+    run = random_run(rng, prompt_logprobs=4)
+    scored = run.prompt_tokens
+    for at in range(1, 1 + len(scored)):
+        token, told = scored[at - 1], run.explain(at, of="prompt")
+        assert (told.taken.id, told.source, told.stages) == (run.prompt_ids[at], "prompt", ())
+        assert (told.taken.rank, told.taken.raw_logprob) == (token.rank, token.raw_logprob)
+        assert told.winner.id == token.alternatives[0].id and told.winner.luck == 0
+        by_id = {racer.id: racer for racer in told.candidates}
+        assert all(by_id[other.id].logprob == other.logprob for other in token.alternatives)
+        assert "is part of the prompt" in told.sentence
 
 
 def test_logits_are_those_of_the_whole_text_computed_anew():
@@ -147,10 +176,47 @@ def test_another_op_set_has_the_same_tokens_and_nearly_the_same_numbers():
     assert "but not the same numbers" in str(verdict) and "replayed with reference" in str(verdict)
 
 
+def test_the_place_behind_the_last_token_is_that_of_the_next_one():
+    run = small_llm().generate(PROMPT, Sampling(seed=5, max_tokens=4, ignore_eos=True))
+    longer = small_llm().generate(PROMPT, Sampling(seed=5, max_tokens=5, ignore_eos=True))
+    told = run.explain(4)
+    assert (told.winner.id, told.winner.luck) == (longer.tokens[4].id, longer.tokens[4].luck)
+    assert run.explain(4, luck="new").winner.id == run.fork(4, max_tokens=5).tokens[4].id
+
+
+def test_what_goes_on_needs_the_op_set_that_made_the_run():
+    """A record has the numbers of one op set. One from before op sets were recorded names none."""
+    native, reference = small_llm(), small_llm("reference")
+    run = native.generate(PROMPT, Sampling(seed=5, max_tokens=8, ignore_eos=True))
+    stopped = run.rewind(4)
+    for ask in (
+        lambda: run.fork(3, llm=reference),
+        lambda: run.fork(3, token=65, llm=reference),
+        lambda: reference.prepare_rest(stopped),
+    ):
+        with pytest.raises(TraceError, match=f"made with the op set {native.op_set}, and this is reference"):
+            ask()
+    assert run.explain(3, llm=reference).winner.id == run.token_ids[3]
+    stopped.ops = run.ops = ""
+    assert run.fork(3, llm=reference).ops == "reference"
+    assert reference.prepare_rest(stopped).runs == [stopped]
+
+
 def test_a_place_that_is_not_there():
     run = small_llm().generate(PROMPT, Sampling(seed=5, max_tokens=4, ignore_eos=True))
-    with pytest.raises(TraceError, match="step is 4; a token from 0 to 3 is expected"):
-        run.explain(4)
+    with pytest.raises(TraceError, match="step is 5; a token from 0 to 4 is expected"):
+        run.explain(5)
+    with pytest.raises(TraceError, match="step is -1"):
+        run.explain(-1)
+    for at in (0, len(PROMPT)):
+        with pytest.raises(
+            TraceError, match=f"step is {at}; a token from 1 to {len(PROMPT) - 1} is expected"
+        ):
+            run.explain(at, of="prompt")
+    with pytest.raises(TraceError, match="of is 'middle'"):
+        run.explain(1, of="middle")
+    with pytest.raises(TraceError, match="luck is 'good'"):
+        run.explain(1, luck="good")
     with pytest.raises(TraceError, match="first is 9"):
         run.replay(first=9)
 

@@ -12,6 +12,7 @@ from glassloop.cli.options import Json, complete_model, given, takes_sampling
 if TYPE_CHECKING:
     from glassloop.decode.explain import Change, Explanation, StageReport
     from glassloop.trace.run import Run
+    from glassloop.trace.token import Token
 
 _BEFORE = 60  # characters of the text before the token that are shown
 
@@ -19,6 +20,8 @@ _BEFORE = 60  # characters of the text before the token that are shown
 def explain(
     name: Name,
     step: Annotated[int, typer.Option("--step", "-s", help="Which token, from 0; -1 is the last.")] = 0,
+    in_prompt: Annotated[bool, typer.Option("--prompt", help="Of the prompt, not of the answer.")] = False,
+    new_luck: Annotated[bool, typer.Option("--new-luck", help="What if: the luck of a fork there.")] = False,
     which: Annotated[
         str, typer.Option("--run", help="Of a file with several: the run, by its id or how that begins.")
     ] = "",
@@ -30,7 +33,7 @@ def explain(
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Say why a token was chosen: what each stage did, who raced with how much luck, and who won.
+    """Say why a token was chosen: what each stage did, which tokens raced with how much luck, and which won.
 
     Any option of generate makes it a what-if: the same luck with, say, --temperature 0.3.
     """
@@ -39,44 +42,63 @@ def explain(
 
     overrides = given(options)
     run = find_run(name, which)
-    places = len(run.tokens) + (run.end is not None)
-    at = step + places if step < 0 else step
+    of, count = ("prompt", len(run.prompt_ids)) if in_prompt else ("answer", len(run.tokens) + bool(run.end))
+    at = step + count if step < 0 else step
     llm = load(model or model_of(name, run))
-    told = llm.explain(run, at, shown=shown, **overrides)
+    told = llm.explain(run, at, of=of, luck="new" if new_luck else "same", shown=shown, **overrides)
+    token = _recorded(run, at, in_prompt)
     if as_json:
-        print_json({"run": run.id, "step": at, "recorded": _recorded(run, at), **told.to_dict()})
+        record = None if token is None else token.to_dict()
+        print_json({"run": run.id, "step": at, "of": of, "recorded": record, **told.to_dict()})
         return
-    _print(run, at, told, overrides)
+    actual = run.prompt_ids[at] if in_prompt else None if token is None else token.id
+    piece = None if actual is None else llm.piece(actual)
+    if in_prompt:
+        before = "".join(map(llm.piece, run.prompt_ids[:at]))
+        place, source = f"token {at} of the prompt", "prompt"
+    else:
+        before = (run.prompt or "") + "".join([each.text for each in run.tokens[:at]])
+        place, source = f"token {at}", "to come" if token is None else token.source
+    _print(run, f"{place} of run {run.id[:8]}", before, piece, source, told)
+    asked = [f"{name}={value}" for name, value in overrides.items()] + ["new luck"] * new_luck
+    if asked:
+        _print_change(", ".join(asked), actual, piece, told)
 
 
 takes_sampling(explain, panel="What if", unset=True)
 
 
-def _recorded(run: Run, at: int) -> dict[str, Any]:
-    return [*run.tokens, run.end][at].to_dict()  # type: ignore[union-attr]
+def _recorded(run: Run, at: int, in_prompt: bool) -> Token | None:
+    """Returns the record of a token, if there is one; those of a prompt begin with its second token."""
+    from glassloop.engine.replay import token_at
+
+    if not in_prompt:
+        return token_at(run, at)
+    return run.prompt_tokens[at - 1] if 0 < at <= len(run.prompt_tokens) else None
 
 
-def _print(run: Run, at: int, told: Explanation, overrides: dict[str, Any]) -> None:
+def _print(run: Run, place: str, before: str, piece: str | None, source: str, told: Explanation) -> None:
     from glassloop.cli.terminal import quoted, visible
 
-    token = [*run.tokens, run.end][at]
-    assert token is not None
-    before = (run.prompt or "") + "".join([each.text for each in run.tokens[:at]])
     cut = "…" if len(before) > _BEFORE else ""
-    print(f"{cut}{visible(before[-_BEFORE:], newlines=False)} {quoted(token.piece)}")
+    print(f"{cut}{visible(before[-_BEFORE:], newlines=False)} {'…' if piece is None else quoted(piece)}")
     model = visible(run.model, newlines=False)
-    print(f"token {at} of run {run.id[:8]} · {model} · seed {told.seed} · {token.source}\n")
+    print(f"{place} · {model} · seed {told.seed} · {source}\n")
     print_reasons(told)
     print("\n" + visible(told.sentence))
-    if overrides:
-        asked = ", ".join(f"{name}={value}" for name, value in overrides.items())
-        same = told.winner.id == token.id
-        came = "nothing changes" if same else f"{quoted(told.winner.text)} instead of {quoted(token.piece)}"
-        print(visible(f"What if {asked}: {came}.", newlines=False))
+
+
+def _print_change(asked: str, actual: int | None, piece: str | None, told: Explanation) -> None:
+    from glassloop.cli.terminal import quoted, visible
+
+    came = quoted(told.winner.text)
+    if piece is not None:
+        came = "nothing changes" if told.winner.id == actual else f"{came} instead of {quoted(piece)}"
+    print(visible(f"What if {asked}: {came}.", newlines=False))
 
 
 def print_reasons(told: Explanation) -> None:
-    """The stages, and who raced."""
+    """Prints the tables of the stages and of the race."""
     from glassloop.cli.terminal import percent, print_table, quoted
 
     if told.stages:
@@ -111,7 +133,7 @@ def _stage(report: StageReport) -> tuple[str, ...]:
 
 
 def _some(changes: tuple[Change, ...], count: int) -> str:
-    """The likeliest few by name."""
+    """Returns how many tokens changed, and the likeliest few by name."""
     from glassloop.cli.terminal import quoted
 
     if not count:

@@ -1,7 +1,6 @@
-"""Why this token: the chain and the choice once more, with somebody looking on.
+"""Why a token was chosen: the same stages and the same choice on the same logits, with an observer.
 
-It runs the same code on the same logits, so what it says is what happened; with overrides it says what would
-have happened instead.
+Its numbers are those of the record; with other options they are those that would have been.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from glassloop.decode.choose import pick_winner
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import luck_key, luck_of
 from glassloop.decode.sampling import Sampling
-from glassloop.decode.sentence import drafted, given, sentence
+from glassloop.decode.sentence import BeamRank, Outcome, sentence
 from glassloop.decode.stage import Stage
 from glassloop.decode.temperatures import winning_temperatures
 from glassloop.ops import rows as reference_rows
@@ -30,7 +29,7 @@ from glassloop.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Change:
-    """A token that a stage removed or moved. Log-probabilities are among the survivors of the time."""
+    """A token that a stage removed or moved. Log-probabilities are among the tokens left at that point."""
 
     id: int
     text: str
@@ -40,6 +39,8 @@ class Change:
 
 @dataclass(frozen=True)
 class StageReport:
+    """What one stage did."""
+
     name: str
     kind: str  # bias, scale, mask
     survivors_before: int
@@ -53,7 +54,7 @@ class StageReport:
 
 @dataclass(frozen=True)
 class Racer:
-    """A token in the race, or one that would have been."""
+    """A token in the race, or one that would have been without the stages."""
 
     id: int
     text: str
@@ -67,21 +68,24 @@ class Racer:
 
 @dataclass(frozen=True)
 class Explanation:
+    """Why a token came: what each stage did, the race, and one sentence."""
+
     position: int
     seed: int
     salt: int
     sampling: Sampling
     stages: tuple[StageReport, ...]
-    candidates: tuple[Racer, ...]  # by score; then those who were removed, by the model's own order
+    candidates: tuple[Racer, ...]  # by score; then the removed ones, in the model's own order
     winner: Racer
     runner_up: Racer | None
     margin: float
-    taken: Racer  # what came in fact: the winner, unless somebody else chose
-    source: str  # who did: sampled, draft (guessed, and confirmed), forced, beam
+    taken: Racer  # the token that came: the winner, unless it was forced, found by a search or given
+    source: str  # sampled, draft (guessed, and confirmed), forced, beam, prompt
+    beam: BeamRank | None  # how the beam did that the token is on, where the record has its search
     sentence: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Returns it as JSON has it."""
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         plain["sampling"] = self.sampling.to_dict()
         plain["stages"] = [asdict(report) for report in self.stages]
@@ -89,6 +93,7 @@ class Explanation:
         plain["winner"] = asdict(self.winner)
         plain["runner_up"] = self.runner_up and asdict(self.runner_up)
         plain["taken"] = asdict(self.taken)
+        plain["beam"] = self.beam and self.beam._asdict()
         plain["margin"] = None if self.margin == inf else self.margin
         return plain
 
@@ -108,31 +113,35 @@ def explain(
     shown: int = 10,
     taken: int | None = None,
     source: str = "sampled",
+    beam: BeamRank | None = None,
     refused: int | None = None,
     **overrides: Any,
 ) -> Explanation:
-    """Why the token after `tokens` (the prompt's `prompt_length`, all of them if not told, then generated
-    ones) is what it is. Any field of `Sampling` among the overrides makes it a what-if.
+    """Returns why the token after `tokens` is what it is. The first `prompt_length` of these are the prompt,
+    all of them if it is not given. Any field of `Sampling` among the overrides makes it a what-if.
 
-    `taken` is the token that came, where that is not for the race to say: it was forced, or a beam's. Beams
-    have no luck. `refused` is what a drafter had guessed, wrongly.
+    `taken` is the token that came, where the race did not decide that: by its `source` it was forced, is on
+    a beam or belongs to the prompt. Beams and prompts have no luck, and no stage applies to a prompt.
+    `refused` is the wrong guess of a drafter.
     """
     if overrides:
         sampling = Sampling.from_dict({**sampling.to_dict(), **overrides})
     prompt_length = len(tokens) if prompt_length is None else prompt_length
-    decoder = Decoder(sampling, len(logits), seed, tokens[:prompt_length], salt, tokenizer, eos_ids, ops)
-    for token in tokens[prompt_length:]:
-        decoder.commit(token)
+    if source == "prompt":
+        decoder = Decoder(Sampling(), len(logits), seed, tokens, salt, ops=ops)
+    else:
+        decoder = Decoder(sampling, len(logits), seed, tokens[:prompt_length], salt, tokenizer, eos_ids, ops)
+        for token in tokens[prompt_length:]:
+            decoder.commit(token)
     step = decoder.step
     step.position = len(tokens) if position is None else position
 
     watcher = _Watcher(tokenizer, shown)
     summary, left = decoder.run_stages(logits, watcher.see)
-    lucky = not sampling.greedy and source != "beam"
+    lucky = not sampling.greedy and source not in ("beam", "prompt")
     choice = pick_winner(left, step, lucky)
-    taken = choice.id if taken is None else taken
 
-    # Who is worth showing: the model's favourites, the chain's, and whoever won or came second.
+    # Shown are the favourites before and after the stages, and every token that the sentence may name.
     named = {int(i) for i in [*summary.ids[:shown], *left.ids[:shown], choice.id] if logits[i] > -inf}
     named |= {other for other in (taken, choice.runner_up, refused) if other is not None}
     ids = np.array(sorted(named))
@@ -155,9 +164,18 @@ def explain(
     by_id = {racer.id: racer for racer in racers}
     winner = by_id[choice.id]
     runner_up = None if choice.runner_up is None else by_id[choice.runner_up]
-    favourite = by_id[int(summary.ids[0])]
-    rank_after = 1 + (left.rank_of(choice.id) or 0)
-    temperatures = winning_temperatures(left, step, decoder.chain, choice.id) if lucky and runner_up else None
+    place = None if taken is None else left.rank_of(taken)
+    outcome = Outcome(
+        winner,
+        runner_up,
+        by_id[int(summary.ids[0])],
+        choice.margin,
+        1 + (left.rank_of(choice.id) or 0),
+        None if taken is None else by_id[taken],
+        None if place is None else 1 + place,
+        lucky,
+        winning_temperatures(left, step, decoder.chain, choice.id) if lucky and runner_up else None,
+    )
     return Explanation(
         step.position,
         seed,
@@ -168,16 +186,15 @@ def explain(
         winner,
         runner_up,
         choice.margin,
-        by_id[taken],
+        winner if taken is None else by_id[taken],
         source,
-        given(source, by_id[taken], winner)
-        + sentence(lucky, winner, runner_up, favourite, choice.margin, rank_after, temperatures)
-        + drafted(source, None if refused is None else by_id[refused], by_id[taken]),
+        beam,
+        sentence(source, outcome, beam, None if refused is None else by_id[refused]),
     )
 
 
 class _Watcher:
-    """Looks on while the chain runs, and writes down what each stage did."""
+    """An observer of the chain that reports what each stage did."""
 
     def __init__(self, tokenizer: Tokenizer | None, shown: int) -> None:
         self.reports: list[StageReport] = []

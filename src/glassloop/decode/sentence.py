@@ -1,13 +1,13 @@
-"""The one sentence of an explanation: who won, from where, with how much luck, against whom."""
+"""The sentence of an explanation: which token came, how it came there, and what it was up against."""
 
 from __future__ import annotations
 
 from math import exp, inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Told(Protocol):
-    """What the sentence tells of a token."""
+    """What the sentence tells about a token."""
 
     @property
     def id(self) -> int: ...
@@ -22,68 +22,134 @@ class Told(Protocol):
     @property
     def luck(self) -> float: ...
     @property
+    def score(self) -> float | None: ...
+    @property
     def removed_by(self) -> str | None: ...
 
 
-def given(source: str, taken: Told, winner: Told) -> str:
-    """What comes before the sentence where the token was not for the race to say."""
-    if source == "forced":
-        rest = "which would have won anyway" if taken.id == winner.id else "which was not what would have won"
-        return f"{_quoted(taken)} was given by the caller, {rest}: "
+class BeamRank(NamedTuple):
+    """How a beam did in its search, by log-probability. Ranks count from 1."""
+
+    rank: int  # after this token, among the beams of the same length
+    beams: int  # how many beams of that length the search looked at
+    result: int  # among the finished texts
+
+
+class Outcome(NamedTuple):
+    """The result of the choice at one place. Ranks count from 1."""
+
+    winner: Told
+    runner_up: Told | None
+    favourite: Told  # the token with the highest logit before all stages
+    margin: float
+    winner_rank: int  # among the tokens that the stages left
+    taken: Told | None  # the token that came, if something else than this choice decided that
+    taken_rank: int | None  # among the tokens that the stages left; None: not among them
+    lucky: bool
+    temperatures: tuple[float, float] | None  # between these the winner would be the same, if that is known
+
+
+def sentence(source: str, outcome: Outcome, beam: BeamRank | None = None, refused: Told | None = None) -> str:
+    """Returns the explanation in plain English. `source` is where the token came from; `refused` is the wrong
+    guess of a drafter."""
+    taken = outcome.taken
+    if source == "prompt" and taken is not None:
+        return _of_prompt(taken, outcome.favourite)
     if source == "beam":
-        own = "removed by a stage" if taken.logprob is None else f"at {_percent(taken.logprob)}"
-        return f"{_quoted(taken)} ({own}) is on the beam that was best as a whole; by this step alone, "
-    return ""
+        return _of_beam(outcome, beam)
+    forced = _of_forced(taken, outcome) if source == "forced" and taken is not None else ""
+    parts = [_race(outcome)]
+    if outcome.temperatures is not None:
+        parts.append(f"with this luck it would win at any temperature{_between(*outcome.temperatures)}")
+    race = "; ".join([*parts, *_before_the_stages(outcome)])
+    return f"{forced}{race}.{_drafted(source, outcome, refused)}"
 
 
-def drafted(source: str, refused: Told | None, taken: Told) -> str:
-    """What comes after the sentence where a drafter had guessed."""
+def _of_prompt(taken: Told, favourite: Told) -> str:
+    share = _percent(taken.raw_logprob)
+    if taken.id == favourite.id:
+        found = f"the model found it the likeliest, with {share}"
+    else:
+        best = f"{_quoted(favourite)} with {_percent(favourite.raw_logprob)}"
+        found = f"the model ranked it {_ordinal(taken.rank)}, with {share}; its own favourite was {best}"
+    return f"{_quoted(taken)} is part of the prompt, so it was given and not chosen: {found}."
+
+
+def _of_forced(taken: Told, outcome: Outcome) -> str:
+    winner = outcome.winner
+    if taken.id == winner.id:
+        fared = "would have won anyway"
+    elif taken.score is None or winner.score is None:
+        fared = f"had been removed by {taken.removed_by or 'the model itself'}"
+    else:
+        drew = f"drawn {taken.luck:+.2f} of luck and " if outcome.lucky else ""
+        lost = f"would have {drew}lost by {winner.score - taken.score:.2f}"
+        fared = f"was {_place(outcome.taken_rank, taken)} and {lost}"
+    return f"{_quoted(taken)} was chosen by the caller; it {fared}. By the options alone, "
+
+
+def _of_beam(outcome: Outcome, beam: BeamRank | None) -> str:
+    winner, runner_up, taken = outcome.winner, outcome.runner_up, outcome.taken
+    told = "A beam search has no luck. "
+    if taken is not None:
+        share = "removed by a stage" if taken.logprob is None else _percent(taken.logprob)
+        kept = f"{_quoted(taken)} ({share}) is on "
+        if beam is None:
+            kept += "a beam that the search kept"
+        else:
+            best = "best" if beam.result == 1 else f"{_ordinal(beam.result)} best"
+            kept += f"the beam that was {best} as a whole, {_ordinal(beam.rank)} of {beam.beams} at this step"
+        told = f"{kept}; a beam search has no luck. "
+    name = "it" if taken is not None and taken.id == winner.id else _quoted(winner)
+    if runner_up is None:
+        alone = f"{name} was the only token that the stages left"
+    else:
+        led = f"{outcome.margin:.2f} ahead of {_quoted(runner_up)}"
+        alone = f"{name} was the likeliest ({_percent(winner.logprob or 0.0)}), {led}"
+    return told + "; ".join([f"By this step alone {alone}", *_before_the_stages(outcome)]) + "."
+
+
+def _drafted(source: str, outcome: Outcome, refused: Told | None) -> str:
     if refused is not None:
-        return f" The drafter had guessed {_quoted(refused)}; the model chose {_quoted(taken)}."
+        chosen = outcome.taken or outcome.winner
+        return f" The drafter had guessed {_quoted(refused)}; the model chose {_quoted(chosen)}."
     return " The drafter had guessed it." if source == "draft" else ""
 
 
-def sentence(
-    lucky: bool,
-    winner: Told,
-    runner_up: Told | None,
-    favourite: Told,
-    margin: float,
-    rank_after: int,
-    temperatures: tuple[float, float] | None,
-) -> str:
-    """In plain English. `favourite` is the model's own; ranks count from 1. Between the `temperatures` the
-    winner would be the same, if they are known."""
-    parts = [_beginning(lucky, winner, runner_up, margin, rank_after)]
-    if temperatures is not None:
-        parts.append(f"with this luck it would win at any temperature{_between(*temperatures)}")
+def _race(outcome: Outcome) -> str:
+    winner, runner_up, margin = outcome.winner, outcome.runner_up, outcome.margin
+    name = _quoted(winner)
+    if runner_up is None:
+        return f"{name} won because the stages left no other token"
+    if not outcome.lucky:
+        led = f"it led {_quoted(runner_up)} by {margin:.2f}, and greedy has no luck"
+        return f"{name} won because it was the likeliest ({_percent(winner.logprob or 0.0)}): {led}"
+    drew = f"{name} was {_place(outcome.winner_rank, winner)}, drew {winner.luck:+.2f} of luck"
+    other = f"{_quoted(runner_up)}, which had {_percent(runner_up.logprob or 0.0)} and {runner_up.luck:+.2f}"
+    return f"{drew} and won by {margin:.2f} over {other}"
+
+
+def _before_the_stages(outcome: Outcome) -> list[str]:
+    """Returns what to add where the stages changed which token the model likes best."""
+    winner, favourite = outcome.winner, outcome.favourite
     if favourite.id != winner.id and favourite.removed_by is not None:
-        whom = f"{_quoted(favourite)} ({_percent(favourite.raw_logprob)})"
-        parts.append(f"the model's own favourite {whom} had been removed by {favourite.removed_by}")
-    elif winner.rank != rank_after:
+        named = f"{_quoted(favourite)} ({_percent(favourite.raw_logprob)})"
+        return [f"the model's own favourite {named} had been removed by {favourite.removed_by}"]
+    if winner.rank != outcome.winner_rank:
         before = f"{_ordinal(winner.rank)} with {_percent(winner.raw_logprob)}"
-        parts.append(f"to the model itself the winner was {before}")
-    return "; ".join(parts) + "."
+        return [f"to the model itself the winner was {before}"]
+    return []
+
+
+def _place(rank: int | None, token: Told) -> str:
+    place = "the likeliest" if rank == 1 else _ordinal(rank or 0)
+    return f"{place} with {_percent(token.logprob or 0.0)}"
 
 
 def _between(lowest: float, highest: float) -> str:
     if lowest == 0:
         return "" if highest == inf else f" up to {highest:.2f}"
     return f" from {lowest:.2f} " + ("up" if highest == inf else f"to {highest:.2f}")
-
-
-def _beginning(lucky: bool, winner: Told, runner_up: Told | None, margin: float, rank_after: int) -> str:
-    name = _quoted(winner)
-    if runner_up is None:
-        return f"{name} won because the stages left no other token"
-    share = _percent(winner.logprob or 0.0)
-    if not lucky:
-        led = f"it led {_quoted(runner_up)} by {margin:.2f}, and greedy has no luck"
-        return f"{name} won because it was the likeliest ({share}): {led}"
-    place = "the likeliest" if rank_after == 1 else _ordinal(rank_after)
-    drew = f"{name} was {place} with {share}, drew {winner.luck:+.2f} of luck"
-    other = f"{_quoted(runner_up)}, which had {_percent(runner_up.logprob or 0.0)} and {runner_up.luck:+.2f}"
-    return f"{drew} and won by {margin:.2f} over {other}"
 
 
 def _quoted(token: Told) -> str:

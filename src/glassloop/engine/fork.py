@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
-from glassloop.engine.replay import check_run
+from glassloop.engine.replay import check_continuable
 from glassloop.engine.request import Request, runs_of
 from glassloop.errors import GlassloopError, SamplingError, TextError
 from glassloop.shown import shown
@@ -28,7 +28,7 @@ def fork_request(
     **overrides: Any,
 ) -> Request:
     """Returns the request of `LLM.fork`."""
-    check_run(llm, run)
+    check_continuable(llm, run)
     if not 0 <= at <= len(run.tokens):
         message = f"at is {at}; a number of tokens from 0 to {len(run.tokens)} is expected"
         raise GlassloopError(message, field="at")
@@ -77,7 +77,7 @@ def rest_request(llm: LLM, run: Run, timeout: float | None = None) -> Request:
     It takes at most `timeout` seconds, whatever the run's own options allow. The limit is the request's
     alone: the record of the run keeps the options that it was made with.
     """
-    check_run(llm, run)
+    check_continuable(llm, run)
     sampling = run.sampling
     if sampling.beam_width > 1:
         message = "beam_width is above 1; a beam search cannot go on from its results"

@@ -201,7 +201,8 @@ class LLM:
     def explain(
         self, run: Run, at: int, *, deadline: Deadline | None = None, **overrides: Any
     ) -> Explanation:
-        """Explains the token at this place of a run; with other options, says what would have come."""
+        """Returns why the token at this place of a run is there; with other options (`temperature=0.3`) or
+        `luck="new"`, which one a draw would have chosen. `of="prompt"` asks about a token of the prompt."""
         from glassloop.engine.replay import explain_token
 
         return explain_token(self, run, at, deadline=deadline, **overrides)

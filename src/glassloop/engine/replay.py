@@ -1,70 +1,157 @@
-"""Once more: why a token of a recorded run was chosen, and whether all of it comes out the same.
+"""What is computed again from a recorded run: why a token was chosen, and whether all comes out the same.
 
-The recorded tokens are given to the model and at each place the decoder is asked, as it was then. Since luck
+The recorded tokens are given to the model, and at each place the decoder is asked as it was then. Since luck
 is a function of the place, any token can be asked about alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.explain import Explanation, explain
+from glassloop.decode.luck import Race, fork_salt
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.sentence import BeamRank
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import logits_after
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError, TraceError
-from glassloop.trace.run import Run
+from glassloop.ops.quant import Float32
+from glassloop.shown import printable
+from glassloop.trace.run import Past, Run
 from glassloop.trace.token import Token
 from glassloop.trace.verdict import Difference, Verdict
 
 if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
 
-_LOOK_UP = 0.1  # seconds, after which a search that is awaited is held against its deadline
+Part = Literal["answer", "prompt"]  # which tokens of a run
+Luck = Literal["same", "new"]  # the run's own, or that of the next fork
+
+_LOOK_UP = 0.1  # seconds between two looks at the deadline while a search is awaited
+
+
+class NoSuchToken(TraceError):
+    """The run has no token at the place that was asked about."""
 
 
 def explain_token(
-    llm: LLM, run: Run, at: int, *, shown: int = 10, deadline: Deadline | None = None, **overrides: Any
+    llm: LLM,
+    run: Run,
+    at: int,
+    *,
+    of: Part = "answer",
+    luck: Luck = "same",
+    shown: int = 10,
+    deadline: Deadline | None = None,
+    logits: Callable[[list[int]], Float32] | None = None,
+    **overrides: Any,
 ) -> Explanation:
-    """Why the token at this place is what it is, or, with other options, what would have come."""
+    """Returns why the token at this place of a run is there. Any field of `Sampling` among the overrides, or
+    new luck, makes it a what-if: which token a draw with these options would have chosen there.
+
+    Places count from 0 in the answer or, with `of="prompt"`, in the prompt. The place behind the last token
+    of an answer is that of the token which ended the run or would come next. Before the first token of a
+    prompt there are no logits, so nothing can be said about it. `logits` returns the row of logits after the
+    given tokens; without it the engine computes it.
+    """
     check_run(llm, run)
-    records = _records(run)
-    if not 0 <= at < len(records):
-        raise TraceError(f"step is {at}; a token from 0 to {len(records) - 1} is expected")
-    past, token = run.drawn_with(at), records[at]
-    sampling = Sampling.from_dict({**past.sampling.to_dict(), **overrides}) if overrides else past.sampling
-    seed = overrides.get("seed")
-    ids = [*run.prompt_ids, *run.token_ids[:at]]
-    # With other options nobody forces anything: it is what the race would have said.
-    given = not overrides and token.source in ("forced", "beam")
-    return explain(
-        next(logits_after(llm.engine, ids, len(ids) - 1, deadline)),
+    past = run.drawn_with(at if of == "answer" else 0)
+    sampling, seed, salt = past.sampling, past.seed, past.salt
+    searched = sampling.beam_width > 1
+    what_if = bool(overrides) or luck == "new"
+    if what_if:
+        sampling = Sampling.from_dict({**sampling.to_dict(), "n": 1, "beam_width": 1, **overrides})
+        if overrides.get("seed") is not None and sampling.seed is not None:
+            seed = sampling.seed
+    _check_place(run, at, of)
+    if luck not in ("same", "new"):
+        raise TraceError(f"luck is {luck!r}; 'same' or 'new' is expected")
+    ids = [*run.prompt_ids, *run.token_ids[:at]] if of == "answer" else run.prompt_ids[:at]
+    if luck == "new":
+        salt = fork_salt(run.salt, len(ids), run.forks.get(len(ids), 0) + 1)
+    source = "beam" if sampling.beam_width > 1 else "sampled"
+    taken: int | None = None
+    refused: int | None = None
+    beam: BeamRank | None = None
+    if what_if:
+        pass
+    elif of == "prompt":
+        source, taken = "prompt", run.prompt_ids[at]
+    elif (token := token_at(run, at)) is not None:
+        source = token.source
+        taken = token.id if source in ("forced", "beam") else None
+        refused = None if token.refused is None else token.refused.id
+        beam = _beam_rank(run, at) if source == "beam" else None
+    told = explain(
+        logits(ids) if logits else next(logits_after(llm.engine, ids, len(ids) - 1, deadline)),
         ids,
         sampling,
-        past.seed if seed is None else seed,
-        prompt_length=len(run.prompt_ids),
-        salt=past.salt,
+        seed,
+        prompt_length=min(len(ids), len(run.prompt_ids)),
+        salt=salt,
         tokenizer=llm.tokenizer,
         eos_ids=tuple(llm.tokenizer.eos_ids),
         ops=llm.transformer.ops.rows,
         shown=shown,
-        taken=token.id if given else None,
-        source="sampled" if overrides else token.source,
-        refused=None if overrides or token.refused is None else token.refused.id,
+        taken=taken,
+        source=source,
+        beam=beam,
+        refused=refused,
     )
+    if what_if and searched and source == "sampled" and of == "answer":
+        return replace(told, sentence=f"In one draw instead of the beam search, {told.sentence}")
+    return told
+
+
+def token_at(run: Run, at: int) -> Token | None:
+    """Returns the token at a place of the answer; the one that ended the run is behind the last."""
+    return run.tokens[at] if at < len(run.tokens) else run.end
+
+
+def _check_place(run: Run, at: int, of: Part) -> None:
+    if of == "answer":
+        first, last, note = 0, len(run.tokens), ""
+    elif of == "prompt":
+        first, last = 1, len(run.prompt_ids) - 1
+        note = "; before the first token of the prompt there are no logits"
+    else:
+        raise TraceError(f"of is {of!r}; 'answer' or 'prompt' is expected")
+    if not first <= at <= last:
+        expected = f"a token from {first} to {last} is expected" if first <= last else "there is no other"
+        raise NoSuchToken(f"step is {at}; {expected}{note}")
+
+
+def _beam_rank(run: Run, at: int) -> BeamRank | None:
+    """Returns how the beam with this token did, or None where the record of the run has no such search."""
+    nodes = {(beam.parent, beam.id): beam for beam in run.beams}
+    node = None
+    for token in _records(run)[: at + 1]:
+        node = nodes.get((None if node is None else node.number, token.id))
+        if node is None:
+            return None
+    lengths: dict[int | None, int] = {None: 0}
+    rivals = []
+    for beam in run.beams:
+        lengths[beam.number] = lengths.get(beam.parent, 0) + 1
+        if lengths[beam.number] == at + 1:
+            rivals.append(beam.logprob)
+    assert node is not None
+    return BeamRank(1 + sum(each > node.logprob for each in rivals), len(rivals), 1 + run.sample)
 
 
 def replay_run(
     llm: LLM, run: Run, first: int = 0, strict: bool = True, deadline: Deadline | None = None
 ) -> Verdict:
-    """Compare every number of every token, from the place `first` on. Unless `strict`, a run of another model
-    is compared too, as far as that model knows its tokens."""
+    """Compares every number of every token, from the place `first` on. A run of another op set is compared
+    too, and the verdict says so; unless `strict`, so is a run of another model that knows its token ids."""
     notes = _notes(llm, run)
     if strict:
         check_run(llm, run)
@@ -86,19 +173,19 @@ def replay_run(
         if chosen is not None and chosen.id == recorded.id:
             same += 1
             largest = max(largest, _distance(recorded.chosen, chosen))
-            if moved is None and _numbers(chosen) != _numbers(recorded.chosen):
+            if moved is None and chosen != recorded.chosen:
                 moved = Difference(at, chosen.id, recorded.piece, chosen.id, recorded.piece, recorded.margin)
         elif changed is None:
             found = None if chosen is None else chosen.id
             told = "nothing" if found is None else llm.piece(found)
             changed = Difference(at, recorded.id, recorded.piece, found, told, recorded.margin)
-    first_of_all = changed or moved
-    return Verdict(compared, first_of_all is None, same, first_of_all, largest, notes)
+    earliest = changed or moved
+    return Verdict(compared, earliest is None, same, earliest, largest, notes)
 
 
 def check_run(llm: LLM, run: Run) -> None:
-    """Raises unless this model can compute with the run: it made the run, or one with the same files did, and
-    it has all of the run's tokens and room for them. Any other run can only be looked at."""
+    """Raises unless this model can compute with the run: the same files made the run, and all of its tokens
+    are in the vocabulary and fit into the context. Any other run can only be looked at."""
     if _is_of_another(llm, run):
         made = f"another model: {run.model}" if run.identity else f"a model that is not known: {run.model}"
         raise TraceError(
@@ -108,8 +195,19 @@ def check_run(llm: LLM, run: Run) -> None:
     _check_ids(llm, run)
 
 
+def check_continuable(llm: LLM, run: Run) -> None:
+    """Raises unless this model can continue or fork the run: `check_run`, and the op set that made the run,
+    so that all numbers of a record come from one op set. Records that name none, which are old, pass."""
+    check_run(llm, run)
+    if run.ops and run.ops != llm.op_set:
+        raise TraceError(
+            f"run {run.id} was made with the op set {printable(run.ops)}, and this is {llm.op_set};"
+            " it can be explained and replayed here, and not continued or forked"
+        )
+
+
 def _is_of_another(llm: LLM, run: Run) -> bool:
-    # Whoever made it need not be asked; a hash may take a while.
+    # The hash is computed only where it is needed: it may take a while.
     return run.llm is not llm and run.identity != llm.model_hash
 
 
@@ -150,7 +248,7 @@ def _records(run: Run) -> list[Token]:
 def _chosen(
     llm: LLM, run: Run, records: list[Token], first: int, deadline: Deadline | None
 ) -> Iterator[Chosen]:
-    """What the decoder says at each place, given the tokens before it."""
+    """Yields what the decoder chooses at each place, given the tokens before it."""
     if first == len(records):
         return
     prompt, made = run.prompt_ids, [token.id for token in records]
@@ -163,15 +261,24 @@ def _chosen(
         try:
             if records[at].source == "forced":
                 yield decoder.record_forced(logits, made[at])
+            elif records[at].source == "beam":  # a fork has it from a search
+                yield _found(decoder, logits, made[at])
             else:
                 yield decoder.choose(logits)
-        except GlassloopError:  # with another model's logits the stages may be at odds
+        except GlassloopError:  # with the logits of another model the stages may leave no token
             return
         if at + 1 < len(made):
             decoder.commit(made[at])
 
 
-def _decoder(llm: LLM, run: Run, past: Any, made: list[int]) -> Decoder:
+def _found(decoder: Decoder, logits: Float32, token: int) -> Chosen:
+    """Returns the record of a token that a beam search found: it has no luck and no runner-up."""
+    summary, left = decoder.run_stages(logits)
+    logit = float(left.logits_of(np.array([token]))[0])
+    return decoder.record_choice(logits, summary, left, Race(token, len(left.ids), logit, 0.0, None, 0.0))
+
+
+def _decoder(llm: LLM, run: Run, past: Past, made: list[int]) -> Decoder:
     decoder = Decoder(
         past.sampling,
         llm.config.vocab_size,
@@ -188,7 +295,7 @@ def _decoder(llm: LLM, run: Run, past: Any, made: list[int]) -> Decoder:
 
 
 def _searched(llm: LLM, run: Run, deadline: Deadline | None) -> list[Chosen]:
-    """A beam search is no sequence of choices: it is made anew, and this is the same one of its results."""
+    """Returns the tokens of the same result of a new beam search, which is no sequence of single choices."""
     sampling = replace(run.sampling, seed=run.seed, timeout=None)
     found = _generated(llm, llm.prepare(run.prompt_ids, sampling), deadline)
     if run.sample >= len(found):
@@ -197,7 +304,7 @@ def _searched(llm: LLM, run: Run, deadline: Deadline | None) -> list[Chosen]:
 
 
 def _generated(llm: LLM, request: Request, deadline: Deadline | None) -> list[Run]:
-    """The runs of a request, within the deadline."""
+    """Returns the runs of a request once all have ended; raises if the deadline comes first."""
     if deadline is not None:
         deadline.check()
     ended = Event()
@@ -210,23 +317,7 @@ def _generated(llm: LLM, request: Request, deadline: Deadline | None) -> list[Ru
     return request.runs
 
 
-def _numbers(chosen: Chosen) -> tuple[object, ...]:
-    return (
-        chosen.logprob,
-        chosen.raw_logprob,
-        chosen.rank,
-        chosen.rank_after,
-        chosen.entropy,
-        chosen.log_sum_exp,
-        chosen.log_sum_exp_after,
-        chosen.luck,
-        chosen.margin,
-        chosen.runner_up,
-        chosen.packed_alternatives,
-    )
-
-
 def _distance(recorded: Chosen, chosen: Chosen) -> float:
-    """Of log-probabilities; of one that was removed there is none."""
+    """Returns the largest difference of log-probabilities; infinite ones, of removed tokens, are left out."""
     pairs = ((recorded.logprob, chosen.logprob), (recorded.raw_logprob, chosen.raw_logprob))
     return max((abs(one - other) for one, other in pairs if one != other and abs(one) < 1e300), default=0.0)

@@ -82,6 +82,7 @@ export const api = {
     post<Tokenized>('/tokenize', { prompt, add_special_tokens: special, parse_special_tokens: special }),
   explain: (id: string, index: number, changes: Options = {}, luck: 'same' | 'new' = 'same', signal?: AbortSignal) =>
     get<Explanation>(`/api/runs/${id}/explain/${index}${query(changes, luck)}`, signal),
+  explainPrompt: (id: string, index: number) => get<Explanation>(`/api/runs/${id}/explain/${index}?of=prompt`),
   lens: <T>(id: string, name: string, token: number, more = '', signal?: AbortSignal) => get<T>(`/api/runs/${id}/lens/${name}?token=${token}${more}`, signal),
   exportAddress: (id: string) => `/api/runs/${encodeURIComponent(id)}/export`,
   import: async (file: Blob) =>

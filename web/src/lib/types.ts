@@ -128,11 +128,12 @@ export interface Candidate {
 
 export interface Explanation {
   index: number;
+  of: 'answer' | 'prompt';
   position: number;
   seed: number | bigint;
   salt: number | bigint;
   sampling: Options;
-  actual: { id: number; text: string; source: Source } | null;
+  actual: { id: number; text: string; source: Source | 'prompt' } | null;
   same: boolean | null;
   stages: StageReport[];
   candidates: Candidate[];
@@ -140,6 +141,9 @@ export interface Explanation {
   winner: Candidate;
   runner_up: Candidate | null;
   margin: number | null;
+  taken: Candidate;
+  source: Source | 'prompt';
+  beam: { rank: number; beams: number; result: number } | null;
   sentence: string;
 }
 

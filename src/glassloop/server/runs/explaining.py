@@ -1,5 +1,6 @@
-"""Why a token of a run is what it is, or what would have come instead: the engine is asked for the logits
-once more, and the same chain runs on them.
+"""Explanations over HTTP: the JSON shape, the options in a query string, and a cache of logits.
+
+What is said comes from `explain_token`, as in Python and in the terminal.
 """
 
 from __future__ import annotations
@@ -13,18 +14,17 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from glassloop.decode.explain import Racer, explain
-from glassloop.decode.luck import fork_salt
+from glassloop.decode.explain import Explanation
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import logits_after
-from glassloop.engine.replay import check_run
+from glassloop.engine.replay import Luck, NoSuchToken, Part, explain_token, token_at
 from glassloop.errors import SamplingError
 from glassloop.ops.quant import Float32
 from glassloop.server.errors import APIError
 from glassloop.server.options import make_sampling
-from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
+from glassloop.trace.run import Run
 
 _KEPT = 32  # rows of logits: a slider asks about the same place again and again
 _KINDS = {field.name: field.metadata["kind"] for field in fields(Sampling)}
@@ -44,6 +44,7 @@ class Others(BaseModel):
 
 class ExplanationShape(BaseModel):
     index: int
+    of: str
     position: int
     seed: int
     salt: int
@@ -56,58 +57,50 @@ class ExplanationShape(BaseModel):
     winner: dict[str, Any]
     runner_up: dict[str, Any] | None
     margin: float | None
+    taken: dict[str, Any]
+    source: str
+    beam: dict[str, int] | None
     sentence: str
 
 
 class Explainer:
+    """Answers the explain route. Its methods may take a while; they are not for the event loop's thread."""
+
     def __init__(self, service: Service) -> None:
         self._service = service
         self._rows: OrderedDict[tuple[int, ...], Float32] = OrderedDict()
         self._lock = Lock()
 
     def explain(
-        self, state: RunState, index: int, overrides: dict[str, Any], new_luck: bool, deadline: Deadline
+        self, run: Run, index: int, of: Part, luck: Luck, overrides: dict[str, Any], deadline: Deadline
     ) -> dict[str, Any]:
-        """Takes a while; not for the event loop's thread."""
-        run, llm = state.run, self._service.llm
-        check_run(llm, run)
-        count = len(run.tokens)
-        if not 0 <= index <= count:
-            raise APIError(
-                400,
-                f"the index is {index}; a number from 0 to {count}, of this run's tokens, is expected",
-                param="index",
+        if overrides:  # held to the server's limits
+            before = run.drawn_with(index if of == "answer" else 0).sampling.to_dict()
+            make_sampling({**before, "n": 1, "beam_width": 1, **overrides}, self._service.settings)
+        llm = self._service.llm
+        try:
+            told = explain_token(
+                llm, run, index, of=of, luck=luck, logits=lambda ids: self._logits(ids, deadline), **overrides
             )
-        maker = run.drawn_with(index)  # a fork did not choose what it kept
-        options = maker.sampling
-        if overrides:
-            options = make_sampling({**maker.sampling.to_dict(), "n": 1, **overrides}, self._service.settings)
-        ids = run.prompt_ids + [token.id for token in run.tokens[:index]]
-        position, salt = len(ids), maker.salt
-        if new_luck:
-            salt = fork_salt(run.salt, position, run.forks.get(position, 0) + 1)
-        token = run.tokens[index] if index < count else run.end
-        refused = None if token is None or overrides or new_luck else token.refused
-        told = explain(
-            self._logits(ids, deadline),
-            ids,
-            options,
-            maker.seed,
-            prompt_length=len(run.prompt_ids),
-            salt=salt,
-            tokenizer=llm.tokenizer,
-            eos_ids=tuple(llm.tokenizer.eos_ids),
-            ops=llm.transformer.ops.rows,
-            refused=None if refused is None else refused.id,
-        )
-        actual = None if token is None else {"id": token.id, "text": token.piece, "source": token.source}
+        except NoSuchToken as error:
+            raise APIError(400, str(error), param="index") from None
+        actual = self._actual(run, index, of)
         return {
             "index": index,
+            "of": of,
             **told.to_dict(),
             "actual": actual,
-            "same": None if token is None else token.id == told.winner.id,
-            "others": self._others(told.candidates),
+            "same": None if actual is None else actual["id"] == told.winner.id,
+            "others": self._others(told),
         }
+
+    def _actual(self, run: Run, index: int, of: Part) -> dict[str, Any] | None:
+        """Returns the token that the run has at this place, if there is one."""
+        if of == "prompt":
+            id = run.prompt_ids[index]
+            return {"id": id, "text": self._service.llm.piece(id), "source": "prompt"}
+        token = token_at(run, index)
+        return None if token is None else {"id": token.id, "text": token.piece, "source": token.source}
 
     def _logits(self, ids: list[int], deadline: Deadline) -> Float32:
         key = tuple(ids)
@@ -117,38 +110,36 @@ class Explainer:
                 self._rows.move_to_end(key)
                 return row
         row = next(logits_after(self._service.llm.engine, ids, len(ids) - 1, deadline))
+        row.flags.writeable = False  # threads share it, and an op set may use a row as its scratch memory
         with self._lock:
             self._rows[key] = row
             while len(self._rows) > _KEPT:
                 self._rows.popitem(last=False)
         return row
 
-    def _others(self, shown: tuple[Racer, ...]) -> dict[str, Any]:
-        raw = sum(exp(racer.raw_logprob) for racer in shown)
-        after = sum(exp(racer.logprob) for racer in shown if racer.logprob is not None)
+    def _others(self, told: Explanation) -> dict[str, Any]:
+        """Returns the number and the probability of all tokens that are not listed."""
+        raw = sum(exp(racer.raw_logprob) for racer in told.candidates)
+        after = sum(exp(racer.logprob) for racer in told.candidates if racer.logprob is not None)
         return {
-            "count": self._service.llm.config.vocab_size - len(shown),
+            "count": self._service.llm.config.vocab_size - len(told.candidates),
             "raw": max(0.0, 1.0 - raw),
             "after": max(0.0, 1.0 - after),
         }
 
 
 def read_overrides(query: dict[str, str]) -> dict[str, Any]:
-    """Options out of a query string: texts are texts, everything else is JSON."""
+    """Returns the options in a query string: texts as they are, everything else read as JSON."""
     made: dict[str, Any] = {}
     for name, text in query.items():
         kind = _KINDS.get(name)
-        if kind is None:
-            made[name] = text  # `Sampling` says what is wrong with it
-        elif kind == "text":
-            made[name] = text
-        else:
-            try:
-                made[name] = json.loads(text)
-            except (ValueError, RecursionError):
-                if kind != "texts":
-                    raise SamplingError(
-                        f"{name} is {text[:80]!r}; {kind}, as JSON has it, is expected", field=name
-                    ) from None
-                made[name] = text
+        made[name] = text
+        if kind in (None, "text"):  # an unknown name is refused by `Sampling`
+            continue
+        try:
+            made[name] = json.loads(text)
+        except (ValueError, RecursionError):
+            if kind != "texts":
+                expected = f"{kind}, as JSON has it, is expected"
+                raise SamplingError(f"{name} is {text[:80]!r}; {expected}", field=name) from None
     return made

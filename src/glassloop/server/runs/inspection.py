@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
 from glassloop.engine import lens as lenses
 from glassloop.engine.deadline import Deadline
+from glassloop.engine.replay import Luck, Part
 from glassloop.server.errors import ERRORS, APIError
 from glassloop.server.runs.explaining import Explainer, ExplanationShape, read_overrides
 from glassloop.server.runs.routes import Id
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
 
-_NOT_OPTIONS = ("luck",)
+_NOT_OPTIONS = ("luck", "of")
 
 
 def router(service: Service) -> APIRouter:
@@ -27,15 +28,16 @@ def router(service: Service) -> APIRouter:
         id: Id,
         index: Annotated[int, Path(ge=0, le=1 << 31)],
         request: Request,
-        luck: Annotated[Literal["same", "new"], Query()] = "same",
+        of: Annotated[Part, Query()] = "answer",
+        luck: Annotated[Luck, Query()] = "same",
     ) -> Response:
-        """Any field of Sampling in the query makes it a what-if."""
-        state = await service.runs.get(id)
+        """Why a token of the answer or of the prompt. Any field of Sampling in the query is a what-if."""
+        run = (await service.runs.get(id)).run
         query = {name: text for name, text in request.query_params.items() if name not in _NOT_OPTIONS}
         overrides = read_overrides(query)
         return await service.read_model(
             request,
-            lambda deadline: JSON(explainer.explain(state, index, overrides, luck == "new", deadline)),
+            lambda deadline: JSON(explainer.explain(run, index, of, luck, overrides, deadline)),
         )
 
     @routes.get("/runs/{id}/lens/{name}", response_model=dict[str, Any])
