@@ -1,20 +1,29 @@
-"""Reads files that somebody else wrote, none of them longer than expected."""
+"""Reads files from untrusted sources, none of them longer than expected."""
 
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from glassloop.errors import GlassloopError
 
 
-def read_at_most(path: Path, most: int, kind: type[GlassloopError]) -> bytes:
-    """Returns a file's bytes. One that cannot be read, or has more bytes, is an error of this kind."""
+def read_at_most(path: str | Path, most: int, kind: type[GlassloopError]) -> bytes:
+    """Returns the bytes of a regular file. Raises `kind` if it cannot be read or is longer than `most`."""
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > most:
+        # Non-blocking: opening a named pipe must not wait for a writer.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        try:
+            facts = os.fstat(handle)
+            if not stat.S_ISREG(facts.st_mode):
+                found = "a folder" if stat.S_ISDIR(facts.st_mode) else "a pipe or a device"
+                raise kind(f"{path}: cannot be read: it is {found}; a file is expected")
+            if facts.st_size > most:
                 raise kind(f"{path}: is longer than {most} bytes")
-            return file.read(size)
-    except OSError as error:
-        raise kind(f"{path}: cannot be read: {error.strerror}") from None
+            with open(handle, "rb", closefd=False) as file:
+                return file.read(facts.st_size)
+        finally:
+            os.close(handle)
+    except (OSError, ValueError) as error:  # ValueError: a path that contains NUL
+        raise kind(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

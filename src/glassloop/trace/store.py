@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from glassloop.errors import StoreError, TraceError
-from glassloop.trace.entry import Entry, Kept, entry_of, facts_of
-from glassloop.trace.family import link
+from glassloop.trace.entry import Kept, RunEntry, entry_of, facts_of
 from glassloop.trace.file import from_bytes, to_bytes, write
 from glassloop.trace.run import Run
-from glassloop.trace.tables import prepare, roll_back, touch
+from glassloop.trace.run_tree import link
+from glassloop.trace.tables import prepare, touch, transaction
 from glassloop.trace.validate import replace_surrogates
 from glassloop.trace.writer import Item, Writer
 
@@ -125,7 +125,7 @@ class Store:
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def list(self, limit: int | None = None) -> Sequence[Entry]:
+    def list(self, limit: int | None = None) -> Sequence[RunEntry]:
         """The newest first. A row that cannot be understood is left out."""
         rows = self._select(
             f"SELECT {_SHOWN} FROM runs ORDER BY number DESC LIMIT ?", -1 if limit is None else limit
@@ -302,14 +302,8 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._errors(), self._writing.used() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                roll_back(connection)
-                raise
+        with self._errors(), self._writing.used() as connection, transaction(connection):
+            yield connection
 
     def _connect(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,9 +1,9 @@
-"""The panels of `watch`: each draws one thing from what the app knows, and asks for nothing itself."""
+"""The panels of `watch`. Each draws what the app gives it and computes nothing itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp, inf
+from math import exp, inf, log
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Group, RenderableType
@@ -15,8 +15,8 @@ from textual.widget import Widget
 from glassloop.cli.terminal import percent, quoted, visible
 from glassloop.cli.watch.layout import Cell, cells_of, wrap
 from glassloop.decode.explain import Explanation
-from glassloop.trace.family import told
 from glassloop.trace.run import Run
+from glassloop.trace.run_tree import run_line
 from glassloop.trace.shares import Share
 from glassloop.trace.token import Token
 
@@ -25,7 +25,7 @@ _DIM = "dim"
 
 
 def title(run: Run, at: int, mode: str) -> Text:
-    """One line: where we are, and of which run."""
+    """Returns one line about the run and the place in it."""
     state = {"following": "▶ live", "reading": "▶ reading"}.get(mode, "")
     ended = f"ended by {run.finish_reason}" if run.finish_reason else "running"
     place = f"token {at} of {len(run.tokens)}"
@@ -34,7 +34,7 @@ def title(run: Run, at: int, mode: str) -> Text:
 
 
 class TextPanel(Widget):
-    """The text; the line with the current token is always in sight."""
+    """The text of the run, scrolled so that the current token is visible."""
 
     def __init__(self, chosen: Callable[[int], None]) -> None:
         super().__init__(id="text")
@@ -58,7 +58,7 @@ class TextPanel(Widget):
         )
         first = max(0, min(here - height // 2, len(lines) - height))
         self._lines = lines[first : first + height]
-        return Text("\n").join([Text.assemble(*_runs(line)) for line in self._lines])
+        return Text("\n").join([Text.assemble(*_styled(line)) for line in self._lines])
 
     def on_click(self, event: Click) -> None:
         place = event.get_content_offset(self)
@@ -72,8 +72,8 @@ class TextPanel(Widget):
                 break
 
 
-def _runs(line: list[Cell]) -> list[tuple[str, str]]:
-    """Neighbours with the same style in one."""
+def _styled(line: list[Cell]) -> list[tuple[str, str]]:
+    """Returns the text of a line in parts with one style each."""
     made: list[tuple[str, str]] = []
     for cell in line:
         if made and made[-1][1] == cell.style:
@@ -84,7 +84,7 @@ def _runs(line: list[Cell]) -> list[tuple[str, str]]:
 
 
 class Bars(Widget):
-    """What else was likely: after the stages, and behind it, as a ghost, to the model itself."""
+    """The alternatives: their probability after the stages, and behind it, as a ghost, the model's own."""
 
     def __init__(self) -> None:
         super().__init__(id="bars")
@@ -124,7 +124,7 @@ class Bars(Widget):
             (set_cell_size(name, name_width), f"{style} reverse" if place == self._chosen else style),
             " ",
             *bar(exp(share.logprob), exp(share.raw_logprob), bar_width),
-            # Of what a stage removed, what the model itself had for it.
+            # For a token that a stage removed, the model's own probability.
             (f"{_left(share):>9}", _DIM if share.logprob == -inf else style),
             no_wrap=True,
         )
@@ -135,7 +135,8 @@ def _left(share: Share) -> str:
 
 
 def bar(share: float, ghost: float, width: int) -> list[tuple[str, str]]:
-    """The final share, what it gained in a lighter colour; the ghost where it is longer."""
+    """Returns the parts of a bar: the share, lighter where the stages added to it, and then the ghost if that
+    is longer."""
     full, own = round(share * width), round(ghost * width)
     parts = [("█" * min(full, own), _OWN), ("█" * (full - own), _GAIN), ("░" * (own - full), _GHOST)]
     thin = "▏" if not full and share > 0 and not own else ""
@@ -143,49 +144,53 @@ def bar(share: float, ghost: float, width: int) -> list[tuple[str, str]]:
 
 
 class Why(Widget):
-    """What is recorded of the token at once; the stages and the sentence when they have been asked for."""
+    """The recorded numbers of the token, and its explanation once it has been computed."""
 
     def __init__(self) -> None:
         super().__init__(id="why")
         self._token: Token | None = None
-        self._told: Explanation | str | None = None
+        self._explained: Explanation | str | None = None
 
-    def show(self, token: Token | None, told: Explanation | str | None) -> None:
-        self._token, self._told = token, told
+    def show(self, token: Token | None, explained: Explanation | str | None) -> None:
+        self._token, self._explained = token, explained
         self.refresh()
 
     def render(self) -> RenderableType:
-        token, told = self._token, self._told
+        token, explained = self._token, self._explained
         if token is None:
             return Text()
         facts = [
             f"rank {token.rank}",
-            f"{-token.raw_logprob / 0.6931471805599453:.1f} bits",
-            f"entropy {token.entropy / 0.6931471805599453:.1f}",
+            f"{-token.raw_logprob / log(2):.1f} bits",
+            f"entropy {token.entropy / log(2):.1f}",
             f"luck {token.luck:+.2f}",
             token.source,
         ]
         line = Text(" · ".join(facts), _DIM)
-        if told is None:
+        if explained is None:
             return Group(line, Text("…", _DIM))
-        if isinstance(told, str):
-            return Group(line, Text(visible(told, newlines=False), "color(208)"))
-        sentence = Text(visible(told.sentence, newlines=False))
-        return Group(sentence, Text(), _stages(told), line) if told.stages else Group(sentence, Text(), line)
+        if isinstance(explained, str):
+            return Group(line, Text(visible(explained, newlines=False), "color(208)"))
+        sentence = Text(visible(explained.sentence, newlines=False))
+        return (
+            Group(sentence, Text(), _stages(explained), line)
+            if explained.stages
+            else Group(sentence, Text(), line)
+        )
 
 
-def _stages(told: Explanation) -> Table:
+def _stages(explained: Explanation) -> Table:
     table = Table(box=None, pad_edge=False, header_style=_DIM, padding=(0, 2, 0, 0))
     table.add_column("stage", no_wrap=True)
     table.add_column("left", justify="right", no_wrap=True)
     table.add_column("mass kept", justify="right", no_wrap=True)
-    for report in told.stages:
+    for report in explained.stages:
         table.add_row(report.name, f"{report.survivors:,}", f"{100 * report.mass_kept:.1f} %")
     return table
 
 
-class Tree(Widget):
-    """All runs of the family, one line each."""
+class TreePanel(Widget):
+    """All runs of the tree, one line each."""
 
     def __init__(self) -> None:
         super().__init__(id="tree")
@@ -205,7 +210,7 @@ class Tree(Widget):
         lines = []
         for branch, run in drawn[first : first + height]:
             line = Text(branch, _DIM).append(
-                visible(told(run), newlines=False), "bold" if run is self._run else ""
+                visible(run_line(run), newlines=False), "bold" if run is self._run else ""
             )
             line.truncate(max(1, self.content_size.width), overflow="ellipsis")
             lines.append(line)
