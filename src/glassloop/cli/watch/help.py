@@ -1,4 +1,4 @@
-"""The help of `watch`, made from its keys."""
+"""The help screen of `watch`, made from its keys."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Help(ModalScreen[None]):
         for key in KEYS:
             table.add_row(Text(key.shown, "bold"), key.help)
         table.add_row()
-        table.add_row("", Text("bars: after the stages; ░ the model's own", "dim"))
-        table.add_row("", Text("any key goes back", "dim"))
+        table.add_row("", Text("bars: probability after the stages; ░ the model's own", "dim"))
+        table.add_row("", Text("press any key to close", "dim"))
         box = Static(table, id="help")
         box.border_title = "keys"
         yield box
