@@ -21,7 +21,10 @@ def replay(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Compute a recorded run again. Exit code 0: identical; 1: it differs; 2: it could not be computed."""
+    """Compute a recorded run again and compare every number.
+
+    The exit code is 0 if it is identical, 1 if it differs, and 2 if it could not be computed.
+    """
     from glassloop.cli.kept import find_runs, load, model_of
 
     runs = find_runs(name)

@@ -21,9 +21,10 @@ def chat(
     store: Keep = True,
     **options: Any,
 ) -> None:
-    """Chat with a model. /help lists the commands; an answer has up to 1024 tokens by default.
+    """Chat with a model; /help lists the commands.
 
-    In a pipe each line of stdin is a message, and the answers are on stdout.
+    An answer has up to 1024 tokens by default. In a pipe each line of stdin is a message, and the answers are
+    on stdout.
     """
     from glassloop.cli.chat.conversation import Conversation
     from glassloop.cli.chat.loop import Chat

@@ -28,7 +28,7 @@ KEYS = (
     Key("t", "run(1)", "t", "tree", "the next run of the tree"),
     Key("T", "run(-1)", "T", "", "the previous one"),
     Key("s", "stop", "s", "", "stop a live run"),
-    Key("question_mark", "help", "?", "help", "this"),
+    Key("question_mark", "help", "?", "help", "this help"),
     Key("q,ctrl+c", "quit", "q", "quit", "quit"),
 )
 
