@@ -62,7 +62,7 @@ def attention(
     if layer is not None:
         seen.layer(layer)  # raises before anything is written
     if picture is not None:
-        _draw_attention(seen, layer, picture)
+        save(_draw_attention(seen, layer), picture)
     if as_json:
         print_json(seen.to_dict(layer))
     elif layer is None:
@@ -86,7 +86,7 @@ def layers(
     text, llm = _open(source, model, ops, as_text)
     seen = llm.lens.layers(text, _place(token), count)
     if picture is not None:
-        _draw_layers(seen, picture)
+        save(_draw_layers(seen), picture)
     if as_json:
         print_json(seen.to_dict())
     else:
@@ -110,7 +110,7 @@ def neighbours(
 
     seen = load(model or DEFAULT_MODEL, ops).lens.neighbours(of, count)
     if picture is not None:
-        _draw_neighbours(seen, picture)
+        save(_draw_neighbours(seen), picture)
     if as_json:
         print_json(seen.to_dict())
     else:
@@ -210,7 +210,7 @@ def _print_head(what: str, seen: Attention | Layers | Neighbours) -> None:
 # ── pictures ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _draw_attention(seen: Attention, layer: int | None, path: Path) -> None:
+def _draw_attention(seen: Attention, layer: int | None) -> str:
     """Draws a row for each layer, the mean of its heads, or for each head of one layer."""
     weights = seen.weights.mean(axis=1) if layer is None else seen.layer(layer)
     name, places = "layer" if layer is None else "head", _shown(seen)
@@ -220,10 +220,10 @@ def _draw_attention(seen: Attention, layer: int | None, path: Path) -> None:
     ]
     where = "" if layer is None else f" in layer {layer}"
     title = f"Where {_names(seen.tokens[-1:])} looks{where}, in % · {seen.model}"
-    save(grid(_line(title), [_label(seen.tokens[at].text) for at in places], rows), path)
+    return grid(_line(title), [_label(seen.tokens[at].text) for at in places], rows)
 
 
-def _draw_layers(seen: Layers, path: Path) -> None:
+def _draw_layers(seen: Layers) -> str:
     rows = [
         (
             f"layer {said.layer}" if said.layer else "embedding",
@@ -235,12 +235,12 @@ def _draw_layers(seen: Layers, path: Path) -> None:
         for said in seen.layers
     ]
     title = f"What each layer would say after {_names(seen.tokens[-1:])} · {seen.model}"
-    save(grid(_line(title), [_ordinal(number) for number in range(1, len(rows[0][1]) + 1)], rows), path)
+    return grid(_line(title), [_ordinal(number) for number in range(1, len(rows[0][1]) + 1)], rows)
 
 
-def _draw_neighbours(seen: Neighbours, path: Path) -> None:
+def _draw_neighbours(seen: Neighbours) -> str:
     rows = [(_names([one]), [GridCell(max(one.cosine, 0.0), f"{one.cosine:.3f}")]) for one in seen.found]
-    save(grid(_line(f"Near {_names(seen.of)} · {seen.model}"), ["cosine"], rows), path)
+    return grid(_line(f"Near {_names(seen.of)} · {seen.model}"), ["cosine"], rows)
 
 
 def _names(pieces: Iterable[Piece | Neighbour]) -> str:

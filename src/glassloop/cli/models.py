@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from glassloop.cli.options import Json, complete_model
-from glassloop.cli.terminal import print_json, print_table, visible, working
+from glassloop.cli.terminal import print_json, print_result, print_table, visible, working
 from glassloop.errors import RegistryError
 from glassloop.model import registry
 from glassloop.model.registry.catalog import Entry
@@ -80,10 +80,7 @@ def pull(
 ) -> None:
     """Download a model or tokenizer into the cache and print its path."""
     path = registry.pull(name, force=force)
-    if as_json:
-        print_json({"name": name, "path": str(path), "size": _size(path)})
-    else:
-        print(path)
+    print_result({"name": name, "path": str(path), "size": _size(path)}, path, as_json)
 
 
 @app.command()
@@ -107,20 +104,14 @@ def path(name: NameOrPath, as_json: Json = False) -> None:
     found = registry.find(name)
     if found is None:
         raise RegistryError(f"{name!r} is not pulled; 'glassloop models pull {name}' pulls it")
-    if as_json:
-        print_json({"name": name, "path": str(found)})
-    else:
-        print(found)
+    print_result({"name": name, "path": str(found)}, found, as_json)
 
 
 @app.command()
 def rm(name: Name, as_json: Json = False) -> None:
     """Remove a model or tokenizer from the cache."""
     freed = registry.remove(name)
-    if as_json:
-        print_json({"name": name, "freed": freed})
-    else:
-        print(f"removed {name}, {size_text(freed)} freed")
+    print_result({"name": name, "freed": freed}, f"removed {name}, {size_text(freed)} freed", as_json)
 
 
 def _row(item: Entry | registry.Installed) -> dict[str, object]:

@@ -8,7 +8,7 @@ import typer
 
 from glassloop.cli.kept import Name
 from glassloop.cli.options import Json, Ops, RunModel
-from glassloop.cli.terminal import print_json, visible
+from glassloop.cli.terminal import print_result, visible
 
 
 def replay(
@@ -30,12 +30,10 @@ def replay(
     runs = find_runs(name)
     llm = load(model or model_of(name, runs[0]), ops)
     verdicts = [llm.replay(run, first=first, strict=not any_model) for run in runs]
-    if as_json:
-        plain = [{"run": run.id, **told.to_dict()} for run, told in zip(runs, verdicts, strict=True)]
-        print_json(plain[0] if len(plain) == 1 else plain)
-    else:
-        for run, verdict in zip(runs, verdicts, strict=True):
-            own = f"{run.id[:8]}: " if len(runs) > 1 else ""
-            print(visible(own + verdict.sentence, newlines=False))
+    plain = [{"run": run.id, **verdict.to_dict()} for run, verdict in zip(runs, verdicts, strict=True)]
+    lines = [visible(verdict.sentence, newlines=False) for verdict in verdicts]
+    if len(runs) > 1:
+        lines = [f"{run.id[:8]}: {line}" for run, line in zip(runs, lines, strict=True)]
+    print_result(plain if len(plain) > 1 else plain[0], "\n".join(lines), as_json)
     if not all(verdicts):
         raise typer.Exit(1)

@@ -10,7 +10,7 @@ import typer
 
 from glassloop.cli.kept import NAME_HELP, Name, complete_run
 from glassloop.cli.options import Json, changed_options
-from glassloop.cli.terminal import percent, print_json, print_table, quoted, visible
+from glassloop.cli.terminal import percent, print_json, print_result, print_table, quoted, visible
 from glassloop.errors import TraceError
 
 app = typer.Typer(help="List, show, remove and export stored runs.", no_args_is_help=True)
@@ -108,10 +108,9 @@ def rm(
         raise TraceError("nothing to remove; names of runs or --keep N is expected, and not both")
     store = Store()
     removed = store.remove(*(names or [])) if keep is None else store.prune(keep)
-    if as_json:
-        print_json({"removed": removed, "left": len(store)})
-    else:
-        print(f"removed {removed} run{'' if removed == 1 else 's'}, {len(store)} left")
+    left = len(store)
+    text = f"removed {removed} run{'' if removed == 1 else 's'}, {left} left"
+    print_result({"removed": removed, "left": left}, text, as_json)
 
 
 @app.command()
@@ -138,10 +137,8 @@ def export(
     else:
         write(file, runs)
     size = file.stat().st_size
-    if as_json:
-        print_json({"run": run.id, "path": str(file), "runs": len(runs), "size": size})
-    else:
-        print(f"{file}: {len(runs)} run{'' if len(runs) == 1 else 's'}, {size:,} bytes")
+    text = f"{file}: {len(runs)} run{'' if len(runs) == 1 else 's'}, {size:,} bytes"
+    print_result({"run": run.id, "path": str(file), "runs": len(runs), "size": size}, text, as_json)
 
 
 def _cut(text: str, most: int) -> str:

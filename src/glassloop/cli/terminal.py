@@ -65,6 +65,14 @@ def print_json(value: object) -> None:
     print(json_text(value, indent=2 if sys.stdout.isatty() else None))
 
 
+def print_result(value: object, text: object, as_json: bool) -> None:
+    """Prints a result: the value as JSON, or the text."""
+    if as_json:
+        print_json(value)
+    else:
+        print(text)
+
+
 def json_text(value: object, indent: int | None = None) -> str:
     """Returns a value as JSON in which characters that would control a terminal are escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)

@@ -109,8 +109,8 @@ class Conversation:
             raise GlassloopError("the last answer has no tokens")
         if name is None:
             return most_surprising(tokens)
-        bare = name[1:-1] if len(name) > 2 and name[0] == name[-1] and name[0] in "\"'" else name
-        if bare is name and _is_whole(name):
+        bare, quoted = _unquoted(name)
+        if not quoted and name.isascii() and name.removeprefix("-").isdecimal():
             number = int(name) + (len(tokens) if name.startswith("-") else 0)
             if not 0 <= number < len(tokens):
                 raise GlassloopError(f"n is {name}; a token from 0 to {len(tokens) - 1} is expected")
@@ -124,11 +124,9 @@ class Conversation:
     def named_token(self, place: int, name: str) -> dict[str, Any]:
         """Returns what a fork continues with, as arguments of `fork`: a token if the text is one, else the
         text. Without quotes, the text gets a space in front if the old token has one."""
-        quoted = len(name) > 2 and name[0] == name[-1] and name[0] in "\"'"
-        old = self.last.run.tokens[place]
-        forms = [name[1:-1]] if quoted else [name]
-        if not quoted and old.piece.startswith(" "):
-            forms.insert(0, f" {name}")
+        bare, quoted = _unquoted(name)
+        spaced = not quoted and self.last.run.tokens[place].piece.startswith(" ")
+        forms = [f" {bare}", bare] if spaced else [bare]
         for form in forms:
             found = self.llm.tokenizer.id_of(form)
             if found is not None and found not in self.llm.tokenizer.special_ids:
@@ -137,13 +135,10 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        return self._messages(self.at)
-
-    def _messages(self, turn: Turn | None) -> list[dict[str, str]]:
         made = [] if self.system is None else [{"role": "system", "content": self.system}]
-        for each in turn.path if turn else []:
-            made.append({"role": "user", "content": each.question})
-            made.append({"role": "assistant", "content": each.run.text})
+        for turn in self.at.path if self.at else []:
+            made.append({"role": "user", "content": turn.question})
+            made.append({"role": "assistant", "content": turn.run.text})
         return made
 
     def _prompt(self, question: str) -> list[int]:
@@ -165,5 +160,7 @@ def most_surprising(tokens: list[Token]) -> int:
     return min(free or range(len(tokens)), key=lambda number: tokens[number].raw_logprob)
 
 
-def _is_whole(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and text.isascii()
+def _unquoted(name: str) -> tuple[str, bool]:
+    """Returns a text without its quotes, and whether it had any."""
+    quoted = len(name) > 2 and name[0] == name[-1] and name[0] in "\"'"
+    return name[1:-1] if quoted else name, quoted

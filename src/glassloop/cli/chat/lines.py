@@ -32,24 +32,16 @@ class Lines:
         line = self._line(self._prompt)
         if line is None:
             return None
+        fenced = line.lstrip().startswith(_FENCE)
+        rest: str | None = line.lstrip()[len(_FENCE) :] if fenced else line
         parts = []
-        if line.lstrip().startswith(_FENCE):
-            line = line.lstrip()[len(_FENCE) :]
-            while not line.rstrip().endswith(_FENCE):
-                parts.append(line)
-                more = self._line("… ")
-                if more is None:
-                    return "\n".join(parts).strip("\n")
-                line = more
-            parts.append(line.rstrip()[: -len(_FENCE)])
-            return "\n".join(parts).strip("\n")
-        while line.endswith("\\"):
-            parts.append(line[:-1])
-            more = self._line("… ")
-            if more is None:
-                return "\n".join(parts)
-            line = more
-        return "\n".join([*parts, line])
+        while rest is not None and (not rest.rstrip().endswith(_FENCE) if fenced else rest.endswith("\\")):
+            parts.append(rest if fenced else rest[:-1])
+            rest = self._line("… ")
+        if rest is not None:
+            parts.append(rest.rstrip()[: -len(_FENCE)] if fenced else rest)
+        text = "\n".join(parts)
+        return text.strip("\n") if fenced else text
 
     def close(self) -> None:
         """Writes the history to its file."""

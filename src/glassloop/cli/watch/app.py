@@ -20,9 +20,8 @@ from textual.worker import get_current_worker
 from glassloop.cli.kept import keep
 from glassloop.cli.show import surprise_colour
 from glassloop.cli.terminal import quoted, visible
-from glassloop.cli.watch.help import Help
 from glassloop.cli.watch.keys import KEYS, hints
-from glassloop.cli.watch.panels import Bars, TextPanel, TreePanel, Why, title
+from glassloop.cli.watch.panels import Bars, Help, TextPanel, TreePanel, Why, title
 from glassloop.cli.watch.style import STYLE
 from glassloop.errors import GlassloopError
 from glassloop.trace.shares import Share, shares
@@ -78,9 +77,9 @@ class Watch(App[None]):
         yield Static(id="title")
         yield TextPanel(self.go)
         with Horizontal(id="middle"):
-            yield Bars()
-            yield Why()
-        yield TreePanel()
+            yield Bars(id="bars")
+            yield Why(id="why")
+        yield TreePanel(id="tree")
         yield Input(id="edit", select_on_focus=False)
         yield Static(id="keys")
 
@@ -187,9 +186,9 @@ class Watch(App[None]):
         run, token = self.run_shown, self.token
         self._seen = len(run.tokens)
         self.query_one("#title", Static).update(title(run, self.at, self.mode), layout=False)
-        self.query_one(TextPanel).show(run, self._prompt(run), self.at)
-        self.query_one(Bars).show(token, self._shares, self.alternative)
-        self.query_one(Why).show(token, self._explained.get((run.id, self.at)))
+        self.query_one(TextPanel).show((run, self._prompt(run), self.at))
+        self.query_one(Bars).show((token, self._shares, self.alternative))
+        self.query_one(Why).show((token, self._explained.get((run.id, self.at))))
         self.query_one(TreePanel).show(run)
 
     def _prompt(self, run: Run) -> str:
