@@ -1,4 +1,4 @@
-"""What commands share: finding runs by name (a `.glass` file, or an id in the store), keeping them, loading."""
+"""What commands share: finding runs by name (a `.glass` file or an id in the store), keeping and loading."""
 
 from __future__ import annotations
 

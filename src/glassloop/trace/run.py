@@ -258,35 +258,25 @@ class Run:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the run as JSON has it; docs/trace-format.md describes it."""
-        return {
-            "id": self.id,
-            "model": self.model,
+        speed = self.timings.tokens_per_second(len(self.tokens))
+        return {name: getattr(self, name) for name in _IN_JSON} | {
             "model_hash": self.model_hash or None,
-            "prompt": self.prompt,
-            "prompt_ids": self.prompt_ids,
+            "usage": self.usage.to_dict(),
+            "timings": asdict(self.timings) | {"tokens_per_second": speed},
+            "drafts": asdict(self.drafts),
+            "sampling": self.sampling.to_dict(),
             "prompt_tokens": [token.to_dict() for token in self.prompt_tokens],
-            "text": self.text,
-            "token_ids": self.token_ids,
             "tokens": [token.to_dict() for token in self.tokens],
             "end": None if self.end is None else self.end.to_dict(),
-            "finish_reason": self.finish_reason,
-            "stop_reason": self.stop_reason,
-            "usage": self.usage.to_dict(),
-            "timings": {
-                **asdict(self.timings),
-                "tokens_per_second": self.timings.tokens_per_second(len(self.tokens)),
-            },
-            "drafts": asdict(self.drafts),
-            "seed": self.seed,
-            "salt": self.salt,
-            "ops": self.ops,
-            "parent": self.parent,
-            "fork_at": self.fork_at,
-            "reason": self.reason,
-            "sampling": self.sampling.to_dict(),
-            "created": self.created,
         }
 
     def __repr__(self) -> str:
         shown = self.text if len(self.text) <= 60 else self.text[:57] + "..."
         return f"Run({self.id}, {len(self.tokens)} tokens, {self.finish_reason or 'running'}: {shown!r})"
+
+
+# The fields and properties that `Run.to_dict` copies.
+_IN_JSON = (
+    *("id", "created", "model", "ops", "prompt", "prompt_ids", "text", "token_ids", "finish_reason"),
+    *("stop_reason", "seed", "salt", "parent", "fork_at", "reason"),
+)
