@@ -1,4 +1,4 @@
-"""Reads files from untrusted sources, none of them longer than expected."""
+"""Reads files of bounded size from untrusted sources, and writes text files."""
 
 from __future__ import annotations
 
@@ -27,3 +27,11 @@ def read_at_most(path: str | Path, most: int, kind: type[GlassloopError]) -> byt
             os.close(handle)
     except (OSError, ValueError) as error:  # ValueError: a path that contains NUL
         raise kind(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file in UTF-8. Raises a `GlassloopError` if that fails."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise GlassloopError(f"cannot write {path}: {error.strerror or error}") from error

@@ -168,7 +168,7 @@ def _with_front(data: bytes, version: int = 1, count: int = 1) -> bytes:
 
 def test_a_wrong_count_with_a_right_checksum_is_no_valid_trace(data):
     for count in (0, 2):
-        with pytest.raises(TraceError, match="no valid trace"):
+        with pytest.raises(TraceError, match="not a valid trace"):
             from_bytes(_with_front(data, count=count))
 
 

@@ -115,10 +115,10 @@ def test_mutations_reach_behind_the_checksums(files, seed):
     ],
 )
 def test_the_error_names_the_field(files, header, field, value):
-    with pytest.raises(TraceError, match=r"^the file is no valid trace: ") as caught:
+    with pytest.raises(TraceError, match=r"^the file is not a valid trace: ") as caught:
         from_bytes(with_headers(files[0], {**header, field: value}))
     assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
-    named = str(caught.value).removeprefix("the file is no valid trace: ")
+    named = str(caught.value).removeprefix("the file is not a valid trace: ")
     known = {
         "sampling": "temperature|sampling|logit_bias",
         "columns": "column",

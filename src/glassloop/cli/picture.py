@@ -9,6 +9,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from glassloop.errors import GlassloopError
+from glassloop.files import write_text
 
 Colour = tuple[int, int, int]
 
@@ -60,10 +61,7 @@ def save(svg: str, path: Path) -> None:
     """Writes a picture to a file whose name ends in .svg."""
     if path.suffix.lower() != ".svg":
         raise GlassloopError(f"picture is {str(path)!r}; a name that ends in .svg is expected")
-    try:
-        path.write_text(svg, encoding="utf-8")
-    except OSError as error:
-        raise GlassloopError(f"cannot write {path}: {error.strerror or error}") from error
+    write_text(path, svg)
 
 
 def _box(x: int, y: int, width: int, height: int, colour: Colour) -> str:

@@ -12,6 +12,8 @@ from glassloop.cli.kept import NAME_HELP, Name, complete_run
 from glassloop.cli.options import Json, changed_options
 from glassloop.cli.terminal import percent, print_json, print_result, print_table, quoted, visible
 from glassloop.errors import TraceError
+from glassloop.files import write_text
+from glassloop.shown import cut
 
 app = typer.Typer(help="List, show, remove and export stored runs.", no_args_is_help=True)
 
@@ -34,8 +36,8 @@ def list_runs(
             time.strftime("%m-%d %H:%M", time.localtime(entry.created)),
             entry.model,
             str(entry.tokens),
-            _cut(entry.prompt or "", 40),
-            _cut(entry.text, 40),
+            cut(entry.prompt or "", 40),
+            cut(entry.text, 40),
         )
         for entry in entries
     ]
@@ -130,16 +132,9 @@ def export(
     runs = run.tree().from_run(run) if tree else [run]
     if file.suffix == ".json":
         plain = [each.to_dict() for each in runs]
-        try:
-            file.write_text(json.dumps(plain if tree else plain[0], ensure_ascii=False, allow_nan=False))
-        except OSError as error:
-            raise TraceError(f"cannot write {file}: {error.strerror or error}") from error
+        write_text(file, json.dumps(plain if tree else plain[0], ensure_ascii=False, allow_nan=False))
     else:
         write(file, runs)
     size = file.stat().st_size
     text = f"{file}: {len(runs)} run{'' if len(runs) == 1 else 's'}, {size:,} bytes"
     print_result({"run": run.id, "path": str(file), "runs": len(runs), "size": size}, text, as_json)
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"

@@ -22,7 +22,9 @@ def check_plan(plan: Plan, records: int, most: int) -> None:
     total = 0
     for name, kind, size in plan:
         if name not in COLUMNS or name in lengths:
-            raise TraceError(f"columns has {name[:40]!r}, which is listed twice or no column of the format")
+            raise TraceError(
+                f"columns has {name[:40]!r}, which is listed twice or not a column of the format"
+            )
         if kind != COLUMNS[name].type:
             raise TraceError(f"column {name} is of type {kind!r}; {COLUMNS[name].type} is expected")
         width = int(kind[1])

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from glassloop.decode.sampling import Sampling
+from glassloop.shown import cut
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
@@ -141,11 +142,7 @@ def _piece_or_end(run: Run, at: int) -> str:
 def _listed(causes: list[Cause]) -> str:
     special = {"forced": "a token that was given by the caller", "salt": "another branch of luck (salt)"}
     return " and ".join(
-        special.get(cause.what) or f"{cause.what} ({_cut(cause.first)} against {_cut(cause.second)})"
+        special.get(cause.what)
+        or f"{cause.what} ({cut(repr(cause.first), 40)} against {cut(repr(cause.second), 40)})"
         for cause in causes
     )
-
-
-def _cut(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 40 else shown[:39] + "…"

@@ -70,7 +70,7 @@ def from_bytes(
         link(runs, samples)
     except (GlassloopError, struct.error) as error:
         # Its checksum is right, so another program wrote it like this.
-        raise TraceError(f"{name} is no valid trace: {printable(str(error), 900)}") from error
+        raise TraceError(f"{name} is not a valid trace: {printable(str(error), 900)}") from error
     return runs
 
 
@@ -154,5 +154,5 @@ def _check(data: bytes, name: str) -> int:
     if len(data) > size or hashlib.sha256(data[:-_DIGEST]).digest() != data[-_DIGEST:]:
         raise TraceError(f"{name} is damaged: its checksum does not fit")
     if not 0 < count <= MOST_RUNS:
-        raise TraceError(f"{name} is no valid trace: it has {count} runs; 1 to {MOST_RUNS} are expected")
+        raise TraceError(f"{name} is not a valid trace: it has {count} runs; 1 to {MOST_RUNS} are expected")
     return int(count)

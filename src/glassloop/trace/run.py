@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import TraceError
+from glassloop.shown import cut
 from glassloop.text.stream import TextStream
 from glassloop.trace.token import Token
 
@@ -271,8 +272,8 @@ class Run:
         }
 
     def __repr__(self) -> str:
-        shown = self.text if len(self.text) <= 60 else self.text[:57] + "..."
-        return f"Run({self.id}, {len(self.tokens)} tokens, {self.finish_reason or 'running'}: {shown!r})"
+        ended = self.finish_reason or "running"
+        return f"Run({self.id}, {len(self.tokens)} tokens, {ended}: {cut(self.text, 60)!r})"
 
 
 # The fields and properties that `Run.to_dict` copies.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glassloop.errors import TraceError
+from glassloop.shown import cut
 from glassloop.trace.run import Run
 
 _DEEPEST = 100  # levels of forks that are nested in JSON; deeper ones are listed flat in the last level
@@ -84,8 +85,7 @@ def link(runs: Sequence[Run], samples: Sequence[Sequence[str]]) -> None:
 def run_line(run: Run) -> str:
     """Returns a run in one line: its id, its length, how it ended, and its own text."""
     own = "".join([token.text for token in run.tokens[run.fork_at or 0 :]]) + run.tail
-    shown = own if len(own) <= 40 else own[:39] + "…"
-    return f"{run.id[:8]}  {len(run.tokens)} tokens, {run.finish_reason or 'running'}  {shown!r}"
+    return f"{run.id[:8]}  {len(run.tokens)} tokens, {run.finish_reason or 'running'}  {cut(own, 40)!r}"
 
 
 def _with_descendants(roots: Sequence[Run]) -> Iterator[Run]:

@@ -160,7 +160,7 @@ def _object_of(fields: Mapping[str, Check], optional: tuple[str, ...] = ()) -> C
         place = f"{name}." if name else ""
         for key in value:
             if key not in fields:
-                raise TraceError(f"{place}{printable(key)} is no field of the format")
+                raise TraceError(f"{place}{printable(key)} is not a field of the format")
         for key, field in fields.items():
             if key in value:
                 field(place + key, value[key])

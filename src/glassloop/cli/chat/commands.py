@@ -11,6 +11,7 @@ from glassloop.cli.options import changed_options, json_or_text
 from glassloop.cli.terminal import percent, print_table, quoted, visible, working
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
+from glassloop.files import write_text
 
 if TYPE_CHECKING:
     from glassloop.cli.chat.loop import Chat
@@ -32,7 +33,7 @@ def run_command(chat: Chat, line: str) -> None:
 
     close = get_close_matches(name, [command.name for command in COMMANDS], n=1)
     hint = f"did you mean /{close[0]}?" if close else "/help lists all commands"
-    raise GlassloopError(f"/{name} is no command; {hint}")
+    raise GlassloopError(f"/{name} is not a command; {hint}")
 
 
 # ── looking at an answer ───────────────────────────────────────────────────────────────────────────────────
@@ -170,10 +171,7 @@ def _save(chat: Chat, rest: str) -> None:
         text = json.dumps({**whole, "runs": [run.id for run in own]}, indent=2, ensure_ascii=False) + "\n"
     else:
         text = transcript(talk)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise GlassloopError(f"cannot write {path}: {error.strerror or error}") from error
+    write_text(path, text)
     return chat.note(f"{path}: {len(own)} questions and answers")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from glassloop.shown import cut
+
 if TYPE_CHECKING:
     from glassloop.cli.chat.conversation import Conversation, Turn
     from glassloop.trace.run import Run
@@ -23,11 +25,11 @@ def _draw(turns: list[Turn], path: list[Turn], indent: str, lines: list[str]) ->
     questions = dict.fromkeys(turn.question for turn in turns)
     for question in questions:
         answers = [turn for turn in turns if turn.question == question]
-        lines.append(f"{indent}› {_cut(question)}")
+        lines.append(f"{indent}› {_line(question)}")
         for turn in answers:
             mark = "●" if turn in path else "○"
             here = "  ← here" if path and turn is path[-1] else ""
-            lines.append(f"{indent}  {mark} {turn.run.id[:8]}  {_cut(_own(turn.run))}{here}")
+            lines.append(f"{indent}  {mark} {turn.run.id[:8]}  {_line(_own(turn.run))}{here}")
             # A conversation without branches is not indented, however long it is.
             alone = len(questions) == 1 and len(answers) == 1
             _draw(turn.below, path, indent if alone else indent + "    ", lines)
@@ -65,6 +67,5 @@ def transcript(talk: Conversation) -> str:
     return "\n".join(parts)
 
 
-def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"
+def _line(text: str) -> str:
+    return cut(" ".join(text.split()), _WIDTH)
