@@ -13,6 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from glassloop.decode.partial_json import partial_json as partial_json
+    from glassloop.decode.partial_json import stream_json as stream_json
     from glassloop.decode.sampling import Sampling as Sampling
     from glassloop.engine.llm import LLM as LLM
     from glassloop.errors import GlassloopError as GlassloopError
@@ -33,6 +35,8 @@ _HOMES = {
     "diff": "glassloop.trace.diff",
     "Token": "glassloop.trace.token",
     "Sampling": "glassloop.decode.sampling",
+    "partial_json": "glassloop.decode.partial_json",
+    "stream_json": "glassloop.decode.partial_json",
     "GlassloopError": "glassloop.errors",
     "ModelError": "glassloop.errors",
     "RegistryError": "glassloop.errors",
@@ -42,8 +46,8 @@ _HOMES = {
 }
 __all__ = list(_HOMES)
 
-# NumPy's OpenBLAS starts threads on import, which spin for 30 ms before they go to sleep: on a core that
-# loading a model has better use for. They do little here, and wake up fast enough for that.
+# OpenBLAS (in NumPy) starts threads on import, which spin for 30 ms before they sleep and slow down loading a
+# model. This makes them sleep at once; they have little to do here.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 

@@ -1,28 +1,45 @@
-"""Opens files from outside: none is read that is longer than expected, and every error names the file."""
+"""Reads, maps and writes files; what is read is untrusted and of bounded size. Errors name the file."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import stat
 from pathlib import Path
 
 from glassloop.errors import GlassloopError
 
 
-def read_at_most(path: Path, most: int, kind: type[GlassloopError]) -> bytes:
-    """Returns a file's bytes. One that cannot be read, or has more bytes, is an error of this kind."""
+def read_at_most(path: str | Path, most: int, kind: type[GlassloopError]) -> bytes:
+    """Returns the bytes of a regular file. Raises `kind` if it cannot be read or is longer than `most`."""
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > most:
+        # Non-blocking: opening a named pipe must not wait for a writer.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        try:
+            facts = os.fstat(handle)
+            if not stat.S_ISREG(facts.st_mode):
+                found = "a folder" if stat.S_ISDIR(facts.st_mode) else "a pipe or a device"
+                raise kind(f"{path}: cannot be read: it is {found}; a file is expected")
+            if facts.st_size > most:
                 raise kind(f"{path}: is longer than {most} bytes")
-            return file.read(size)
+            with open(handle, "rb", closefd=False) as file:
+                return file.read(facts.st_size)
+        finally:
+            os.close(handle)
+    except (OSError, ValueError) as error:  # ValueError: a path that contains NUL
+        raise kind(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file in UTF-8. Raises a `GlassloopError` if that fails."""
+    try:
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise kind(f"{path}: cannot be read: {error.strerror}") from None
+        raise GlassloopError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def map_file(path: Path, kind: type[GlassloopError]) -> mmap.mmap:
-    """Returns a read-only map of a file. One that is empty or cannot be read is an error of this kind."""
+    """Returns a read-only map of a file. Raises `kind` if it is empty or cannot be read."""
     try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -11,13 +11,13 @@ _FEW = 16  # entries of a value that is written out
 def shown(value: object) -> str:
     """Returns a short text for any value. Never raises, and costs nothing for large values."""
     if isinstance(value, (str, bytes)):
-        return _cut(repr(value[:_MOST]) + ("…" if len(value) > _MOST else ""))
+        return cut(repr(value[:_MOST]) + ("…" if len(value) > _MOST else ""))
     if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to print very long ones
         return f"a whole number of {value.bit_length()} bits"
     if isinstance(value, Sized) and len(value) > _FEW:
         return f"{type(value).__name__} of {len(value)} entries"
     try:
-        return _cut(" ".join(repr(value).split()))
+        return cut(" ".join(repr(value).split()))
     except Exception:  # a huge number inside, too many levels, or an object with a faulty repr
         return type(value).__name__
 
@@ -28,5 +28,6 @@ def printable(text: str, most: int = _MOST) -> str:
     return short if short.isprintable() else ascii(short)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST else text[: _MOST - 1] + "…"
+def cut(text: str, most: int = _MOST) -> str:
+    """Returns a text, shortened to so many characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -78,7 +78,7 @@ def test_a_conversation_on_a_terminal(tmp_path):
     chat.wait_for(r"min_tokens = 400.*\s+› ")
 
     chat.type("Tell me a long story.\n")
-    chat.wait_for(r"long story\.\n\S+ \S+ \S+")
+    chat.wait_for(r"long story\.\n\s*\S+\s+\S+\s+\S")
     chat.type("\x03")
     stopped = chat.wait_for(r"stopped · (\d+) \+ (\d+) tokens · (\d+) cached.*\n\n› ")
     assert 0 < int(re.search(r"\+ (\d+) tokens", stopped)[1]) < 400
@@ -95,7 +95,7 @@ def test_a_conversation_on_a_terminal(tmp_path):
     chat.type(f"/save {saved}\n")
     chat.wait_for(r"4 runs\s+› ")
     chat.type("/nothing\n")
-    chat.wait_for(r"/nothing is no command.*\s+› ")
+    chat.wait_for(r"/nothing is not a command.*\s+› ")
     chat.type("half a line")
     chat.wait_for("half a line")
     chat.interrupt(r"ends the chat\s+› ")  # and the half line is gone

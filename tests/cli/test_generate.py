@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+from cli.terminal import on_terminal
 
 GLASSLOOP = [sys.executable, "-m", "glassloop"]
 PROMPT = "The capital of France is"
@@ -73,9 +74,33 @@ def test_flags_reach_the_sampling(tmp_path):
     assert all(len(token["alternatives"]) == 2 for token in answer["tokens"])
 
 
+def test_json_is_drawn_while_it_is_generated_and_stays_as_it_is_in_a_pipe(tmp_path):
+    schema = (
+        '{"type": "object", "properties": {"city": {"type": "string", "maxLength": 9}}, "required": ["city"]}'
+    )
+    flags = ("The capital of France as JSON: ", "--json-schema", schema, "--seed", "1", "--show", "json")
+    store = str(tmp_path / "runs.db")
+    plain = run("generate", *flags, env=os.environ | {"GLASSLOOP_STORE": store}).stdout
+    code, seen = on_terminal("generate", *flags, GLASSLOOP_STORE=store, NO_COLOR="1")
+    value = json.loads(plain)
+    drawn = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", seen).replace("\r", "")
+    whole = json.dumps(value, indent=2)
+    assert code == 0 and whole in drawn and value["city"]
+    assert '{}{\n  "city": "' in drawn[: drawn.index(whole)]  # drawn again with each token
+    assert seen.count("\x1b[?25l") == seen.count("\x1b[?25h") == 1  # the cursor is given back
+
+
+def test_a_text_that_is_not_json_is_shown_as_it_is(tmp_path):
+    flags = (PROMPT, "--temperature", "0", "-n", "6", "--show", "json")
+    code, seen = on_terminal("generate", *flags, GLASSLOOP_STORE=str(tmp_path / "runs.db"))
+    assert code == 0 and " Paris." in seen and seen.count("\x1b[?25h") == 1
+
+
 def test_the_prompt_can_come_from_stdin():
     done = run("generate", "-", "--temperature", "0", "-n", "1", input=PROMPT)
     assert done.stdout == " Paris\n"
+    wrong = subprocess.run([*GLASSLOOP, "generate", "-"], capture_output=True, input=b"ab\xff", timeout=120)
+    assert wrong.returncode == 2 and b"stdin is not UTF-8 text: byte 2 is 0xFF" in wrong.stderr
 
 
 @pytest.mark.parametrize(

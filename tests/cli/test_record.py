@@ -128,7 +128,7 @@ def test_a_changed_file_is_refused(place, store):
         (["explain", "nosuchrun"], "there is no run 'nosuchrun'"),
         (["explain", "last", "--step", "99"], "step is 99; a token from 0 to 8 is expected"),
         (["explain", "last", "--top-p", "3"], "top_p is 3.0"),
-        (["replay", "no.glass"], "cannot read no.glass"),
+        (["replay", "no.glass"], "no.glass: cannot be read"),
         (["runs", "rm"], "nothing to remove"),
         (["compare", "Hi", "--with", "hot"], "--with has 'hot'"),
         (["compare", "Hi", "--with", "temprature=1"], "did you mean temperature?"),
@@ -199,7 +199,7 @@ def test_accepted_guesses_are_coloured(store):
     code, seen = on_terminal(
         "generate", text, "-n", "12", "--temperature", "0", "--no-store", "--show", "drafts"
     )
-    assert code == 0 and "\x1b[38;5;80m" in seen and "guesses were right" in seen
+    assert code == 0 and "\x1b[38;5;80m" in seen and "drafts accepted" in seen
 
 
 def test_a_refused_guess_stands_before_what_was_chosen_and_in_the_explanation(place, store):

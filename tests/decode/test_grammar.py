@@ -8,10 +8,8 @@ from time import process_time
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from glassloop import Sampling, SamplingError, TextError
+from glassloop import Sampling, SamplingError
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.grammar import Grammar
 from glassloop.decode.partial_json import partial_json
@@ -201,71 +199,6 @@ def test_a_bad_word_begun_by_the_prompt_is_not_completed(tokenizer):
     for words, banned in ((["mat"], True), (["moat"], False)):
         decoder = Decoder(Sampling(bad_words=words), len(logits), 0, prompt, tokenizer=tokenizer)
         assert (decoder.choose(logits).id != tokenizer.id_of("t")) == banned
-
-
-# ── JSON that was cut off ──────────────────────────────────────────────────────────────────────────────────
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=6),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-def is_beginning(part, whole):
-    """Whether a value can be what was read of the beginning of another."""
-    if isinstance(whole, dict):
-        keys = list(whole)[: len(part)] if isinstance(part, dict) else None
-        return keys is not None and list(part) == keys and all(is_beginning(part[k], whole[k]) for k in part)
-    if isinstance(whole, list):
-        return isinstance(part, list) and len(part) <= len(whole) and all(map(is_beginning, part, whole))
-    if isinstance(whole, str):
-        return isinstance(part, str) and whole.startswith(part)
-    return part == whole and type(part) is type(whole)
-
-
-@given(JSON, st.booleans(), st.sampled_from([None, 1]), st.data())
-def test_partial_json_reads_the_beginning_of_any_json(value, ascii_only, indent, data):
-    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
-    assert partial_json(text) == json.loads(text)
-    if isinstance(value, dict | list | str):
-        cut = data.draw(st.integers(1, len(text)))
-        assert is_beginning(partial_json(text[:cut]), json.loads(text))
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("", None),
-        ("  ", None),
-        ("{", {}),
-        ('{"a', {}),
-        ('{"a": ', {}),
-        ('{"a": 1', {}),
-        ('{"a": 1,', {"a": 1}),
-        ('{"a": "x\\u00', {"a": "x"}),
-        ('{"a": [true, fal', {"a": [True]}),
-        ('[1, 2.5, {"b": "c', [1, 2.5, {"b": "c"}]),
-        ('"\\ud83d', ""),
-        ('"\\ud83d\\ude00', "😀"),
-        ("12", 12),
-        ("tr", None),
-    ],
-)
-def test_partial_json_by_hand(text, value):
-    assert partial_json(text) == value
-
-
-@pytest.mark.parametrize(
-    "text", ["x", "{a", '{"a" 1', "[1 2", '{"a": 1}}', '"\\q', "[" * 1000, '"\n"', "01,"]
-)
-def test_what_no_json_begins_with_is_an_error(text):
-    with pytest.raises(TextError, match="JSON text"):
-        partial_json(text)
 
 
 def test_equal_requests_share_the_compiled_grammar_and_nothing_else(tokenizer):

@@ -66,7 +66,7 @@ def bits(token: Token) -> tuple[object, ...]:
     numbers = (chosen.logprob, chosen.raw_logprob, chosen.entropy, chosen.luck, chosen.margin, token.seconds)
     sums = (chosen.log_sum_exp, chosen.log_sum_exp_after, chosen.scale)
     rest = (chosen.survivors, token.source, token.sample, [each.text for each in token.alternatives])
-    return token.record[:7], token.chosen.packed_alternatives, struct.pack("<9d", *numbers, *sums), rest
+    return token.record, struct.pack("<9d", *numbers, *sums), rest
 
 
 @settings(max_examples=300, deadline=None)

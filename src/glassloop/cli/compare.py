@@ -1,14 +1,26 @@
-"""`glassloop compare`: one prompt, several ways to decode it, side by side."""
+"""`glassloop compare`: one prompt decoded in several ways, side by side."""
 
 from __future__ import annotations
 
-import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glassloop.cli.options import DEFAULT_MODEL, Json, Model, given, takes_sampling
+from glassloop.cli.options import (
+    DEFAULT_MODEL,
+    Json,
+    Keep,
+    Model,
+    Prompt,
+    given,
+    json_or_text,
+    read_text,
+    takes_sampling,
+)
+from glassloop.cli.terminal import print_json, print_table, visible, working
+from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError
 
 if TYPE_CHECKING:
@@ -20,40 +32,37 @@ _ALIASES = {"beam": "beam_width", "beams": "beam_width"}
 
 
 def compare(
-    prompt: Annotated[str, typer.Argument(help="What to continue; '-' reads it from stdin.")],
+    prompt: Prompt,
     ways: Annotated[
         list[str],
         typer.Option(
             "--with",
             metavar="OPTIONS",
-            help="A way to decode, once for each: 'greedy', 'default', 'temperature=1',"
+            help="A way to decode, given once for each: 'greedy', 'default', 'temperature=1',"
             " 'top_p=0.9,temperature=0.7', 'beam_width=4' …",
             show_default=False,
         ),
     ],
     model: Model = DEFAULT_MODEL,
-    store: Annotated[
-        bool, typer.Option("--store/--no-store", help="Keep the runs for explain, replay and runs.")
-    ] = True,
+    store: Keep = True,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Decode one prompt in several ways, with the same seed: where they part from the first, and why."""
+    """Decode one prompt in several ways with the same seed, and show where they differ and why."""
     from glassloop.cli.kept import keep, load
-    from glassloop.cli.terminal import print_json, working
-    from glassloop.decode.sampling import Sampling
     from glassloop.trace.diff import diff
 
     common = given(options)
     asked = [Sampling.from_dict({**common, "n": 1, **_way(way)}) for way in ways]
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = read_text(prompt)
     llm = load(model)
     runs: list[Run] = []
     for way, sampling in zip(ways, asked, strict=True):
-        # The same luck for all, unless a way has a seed of its own.
-        seeded = Sampling.from_dict({**sampling.to_dict(), "seed": runs[0].seed}) if runs else sampling
+        # All have the same luck, unless a way has a seed of its own.
+        if runs and sampling.seed is None:
+            sampling = replace(sampling, seed=runs[0].seed)
         with working(f"{way} ({len(runs) + 1} of {len(ways)})"):
-            runs.append(llm.generate(text, sampling if sampling.seed is not None else seeded))
+            runs.append(llm.generate(text, sampling))
     parts = [diff(runs[0], run) for run in runs]
     if store:
         keep(runs)
@@ -63,28 +72,22 @@ def compare(
     _print(ways, runs, parts)
 
 
-takes_sampling(compare, panel="For all of them", unset=True)
+takes_sampling(compare, panel="Options for all ways", unset=True)
 
 
 def _way(text: str) -> dict[str, Any]:
-    """The options that a way asks for: names and values, or a word that stands for some."""
+    """Returns the options of a way to decode: names with values, or a word that stands for some."""
     found: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = (each.strip() for each in part.partition("="))
-        if not equals and name in _SHORT:
-            found |= _SHORT[name]
-        elif not equals:
+        if not equals and name not in _SHORT:
             raise SamplingError(f"--with has {part!r}; greedy, default or name=value is expected")
-        else:
-            try:
-                found[_ALIASES.get(name, name)] = json.loads(value)
-            except ValueError:
-                found[_ALIASES.get(name, name)] = value
+        found |= {_ALIASES.get(name, name): json_or_text(value)} if equals else _SHORT[name]
     return found
 
 
 def distinct(ids: list[int], size: int) -> float | None:
-    """How many of the sequences of so many tokens are different ones."""
+    """Returns the share of distinct ones among all sequences of `size` tokens."""
     grams = [tuple(ids[at : at + size]) for at in range(len(ids) - size + 1)]
     return len(set(grams)) / len(grams) if grams else None
 
@@ -108,8 +111,6 @@ def _plain(way: str, run: Run, part: Diff) -> dict[str, Any]:
 
 
 def _print(ways: list[str], runs: list[Run], parts: list[Diff]) -> None:
-    from glassloop.cli.terminal import print_table, visible
-
     rows = []
     for way, run, part in zip(ways, runs, parts, strict=True):
         plain = _plain(way, run, part)
@@ -138,9 +139,7 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _print_texts(ways: list[str], runs: list[Run], parts: list[Diff]) -> None:
-    """Side by side on a terminal, what is common with the first one dimmed; else one after the other."""
-    from glassloop.cli.terminal import visible
-
+    """Prints the texts: on a terminal side by side, dimmed as far as they equal the first; else in turn."""
     if not sys.stdout.isatty():
         for way, run in zip(ways, runs, strict=True):
             print(visible(f"── {way} ──\n{run.text}\n"))

@@ -1,4 +1,4 @@
-"""Runs by name for the commands that look at them: a `.glass` file, or the id of a run in the store."""
+"""What commands share: finding runs by name (a `.glass` file or an id in the store), keeping and loading."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Name = Annotated[
 
 
 def find_runs(name: str) -> list[Run]:
-    """All runs of a file, or the one in the store."""
+    """Returns all runs of a file, or the one in the store."""
     from glassloop.trace.file import read
     from glassloop.trace.store import Store
 
@@ -43,10 +43,11 @@ def _is_path(name: str) -> bool:
 
 
 def model_of(name: str, run: Run) -> str:
-    """The model that a run found by this name was made with, if it may be loaded without asking.
+    """Returns the model that a run names, if it may be loaded without asking. `name` is how it was found.
 
-    A file, or a run that a server took from one, may name anything: only a model that is already here by its
-    name, or the default one, is loaded for it. A file never decides what is downloaded or opened."""
+    A file, or a run that a server imported, may name anything. For these only the default model, or one that
+    was already pulled by its name, is loaded: a file never decides what is downloaded or opened.
+    """
     from pathlib import Path
 
     from glassloop.errors import RegistryError, TraceError
@@ -68,7 +69,7 @@ def model_of(name: str, run: Run) -> str:
 
 
 def find_run(name: str, which: str) -> Run:
-    """The first of them, or the one whose id begins like this."""
+    """Returns the first run of a file or the store whose id begins with `which`."""
     from glassloop.errors import TraceError
 
     runs = find_runs(name)
@@ -80,7 +81,8 @@ def find_run(name: str, which: str) -> Run:
 
 
 def keep(runs: list[Run]) -> bool:
-    """Put runs into the user's store. That this fails must not cost anybody a text that is already there."""
+    """Writes runs to the user's store and returns whether that worked. A failure is a notice, not an error:
+    the text has been printed already."""
     from glassloop.errors import GlassloopError
     from glassloop.trace.store import Store
 
@@ -95,7 +97,8 @@ def keep(runs: list[Run]) -> bool:
 
 
 def drafter(given: str | None) -> bool | str:
-    """What `--draft` says: a model, or "off"; absent, guesses come from the text."""
+    """Returns the `draft` argument of `LLM` for `--draft`: a model, or "off"; by default drafts come from the
+    text."""
     return True if given is None else False if given == "off" else given
 
 

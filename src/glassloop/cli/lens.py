@@ -1,34 +1,35 @@
-"""`glassloop lens`: what goes on inside the model, computed when it is asked for."""
+"""`glassloop lens`: what happens inside the model, computed on demand."""
 
 from __future__ import annotations
 
 import re
-import sys
+from collections.abc import Iterable
 from math import exp
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from glassloop.cli.kept import complete_run
-from glassloop.cli.options import DEFAULT_MODEL, Json, complete_model
+from glassloop.cli.options import DEFAULT_MODEL, AnyModel, Json, Ops, is_file, read_text
+from glassloop.cli.picture import GridCell, grid, save
+from glassloop.cli.terminal import percent, print_json, print_table, quoted, visible
 
 if TYPE_CHECKING:
-    from glassloop.engine.lens import Attention, Layers, Neighbours
+    from glassloop.engine.lens import Attention, Layers, Neighbour, Neighbours, Piece
     from glassloop.engine.llm import LLM
     from glassloop.trace.run import Run
 
-_BAR = 14  # characters: a table fits 80 columns
-_SHOWN = 40  # tokens of a long text: those that are looked at most
-_COLUMNS = 10  # candidates in a picture
+_BAR = 14  # characters, so that a table fits 80 columns
+_SHOWN = 40  # tokens of a long text: those with the most attention
 _RUN_ID = re.compile(r"last|[0-9a-f]{8,32}")
-_TOKEN_HELP = "Which token: its place in the text from 0 (-1 is the last), or what it says."
+_TOKEN_HELP = "The token: its place in the text from 0 (-1 is the last), or its text."
 
 app = typer.Typer(
-    help="What goes on inside: where a token looks, what each layer would have said, which tokens are near.",
+    help="Look inside the model: attention, the prediction of each layer, neighbours of tokens.",
     no_args_is_help=True,
 )
-Source = Annotated[
+TextOrRun = Annotated[
     str,
     typer.Argument(
         metavar="PROMPT|RUN|FILE",
@@ -37,40 +38,31 @@ Source = Annotated[
         show_default=False,
     ),
 ]
-Token = Annotated[str, typer.Option("--token", "-t", help=_TOKEN_HELP)]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model", "-m", help=f"By default the run's, or {DEFAULT_MODEL}.", autocompletion=complete_model
-    ),
-]
-OpSet = Annotated[str | None, typer.Option("--ops", help="An op set: native or reference.")]
-AsText = Annotated[bool, typer.Option("--text", help="It is a text, though it looks like a run.")]
-Picture = Annotated[
-    Path | None, typer.Option("--picture", "-p", help="Draw it: a file that ends in .svg or .png.")
-]
+Place = Annotated[str, typer.Option("--token", "-t", help=_TOKEN_HELP)]
+AsText = Annotated[bool, typer.Option("--text", help="Read it as a text, even if it looks like a run.")]
+Picture = Annotated[Path | None, typer.Option("--picture", "-p", help="Draw a picture: an .svg file.")]
 
 
 @app.command()
 def attention(
-    source: Source,
-    token: Token = "-1",
-    layer: Annotated[int | None, typer.Option("--layer", "-l", min=1, help="The heads of one layer.")] = None,
-    model: Model = None,
-    ops: OpSet = None,
+    source: TextOrRun,
+    token: Place = "-1",
+    layer: Annotated[
+        int | None, typer.Option("--layer", "-l", min=1, help="Show the heads of this layer.")
+    ] = None,
+    model: AnyModel = None,
+    ops: Ops = None,
     as_text: AsText = False,
     picture: Picture = None,
     as_json: Json = False,
 ) -> None:
-    """Where a token looks: how much each head of each layer attends to it and to each token before it."""
-    from glassloop.cli.terminal import print_json
-
+    """Show how much each head of each layer attends from a token to itself and to the tokens before it."""
     text, llm = _open(source, model, ops, as_text)
     seen = llm.lens.attention(text, _place(token))
     if layer is not None:
-        seen.layer(layer)  # an error before anything is written
+        seen.layer(layer)  # raises before anything is written
     if picture is not None:
-        _draw_attention(seen, layer, picture)
+        save(_draw_attention(seen, layer), picture)
     if as_json:
         print_json(seen.to_dict(layer))
     elif layer is None:
@@ -81,22 +73,20 @@ def attention(
 
 @app.command()
 def layers(
-    source: Source,
-    token: Token = "-1",
-    count: Annotated[int, typer.Option("--count", "-c", min=1, max=1000, help="Of each layer.")] = 4,
-    model: Model = None,
-    ops: OpSet = None,
+    source: TextOrRun,
+    token: Place = "-1",
+    count: Annotated[int, typer.Option("--count", "-c", min=1, max=1000, help="Tokens per layer.")] = 4,
+    model: AnyModel = None,
+    ops: Ops = None,
     as_text: AsText = False,
     picture: Picture = None,
     as_json: Json = False,
 ) -> None:
-    """The logit lens: what each layer would have said comes next, had it been the last one."""
-    from glassloop.cli.terminal import print_json
-
+    """Show the logit lens: what each layer would predict next if it were the last one."""
     text, llm = _open(source, model, ops, as_text)
     seen = llm.lens.layers(text, _place(token), count)
     if picture is not None:
-        _draw_layers(seen, picture)
+        save(_draw_layers(seen), picture)
     if as_json:
         print_json(seen.to_dict())
     else:
@@ -106,21 +96,21 @@ def layers(
 @app.command()
 def neighbours(
     of: Annotated[
-        str, typer.Argument(metavar="TEXT", help='A token; " king" and "king" are two. Of several, the mean.')
+        str,
+        typer.Argument(metavar="TEXT", help='A token, such as " king", or several: their mean.'),
     ],
-    count: Annotated[int, typer.Option("--count", "-c", min=1, max=1000, help="How many.")] = 10,
-    model: Model = None,
-    ops: OpSet = None,
+    count: Annotated[int, typer.Option("--count", "-c", min=1, max=1000, help="How many tokens.")] = 10,
+    model: AnyModel = None,
+    ops: Ops = None,
     picture: Picture = None,
     as_json: Json = False,
 ) -> None:
-    """The tokens whose embeddings point most nearly the same way (cosine, over the whole vocabulary)."""
+    """Show the tokens with the most similar embeddings (cosine, over the whole vocabulary)."""
     from glassloop.cli.kept import load
-    from glassloop.cli.terminal import print_json
 
     seen = load(model or DEFAULT_MODEL, ops).lens.neighbours(of, count)
     if picture is not None:
-        _draw_neighbours(seen, picture)
+        save(_draw_neighbours(seen), picture)
     if as_json:
         print_json(seen.to_dict())
     else:
@@ -128,16 +118,14 @@ def neighbours(
 
 
 def _open(source: str, model: str | None, ops: str | None, as_text: bool) -> tuple[Run | str, LLM]:
-    """A text or a run, and the model to look into."""
+    """Returns a text or a run, and the model to look into."""
     from glassloop.cli.kept import find_runs, load, model_of
-    from glassloop.cli.options import is_file
 
     named = source.endswith(".glass") and (is_file(Path(source)) or not re.search(r"\s", source))
     if not as_text and (named or _RUN_ID.fullmatch(source)):
         run = find_runs(source)[0]
         return run, load(model or model_of(source, run), ops)
-    text = sys.stdin.read() if source == "-" and not as_text else source
-    return text, load(model or DEFAULT_MODEL, ops)
+    return source if as_text else read_text(source), load(model or DEFAULT_MODEL, ops)
 
 
 def _place(token: str) -> int | str:
@@ -148,8 +136,6 @@ def _place(token: str) -> int | str:
 
 
 def _print_attention(seen: Attention) -> None:
-    from glassloop.cli.terminal import print_table, quoted
-
     mean, elsewhere = seen.mean, seen.elsewhere
     most = float(elsewhere.max()) or 1.0
     rows = []
@@ -173,26 +159,23 @@ def _print_attention(seen: Attention) -> None:
 
 
 def _shown(seen: Attention) -> list[int]:
-    """The places of a text, or of a long one those that are looked at most."""
+    """Returns the places to show: all, or in a long text those with the most attention."""
     mean = seen.mean
     return sorted(sorted(range(len(mean)), key=lambda at: -mean[at])[:_SHOWN])
 
 
 def _print_heads(seen: Attention, layer: int) -> None:
-    from glassloop.cli.terminal import print_table, quoted
-
     rows = []
     for head, weights in enumerate(seen.layer(layer), 1):
         best = sorted(range(len(weights)), key=lambda at: -weights[at])[:4]
-        told = ", ".join(f"{quoted(seen.tokens[at].text)} {100 * weights[at]:.0f} %" for at in best)
-        rows.append((str(head), told))
+        rows.append(
+            (str(head), ", ".join(f"{quoted(seen.tokens[at].text)} {100 * weights[at]:.0f} %" for at in best))
+        )
     _print_head(f"Where {quoted(seen.tokens[-1].text)} looks in layer {layer}", seen)
     print_table(("head", "at"), rows, right=("head",), fold=("at",))
 
 
 def _print_layers(seen: Layers) -> None:
-    from glassloop.cli.terminal import percent, print_table, quoted
-
     rows = [
         (
             str(said.layer) if said.layer else "none",
@@ -212,8 +195,6 @@ def _print_layers(seen: Layers) -> None:
 
 
 def _print_neighbours(seen: Neighbours) -> None:
-    from glassloop.cli.terminal import print_table, quoted
-
     rows = [
         (quoted(one.text), str(one.id), f"{one.cosine:.3f}", "▉" * round(_BAR * max(one.cosine, 0.0)))
         for one in seen.found
@@ -229,58 +210,49 @@ def _print_head(what: str, seen: Attention | Layers | Neighbours) -> None:
 # ── pictures ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _draw_attention(seen: Attention, layer: int | None, path: Path) -> None:
-    """Rows are layers, the mean of their heads; or the heads of one layer."""
-    from glassloop.cli.picture import Cell, grid, save
-
+def _draw_attention(seen: Attention, layer: int | None) -> str:
+    """Draws a row for each layer, the mean of its heads, or for each head of one layer."""
     weights = seen.weights.mean(axis=1) if layer is None else seen.layer(layer)
     name, places = "layer" if layer is None else "head", _shown(seen)
     rows = [
-        (f"{name} {number}", [Cell(float(row[at]), f"{100 * row[at]:.0f}") for at in places])
+        (f"{name} {number}", [GridCell(float(row[at]), f"{100 * row[at]:.0f}") for at in places])
         for number, row in enumerate(weights, 1)
     ]
     where = "" if layer is None else f" in layer {layer}"
     title = f"Where {_names(seen.tokens[-1:])} looks{where}, in % · {seen.model}"
-    save(grid(_line(title), [_label(seen.tokens[at].text) for at in places], rows), path)
+    return grid(_line(title), [_label(seen.tokens[at].text) for at in places], rows)
 
 
-def _draw_layers(seen: Layers, path: Path) -> None:
-    from glassloop.cli.picture import Cell, grid, save
-
+def _draw_layers(seen: Layers) -> str:
     rows = [
         (
             f"layer {said.layer}" if said.layer else "embedding",
-            [Cell(exp(one.logprob), f"{_label(one.text)} {100 * exp(one.logprob):.0f}%") for one in said.top],
+            [
+                GridCell(exp(one.logprob), f"{_label(one.text)} {100 * exp(one.logprob):.0f}%")
+                for one in said.top
+            ],
         )
         for said in seen.layers
     ]
     title = f"What each layer would say after {_names(seen.tokens[-1:])} · {seen.model}"
-    save(grid(_line(title), [_ordinal(number) for number in range(1, len(rows[0][1]) + 1)], rows), path)
+    return grid(_line(title), [_ordinal(number) for number in range(1, len(rows[0][1]) + 1)], rows)
 
 
-def _draw_neighbours(seen: Neighbours, path: Path) -> None:
-    from glassloop.cli.picture import Cell, grid, save
-
-    rows = [(_names([one]), [Cell(max(one.cosine, 0.0), f"{one.cosine:.3f}")]) for one in seen.found]
-    save(grid(_line(f"Near {_names(seen.of)} · {seen.model}"), ["cosine"], rows), path)
+def _draw_neighbours(seen: Neighbours) -> str:
+    rows = [(_names([one]), [GridCell(max(one.cosine, 0.0), f"{one.cosine:.3f}")]) for one in seen.found]
+    return grid(_line(f"Near {_names(seen.of)} · {seen.model}"), ["cosine"], rows)
 
 
-def _names(pieces: Any) -> str:
-    from glassloop.cli.terminal import quoted
-
+def _names(pieces: Iterable[Piece | Neighbour]) -> str:
     return " ".join(quoted(piece.text) for piece in pieces)
 
 
 def _label(piece: str) -> str:
-    """A token in a narrow place: without the space before it, unless it is nothing else."""
-    from glassloop.cli.terminal import quoted
-
+    """Returns a token for a narrow place: without spaces around it, unless it is nothing else."""
     return _line(piece.strip()) or quoted(piece)
 
 
 def _line(text: str) -> str:
-    from glassloop.cli.terminal import visible
-
     return visible(text, newlines=False)
 
 

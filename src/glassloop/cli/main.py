@@ -1,7 +1,7 @@
-"""The `glassloop` command: puts the subcommands together and turns our errors into one line and exit code 2.
+"""The `glassloop` command: its subcommands, and errors as one line with exit code 2.
 
-Command modules import what is heavy (NumPy, tokenizers, the model) inside their functions, so that `--help`
-and shell completion answer at once.
+Command modules import heavy libraries (NumPy, tokenizers) inside their functions, so that `--help` and shell
+completion are fast.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import typer
 
 from glassloop.cli import chat, compare, explain, generate, lens, models, replay, runs, serve, tokenize, watch
+from glassloop.cli.terminal import visible
 from glassloop.errors import GlassloopError
 
 app = typer.Typer(
@@ -55,17 +56,15 @@ def main() -> None:
     try:
         app()
     except GlassloopError as error:
-        from glassloop.cli.terminal import visible
-
-        # What is wrong may quote a file or a model that somebody else made.
+        # The message may quote an untrusted file or model.
         print(f"glassloop: {visible(str(error), newlines=False)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\nglassloop: interrupted", file=sys.stderr)
         sys.exit(130)
     except SystemExit as ending:
-        # The reader of a pipe went away (`glassloop runs list | head`): not an error of ours or theirs,
-        # though Typer takes it for one.
+        # The reader of a pipe closed it (`glassloop runs list | head`). Typer exits with 1 for that; it is
+        # not an error.
         if not isinstance(ending.__context__, BrokenPipeError):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

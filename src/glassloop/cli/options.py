@@ -1,8 +1,9 @@
-"""The options of `Sampling` as flags of a command, read off their declarations, so there is none too many or
-too few."""
+"""The options that commands share. Those of `Sampling` are made from its fields; each one is a flag."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from inspect import Parameter, signature
@@ -11,13 +12,15 @@ from typing import Annotated, Any
 
 import typer
 
+from glassloop.cli.terminal import visible
 from glassloop.decode.sampling import Sampling
-from glassloop.errors import SamplingError
-from glassloop.model.registry import DEFAULT_MODEL as DEFAULT_MODEL
+from glassloop.errors import SamplingError, TextError
+from glassloop.model import registry
+from glassloop.model.registry.catalog import DEFAULT_MODEL as DEFAULT_MODEL
 
 _SHORT = {"max_tokens": "-n"}
-# What a flag of each kind of option takes, before `Sampling` checks it.
-_TAKES: dict[str, Any] = {
+# The type of a flag for each kind of option; `Sampling` checks the values.
+_TYPES: dict[str, Any] = {
     "number": float,
     "whole": int,
     "flag": bool,
@@ -27,30 +30,51 @@ _TAKES: dict[str, Any] = {
     "biases": list[str],
     "schema": str,
 }
+_METAVARS = {"biases": "ID=VALUE", "schema": "FILE|JSON"}
 
 
 def complete_model(start: str) -> list[str]:
-    from glassloop.model import registry
-
+    """Returns the names of models that begin like this, for shell completion."""
     names = dict.fromkeys([*registry.CATALOG, *(item.name for item in registry.installed())])
     return [name for name in names if name.startswith(start)]
 
 
-Model = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        "-m",
-        help="A name, a .gguf file or a folder with safetensors.",
-        autocompletion=complete_model,
-    ),
+def _model(help: str) -> Any:
+    return typer.Option("--model", "-m", help=help, autocompletion=complete_model)
+
+
+Prompt = Annotated[str, typer.Argument(help="The text to continue; '-' reads it from stdin.")]
+Model = Annotated[str, _model("A model: a name, a .gguf file or a folder with safetensors.")]
+RunModel = Annotated[str | None, _model("The model to use, if not the one that the run names.")]
+AnyModel = Annotated[str | None, _model(f"The model to use, if not the run's or {DEFAULT_MODEL}.")]
+Ops = Annotated[str | None, typer.Option("--ops", help="The op set: native or reference.")]
+KVMemory = Annotated[
+    str | None,
+    typer.Option(help="Memory for keys and values, such as 2GB. Default: a quarter of what is free."),
+]
+Draft = Annotated[
+    str | None, typer.Option(help="A smaller model that proposes drafts, or 'off' for no drafts.")
+]
+Keep = Annotated[
+    bool, typer.Option("--store/--no-store", help="Keep runs in the store for explain, replay and runs.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+def read_text(text: str) -> str:
+    """Returns the text of an argument; '-' stands for stdin."""
+    if text != "-":
+        return text
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise TextError(f"stdin is not UTF-8 text: byte {error.start} is 0x{byte:02X}") from None
+
+
 def takes_sampling(command: Callable[..., None], panel: str | None = None, unset: bool = False) -> None:
-    """Give a command with `**options` a flag for each field of `Sampling`, under a heading of the help. If
-    `unset`, none has a default: what is not given is not there."""
+    """Gives a command with `**options` a flag for each field of `Sampling`, in a panel of the help. If
+    `unset`, flags have no defaults, and options that are not given are None."""
     own = signature(command, eval_str=True)
     parameters = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     taken = {each.name for each in parameters}
@@ -60,7 +84,7 @@ def takes_sampling(command: Callable[..., None], panel: str | None = None, unset
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
-    """What was asked for on the command line, as `Sampling` takes it."""
+    """Returns the options that were given on the command line, as `Sampling` takes them."""
     found = {name: value for name, value in options.items() if value not in (None, [])}
     if "logit_bias" in found:
         found["logit_bias"] = dict(map(_bias, found["logit_bias"]))
@@ -72,15 +96,30 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def changed_options(sampling: Sampling) -> str:
+    """Returns the options that differ from the defaults, in one line."""
+    plain = Sampling().to_dict()
+    changed = {name: value for name, value in sampling.to_dict().items() if value != plain[name]}
+    return visible(", ".join(f"{name}={value}" for name, value in changed.items()), newlines=False)
+
+
+def json_or_text(value: str) -> Any:
+    """Returns the value of a JSON text, or the text itself if it is not JSON."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
 def is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a text that could not be a path
+    except (OSError, ValueError):  # a text that cannot be a path
         return False
 
 
 def _flags(panel: str | None, unset: bool) -> list[Parameter]:
-    made = []
+    flags = []
     for field in fields(Sampling):
         kind, flag = field.metadata["kind"], "--" + field.name.replace("_", "-")
         names = [flag, _SHORT[field.name]] if field.name in _SHORT else [flag]
@@ -91,16 +130,16 @@ def _flags(panel: str | None, unset: bool) -> list[Parameter]:
             *names,
             help=field.metadata["help"],
             show_default=default not in (None, False),
-            metavar={"biases": "ID=VALUE", "schema": "FILE|JSON"}.get(kind),
+            metavar=_METAVARS.get(kind),
             rich_help_panel=panel,
         )
-        takes = _TAKES[kind] if default is not None else _TAKES[kind] | None
-        made.append(
+        takes = _TYPES[kind] if default is not None else _TYPES[kind] | None
+        flags.append(
             Parameter(
                 field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[takes, option]
             )
         )
-    return made
+    return flags
 
 
 def _bias(text: str) -> tuple[str, float]:

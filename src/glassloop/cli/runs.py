@@ -1,4 +1,4 @@
-"""`glassloop runs`: what is in the store."""
+"""`glassloop runs`: the runs in the store."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Annotated
 import typer
 
 from glassloop.cli.kept import NAME_HELP, Name, complete_run
-from glassloop.cli.options import Json
+from glassloop.cli.options import Json, changed_options
+from glassloop.cli.terminal import percent, print_json, print_result, print_table, quoted, visible
 from glassloop.errors import TraceError
+from glassloop.files import write_text
+from glassloop.shown import cut
 
-app = typer.Typer(help="The runs that were kept.", no_args_is_help=True)
+app = typer.Typer(help="List, show, remove and export stored runs.", no_args_is_help=True)
 
 
 @app.command(name="list")
 def list_runs(
-    limit: Annotated[int, typer.Option("--limit", "-l", min=1, help="How many, the newest first.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-l", min=1, help="How many runs to list.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """The newest runs in the store."""
-    from glassloop.cli.terminal import print_json, print_table
+    """List the runs in the store, the newest first."""
     from glassloop.trace.store import Store
 
     entries = Store().list(limit)
@@ -34,8 +36,8 @@ def list_runs(
             time.strftime("%m-%d %H:%M", time.localtime(entry.created)),
             entry.model,
             str(entry.tokens),
-            _cut(entry.prompt or "", 40),
-            _cut(entry.text, 40),
+            cut(entry.prompt or "", 40),
+            cut(entry.text, 40),
         )
         for entry in entries
     ]
@@ -49,26 +51,19 @@ def list_runs(
 
 @app.command()
 def show(name: Name, as_json: Json = False) -> None:
-    """One run: what was asked, what came, each token with its reasons, and its family."""
+    """Show a run: its options, its text, each token with its numbers, and its tree."""
     from glassloop.cli.kept import find_runs
-    from glassloop.cli.terminal import percent, print_json, print_table, quoted, visible
 
     run = find_runs(name)[0]
-    family = run.tree()
+    tree = run.tree()
     if as_json:
-        print_json(run.to_dict() | {"tree": family.to_dict()})
+        print_json(run.to_dict() | {"tree": tree.to_dict()})
         return
-    changed = {
-        name: value
-        for name, value in run.sampling.to_dict().items()
-        if value != type(run.sampling)().to_dict()[name]
-    }
     speed = run.timings.tokens_per_second(len(run.tokens))
     print(f"run      {run.id}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(run.created))}")
     made_by = f"{run.model} ({run.model_hash[:12] or 'unknown'}…), {run.ops}"
     print(f"model    {visible(made_by, newlines=False)}")
-    options = ", ".join(f"{key}={value}" for key, value in changed.items()) or "as they are"
-    print(f"options  {visible(options, newlines=False)}")
+    print(f"options  {changed_options(run.sampling) or 'defaults'}")
     print(f"seed     {run.seed}" + (f", salt {run.salt:x}" if run.salt else ""))
     ended = visible(f"{run.finish_reason} ({run.stop_reason})", newlines=False)
     print(f"ended by {ended}, {len(run.tokens)} tokens", end="")
@@ -91,65 +86,55 @@ def show(name: Name, as_json: Json = False) -> None:
     ]
     header = ("step", "token", "model", "after", "rank", "entropy", "luck", "margin", "source")
     print_table(header, rows, right=("step", "model", "after", "rank", "entropy", "luck", "margin"))
-    if len(family) > 1:
-        print("\n" + visible(str(family)))
+    if len(tree) > 1:
+        print("\n" + visible(str(tree)))
 
 
 @app.command()
 def rm(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Ids or their beginnings.", autocompletion=complete_run),
+        typer.Argument(
+            metavar="[RUN]...", help="The ids of the runs, or their beginnings.", autocompletion=complete_run
+        ),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option("--keep", min=0, help="Remove all but the newest so many.")
+        int | None, typer.Option("--keep", min=0, help="Remove all runs except so many of the newest.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Remove runs from the store, by name or all but the newest."""
-    from glassloop.cli.terminal import print_json
+    """Remove runs from the store: those that are named, or all except the newest."""
     from glassloop.trace.store import Store
 
     if bool(names) == (keep is not None):
         raise TraceError("nothing to remove; names of runs or --keep N is expected, and not both")
     store = Store()
     removed = store.remove(*(names or [])) if keep is None else store.prune(keep)
-    if as_json:
-        print_json({"removed": removed, "left": len(store)})
-    else:
-        print(f"removed {removed} run{'' if removed == 1 else 's'}, {len(store)} left")
+    left = len(store)
+    text = f"removed {removed} run{'' if removed == 1 else 's'}, {left} left"
+    print_result({"removed": removed, "left": left}, text, as_json)
 
 
 @app.command()
 def export(
     name: Annotated[str, typer.Argument(metavar="RUN", help=NAME_HELP, autocompletion=complete_run)],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")],
-    tree: Annotated[bool, typer.Option("--tree", help="With every fork and sample of its family.")] = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write: .glass or .json.")],
+    tree: Annotated[bool, typer.Option("--tree", help="Export all forks and samples too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a run as a .glass file, which holds all there is to know of it; as a .json file, to be read."""
+    """Write a run as a .glass file, which can be replayed, or as a .json file for other programs."""
     import json
 
     from glassloop.cli.kept import find_runs
-    from glassloop.cli.terminal import print_json
     from glassloop.trace.file import write
 
     run = find_runs(name)[0]
     runs = run.tree().from_run(run) if tree else [run]
     if file.suffix == ".json":
         plain = [each.to_dict() for each in runs]
-        try:
-            file.write_text(json.dumps(plain if tree else plain[0], ensure_ascii=False, allow_nan=False))
-        except OSError as error:
-            raise TraceError(f"cannot write {file}: {error.strerror or error}") from error
+        write_text(file, json.dumps(plain if tree else plain[0], ensure_ascii=False, allow_nan=False))
     else:
         write(file, runs)
     size = file.stat().st_size
-    if as_json:
-        print_json({"run": run.id, "path": str(file), "runs": len(runs), "size": size})
-    else:
-        print(f"{file}: {len(runs)} run{'' if len(runs) == 1 else 's'}, {size:,} bytes")
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+    text = f"{file}: {len(runs)} run{'' if len(runs) == 1 else 's'}, {size:,} bytes"
+    print_result({"run": run.id, "path": str(file), "runs": len(runs), "size": size}, text, as_json)

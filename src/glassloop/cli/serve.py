@@ -1,4 +1,4 @@
-"""`glassloop serve`: the model over HTTP, for OpenAI's clients, for the studio and for anyone."""
+"""`glassloop serve`: a model over HTTP, for OpenAI's clients, the studio and other programs."""
 
 from __future__ import annotations
 
@@ -8,48 +8,41 @@ from typing import Annotated
 
 import typer
 
-from glassloop.model.registry import DEFAULT_MODEL
+from glassloop.cli.options import DEFAULT_MODEL, Draft, KVMemory, Model
+from glassloop.cli.terminal import working
 
 
 def serve(
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="A name, a .gguf file or a folder with safetensors.")
-    ] = DEFAULT_MODEL,
-    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535)] = 8000,
+    model: Model = DEFAULT_MODEL,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes any free one.", min=0, max=65535)] = 8000,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(help="Ask for this key; several are allowed. Or GLASSLOOP_API_KEY, parted by commas."),
+        typer.Option(help="Require this key; may be repeated. Or GLASSLOOP_API_KEY, separated by commas."),
     ] = None,
     open_to_all: Annotated[
         bool, typer.Option("--open", help="Listen beyond this machine without a key.")
     ] = False,
-    keep: Annotated[
-        int, typer.Option(help="Runs that are kept once they have ended; 0 for none.", min=0)
-    ] = 1000,
+    keep: Annotated[int, typer.Option(help="How many finished runs are kept; 0 for none.", min=0)] = 1000,
     store: Annotated[
-        Path | None, typer.Option(help="A file of the server's own that keeps them; in memory if absent.")
+        Path | None, typer.Option(help="The file that keeps them, for this server alone. Default: in memory.")
     ] = None,
-    kv_memory: Annotated[
-        str | None, typer.Option(help="For keys and values: 2GB; a quarter of the free memory if absent.")
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(help="A smaller model that guesses ahead, or 'off'."),
-    ] = None,
-    running: Annotated[int, typer.Option(help="Requests that are computed together, at most.", min=1)] = 64,
-    queue: Annotated[int, typer.Option(help="Requests that may wait; more are refused (429).", min=1)] = 256,
-    timeout: Annotated[float, typer.Option(help="Seconds for one request.", min=0.001)] = 600.0,
-    grace: Annotated[float, typer.Option(help="Seconds for what runs when it is told to end.", min=0)] = 30.0,
-    max_body: Annotated[str, typer.Option(help="The largest body of a request.")] = "8MB",
+    kv_memory: KVMemory = None,
+    draft: Draft = None,
+    running: Annotated[int, typer.Option(help="How many requests run at once, at most.", min=1)] = 64,
+    queue: Annotated[int, typer.Option(help="How many requests may wait; more get status 429.", min=1)] = 256,
+    timeout: Annotated[float, typer.Option(help="The seconds that one request may take.", min=0.001)] = 600.0,
+    grace: Annotated[
+        float, typer.Option(help="The seconds that running requests have at shutdown.", min=0)
+    ] = 30.0,
+    max_body: Annotated[str, typer.Option(help="The size of the largest request body.")] = "8MB",
     max_prompt: Annotated[
-        int | None, typer.Option(help="Tokens of the longest prompt; the model's context if absent.", min=1)
+        int | None, typer.Option(help="The tokens of the longest prompt. Default: the context.", min=1)
     ] = None,
-    log_prompts: Annotated[bool, typer.Option(help="Log what is asked and answered, too.")] = False,
+    log_prompts: Annotated[bool, typer.Option(help="Log prompts and answers too.")] = False,
 ) -> None:
-    """Serve a model over HTTP: OpenAI's protocol, the runs with their reasons, and the studio."""
+    """Serve a model over HTTP: OpenAI's protocol, runs with their reasons, and the studio."""
     from glassloop.cli.kept import drafter
-    from glassloop.cli.terminal import working
     from glassloop.engine.memory import parse_bytes
     from glassloop.server.operation.settings import Settings
 
@@ -71,7 +64,7 @@ def serve(
     if store is not None and keep:
         from glassloop.trace.store import Store
 
-        tested = Store(store)  # before the model is loaded, which may take long
+        tested = Store(store)  # before the model is loaded, which may take a while
         tested.check()
         tested.close()
     with working(f"Loading {model}"):

@@ -1,5 +1,5 @@
-"""What `generate --show` adds to a text on a terminal: how surprising each token was, what else was likely,
-which tokens were guessed ahead, and which guesses were wrong. In a pipe the text stays as it is.
+"""How `generate --show` and `chat --show` write a text on a terminal: with the surprise of each token, with
+alternatives, with accepted and refused drafts, or as indented JSON. In a pipe the text is written as it is.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from enum import StrEnum
 from math import log
 from typing import TYPE_CHECKING
 
-from glassloop.cli.terminal import has_colours, percent, quoted, visible
+from glassloop.cli.terminal import has_colours, json_text, percent, quoted, visible
 
 if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.text import Text
+
     from glassloop.trace.run import Run
     from glassloop.trace.token import Token
 
@@ -20,17 +23,18 @@ class Show(StrEnum):
     SURPRISE = "surprise"
     ALTERNATIVES = "alternatives"
     DRAFTS = "drafts"
+    JSON = "json"
 
 
-# Bits of surprise below which a token has this colour (of the 256 that terminals have).
+# The colour (of 256) for a token whose surprise is below so many bits.
 _SURPRISE = ((1.0, None), (3.0, 114), (6.0, 221), (9.0, 208), (float("inf"), 196))
 _SOURCES = {"draft": 80, "forced": 176, "beam": 221}
 _DIM = 244
-_LIKELY = log(0.05)  # alternatives from 5 % on are worth their place
+_LIKELY = log(0.05)  # alternatives below 5 % are not shown
 
 
 def surprise_colour(token: Token) -> int | None:
-    """None for what the model itself thought as likely as all else together."""
+    """Returns the colour of a token, or None if the model gave it a probability above one half."""
     bits = -token.raw_logprob / log(2)
     return next((colour for limit, colour in _SURPRISE if bits < limit), _SURPRISE[-1][1])
 
@@ -42,15 +46,40 @@ class Painter:
         self._show = show
         self._terminal = sys.stdout.isatty()
         self._colours = has_colours()
+        self._json = ""  # the text so far, if it is shown as JSON
+        self._live: Live | None = None
 
     def write(self, token: Token) -> None:
+        if self._terminal and self._show is Show.JSON:
+            self._draw_json(token.text)
+            return
         sys.stdout.write(self.painted(token) if self._terminal else token.text)
         sys.stdout.flush()
 
     def end(self, run: Run) -> None:
-        """What the end of the run made certain, and the end of the line."""
-        guess = self._refused(run.end) if self._show is Show.DRAFTS else ""
-        print(visible(run.tail) + guess if self._terminal else run.tail, flush=True)
+        """Writes the text that was held back until the end of the run, and ends the line."""
+        if self._terminal and self._show is Show.JSON:
+            self._draw_json(run.tail)
+            self.close()
+            return
+        refused = self._refused(run.end) if self._show is Show.DRAFTS else ""
+        print(visible(run.tail) + refused if self._terminal else run.tail, flush=True)
+
+    def close(self) -> None:
+        """Gives the terminal back, if JSON is being drawn."""
+        if self._live is not None:
+            self._live.stop()
+        self._json, self._live = "", None
+
+    def _draw_json(self, text: str) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._json += text
+        if self._live is None:
+            self._live = Live(console=Console(), auto_refresh=False)
+            self._live.start()
+        self._live.update(_laid_out(self._json), refresh=True)
 
     def painted(self, token: Token) -> str:
         text = visible(token.text)
@@ -60,12 +89,12 @@ class Painter:
             return self._refused(token) + self._in(_SOURCES.get(token.source), text)
         if self._show is Show.ALTERNATIVES:
             others = [other for other in token.alternatives if other.id != token.id]
-            told = [
+            likely = [
                 f"{quoted(other.text)} {percent(other.raw_logprob)}"
                 for other in others
                 if other.raw_logprob >= _LIKELY
             ]
-            return text + (self._in(_DIM, f"‹{', '.join(told)}›") if told else "")
+            return text + (self._in(_DIM, f"‹{', '.join(likely)}›") if likely else "")
         return text
 
     def _refused(self, token: Token | None) -> str:
@@ -73,15 +102,15 @@ class Painter:
         return "" if refused is None else self._in(_DIM, f"‹✗ {quoted(refused.text)}›")
 
     def legend(self, run: Run) -> str:
-        """One line for stderr: what the colours mean."""
-        if self._show is None or not self._terminal:
+        """Returns one line for stderr that says what the colours mean."""
+        if self._show in (None, Show.JSON) or not self._terminal:
             return ""
         if self._show is Show.ALTERNATIVES:
-            return "‹…› what else had 5 % or more"
+            return "‹…› other tokens with a probability of 5 % or more"
         if self._show is Show.DRAFTS:
-            right = f"{run.drafts.accepted} of {run.drafts.proposed} guesses were right"
-            ahead = f"{self._in(_SOURCES['draft'], 'guessed ahead')} · " if self._colours else ""
-            return f"{ahead}{self._in(_DIM, '‹✗ …›')} guessed, and not chosen · {right}"
+            accepted = f"{run.drafts.accepted} of {run.drafts.proposed} drafts accepted"
+            ahead = f"{self._in(_SOURCES['draft'], 'accepted draft')} · " if self._colours else ""
+            return f"{ahead}{self._in(_DIM, '‹✗ …›')} refused draft · {accepted}"
         if not self._colours:
             return ""
         names = ("below 1 bit", "below 3", "below 6", "below 9", "9 bits and more")
@@ -91,3 +120,18 @@ class Painter:
 
     def _in(self, colour: int | None, text: str) -> str:
         return text if colour is None or not self._colours else f"\x1b[38;5;{colour}m{text}\x1b[39m"
+
+
+def _laid_out(text: str) -> Text:
+    """Returns a JSON text as far as it can be read, indented; any other text as it is."""
+    from rich.highlighter import JSONHighlighter
+    from rich.text import Text
+
+    from glassloop.decode.partial_json import partial_json
+    from glassloop.errors import TextError
+
+    try:
+        value = partial_json(text)
+    except TextError:
+        return Text(visible(text))
+    return Text("…") if value is None else JSONHighlighter()(json_text(value, indent=2))

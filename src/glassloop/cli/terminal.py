@@ -1,5 +1,5 @@
-"""What every command shares when it speaks to a terminal: colour only where it is wanted, tables that become
-plain columns in a pipe, and control characters that are shown and never obeyed.
+"""What every command uses to write to a terminal: colours only where they are wanted, tables that are plain
+columns in a pipe, and control characters that are shown and never obeyed.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Say on stderr that something takes a while, and take the line away when it is done."""
+    """Shows on stderr, if that is a terminal, what takes a while, and clears the line afterwards."""
     if not sys.stderr.isatty():
         yield
         return
@@ -30,10 +30,10 @@ def working(what: str) -> Iterator[None]:
 
 @contextmanager
 def no_echo() -> Iterator[None]:
-    """Keys pressed meanwhile wait for the next prompt and do not get into the text that is written."""
+    """Keeps typed keys out of the text that is being written; they are there for the next prompt."""
     try:
         import termios
-    except ImportError:  # as on Windows
+    except ImportError:  # on Windows
         yield
         return
     if not sys.stdin.isatty():
@@ -49,42 +49,52 @@ def no_echo() -> Iterator[None]:
 
 
 def has_colours(stream: TextIO | None = None) -> bool:
-    """Whether stdout, or another stream, is a terminal that is meant to have colours
-    (https://no-color.org)."""
+    """Returns whether a stream (stdout by default) is a terminal that may have colours (https://no-color.org)."""
     if os.environ.get("NO_COLOR"):
         return False
     return (stream or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
 
 
 def dim(text: str, stream: TextIO | None = None) -> str:
-    """What stands beside the text and is not meant to be read first."""
+    """Returns the text in a faint style, if the stream has colours."""
     return f"\x1b[2m{text}\x1b[22m" if has_colours(stream) else text
 
 
 def print_json(value: object) -> None:
-    """In lines on a terminal. What would steer one is escaped, which is the same JSON."""
-    indent = 2 if sys.stdout.isatty() else None
+    """Prints a value as JSON, indented on a terminal."""
+    print(json_text(value, indent=2 if sys.stdout.isatty() else None))
+
+
+def print_result(value: object, text: object, as_json: bool) -> None:
+    """Prints a result: the value as JSON, or the text."""
+    if as_json:
+        print_json(value)
+    else:
+        print(text)
+
+
+def json_text(value: object, indent: int | None = None) -> str:
+    """Returns a value as JSON in which characters that would control a terminal are escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
-    print(_STEERS.sub(lambda found: json.dumps(found[0])[1:-1], text))
+    return _STEERS.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def visible(text: str, newlines: bool = True) -> str:
-    """Returns a text that is safe to send to a terminal: what would steer it or cannot be seen is
-    shown as an escape, such as `\\x1b`. Line ends and tabs stay what they are, unless everything must be on
-    one line."""
+    """Returns a text that is safe to send to a terminal: characters that would control it or cannot be seen
+    are escaped (`\\x1b`). Without `newlines`, line ends and tabs become symbols, so that it is one line."""
     shown = _STEERS.sub(lambda found: escaped(found[0]), text)
     return shown if newlines else shown.replace("\n", "↵").replace("\t", "⇥")
 
 
 def escaped(character: str) -> str:
-    """A character as Python writes it in a text: `\\x1b`, `\\u202e`."""
+    """Returns a character as Python writes it in a string: `\\x1b`, `\\u202e`."""
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-# Controls (C0 but for line ends and tabs, DEL, C1), separators of lines, marks that turn the direction of
-# what comes after them, characters without a width that can hide a text (not those that join letters or
-# emoji), and lone surrogates, which no terminal can be sent.
+# Controls (C0 except line ends and tabs, DEL, C1), separators of lines, marks that change the direction of
+# text, characters without a width that can hide a text (except those that join letters or emoji), and lone
+# surrogates, which cannot be encoded.
 _STEERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
     "\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
@@ -92,12 +102,12 @@ _STEERS = re.compile(
 
 
 def quoted(piece: str) -> str:
-    """A token as it stands in a table: on one line, its spaces seen."""
+    """Returns a token as tables show it: on one line, in quotes that make its spaces visible."""
     return f"“{visible(piece, newlines=False)}”"
 
 
 def percent(logprob: float | None) -> str:
-    """A probability as people read it; of what was removed there is none."""
+    """Returns a log-probability as a percentage, or a dash if there is none or the token was removed."""
     from math import exp
 
     if logprob is None or logprob == float("-inf"):
@@ -116,19 +126,22 @@ def print_table(
     fold: Sequence[str] = (),
     cut: Sequence[str] = (),
     bold: int | None = None,
+    styles: Mapping[str, str] | None = None,
 ) -> None:
-    """With lines and styles on a terminal, in plain columns elsewhere. `right` names columns of numbers,
-    `fold` those that take several lines where there is no room, `cut` those that are cut then; `bold` is a
-    row. Whatever is in a cell is shown on one line, and never obeyed."""
+    """Prints a table, with lines and styles on a terminal and in plain columns elsewhere.
+
+    `right` names the columns that are aligned to the right. Where there is no room, columns in `fold` take
+    several lines and columns in `cut` are shortened. `bold` is the number of a row, `styles` has the style of
+    cells by their text. Control characters in cells are shown.
+    """
     from rich.cells import cell_len
 
     header, right, fold, cut = (
         [visible(name, newlines=False) for name in names] for names in (header, right, fold, cut)
     )
     rows = [[visible(cell, newlines=False) for cell in row] for row in rows]
-
+    widths = [max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]
     if not sys.stdout.isatty():
-        widths = [max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]
         for row in (header, *rows):
             cells = []
             for title, cell, width in zip(header, row, widths, strict=True):
@@ -142,13 +155,8 @@ def print_table(
     from rich.text import Text
 
     console = Console()
-    if cut:
-        taken = [
-            max(map(cell_len, column))
-            for title, *column in zip(header, header, *rows, strict=True)
-            if title not in cut
-        ]
-        most = max(6, (console.width - sum(taken) - 2 * len(header)) // len(cut))
+    taken = sum(width for title, width in zip(header, widths, strict=True) if title not in cut)
+    most = max(6, (console.width - taken - 2 * len(header)) // max(1, len(cut)))
     table = Table(
         box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
@@ -161,5 +169,6 @@ def print_table(
             max_width=most if title in cut else None,
         )
     for number, row in enumerate(rows):
-        table.add_row(*map(Text, row), style="bold" if number == bold else "")
+        cells_of_row = [Text(cell, (styles or {}).get(cell, "")) for cell in row]
+        table.add_row(*cells_of_row, style="bold" if number == bold else "")
     console.print(table)

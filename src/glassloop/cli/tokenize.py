@@ -1,18 +1,17 @@
-"""`glassloop tokenize`: the tokens a model sees in a text, each with its id and its bytes.
+"""`glassloop tokenize`: the tokens of a text, each with its id and its bytes.
 
-On a terminal neighbouring tokens get different colours (or bars between them where colour is not wanted) and
-what is invisible is shown; through a pipe it is one token a line, parted by tabs.
+On a terminal neighbouring tokens have different colours (or bars between them, without colours) and invisible
+characters are shown. In a pipe it is one token per line, with tabs between the fields.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glassloop.errors import TextError
-from glassloop.model.registry import DEFAULT_MODEL
+from glassloop.cli.options import DEFAULT_MODEL, Json, complete_model, read_text
+from glassloop.cli.terminal import escaped, print_json, working
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,23 +27,26 @@ _VISIBLE = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 
 def tokenize(
-    text: Annotated[str, typer.Argument(help="What to cut into tokens; '-' reads it from stdin.")],
+    text: Annotated[str, typer.Argument(help="The text to tokenize; '-' reads it from stdin.")],
     model: Annotated[
         str,
-        typer.Option("--model", "-m", help="A model, a tokenizer such as cl100k_base, or a path to either."),
+        typer.Option(
+            "--model",
+            "-m",
+            help="A model, a tokenizer such as cl100k_base, or a path to either.",
+            autocompletion=complete_model,
+        ),
     ] = DEFAULT_MODEL,
     special: Annotated[
-        bool, typer.Option("--special/--no-special", help="Read the text of special tokens as those tokens.")
+        bool, typer.Option("--special/--no-special", help="Read the names of special tokens as these tokens.")
     ] = True,
     bos: Annotated[
-        bool, typer.Option("--bos/--no-bos", help="Add the tokens that the model wants around a text.")
+        bool, typer.Option("--bos/--no-bos", help="Add the tokens that the model expects around a text.")
     ] = True,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    json_output: Json = False,
 ) -> None:
-    """Show how a text becomes tokens."""
-    from glassloop.cli.terminal import print_json, working
-
-    whole = _stdin() if text == "-" else text
+    """Show the tokens of a text."""
+    whole = read_text(text)
     with working(f"Loading {model}"):
         from glassloop.model.loader import load_tokenizer
 
@@ -63,8 +65,7 @@ def tokenize(
             }
         )
     if json_output:
-        found = {"model": model, "text": whole, "count": len(tokens), "tokens": tokens}
-        print_json(found)
+        print_json({"model": model, "text": whole, "count": len(tokens), "tokens": tokens})
         return
 
     from rich.console import Console
@@ -78,9 +79,7 @@ def tokenize(
 
 
 def shown(piece: str) -> str:
-    """A piece in which spaces and line ends can be seen and nothing can move the cursor."""
-    from glassloop.cli.terminal import escaped
-
+    """Returns a piece in which spaces and line ends can be seen and nothing can move the cursor."""
     return "".join(each if each.isprintable() else escaped(each) for each in piece.translate(_VISIBLE))
 
 
@@ -113,12 +112,3 @@ def _show(console: Console, model: str, tokens: list[dict[str, Any]]) -> None:
 
 def _style(place: int, token: dict[str, Any]) -> str:
     return _SPECIAL if token["special"] else _COLOURS[place % len(_COLOURS)]
-
-
-def _stdin() -> str:
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise TextError(
-            f"stdin is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02X}"
-        ) from None

@@ -1,7 +1,7 @@
-"""Columns: arrays of numbers and texts by name, packed into one compressed block and back, bit for bit.
+"""Columns: named arrays of numbers and texts, packed into one compressed block and back, bit for bit.
 
-Within a column the first bytes of all numbers come first, then the second ones and so on: the signs and
-exponents of floats are alike, and so compress, where whole numbers would not.
+Within a column the first bytes of all numbers come first, then the second bytes and so on: the signs and
+exponents of floats are alike and compress well when they are next to each other.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from glassloop.errors import TraceError
 
 Column = NDArray[Any]
-Plan = list[list[Any]]  # [name, type, how many bytes] of each column, in order
+Plan = list[list[Any]]  # [name, type, number of bytes] of each column, in order
 
-# What a column may hold; all little-endian.
+# The types of columns; all are little-endian.
 TYPES = ("u1", "u2", "u4", "i4", "f4", "f8")
-_LEVEL = 2  # 6 takes half as long again and saves one byte in a hundred
+_LEVEL = 2  # level 6 takes 1.5 times as long and saves 1 %
 
 
 def pack(columns: Mapping[str, Column]) -> tuple[Plan, bytes]:
-    """What is in the block, for the header, and the block."""
+    """Returns the plan of the columns, for the header, and the compressed block."""
     plan: Plan = []
     parts = []
     for name, column in columns.items():
@@ -39,7 +39,7 @@ def pack(columns: Mapping[str, Column]) -> tuple[Plan, bytes]:
 
 
 def unpack(plan: Plan, block: bytes) -> dict[str, Column]:
-    """The columns of a plan that was checked: names, types, and sizes that are multiples of a number's."""
+    """Returns the columns of a block. The plan was checked (`check_plan`)."""
     data = inflate(block, sum(int(size) for _, _, size in plan))
     columns: dict[str, Column] = {}
     at = 0
@@ -52,7 +52,7 @@ def unpack(plan: Plan, block: bytes) -> dict[str, Column]:
 
 
 def inflate(block: bytes, size: int) -> bytes:
-    """The block uncompressed, if that is exactly so many bytes; it is never made larger than that."""
+    """Returns the block uncompressed. Raises unless that is exactly `size` bytes; never allocates more."""
     stream = zlib.decompressobj()
     try:
         data = stream.decompress(block, size + 1)
@@ -64,7 +64,7 @@ def inflate(block: bytes, size: int) -> bytes:
 
 
 def texts(items: Sequence[str]) -> tuple[Column, Column]:
-    """Texts as (their lengths in characters, all of them as UTF-8)."""
+    """Returns texts as two columns: their lengths in characters, and all of them in UTF-8."""
     lengths = np.array([len(item) for item in items], np.uint32)
     return lengths, np.frombuffer("".join(items).encode("utf-8", "surrogatepass"), np.uint8)
 
@@ -78,7 +78,7 @@ def texts_back(name: str, lengths: Column, data: Column) -> list[str]:
 
 
 def blobs(items: Sequence[bytes]) -> tuple[Column, Column]:
-    """The same for bytes."""
+    """Returns byte strings as two columns: their lengths, and all of them."""
     return np.array([len(item) for item in items], np.uint32), np.frombuffer(b"".join(items), np.uint8)
 
 

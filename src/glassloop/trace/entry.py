@@ -1,4 +1,4 @@
-"""What lists of stored runs show of each: read from columns, without the tokens."""
+"""What lists show of stored runs, read from columns of the store without reading the tokens."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from glassloop.trace.run import Run
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What the list of runs tells of one."""
+class RunEntry:
+    """What the list of runs shows of one run."""
 
     id: str
     created: float
@@ -35,50 +35,41 @@ class Entry:
 class Kept:
     """An entry with the rest of what a server shows of a run in its list."""
 
-    entry: Entry
+    entry: RunEntry
     tree: str
     name: str | None
     facts: dict[str, Any]
 
 
-_TEXT, _PERHAPS = (str,), (str, type(None))
-_KINDS: tuple[tuple[type, ...], ...] = (
-    *(_TEXT, (int, float), _TEXT, _PERHAPS, _TEXT, (int,), _PERHAPS, _TEXT, _PERHAPS, (int,)),
+_TEXT, _OPTIONAL = (str,), (str, type(None))
+# The types of the columns, in the order of an entry's fields; a seed is stored as text.
+_TYPES: tuple[tuple[type, ...], ...] = (
+    *(_TEXT, (int, float), _TEXT, _OPTIONAL, _TEXT, (int,), _OPTIONAL, _TEXT, _OPTIONAL, (int,)),
 )
 
 
-def entry_of(row: Sequence[Any]) -> Entry | None:
-    """The entry of a row of columns; None if it is none of ours: SQLite holds any type in any column."""
-    if not all(isinstance(value, kinds) for value, kinds in zip(row, _KINDS, strict=True)):
+def entry_of(row: Sequence[Any]) -> RunEntry | None:
+    """Returns the entry of a row, or None if a value is not as we write it: SQLite columns hold any type."""
+    if not all(isinstance(value, types) for value, types in zip(row, _TYPES, strict=True)):
         return None
     seed = row[7]
     if not (seed.isascii() and seed.isdigit() and len(seed) <= 20):
         return None
     id, created, model, prompt, text, tokens, finish_reason, _, parent, size = row
-    return Entry(id, created, model, prompt, text, tokens, finish_reason, int(seed), parent, size)
+    return RunEntry(id, created, model, prompt, text, tokens, finish_reason, int(seed), parent, size)
 
 
 def facts_of(run: Run) -> str:
-    """What a list shows of a run beyond the plain columns, as JSON."""
-    logprob = run.logprob
-    return json.dumps(
-        {
-            "root": root_of(run.prompt_ids),
-            "salt": run.salt,
-            "sample": run.sample,
-            "fork_at": run.fork_at,
-            "reason": run.reason,
-            "stop_reason": run.stop_reason,
-            "sampling": run.sampling.to_dict(),
-            "logprob": logprob if isfinite(logprob) else None,
-            "usage": asdict(run.usage) | {"total_tokens": run.usage.total_tokens},
-            "timings": asdict(run.timings),
-            "drafts": asdict(run.drafts),
-            "ops": run.ops,
-            # Of a prompt that was no text: whoever shows it has the tokenizer.
-            "prompt_ids": run.prompt_ids if run.prompt is None else None,
-        },
-        ensure_ascii=True,
-        allow_nan=False,
-        separators=(",", ":"),
-    )
+    """Returns, as JSON, what a server's list shows of a run beyond the columns of an entry."""
+    same, logprob = ("salt", "sample", "fork_at", "reason", "stop_reason", "ops"), run.logprob
+    facts = {name: getattr(run, name) for name in same} | {
+        "root": root_of(run.prompt_ids),
+        "sampling": run.sampling.to_dict(),
+        "logprob": logprob if isfinite(logprob) else None,
+        "usage": run.usage.to_dict(),
+        "timings": asdict(run.timings),
+        "drafts": asdict(run.drafts),
+        # Only if the prompt was given as tokens; a server has the tokenizer to show them.
+        "prompt_ids": run.prompt_ids if run.prompt is None else None,
+    }
+    return json.dumps(facts, allow_nan=False, separators=(",", ":"))

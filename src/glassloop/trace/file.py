@@ -1,5 +1,5 @@
-"""The `.glass` file: one run or several, as docs/trace-format.md specifies. Written whole or not at all; what
-was changed, cut off or is not ours is told apart and never half read.
+"""The `.glass` file: one run or several, as docs/trace-format.md specifies. A file is written whole or not at
+all, and read whole or not at all: errors tell a damaged file from one that was cut off or is not ours.
 """
 
 from __future__ import annotations
@@ -7,23 +7,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from glassloop.errors import GlassloopError, TraceError
+from glassloop.files import read_at_most
+from glassloop.shown import printable
 from glassloop.trace.check_columns import check_columns, check_plan
 from glassloop.trace.columns import inflate, pack, unpack
-from glassloop.trace.family import link
 from glassloop.trace.header import from_header, records_of, to_header
 from glassloop.trace.limits import MOST_RUNS, Limits
 from glassloop.trace.packing import pack_tokens, unpack_tokens
 from glassloop.trace.run import Run
+from glassloop.trace.run_tree import link
 from glassloop.trace.validate import read_header
 
-MAGIC = b"\x89GLASS\r\n"  # no text begins like that, and what mangles line ends is noticed
+MAGIC = b"\x89GLASS\r\n"  # no text begins like this, and a change of line ends is noticed
 VERSION = 1
 _FRONT = struct.Struct("<8sHHQ")  # magic, version, number of runs, bytes of the whole file
 _CHECK = struct.Struct("<I")  # CRC-32 of the front, in every version
@@ -33,7 +34,7 @@ _LIMITS = Limits()
 
 
 def to_bytes(runs: Sequence[Run]) -> bytes:
-    """A whole file."""
+    """Returns the bytes of a file with these runs."""
     if not 0 < len(runs) <= MOST_RUNS:
         raise TraceError(f"{len(runs)} runs for one file; 1 to {MOST_RUNS} are expected")
     left, sections = _LIMITS.total, []
@@ -53,8 +54,8 @@ def to_bytes(runs: Sequence[Run]) -> bytes:
 def from_bytes(
     data: bytes, name: str = "the file", *, limits: Limits = _LIMITS, only_first: bool = False
 ) -> list[Run]:
-    """The runs of a whole file, or its first one alone. `name` is for errors, which are all `TraceError`s:
-    what comes back was checked, to the last number."""
+    """Returns the runs of a file, or its first one alone. Every number in them was checked; all errors are
+    `TraceError`s, which call the file `name`."""
     count = _check(data, name)
     try:
         runs, samples = [], []
@@ -68,18 +69,13 @@ def from_bytes(
             raise TraceError("there is more in it than runs")
         link(runs, samples)
     except (GlassloopError, struct.error) as error:
-        # Its checksum is right, so it was written like this: by somebody else's program.
-        raise TraceError(f"{name} is no valid trace: {_one_line(str(error))}") from error
+        # Its checksum is right, so another program wrote it like this.
+        raise TraceError(f"{name} is not a valid trace: {printable(str(error), 900)}") from error
     return runs
 
 
-def _one_line(text: str) -> str:
-    """An error that may quote the file: printable, and not longer than people read."""
-    shown = text if len(text) <= 900 else text[:899] + "…"
-    return shown if shown.isprintable() else ascii(shown)[1:-1]
-
-
 def write(path: str | os.PathLike[str], runs: Sequence[Run]) -> None:
+    """Writes a file with these runs."""
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -91,35 +87,13 @@ def write(path: str | os.PathLike[str], runs: Sequence[Run]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> list[Run]:
+    """Returns the runs of a file."""
     name = os.fspath(path)
-    try:
-        data = _bytes_of(name)
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL in it
-        raise TraceError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
-    return from_bytes(data, name)
-
-
-def _bytes_of(name: str) -> bytes:
-    """The contents of a regular file of bounded size. A pipe or a device has no size to look at first; to
-    open a pipe without a writer must not wait for one."""
-    handle = os.open(name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    try:
-        facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode):
-            kind = "a folder" if stat.S_ISDIR(facts.st_mode) else "a pipe or a device"
-            raise TraceError(f"cannot read {name}: it is {kind}; a file is expected")
-        if facts.st_size > _LIMITS.total:
-            raise TraceError(
-                f"cannot read {name}: it has {facts.st_size} bytes; at most {_LIMITS.total} are expected"
-            )
-        with open(handle, "rb", closefd=False) as file:
-            return file.read(_LIMITS.total)
-    finally:
-        os.close(handle)
+    return from_bytes(read_at_most(name, _LIMITS.total, TraceError), name)
 
 
 def _section(run: Run) -> tuple[bytes, int]:
-    """A run in the file, and how many bytes it is uncompressed."""
+    """Returns a run as it is in a file, and its size uncompressed."""
     plan, records = pack(pack_tokens(records_of(run)))
     size = sum(size for _, _, size in plan)
     try:
@@ -137,8 +111,8 @@ def _section(run: Run) -> tuple[bytes, int]:
 
 
 def _run(data: bytes, at: int, limits: Limits, left: int) -> tuple[Run, list[str], int, int]:
-    """The run at a place, the ids of its samples, where it ends, and its bytes uncompressed, which are at
-    most `left`."""
+    """Returns the run at an offset, the ids of its samples, the offset of its end, and its size uncompressed,
+    which is at most `left`."""
     packed, plain, records = _SECTION.unpack_from(data, at)
     start = at + _SECTION.size
     middle, end = start + packed, start + packed + records
@@ -160,7 +134,8 @@ def _run(data: bytes, at: int, limits: Limits, left: int) -> tuple[Run, list[str
 
 
 def _check(data: bytes, name: str) -> int:
-    """How many runs are in it, if it is ours, of a version that we read, and as it was written."""
+    """Returns the number of runs in a file. Raises unless it is a `.glass` file of a known version that has
+    not changed since it was written."""
     least = _FRONT.size + _CHECK.size
     if not data.startswith(MAGIC):
         cut = data and MAGIC.startswith(data)
@@ -179,5 +154,5 @@ def _check(data: bytes, name: str) -> int:
     if len(data) > size or hashlib.sha256(data[:-_DIGEST]).digest() != data[-_DIGEST:]:
         raise TraceError(f"{name} is damaged: its checksum does not fit")
     if not 0 < count <= MOST_RUNS:
-        raise TraceError(f"{name} is no valid trace: it has {count} runs; 1 to {MOST_RUNS} are expected")
+        raise TraceError(f"{name} is not a valid trace: it has {count} runs; 1 to {MOST_RUNS} are expected")
     return int(count)

@@ -1,34 +1,19 @@
-"""The header of a recorded run: all of it but the tokens, as JSON. docs/trace-format.md has its schema."""
+"""The header of a recorded run: everything except its tokens, as JSON. docs/trace-format.md describes it."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
 from glassloop.trace.run import Beam, Drafts, Past, Run, Timings
 from glassloop.trace.token import Refusal, Token
+from glassloop.trace.validate import FIELDS
 
-_SAME = (  # fields that are in the header as they are in the run
-    "id",
-    "created",
-    "model",
-    "ops",
-    "context",
-    "prompt",
-    "prompt_ids",
-    "seed",
-    "salt",
-    "sample",
-    "parent",
-    "fork_at",
-    "reason",
-    "tail",
-    "finish_reason",
-    "stop_reason",
-    "cached_tokens",
-)
+# Fields whose form in the header is not that of the run; all others that both have are copied.
+_CONVERTED = {"model_hash", "sampling", "past", "samples", "timings", "drafts", "beams", "forks"}
+_SAME = tuple(each.name for each in fields(Run) if each.name in FIELDS.keys() - _CONVERTED)
 
 
 def to_header(run: Run) -> dict[str, Any]:
@@ -43,7 +28,7 @@ def to_header(run: Run) -> dict[str, Any]:
     header["forks"] = {str(position): count for position, count in run.forks.items()}
     answer = records_of(run)[len(run.prompt_tokens) :]
     header["refused"] = [[place, *token.refused] for place, token in enumerate(answer) if token.refused]
-    # How many of the records are those of the prompt, of the answer, of what ended it.
+    # How many records belong to the prompt, to the answer, and to the token that ended it.
     header["prompt_records"] = len(run.prompt_tokens)
     header["records"] = len(run.tokens)
     header["end_records"] = 0 if run.end is None else 1
@@ -51,13 +36,14 @@ def to_header(run: Run) -> dict[str, Any]:
 
 
 def records_of(run: Run) -> list[Token]:
+    """Returns the tokens that a file keeps: of the prompt, of the answer, and the one that ended it."""
     return [*run.prompt_tokens, *run.tokens, *([] if run.end is None else [run.end])]
 
 
 def from_header(header: dict[str, Any], records: list[Token]) -> Run:
-    """A run from a header that was checked (`read_header`), and the tokens that belong to it."""
+    """Returns the run of a checked header (`read_header`) and the tokens that belong to it."""
     prompt, made, end = (header[name] for name in ("prompt_records", "records", "end_records"))
-    for place, *guess in header.get("refused", ()):  # files from before this was kept have none
+    for place, *guess in header.get("refused", ()):  # older files do not have it
         records[prompt + place].refused = Refusal(*guess)
     run = Run(
         **{name: header[name] for name in _SAME},

@@ -1,5 +1,5 @@
-"""How much a `.glass` file may hold. Checked before anything is inflated, parsed or allocated, and by the
-writer too, so that whatever is written can be read.
+"""How much a `.glass` file may hold. Checked before anything is uncompressed, parsed or allocated, and by the
+writer too, so that what is written can be read.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes are counted uncompressed."""
+    """The largest sizes of a file and its runs. Bytes are counted uncompressed."""
 
     header: int = 8 << 20  # of one run
     columns: int = 64 << 20  # of one run
     total: int = 256 << 20  # of all runs of a file together; the file itself may not be longer either
-    tokens: int = 1 << 21  # of one run: those of its prompt and its records
+    tokens: int = 1 << 21  # of one run: its prompt and its records
 
 
 MOST_RUNS = 4096  # in one file

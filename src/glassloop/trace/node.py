@@ -1,5 +1,5 @@
-"""Nodes of the tree of texts: a prompt and every token after it have an id that follows from the token ids
-alone, so that texts which begin alike share nodes."""
+"""Nodes of the tree of texts: the id of a prompt, or of a token after it, is a hash of the token ids up to
+it, so texts with the same beginning share nodes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from hashlib import blake2b
 
 
 def root_of(prompt_ids: list[int]) -> str:
-    """The node of a prompt."""
+    """Returns the node of a prompt."""
     return _hash(b"".join(id.to_bytes(4, "little") for id in prompt_ids))
 
 
 def after(node: str, token: int) -> str:
-    """The node of a token that comes after another."""
+    """Returns the node of a token that follows another."""
     return _hash(bytes.fromhex(node) + token.to_bytes(4, "little"))
 
 

@@ -1,14 +1,17 @@
 """The records of many tokens as columns, and back: small, and the same to the last bit.
 
-A log-probability is a float64, but it was made as `logit - log_sum_exp` from a logit of 32 bits, and after
-the stages as `logit · scale - log_sum_exp_after`. So the 32 bits are kept, and of those after the stages only
-how they differ from those before, which is mostly nothing. Every number is made again before it is trusted;
-one that would not come back exactly (it is rare) is kept whole beside the others.
+A log-probability is a float64 that was computed as `logit - log_sum_exp` from a float32 logit, and after the
+stages as `logit · scale - log_sum_exp_after`. So a file keeps the float32 logit, and of the logit after the
+stages only the bits that differ. The writer computes every number again; one that would not come back exactly
+(this is rare) is kept whole in a column of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
+from sys import float_info
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,104 +24,110 @@ from glassloop.trace.token import Pieces, Source, Token
 from glassloop.trace.validate import replace_surrogates
 
 SOURCES: tuple[Source, ...] = ("sampled", "forced", "draft", "beam")
-_PLAIN = {  # of a Chosen, as they are; -1 for none
-    "rank": np.uint32,
-    "rank_after": np.uint32,
-    "entropy": np.float64,
-    "log_sum_exp": np.float64,
-    "log_sum_exp_after": np.float64,
-    "scale": np.float64,
-    "luck": np.float64,
-    "margin": np.float64,
-    "runner_up": np.int32,
-    "survivors": np.int32,
+Range = tuple[float, float]
+_FINITE = (-float_info.max, float_info.max)
+
+
+class ColumnSpec(NamedTuple):
+    """What a column of a `.glass` file may hold."""
+
+    type: str
+    length: str = ""  # "records", or the column that has as many numbers; empty where other checks decide
+    range: Range | None = None  # of every number; NaN is in no range
+
+
+# Every column of the format. Those that `Chosen` has too are its numbers as they are, with -1 for None.
+COLUMNS = {
+    "slots": ColumnSpec("u1", "records", (1, 255)),
+    "rank": ColumnSpec("u4", "records"),
+    "rank_after": ColumnSpec("u4", "records"),
+    "entropy": ColumnSpec("f8", "records", _FINITE),
+    "log_sum_exp": ColumnSpec("f8", "records", _FINITE),
+    "log_sum_exp_after": ColumnSpec("f8", "records", _FINITE),
+    "scale": ColumnSpec("f8", "records", _FINITE),
+    "luck": ColumnSpec("f8", "records", _FINITE),
+    "margin": ColumnSpec("f8", "records", (-inf, inf)),  # infinite where no other token was left
+    "runner_up": ColumnSpec("i4", "records", (-1, inf)),
+    "survivors": ColumnSpec("i4", "records", (-1, inf)),
+    "source": ColumnSpec("u1", "records", (0, len(SOURCES) - 1)),
+    "sample": ColumnSpec("u2", "records"),
+    "seconds": ColumnSpec("f8", "records", (0, float_info.max)),
+    "text_lengths": ColumnSpec("u4", "records"),
+    "ids": ColumnSpec("i4", "", (0, inf)),
+    "logits": ColumnSpec("f4", "ids"),
+    "changes": ColumnSpec("u4", "ids"),
+    "odd_raw_at": ColumnSpec("u4"),
+    "odd_raw": ColumnSpec("f8", "odd_raw_at"),
+    "odd_after_at": ColumnSpec("u4"),
+    "odd_after": ColumnSpec("f8", "odd_after_at"),
+    "piece_steps": ColumnSpec("u4"),
+    "piece_lengths": ColumnSpec("u4", "piece_steps"),
+    "odd_bytes_ids": ColumnSpec("i4"),
+    "odd_bytes_lengths": ColumnSpec("u4", "odd_bytes_ids"),
+    "text": ColumnSpec("u1"),
+    "pieces": ColumnSpec("u1"),
+    "odd_bytes": ColumnSpec("u1"),
 }
-# Every column by how many numbers it has: one a record, one a slot, or as many as another column.
-PER_RECORD = {
-    "slots": "u1",
-    **{name: f"{np.dtype(kind).kind}{np.dtype(kind).itemsize}" for name, kind in _PLAIN.items()},
-    "source": "u1",
-    "sample": "u2",
-    "seconds": "f8",
-    "text_lengths": "u4",
-}
-PER_SLOT = {"ids": "i4", "logits": "f4", "changes": "u4"}
-OTHERS = {
-    "odd_raw_at": "u4",
-    "odd_raw": "f8",
-    "odd_after_at": "u4",
-    "odd_after": "f8",
-    "piece_steps": "u4",
-    "piece_lengths": "u4",
-    "odd_bytes_ids": "i4",
-    "odd_bytes_lengths": "u4",
-    "text": "u1",
-    "pieces": "u1",
-    "odd_bytes": "u1",
-}
+_OF_CHOICE = tuple(name for name in RECORD.names or () if name in COLUMNS)
 Float32s = NDArray[np.float32]
 
 
 def pack_tokens(tokens: Sequence[Token]) -> dict[str, Column]:
-    """In a row of slots each token has itself first and then its alternatives."""
+    """Returns the columns of some tokens. Each token has a row of slots: itself, then its alternatives."""
     chosen = [token.chosen for token in tokens]
     slots = np.array([1 + len(each.packed_alternatives) // ALTERNATIVE.itemsize for each in chosen], np.uint8)
-    # What is written of a token begins as what is told of an alternative.
+    # The bytes of a choice begin with the fields of an alternative.
     rows = [each.data[: ALTERNATIVE.itemsize] + each.packed_alternatives for each in chosen]
     named = np.frombuffer(b"".join(rows), ALTERNATIVE)
     ids = named["id"].astype(np.int32)
     after, raw = (np.ascontiguousarray(named[name]) for name in ("logprob", "raw_logprob"))
     columns: dict[str, Column] = {"slots": slots, "ids": ids}
     numbers = np.frombuffer(b"".join([each.data[: RECORD.itemsize] for each in chosen]), RECORD)
-    for name, kind in _PLAIN.items():
-        columns[name] = numbers[name].astype(kind)
+    for name in _OF_CHOICE:
+        columns[name] = numbers[name].astype(COLUMNS[name].type)
     columns["source"] = np.array([SOURCES.index(token.source) for token in tokens], np.uint8)
     columns["sample"] = np.array([token.sample for token in tokens], np.uint16)
     columns["seconds"] = np.array([token.seconds for token in tokens], np.float64)
     columns["text_lengths"], columns["text"] = texts([token.text for token in tokens])
 
-    sums, after_sums, scales = (
-        np.repeat(columns[name], slots) for name in ("log_sum_exp", "log_sum_exp_after", "scale")
-    )
+    sums, after_sums, scales = _of_slots(columns)
     with np.errstate(all="ignore"):
         logits = (raw + sums).astype(np.float32)
         left = ((after + after_sums) / scales).astype(np.float32)
     columns["logits"] = logits
     columns["changes"] = logits.view(np.uint32) ^ left.view(np.uint32)
-    columns["odd_raw_at"], columns["odd_raw"] = _odd(raw, _made(logits, 1.0, sums))
-    columns["odd_after_at"], columns["odd_after"] = _odd(after, _made(left, scales, after_sums))
+    columns["odd_raw_at"], columns["odd_raw"] = _odd(raw, _logprobs(logits, 1.0, sums))
+    columns["odd_after_at"], columns["odd_after"] = _odd(after, _logprobs(left, scales, after_sums))
     return columns | _pack_pieces(tokens, ids, columns["runner_up"])
 
 
 def logprobs(columns: dict[str, Column]) -> tuple[Float64, Float64]:
-    """The log-probabilities of all slots: the model's own, and those after the stages."""
-    sums, after_sums, scales = (
-        np.repeat(columns[name], columns["slots"]) for name in ("log_sum_exp", "log_sum_exp_after", "scale")
-    )
+    """Returns the log-probabilities of all slots: the model's own, and those after the stages."""
+    sums, after_sums, scales = _of_slots(columns)
     logits = columns["logits"]
     left = (logits.view(np.uint32) ^ columns["changes"]).view(np.float32)
-    raw, after = _made(logits, 1.0, sums), _made(left, scales, after_sums)
+    raw, after = _logprobs(logits, 1.0, sums), _logprobs(left, scales, after_sums)
     raw[columns["odd_raw_at"]] = columns["odd_raw"]
     after[columns["odd_after_at"]] = columns["odd_after"]
     return raw, after
 
 
 def unpack_tokens(columns: dict[str, Column]) -> list[Token]:
-    """Tokens from columns that were checked (`check_columns`)."""
+    """Returns the tokens of columns that were checked (`check_columns`)."""
     slots, ids = columns["slots"], columns["ids"].astype(np.int32)
     raw, after = logprobs(columns)
     pieces, data = _unpack_pieces(columns)
     sources, samples, seconds = (columns[name].tolist() for name in ("source", "sample", "seconds"))
     seen = texts_back("text", columns["text_lengths"], columns["text"])
     ends = np.cumsum(slots, dtype=np.int64)
-    each = [columns[name] for name in (*_PLAIN, "source", "sample", "seconds")]
-    rows = {len(slots), len(seen), *map(len, each)}
+    # Checked here too: NumPy would repeat a column of one number for every token.
+    rows = {len(seen), *(len(columns[name]) for name, spec in COLUMNS.items() if spec.length == "records")}
     if len(rows) > 1 or not ids.size == raw.size == after.size == (ends[-1] if len(ends) else 0):
         raise TraceError("its columns are not of the same length")
     firsts = ends - slots
     numbers = np.empty(len(slots), RECORD)
     numbers["id"], numbers["logprob"], numbers["raw_logprob"] = ids[firsts], after[firsts], raw[firsts]
-    for name in _PLAIN:
+    for name in _OF_CHOICE:
         numbers[name] = columns[name]
     written, told = numbers.tobytes(), pack_alternatives(ids, after, raw)
     tokens = []
@@ -132,12 +141,13 @@ def unpack_tokens(columns: dict[str, Column]) -> list[Token]:
 
 
 def _pack_pieces(tokens: Sequence[Token], ids: Column, runners_up: Column) -> dict[str, Column]:
-    """What every token that is named anywhere looks like, so that a file can be read without its model."""
+    """Returns the columns with the text of every token that is named, so that a file needs no model to be
+    shown."""
     named = np.unique(np.concatenate([ids, runners_up[runners_up >= 0]])).astype(np.int32)
     piece = tokens[0]._pieces if tokens else str
     shown = dict(zip(named.tolist(), map(piece, named.tolist()), strict=True))
     data = {token.id: token.bytes for token in tokens}
-    # Most tokens are the bytes of their piece; not so parts of characters, and tokens that are no text.
+    # Most tokens are the bytes of their piece; parts of characters and control tokens are not.
     odd = sorted(token for token, own in data.items() if own != _encoded(shown[token]))
     columns: dict[str, Column] = {"piece_steps": np.diff(named, prepend=0).astype(np.uint32)}
     columns["piece_lengths"], columns["pieces"] = texts(list(shown.values()))
@@ -160,13 +170,19 @@ def _encoded(piece: str) -> bytes:
     return piece.encode("utf-8", "surrogatepass")
 
 
-def _made(logits: Float32s, scale: Float64 | float, sums: Float64) -> Float64:
-    """The log-probabilities that come of these logits, as the decoder computes them."""
+def _of_slots(columns: dict[str, Column]) -> tuple[Column, ...]:
+    """Returns the numbers of each record that its log-probabilities are computed from, once per slot."""
+    names = ("log_sum_exp", "log_sum_exp_after", "scale")
+    return tuple(np.repeat(columns[name], columns["slots"]) for name in names)
+
+
+def _logprobs(logits: Float32s, scale: Float64 | float, sums: Float64) -> Float64:
+    """Returns the log-probabilities of these logits, as the decoder computes them."""
     with np.errstate(all="ignore"):
         return logits.astype(np.float64) * scale - sums
 
 
-def _odd(wanted: Float64, made: Float64) -> tuple[Column, Column]:
-    """Where two arrays are not the same bit for bit, and what it should be."""
-    at = np.flatnonzero(wanted.view(np.uint64) != made.view(np.uint64)).astype(np.uint32)
+def _odd(wanted: Float64, found: Float64) -> tuple[Column, Column]:
+    """Returns the places where two arrays differ in any bit, and what is wanted there."""
+    at = np.flatnonzero(wanted.view(np.uint64) != found.view(np.uint64)).astype(np.uint32)
     return at, wanted[at]

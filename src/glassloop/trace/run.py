@@ -1,7 +1,7 @@
-"""A run: one generation with all that is known of it, and what can be asked of it.
+"""A run: one generation with everything that is known about it, and what can be asked of it.
 
-What needs the model (why, what if, once more) is asked of the `LLM` that made the run; a run that was read
-from a file is told which one.
+Explaining, forking and replaying need the model: they call the `LLM` that made the run. A run that was read
+from a file has none until it is attached to one.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import TraceError
+from glassloop.shown import cut
 from glassloop.text.stream import TextStream
 from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
-    from glassloop.trace.family import Family
+    from glassloop.trace.run_tree import RunTree
     from glassloop.trace.verdict import Verdict
 
 
 class Maker(Protocol):
-    """What a run asks of the `LLM` that made it, or of another with the same model."""
+    """What a run needs of an `LLM`: the one that made it, or another with the same model."""
 
     @property
     def model_hash(self) -> str: ...
@@ -39,56 +40,61 @@ class Maker(Protocol):
 
 @dataclass(frozen=True)
 class Usage:
+    """How many tokens a run took."""
+
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int  # of the prompt: their keys and values were there already
+    cached_tokens: int  # of the prompt: their keys and values were in the cache already
     context_left: int
 
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
 
+    def to_dict(self) -> dict[str, int]:
+        return asdict(self) | {"total_tokens": self.total_tokens}
+
 
 @dataclass
 class Timings:
-    """Seconds. Each token has its own time too."""
+    """How long a run took, in seconds. Each token has its own time too."""
 
-    queue: float = 0.0  # until the first of its tokens was computed
-    prefill: float = 0.0  # until its first token was chosen
-    decode: float = 0.0  # until its last
-    preempted: int = 0  # how often it had to make room for others, and was resumed
+    queue: float = 0.0  # until the first token of the prompt was computed
+    prefill: float = 0.0  # from there until the first token was chosen
+    decode: float = 0.0  # from there until the last one
+    preempted: int = 0  # how often the run was preempted and resumed
 
     def tokens_per_second(self, completion_tokens: int) -> float | None:
-        """Decoding alone: the first token belongs to the prefill."""
+        """Returns the speed of decoding alone; the first token belongs to the prefill."""
         return (completion_tokens - 1) / self.decode if completion_tokens > 1 and self.decode > 0 else None
 
 
 @dataclass
 class Drafts:
-    """What guessing ahead brought."""
+    """What speculative decoding brought: drafts proposed and accepted."""
 
     proposed: int = 0
     accepted: int = 0
-    seconds: float = 0.0  # spent on making the guesses
+    seconds: float = 0.0  # spent on proposing
 
 
 @dataclass
 class Beam:
-    """A node of the tree that a beam search went through."""
+    """A node of the tree that a beam search built."""
 
     number: int
     parent: int | None  # the number of the node before it
     id: int  # the token
     logprob: float  # of all tokens up to here, after the stages
-    fate: str  # live (others came of it), pruned, finished, chosen
+    fate: str  # live (others continue it), pruned, finished, chosen
 
 
 @dataclass(frozen=True)
 class Past:
-    """How the first tokens of a fork were drawn, which it has from the run that it came from."""
+    """How the tokens that a fork took over from its parent were drawn."""
 
-    until: int  # how many of its tokens, those of an earlier past included
-    run: str
+    until: int  # the position after the last of these tokens
+    run: str  # the id of the run that drew them
     sampling: Sampling
     seed: int
     salt: int
@@ -96,7 +102,7 @@ class Past:
 
 @dataclass(eq=False)
 class Run:
-    """Filled while tokens come; `finish_reason` is None until the last one has come."""
+    """One generation. It is filled while tokens are generated; `finish_reason` is None until it has ended."""
 
     model: str
     prompt_ids: list[int]
@@ -104,30 +110,32 @@ class Run:
     context: int
     sampling: Sampling = field(default_factory=Sampling)
     salt: int = 0  # which branch of the seed's luck this is
-    ops: str = ""  # the op set; where it is native, with its instruction set
-    prompt: str | None = None  # as it was given, if it was text
+    ops: str = ""  # the op set; for native also its instruction set
+    prompt: str | None = None  # None if it was given as tokens
     id: str = field(default_factory=lambda: os.urandom(8).hex())
-    sample: int = 0  # which of the request's samples
+    sample: int = 0  # its number among the request's samples
     samples: list[Run] = field(default_factory=list, repr=False)  # all of them, this one included
-    parent: str | None = None  # the run that this one was forked from
-    fork_at: int | None = None  # and how many of its tokens were kept
+    parent: str | None = None  # the id of the run that this one was forked from
+    fork_at: int | None = None  # how many of its parent's tokens were kept
     reason: str | None = None  # why: sampled (other luck or options), forced (a token), edited, rewound
     past: tuple[Past, ...] = field(default=(), repr=False)
     prompt_tokens: list[Token] = field(default_factory=list, repr=False)  # from the second, if asked for
     tokens: list[Token] = field(default_factory=list, repr=False)
-    tail: str = ""  # what the end of the run made certain: an unfinished character, what was no stop string
+    tail: str = ""  # text that was held back until the end: an unfinished character, a possible stop string
     finish_reason: str | None = None  # stop, length, timeout, repetition, cancelled, error
-    stop_reason: str | None = None  # which token or string, which limit, which loop, which error
+    stop_reason: str | None = None  # the token or string, the limit, the loop or the error
     error: BaseException | None = field(default=None, repr=False)
-    end: Token | None = field(default=None, repr=False)  # what ended it, where that is no part of the text
+    end: Token | None = field(default=None, repr=False)  # the token that ended it, if not part of the text
     cached_tokens: int = 0
     timings: Timings = field(default_factory=Timings)
     drafts: Drafts = field(default_factory=Drafts)
     beams: list[Beam] = field(default_factory=list, repr=False)
-    forks: dict[int, int] = field(default_factory=dict, repr=False)  # how many were made at which position
+    forks: dict[int, int] = field(
+        default_factory=dict, repr=False
+    )  # position: how many forks were made there
     created: float = field(default_factory=time.time)  # seconds since 1970
-    model_hash: str = ""  # known when it is first asked for; `identity` asks
-    # Who is at hand; no part of the record.
+    model_hash: str = ""  # empty until `identity` is first read
+    # Objects in this process; not part of the record.
     llm: Maker | None = field(default=None, repr=False)
     above: Run | None = field(default=None, repr=False)  # the run that it was forked from
     children: list[Run] = field(default_factory=list, repr=False)  # those that were forked from it
@@ -142,7 +150,7 @@ class Run:
 
     @property
     def logprob(self) -> float:
-        """Of the whole answer, as the model itself has it."""
+        """The log-probability of the whole answer under the model's own distribution."""
         return sum(token.raw_logprob for token in self.tokens)
 
     @property
@@ -152,13 +160,13 @@ class Run:
 
     @property
     def identity(self) -> str:
-        """The hash of the model's files; empty where nobody knows it."""
+        """The hash of the model's files; empty if it is not known."""
         if not self.model_hash and self.llm is not None:
             self.model_hash = self.llm.model_hash
         return self.model_hash
 
     def drawn_with(self, at: int) -> Past:
-        """The options, the seed and the salt that chose the token at this place."""
+        """Returns the options, the seed and the salt that the token at this place was drawn with."""
         place = bisect_right(self.past, at, key=lambda past: past.until)  # they ascend
         if place < len(self.past):
             return self.past[place]
@@ -167,22 +175,22 @@ class Run:
     # ── questions ──────────────────────────────────────────────────────────────────────────────────────────
 
     def explain(self, at: int, *, llm: Maker | None = None, **overrides: Any) -> Explanation:
-        """Why the token at this place is what it is. Any option of `Sampling` makes it a what-if, with the
-        same luck. The place behind the last token is that of the token which ended the run."""
+        """Explains why the token at this place was chosen. Any option of `Sampling` makes it a what-if, with
+        the same luck. The place after the last token is that of the token that ended the run."""
         return self._maker(llm).explain(self, at, **overrides)
 
     def fork(self, at: int, *, llm: Maker | None = None, **options: Any) -> Run:
-        """A new run with the first `at` tokens of this one. It goes on with `token=` or `text=`, or with
-        other options (`temperature=0.3`), or, if nothing is given, with new luck."""
+        """Returns a new run with the first `at` tokens of this one. It continues with `token=` or `text=`,
+        with other options (`temperature=0.3`), or, if nothing is given, with new luck."""
         return self._maker(llm).fork(self, at, **options)
 
     def rewind(self, at: int) -> Run:
-        """The first `at` tokens, as a run of its own beside this one. Nothing is computed or lost."""
+        """Returns the first `at` tokens as a new run. Nothing is computed, and this run stays as it is."""
         if not 0 <= at <= len(self.tokens):
             raise TraceError(f"at is {at}; a number of tokens from 0 to {len(self.tokens)} is expected")
         made = replace(self, id=os.urandom(8).hex(), created=time.time(), tokens=self.tokens[:at], end=None)
         shown = "".join([token.text for token in made.tokens])
-        # What was held back, of a character or of what might have been a stop string, is certain now.
+        # Text that was held back (part of a character, a possible stop string) belongs to it now.
         characters = TextStream()
         whole = characters.feed(b"".join([token.bytes for token in made.tokens])) + characters.flush()
         made.tail = whole[len(shown) :]
@@ -193,18 +201,18 @@ class Run:
         return made
 
     def replay(self, llm: Maker | None = None, *, first: int = 0, strict: bool = True) -> Verdict:
-        """Compute it once more, from the token `first` on, and compare every number. A run of another model
-        is an error, unless it is not `strict`: then the verdict says so."""
+        """Computes the run again, from the token `first` on, and compares every number. If another model made
+        the run, this raises, or, unless `strict`, the verdict says so."""
         return self._maker(llm).replay(self, first=first, strict=strict)
 
-    def tree(self) -> Family:
-        """All runs that came of the same one, by forks and samples, as far as they are at hand."""
-        from glassloop.trace.family import Family
+    def tree(self) -> RunTree:
+        """Returns all runs that descend from the same request, by forks and samples, as far as loaded."""
+        from glassloop.trace.run_tree import RunTree
 
-        return Family.of(self)
+        return RunTree.of(self)
 
     def descend(self, parent: Run, at: int, reason: str) -> None:
-        """This run has its first `at` tokens from another."""
+        """Makes this run a fork of another, with whose first `at` tokens it begins."""
         kept = tuple(past for past in parent.past if past.until < at)
         last = parent.drawn_with(at - 1) if at else None
         self.past = kept if last is None else (*kept, replace(last, until=at))
@@ -222,16 +230,17 @@ class Run:
     # ── files ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def save(self, path: str | PathLike[str], *, tree: bool = False) -> None:
-        """Write it, with the other samples of its request, as a `.glass` file: all of it, or nothing. With
-        `tree`, also every other run that came of the same one."""
+        """Writes the run and the other samples of its request as a `.glass` file, or nothing if that fails.
+        With `tree`, writes all runs of its tree."""
         from glassloop.trace.file import write
 
-        write(path, self.tree().from_run(self) if tree else [self, *_others(self)])
+        others = [other for other in self.samples if other is not self]
+        write(path, self.tree().from_run(self) if tree else [self, *others])
 
     @staticmethod
     def load(path: str | PathLike[str], *, llm: Maker | None = None) -> Run:
-        """The first run of a `.glass` file; the others are in its `samples` and its `tree()`. With `llm` it
-        can be explained and forked; if that is another model it is an error."""
+        """Returns the first run of a `.glass` file; the others are in its `samples` and its `tree()`. With
+        `llm` it can be explained and forked; raises if that is another model."""
         from glassloop.trace.file import read
 
         runs = read(path)
@@ -240,7 +249,7 @@ class Run:
         return runs[0]
 
     def attach(self, llm: Maker | None) -> None:
-        """From now on this is the model that is asked."""
+        """Makes this the model that explains, forks and replays the run."""
         if llm is not None and self.model_hash and self.model_hash != llm.model_hash:
             raise TraceError(
                 f"run {self.id} was made by another model: {self.model} ({self.model_hash[:12]}…),"
@@ -249,40 +258,26 @@ class Run:
         self.llm = llm
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it; docs/trace-format.md describes it."""
-        return {
-            "id": self.id,
-            "model": self.model,
+        """Returns the run as JSON has it; docs/trace-format.md describes it."""
+        speed = self.timings.tokens_per_second(len(self.tokens))
+        return {name: getattr(self, name) for name in _IN_JSON} | {
             "model_hash": self.model_hash or None,
-            "prompt": self.prompt,
-            "prompt_ids": self.prompt_ids,
+            "usage": self.usage.to_dict(),
+            "timings": asdict(self.timings) | {"tokens_per_second": speed},
+            "drafts": asdict(self.drafts),
+            "sampling": self.sampling.to_dict(),
             "prompt_tokens": [token.to_dict() for token in self.prompt_tokens],
-            "text": self.text,
-            "token_ids": self.token_ids,
             "tokens": [token.to_dict() for token in self.tokens],
             "end": None if self.end is None else self.end.to_dict(),
-            "finish_reason": self.finish_reason,
-            "stop_reason": self.stop_reason,
-            "usage": {**asdict(self.usage), "total_tokens": self.usage.total_tokens},
-            "timings": {
-                **asdict(self.timings),
-                "tokens_per_second": self.timings.tokens_per_second(len(self.tokens)),
-            },
-            "drafts": asdict(self.drafts),
-            "seed": self.seed,
-            "salt": self.salt,
-            "ops": self.ops,
-            "parent": self.parent,
-            "fork_at": self.fork_at,
-            "reason": self.reason,
-            "sampling": self.sampling.to_dict(),
-            "created": self.created,
         }
 
     def __repr__(self) -> str:
-        shown = self.text if len(self.text) <= 60 else self.text[:57] + "..."
-        return f"Run({self.id}, {len(self.tokens)} tokens, {self.finish_reason or 'running'}: {shown!r})"
+        ended = self.finish_reason or "running"
+        return f"Run({self.id}, {len(self.tokens)} tokens, {ended}: {cut(self.text, 60)!r})"
 
 
-def _others(run: Run) -> list[Run]:
-    return [other for other in run.samples if other is not run]
+# The fields and properties that `Run.to_dict` copies.
+_IN_JSON = (
+    *("id", "created", "model", "ops", "prompt", "prompt_ids", "text", "token_ids", "finish_reason"),
+    *("stop_reason", "seed", "salt", "parent", "fork_at", "reason"),
+)

@@ -1,7 +1,8 @@
-"""The store: runs in one SQLite file, which several processes may use at once and a killed one leaves whole.
+"""The store: runs in one SQLite file, which several processes may use at once.
 
 A run is a row with the bytes of its `.glass` file and columns to find and list it by. A write is one
-transaction in the write-ahead log, so it is there in full or not at all; reading never waits for a writer.
+transaction in the write-ahead log, so a process that is killed leaves no half-written run, and reading never
+waits for a writer.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from glassloop.errors import StoreError, TraceError
-from glassloop.trace.entry import Entry, Kept, entry_of, facts_of
-from glassloop.trace.family import link
+from glassloop.trace.entry import Kept, RunEntry, entry_of, facts_of
 from glassloop.trace.file import from_bytes, to_bytes, write
 from glassloop.trace.run import Run
-from glassloop.trace.tables import prepare, roll_back, touch
+from glassloop.trace.run_tree import link
+from glassloop.trace.tables import prepare, touch, transaction
 from glassloop.trace.validate import replace_surrogates
 from glassloop.trace.writer import Item, Writer
 
 _PATIENCE = 30.0  # seconds to wait for another process to finish writing
-_MOST_FAMILY = 4096  # runs that are read with one of them
+_MOST_RELATED = 4096  # runs of a tree that are read with one of them
 _SHOWN = "id, created, model, prompt, text, tokens, finish_reason, seed, parent, length(data)"
 
 
@@ -41,10 +42,10 @@ def default_path() -> Path:
 
 
 class Store:
-    """May be used from any thread. The file is made when the first run is added.
+    """A store of runs, for use from any thread. The file is created when the first run is added.
 
-    `patience` is how many seconds a write waits for other processes. `origin` is noted with every run that
-    is added ("server" by servers), and `prune` can be kept to those.
+    `patience` is how many seconds a write waits for other processes. `origin` is stored with every run that
+    is added (servers use "server"), and `prune` can be limited to one origin.
     """
 
     def __init__(
@@ -53,14 +54,14 @@ class Store:
         self.path = default_path() if path is None else Path(path)
         self._patience = patience
         self._origin = origin
-        # Two connections, so that nobody who reads waits while a write waits for another process.
+        # Two connections, so that reads do not wait while a write waits for another process.
         self._reader = _Connection(self._connect)
         self._writing = _Connection(self._connect)
         self._writer = Writer(self._add_all)
 
     @classmethod
     def of(cls, store: Store | str | Path | bool | None) -> Store | None:
-        """The store that a caller means: none, the user's own, the one at a path, or this."""
+        """Returns a store: none, the user's own (True), the one at a path, or the given one."""
         if store is None or store is False:
             return None
         if store is True:
@@ -70,47 +71,46 @@ class Store:
     # ── writing ────────────────────────────────────────────────────────────────────────────────────────────
 
     def check(self) -> None:
-        """Raises unless the store can be opened and written; a new one is made."""
+        """Raises unless the store can be opened and written. Creates the file if there is none."""
         with self._errors(), self._writing.used() as connection:
             touch(connection)
 
     def add(self, *runs: Run) -> None:
-        """Keep these; they are on disk when this returns. One that was there already is replaced."""
+        """Writes runs; they are on disk when this returns. A run with the same id is replaced."""
         self._add_all([Item(run) for run in runs])
 
     def put(self, run: Run, *, tree: str | None = None, name: str | None = None) -> None:
-        """Keep it soon, as it is now: a thread of the store's own writes it, with others that have come
-        meanwhile. `tree` and `name` are what a server lists it by."""
+        """Writes a run, as it is now, on the store's thread. `tree` and `name` are for a server's list."""
         now = copy(run)
-        now.tokens = list(run.tokens)  # the engine may go on with it before it is written
+        now.tokens = list(run.tokens)  # the engine may continue the run before it is written
         self._writer.put(Item(now, tree, name))
 
     def flush(self) -> None:
-        """Wait until all that was put is written. What went wrong on the way is raised here."""
+        """Waits until all runs that were put are written. Raises if some could not be written."""
         self._writer.flush()
 
     def on_failure(self, tell: Callable[[Run, Exception, bool], None]) -> None:
-        """Has `tell` called, on the writing thread, for each run that was put and could not be written; once
-        more, with True, when it was given up."""
+        """Has `tell` called, on the writing thread, when a run that was put could not be written: with False
+        when it will be tried again, and with True when it was given up."""
         self._writer.failed = tell
 
     @property
     def unwritten(self) -> int:
-        """How many runs that were put have failed to be written, and are tried again."""
+        """How many runs that were put could not be written yet and will be tried again."""
         return self._writer.unwritten
 
     def remove(self, *names: str) -> int:
-        """Forget these runs; how many there were. Their forks stay, each whole in itself."""
+        """Deletes runs and returns how many there were. Their forks stay, and are complete without them."""
         ids = [self._id(name) for name in names]
         return sum(self._delete(each) for each in ids)
 
     def remove_soon(self, id: str) -> Future[int]:
-        """Forgets a run after all that was put before, so that no earlier `put` brings it back. It is gone
-        when this is done; how many there were, 0 or 1, is the result."""
+        """Deletes a run on the store's own thread, after all writes that were put before. The result is how
+        many there were, 0 or 1."""
         return self._writer.call(lambda: self._delete(id), without=id)
 
     def prune(self, keep: int, origin: str | None = None) -> int:
-        """Forget all but the newest so many, of one origin or of all; how many were forgotten."""
+        """Deletes all runs, of one origin or of all, except the newest `keep`, and returns how many."""
         if keep < 0:
             raise TraceError(f"keep is {keep}; a number of runs from 0 up is expected")
         own, values = ("", ()) if origin is None else ("WHERE origin = ?", (origin,))
@@ -125,15 +125,15 @@ class Store:
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def list(self, limit: int | None = None) -> Sequence[Entry]:
-        """The newest first. A row that cannot be understood is left out."""
+    def list(self, limit: int | None = None) -> Sequence[RunEntry]:
+        """Returns the stored runs, the newest first. A row that cannot be read is left out."""
         rows = self._select(
             f"SELECT {_SHOWN} FROM runs ORDER BY number DESC LIMIT ?", -1 if limit is None else limit
         )
         return [entry for row in rows if (entry := entry_of(row)) is not None]
 
     def kept(self, limit: int, tree: str | None = None) -> Sequence[Kept]:
-        """The newest, of one tree or of all, as a server lists them."""
+        """Returns the newest runs, of one tree or of all, with what a server's list shows."""
         where, values = ("", ()) if tree is None else ("WHERE tree = ?", (tree,))
         rows = self._select(
             f"SELECT {_SHOWN}, tree, name, facts FROM runs {where} ORDER BY number DESC LIMIT ?",
@@ -144,31 +144,31 @@ class Store:
         return [each for each in made if each is not None]
 
     def get(self, name: str) -> Run:
-        """A run by its id, by the beginning of it if no other begins so, or the `last`; with what is kept of
-        its family (`run.tree()`)."""
+        """Returns a run by its id, by the beginning of its id if that is unique, or the `last` one, linked
+        with the other stored runs of its tree (`run.tree()`)."""
         own = self._id(name)
         run = self.run(own)
         if run is None:
             raise TraceError(f"there is no run {own!r} in {self.path}")
-        self._find_family(run)
+        self._link_tree(run)
         return run
 
     def run(self, id: str) -> Run | None:
-        """A run by its id, alone, if it is there."""
+        """Returns a run by its id, not linked with others, or None."""
         rows = self._select("SELECT data FROM runs WHERE id = ?", id)
         return self._read(id, rows[0][0]) if rows else None
 
     def tree_of(self, id: str) -> tuple[str, str | None]:
-        """The tree that a run is in, and its name there."""
+        """Returns the tree that a run is in, and its name there."""
         rows = self._select("SELECT tree, request, name FROM runs WHERE id = ?", id)
         return (str(rows[0][0] or rows[0][1]), rows[0][2]) if rows else (id, None)
 
     def is_from_server(self, id: str) -> bool:
-        """Whether a server wrote it: then others may have chosen what is in it."""
+        """Returns whether a server wrote the run, so that its contents are untrusted."""
         return bool(self._select("SELECT 1 FROM runs WHERE id = ? AND origin IS NOT NULL", id))
 
     def export(self, name: str, path: str | Path, *, tree: bool = False) -> None:
-        """Write a run, or with `tree` its whole family, as a `.glass` file."""
+        """Writes a run, or with `tree` its whole tree, as a `.glass` file."""
         run = self.get(name)
         write(path, run.tree().from_run(run) if tree else [run])
 
@@ -201,7 +201,7 @@ class Store:
         shown = (run.model, None if run.prompt is None else run.prompt, run.text)
         texts = [None if text is None else replace_surrogates(text) for text in shown]
         counts = (len(run.tokens), run.finish_reason, str(run.seed))
-        # Without a tree of its own it is in that of its parent.
+        # If no tree is given it stays in its old tree, or is put into that of its parent.
         tree = (item.tree, run.id, run.parent, request)
         return (
             *(run.id, request, run.parent, run.created),
@@ -230,7 +230,7 @@ class Store:
                 update = "UPDATE runs SET facts = ? WHERE id = ? AND facts IS NULL"
                 self._writer.call(lambda: self._execute(update, facts, entry.id))
             return Kept(entry, str(tree or entry.id), name, json.loads(facts))
-        except (TraceError, TypeError, ValueError):  # one bad row must not hide the others
+        except (TraceError, TypeError, ValueError):  # a bad row must not hide the others
             return None
 
     def _read(self, id: str, data: Any) -> Run:
@@ -247,7 +247,7 @@ class Store:
             if not found:
                 raise TraceError(f"there is no run in {self.path} yet")
             return str(found[0][0])
-        # A beginning is a range: no wildcard in it can mean anything else.
+        # A range, not LIKE, so that wildcards in the name have no meaning.
         found = self._select(
             "SELECT id FROM runs WHERE id >= ? AND id < ? LIMIT 3", name, name + "\U0010ffff"
         )
@@ -260,8 +260,8 @@ class Store:
             raise TraceError(f"several runs begin with {name!r}: {', '.join(ids[:2])} …")
         return ids[0]
 
-    def _find_family(self, run: Run) -> None:
-        """Links a run with everything that hangs together with it by parents, forks and samples. Rows that
+    def _link_tree(self, run: Run) -> None:
+        """Links a run with all stored runs that are connected to it by parents, forks and samples. Rows that
         cannot be read are left out."""
         rows = self._select(
             """WITH RECURSIVE kin(id, request, parent) AS (
@@ -273,7 +273,7 @@ class Store:
             ) SELECT runs.id, runs.request, runs.data FROM runs JOIN kin ON kin.id = runs.id
             ORDER BY runs.number""",
             run.id,
-            _MOST_FAMILY,
+            _MOST_RELATED,
         )
         runs, requests = [], []
         for id, request, data in rows:
@@ -285,7 +285,7 @@ class Store:
         of_request: dict[str, list[str]] = {}
         for each, request in zip(runs, requests, strict=True):
             of_request.setdefault(request, []).append(each.id)
-        with suppress(TraceError):  # rows whose parents go in a circle: the run stands alone
+        with suppress(TraceError):  # if parents form a circle, the run is not linked
             link(runs, [of_request[request] for request in requests])
 
     # ── SQLite ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -302,14 +302,8 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._errors(), self._writing.used() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                roll_back(connection)
-                raise
+        with self._errors(), self._writing.used() as connection, transaction(connection):
+            yield connection
 
     def _connect(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -341,7 +335,7 @@ class Store:
 
 
 class _Connection:
-    """A connection that is made when it is first used, by one thread at a time."""
+    """A connection that is opened when it is first used, and used by one thread at a time."""
 
     def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
         self._connect = connect

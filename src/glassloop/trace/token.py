@@ -1,25 +1,27 @@
-"""A token of a run with its reasons: what was likely, what the stages made of that, and why this one won."""
+"""A token of a run with its reasons: what was likely, what the stages changed, and why this token won."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from glassloop.decode.chosen import Chosen
+from glassloop.decode.chosen import RECORD, Chosen
 
-# Where a token came from: drawn or argmax, given by the caller, guessed by a drafter and confirmed, a beam.
+# Where a token came from: drawn or argmax, given by the caller, a draft that was accepted, a beam search.
 Source = Literal["sampled", "forced", "draft", "beam"]
-Drafter = Literal["lookup", "model"]  # who guesses: what followed the same tokens before, or a draft model
+# What proposes drafts: earlier text with the same tokens, or a draft model.
+Drafter = Literal["lookup", "model"]
 Pieces = Callable[[int], str]
 
 
 class Alternative(NamedTuple):
-    """A token that the model thought likely at this place, the chosen one included."""
+    """A token that the model found likely at this place; the chosen one may be among them."""
 
     id: int
     text: str
-    logprob: float  # after the stages; minus infinity where one of them removed it
+    logprob: float  # after the stages; minus infinity if a stage removed the token
     raw_logprob: float  # the model's own
 
     def to_dict(self) -> dict[str, Any]:
@@ -27,16 +29,21 @@ class Alternative(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """What a drafter had guessed where the run itself chose another token."""
+    """A draft that was not accepted, because the run chose another token there."""
 
     id: int
     text: str
     by: Drafter
-    dropped: int  # guesses after it, which went with it and were never judged
+    dropped: int  # drafts after it, which were dropped without being judged
+
+
+def _number(name: str, doc: str) -> Any:
+    """Returns a property that reads a number of the token's choice."""
+    return property(attrgetter(f"chosen.{name}"), doc=doc)
 
 
 class Token:
-    """Every number here is over the whole vocabulary. Ranks count from 1."""
+    """A token and how it was chosen. Every number is over the whole vocabulary; ranks count from 1."""
 
     __slots__ = ("_pieces", "bytes", "chosen", "refused", "sample", "seconds", "source", "text")
 
@@ -52,18 +59,32 @@ class Token:
         refused: Refusal | None = None,
     ) -> None:
         self.chosen = chosen
-        # What became certain with this token: a character, or what is no stop string, may need several.
+        # The text that became certain with this token. A character, or a text that might have been the
+        # beginning of a stop string, may take several tokens.
         self.text = text
         self.bytes = data
         self.source: Source = source
         self.seconds = seconds  # since the request came
-        self.sample = sample  # of which of a request's samples
-        self.refused = refused  # a guess at this place that was wrong
+        self.sample = sample  # the number of the sample within its request
+        self.refused = refused  # a draft for this place that was not accepted
         self._pieces = pieces
 
-    @property
-    def id(self) -> int:
-        return self.chosen.id
+    id: int = _number("id", "The token's number in the vocabulary.")
+    logprob: float = _number(
+        "logprob",
+        "The log-probability after the stages, in the distribution that was drawn from. Minus infinity if a"
+        " stage had removed the token and it was forced.",
+    )
+    raw_logprob: float = _number("raw_logprob", "The model's own log-probability.")
+    rank: int = _number("rank", "The rank in the model's own order.")
+    rank_after: int = _number("rank_after", "The rank among the tokens that the stages left.")
+    entropy: float = _number("entropy", "The entropy of the model's own distribution, in nats.")
+    log_sum_exp: float = _number("log_sum_exp", "The log-sum-exp of the model's own logits.")
+    luck: float = _number("luck", "The Gumbel noise that was added to the token's logit.")
+    margin: float = _number(
+        "margin", "By how much logit + luck exceeded the runner-up's; infinite if there was no runner-up."
+    )
+    runner_up: int | None = _number("runner_up", "The token that came second, if any.")
 
     @property
     def piece(self) -> str:
@@ -71,52 +92,8 @@ class Token:
         return self._pieces(self.chosen.id)
 
     @property
-    def logprob(self) -> float:
-        """After the stages: of the distribution that was drawn from. Minus infinity if a stage had removed it
-        and it was forced."""
-        return self.chosen.logprob
-
-    @property
-    def raw_logprob(self) -> float:
-        """The model's own."""
-        return self.chosen.raw_logprob
-
-    @property
-    def rank(self) -> int:
-        """In the model's own order."""
-        return self.chosen.rank
-
-    @property
-    def rank_after(self) -> int:
-        """Among those that the stages left."""
-        return self.chosen.rank_after
-
-    @property
-    def entropy(self) -> float:
-        """Of the model's own distribution, in nats."""
-        return self.chosen.entropy
-
-    @property
-    def log_sum_exp(self) -> float:
-        """Of the model's own logits."""
-        return self.chosen.log_sum_exp
-
-    @property
-    def luck(self) -> float:
-        return self.chosen.luck
-
-    @property
-    def margin(self) -> float:
-        """By how much logit + luck exceeded the runner-up's; infinite where there was none."""
-        return self.chosen.margin
-
-    @property
-    def runner_up(self) -> int | None:
-        return self.chosen.runner_up
-
-    @property
     def alternatives(self) -> tuple[Alternative, ...]:
-        """The model's own favourites, most likely first."""
+        """The tokens that the model itself found most likely, the likeliest first."""
         piece = self._pieces
         return tuple(
             Alternative(token, piece(token), after, raw)
@@ -125,58 +102,37 @@ class Token:
 
     @property
     def record(self) -> tuple[object, ...]:
-        """All that the promises speak of: the same request has the same record, to the last bit."""
-        chosen = self.chosen
-        numbers = (chosen.logprob, chosen.raw_logprob, chosen.entropy, chosen.log_sum_exp, chosen.luck)
-        return (
-            chosen.id,
-            self.text,
-            self.bytes,
-            chosen.rank,
-            chosen.rank_after,
-            chosen.runner_up,
-            chosen.margin,
-            *numbers,
-            chosen.packed_alternatives,
-        )
+        """All that must be the same, to the last bit, when the same request is computed again."""
+        return self.text, self.bytes, self.chosen
 
     def __eq__(self, other: object) -> bool:
-        """The same record. When a token came, and what somebody had guessed, is no part of that."""
+        """Compares records. The time of a token and its refused draft are not part of them."""
         return isinstance(other, Token) and self.record == other.record
 
     def __hash__(self) -> int:
         return hash(self.record)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        plain = {name: _plain(getattr(self, name)) for name in _SHOWN}
-        plain["bytes"] = self.bytes.hex()
-        plain["refused"] = None if self.refused is None else self.refused._asdict()
-        plain["alternatives"] = [alternative.to_dict() for alternative in self.alternatives]
-        return plain
+        """Returns the token as JSON has it."""
+        return {
+            "id": self.id,
+            "text": self.text,
+            "bytes": self.bytes.hex(),
+            **{name: _plain(getattr(self.chosen, name)) for name in _NUMBERS if name != "id"},
+            "source": self.source,
+            "seconds": self.seconds,
+            "refused": None if self.refused is None else self.refused._asdict(),
+            "alternatives": [alternative.to_dict() for alternative in self.alternatives],
+        }
 
     def __repr__(self) -> str:
         return f"Token({self.id}, {self.piece!r}, logprob={self.logprob:.4f}, rank={self.rank})"
 
 
-_SHOWN = (
-    "id",
-    "text",
-    "bytes",
-    "logprob",
-    "raw_logprob",
-    "rank",
-    "rank_after",
-    "entropy",
-    "log_sum_exp",
-    "luck",
-    "margin",
-    "runner_up",
-    "source",
-    "seconds",
-)
+# The numbers of a choice that a token shows, in the order above.
+_NUMBERS = tuple(name for name in vars(Token) if name in (RECORD.names or ()))
 
 
 def _plain(value: Any) -> Any:
-    """Infinity is no number in JSON, and becomes null."""
+    """Returns the value, with None for infinity, which JSON does not have."""
     return None if value in (inf, -inf) else value

@@ -1,8 +1,8 @@
-"""The one validator of a `.glass` header: every field has the type, the range and the length that the rest of
-the code relies on. docs/trace-header.schema.json says the same for other programs, as far as a schema can.
+"""The validator of a `.glass` header: every field has the type, range and length that the rest of the code
+relies on. docs/trace-header.schema.json says the same for other programs, as far as a schema can.
 
-A file is input that anyone may have made. What passes here can be shown, listed, saved and linked without
-another check; whether its token ids and its length fit a model is the engine's question.
+A file is untrusted input. A run that passes here can be shown, listed, saved and linked without another
+check; whether its token ids and its length fit a model is checked by the engine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from glassloop.errors import TraceError
@@ -26,9 +26,8 @@ _MOST_SECONDS = 1e12  # a duration; also keeps sums of durations finite
 _LAST_YEAR = 253_402_300_799  # the last second of the year 9999, beyond which there are no dates
 _MOST_PAST = 4096  # forks of forks
 _MOST_SAMPLES = 1024  # as many as `Sampling.n` allows
-_LARGEST = 1e308  # of any number: beyond it is no float64
+_LARGEST = 1e308  # of any number, so that it fits a float64
 
-_RUN_ID = re.compile(r"[0-9a-f]{16}")
 _MODEL_HASH = re.compile(r"([0-9a-f]{64}(\+[a-z0-9_]{1,16})?)?")
 _POSITION = re.compile(r"0|[1-9][0-9]{0,9}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -47,14 +46,14 @@ def read_header(data: bytes) -> Header:
     if not isinstance(parsed, dict):
         raise TraceError("the header is not an object")
     header = {replace_surrogates(name): _plain(printable(name), each, 1) for name, each in parsed.items()}
-    _check_object("", header, _FIELDS, optional=_OPTIONAL)
+    _object_of(FIELDS, optional=("refused",))("", header)  # older files do not have `refused`
     _check_counts(header)
     return header
 
 
 def replace_surrogates(text: str) -> str:
-    """Returns the text with each lone surrogate, which UTF-8 cannot hold, replaced by U+FFFD. Files of ours
-    may have them: in the name of a model whose path is not UTF-8."""
+    """Returns the text with each lone surrogate, which UTF-8 cannot hold, replaced by U+FFFD. Our own
+    files may contain them, in the name of a model whose path is not UTF-8."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
@@ -69,7 +68,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number in JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _plain(name: str, value: Any, depth: int) -> Any:
@@ -93,64 +92,48 @@ def _plain(name: str, value: Any, depth: int) -> Any:
 # ── checks of one value ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _wrong(name: str, value: object, expected: str) -> TraceError:
-    return TraceError(f"{name} is {shown(value)}; {expected} is expected")
+def _must_be(expected: str, right: Callable[[Any], bool]) -> Check:
+    """Returns a check that a value is right; its error says what is expected."""
+
+    def check(name: str, value: Any) -> None:
+        if not right(value):
+            raise TraceError(f"{name} is {shown(value)}; {expected} is expected")
+
+    return check
 
 
 def _whole(low: int, high: int) -> Check:
-    def check(name: str, value: Any) -> None:
-        if type(value) is not int or not low <= value <= high:
-            raise _wrong(name, value, f"a whole number from {low} to {high}")
-
-    return check
+    return _must_be(f"a whole number from {low} to {high}", lambda it: type(it) is int and low <= it <= high)
 
 
 def _number(low: float, high: float) -> Check:
-    def check(name: str, value: Any) -> None:
-        if type(value) not in (int, float) or not low <= value <= high:
-            raise _wrong(name, value, f"a number from {low:g} to {high:g}")
-
-    return check
+    expected = f"a number from {low:g} to {high:g}"
+    return _must_be(expected, lambda it: type(it) in (int, float) and low <= it <= high)
 
 
-def _seconds(name: str, value: Any) -> None:
-    """Speeds are counts divided by these, so a value that no clock measures would overflow."""
-    _number(0, _MOST_SECONDS)(name, value)
-    if 0 < value < 1e-12:
-        raise _wrong(name, value, "0 or a number from 1e-12")
+def _text(most: int = _MOST_COUNT) -> Check:
+    expected = "a text" if most == _MOST_COUNT else f"a text of at most {most} characters"
+    return _must_be(expected, lambda it: isinstance(it, str) and len(it) <= most)
 
 
-def _text(most: int | None = None, pattern: re.Pattern[str] | None = None, what: str = "a text") -> Check:
-    def check(name: str, value: Any) -> None:
-        if not isinstance(value, str) or (pattern is not None and not pattern.fullmatch(value)):
-            raise _wrong(name, value, what)
-        if most is not None and len(value) > most:
-            raise TraceError(f"{name} has {len(value)} characters; at most {most} are expected")
-
-    return check
+def _matching(pattern: re.Pattern[str], expected: str) -> Check:
+    return _must_be(expected, lambda it: isinstance(it, str) and pattern.fullmatch(it) is not None)
 
 
 def _one_of(*allowed: object) -> Check:
-    def check(name: str, value: Any) -> None:
-        if not any(type(value) is type(each) and value == each for each in allowed):
-            shown = ", ".join("null" if each is None else str(each) for each in allowed)
-            raise _wrong(name, value, f"one of {shown}")
-
-    return check
+    names = ", ".join("null" if each is None else str(each) for each in allowed)
+    return _must_be(
+        f"one of {names}", lambda it: any(type(it) is type(each) and it == each for each in allowed)
+    )
 
 
 def _optional(check: Check) -> Check:
-    def checked(name: str, value: Any) -> None:
-        if value is not None:
-            check(name, value)
-
-    return checked
+    return lambda name, value: None if value is None else check(name, value)
 
 
 def _list(item: Check, least: int = 0, most: int = _MOST_COUNT, unique: bool = False) -> Check:
     def check(name: str, value: Any) -> None:
-        if not isinstance(value, list):
-            raise _wrong(name, value, "a list")
+        _is_list(name, value)
         if not least <= len(value) <= most:
             raise TraceError(f"{name} has {len(value)} entries; {least} to {most} are expected")
         for place, each in enumerate(value):
@@ -164,50 +147,56 @@ def _list(item: Check, least: int = 0, most: int = _MOST_COUNT, unique: bool = F
 def _row(*items: Check) -> Check:
     def check(name: str, value: Any) -> None:
         if not isinstance(value, list) or len(value) != len(items):
-            raise _wrong(name, value, f"a list of {len(items)} entries")
+            raise TraceError(f"{name} is {shown(value)}; a list of {len(items)} entries is expected")
         for place, (item, each) in enumerate(zip(items, value, strict=True)):
             item(f"{name}[{place}]", each)
 
     return check
 
 
-def _object_of(fields: Mapping[str, Check]) -> Check:
+def _object_of(fields: Mapping[str, Check], optional: tuple[str, ...] = ()) -> Check:
     def check(name: str, value: Any) -> None:
-        _check_object(name, value, fields)
+        _is_object(name, value)
+        place = f"{name}." if name else ""
+        for key in value:
+            if key not in fields:
+                raise TraceError(f"{place}{printable(key)} is not a field of the format")
+        for key, field in fields.items():
+            if key in value:
+                field(place + key, value[key])
+            elif key not in optional:
+                raise TraceError(f"{place}{key} is missing")
 
     return check
 
 
-def _check_object(name: str, value: Any, fields: Mapping[str, Check], optional: Sequence[str] = ()) -> None:
-    if not isinstance(value, dict):
-        raise _wrong(name, value, "an object")
-    place = f"{name}." if name else ""
-    for key in value:
-        if key not in fields:
-            raise TraceError(f"{place}{printable(key)} is no field of the format")
-    for key, check in fields.items():
-        if key in value:
-            check(place + key, value[key])
-        elif key not in optional:
-            raise TraceError(f"{place}{key} is missing")
+_is_list = _must_be("a list", lambda it: isinstance(it, list))
+_is_object = _must_be("an object", lambda it: isinstance(it, dict))
+# Speeds are counts divided by these, so a value too small for any clock would overflow.
+_seconds = _must_be(
+    f"0 or a number from 1e-12 to {_MOST_SECONDS:g}",
+    lambda it: type(it) in (int, float) and (it == 0 or 1e-12 <= it <= _MOST_SECONDS),
+)
+_id = _matching(re.compile(r"[0-9a-f]{16}"), "16 hexadecimal digits")
+_token = _whole(0, MOST_ID)
+_count = _whole(0, _MOST_COUNT)
+_word64 = _whole(0, (1 << 64) - 1)
 
 
 # ── checks of fields that are more than one value ──────────────────────────────────────────────────────────
 
 
 def _prompt_ids(name: str, value: Any) -> None:
-    """Like `_list`, for lists that may be as long as a model's context."""
-    if not isinstance(value, list) or not value:
-        raise _wrong(name, value, "a list of at least one token id")
-    for place, each in enumerate(value):
-        if type(each) is not int or not 0 <= each <= MOST_ID:
-            raise _wrong(f"{name}[{place}]", each, f"a token id from 0 to {MOST_ID}")
+    """Checks the same as `_list(_token, least=1)`, but quickly: there may be as many as a context has."""
+    if not (
+        isinstance(value, list) and value and all(type(it) is int and 0 <= it <= MOST_ID for it in value)
+    ):
+        _list(_token, least=1)(name, value)
 
 
 def _sampling(name: str, value: Any) -> None:
-    """Only names, which may be anything here. `Sampling` checks the values when the run is made of them."""
-    if not isinstance(value, dict):
-        raise _wrong(name, value, "an object")
+    """Checks names only. `Sampling` checks the values when the run is made of them."""
+    _is_object(name, value)
     for key in value:
         if len(key) > 64 or not key.isascii() or not key.isprintable():
             raise TraceError(f"{name}.{printable(key)} is not a sampling option")
@@ -221,26 +210,27 @@ def _past(name: str, value: Any) -> None:
 
 
 def _beams(name: str, value: Any) -> None:
-    """A beam's parent stands before it, so a search is a forest."""
+    """Checks that the parent of each beam is listed before it, so that a search is a forest."""
     _list(_BEAM)(name, value)
     known: set[int] = set()
     for place, (number, parent, *_) in enumerate(value):
         if number in known or (parent is not None and parent not in known):
-            raise TraceError(f"{name}[{place}] does not name itself anew and an earlier beam as its parent")
+            raise TraceError(f"{name}[{place}] does not have a new number and an earlier beam as its parent")
         known.add(number)
 
 
 def _forks(name: str, value: Any) -> None:
-    if not isinstance(value, dict):
-        raise _wrong(name, value, "an object")
+    _is_object(name, value)
     for key, count in value.items():
         if not _POSITION.fullmatch(key) or int(key) > _MOST_COUNT:
-            raise _wrong(f"a key of {name}", key, f"a position from 0 to {_MOST_COUNT}")
+            raise TraceError(
+                f"a key of {name} is {shown(key)}; a position from 0 to {_MOST_COUNT} is expected"
+            )
         _count(f"{name}[{key}]", count)
 
 
 def _check_counts(header: Header) -> None:
-    """What fields say of each other."""
+    """Checks what fields say of each other."""
     prompt, made, end = (header[name] for name in ("prompt_records", "records", "end_records"))
     most = len(header["prompt_ids"]) - 1
     if prompt > most:
@@ -250,10 +240,6 @@ def _check_counts(header: Header) -> None:
             raise TraceError(f"refused[{place}][0] is {at}; a token of the answer is expected")
 
 
-_id = _text(pattern=_RUN_ID, what="16 hexadecimal digits")
-_token = _whole(0, MOST_ID)
-_count = _whole(0, _MOST_COUNT)
-_word64 = _whole(0, (1 << 64) - 1)
 _BEAM = _row(
     _count,
     _optional(_count),
@@ -268,7 +254,7 @@ _PAST_FIELDS: dict[str, Check] = {
     "seed": _word64,
     "salt": _word64,
 }
-_FIELDS: dict[str, Check] = {
+FIELDS: dict[str, Check] = {
     "id": _id,
     "created": _number(0, _LAST_YEAR),
     "model": _text(4096),
@@ -286,7 +272,7 @@ _FIELDS: dict[str, Check] = {
     "finish_reason": _one_of("stop", "length", "timeout", "repetition", "cancelled", "error", None),
     "stop_reason": _optional(_text()),
     "cached_tokens": _count,
-    "model_hash": _text(pattern=_MODEL_HASH, what="a SHA-256 or nothing"),
+    "model_hash": _matching(_MODEL_HASH, "a SHA-256 or nothing"),
     "sampling": _sampling,
     "past": _past,
     "samples": _list(_id, most=_MOST_SAMPLES, unique=True),
@@ -300,4 +286,3 @@ _FIELDS: dict[str, Check] = {
     "end_records": _one_of(0, 1),
     "columns": _list(_row(_text(64), _text(2), _count), most=64),
 }
-_OPTIONAL = ("refused",)  # files from before it was kept have none

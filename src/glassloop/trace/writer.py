@@ -1,7 +1,7 @@
-"""A thread that writes runs, so that nothing that makes them waits for a disk.
+"""A thread that writes runs, so that the engine and the server never wait for a disk.
 
-Runs and other jobs are done in the order in which they came. A run that cannot be written now is tried again
-later; only so many wait for that, and whatever is given up is told.
+Runs and other jobs are done in the order in which they came. A run that cannot be written is tried again
+later. The number of runs that wait for that is bounded; those that are given up are reported.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 from glassloop.errors import GlassloopError, StoreError, TraceError
 from glassloop.trace.run import Run
 
-_LINGER = 0.05  # seconds in which more may come, to be written with the first
-_RETRY = 5.0  # seconds until what failed is tried again
+_LINGER = 0.05  # seconds to wait for more runs, which are written together
+_RETRY = 5.0  # seconds until a failed write is tried again
 MOST_UNWRITTEN = 256  # runs that wait to be tried again
 
 
 class Item(NamedTuple):
-    """A run to be kept, with what only its server knows of it."""
+    """A run to be written, with the tree and the name that a server lists it by."""
 
     run: Run
     tree: str | None = None
@@ -33,15 +33,15 @@ class Item(NamedTuple):
 
 class _Job(NamedTuple):
     work: Callable[[], Any]
-    without: str | None  # a run whose failed writes are forgotten first
+    without: str | None  # the id of a run that is not tried again
     done: Future[Any]
 
 
 class Writer:
-    """The thread comes with the first run and goes when there is none left, so nothing has to be closed.
+    """Writes runs on a thread, which starts with the first run and ends when none is left.
 
-    `write` writes some runs, all or none. `failed` is told, on the thread, of each run that could not be
-    written: once when it first failed, and once (True) when it was given up.
+    `write` writes several runs, all or none. `failed` is called, on the thread, for each run that could not
+    be written: with False when it first failed, and with True when it was given up.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Writer:
         self._waiting: list[Item | _Job] = []
         self._hurry = False  # a job is waited for
         self._thread: threading.Thread | None = None
-        # The thread's own: runs to try again by id, oldest first; when; and what a flush has to tell.
+        # Used by the thread alone: runs to try again by id, the oldest first, and when; what `flush` reports.
         self._unwritten: dict[str, Item] = {}
         self._again = 0.0
         self._error: Exception | None = None
@@ -64,7 +64,7 @@ class Writer:
 
     @property
     def unwritten(self) -> int:
-        """How many runs have failed to be written, and will be tried again."""
+        """How many runs could not be written yet and will be tried again."""
         return len(self._unwritten)
 
     def put(self, item: Item) -> None:
@@ -73,8 +73,8 @@ class Writer:
             self._wake()
 
     def call(self, work: Callable[[], Any], without: str | None = None) -> Future[Any]:
-        """Has the thread do something after all that was put before. `without` names a run that is not tried
-        again from then on."""
+        """Runs a job on the thread, after all that was put before. `without` is the id of a run that is not
+        tried again from then on."""
         done: Future[Any] = Future()
         with self._changed:
             self._waiting.append(_Job(work, without, done))
@@ -84,8 +84,8 @@ class Writer:
         return done
 
     def flush(self) -> None:
-        """Waits until everything is written. What cannot be is tried once more, then given up and raised."""
-        # (After a fork of the process the thread is another process's, and so is what it has to write.)
+        """Waits until everything is written. Tries failed runs once more; raises if some are given up."""
+        # (After a fork of the process the thread, and what it has to write, belong to the parent process.)
         if self._thread is not None and self._thread.is_alive():
             self.call(self._give_up).result()
         lost, error, self._lost, self._error = self._lost, self._error, 0, None
@@ -126,13 +126,13 @@ class Writer:
         if self._unwritten and time.monotonic() >= self._again:
             again = dict(self._unwritten)
             self._again = time.monotonic() + _RETRY
-        # A newer state of a run replaces one that still waits.
+        # A newer version of a run replaces one that is still waiting.
         items = again | {item.run.id: item for item in batch}
         if items:
             self._attempt(list(items.values()))
 
     def _attempt(self, items: Sequence[Item]) -> None:
-        """Writes all at once; if that fails, one by one, so that a bad run takes no other along."""
+        """Writes all at once; if that fails, one by one, so that a bad run does not affect the others."""
         try:
             self._write(items)
         except Exception as error:  # a full disk must not end the thread
@@ -150,7 +150,7 @@ class Writer:
                 self._unwritten.pop(item.run.id, None)
             except Exception as error:
                 self._fail(item, error)
-                if _is_busy(error):  # every other one would wait as long
+                if _is_busy(error):  # each of the others would wait as long
                     for other in items[place + 1 :]:
                         self._fail(other, error)
                     return
@@ -158,7 +158,7 @@ class Writer:
     def _fail(self, item: Item, error: Exception) -> None:
         self._error = error
         known = self._unwritten.pop(item.run.id, None) is not None
-        if not isinstance(error, StoreError):  # it is the run's own fault, and will be
+        if not isinstance(error, StoreError):  # the run itself cannot be written; a retry would fail too
             self._lose(item, error)
             return
         if not known:

@@ -1,4 +1,4 @@
-"""`glassloop chat`: a conversation in the terminal whose every token can be asked about, and taken back."""
+"""`glassloop chat`: a conversation in the terminal; every token can be explained, forked and rewound."""
 
 from __future__ import annotations
 
@@ -6,29 +6,25 @@ from typing import Annotated, Any
 
 import typer
 
-from glassloop.cli.options import DEFAULT_MODEL, Model, given, takes_sampling
+from glassloop.cli.options import DEFAULT_MODEL, Keep, Model, given, takes_sampling
 from glassloop.cli.show import Painter, Show
 
-_MOST_TOKENS = 1024  # of an answer, if nothing is said
+_MOST_TOKENS = 1024  # of an answer, by default
 
 
 def chat(
     model: Model = DEFAULT_MODEL,
-    system: Annotated[
-        str | None, typer.Option("--system", help="What the model is told before all else.")
-    ] = None,
+    system: Annotated[str | None, typer.Option("--system", help="The system message.")] = None,
     show: Annotated[
-        Show | None, typer.Option("--show", help="On a terminal, colour the answers by this.")
+        Show | None, typer.Option("--show", help="What to show of the answers' tokens, on a terminal.")
     ] = None,
-    store: Annotated[
-        bool,
-        typer.Option("--store/--no-store", help="Keep the answers for explain, replay and runs."),
-    ] = True,
+    store: Keep = True,
     **options: Any,
 ) -> None:
-    """Talk with a model; /help in it shows what can be asked. Answers have up to 1024 tokens if not told.
+    """Chat with a model; /help lists the commands.
 
-    In a pipe each line of stdin is a message, and the answers are on stdout.
+    An answer has up to 1024 tokens by default. In a pipe each line of stdin is a message, and the answers are
+    on stdout.
     """
     from glassloop.cli.chat.conversation import Conversation
     from glassloop.cli.chat.loop import Chat
@@ -42,7 +38,7 @@ def chat(
     with load(model) as llm:
         talking = Chat(Conversation(llm, sampling, system), Painter(show), store, history)
         talking.run()
-    # A person has seen what went wrong; whoever reads a pipe is told at the end.
+    # On a terminal errors have been seen; in a pipe the exit code reports them.
     if talking.failed and not talking.interactive:
         raise typer.Exit(2)
 

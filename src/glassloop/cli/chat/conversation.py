@@ -1,7 +1,7 @@
-"""A conversation with a model: questions and answers as a tree, in which nothing is ever lost.
+"""A conversation with a model: a tree of questions and answers, in which nothing is lost.
 
-A turn is a question and one answer to it. A fork or a rewind is one more turn beside the old one; the turn
-that we are at, and those above it, are what the model is shown.
+A turn is a question and one answer to it. A fork or a rewind adds a turn beside the old one. The model sees
+the current turn and those above it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Turn:
+    """A question and one answer to it."""
+
     question: str
     run: Run
     above: Turn | None  # the turn before it
@@ -29,7 +31,7 @@ class Turn:
 
     @property
     def path(self) -> list[Turn]:
-        """The turns up to this one, the first one first."""
+        """The turns from the first one to this one."""
         return [*(self.above.path if self.above else []), self]
 
 
@@ -54,24 +56,24 @@ class Conversation:
         return sampling
 
     def __iter__(self) -> Iterator[Turn]:
-        """Each turn before those below it."""
+        """Yields each turn before those below it."""
         waiting = self.roots[::-1]
         while waiting:
             turn = waiting.pop()
             yield turn
             waiting.extend(reversed(turn.below))
 
-    # ── going on ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── adding turns ───────────────────────────────────────────────────────────────────────────────────────
 
     def ask(self, question: str) -> Request:
-        """The request for an answer; whoever has followed it gives it to `add`."""
+        """Returns the request for an answer. When it has ended, its run is given to `add`."""
         return self.llm.prepare(self._prompt(question), self.sampling)
 
     def fork(self, place: int, token: int | None = None, text: str | None = None) -> Request:
         return self.llm.prepare_fork(self.last.run, place, token=token, text=text, sampling=self.sampling)
 
     def add(self, question: str, run: Run, beside: Turn | None = None) -> Turn:
-        """A turn with this answer: after the one we are at, or beside another."""
+        """Adds a turn with this answer, after the current one or beside another, and moves to it."""
         above = self.at if beside is None else beside.above
         turn = Turn(question, run, above)
         (self.roots if above is None else above.below).append(turn)
@@ -79,11 +81,11 @@ class Conversation:
         return turn
 
     def rewind(self, place: int) -> Turn:
-        """The last answer up to this token, as an answer of its own."""
+        """Adds the last answer up to this token as a new turn."""
         return self.add(self.last.question, self.last.run.rewind(place), beside=self.last)
 
     def go(self, name: str) -> Turn:
-        """Be at another turn, found by the beginning of its run's id."""
+        """Makes another turn the current one; `name` is the beginning of its run's id."""
         found = [turn for turn in self if turn.run.id.startswith(name)] if name else []
         if len(found) != 1:
             many = "several answers begin" if found else "no answer here begins"
@@ -100,15 +102,15 @@ class Conversation:
         return self.at
 
     def place(self, name: str | None) -> int:
-        """Which token of the last answer: its number, its text, or, if nothing is said, the most surprising
-        one."""
+        """Returns the place of a token in the last answer. `name` is its number or its text; None stands for
+        the most surprising token."""
         tokens = self.last.run.tokens
         if not tokens:
             raise GlassloopError("the last answer has no tokens")
         if name is None:
             return most_surprising(tokens)
-        bare = name[1:-1] if len(name) > 2 and name[0] == name[-1] and name[0] in "\"'" else name
-        if bare is name and _is_whole(name):
+        bare, quoted = _unquoted(name)
+        if not quoted and name.isascii() and name.removeprefix("-").isdecimal():
             number = int(name) + (len(tokens) if name.startswith("-") else 0)
             if not 0 <= number < len(tokens):
                 raise GlassloopError(f"n is {name}; a token from 0 to {len(tokens) - 1} is expected")
@@ -120,13 +122,11 @@ class Conversation:
         raise GlassloopError(f"no token of the last answer is {name!r}; /tokens shows them")
 
     def named_token(self, place: int, name: str) -> dict[str, Any]:
-        """What a fork is to go on with, as `fork` takes it: a token if the text is one, else the text. In
-        quotes it is meant as it stands; else it has the space before it that the old token has."""
-        quoted = len(name) > 2 and name[0] == name[-1] and name[0] in "\"'"
-        old = self.last.run.tokens[place]
-        forms = [name[1:-1]] if quoted else [name]
-        if not quoted and old.piece.startswith(" "):
-            forms.insert(0, f" {name}")
+        """Returns what a fork continues with, as arguments of `fork`: a token if the text is one, else the
+        text. Without quotes, the text gets a space in front if the old token has one."""
+        bare, quoted = _unquoted(name)
+        spaced = not quoted and self.last.run.tokens[place].piece.startswith(" ")
+        forms = [f" {bare}", bare] if spaced else [bare]
         for form in forms:
             found = self.llm.tokenizer.id_of(form)
             if found is not None and found not in self.llm.tokenizer.special_ids:
@@ -135,33 +135,32 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        return self._messages(self.at)
-
-    def _messages(self, turn: Turn | None) -> list[dict[str, str]]:
         made = [] if self.system is None else [{"role": "system", "content": self.system}]
-        for each in turn.path if turn else []:
-            made.append({"role": "user", "content": each.question})
-            made.append({"role": "assistant", "content": each.run.text})
+        for turn in self.at.path if self.at else []:
+            made.append({"role": "user", "content": turn.question})
+            made.append({"role": "assistant", "content": turn.run.text})
         return made
 
     def _prompt(self, question: str) -> list[int]:
-        """The conversation as token ids. The last answer, and all before it, stay the tokens that the model
-        chose, which another way to cut the same text need not be: so all of it is in the cache."""
+        """Returns the conversation as token ids. Earlier answers keep the tokens that the model chose, even
+        where the tokenizer would split the text differently, so the prefix cache has all of them."""
         encode, messages = self.llm.tokenizer.encode_chat, self.messages
         whole = encode([*messages, {"role": "user", "content": question}])
         if self.at is None:
             return whole
         answered = encode(messages, continue_final=True)
-        if whole[: len(answered)] != answered:  # the template writes an answer anew once it is an old one
+        if whole[: len(answered)] != answered:  # the template changes answers that are not the last
             return whole
         return [*self.at.run.prompt_ids, *self.at.run.token_ids, *whole[len(answered) :]]
 
 
 def most_surprising(tokens: list[Token]) -> int:
-    """The least likely one, to the model itself, of those that nobody forced."""
+    """Returns the place of the token that the model itself found least likely; forced tokens do not count."""
     free = [number for number, token in enumerate(tokens) if token.source != "forced"]
     return min(free or range(len(tokens)), key=lambda number: tokens[number].raw_logprob)
 
 
-def _is_whole(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and text.isascii()
+def _unquoted(name: str) -> tuple[str, bool]:
+    """Returns a text without its quotes, and whether it had any."""
+    quoted = len(name) > 2 and name[0] == name[-1] and name[0] in "\"'"
+    return name[1:-1] if quoted else name, quoted

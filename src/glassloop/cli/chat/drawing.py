@@ -1,8 +1,10 @@
-"""A conversation on one page: its tree, and the path through it to read."""
+"""A conversation as text: its tree, and a transcript of the current path."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from glassloop.shown import cut
 
 if TYPE_CHECKING:
     from glassloop.cli.chat.conversation import Conversation, Turn
@@ -12,29 +14,29 @@ _WIDTH = 44
 
 
 def draw(talk: Conversation) -> str:
-    """Answers to the same question stand below it; a filled circle is on the path that goes on."""
+    """Returns the tree: below each question its answers. A filled circle marks the current path."""
     path = talk.at.path if talk.at else []
     lines: list[str] = []
     _draw(talk.roots, path, "", lines)
-    return "\n".join(lines) or "nothing has been asked yet"
+    return "\n".join(lines) or "no question has been asked yet"
 
 
 def _draw(turns: list[Turn], path: list[Turn], indent: str, lines: list[str]) -> None:
     questions = dict.fromkeys(turn.question for turn in turns)
     for question in questions:
         answers = [turn for turn in turns if turn.question == question]
-        lines.append(f"{indent}› {_cut(question)}")
+        lines.append(f"{indent}› {_line(question)}")
         for turn in answers:
             mark = "●" if turn in path else "○"
             here = "  ← here" if path and turn is path[-1] else ""
-            lines.append(f"{indent}  {mark} {turn.run.id[:8]}  {_cut(_own(turn.run))}{here}")
-            # A conversation without branches stays at the left, however long it is.
+            lines.append(f"{indent}  {mark} {turn.run.id[:8]}  {_line(_own(turn.run))}{here}")
+            # A conversation without branches is not indented, however long it is.
             alone = len(questions) == 1 and len(answers) == 1
             _draw(turn.below, path, indent if alone else indent + "    ", lines)
 
 
 def _own(run: Run) -> str:
-    """What is new in an answer, and how it came to be."""
+    """Returns the part of an answer that is its own, and how it came about."""
     if run.reason is None:
         return run.text + _ending(run)
     if run.reason == "rewound":
@@ -48,7 +50,7 @@ def _ending(run: Run) -> str:
 
 
 def ending(run: Run) -> str:
-    """How an answer ended, where the model did not end it."""
+    """Returns how an answer ended, or nothing if the model ended it."""
     if run.finish_reason == "cancelled":
         return "" if run.stop_reason == "rewound" else "stopped"
     if run.finish_reason == "length":
@@ -65,6 +67,5 @@ def transcript(talk: Conversation) -> str:
     return "\n".join(parts)
 
 
-def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"
+def _line(text: str) -> str:
+    return cut(" ".join(text.split()), _WIDTH)

@@ -1,7 +1,7 @@
-"""What a person types: lines, several of which may be one message, and the history that the arrow keys show.
+"""Messages from the lines of stdin, and the history for the arrow keys.
 
-A line that ends in a backslash goes on; three quotes open a message of many lines and close it. Where stdin
-is no terminal, its lines are read the same way.
+A line that ends in a backslash continues; three quotes open and close a message of many lines, on a terminal
+and in a pipe alike.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ _KEPT = 1000  # lines of history
 
 
 class Lines:
+    """Reads messages from stdin."""
+
     def __init__(self, prompt: str, history: Path | None) -> None:
         self.interactive = sys.stdin.isatty()
-        # The prompt is part of what readline edits only where both ends are the terminal.
+        # readline can edit lines only if stdin and stdout are the terminal.
         self._edited = self.interactive and sys.stdout.isatty()
         self._prompt = prompt
         self._history = history
@@ -26,31 +28,23 @@ class Lines:
             self._read_history()
 
     def message(self) -> str | None:
-        """The next message; None at the end of the input."""
+        """Returns the next message, or None at the end of the input."""
         line = self._line(self._prompt)
         if line is None:
             return None
+        fenced = line.lstrip().startswith(_FENCE)
+        rest: str | None = line.lstrip()[len(_FENCE) :] if fenced else line
         parts = []
-        if line.lstrip().startswith(_FENCE):
-            line = line.lstrip()[len(_FENCE) :]
-            while not line.rstrip().endswith(_FENCE):
-                parts.append(line)
-                more = self._line("… ")
-                if more is None:
-                    return "\n".join(parts).strip("\n")
-                line = more
-            parts.append(line.rstrip()[: -len(_FENCE)])
-            return "\n".join(parts).strip("\n")
-        while line.endswith("\\"):
-            parts.append(line[:-1])
-            more = self._line("… ")
-            if more is None:
-                return "\n".join(parts)
-            line = more
-        return "\n".join([*parts, line])
+        while rest is not None and (not rest.rstrip().endswith(_FENCE) if fenced else rest.endswith("\\")):
+            parts.append(rest if fenced else rest[:-1])
+            rest = self._line("… ")
+        if rest is not None:
+            parts.append(rest.rstrip()[: -len(_FENCE)] if fenced else rest)
+        text = "\n".join(parts)
+        return text.strip("\n") if fenced else text
 
     def close(self) -> None:
-        """Keep the history for the next time."""
+        """Writes the history to its file."""
         if not self._edited or self._history is None:
             return
         import readline
@@ -80,8 +74,8 @@ class Lines:
 
     def _read_history(self) -> None:
         try:
-            import readline  # input() edits the line once this is imported
-        except ImportError:  # as on Windows: the terminal edits the line
+            import readline  # makes input() edit lines
+        except ImportError:  # on Windows the terminal edits lines
             self._history = None
             return
         readline.set_auto_history(True)

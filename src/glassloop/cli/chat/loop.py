@@ -1,4 +1,4 @@
-"""The chat itself: read a message, follow the answer, until the person has had enough."""
+"""The loop of a chat: reads a message and prints the answer, until the end of the input."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 class Chat:
+    """A chat on stdin and stdout."""
+
     def __init__(self, talk: Conversation, painter: Painter, store: bool, history: Path | None) -> None:
         self.talk = talk
         self.over = False
@@ -36,7 +38,7 @@ class Chat:
 
     def run(self) -> None:
         if self.interactive:
-            self.note(f"{self.talk.llm.name} · /help shows what there is, Ctrl-D ends")
+            self.note(f"{self.talk.llm.name} · /help lists the commands, Ctrl-D ends")
         try:
             while not self.over:
                 self._turn()
@@ -68,9 +70,9 @@ class Chat:
             self.note("Ctrl-D or /quit ends the chat")
 
     def answer(self, question: str, request: Request, beside: Turn | None = None) -> None:
-        """Show an answer as it comes. Ctrl-C stops it; what has come stays."""
+        """Prints an answer while it is generated, and adds it. Ctrl-C stops it; the text so far is kept."""
         run, stopped = request.runs[0], False
-        if run.tokens:  # what a fork has from the old answer
+        if run.tokens:  # those that a fork has of the old answer
             old = "".join([token.text for token in run.tokens])
             sys.stdout.write(dim(visible(old)) if self._terminal else old)
         try:

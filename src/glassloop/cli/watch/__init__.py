@@ -1,4 +1,4 @@
-"""`glassloop watch`: a run on the whole screen, token by token, as it comes or as it was recorded."""
+"""`glassloop watch`: a run on the whole screen, token by token, live or recorded."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from glassloop.cli.kept import complete_run
-from glassloop.cli.options import DEFAULT_MODEL, complete_model, given, is_file, takes_sampling
+from glassloop.cli.options import DEFAULT_MODEL, AnyModel, Keep, given, is_file, takes_sampling
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
     from glassloop.trace.run import Run
 
-_ALTERNATIVES = 10  # recorded with each token of a new run, if nothing is said
+_ALTERNATIVES = 10  # recorded with each token of a new run, by default
 
 
 def watch(
@@ -23,32 +23,25 @@ def watch(
         str | None,
         typer.Argument(
             metavar="[PROMPT|RUN|FILE]",
-            help="A text to continue, a run in the store, or a .glass file; the last run if it is not given.",
+            help="A text to continue, a run in the store, or a .glass file. Default: the last run.",
             autocompletion=complete_run,
             show_default=False,
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", "-m", help="A name, a .gguf file or a folder.", autocompletion=complete_model
-        ),
-    ] = None,
-    store: Annotated[
-        bool, typer.Option("--store/--no-store", help="Keep new runs for explain, replay and runs.")
-    ] = True,
+    model: AnyModel = None,
+    store: Keep = True,
     **options: Any,
 ) -> None:
-    """Look at a run on the whole screen: its text, what else was likely, the stages, its forks.
+    """Look at a run on the whole screen: its text, the alternatives, the stages, its forks.
 
-    With a run that was recorded, the options are those of its forks.
+    For a recorded run, the options are those of its forks.
     """
     from importlib.util import find_spec
 
     if find_spec("textual") is None:
         raise GlassloopError("watch needs textual: pip install 'glassloop[tui]'")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise GlassloopError("watch needs a terminal; 'glassloop runs show' tells the same in a pipe")
+        raise GlassloopError("watch needs a terminal; 'glassloop runs show' works in a pipe")
     from glassloop.cli.kept import load, model_of
     from glassloop.decode.sampling import Sampling
 
@@ -75,7 +68,7 @@ takes_sampling(watch, unset=True)
 
 
 def _recorded(what: str | None) -> Run | None:
-    """The run that is meant; None if it is a prompt."""
+    """Returns the run that the argument names, or None if it is a prompt."""
     from glassloop.cli.kept import find_runs
     from glassloop.trace.store import Store
 
@@ -83,7 +76,7 @@ def _recorded(what: str | None) -> Run | None:
         return Store().get("last")
     if what.endswith(".glass") or is_file(Path(what)):
         return find_runs(what)[0]
-    # An id, or the beginning of one that is long enough to be no word.
+    # An id, or the beginning of one that is long enough not to be a word.
     if len(what) >= 6 and set(what) <= set("0123456789abcdef"):
         return Store().get(what)
     return None

@@ -1,7 +1,7 @@
-"""The app of `watch`: which run, which token, which alternative, and whether time goes on.
+"""The app of `watch`. Its state is the run, the token and the alternative that are shown, and the mode.
 
-The engine fills the run in a thread of its own; a clock looks how far it has come. What needs the model is
-asked in a worker, so that no key ever waits.
+The engine fills the run in a thread of its own; a timer reads how far it has come. Calls that need the model
+run in a worker, so that no key has to wait.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from textual.worker import get_current_worker
 from glassloop.cli.kept import keep
 from glassloop.cli.show import surprise_colour
 from glassloop.cli.terminal import quoted, visible
-from glassloop.cli.watch.help import Help
 from glassloop.cli.watch.keys import KEYS, hints
-from glassloop.cli.watch.panels import Bars, TextPanel, Tree, Why, title
+from glassloop.cli.watch.panels import Bars, Help, TextPanel, TreePanel, Why, title
 from glassloop.cli.watch.style import STYLE
 from glassloop.errors import GlassloopError
 from glassloop.trace.shares import Share, shares
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
     from glassloop.trace.run import Run
     from glassloop.trace.token import Token
 
-_TICK = 0.1  # seconds: drawing takes its time from the engine
-_READING = 0.1  # seconds a token when a record is played
-_STILL = 0.15  # seconds that a token must be looked at before the model is asked about it
+_TICK = 0.1  # seconds; drawing more often would slow down the engine
+_READING = 0.1  # seconds per token when a recorded run is played
+_STILL = 0.15  # seconds that a token must be selected before it is explained
 
 
 class Watch(App[None]):
@@ -63,24 +62,24 @@ class Watch(App[None]):
         self.run_shown = run
         self.at = 0
         self.alternative = 0
-        # Standing still, reading along at a person's speed, or at the newest token of a live run.
+        # Paused, moving on at the speed of a reader, or at the newest token of a live run.
         self.mode: Literal["still", "reading", "following"] = "still"
         self.live: list[Request] = [] if request is None else [request]
         self._changes = changes or {}
         self._store = store
         self._unkept: list[Run] = []
         self._seen = -1  # how many tokens the screen shows
-        self._next = 0.0  # when the reader goes on
+        self._next = 0.0  # the time of the next move while reading
         self._shares: list[Share] = []
-        self._told: dict[tuple[str, int], Explanation | str] = {}
+        self._explained: dict[tuple[str, int], Explanation | str] = {}
 
     def compose(self) -> ComposeResult:
         yield Static(id="title")
         yield TextPanel(self.go)
         with Horizontal(id="middle"):
-            yield Bars()
-            yield Why()
-        yield Tree()
+            yield Bars(id="bars")
+            yield Why(id="why")
+        yield TreePanel(id="tree")
         yield Input(id="edit", select_on_focus=False)
         yield Static(id="keys")
 
@@ -126,8 +125,8 @@ class Watch(App[None]):
             self.mode = "still"
             self.go(len(run.tokens) - 1)
         if run.error is not None:
-            self._say(str(run.error))
-            if run is self.run_shown and run.above is not None:  # back to where it came from
+            self._warn(str(run.error))
+            if run is self.run_shown and run.above is not None:  # back to its parent
                 self.run_shown = run.above
                 self.go(run.fork_at or 0)
         elif self._store:
@@ -141,7 +140,7 @@ class Watch(App[None]):
             self._unkept.remove(run)
 
     def finish(self) -> None:
-        """After the screen is gone: what still ran is ended, and is kept as far as it came."""
+        """Cancels live runs and keeps what they have. Called when the screen is closed."""
         for request in self.live:
             self.llm.engine.cancel(request, wait=True)
             if self._store and request.runs[0].tokens:
@@ -153,7 +152,7 @@ class Watch(App[None]):
     def _is_live(self) -> bool:
         return self.run_shown.finish_reason is None
 
-    # ── what is looked at ──────────────────────────────────────────────────────────────────────────────────
+    # ── the selected token ─────────────────────────────────────────────────────────────────────────────────
 
     @property
     def token(self) -> Token | None:
@@ -167,44 +166,41 @@ class Watch(App[None]):
         own = [place for place, share in enumerate(self._shares) if token and share.id == token.id]
         self.alternative = own[0] if own else 0
         self._draw()
-        if token is not None and (self.run_shown.id, self.at) not in self._told:
-            self._ask(self.run_shown, self.at)
+        if token is not None and (self.run_shown.id, self.at) not in self._explained:
+            self._explain(self.run_shown, self.at)
 
     @work(thread=True, exclusive=True, group="why")
-    def _ask(self, run: Run, at: int) -> None:
+    def _explain(self, run: Run, at: int) -> None:
         worker = get_current_worker()
         time.sleep(_STILL)
         if worker.is_cancelled:
             return
         try:
-            told: Explanation | str = self.llm.explain(run, at)
+            found: Explanation | str = self.llm.explain(run, at)
         except GlassloopError as error:
-            told = str(error)
-        self.call_from_thread(self._answer, run.id, at, told)
-
-    def _answer(self, run: str, at: int, told: Explanation | str) -> None:
-        self._told[run, at] = told
-        self._draw()
+            found = str(error)
+        self._explained[run.id, at] = found
+        self.call_from_thread(self._draw)
 
     def _draw(self) -> None:
         run, token = self.run_shown, self.token
         self._seen = len(run.tokens)
         self.query_one("#title", Static).update(title(run, self.at, self.mode), layout=False)
-        self.query_one(TextPanel).show(run, self._prompt(run), self.at)
-        self.query_one(Bars).show(token, self._shares, self.alternative)
-        self.query_one(Why).show(token, self._told.get((run.id, self.at)))
-        self.query_one(Tree).show(run)
+        self.query_one(TextPanel).show((run, self._prompt(run), self.at))
+        self.query_one(Bars).show((token, self._shares, self.alternative))
+        self.query_one(Why).show((token, self._explained.get((run.id, self.at))))
+        self.query_one(TreePanel).show(run)
 
     def _prompt(self, run: Run) -> str:
         return run.prompt if run.prompt is not None else self.llm.tokenizer.decode(run.prompt_ids)
 
-    def _say(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         self.notify(visible(text), severity="warning", markup=False)
 
     # ── keys ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def action_move(self, by: int) -> None:
-        if self.run_shown.tokens:  # until there is one, it is waited for
+        if self.run_shown.tokens:  # until there is one, the mode stays as it is
             self.mode = "still"
             self.go(self.at + by)
 
@@ -225,7 +221,7 @@ class Watch(App[None]):
         if not self._shares:
             return
         self.mode = "still"
-        # The last one, all others together, is no token.
+        # The last share is all other tokens together and cannot be chosen.
         self.alternative = max(0, min(self.alternative + by, len(self._shares) - 2))
         self._draw()
 
@@ -248,7 +244,7 @@ class Watch(App[None]):
             return
         chosen = self._shares[self.alternative]
         if chosen.id == token.id:
-            self._say(f"{quoted(token.piece)} is what came; ↑ and ↓ choose another")
+            self._warn(f"{quoted(token.piece)} is the token of this run; ↑ and ↓ select another")
         else:
             self._fork(token=chosen.id)
 
@@ -260,7 +256,7 @@ class Watch(App[None]):
             self._begin(request)
             self.go(self.at)
         except GlassloopError as error:
-            self._say(str(error))
+            self._warn(str(error))
 
     def action_edit(self) -> None:
         token = self.token

@@ -1,5 +1,5 @@
-"""A run's text as lines of a given width: each character with its token, so that a screen can mark one and a
-click can find it. What would steer the terminal is shown and never obeyed.
+"""A run's text as lines of a given width. Each character knows its token, so that a token can be marked and a
+click can find it. Control characters are shown and never obeyed.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from glassloop.cli.show import surprise_colour
 from glassloop.cli.terminal import escaped, visible
 from glassloop.trace.run import Run
 
-PROMPT = -1  # instead of a token's number
+PROMPT = -1  # the token number of characters of the prompt
 
 
 class Cell(NamedTuple):
-    text: str  # one character
+    """A character on the screen."""
+
+    text: str
     width: int
     token: int
     style: str
 
 
 def cells_of(run: Run, prompt: str, at: int) -> Iterator[Cell]:
-    """The prompt, then each token in the colour of its surprise; the one at `at` is marked."""
+    """Yields the prompt, then each token in the colour of its surprise; the token at `at` is marked."""
     yield from _cells(prompt, PROMPT, "dim")
     for number, token in enumerate(run.tokens):
         colour = surprise_colour(token)
@@ -32,16 +34,16 @@ def cells_of(run: Run, prompt: str, at: int) -> Iterator[Cell]:
         text = token.text
         if number == at:
             style = f"{style} bold reverse"
-            text = text or token.piece  # part of a character: only here is there anything to see
+            text = text or token.piece  # part of a character has no text, but a piece
         yield from _cells(text, number, style)
     yield from _cells(run.tail, len(run.tokens) - 1, "dim")
 
 
 def wrap(cells: Iterable[Cell], width: int) -> list[list[Cell]]:
-    """Lines that end at a line end of the text, or behind a space where there is one."""
+    """Returns lines that end at a line end of the text, or after a space if there is one."""
     lines: list[list[Cell]] = []
     line: list[Cell] = []
-    used, space = 0, 0  # cells of the line; how many characters of it end with the last space
+    used, space = 0, 0  # the width of the line; the number of characters up to its last space
     for cell in cells:
         if used + cell.width > width and cell.text != " ":
             keep = space or len(line)
@@ -58,8 +60,8 @@ def wrap(cells: Iterable[Cell], width: int) -> list[list[Cell]]:
     return [*lines, line]
 
 
-_JOINERS = "\u200b\u200c\u200d\u2060\ufe0e\ufe0f\ufeff"  # they have no width of their own
-_BREAK = " italic"  # a line end of the text, not the same picture in the text itself
+_JOINERS = "\u200b\u200c\u200d\u2060\ufe0e\ufe0f\ufeff"  # they have no width
+_BREAK = " italic"  # marks a line end, to tell it from a "↵" in the text
 
 
 def _cells(text: str, token: int, style: str) -> Iterator[Cell]:
@@ -68,7 +70,7 @@ def _cells(text: str, token: int, style: str) -> Iterator[Cell]:
             yield Cell("↵", 1, token, f"{style if 'reverse' in style else 'dim'}{_BREAK}")
             continue
         if character in _JOINERS:
-            # Terminals do not agree how wide what they join is: what is joined is shown apart.
+            # Terminals disagree on the width of joined characters, so these are shown separately.
             if "reverse" in style:
                 yield from _cells(escaped(character), token, style)
             continue

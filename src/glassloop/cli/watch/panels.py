@@ -1,31 +1,38 @@
-"""The panels of `watch`: each draws one thing from what the app knows, and asks for nothing itself."""
+"""The panels of `watch`. Each draws what the app gives it and computes nothing itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp, inf
+from math import exp, inf, log
+from typing import Generic, TypeVar
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
-from textual.events import Click
+from textual.app import ComposeResult
+from textual.events import Click, Key
+from textual.screen import ModalScreen
 from textual.widget import Widget
+from textual.widgets import Static
 
 from glassloop.cli.terminal import percent, quoted, visible
+from glassloop.cli.watch.keys import KEYS
 from glassloop.cli.watch.layout import Cell, cells_of, wrap
 from glassloop.decode.explain import Explanation
-from glassloop.trace.family import told
 from glassloop.trace.run import Run
+from glassloop.trace.run_tree import run_line
 from glassloop.trace.shares import Share
 from glassloop.trace.token import Token
 
 _OWN, _GAIN, _GHOST = "color(73)", "color(115)", "color(240)"
 _DIM = "dim"
+Shown = TypeVar("Shown")
+Line = TypeVar("Line")
 
 
 def title(run: Run, at: int, mode: str) -> Text:
-    """One line: where we are, and of which run."""
+    """Returns one line about the run and the place in it."""
     state = {"following": "▶ live", "reading": "▶ reading"}.get(mode, "")
     ended = f"ended by {run.finish_reason}" if run.finish_reason else "running"
     place = f"token {at} of {len(run.tokens)}"
@@ -33,32 +40,41 @@ def title(run: Run, at: int, mode: str) -> Text:
     return Text(visible(" · ".join(part for part in parts if part), newlines=False), no_wrap=True)
 
 
-class TextPanel(Widget):
-    """The text; the line with the current token is always in sight."""
+class Panel(Widget, Generic[Shown]):
+    """A part of the screen that draws what it was last given."""
 
-    def __init__(self, chosen: Callable[[int], None]) -> None:
-        super().__init__(id="text")
-        self._chosen = chosen
-        self._run: Run | None = None
-        self._prompt, self._at = "", 0
-        self._lines: list[list[Cell]] = []
+    shown: Shown | None = None
 
-    def show(self, run: Run, prompt: str, at: int) -> None:
-        self._run, self._prompt, self._at = run, prompt, at
+    def show(self, shown: Shown) -> None:
+        self.shown = shown
         self.refresh()
 
-    def render(self) -> RenderableType:
-        if self._run is None or self.content_size.width < 2:
-            return Text()
+    def around(self, place: int, lines: list[Line]) -> list[Line]:
+        """Returns as many lines as there is room for, with the one at `place` near the middle."""
         height = self.content_size.height
-        lines = wrap(cells_of(self._run, self._prompt, self._at), self.content_size.width)
+        first = max(0, min(place - height // 2, len(lines) - height))
+        return lines[first : first + height]
+
+
+class TextPanel(Panel[tuple[Run, str, int]]):
+    """The text of a run after its prompt, scrolled so that the token at a place is visible."""
+
+    def __init__(self, select: Callable[[int], None]) -> None:
+        super().__init__(id="text")
+        self._select = select
+        self._lines: list[list[Cell]] = []
+
+    def render(self) -> RenderableType:
+        if self.shown is None or self.content_size.width < 2:
+            return Text()
+        run, prompt, at = self.shown
+        lines = wrap(cells_of(run, prompt, at), self.content_size.width)
         here = next(
-            (place for place, line in enumerate(lines) if any(cell.token == self._at for cell in line)),
+            (place for place, line in enumerate(lines) if any(cell.token == at for cell in line)),
             len(lines) - 1,
         )
-        first = max(0, min(here - height // 2, len(lines) - height))
-        self._lines = lines[first : first + height]
-        return Text("\n").join([Text.assemble(*_runs(line)) for line in self._lines])
+        self._lines = self.around(here, lines)
+        return Text("\n").join([Text.assemble(*_styled(line)) for line in self._lines])
 
     def on_click(self, event: Click) -> None:
         place = event.get_content_offset(self)
@@ -68,12 +84,12 @@ class TextPanel(Widget):
         for cell in self._lines[place.y]:
             column += cell.width
             if column > place.x:
-                self._chosen(cell.token)
+                self._select(cell.token)
                 break
 
 
-def _runs(line: list[Cell]) -> list[tuple[str, str]]:
-    """Neighbours with the same style in one."""
+def _styled(line: list[Cell]) -> list[tuple[str, str]]:
+    """Returns the text of a line in parts with one style each."""
     made: list[tuple[str, str]] = []
     for cell in line:
         if made and made[-1][1] == cell.style:
@@ -83,51 +99,36 @@ def _runs(line: list[Cell]) -> list[tuple[str, str]]:
     return made
 
 
-class Bars(Widget):
-    """What else was likely: after the stages, and behind it, as a ghost, to the model itself."""
-
-    def __init__(self) -> None:
-        super().__init__(id="bars")
-        self._shares: list[Share] = []
-        self._token: Token | None = None
-        self._chosen = 0
-
-    def show(self, token: Token | None, shares: list[Share], chosen: int) -> None:
-        self._token, self._shares, self._chosen = token, shares, chosen
-        self.refresh()
+class Bars(Panel[tuple[Token | None, list[Share], int]]):
+    """The alternatives to a token, one of them selected: bars for their probability after the stages, and
+    behind these, as a ghost, the model's own."""
 
     def render(self) -> RenderableType:
-        width, height = self.content_size
-        if self._token is None or not self._shares or width < 20:
+        width = self.content_size.width
+        token, shares, selected = self.shown or (None, [], 0)
+        if token is None or not shares or width < 20:
             return Text("no token yet", _DIM)
-        names = ["all others" if share.text is None else quoted(share.text) for share in self._shares]
-        longest = max(map(cell_len, names))
-        name_width = min(longest, max(8, width // 3))
-        bar_width = width - name_width - 12
-        first = max(0, min(self._chosen - height // 2, len(names) - height))
-        lines = [
-            self._line(place, names[place], name_width, bar_width)
-            for place in range(first, min(first + height, len(names)))
-        ]
+        names = ["all others" if share.text is None else quoted(share.text) for share in shares]
+        name_width = min(max(map(cell_len, names)), max(8, width // 3))
+        lines = []
+        for place, share in self.around(selected, list(enumerate(shares))):
+            came, is_selected = share.id == token.id, place == selected
+            style = "bold" if came else _DIM if share.id is None else ""
+            name = names[place]
+            if cell_len(name) > name_width:
+                name = set_cell_size(name, name_width - 1).rstrip() + "…"
+            line = Text.assemble(
+                ("▸" if is_selected else "•" if came else " ", "bold"),
+                " ",
+                (set_cell_size(name, name_width), f"{style} reverse" if is_selected else style),
+                " ",
+                *bar(exp(share.logprob), exp(share.raw_logprob), width - name_width - 12),
+                # For a token that a stage removed, the model's own probability.
+                (f"{_left(share):>9}", _DIM if share.logprob == -inf else style),
+                no_wrap=True,
+            )
+            lines.append(line)
         return Text("\n").join(lines)
-
-    def _line(self, place: int, name: str, name_width: int, bar_width: int) -> Text:
-        share = self._shares[place]
-        assert self._token is not None
-        came = share.id == self._token.id
-        style = "bold" if came else _DIM if share.id is None else ""
-        if cell_len(name) > name_width:
-            name = set_cell_size(name, name_width - 1).rstrip() + "…"
-        return Text.assemble(
-            ("▸" if place == self._chosen else "•" if came else " ", "bold"),
-            " ",
-            (set_cell_size(name, name_width), f"{style} reverse" if place == self._chosen else style),
-            " ",
-            *bar(exp(share.logprob), exp(share.raw_logprob), bar_width),
-            # Of what a stage removed, what the model itself had for it.
-            (f"{_left(share):>9}", _DIM if share.logprob == -inf else style),
-            no_wrap=True,
-        )
 
 
 def _left(share: Share) -> str:
@@ -135,78 +136,84 @@ def _left(share: Share) -> str:
 
 
 def bar(share: float, ghost: float, width: int) -> list[tuple[str, str]]:
-    """The final share, what it gained in a lighter colour; the ghost where it is longer."""
+    """Returns the parts of a bar: the share, lighter where the stages added to it, and then the ghost if that
+    is longer."""
     full, own = round(share * width), round(ghost * width)
     parts = [("█" * min(full, own), _OWN), ("█" * (full - own), _GAIN), ("░" * (own - full), _GHOST)]
     thin = "▏" if not full and share > 0 and not own else ""
     return [*parts, (thin, _OWN), (" " * (width - max(full, own, len(thin))), "")]
 
 
-class Why(Widget):
-    """What is recorded of the token at once; the stages and the sentence when they have been asked for."""
-
-    def __init__(self) -> None:
-        super().__init__(id="why")
-        self._token: Token | None = None
-        self._told: Explanation | str | None = None
-
-    def show(self, token: Token | None, told: Explanation | str | None) -> None:
-        self._token, self._told = token, told
-        self.refresh()
+class Why(Panel[tuple[Token | None, Explanation | str | None]]):
+    """The recorded numbers of a token, and its explanation (or an error) once there is one."""
 
     def render(self) -> RenderableType:
-        token, told = self._token, self._told
+        token, explained = self.shown or (None, None)
         if token is None:
             return Text()
         facts = [
             f"rank {token.rank}",
-            f"{-token.raw_logprob / 0.6931471805599453:.1f} bits",
-            f"entropy {token.entropy / 0.6931471805599453:.1f}",
+            f"{-token.raw_logprob / log(2):.1f} bits",
+            f"entropy {token.entropy / log(2):.1f}",
             f"luck {token.luck:+.2f}",
             token.source,
         ]
         line = Text(" · ".join(facts), _DIM)
-        if told is None:
+        if explained is None:
             return Group(line, Text("…", _DIM))
-        if isinstance(told, str):
-            return Group(line, Text(visible(told, newlines=False), "color(208)"))
-        sentence = Text(visible(told.sentence, newlines=False))
-        return Group(sentence, Text(), _stages(told), line) if told.stages else Group(sentence, Text(), line)
+        if isinstance(explained, str):
+            return Group(line, Text(visible(explained, newlines=False), "color(208)"))
+        sentence = Text(visible(explained.sentence, newlines=False))
+        stages = [_stages(explained)] if explained.stages else []
+        return Group(sentence, Text(), *stages, line)
 
 
-def _stages(told: Explanation) -> Table:
+def _stages(explained: Explanation) -> Table:
     table = Table(box=None, pad_edge=False, header_style=_DIM, padding=(0, 2, 0, 0))
     table.add_column("stage", no_wrap=True)
     table.add_column("left", justify="right", no_wrap=True)
     table.add_column("mass kept", justify="right", no_wrap=True)
-    for report in told.stages:
+    for report in explained.stages:
         table.add_row(report.name, f"{report.survivors:,}", f"{100 * report.mass_kept:.1f} %")
     return table
 
 
-class Tree(Widget):
-    """All runs of the family, one line each."""
-
-    def __init__(self) -> None:
-        super().__init__(id="tree")
-        self._run: Run | None = None
-
-    def show(self, run: Run) -> None:
-        self._run = run
-        self.refresh()
+class TreePanel(Panel[Run]):
+    """All runs of a run's tree, one line each."""
 
     def render(self) -> RenderableType:
-        if self._run is None:
+        if self.shown is None:
             return Text()
-        drawn = list(self._run.tree().drawn())
-        here = next(place for place, (_, run) in enumerate(drawn) if run is self._run)
-        height = self.content_size.height
-        first = max(0, min(here - height // 2, len(drawn) - height))
+        drawn = list(self.shown.tree().drawn())
+        here = next(place for place, (_, run) in enumerate(drawn) if run is self.shown)
         lines = []
-        for branch, run in drawn[first : first + height]:
+        for branch, run in self.around(here, drawn):
             line = Text(branch, _DIM).append(
-                visible(told(run), newlines=False), "bold" if run is self._run else ""
+                visible(run_line(run), newlines=False), "bold" if run is self.shown else ""
             )
             line.truncate(max(1, self.content_size.width), overflow="ellipsis")
             lines.append(line)
         return Text("\n").join(lines)
+
+
+class Help(ModalScreen[None]):
+    """The list of keys. Any key or click closes it."""
+
+    def compose(self) -> ComposeResult:
+        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+        for key in KEYS:
+            table.add_row(Text(key.shown, "bold"), key.help)
+        table.add_row()
+        table.add_row("", Text("bars: probability after the stages; ░ the model's own", "dim"))
+        table.add_row("", Text("press any key to close", "dim"))
+        box = Static(table, id="help")
+        box.border_title = "keys"
+        yield box
+
+    def on_key(self, event: Key) -> None:
+        event.stop()
+        event.prevent_default()
+        self.dismiss()
+
+    def on_click(self, event: Click) -> None:
+        self.dismiss()

@@ -1,4 +1,4 @@
-"""How `watch` looks."""
+"""The style sheet of `watch`."""
 
 STYLE = """
 Screen { background: $background; }
