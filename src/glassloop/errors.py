@@ -6,6 +6,8 @@ and ends with exit code 2; the Python API raises it; the server answers with it.
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class GlassloopError(Exception):
     """Input that glassloop refuses, for a reason that the caller can correct.
@@ -18,6 +20,11 @@ class GlassloopError(Exception):
         super().__init__(message)
         self.field = field
         self.expected = expected
+
+    @classmethod
+    def about(cls, field: str, problem: str) -> Self:
+        """Returns the error for a field, whose name begins the message."""
+        return cls(f"{field} {problem}", field=field)
 
 
 class ModelError(GlassloopError):

@@ -1,4 +1,4 @@
-"""Many clients at once, a third of which disconnect: the others are not affected, and nothing is left."""
+"""Many clients at once, of which a third disconnect: the others are not affected, nothing is left behind."""
 
 from __future__ import annotations
 

@@ -33,8 +33,7 @@ class BadWords:
     def __init__(self, words: Sequence[str | tuple[int, ...]], tokenizer: Tokenizer | None) -> None:
         texts = sorted({word.encode() for word in words if isinstance(word, str)})
         if texts and tokenizer is None:
-            message = "bad_words has texts; without a tokenizer token ids are expected"
-            raise SamplingError(message, field="bad_words")
+            raise SamplingError.about("bad_words", "has texts; without a tokenizer token ids are expected")
         self._tokens = None if tokenizer is None or not texts else token_bytes(tokenizer)
         sequences = sorted({word for word in words if not isinstance(word, str)})
         always = {sequence[0] for sequence in sequences if len(sequence) == 1}

@@ -58,17 +58,14 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
     order = sampling.stages or DEFAULT_ORDER
     for name in order:
         if name not in REGISTER:
-            raise SamplingError(
-                f"stages has {shown(name)}, which is no stage; {hint(name, REGISTER, 'stages')}",
-                field="stages",
-            )
+            problem = f"has {shown(name)}, which is no stage; {hint(name, REGISTER, 'stages')}"
+            raise SamplingError.about("stages", problem)
         if order.count(name) > 1:
-            count = order.count(name)
-            raise SamplingError(f"stages has {name!r} {count} times; once is expected", field="stages")
+            raise SamplingError.about("stages", f"has {name!r} {order.count(name)} times; once is expected")
     for name in DEFAULT_ORDER:
         if name not in order and REGISTER[name].active(sampling):
-            message = f"stages leaves {name} out, which this request asks for; add it or unset it"
-            raise SamplingError(message, field="stages")
+            problem = f"leaves {name} out, which this request asks for; add it or unset it"
+            raise SamplingError.about("stages", problem)
     return tuple(REGISTER[name] for name in order if REGISTER[name].active(sampling))
 
 
@@ -187,7 +184,5 @@ def _check_ids(sampling: Sampling, vocab_size: int) -> None:
     for name, tokens in ids.items():
         for token in tokens:
             if token >= vocab_size:
-                raise SamplingError(
-                    f"{name} has token id {token}; the vocabulary has the ids 0 to {vocab_size - 1}",
-                    field=name,
-                )
+                problem = f"has token id {token}; the vocabulary has the ids 0 to {vocab_size - 1}"
+                raise SamplingError.about(name, problem)

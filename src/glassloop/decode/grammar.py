@@ -101,7 +101,7 @@ def _refused(field: str, told: str) -> SamplingError:
     told = " ".join(told.split("<state>")[0].split("<non-verbose/>")[0].split())
     if told.startswith("NoExtension"):
         told = "no token can satisfy it"
-    return SamplingError(f"{field} cannot be used: {printable(told, 300)}", field=field)
+    return SamplingError.about(field, f"cannot be used: {printable(told, 300)}")
 
 
 def _source(sampling: Sampling) -> str:
@@ -120,8 +120,7 @@ def _source(sampling: Sampling) -> str:
 
 def _bounded(field: str, text: str, convert: Callable[[str], str]) -> str:
     if len(text) > _LONGEST:
-        message = f"{field} has {len(text)} characters; at most {_LONGEST} are expected"
-        raise SamplingError(message, field=field)
+        raise SamplingError.about(field, f"has {len(text)} characters; at most {_LONGEST} are expected")
     try:
         return str(convert(text))
     except ValueError as error:

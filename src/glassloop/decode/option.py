@@ -151,7 +151,7 @@ def _check_depth(name: str, value: Any) -> None:
         level = [child for each in level for child in children(each)]
         if not level:
             return
-    raise SamplingError(f"{name} is more than {DEEPEST} levels deep; fewer are expected", field=name)
+    raise SamplingError.about(name, f"is more than {DEEPEST} levels deep; fewer are expected")
 
 
 def children(value: Any) -> Iterable[Any]:

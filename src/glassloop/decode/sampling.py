@@ -106,9 +106,7 @@ class Sampling:
             if name not in known:
                 plain = isinstance(name, str) and name.isidentifier() and len(name) <= 80
                 given = name if plain else shown(name)
-                raise SamplingError(
-                    f"{given} is not a sampling option; {hint(given, known, 'options')}", field=given
-                )
+                raise SamplingError.about(given, f"is not a sampling option; {hint(given, known, 'options')}")
         return cls(**options)
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,8 +135,7 @@ def _check_together(sampling: Sampling) -> None:
         message = f"{' and '.join(asked)} are both given; one of them at most is expected"
         raise SamplingError(message, field=asked[0])
     if asked and sampling.ignore_eos:
-        message = f"ignore_eos is True with {asked[0]}; a text of a given form has an end"
-        raise SamplingError(message, field="ignore_eos")
+        raise SamplingError.about("ignore_eos", f"is True with {asked[0]}; a text of a given form has an end")
     if sampling.stop_on_repetition == 1:
         raise wrong("stop_on_repetition", 1, "0 (off) or a whole number from 2 up")
     if sampling.n > sampling.beam_width > 1:

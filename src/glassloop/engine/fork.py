@@ -30,8 +30,9 @@ def fork_request(
     """Returns the request of `LLM.fork`."""
     check_continuable(llm, run)
     if not 0 <= at <= len(run.tokens):
-        message = f"at is {at}; a number of tokens from 0 to {len(run.tokens)} is expected"
-        raise GlassloopError(message, field="at")
+        raise GlassloopError.about(
+            "at", f"is {at}; a number of tokens from 0 to {len(run.tokens)} is expected"
+        )
     if token is not None and text is not None:
         raise GlassloopError("token and text are both given; one of them at most is expected", field="token")
     before = replace(run.sampling, seed=run.seed)
@@ -41,7 +42,7 @@ def fork_request(
     if options.seed is None:
         options = replace(options, seed=run.seed)
     if options.beam_width > 1:
-        raise SamplingError("beam_width is above 1; a fork goes on from one branch", field="beam_width")
+        raise SamplingError.about("beam_width", "is above 1; a fork goes on from one branch")
     forced = _forced(llm, token, text)
     name = "at" if text is None else "text"
     llm.check_length(len(run.prompt_ids) + at + len(forced), name, ", those before it included")
@@ -80,8 +81,7 @@ def rest_request(llm: LLM, run: Run, timeout: float | None = None) -> Request:
     check_continuable(llm, run)
     sampling = run.sampling
     if sampling.beam_width > 1:
-        message = "beam_width is above 1; a beam search cannot go on from its results"
-        raise SamplingError(message, field="beam_width")
+        raise SamplingError.about("beam_width", "is above 1; a beam search cannot go on from its results")
     llm.check_length(len(run.prompt_ids) + len(run.tokens))
     limits = [seconds for seconds in (sampling.timeout, timeout) if seconds is not None]
     own = replace(sampling, n=1, timeout=min(limits, default=None))
@@ -98,8 +98,6 @@ def _forced(llm: LLM, token: int | str | None, text: str | None) -> list[int]:
         return [llm.checked_id(token)]
     found = llm.tokenizer.id_of(token)
     if found is None:
-        raise TextError(
-            f"token is {shown(token)}, which is no single token of {llm.name}; text= takes any text",
-            field="token",
-        )
+        problem = f"is {shown(token)}, which is no single token of {llm.name}; text= takes any text"
+        raise TextError.about("token", problem)
     return [found]

@@ -75,8 +75,7 @@ class Attention:
     def layer(self, number: int) -> Float32:
         """Returns the weights of one layer, from 1. [heads, tokens]"""
         if not 1 <= number <= len(self.weights):
-            message = f"layer is {number}; one from 1 to {len(self.weights)} is expected"
-            raise GlassloopError(message, field="layer")
+            raise GlassloopError.about("layer", f"is {number}; one from 1 to {len(self.weights)} is expected")
         heads: Float32 = self.weights[number - 1]
         return heads
 
@@ -281,8 +280,7 @@ def _find(token: int | str, pieces: list[str]) -> int:
     if isinstance(token, int):
         at = token + len(pieces) if token < 0 else token
         if not 0 <= at < len(pieces):
-            message = f"token is {token}; a place from 0 to {len(pieces) - 1} is expected"
-            raise TextError(message, field="token")
+            raise TextError.about("token", f"is {token}; a place from 0 to {len(pieces) - 1} is expected")
         return at
     exact = [at for at, piece in enumerate(pieces) if piece == token]
     nearly = [at for at, piece in enumerate(pieces) if piece.strip() == token.strip()]

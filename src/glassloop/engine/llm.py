@@ -350,8 +350,7 @@ class LLM:
     def checked(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
         """Returns the token ids as a list of plain ints; raises if one is not a token of the model."""
         if isinstance(ids, (bytes, bytearray, str)) or not isinstance(ids, (Sequence, np.ndarray)):
-            message = f"{name} is {type(ids).__name__}; a list of token ids is expected"
-            raise GlassloopError(message, field=name)
+            raise GlassloopError.about(name, f"is {type(ids).__name__}; a list of token ids is expected")
         for index, token in enumerate(ids):
             if not self._has_id(token):
                 self.checked_id(token, f"{name}[{index}]")
@@ -361,7 +360,7 @@ class LLM:
         """Returns the token id as a plain int; raises if it is not a token of the model."""
         if not self._has_id(token):
             size = self.config.vocab_size
-            raise GlassloopError(f"{name} is {shown(token)}; a token id below {size} is expected", field=name)
+            raise GlassloopError.about(name, f"is {shown(token)}; a token id below {size} is expected")
         return int(token)
 
     def _has_id(self, token: object) -> bool:
@@ -372,19 +371,13 @@ class LLM:
         """Raises unless `length` tokens, and one more, fit into the context and into the memory for keys and
         values. The message has the `name` of their field, and a `note` on what else is counted."""
         if not length:
-            raise TextError(f"{name} is empty; at least one token is expected", field=name)
+            raise TextError.about(name, "is empty; at least one token is expected")
         if length >= self.config.context:
-            raise LengthError(
-                f"{name} has {length} tokens{note}; {self.name} has room for {self.config.context},"
-                " the answer included",
-                field=name,
-            )
+            room = f"{self.name} has room for {self.config.context}, the answer included"
+            raise LengthError.about(name, f"has {length} tokens{note}; {room}")
         if not self.engine.loop.tree.room_for(length + 1):
-            raise LengthError(
-                f"{name} has {length} tokens{note}, for whose keys and values kv_memory has no room"
-                f" ({self.kv_memory} bytes)",
-                field=name,
-            )
+            room = f"for whose keys and values kv_memory has no room ({self.kv_memory} bytes)"
+            raise LengthError.about(name, f"has {length} tokens{note}, {room}")
 
 
 def _store(store: Any) -> Store | None:

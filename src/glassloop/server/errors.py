@@ -90,9 +90,7 @@ class APIError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {
-            "error": {"message": self.message, "type": kind, "param": self.param, "code": self.code},
-        }
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def response(self) -> JSONResponse:

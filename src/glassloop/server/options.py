@@ -41,22 +41,20 @@ class Body(BaseModel):
         return {name: value for name in self.model_fields_set if (value := getattr(self, name)) is not None}
 
 
-def _fields() -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for field in fields(Sampling):
-        takes = _OWN_TYPES.get(field.name) or _TYPES[field.metadata["kind"]]
-        made[field.name] = (takes | None, Field(None, description=field.metadata["help"]))
-    return made
-
-
-SamplingOptions: type[Body] = create_model("SamplingOptions", __base__=Body, **_fields())
+_FIELDS: dict[str, Any] = {
+    field.name: (
+        (_OWN_TYPES.get(field.name) or _TYPES[field.metadata["kind"]]) | None,
+        Field(None, description=field.metadata["help"]),
+    )
+    for field in fields(Sampling)
+}
+SamplingOptions: type[Body] = create_model("SamplingOptions", __base__=Body, **_FIELDS)
 SamplingOptions.__doc__ = "Any fields of Sampling; docs/decoding.md says what they do."
-_NAMES = frozenset(field.name for field in fields(Sampling))
 
 
 def options_of(body: Body) -> dict[str, Any]:
     """Returns the fields of a body that are options of `Sampling`."""
-    return {name: value for name, value in body.given.items() if name in _NAMES}
+    return {name: value for name, value in body.given.items() if name in _FIELDS}
 
 
 def make_sampling(options: dict[str, Any], settings: Settings, samples: str = "n") -> Sampling:

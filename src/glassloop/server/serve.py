@@ -125,13 +125,11 @@ class _Server(uvicorn.Server):
             self.force_exit = True
 
     def _end_now(self) -> None:
-        assert self._loop is not None
         self._service.end_all()
-        self._loop.call_later(_LAST_WORDS, setattr, self, "force_exit", True)
+        asyncio.get_running_loop().call_later(_LAST_WORDS, setattr, self, "force_exit", True)
 
     def _drain(self) -> None:
-        assert self._loop is not None
         self._service.log("shutdown", running=len(self._service.runs.running()))
         for state in self._service.runs.states:
             state.tree.wake()  # ends the streams of trees that are not computed any more
-        self._loop.call_later(self._service.settings.grace, self._service.end_all)
+        asyncio.get_running_loop().call_later(self._service.settings.grace, self._service.end_all)

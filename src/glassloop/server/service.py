@@ -70,12 +70,12 @@ class Service:
         """Refuses texts that are too long together, before anything is done with them."""
         total = sum(map(len, texts))
         if total > most:
-            raise LengthError(f"{name} has {total} characters; at most {most} are expected", field=name)
+            raise LengthError.about(name, f"has {total} characters; at most {most} are expected")
 
     def check_length(self, tokens: int, name: str = "prompt", note: str = "") -> None:
         most = self.most_prompt
         if tokens > most:
-            raise LengthError(f"{name} has {tokens} tokens{note}; at most {most} are expected", field=name)
+            raise LengthError.about(name, f"has {tokens} tokens{note}; at most {most} are expected")
 
     @property
     def most_prompt(self) -> int:

@@ -121,19 +121,17 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     """Returns the conversation as templates expect it: a role and text in each message. OpenAI's lists of
     parts (`[{"type": "text", "text": "…"}]`) are joined, one line each."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        given = type(messages).__name__
-        raise TextError(f"messages must be a list of messages, not {given}", field="messages")
+        raise TextError.about("messages", f"must be a list of messages, not {type(messages).__name__}")
     if not messages:
-        raise TextError("messages is empty; at least one message is expected", field="messages")
+        raise TextError.about("messages", "is empty; at least one message is expected")
     return [_check_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
 def _check_message(where: str, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        given = type(message).__name__
-        raise TextError(f"{where} must be an object with role and content, not {given}", field=where)
+        raise TextError.about(where, f"must be an object with role and content, not {type(message).__name__}")
     if not isinstance(message.get("role"), str):
-        raise TextError(f"{where}.role must be text, not {_type(message, 'role')}", field=f"{where}.role")
+        raise TextError.about(f"{where}.role", f"must be text, not {_type(message, 'role')}")
     content = message.get("content")
     if isinstance(content, str):
         return dict(message)
@@ -144,20 +142,17 @@ def _check_message(where: str, message: object) -> dict[str, Any]:
         }
     if content is None and message.get("tool_calls"):  # a message that only calls tools has no text
         return dict(message)
-    given = _type(message, "content")
-    field = f"{where}.content"
-    raise TextError(f"{field} must be text or a list of text parts, not {given}", field=field)
+    problem = f"must be text or a list of text parts, not {_type(message, 'content')}"
+    raise TextError.about(f"{where}.content", problem)
 
 
 def _part(where: str, part: object) -> str:
     if not isinstance(part, Mapping):
-        given = type(part).__name__
-        raise TextError(f"{where} must be an object with type and text, not {given}", field=where)
+        raise TextError.about(where, f"must be an object with type and text, not {type(part).__name__}")
     if part.get("type", "text") != "text":
-        given = shown(part.get("type"))
-        raise TextError(f"{where}.type is {given}; only text is understood", field=f"{where}.type")
+        raise TextError.about(f"{where}.type", f"is {shown(part.get('type'))}; only text is understood")
     if not isinstance(part.get("text"), str):
-        raise TextError(f"{where}.text must be text, not {_type(part, 'text')}", field=f"{where}.text")
+        raise TextError.about(f"{where}.text", f"must be text, not {_type(part, 'text')}")
     return str(part["text"])
 
 

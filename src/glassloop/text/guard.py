@@ -60,8 +60,7 @@ class Guard:
             _collect(value, used)
             free = [mark for mark in _MARKS if mark not in used]
             if len(free) < 2:
-                message = "messages hold more than 30 of the noncharacters U+FDD0 to U+FDEF"
-                raise TextError(message, field="messages")
+                raise TextError.about("messages", "hold more than 30 of the noncharacters U+FDD0 to U+FDEF")
             marks = Marks(*free[:2])
             return self._walk(value, marks), marks
         except RecursionError:

@@ -94,10 +94,7 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=ERRORS)
 
     @routes.post(
-        "/v1/chat/completions",
-        response_model=ChatAnswer,
-        operation_id="chat_completions",
-        responses=STREAMED,
+        "/v1/chat/completions", response_model=ChatAnswer, operation_id="chat_completions", responses=STREAMED
     )
     async def chat(request: Request, body: ChatBody) -> Response:
         return await respond(service, request, body, _Chat)

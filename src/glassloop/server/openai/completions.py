@@ -71,10 +71,7 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=ERRORS)
 
     @routes.post(
-        "/v1/completions",
-        response_model=CompletionAnswer,
-        operation_id="completions",
-        responses=STREAMED,
+        "/v1/completions", response_model=CompletionAnswer, operation_id="completions", responses=STREAMED
     )
     async def completions(request: Request, body: CompletionBody) -> Response:
         return await respond(service, request, body, _Completion)

@@ -96,8 +96,7 @@ def _tokenize(service: Service, body: TokenizeBody) -> Response:
     else:
         raise invalid("prompt", "one of prompt and messages is expected")
     if len(ids) > _MOST_TOKENS:
-        message = f"prompt has {len(ids)} tokens; at most {_MOST_TOKENS} are expected"
-        raise LengthError(message, field="prompt")
+        raise LengthError.about("prompt", f"has {len(ids)} tokens; at most {_MOST_TOKENS} are expected")
     answer = {
         "count": len(ids),
         "max_model_len": service.llm.config.context,

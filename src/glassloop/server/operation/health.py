@@ -53,20 +53,18 @@ class Info(BaseModel):
 def router(service: Service) -> APIRouter:
     routes = APIRouter(tags=["operation"], responses=ERRORS)
 
-    @routes.get("/health", response_model=HealthAnswer)
-    async def health() -> Response:
+    @routes.get("/health")
+    async def health() -> HealthAnswer:
         if service.draining:
             raise shutting_down()
         load, storage = service.llm.engine.load, service.runs.storage
         problem = None if storage is None else storage.problem
-        return JSON(
-            {
-                "status": "degraded" if problem else "ok",
-                "reason": problem,
-                "model": service.name,
-                "waiting": load.waiting,
-                "running": load.running,
-            }
+        return HealthAnswer(
+            status="degraded" if problem else "ok",
+            reason=problem,
+            model=service.name,
+            waiting=load.waiting,
+            running=load.running,
         )
 
     @routes.get(

@@ -42,7 +42,7 @@ this installation. In a clone of the repository, <code>make serve</code> builds 
 def router(service: Service) -> APIRouter:
     routes = APIRouter(include_in_schema=False)
     folder = service.settings.static
-    files = {f"/{path.relative_to(folder).as_posix()}": path for path in _files(folder)}
+    files = {f"/{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*") if path.is_file()}
 
     @routes.get("/")
     async def index(request: Request) -> Response:
@@ -70,17 +70,10 @@ def _sender(path: Path) -> Callable[[], Awaitable[Response]]:
     return send
 
 
-def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
-
-
 def _file(path: Path) -> Response:
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     # Built files have a hash in their names and never change; the page that names them may.
     lasting = path.parent.name == "assets"
     cache = "public, max-age=31536000, immutable" if lasting else "no-cache"
-    return Response(
-        path.read_bytes(),
-        media_type=kind,
-        headers={"cache-control": cache, "content-security-policy": _POLICY},
-    )
+    headers = {"cache-control": cache, "content-security-policy": _POLICY}
+    return Response(path.read_bytes(), media_type=kind, headers=headers)
