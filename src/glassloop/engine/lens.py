@@ -42,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Attention:
-    """How much each head of each layer attends, from one token, to it and to each one before it."""
+    """The attention of one token, in each head of each layer, to itself and to each token before it."""
 
     model: str
     ops: str
@@ -103,7 +103,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Said:
-    """What the language head says of the hidden state after a layer; layer 0 is before the first one."""
+    """The prediction of the language head from the hidden state after a layer; layer 0 is the embedding."""
 
     layer: int
     top: tuple[Candidate, ...]  # the likeliest first
@@ -114,7 +114,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Layers:
-    """What each layer would have said comes after a token. The last one is what the model says."""
+    """The prediction of each layer for the token after a given one. The last layer's is the model's own."""
 
     model: str
     ops: str
@@ -187,7 +187,7 @@ class Lenses:
     def layers(
         self, text: Text, token: int | str = -1, count: int = 5, *, deadline: Deadline | None = None
     ) -> Layers:
-        """Returns what each layer would have said comes after a token."""
+        """Returns the prediction of each layer for the token after a given one."""
         _check_count(count)
         llm, (ids, at) = self._llm, self._place(text, token)
         ops = row_ops(llm.ops)
