@@ -184,9 +184,9 @@ class Sample:
         if ending.reason != "error":
             self._recent_runs.add(self.branch.tokens)
         if self.siblings:  # it has not computed the prefix, so the next sample does
-            heir, *heir.siblings = self.siblings
-            self._queue(heir)
-            self.siblings = []
+            next_sample = self.siblings[0]
+            next_sample.siblings, self.siblings = self.siblings[1:], []
+            self._queue(next_sample)
         if last is not None:
             self.request.tell(run, last)
         self.request.tell(run, None)
