@@ -245,7 +245,7 @@ class Lenses:
     def _units(self, ids: Sequence[int], deadline: Deadline | None) -> Iterator[Float32]:
         """Yields rows of the table of embeddings, each of length one, some at a time. [tokens, dim]
 
-        The table belongs to no branch, so the caller's own thread reads it, between steps of the engine.
+        The table belongs to no branch, so the caller's own thread reads it, and the engine's steps go on.
         """
         for start in range(0, len(ids), _TABLE_ROWS):
             if deadline is not None:
