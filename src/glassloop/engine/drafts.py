@@ -13,7 +13,6 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from glassloop.decode.decoder import Decoder
 from glassloop.trace.run import Run
 from glassloop.trace.token import Drafter
 
@@ -32,7 +31,7 @@ class Guesser(Protocol):
 
     name: Drafter
 
-    def guess(self, tokens: Sequence[int], room: int, decoder: Decoder) -> list[int]:
+    def guess(self, tokens: Sequence[int], room: int) -> list[int]:
         """Returns at most `room` tokens that may come after these."""
 
     def learn(self, tokens: Sequence[int]) -> None:
@@ -186,7 +185,7 @@ class Lookup:
         self._rates = AcceptanceRates()
         self._expected: tuple[int, list[int], int] = (0, [], 0)  # agreement, guess, length when it was made
 
-    def guess(self, tokens: Sequence[int], room: int, decoder: Decoder) -> list[int]:
+    def guess(self, tokens: Sequence[int], room: int) -> list[int]:
         self._own.extend(tokens[len(self._own) : len(self._own) + _AT_ONCE])
         if len(tokens) < _GRAM:
             return []

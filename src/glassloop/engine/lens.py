@@ -172,16 +172,10 @@ class Lenses:
         llm, (ids, at) = self._llm, self._place(text, token)
         seen, count = ids[: at + 1], len(llm.config.layers)
         each = max(1, _KEYS // len(seen))
-        parts = [
-            computed_after(
-                llm.engine,
-                seen,
-                at,
-                partial(self._lens.attention, layers=range(first, min(first + each, count))),
-                deadline,
-            )
-            for first in range(0, count, each)
-        ]
+        parts = []
+        for first in range(0, count, each):
+            compute = partial(self._lens.attention, layers=range(first, min(first + each, count)))
+            parts.append(computed_after(llm.engine, seen, at, compute, deadline))
         return Attention(llm.name, llm.op_set, at, self._pieces(seen), np.concatenate(parts))
 
     def layers(

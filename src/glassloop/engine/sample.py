@@ -80,7 +80,7 @@ class Sample:
             return []
         room = min(rows, guess_room(self.run, len(self.branch.tokens)))
         began = perf_counter()
-        self._guess = self._guesser.guess(self.branch.tokens, room, self._decoder) if room > 0 else []
+        self._guess = self._guesser.guess(self.branch.tokens, room) if room > 0 else []
         self.run.drafts.seconds += perf_counter() - began
         return self._guess
 
