@@ -69,12 +69,12 @@ class _Slipping:
 
     name = "lookup"
 
-    def __init__(self, rng, expected):
-        self._rng, self._expected = rng, expected
+    def __init__(self, rng, prompt_length, expected):
+        self._rng, self._prompt_length, self._expected = rng, prompt_length, expected
         self.proposals = []  # (the place of its first token, the guess)
 
-    def guess(self, tokens, room, decoder):
-        place = decoder.history.generated_length
+    def guess(self, tokens, room):
+        place = len(tokens) - self._prompt_length
         right = self._expected[place : place + min(room, int(self._rng.integers(0, 9)))]
         guess = [token if self._rng.random() < 0.8 else (token + 1) % 256 for token in right]
         self.proposals.append((place, guess))
@@ -90,7 +90,7 @@ def test_every_guess_that_was_refused_is_kept_where_it_was_and_no_other(seed):
     sampling = Sampling(max_tokens=50, seed=seed, temperature=float(rng.choice([0.0, 1.0])))
     asked = request(rng.integers(0, 256, 20).tolist(), sampling)
     plain = naive(small, asked.runs[0])
-    guesser = _Slipping(rng, [*plain.token_ids, EOS])
+    guesser = _Slipping(rng, len(asked.prompt_ids), [*plain.token_ids, EOS])
     engine = loop(small)
     make = engine._sample
 
@@ -232,5 +232,5 @@ def test_a_draft_model_with_other_tokens_is_refused():
 
 def test_a_lookup_is_silent_without_a_past():
     guesser = Lookup(StepCost(), RecentRuns())
-    assert guesser.guess([1, 2], 8, None) == []  # type: ignore[arg-type]
+    assert guesser.guess([1, 2], 8) == []
     guesser.learn([1, 2, 3])

@@ -220,7 +220,7 @@ def test_the_last_reference_gives_everything_back(tmp_path):
     gc.collect()
     threads = threading.active_count()
     for number in range(20):
-        llm = LLM(path, kv_memory="4MB")
+        llm = LLM(path, kv_memory="4MB", draft=path if number % 3 == 0 else True)
         run = llm.generate("x", Sampling(max_tokens=2))
         run.explain(0)
         if number % 2:

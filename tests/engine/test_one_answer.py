@@ -68,7 +68,7 @@ class _Adversary:
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
 
-    def guess(self, tokens, room, decoder):
+    def guess(self, tokens, room):
         return self._rng.integers(0, 256, min(room, 6)).tolist()
 
     def learn(self, tokens):
@@ -80,11 +80,11 @@ class _Oracle:
 
     name = "lookup"
 
-    def __init__(self, rng: np.random.Generator, expected: list[int]) -> None:
-        self._rng, self._expected = rng, expected
+    def __init__(self, rng: np.random.Generator, prompt_length: int, expected: list[int]) -> None:
+        self._rng, self._prompt_length, self._expected = rng, prompt_length, expected
 
-    def guess(self, tokens, room, decoder):
-        made = decoder.history.generated_length
+    def guess(self, tokens, room):
+        made = len(tokens) - self._prompt_length
         guess = self._expected[made : made + min(room, int(self._rng.integers(1, 9)))]
         return [token if self._rng.random() < 0.9 else (token + 1) % 256 for token in guess]
 
@@ -197,7 +197,7 @@ def _guess_badly(engine: Loop, rng: np.random.Generator, expected: dict[Run, Run
         if kind == 0:
             made._guesser = _Adversary(rng)
         elif kind == 1:
-            made._guesser = _Oracle(rng, expected[run].token_ids)
+            made._guesser = _Oracle(rng, len(run.prompt_ids), expected[run].token_ids)
         return made
 
     engine._sample = sample  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ from engine.small import finish, loop, model, naive, request, same
 from glassloop import Sampling
 from glassloop.decode.stop import Ending
 from glassloop.engine import scheduler
+from glassloop.engine.thread import EngineThread
 
 
 def _prompt(length: int, seed: int = 0) -> list[int]:
@@ -170,6 +171,19 @@ def test_samples_wait_for_their_prompt_without_a_place_in_the_queue(monkeypatch)
     engine.add(other)
     engine.step()
     assert other.ended and not many.runs[0].tokens
+
+
+def test_samples_that_wait_for_a_place_are_no_waiting_requests():
+    engine = loop(model(None), most_running=1)
+    thread = EngineThread(engine, most_waiting=1)
+    many = request(_prompt(10), Sampling(n=4, max_tokens=4, seed=1, ignore_eos=True))
+    engine.add(many)
+    assert thread.load == (1, 0)
+    while engine.busy:
+        engine.step()
+        running = len(engine.scheduler.running)
+        assert thread.load == ((0, running) if running or not engine.busy else (1, 0))
+    assert all(same(run, naive(model(None), run)) for run in many.runs)
 
 
 def test_forced_tokens_have_their_own_records_in_every_sample():

@@ -152,7 +152,7 @@ class ModelGuesser:
         self.decoder.commit(token)
         return True
 
-    def guess(self, tokens: Sequence[int], room: int, decoder: Decoder) -> list[int]:
+    def guess(self, tokens: Sequence[int], room: int) -> list[int]:
         return self.made[:room] if len(tokens) == self._length else []
 
     def learn(self, tokens: Sequence[int]) -> None:

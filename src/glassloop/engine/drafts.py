@@ -13,13 +13,12 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from glassloop.decode.decoder import Decoder
 from glassloop.trace.run import Run
 from glassloop.trace.token import Drafter
 
 _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # of a guess
 _GRAM = 3  # tokens that must agree before a guess is made
-_PLACES = 4  # the latest places of an n-gram, which are compared
+_PLACES = 4  # how many of an n-gram's places are compared, the latest ones
 _LONGEST = 16  # tokens of agreement that count
 _KEPT = 1 << 15  # tokens of earlier runs that are kept, at least
 _OF_A_RUN = 1024  # tokens of one earlier run that are kept, its last ones
@@ -32,7 +31,7 @@ class Guesser(Protocol):
 
     name: Drafter
 
-    def guess(self, tokens: Sequence[int], room: int, decoder: Decoder) -> list[int]:
+    def guess(self, tokens: Sequence[int], room: int) -> list[int]:
         """Returns at most `room` tokens that may come after these."""
 
     def learn(self, tokens: Sequence[int]) -> None:
@@ -45,7 +44,7 @@ def guess_room(run: Run, length: int) -> int:
 
 
 class StepCost:
-    """What a step costs by its number of rows: a moving average of what was measured, or an estimate."""
+    """The cost of a step by its number of rows: a moving average of what was measured, or an estimate."""
 
     def __init__(self) -> None:
         self.rows = 1  # of the next step, without guesses
@@ -98,7 +97,7 @@ def _estimate(rows: int) -> float:
 
 
 class AcceptanceRates:
-    """How often guesses were right, by how long the agreement before them was."""
+    """The share of guesses that were right, by how many tokens agreed before them."""
 
     def __init__(self) -> None:
         self._rates = [0.5 + 0.4 * length / _LONGEST for length in range(_LONGEST + 1)]
@@ -186,7 +185,7 @@ class Lookup:
         self._rates = AcceptanceRates()
         self._expected: tuple[int, list[int], int] = (0, [], 0)  # agreement, guess, length when it was made
 
-    def guess(self, tokens: Sequence[int], room: int, decoder: Decoder) -> list[int]:
+    def guess(self, tokens: Sequence[int], room: int) -> list[int]:
         self._own.extend(tokens[len(self._own) : len(self._own) + _AT_ONCE])
         if len(tokens) < _GRAM:
             return []

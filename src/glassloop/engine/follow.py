@@ -22,7 +22,7 @@ def follow(engine: EngineThread, request: Request) -> Iterator[Token]:
 
 
 async def afollow(engine: EngineThread, request: Request) -> AsyncIterator[Token]:
-    """As `follow`, for coroutines."""
+    """Yields the tokens of a request to a coroutine. Leaving the iteration early cancels the request."""
     import asyncio  # half as heavy as all else that one token needs
 
     queue: asyncio.Queue[tuple[Run, Token | None]] = asyncio.Queue()

@@ -41,7 +41,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Attention:
-    """How much each head of each layer attends, from one token, to it and to each one before it."""
+    """The attention of one token, in each head of each layer, to itself and to each token before it."""
 
     model: str
     ops: str
@@ -102,7 +102,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Said:
-    """What the language head says of the hidden state after a layer; layer 0 is before the first one."""
+    """The prediction of the language head from the hidden state after a layer; layer 0 is the embedding."""
 
     layer: int
     top: tuple[Candidate, ...]  # the likeliest first
@@ -113,7 +113,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Layers:
-    """What each layer would have said comes after a token. The last one is what the model says."""
+    """The prediction of each layer for the token after a given one. The last layer's is the model's own."""
 
     model: str
     ops: str
@@ -171,22 +171,16 @@ class Lenses:
         llm, (ids, at) = self._llm, self._place(text, token)
         seen, count = ids[: at + 1], len(llm.config.layers)
         each = max(1, _KEYS // len(seen))
-        parts = [
-            computed_after(
-                llm.engine,
-                seen,
-                at,
-                partial(self._lens.attention, layers=range(first, min(first + each, count))),
-                deadline,
-            )
-            for first in range(0, count, each)
-        ]
+        parts = []
+        for first in range(0, count, each):
+            compute = partial(self._lens.attention, layers=range(first, min(first + each, count)))
+            parts.append(computed_after(llm.engine, seen, at, compute, deadline))
         return Attention(llm.name, llm.op_set, at, self._pieces(seen), np.concatenate(parts))
 
     def layers(
         self, text: Text, token: int | str = -1, count: int = 5, *, deadline: Deadline | None = None
     ) -> Layers:
-        """Returns what each layer would have said comes after a token."""
+        """Returns the prediction of each layer for the token after a given one."""
         _check_count(count)
         llm, (ids, at) = self._llm, self._place(text, token)
         ops = llm.transformer.ops.rows
@@ -244,7 +238,7 @@ class Lenses:
     def _units(self, ids: Sequence[int], deadline: Deadline | None) -> Iterator[Float32]:
         """Yields rows of the table of embeddings, each of length one, some at a time. [tokens, dim]
 
-        The table belongs to no branch, so the caller's own thread reads it, between steps of the engine.
+        The table belongs to no branch, so the caller's own thread reads it, and the engine's steps go on.
         """
         for start in range(0, len(ids), _TABLE_ROWS):
             if deadline is not None:

@@ -98,14 +98,14 @@ class LLM:
 
     @cached_property
     def model_hash(self) -> str:
-        """What a record identifies the model by: the SHA-256 of its files, and a format given on load."""
+        """The SHA-256 of the model's files, with the weight format given on load: it identifies the model."""
         from glassloop.model.fingerprint import fingerprint
 
         return fingerprint(self.path) + (f"+{self._weights}" if self._weights else "")
 
     @property
     def kv_memory(self) -> int:
-        """How many bytes keys and values may take."""
+        """The number of bytes that keys and values may take."""
         return self.engine.loop.tree.memory
 
     # ── generating ─────────────────────────────────────────────────────────────────────────────────────────
@@ -169,7 +169,7 @@ class LLM:
     def astream(
         self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0
     ) -> AsyncIterator[Token]:
-        """As `stream`, for coroutines."""
+        """Yields tokens as they are chosen, for coroutines."""
         return self.afollow(self.prepare(prompt, sampling, priority=priority))
 
     async def agenerate(self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0) -> Run:
@@ -265,7 +265,7 @@ class LLM:
         return Compiled.of(sampling, self.config.vocab_size, self.tokenizer)
 
     def build(self, sampling: Sampling) -> Compiled | GlassloopError:
-        """As `compile`, but returns an error, so that one request of a batch does not end the others."""
+        """Compiles options; returns an error, so that one request of a batch does not end the others."""
         try:
             return self.compile(sampling)
         except GlassloopError as error:

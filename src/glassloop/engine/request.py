@@ -1,4 +1,4 @@
-"""A request: what a caller asked for, whom to tell, and the runs that come of it."""
+"""A request: what a caller asked for, the listener to tell, and the runs that come of it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Request:
 
     @property
     def compiled(self) -> Compiled:
-        """What was built from the options. Raises if that failed or was not done."""
+        """The compiled options. Raises if compiling them failed or was not done."""
         if isinstance(self.built, GlassloopError):
             raise self.built
         if self.built is None:

@@ -80,7 +80,7 @@ class Sample:
             return []
         room = min(rows, guess_room(self.run, len(self.branch.tokens)))
         began = perf_counter()
-        self._guess = self._guesser.guess(self.branch.tokens, room, self._decoder) if room > 0 else []
+        self._guess = self._guesser.guess(self.branch.tokens, room) if room > 0 else []
         self.run.drafts.seconds += perf_counter() - began
         return self._guess
 
@@ -184,9 +184,9 @@ class Sample:
         if ending.reason != "error":
             self._recent_runs.add(self.branch.tokens)
         if self.siblings:  # it has not computed the prefix, so the next sample does
-            heir, *heir.siblings = self.siblings
-            self._queue(heir)
-            self.siblings = []
+            next_sample = self.siblings[0]
+            next_sample.siblings, self.siblings = self.siblings[1:], []
+            self._queue(next_sample)
         if last is not None:
             self.request.tell(run, last)
         self.request.tell(run, None)

@@ -21,7 +21,7 @@ from glassloop.ops.protocol import Forward
 
 @dataclass
 class Counters:
-    """What a loop has computed since its start."""
+    """Totals since the start of a loop."""
 
     steps: int = 0
     rows: int = 0
@@ -54,7 +54,7 @@ class Program(NamedTuple):
 
 
 class Asker(Protocol):
-    """What the loop needs to know about the request that a task belongs to."""
+    """The request that a task belongs to, as the loop sees it."""
 
     started: float | None  # when its first step was planned
 
@@ -76,7 +76,7 @@ class Task(Protocol):
 
     @property
     def program(self) -> Program | None:
-        """What computes the rows whose results the task wants; None: the forward pass."""
+        """The program that computes the rows whose results the task wants; None: the forward pass."""
 
     @property
     def branches(self) -> Sequence[Branch]:

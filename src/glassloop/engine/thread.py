@@ -38,7 +38,7 @@ class EngineThread:
         """Queues a request. Its listener, or the thread that waits for the reading, is told of the rest."""
         with self._door:
             self._check_open()
-            waiting = len(self.loop.scheduler.waiting) + self._open
+            waiting = self.load.waiting
             if may_refuse and waiting >= self.most_waiting:
                 raise Busy(f"{waiting} requests wait already; at most {self.most_waiting} may")
             self._open += 1
@@ -75,8 +75,10 @@ class EngineThread:
 
     @property
     def load(self) -> Load:
-        scheduler = self.loop.scheduler
-        return Load(len(scheduler.waiting) + self._open, len(scheduler.running))
+        """The requests of which no task runs yet, or none any more, and the tasks that run."""
+        waiting, running = self.loop.scheduler.waiting, self.loop.scheduler.running
+        requests = {task.request for task in waiting} - {task.request for task in running}
+        return Load(len(requests) + self._open, len(running))
 
     def close(self) -> None:
         """Ends what runs, as cancelled, and the thread."""
