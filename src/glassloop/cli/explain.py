@@ -42,8 +42,8 @@ def explain(
 
     overrides = given(options)
     run = find_run(name, which)
-    of, count = ("prompt", len(run.prompt_ids)) if in_prompt else ("answer", len(run.tokens) + bool(run.end))
-    at = step + count if step < 0 else step
+    count = len(run.prompt_ids) if in_prompt else len(run.tokens) + (run.end is not None)
+    of, at = "prompt" if in_prompt else "answer", step + count if step < 0 else step
     llm = load(model or model_of(name, run))
     told = llm.explain(run, at, of=of, luck="new" if new_luck else "same", shown=shown, **overrides)
     token = None if in_prompt else token_at(run, at)
