@@ -25,6 +25,7 @@ def check_explained(run: Run, at: int, llm: LLM | None = None) -> None:
     assert told.taken.id == token.id and told.source == token.source
     assert told.taken.raw_logprob == token.raw_logprob and told.taken.rank == token.rank
     assert (-inf if told.taken.logprob is None else told.taken.logprob) == token.logprob
+    assert (told.taken.rank_after or 0) == token.chosen.rank_after
     if token.source in ("sampled", "draft"):
         assert told.winner.id == token.id and told.margin == token.margin
         assert told.winner.luck == token.luck

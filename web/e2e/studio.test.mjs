@@ -49,6 +49,23 @@ test('a newcomer sees a run playing within two seconds, and forks it with one cl
   assert.match(await page.locator('[role=status]').first().textContent(), /\w/, 'it was said aloud');
 });
 
+test('beams, forced tokens and the prompt are told in the server’s own sentence', { skip }, async () => {
+  const beam = await server.make({ prompt: 'The sea is', sampling: { beam_width: 3, max_tokens: 6, seed: 3 } });
+  const first = await server.make({ prompt: 'The sea is', sampling: { max_tokens: 6, seed: 3, logprobs: 20 } });
+  const { id } = (await server.post(`/api/runs/${first.id}/fork`, { at: 2, token: first.tokens[2].runner_up })).runs[0];
+  for (const [run, says] of [[beam.id, 'a beam search has no luck'], [id, 'was chosen by the caller']]) {
+    const { sentence } = await server.get(`/api/runs/${run}/explain/2`);
+    assert.ok(sentence.includes(says), sentence);
+    await studio({ hash: `#run=${run}&at=2` });
+    await page.waitForFunction((text) => document.querySelector('.sentence')?.textContent === text, sentence);
+  }
+  const { sentence } = await server.get(`/api/runs/${id}/explain/2?of=prompt`);
+  await page.keyboard.press('4');
+  await page.locator('button.piece').nth(2).click();
+  await page.waitForFunction((text) => document.querySelector('.told')?.textContent === text, sentence);
+  assert.ok(await page.locator('button.piece').first().isDisabled(), 'nothing is before the first token');
+});
+
 test('every number on the page is the engine’s own', { skip }, async () => {
   const run = await server.make({ prompt: 'The sea is', sampling: { temperature: 0.9, top_k: 40, top_p: 0.95, seed: 3, max_tokens: 12, logprobs: 20 } });
   await studio({ hash: `#run=${run.id}&at=4` });

@@ -12,7 +12,6 @@ from glassloop.cli.options import Json, complete_model, given, takes_sampling
 if TYPE_CHECKING:
     from glassloop.decode.explain import Change, Explanation, StageReport
     from glassloop.trace.run import Run
-    from glassloop.trace.token import Token
 
 _BEFORE = 60  # characters of the text before the token that are shown
 
@@ -38,15 +37,16 @@ def explain(
     Any option of generate makes it a what-if: the same luck with, say, --temperature 0.3.
     """
     from glassloop.cli.kept import find_run, load, model_of
-    from glassloop.cli.terminal import print_json
+    from glassloop.cli.terminal import print_json, quoted, visible
+    from glassloop.engine.replay import token_at
 
     overrides = given(options)
     run = find_run(name, which)
-    of, count = ("prompt", len(run.prompt_ids)) if in_prompt else ("answer", len(run.tokens) + bool(run.end))
-    at = step + count if step < 0 else step
+    count = len(run.prompt_ids) if in_prompt else len(run.tokens) + (run.end is not None)
+    of, at = "prompt" if in_prompt else "answer", step + count if step < 0 else step
     llm = load(model or model_of(name, run))
     told = llm.explain(run, at, of=of, luck="new" if new_luck else "same", shown=shown, **overrides)
-    token = _recorded(run, at, in_prompt)
+    token = None if in_prompt else token_at(run, at)
     if as_json:
         record = None if token is None else token.to_dict()
         print_json({"run": run.id, "step": at, "of": of, "recorded": record, **told.to_dict()})
@@ -62,19 +62,13 @@ def explain(
     _print(run, f"{place} of run {run.id[:8]}", before, piece, source, told)
     asked = [f"{name}={value}" for name, value in overrides.items()] + ["new luck"] * new_luck
     if asked:
-        _print_change(", ".join(asked), actual, piece, told)
+        came = quoted(told.winner.text)
+        if piece is not None:
+            came = "nothing changes" if told.winner.id == actual else f"{came} instead of {quoted(piece)}"
+        print(visible(f"What if {', '.join(asked)}: {came}.", newlines=False))
 
 
 takes_sampling(explain, panel="What if", unset=True)
-
-
-def _recorded(run: Run, at: int, in_prompt: bool) -> Token | None:
-    """Returns the record of a token, if there is one; those of a prompt begin with its second token."""
-    from glassloop.engine.replay import token_at
-
-    if not in_prompt:
-        return token_at(run, at)
-    return run.prompt_tokens[at - 1] if 0 < at <= len(run.prompt_tokens) else None
 
 
 def _print(run: Run, place: str, before: str, piece: str | None, source: str, told: Explanation) -> None:
@@ -86,15 +80,6 @@ def _print(run: Run, place: str, before: str, piece: str | None, source: str, to
     print(f"{place} · {model} · seed {told.seed} · {source}\n")
     print_reasons(told)
     print("\n" + visible(told.sentence))
-
-
-def _print_change(asked: str, actual: int | None, piece: str | None, told: Explanation) -> None:
-    from glassloop.cli.terminal import quoted, visible
-
-    came = quoted(told.winner.text)
-    if piece is not None:
-        came = "nothing changes" if told.winner.id == actual else f"{came} instead of {quoted(piece)}"
-    print(visible(f"What if {asked}: {came}.", newlines=False))
 
 
 def print_reasons(told: Explanation) -> None:

@@ -61,6 +61,7 @@ class Racer:
     rank: int  # in the model's own order, from 1
     raw_logprob: float
     logprob: float | None  # after the stages; None: removed
+    rank_after: int | None  # among the tokens that the stages left, from 1; None: removed
     luck: float
     score: float | None  # logit after the stages + luck
     removed_by: str | None
@@ -154,6 +155,7 @@ def explain(
             1 + ops.rank_of(logits, token),
             float(logits[token]) - summary.log_sum_exp,
             _or_none(float(after[place]) - left.log_sum_exp),
+            None if (before := left.rank_of(token)) is None else 1 + before,
             float(luck[place]),
             _or_none(float(after[place]) + float(luck[place])),
             watcher.removed_by.get(token) if after[place] == -inf else None,
@@ -164,15 +166,12 @@ def explain(
     by_id = {racer.id: racer for racer in racers}
     winner = by_id[choice.id]
     runner_up = None if choice.runner_up is None else by_id[choice.runner_up]
-    place = None if taken is None else left.rank_of(taken)
     outcome = Outcome(
         winner,
         runner_up,
         by_id[int(summary.ids[0])],
         choice.margin,
-        1 + (left.rank_of(choice.id) or 0),
         None if taken is None else by_id[taken],
-        None if place is None else 1 + place,
         lucky,
         winning_temperatures(left, step, decoder.chain, choice.id) if lucky and runner_up else None,
     )

@@ -3,28 +3,10 @@
 from __future__ import annotations
 
 from math import exp, inf
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-
-class Told(Protocol):
-    """What the sentence tells about a token."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def raw_logprob(self) -> float: ...
-    @property
-    def logprob(self) -> float | None: ...
-    @property
-    def luck(self) -> float: ...
-    @property
-    def score(self) -> float | None: ...
-    @property
-    def removed_by(self) -> str | None: ...
+if TYPE_CHECKING:
+    from glassloop.decode.explain import Racer
 
 
 class BeamRank(NamedTuple):
@@ -36,20 +18,18 @@ class BeamRank(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of the choice at one place. Ranks count from 1."""
+    """The result of the choice at one place."""
 
-    winner: Told
-    runner_up: Told | None
-    favourite: Told  # the token with the highest logit before all stages
+    winner: Racer
+    runner_up: Racer | None
+    favourite: Racer  # the token with the highest logit before all stages
     margin: float
-    winner_rank: int  # among the tokens that the stages left
-    taken: Told | None  # the token that came, if something else than this choice decided that
-    taken_rank: int | None  # among the tokens that the stages left; None: not among them
+    taken: Racer | None  # the token that came, if something else than this choice decided that
     lucky: bool
     temperatures: tuple[float, float] | None  # between these the winner would be the same, if that is known
 
 
-def sentence(source: str, outcome: Outcome, beam: BeamRank | None = None, refused: Told | None = None) -> str:
+def sentence(source: str, outcome: Outcome, beam: BeamRank | None, refused: Racer | None) -> str:
     """Returns the explanation in plain English. `source` is where the token came from; `refused` is the wrong
     guess of a drafter."""
     taken = outcome.taken
@@ -65,7 +45,7 @@ def sentence(source: str, outcome: Outcome, beam: BeamRank | None = None, refuse
     return f"{forced}{race}.{_drafted(source, outcome, refused)}"
 
 
-def _of_prompt(taken: Told, favourite: Told) -> str:
+def _of_prompt(taken: Racer, favourite: Racer) -> str:
     share = _percent(taken.raw_logprob)
     if taken.id == favourite.id:
         found = f"the model found it the likeliest, with {share}"
@@ -75,7 +55,7 @@ def _of_prompt(taken: Told, favourite: Told) -> str:
     return f"{_quoted(taken)} is part of the prompt, so it was given and not chosen: {found}."
 
 
-def _of_forced(taken: Told, outcome: Outcome) -> str:
+def _of_forced(taken: Racer, outcome: Outcome) -> str:
     winner = outcome.winner
     if taken.id == winner.id:
         fared = "would have won anyway"
@@ -84,7 +64,7 @@ def _of_forced(taken: Told, outcome: Outcome) -> str:
     else:
         drew = f"drawn {taken.luck:+.2f} of luck and " if outcome.lucky else ""
         lost = f"would have {drew}lost by {winner.score - taken.score:.2f}"
-        fared = f"was {_place(outcome.taken_rank, taken)} and {lost}"
+        fared = f"was {_place(taken)} and {lost}"
     return f"{_quoted(taken)} was chosen by the caller; it {fared}. By the options alone, "
 
 
@@ -109,7 +89,7 @@ def _of_beam(outcome: Outcome, beam: BeamRank | None) -> str:
     return told + "; ".join([f"By this step alone {alone}", *_before_the_stages(outcome)]) + "."
 
 
-def _drafted(source: str, outcome: Outcome, refused: Told | None) -> str:
+def _drafted(source: str, outcome: Outcome, refused: Racer | None) -> str:
     if refused is not None:
         chosen = outcome.taken or outcome.winner
         return f" The drafter had guessed {_quoted(refused)}; the model chose {_quoted(chosen)}."
@@ -124,7 +104,7 @@ def _race(outcome: Outcome) -> str:
     if not outcome.lucky:
         led = f"it led {_quoted(runner_up)} by {margin:.2f}, and greedy has no luck"
         return f"{name} won because it was the likeliest ({_percent(winner.logprob or 0.0)}): {led}"
-    drew = f"{name} was {_place(outcome.winner_rank, winner)}, drew {winner.luck:+.2f} of luck"
+    drew = f"{name} was {_place(winner)}, drew {winner.luck:+.2f} of luck"
     other = f"{_quoted(runner_up)}, which had {_percent(runner_up.logprob or 0.0)} and {runner_up.luck:+.2f}"
     return f"{drew} and won by {margin:.2f} over {other}"
 
@@ -135,14 +115,14 @@ def _before_the_stages(outcome: Outcome) -> list[str]:
     if favourite.id != winner.id and favourite.removed_by is not None:
         named = f"{_quoted(favourite)} ({_percent(favourite.raw_logprob)})"
         return [f"the model's own favourite {named} had been removed by {favourite.removed_by}"]
-    if winner.rank != outcome.winner_rank:
+    if winner.rank != winner.rank_after:
         before = f"{_ordinal(winner.rank)} with {_percent(winner.raw_logprob)}"
         return [f"to the model itself the winner was {before}"]
     return []
 
 
-def _place(rank: int | None, token: Told) -> str:
-    place = "the likeliest" if rank == 1 else _ordinal(rank or 0)
+def _place(token: Racer) -> str:
+    place = "the likeliest" if token.rank_after == 1 else _ordinal(token.rank_after or 0)
     return f"{place} with {_percent(token.logprob or 0.0)}"
 
 
@@ -152,7 +132,7 @@ def _between(lowest: float, highest: float) -> str:
     return f" from {lowest:.2f} " + ("up" if highest == inf else f"to {highest:.2f}")
 
 
-def _quoted(token: Told) -> str:
+def _quoted(token: Racer) -> str:
     shown = token.text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
     return f"“{shown}”"
 

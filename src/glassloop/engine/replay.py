@@ -125,7 +125,7 @@ def _check_place(run: Run, at: int, of: Part) -> None:
     else:
         raise TraceError(f"of is {of!r}; 'answer' or 'prompt' is expected")
     if not first <= at <= last:
-        expected = f"a token from {first} to {last} is expected" if first <= last else "there is no other"
+        expected = f"a token from {first} to {last} is expected" if first <= last else "the prompt has one"
         raise NoSuchToken(f"step is {at}; {expected}{note}")
 
 

@@ -121,6 +121,7 @@ export interface Candidate {
   rank: number;
   raw_logprob: number;
   logprob: number | null;
+  rank_after: number | null;
   luck: number;
   score: number | null;
   removed_by: string | null;
