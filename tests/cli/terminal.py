@@ -1,4 +1,4 @@
-"""A command in a pseudo-terminal, as a person sees it."""
+"""Runs commands in a pipe or on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ GLASSLOOP = [sys.executable, "-m", "glassloop"]
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """In a pipe."""
+    """Runs a command in a pipe."""
     return subprocess.run(
         [*GLASSLOOP, *arguments], capture_output=True, text=True, timeout=120, env=os.environ | environment
     )
 
 
 def on_terminal(*arguments: str, columns: int = 80, **environment: str) -> tuple[int, str]:
-    """On a terminal of 80 columns: the exit code, and all that was written to it."""
+    """Runs a command on a terminal, and returns its exit code and all that it wrote."""
     ours, child = _start(arguments, columns, environment)
     seen = b""
     while True:
         try:
             part = os.read(ours, 4096)
-        except OSError:  # Linux says so when the other end is closed
+        except OSError:  # how Linux reports that the other end is closed
             break
         if not part:
             break
@@ -40,16 +40,16 @@ def on_terminal(*arguments: str, columns: int = 80, **environment: str) -> tuple
 
 
 class Session:
-    """A command on a terminal, with a person who types and reads."""
+    """A command on a terminal, to type to and to read from."""
 
     def __init__(self, *arguments: str, columns: int = 80, **environment: str) -> None:
         self._ours, self.child = _start(arguments, columns, environment)
         self.raw = b""
-        self._read = 0  # how much of the text the person has read
+        self._read = 0  # how much of the text was read by `wait_for`
 
     @property
     def text(self) -> str:
-        """All that was written, less what only steers the terminal."""
+        """All that was written, without escape sequences."""
         plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.raw.decode("utf-8", "replace"))
         return plain.replace("\r\n", "\n").replace("\r", "")
 
@@ -57,8 +57,8 @@ class Session:
         os.write(self._ours, keys.encode())
 
     def interrupt(self, pattern: str) -> str:
-        """Press Ctrl-C at a prompt until this comes. Python's line editor looks for signals and then waits
-        for keys: one that arrives between the two is seen with the next key; a person would press again."""
+        """Presses Ctrl-C at a prompt until the pattern appears. Python's line editor checks for signals and
+        then waits for keys: a signal in between is seen only at the next key, so it is pressed again."""
         for _ in range(10):
             self.type("\x03")
             try:
@@ -68,7 +68,7 @@ class Session:
         raise unseen
 
     def wait_for(self, pattern: str, seconds: float = 60) -> str:
-        """Read on until this has come; the text up to its end."""
+        """Reads until the pattern appears, and returns the text up to its end."""
         end = time.monotonic() + seconds
         while True:
             found = re.search(pattern, self.text[self._read :])
@@ -79,7 +79,7 @@ class Session:
                 raise AssertionError(f"{pattern!r} did not come; what came is {self.text[self._read :]!r}")
 
     def more(self, seconds: float) -> bool:
-        """Wait for more to be written; False if nothing came."""
+        """Waits for more output, and returns whether there was any."""
         if seconds <= 0 or not select.select([self._ours], [], [], seconds)[0]:
             return False
         try:
@@ -90,7 +90,7 @@ class Session:
         return bool(part)
 
     def end(self) -> int:
-        """Wait for the end of the command; its exit code."""
+        """Waits for the end of the command, and returns its exit code."""
         while self.more(30):
             pass
         os.close(self._ours)

@@ -110,7 +110,7 @@ def test_a_conversation_on_a_terminal(tmp_path):
 
 
 def test_what_a_model_writes_cannot_steer_the_terminal(tmp_path):
-    """The tokens of an escape sequence that would clear the screen, a bell and a return, by force."""
+    """Forces the tokens of an escape sequence that would clear the screen, a bell and a carriage return."""
     allowed = ["--regex", r"\x1b\[2J\x07\r!"]
     chat = Session("chat", *allowed, "--no-store")
     chat.wait_for("› ")
@@ -187,7 +187,7 @@ def test_each_turn_finds_all_that_was_before_in_the_cache(talk):
         answer(talk, question)
         own = talk.last.run
         length = len(before.prompt_ids) + len(before.tokens)
-        # By the ids that the model chose, to the last token but one, which is never computed.
+        # Cached up to the last token but one: the last token of an answer is never computed.
         assert own.prompt_ids[:length] == before.prompt_ids + before.token_ids
         assert own.usage.cached_tokens >= length - 1
         assert talk.llm.tokenizer.decode(own.prompt_ids).endswith(
@@ -196,7 +196,7 @@ def test_each_turn_finds_all_that_was_before_in_the_cache(talk):
 
 
 def test_an_answer_stays_the_tokens_that_were_chosen(llm):
-    """Letter by letter, as nobody would cut that text again."""
+    """Letter by letter, which is not how the tokenizer splits that text."""
     letters = [llm.tokenizer.id_of(letter) for letter in "the"]
     talk = Conversation(llm, Sampling(seed=3, max_tokens=12, allowed_token_ids=letters))
     answer(talk, "Say hi.")

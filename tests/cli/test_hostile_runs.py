@@ -29,7 +29,7 @@ TEXTS = st.lists(st.sampled_from(STEERING) | st.characters(), max_size=12).map("
 
 
 def obeyed(text: str) -> list[str]:
-    """Characters of a text that a terminal does something with, or that nobody sees."""
+    """Characters of a text that control a terminal, or that cannot be seen."""
     return [
         character
         for character in text
@@ -46,7 +46,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(scope="module", autouse=True)
 def plain(tmp_path_factory):
-    """A terminal without styles, whose escapes would be our own; and a store of its own."""
+    """A terminal without styles, so that any escape is the text's; and a separate store."""
     before = dict(os.environ)
     os.environ.update(TERM="dumb", NO_COLOR="1", COLUMNS="100")
     os.environ["GLASSLOOP_STORE"] = str(tmp_path_factory.mktemp("hostile") / "runs.db")
@@ -56,7 +56,7 @@ def plain(tmp_path_factory):
 
 
 def said(stream: io.StringIO, function, *arguments, **options) -> str:
-    """All that a command writes, wherever."""
+    """All that a command writes to stdout and stderr."""
     with redirect_stdout(stream), redirect_stderr(stream):
         function(*arguments, **options)
     return stream.getvalue()

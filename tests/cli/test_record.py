@@ -24,7 +24,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def store(place):
-    """A store of this module's own, with one run in it, which is also in a file."""
+    """A store for this module, with one run in it, which is also in a file."""
     path = str(place / "runs.db")
     done = run("generate", PROMPT, *FLAGS, "--trace", str(place / "a.glass"), GLASSLOOP_STORE=path)
     assert done.returncode == 0, done.stderr
@@ -212,11 +212,11 @@ def test_a_refused_guess_stands_before_what_was_chosen_and_in_the_explanation(pl
     told = run("explain", str(place / "refused.glass"), "--step", "2").stdout
     assert "The drafter had guessed “" in told and f"the model chose “{token.piece}”." in told
     told = run("explain", str(place / "refused.glass"), "--step", "2", "--temperature", "0.3").stdout
-    assert "drafter" not in told  # a what-if is nobody's guess
+    assert "drafter" not in told  # a what-if has no draft
 
 
 def test_what_steers_a_terminal_is_shown_and_never_obeyed(store, place):
-    """Escape sequences in a text that the model wrote, or that was forced upon it."""
+    """Escape sequences in a text that the model wrote, or that was forced."""
     evil = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m"
     path = str(place / "evil.db")
     schema = json.dumps({"const": "ok"})
@@ -242,7 +242,7 @@ def test_tables_fit_the_terminal(store, columns):
 
 
 def _plain(line: str) -> str:
-    """Without what makes it bold."""
+    """The text without bold style."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)
 
 

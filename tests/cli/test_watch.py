@@ -77,7 +77,7 @@ def test_a_record_is_looked_at_token_by_token(llm, recorded):
         await until(pilot, lambda: "won" in screen(pilot) or "likeliest" in screen(pilot))
         shown = screen(pilot)
         assert "top_p" in shown and "mass kept" in shown
-        # What is said is what the engine says.
+        # The sentence is the one that the engine gives.
         sentence = recorded.explain(2).sentence
         assert sentence.split(",")[0].split(" with")[0] in " ".join(shown.split())
         await pilot.press("end")
@@ -110,7 +110,7 @@ def test_uncertain_tokens_are_found(llm, recorded):
 def test_enter_forks_with_the_alternative_and_both_stay(llm, recorded):
     async def person(pilot):
         await pilot.press("right", "right")
-        await pilot.press("enter")  # what came: no fork
+        await pilot.press("enter")  # the token of the run itself: no fork
         assert app.run_shown is recorded
         own = app.alternative
         await pilot.press("down" if own == 0 else "up")

@@ -1,4 +1,4 @@
-"""Where two runs part and why; rewinding; the family of a run."""
+"""Where two runs differ and why; rewinding; the tree of a run."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _AT_HAND = {"llm", "above", "children", "samples", "tokens", "prompt_tokens", "e
 
 
 def same(run: Run, other: Run) -> bool:
-    """Every field, and of every token every bit, when it came and where it came from included."""
+    """Whether every field, and every bit of every token with its time and source, is the same."""
     plain = [field.name for field in fields(Run) if field.name not in _AT_HAND]
     mine, theirs = records_of(run), records_of(other)
     return (
@@ -59,7 +59,7 @@ def test_what_was_saved_comes_back_bit_for_bit(seed):
 
 
 def drafted() -> Run:
-    """A run two of whose guesses were wrong; whether any are made depends on the speed of the machine."""
+    """A run with two refused drafts, set by hand: whether there are any depends on the machine's speed."""
     run = small_llm().generate(PROMPT, Sampling(seed=1, max_tokens=12, ignore_eos=True))
     run.tokens[3].refused = Refusal(200, "<0xC8>", "lookup", 2)
     run.tokens[7].refused = Refusal(101, "e", "model", 0)

@@ -1,5 +1,5 @@
-"""A `.glass` file is input that anyone may have made: it is a run that can be used in every way, or it is
-refused in one line, and neither costs more than the limits say."""
+"""A `.glass` file is untrusted input: either it can be used in every way, or it is refused with one line, and
+neither costs more than the limits allow."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def header(files) -> dict:
 
 
 def use(runs: list[Run]) -> None:
-    """All that is done with a run without its model."""
+    """Does all that can be done with a run without its model."""
     for run in runs:
         assert isinstance(run.text, str) and run.usage.prompt_tokens > 0 and run.logprob <= 1
         for plain in (run.to_dict(), run.tree().to_dict()):

@@ -1,4 +1,4 @@
-"""Records of any numbers whatever come back from their columns bit for bit."""
+"""Records with any numbers come back from their columns bit for bit."""
 
 from __future__ import annotations
 

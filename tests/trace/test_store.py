@@ -1,4 +1,4 @@
-"""The store: what was added is there, whoever else writes and whatever happens to the process."""
+"""The store: runs that were added stay, whatever other processes write and however a process ends."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_run_comes_with_its_family(tmp_path):
     store.export(again.id, tmp_path / "a.glass", tree=True)
     assert len(Run.load(tmp_path / "a.glass").tree()) == 4
     store.remove(fork.id)
-    assert store.get(again.id).replay(small_llm()).identical  # it needs nobody else
+    assert store.get(again.id).replay(small_llm()).identical  # it needs no other run
 
 
 def test_what_is_forgotten(tmp_path):

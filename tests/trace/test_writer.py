@@ -1,5 +1,5 @@
-"""The store's writing thread: nothing that was removed comes back, one bad run costs no other, and what could
-not be written is told, tried again, and counted."""
+"""The store's writing thread: removed runs stay removed, a bad run does not affect others, and runs that
+could not be written are reported, tried again, and counted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_run_that_cannot_be_packed_takes_no_other_along(store, failures):
 
 
 def locked(store: Store) -> sqlite3.Connection:
-    """Another process's write lock."""
+    """Holds the write lock, as another process would."""
     store.check()
     other = sqlite3.connect(store.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

@@ -9,7 +9,7 @@ from enum import StrEnum
 from math import log
 from typing import TYPE_CHECKING
 
-from glassloop.cli.terminal import has_colours, json_text, percent, quoted, visible
+from glassloop.cli.terminal import dim, has_colours, json_text, percent, quoted, visible
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -45,12 +45,20 @@ class Painter:
     def __init__(self, show: Show | None) -> None:
         self._show = show
         self._terminal = sys.stdout.isatty()
+        self._as_json = self._terminal and show is Show.JSON
         self._colours = has_colours()
         self._json = ""  # the text so far, if it is shown as JSON
         self._live: Live | None = None
 
+    def begin(self, text: str) -> None:
+        """Writes the text that a fork has from its parent."""
+        if self._as_json:
+            self._draw_json(text)
+        else:
+            sys.stdout.write(dim(visible(text)) if self._terminal else text)
+
     def write(self, token: Token) -> None:
-        if self._terminal and self._show is Show.JSON:
+        if self._as_json:
             self._draw_json(token.text)
             return
         sys.stdout.write(self.painted(token) if self._terminal else token.text)
@@ -58,7 +66,7 @@ class Painter:
 
     def end(self, run: Run) -> None:
         """Writes the text that was held back until the end of the run, and ends the line."""
-        if self._terminal and self._show is Show.JSON:
+        if self._as_json:
             self._draw_json(run.tail)
             self.close()
             return

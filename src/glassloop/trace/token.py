@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from glassloop.decode.chosen import RECORD, Chosen
 
@@ -14,6 +14,7 @@ Source = Literal["sampled", "forced", "draft", "beam"]
 # What proposes drafts: earlier text with the same tokens, or a draft model.
 Drafter = Literal["lookup", "model"]
 Pieces = Callable[[int], str]
+Number = TypeVar("Number")
 
 
 class Alternative(NamedTuple):
@@ -37,9 +38,9 @@ class Refusal(NamedTuple):
     dropped: int  # drafts after it, which were dropped without being judged
 
 
-def _number(name: str, doc: str) -> Any:
-    """Returns a property that reads a number of the token's choice."""
-    return property(attrgetter(f"chosen.{name}"), doc=doc)
+def _number(read: Callable[[Token], Number], doc: str) -> Number:
+    """Returns a property with a docstring; declared as the type that it reads."""
+    return property(read, doc=doc)  # type: ignore[return-value]
 
 
 class Token:
@@ -69,22 +70,29 @@ class Token:
         self.refused = refused  # a draft for this place that was not accepted
         self._pieces = pieces
 
-    id: int = _number("id", "The token's number in the vocabulary.")
-    logprob: float = _number(
-        "logprob",
+    id = _number(lambda token: token.chosen.id, "The token's number in the vocabulary.")
+    logprob = _number(
+        lambda token: token.chosen.logprob,
         "The log-probability after the stages, in the distribution that was drawn from. Minus infinity if a"
         " stage had removed the token and it was forced.",
     )
-    raw_logprob: float = _number("raw_logprob", "The model's own log-probability.")
-    rank: int = _number("rank", "The rank in the model's own order.")
-    rank_after: int = _number("rank_after", "The rank among the tokens that the stages left.")
-    entropy: float = _number("entropy", "The entropy of the model's own distribution, in nats.")
-    log_sum_exp: float = _number("log_sum_exp", "The log-sum-exp of the model's own logits.")
-    luck: float = _number("luck", "The Gumbel noise that was added to the token's logit.")
-    margin: float = _number(
-        "margin", "By how much logit + luck exceeded the runner-up's; infinite if there was no runner-up."
+    raw_logprob = _number(lambda token: token.chosen.raw_logprob, "The model's own log-probability.")
+    rank = _number(lambda token: token.chosen.rank, "The rank in the model's own order.")
+    rank_after = _number(
+        lambda token: token.chosen.rank_after, "The rank among the tokens that the stages left."
     )
-    runner_up: int | None = _number("runner_up", "The token that came second, if any.")
+    entropy = _number(
+        lambda token: token.chosen.entropy, "The entropy of the model's own distribution, in nats."
+    )
+    log_sum_exp = _number(
+        lambda token: token.chosen.log_sum_exp, "The log-sum-exp of the model's own logits."
+    )
+    luck = _number(lambda token: token.chosen.luck, "The Gumbel noise that was added to the token's logit.")
+    margin = _number(
+        lambda token: token.chosen.margin,
+        "By how much logit + luck exceeded the runner-up's; infinite if there was no runner-up.",
+    )
+    runner_up = _number(lambda token: token.chosen.runner_up, "The token that came second, if any.")
 
     @property
     def piece(self) -> str:

@@ -72,9 +72,8 @@ class Chat:
     def answer(self, question: str, request: Request, beside: Turn | None = None) -> None:
         """Prints an answer while it is generated, and adds it. Ctrl-C stops it; the text so far is kept."""
         run, stopped = request.runs[0], False
-        if run.tokens:  # those that a fork has of the old answer
-            old = "".join([token.text for token in run.tokens])
-            sys.stdout.write(dim(visible(old)) if self._terminal else old)
+        if run.tokens:
+            self._painter.begin("".join([token.text for token in run.tokens]))
         try:
             with no_echo(), closing(self.talk.llm.follow(request)) as tokens:  # type: ignore[type-var]
                 for token in tokens:

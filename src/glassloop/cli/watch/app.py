@@ -39,6 +39,8 @@ _STILL = 0.15  # seconds that a token must be selected before it is explained
 
 
 class Watch(App[None]):
+    """Shows a run, follows it while it is generated, and forks it."""
+
     CSS = STYLE
     ENABLE_COMMAND_PALETTE = False
     AUTO_FOCUS = None
