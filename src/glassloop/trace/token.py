@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from glassloop.decode.chosen import RECORD, Chosen
