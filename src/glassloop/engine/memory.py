@@ -40,7 +40,7 @@ def free_memory() -> int:
 
 def default_memory(transformer: Any, most_running: int) -> int:
     """A quarter of what is free, and no more than all running branches could ever use."""
-    page_bytes: int = sum(transformer.page_bytes)
+    page_bytes: int = transformer.page_bytes
     most = page_bytes * pages_for(transformer.config.context) * most_running
     return max(2 * page_bytes, min(free_memory() // 4, most))
 

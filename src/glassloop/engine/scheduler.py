@@ -21,7 +21,6 @@ from glassloop.decode.decoder import Decoder
 from glassloop.decode.stop import Ending
 from glassloop.engine.branch import Branch
 from glassloop.engine.tree import KVTree, NoRoom, Path
-from glassloop.ops.batch import PAGE
 from glassloop.ops.protocol import Forward
 from glassloop.ops.quant import Float32
 
@@ -234,9 +233,6 @@ class Scheduler:
                     guess = []
                     continue
                 youngest = next((each for each in reversed(self.running) if each not in planned), task)
-                if youngest is task and room > PAGE:
-                    room //= 2  # a window gives pages back between steps, so a smaller piece may fit
-                    continue
                 self.preempt(youngest)
                 if youngest is task:
                     return False

@@ -7,16 +7,17 @@ residuals, and at the end the language head. What a family does differently is i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from glassloop.model.config import LayerConfig, ModelConfig
 from glassloop.model.rope import Rope
 from glassloop.ops.batch import Batch
-from glassloop.ops.kv_cache import CacheSpec, Pages
+from glassloop.ops.kv_cache import CacheSpec, Pages, Place
 from glassloop.ops.protocol import Array, Forward, Matrix, Ops
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
@@ -84,11 +85,7 @@ class Transformer:
         self.head = self.token_embedding if config.tied else matrix("head.weight")
         ropes = {layer.rope for layer in config.layers if layer.rope is not None}
         self.frequencies: dict[Rope, Float32] = {rope: rope.frequencies() for rope in ropes}
-        # Layers that look equally far back share their pages; the others have pages of their own.
-        self.windows = list(dict.fromkeys(layer.window for layer in config.layers))
-        groups = [self.windows.index(layer.window) for layer in config.layers]
-        self.places = [(group, groups[:index].count(group)) for index, group in enumerate(groups)]
-        self.cache_specs = [self._cache_spec(groups.count(group), w) for group, w in enumerate(self.windows)]
+        self.cache_specs, self.places = self._cache_groups()
         self._program = ops.program(self._forward)
 
     def forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
@@ -105,18 +102,27 @@ class Transformer:
         return self.ops.program(self._hidden)
 
     @property
-    def page_bytes(self) -> list[int]:
-        """The bytes of a page of each group of layers."""
-        return [self.ops.page_bytes(spec) for spec in self.cache_specs]
+    def page_bytes(self) -> int:
+        """The bytes of the keys and values of one page of tokens, in all layers."""
+        return sum(map(self.ops.page_bytes, self.cache_specs))
 
-    def pages(self, counts: int | Sequence[int]) -> list[Pages]:
-        """Allocates pages for keys and values: so many for each group of layers."""
-        counts = [counts] * len(self.cache_specs) if isinstance(counts, int) else counts
-        return self.ops.cache(self.cache_specs, counts)
+    def _cache_groups(self) -> tuple[list[CacheSpec], list[Place]]:
+        """Divides the layers into groups with the same window, each with a page table of its own, and returns
+        their specs and the place of each layer.
 
-    def _cache_spec(self, layers: int, window: int | None) -> CacheSpec:
-        kind: Literal["full", "window"] = "full" if window is None else "window"
-        return CacheSpec(kind, layers, self.config.kv_heads, self.config.head_dim, window or 0)
+        All groups have the same number of layers, so all pages have one size and come from one pool: a page
+        that a window gives back can be used for any layers.
+        """
+        windows = [layer.window for layer in self.config.layers]
+        layers = math.gcd(*Counter(windows).values())
+        groups: dict[tuple[int | None, int], int] = {}
+        places: list[Place] = []
+        for index, window in enumerate(windows):
+            number = windows[:index].count(window)
+            group = groups.setdefault((window, number // layers), len(groups))
+            places.append((group, number % layers))
+        kv_heads, head_dim = self.config.kv_heads, self.config.head_dim
+        return [CacheSpec(layers, kv_heads, head_dim, window) for window, _ in groups], places
 
     def _forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         return self.say(self._hidden(batch, pages))

@@ -12,7 +12,7 @@ import numpy as np
 
 from glassloop.ops import rows as reference_rows
 from glassloop.ops.batch import PAGE, Batch, BatchError, Int32, Span, check_page, check_spans, pages_for
-from glassloop.ops.kv_cache import CacheSpec, Pages, Place
+from glassloop.ops.kv_cache import CacheSpec, Pages, Place, pool_pages
 from glassloop.ops.protocol import Activation, Forward
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowOps
@@ -75,8 +75,9 @@ class ReferenceOps:
     def page_bytes(self, spec: CacheSpec) -> int:
         return _page_bytes(spec)
 
-    def cache(self, specs: Sequence[CacheSpec], counts: Sequence[int]) -> list[Pages]:
-        return [ReferencePages(spec, count) for spec, count in zip(specs, counts, strict=True)]
+    def cache(self, specs: Sequence[CacheSpec], memory: int) -> list[Pages]:
+        count = pool_pages(specs, [self.page_bytes(spec) for spec in specs], memory)
+        return [ReferencePages(specs[0], count)] * len(specs)
 
     def matrix(self, tensor: Tensor) -> Float32:
         values = tensor.float32()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from glassloop.ops.batch import PAGE, Batch, BatchError, Span, check_page, check_spans, pages_for
-from glassloop.ops.kv_cache import CacheSpec, Pages, Place
+from glassloop.ops.kv_cache import CacheSpec, Pages, Place, pool_pages
 from glassloop.ops.native import library as lib
 from glassloop.ops.native import rows as native_rows
 from glassloop.ops.native.packer import NativeMatrix, Packer
@@ -108,8 +108,9 @@ class NativeOps:
     def page_bytes(self, spec: CacheSpec) -> int:
         return _page_bytes(spec)
 
-    def cache(self, specs: Sequence[CacheSpec], counts: Sequence[int]) -> list[Pages]:
-        return [NativePages(spec, count) for spec, count in zip(specs, counts, strict=True)]
+    def cache(self, specs: Sequence[CacheSpec], memory: int) -> list[Pages]:
+        count = pool_pages(specs, [self.page_bytes(spec) for spec in specs], memory)
+        return [NativePages(specs[0], count)] * len(specs)
 
     def matrix(self, tensor: Tensor) -> NativeMatrix:
         return NativeMatrix(tensor, self._packer)
