@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glassloop.decode import chosen as choices
 from glassloop.decode.chosen import Chosen, pack_alternatives
 from glassloop.errors import TraceError
-from glassloop.ops import chosen as choices
 from glassloop.trace.columns import pack, unpack
 from glassloop.trace.packing import SOURCES, pack_tokens, unpack_tokens
 from glassloop.trace.token import Token
@@ -79,7 +79,7 @@ def test_any_record_comes_back(made):
 
 @pytest.mark.parametrize("name", ["luck", "runner_up", "source", "seconds"])
 def test_columns_of_different_lengths_are_refused(name):
-    chosen = Chosen.of(**dict.fromkeys(choices.NUMBERS.names, 1))
+    chosen = Chosen.of(**dict.fromkeys(choices.RECORD.names, 1))
     columns = pack_tokens([Token(chosen, "a", b"a", _piece) for _ in range(3)])
     for length in (1, 2):  # one number would fit any place
         with pytest.raises(TraceError, match="same length"):

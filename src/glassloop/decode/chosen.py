@@ -53,8 +53,8 @@ class _Field(Generic[T]):
         self._optional = optional
 
     def __set_name__(self, owner: type, name: str) -> None:
-        kind, self._at = RECORD.fields[name][:2]  # type: ignore[index]
-        self._unpack = (_INT if kind.kind == "i" else _FLOAT).unpack_from
+        self._at: int = RECORD.fields[name][1]  # type: ignore[index]
+        self._unpack = (_INT if RECORD[name].kind == "i" else _FLOAT).unpack_from
 
     def __get__(self, chosen: Chosen, owner: type) -> T:
         (found,) = self._unpack(chosen.data, self._at)

@@ -71,8 +71,7 @@ class Decoder:
         )
 
     def choose(self, logits: Float32) -> Chosen:
-        """Returns the token that this branch takes next. Changes nothing, but the logits must not be used by
-        others during the call."""
+        """Returns the next token of this branch. The logits may be changed during the call."""
         (made,) = choose_rows([self], logits[np.newaxis])
         if isinstance(made, Exception):
             raise made
@@ -169,15 +168,12 @@ class Decoder:
             self.step.grammar.commit(token)
 
     def fork(self, salt: int | None = None) -> Decoder:
-        """Returns another branch from this point on, with the same luck or, if a salt is given, with its
-        own."""
+        """Returns another branch from here on, with the same luck or, with a salt, its own."""
         made, step = copy(self), copy(self.step)
         made.history = step.history = self.history.copy()
         made.step = step
-        if step.grammar is not None:
-            step.grammar = step.grammar.fork()
-        if step.bad_words is not None:
-            step.bad_words = step.bad_words.fork()
+        step.grammar = step.grammar and step.grammar.fork()
+        step.bad_words = step.bad_words and step.bad_words.fork()
         if salt is not None:
             step.salt, made._request = salt, None
         return made
@@ -191,10 +187,9 @@ class Decoder:
             )
         self.history.truncate(length)
         self.step.position -= back
-        if self.step.grammar is not None:
-            self.step.grammar.rewind(length)
-        if self.step.bad_words is not None:
-            self.step.bad_words.rewind(length)
+        for follower in (self.step.grammar, self.step.bad_words):
+            if follower is not None:
+                follower.rewind(length)
 
     @property
     def finished(self) -> bool:

@@ -46,8 +46,7 @@ class ReferencePages:
         self.values[layer, pages, slots] = values
 
     def read(self, place: Place, span: Span) -> tuple[Float32, Float32]:
-        """Returns keys and values of the span's branch up to the end of the span: each [length, kv heads,
-        head dim]"""
+        """Returns keys and values up to the end of the span: each [length, kv heads, head dim]"""
         group, layer = place
         pages = span.pages[group, : pages_for(span.length)]
         shape = (-1, *self.keys.shape[3:])
