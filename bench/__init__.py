@@ -1,5 +1,5 @@
-"""The bench: Glassloop beside other engines, on one machine, in one run, on the same files and tokens.
+"""Benchmarks of Glassloop and other engines, on one machine, in one run, with the same files and tokens.
 
-`python -m bench` (or `make bench`) starts here; docs/benchmarks.md says how things are measured. What runs
+`python -m bench` (or `make bench`) starts here; docs/benchmarks.md describes the method. The code that runs
 inside a peer's process is in `peers/` and `first_token/` and needs only the standard library and that peer.
 """

@@ -1,5 +1,5 @@
-"""`python -m bench`: reads the options, takes one model after another through rounds, cold starts, memory and
-accuracy, and prints the tables and one last line of JSON.
+"""`python -m bench`: runs the rounds, cold starts, memory and accuracy of each model, and prints the tables
+and a last line of JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
         for model in options.models:
             run_model(model, peers, options, speed, runs)
     except KeyboardInterrupt:
-        about["stopped"] = True  # what is there is shown all the same
+        about["stopped"] = True  # what was measured so far is shown
     rounds.say("")
     text = report.report(about, runs, DEFAULT_MODEL)
     print(text)
@@ -57,7 +57,9 @@ def run_model(
     speed: machine.ReadSpeed,
     runs: list[rounds.Measured],
 ) -> None:
-    """All that is asked for, of one model. It is added to the runs before anything of it is measured."""
+    """Measures everything that was requested for one model. The result is added to `runs` before the first
+    measurement, so that it is shown if the run is stopped.
+    """
     path = fetch(model)
     files = ModelFiles(path)
     tokenizer = files.tokenizer()
@@ -66,7 +68,7 @@ def run_model(
     bos = tokenizer.bos_id if tokenizer.add_bos else None
     ids = ids if bos is None else ids[1:]
     fresh = rounds.FreshIds(ids)
-    # Each weight is read once for a token; of an embedding that is not the head too, only one row is.
+    # Each weight is read once per token, except an embedding that is not also the head: one row is read.
     read = [t for name, t in files.weights.items() if name != "token_embedding.weight" or files.config.tied]
     measured = rounds.Measured(model, path.name, sum(tensor.data.nbytes for tensor in read))
     runs.append(measured)
@@ -95,9 +97,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--peers", type=_names(list(PEERS)), default=list(PEERS), help=",".join(PEERS))
     parser.add_argument("--workloads", type=_names(kinds), default=kinds, help=",".join(kinds))
     parser.add_argument("--threads", type=int, default=wanted_threads(), help="for every engine")
-    parser.add_argument("--isa", choices=["avx2"], help="hold the engines that can be held to it")
+    parser.add_argument("--isa", choices=["avx2"], help="limit engines to it, where possible")
     parser.add_argument("--accuracy-tokens", type=int, help="tokens of English text (20,000)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every sample goes here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample to this file")
     parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/benchmarks.md")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 7)
@@ -106,7 +108,7 @@ def read_options() -> argparse.Namespace:
 
 
 def _names(known: list[str] | None) -> Any:
-    """A list with commas; a name that is not known is an error."""
+    """Returns a parser of comma-separated names that rejects unknown ones."""
 
     def names(text: str) -> list[str]:
         given = [name.strip() for name in text.split(",") if name.strip()]

@@ -1,5 +1,5 @@
-"""How far an engine's probabilities are from the float32 reference on the dequantized weights: the same
-file, the same tokens, the same run. Each window of text starts from nothing and goes through all engines.
+"""Compares an engine's probabilities with the float32 reference on the dequantized weights, for the same
+file and tokens, in one run. Each window of text starts with an empty cache and is computed by all engines.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from bench.environments import Absent
 from bench.process import Engine, start
 from bench.rounds import say
 
-WINDOW = 512  # tokens that see each other
-_PIECE = 128  # rows whose logits exist at one time
+WINDOW = 512  # tokens per window
+_PIECE = 128  # rows whose logits are in memory at a time
 
 Float32 = NDArray[np.float32]
 
 
 @dataclass
 class Distance:
-    """Sums over tokens; what people read is the means."""
+    """Sums over tokens, from which the reported means are computed."""
 
-    divergence: list[float] = field(default_factory=list)  # of each token, in nats
+    divergence: list[float] = field(default_factory=list)  # per token, in nats
     agreed: int = 0
     surprise: float = 0.0  # -log p of the text's own next tokens
     targets: int = 0
 
     def add(self, reference: Float32, logits: Float32, targets: list[int]) -> None:
-        """Rows of log-probabilities, [rows, vocabulary] each; targets for all of them or all but the last."""
+        """Adds rows of log-probabilities, [rows, vocabulary]; the last row may be without a target."""
         probabilities = np.exp(reference)
         self.divergence += np.einsum("rv,rv->r", probabilities, reference - logits).tolist()
         self.agreed += int((reference.argmax(axis=1) == logits.argmax(axis=1)).sum())
@@ -79,7 +79,7 @@ def compare(
     vocabulary: int,
     said: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
-    """Results by engine, over all of `ids`. Each window begins with `bos` where the model wants it."""
+    """Returns the results by engine. Each window of `ids` begins with `bos` if the model needs it."""
     engines: dict[str, Engine] = {}
     absent: dict[str, str] = {}
     try:
@@ -125,7 +125,7 @@ def _window(
 def _add(
     reference: Float32 | None, logits: Float32, targets: list[int], threads: int, into: Distance
 ) -> Float32:
-    """Adds an engine's rows, a few at a time on all threads. The first engine is the reference; returned."""
+    """Adds an engine's rows, a few at a time on all threads. Returns the reference (the first engine)."""
 
     def part(start: int) -> Distance:
         rows = slice(start, start + 16)
@@ -141,6 +141,6 @@ def _add(
 
 
 def log_softmax(rows: Float32) -> None:
-    """In place."""
+    """Applies log-softmax to each row, in place."""
     rows -= rows.max(axis=1, keepdims=True)
     rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)

@@ -1,6 +1,6 @@
-"""The engines that take part: how each is called, where its adapter is and which environment it needs.
+"""The engines that are compared: the name of each, its adapter and the environment it needs.
 
-`variants` are options tried one after another until the engine loads and computes; the first is its default.
+`variants` are options, tried in order until the engine loads and computes; the first is its default.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 @dataclass(frozen=True)
 class Peer:
     name: str
-    adapter: str  # module of bench/peers
-    script: str  # of bench/first_token
-    environment: str | None = None  # folder of .venv-bench; None is the project's own
+    adapter: str  # module in bench/peers
+    script: str  # file in bench/first_token
+    environment: str | None = None  # folder in .venv-bench; None: the environment of the project
     variants: tuple[dict[str, Any], ...] = field(default=({},))
-    compiled: bool = False  # on this machine, for its instructions
+    compiled: bool = False  # whether it is compiled for the instruction set of this machine
 
     @property
     def command(self) -> list[str]:
@@ -31,8 +31,8 @@ class Peer:
 
 
 OURS = Peer("glassloop", "ours", "with_glassloop")
-# Both use AMX where the processor reports it, and die where the virtual machine then does not allow it; the
-# second variant does without: llama.cpp keeps weights as they are in the file, OpenVINO computes in float32.
+# Both use AMX if the processor reports it, and crash if the virtual machine then does not allow it. The
+# second variant avoids AMX: llama.cpp keeps weights as stored in the file, OpenVINO computes in float32.
 LLAMA = Peer(
     "llama.cpp",
     "llama_cpp",

@@ -1,6 +1,6 @@
-"""`python -m bench.choosing`: what the choice of a token and its record cost, beside the forward pass that
-gave the logits. The steps of one text are chosen by several requests in turn, a few steps each as a text
-would be, so that a noisy machine hits all alike. Prints a table and one last line of JSON.
+"""`python -m bench.choosing`: the cost of choosing a token and recording it, compared with the forward pass
+that computed the logits. The steps of one text are chosen by several requests in turn, a few consecutive
+steps each, so that noise on the machine affects all alike. Prints a table and a last line of JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from glassloop.model.registry import fetch
 from glassloop.ops import choose_ops
 
 PROMPT = 64
-TURN = 8  # steps of one request before the next has its turn
+TURN = 8  # consecutive steps of one request
 REQUESTS = {
     "greedy": Sampling(temperature=0),
     "temperature 0.8": Sampling(temperature=0.8),
@@ -36,11 +36,11 @@ REQUESTS = {
         frequency_penalty=0.1,
     ),
 }
-Times = dict[str, list[float]]  # seconds, one for each step
+Times = dict[str, list[float]]  # seconds per step
 
 
 def measure(model: str, rows: int, steps: int) -> tuple[Times, list[float]]:
-    """The seconds of choosing by request, and those of the forward passes."""
+    """Returns the seconds spent on choosing, by request, and those of the forward passes."""
     files = ModelFiles(fetch(model))
     ops = choose_ops()
     cache = Branches(files.transformer(ops), PROMPT + steps, rows)
@@ -72,7 +72,7 @@ def measure(model: str, rows: int, steps: int) -> tuple[Times, list[float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser("bench.choosing", description="Choosing beside the forward pass.")
-    parser.add_argument("--steps", type=int, default=400, help="of each model and number of rows (400)")
+    parser.add_argument("--steps", type=int, default=400, help="steps per model and number of rows (400)")
     parser.add_argument("--models", nargs="+", default=list(MODELS), help=" ".join(MODELS))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="branches in a step (1 16)")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The last table in docs/benchmarks.md, between two comments that only the source of the page shows."""
+"""Writes the last table in docs/benchmarks.md, between two comments that mark its place."""
 
 from __future__ import annotations
 

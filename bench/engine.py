@@ -1,6 +1,6 @@
-"""`python -m bench.engine`: what the loop around the forward pass costs and brings, on one model.
+"""`python -m bench.engine`: the costs and gains of the loop around the forward pass, on one model.
 
-Every comparison is made in turns within one run. Prints tables and one last line of JSON.
+Every comparison alternates within one run. Prints tables and a last line of JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.english import english
 from glassloop import LLM, Sampling
 from glassloop.model.cache import Branches
 
-# Texts whose continuation is mostly there already: an edit of code, records, quoting.
+# Texts whose continuation mostly repeats earlier text: an edit of code, records, quoting.
 REPEATING = {
     "code edit": "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n"
     "    return width * height * depth\n\n# The same two functions again, without any change:\n",
@@ -34,7 +34,7 @@ FREE = (
 
 
 def reuse(llm: LLM, lengths: list[int]) -> dict[str, Any]:
-    """Seconds for n tokens after a short prompt, with the keys and values of earlier tokens kept or not."""
+    """Measures the seconds for n tokens after a short prompt, with and without a KV cache."""
     prompt = llm.tokenizer.encode(english())[:16]
     found = {}
     print("tokens   kept, s   computed anew, s")
@@ -53,7 +53,7 @@ def reuse(llm: LLM, lengths: list[int]) -> dict[str, Any]:
 
 
 def first_token(llm: LLM, rounds: int) -> dict[str, Any]:
-    """Time to the first token of a prompt of 1,016, when its first 1,000 tokens are known and when not."""
+    """Measures the time to the first token of a prompt of 1,016, with its first 1,000 cached or not."""
     ids = llm.tokenizer.encode(english())
     cold, cached = [], []
     for number in range(rounds):
@@ -68,7 +68,7 @@ def first_token(llm: LLM, rounds: int) -> dict[str, Any]:
 
 
 def overhead(llm: LLM, streams: list[int], rounds: int) -> dict[str, Any]:
-    """Time of a step outside the forward pass, as a share of the step, of requests that share nothing."""
+    """Measures the share of a step outside the forward pass, for requests without a common prefix."""
     loop, ids = llm.engine.loop, llm.tokenizer.encode(english())
     prompts = (ids[at : at + 16] for at in count(0, 50))
     requests = {"greedy": _greedy(64), "temperature": Sampling(seed=1, max_tokens=64, ignore_eos=True)}
@@ -87,7 +87,7 @@ def overhead(llm: LLM, streams: list[int], rounds: int) -> dict[str, Any]:
 
 
 def drafts(plain: LLM, drafting: LLM, rounds: int) -> dict[str, Any]:
-    """Tokens a second of one stream with guesses from what came before, over that without."""
+    """Measures tokens per second of one stream with n-gram drafts, relative to the same without drafts."""
     found: dict[str, list[float]] = {}
     for number in range(rounds):
         for name, prompt in [*REPEATING.items(), *(("free text", text) for text in FREE)]:

@@ -1,5 +1,5 @@
-"""English text that every machine with Python has: the prose of the language reference that comes with the
-standard library for `help()`. About 30,000 tokens; its hash is printed, since it differs between versions.
+"""English text that every Python installation has: the prose of the language reference, included for
+`help()`. About 30,000 tokens; its hash is printed, since it differs between versions.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import hashlib
 
 
 def english() -> str:
-    """Whole paragraphs of prose, each once; code, grammar and tables left out."""
+    """Returns whole paragraphs of prose, each once, without code, grammar and tables."""
     from pydoc_data.topics import topics
 
     paragraphs = [paragraph for name in sorted(topics) for paragraph in topics[name].split("\n\n")]

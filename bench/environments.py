@@ -1,5 +1,5 @@
-"""Virtual environments of the peers, one for each under `.venv-bench`, made when first needed and again when
-the requirements change. What cannot be installed is absent from the run, with the reason; the rest goes on.
+"""Virtual environments of the peers, one for each under `.venv-bench`, created when first needed and again
+when the requirements change. A peer that cannot be installed is left out of the run, with the reason.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _COMPILED_FOR = {
 
 
 class Absent(Exception):
-    """Why an engine takes no part, in one line."""
+    """The reason why an engine is left out, in one line."""
 
 
 def python_for(peer: Peer) -> Path:
-    """The interpreter that this engine is installed for."""
+    """Returns the Python interpreter of the engine's environment, which is created if necessary."""
     if peer.environment is None:
         return Path(sys.executable)
     requirements = ROOT / "bench" / f"requirements-{peer.environment}.txt"
     wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
-    # What is compiled for the machine is compiled again for a lesser one that all are held to.
+    # An engine that is compiled for the machine is compiled again for a limited instruction set.
     flags = _COMPILED_FOR.get(os.environ.get("GLASSLOOP_ISA", "")) if peer.compiled else None
     folder = FOLDER / (peer.environment + (f"-{os.environ['GLASSLOOP_ISA']}" if flags else ""))
     python, stamp = folder / "bin" / "python", folder / ".installed"
@@ -52,7 +52,7 @@ def python_for(peer: Peer) -> Path:
 
 
 def log_file(peer: Peer) -> Path:
-    """What the engine and its installation say."""
+    """Returns the file for the output of the engine and of its installation."""
     FOLDER.mkdir(exist_ok=True)
     return FOLDER / f"{peer.name}.log"
 

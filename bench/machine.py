@@ -1,5 +1,5 @@
-"""The machine: what it is called, and how fast it reads memory. Decoding one token reads every weight
-once, so the speed of reading is the wall that decoding alone cannot pass.
+"""The name of the machine, and its read bandwidth. Decoding one token reads every weight once, so the
+bandwidth is an upper limit for the speed of a single stream.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _BYTES = 1 << 30  # far more than a core's own caches hold
 
 
 class ReadSpeed:
-    """Reads a large array on all threads. Keep one while measuring; it holds the array."""
+    """Measures the read bandwidth with a large array on all threads. It holds the array while it exists."""
 
     def __init__(self, threads: int, size: int = _BYTES) -> None:
         self._parts = np.split(np.ones(size // 4 // threads * threads, np.float32), threads)
         self._pool = ThreadPoolExecutor(threads)
 
     def measure(self, times: int = 3) -> float:
-        """Bytes a second, the best of a few: a disturbance only ever makes it slower."""
+        """Returns bytes per second, the best of several: noise can only make it slower."""
         return max(self._once() for _ in range(times))
 
     def _once(self) -> float:

@@ -1,5 +1,5 @@
-"""The driver's end of the protocol of `bench/peers/serve.py`: an engine in a process of its own, asked one
-question at a time. A process that dies or does not answer is closed, and its loss is one line.
+"""The driver's side of the protocol of `bench/peers/serve.py`: an engine in its own process, with one
+request at a time. A process that dies or does not reply is closed, and reported in one line.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from bench.catalog import ROOT, Peer
 from bench.environments import Absent, log_file, python_for
 
-_PATIENCE = 900.0  # seconds for one answer
+_PATIENCE = 900.0  # seconds to wait for one reply
 
 
 class Engine:
-    """A peer that is loaded, or the reason why it is not (Absent)."""
+    """The process of a peer, with its model loaded."""
 
     def __init__(self, peer: Peer, threads: int) -> None:
         self.peer = peer
@@ -37,7 +37,7 @@ class Engine:
         self._read = b""
 
     def ask(self, **question: Any) -> dict[str, Any]:
-        """Its answer. Absent where the engine has no such ability, has failed or has died."""
+        """Sends a request and returns the reply. Raises Absent if the engine cannot answer it."""
         process = self._process
         assert process.stdin is not None
         try:
@@ -63,7 +63,7 @@ class Engine:
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         with suppress(BrokenPipeError):
-            process.stdin.close()  # the end of the questions; an idle adapter leaves
+            process.stdin.close()  # end of the requests: an idle adapter exits
         try:
             process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -88,16 +88,16 @@ class Engine:
 def start(
     peer: Peer, model: str, threads: int, said: dict[str, Any] | None = None, **options: Any
 ) -> tuple[Engine, dict[str, Any]]:
-    """The engine with its model loaded, in the first variant that works, and what it says of itself.
+    """Starts an engine with its model, in the first variant that works. Returns it with its description.
 
-    `said` is what it said another time: the same variant is taken again.
+    `said` is the description from an earlier start: the same variant is used again.
     """
     reason = ""
     for variant in peer.variants if said is None else [said["variant"]]:
         engine = Engine(peer, threads)
         try:
             answer = engine.ask(do="load", model=model, threads=threads, **variant, **options)
-            engine.ask(do="one_user", ids=list(range(100, 140)), steps=2)  # loading alone proves nothing
+            engine.ask(do="one_user", ids=list(range(100, 140)), steps=2)  # it may load and fail here
             return engine, {**answer, "variant": variant}
         except Absent as error:
             reason = str(error)
@@ -109,10 +109,10 @@ def start(
 
 
 def hold_to(isa: str) -> None:
-    """Engines started from now on use no more than this instruction set, where their libraries can be told.
+    """Limits engines that are started from now on to an instruction set, where they have a setting.
 
-    llama.cpp decides when it is compiled (and environments.py has it compiled for this). OpenVINO's linears
-    are oneDNN's; a release that does not know OV_CPU_MAX_ISA still attends with all that the processor has.
+    llama.cpp is compiled for it (see environments.py). The linear layers of OpenVINO use oneDNN; attention
+    in a release that does not know OV_CPU_MAX_ISA still uses all instructions of the processor.
     """
     onednn = isa.upper()
     os.environ |= {"GLASSLOOP_ISA": isa, "ONEDNN_MAX_CPU_ISA": onednn, "OV_CPU_MAX_ISA": onednn}
@@ -120,8 +120,10 @@ def hold_to(isa: str) -> None:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """As many threads for everybody, whatever library computes; no engine asks the network; and Python may
-    keep bytecode, or ours would be compiled at every start, being the only one installed from its sources."""
+    """Returns the environment variables of an engine: the same number of threads for every library, no
+    network access, and permission to cache bytecode, without which Glassloop, the only engine installed
+    from a source tree, would be compiled at every start.
+    """
     counts = ("GLASSLOOP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     quiet = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1"}
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

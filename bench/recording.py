@@ -1,9 +1,9 @@
-"""What the record costs: decoding with it, with the store beside it, and with both stubbed out, in turns.
+"""The cost of recording: decoding with records, with records and the store, and with neither, in turns.
 
     python -m bench.recording [--rounds 7] [--tokens 128]
 
-The stub draws the same tokens by the same luck, row by row, and keeps their ids and nothing else. Promise 5
-says that the difference is at most 2 %.
+Without records, a stub chooses the same tokens with the same luck, row by row, and keeps only their ids.
+The difference must be at most 2 %.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     options = parser.parse_args()
     llm = LLM(draft=False)
-    writer._LINGER = 0.0  # waiting for more to write is no work
+    writer._LINGER = 0.0  # do not wait for more runs to write: waiting is not work
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for streams in (1, 16):
@@ -78,7 +78,7 @@ def _set(llm: LLM, choose: Callable[..., list[Chosen | Exception]], store: Store
 def _measure(
     llm: LLM, ways: dict[str, Callable[[], None]], streams: int, rounds: int, tokens: int
 ) -> dict[str, list[float]]:
-    """Tokens a second, all ways in each round."""
+    """Returns tokens per second of each configuration; every round measures all of them."""
     speeds: dict[str, list[float]] = {way: [] for way in ways}
     options = {"max_tokens": tokens, "ignore_eos": True, "logprobs": 20}
     sampling = [Sampling.from_dict({**options, "seed": 7 + each}) for each in range(streams)]

@@ -1,6 +1,4 @@
-"""Measurements into text: a table for people that fits 100 columns, and the same as plain data. Nothing is
-measured here.
-"""
+"""Formats measurements as a table of at most 100 columns and as plain data. Nothing is measured here."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ def report(machine: dict[str, Any], runs: Sequence[Measured], default_model: str
     parts = [machine_lines(machine)]
     for run in runs:
         parts += [model_table(run, machine["threads"])]
-        if run.model == default_model and not machine.get("isa"):  # targets are for engines at their best
+        if run.model == default_model and not machine.get("isa"):  # the targets are for unrestricted engines
             parts += [target_lines(run)]
         if run.accuracy is not None:
             parts += [accuracy_table(run.accuracy)]
@@ -74,7 +72,7 @@ def model_table(run: Measured, threads: int) -> str:
 
 
 def counted(run: Measured) -> str:
-    """How many rounds the cells rest on: fewer than were asked for where the run was stopped."""
+    """Returns the number of rounds behind the cells, as text: fewer than requested if the run was stopped."""
     counts = {len(values) for row in run.samples.values() for values in row.values()}
     least, most = min(counts, default=0), max(counts, default=0)
     return f"{most} rounds" if least == most else f"{least} to {most} rounds"
@@ -96,7 +94,7 @@ def shorten(line: str) -> str:
 
 
 def ratios(samples: dict[str, list[float | None]], more_is_better: bool) -> dict[str, float]:
-    """Ours / theirs, for each peer and for the best of them."""
+    """Returns ours divided by theirs, for each peer and for the best of them."""
     ours = samples.get(OURS.name)
     if ours is None:
         return {}
@@ -164,7 +162,7 @@ def accuracy_table(accuracy: dict[str, Any]) -> str:
 
 
 def data(machine: dict[str, Any], runs: Sequence[Measured], samples: bool) -> dict[str, Any]:
-    """All of it, for programs; with every sample or the medians alone."""
+    """Returns all results as plain data, with every sample or only the medians."""
     models = {}
     for run in runs:
         workloads: dict[str, Any] = {}

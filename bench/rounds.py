@@ -1,5 +1,5 @@
-"""The measuring itself, for one model. All engines are loaded first; then every workload of every round goes
-through all engines in turn, another one first each time, so that a noisy machine hits all alike.
+"""The measurements for one model. All engines are loaded first. Then every workload of every round is run
+on all engines in turn, starting with another one each time, so that noise affects all alike.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _PROMPT = "The capital of France is"
 
 @dataclass
 class Measured:
-    """What came out for one model. Samples are by workload, then engine, one for each round."""
+    """The results for one model. Samples are by workload, then by engine, one per round."""
 
     model: str
     file: str
     bytes_per_token: int
     samples: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)
-    said: dict[str, dict[str, Any]] = field(default_factory=dict)  # version and details of each engine
-    absent: dict[str, str] = field(default_factory=dict)  # engine, or engine and workload: why
-    read_speed: list[float] = field(default_factory=list)  # bytes a second, one for each round
+    said: dict[str, dict[str, Any]] = field(default_factory=dict)  # version and details, by engine
+    absent: dict[str, str] = field(default_factory=dict)  # the reason, by engine or by engine and workload
+    read_speed: list[float] = field(default_factory=list)  # bytes per second, one per round
     accuracy: dict[str, Any] | None = None
 
     def add(self, workload: str, peer: str, value: float | None) -> None:
@@ -40,7 +40,7 @@ class Measured:
 
 
 class FreshIds:
-    """Pieces of one long text, each beginning somewhere else than all before it."""
+    """Passages of one long text, each with a different beginning from all before it."""
 
     def __init__(self, ids: list[int]) -> None:
         self._ids, self._at = ids, 0
@@ -52,7 +52,7 @@ class FreshIds:
 
 @contextmanager
 def loaded(peers: list[Peer], model: Path, threads: int, measured: Measured) -> Iterator[dict[str, Engine]]:
-    """All engines that can be had. They are closed in the end, whatever happens."""
+    """Starts all available engines, and closes them at the end in any case."""
     engines: dict[str, Engine] = {}
     try:
         for peer in peers:
@@ -75,7 +75,7 @@ def measure(
     speed: ReadSpeed,
     into: Measured,
 ) -> None:
-    """Round 0 warms up and is not counted."""
+    """Runs all rounds. Round 0 is a warm-up and is not counted."""
     asked = [workload for workload in workloads if workload.question is not None]
     for round_ in range(rounds + 1 if asked else 0):
         for workload in asked:
@@ -99,7 +99,7 @@ def _value(engine: Engine, workload: Workload, question: dict[str, Any], into: M
     name = engine.peer.name
     if f"{name} {workload.name}" in into.absent or name in into.absent:
         return None
-    sleep(0.05)  # the threads of the engine before have gone to sleep by then
+    sleep(0.05)  # until the threads of the previous engine are asleep
     try:
         return workload.value(engine.ask(**question)["seconds"])
     except Absent as error:
@@ -108,7 +108,7 @@ def _value(engine: Engine, workload: Workload, question: dict[str, Any], into: M
 
 
 def cold_starts(peers: list[Peer], model: Path, threads: int, rounds: int, into: Measured) -> None:
-    """Milliseconds from the start of a new process to its first line. Round 0 fills the page cache."""
+    """Measures milliseconds from process start to the first line. Round 0 fills the page cache."""
     for round_ in range(rounds + 1):
         for name in rotated([peer.name for peer in peers if peer.name not in into.absent], round_):
             peer = next(peer for peer in peers if peer.name == name)
@@ -134,7 +134,7 @@ def _cold_start(peer: Peer, model: Path, threads: int, variant: dict[str, Any]) 
 
 
 def memory(peers: list[Peer], model: Path, threads: int, ids: FreshIds, into: Measured) -> None:
-    """Megabytes at the peak of a new process that served one user."""
+    """Measures the peak memory, in megabytes, of a new process that computes one prompt and its answer."""
     prompt = ids(USER_PROMPT)
     for peer in peers:
         if peer.name in into.absent:
@@ -153,6 +153,6 @@ def memory(peers: list[Peer], model: Path, threads: int, ids: FreshIds, into: Me
 
 
 def say(what: str) -> None:
-    """Where the bench is, on one line of a terminal."""
+    """Shows the progress on one line of the terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)

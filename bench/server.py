@@ -1,5 +1,5 @@
-"""`python -m bench.server`: tokens a second over HTTP at 1, 8 and 16 clients, ours and llama-cpp-python's
-server, and beside them our engine without a server, in turns. Prints a table and one last line of JSON.
+"""`python -m bench.server`: tokens per second over HTTP with 1, 8 and 16 clients. Our server, the server of
+llama-cpp-python and our engine without a server take turns. Prints a table and a last line of JSON.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from glassloop.ops.native.library import wanted_threads
 
 CLIENTS = (1, 8, 16)
 TOKENS = 64
-Result = tuple[float, float]  # tokens a second of all, and the seconds until each had its first, on average
+Result = tuple[float, float]  # total tokens per second, and the mean seconds to the first token
 Way = Callable[[int, int], Result]  # (clients, round)
 
 
 class Failed(Exception):
-    """What a server said instead of an answer."""
+    """The response of a server that is not an answer."""
 
 
 def prompts(clients: int, number: int) -> list[str]:
-    """No two alike, so that nobody finds another's in a cache."""
+    """Returns prompts without a common prefix, so that no cache helps."""
     return [
         f"Round {number}, client {client}. Once upon a time, in a small town," for client in range(clients)
     ]
@@ -69,7 +69,7 @@ def through_server(port: int) -> Way:
 
 
 def stream(port: int, prompt: str) -> tuple[int, float]:
-    """How many tokens came, and after how many seconds the first."""
+    """Returns the number of tokens received, and the seconds until the first."""
     body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
     began = perf_counter()
     connection = HTTPConnection("127.0.0.1", port, timeout=600)
@@ -104,7 +104,7 @@ def through_engine(llm: LLM) -> Way:
 
 @contextmanager
 def serving(command: list[str], port: int, log: Path, threads: int) -> Iterator[Way]:
-    """A server that has answered once."""
+    """Starts a server, and yields it when it has answered once."""
     with log.open("a") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said, cwd=ROOT, env=environment(threads))
     try:
@@ -144,7 +144,7 @@ def start_llama(stack: ExitStack, model: Path, threads: int) -> Way:
     for plain in ([], ["plain"]):
         port = free_port()
         script = str(ROOT / "bench" / "peers" / "llama_cpp_server.py")
-        # (-P: or a file beside the script would be taken for the package of its name)
+        # (-P: otherwise a file beside the script would shadow the package of the same name)
         command = [str(python_for(LLAMA)), "-P", script, str(model), str(port), str(threads), *plain]
         try:
             return stack.enter_context(serving(command, port, log_file(LLAMA), threads))

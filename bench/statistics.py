@@ -1,5 +1,5 @@
-"""What is said of a list of measurements: the median, and the middle half as the spread. Ratios are taken
-round by round, since what disturbs one engine in a round disturbs its neighbour too.
+"""Summary of a list of measurements: the median, with the interquartile range as the spread. Ratios are
+computed per round, since noise in a round affects all engines in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Summary:
 
     @property
     def spread(self) -> float:
-        """Half the width of the middle half, as a share of the median."""
+        """Half the interquartile range, relative to the median."""
         return (self.high - self.low) / 2 / self.median if self.median else 0.0
 
 
@@ -31,7 +31,7 @@ def summarize(samples: Sequence[float | None]) -> Summary | None:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Between the two nearest of an ordered list."""
+    """Returns a quantile of a sorted list, interpolated between the two nearest values."""
     at = share * (len(ordered) - 1)
     below = math.floor(at)
     above = min(below + 1, len(ordered) - 1)
@@ -39,7 +39,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float | None:
-    """The median of the rounds' ratios, over the rounds that both have."""
+    """Returns the median of the ratios per round, over the rounds that both have."""
     pairs = [
         mine / yours
         for mine, yours in zip(ours, theirs, strict=False)

@@ -1,5 +1,5 @@
-"""What Glassloop promises of its speed, on the default model with 2 cores: the least ratio, and the wanted
-one. The bench says under the table which of them this run reached.
+"""Targets for the speed of Glassloop on the default model with 2 cores: the least ratio and the wanted one.
+The report says below the table which of them the run reached.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What is measured: for each workload the question to an adapter, and how its seconds become the number that
-is shown. All engines get the same token ids, and never the same ones twice, so that no cache helps unasked.
+"""The workloads: the request to an adapter for each, and how its seconds become the number that is shown.
+All engines get the same token ids, and no ids are used twice, so that no cache helps unintentionally.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-PREFIX, REST = 1000, 16  # tokens of the cached beginning of a prompt, and of what comes after it
+PREFIX, REST = 1000, 16  # tokens of the cached prefix of a prompt, and of the rest
 PROMPT = 16  # tokens before decoding
-USER_PROMPT, USER_ANSWER = 512, 128  # the session that memory is taken of
+USER_PROMPT, USER_ANSWER = 512, 128  # the session for which memory is measured
 
-Ids = Callable[[int], list[int]]  # so many token ids that were not used before
+Ids = Callable[[int], list[int]]  # returns this many unused token ids
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Workload:
     name: str
     title: str
     unit: str  # tokens/s, ms or MB
-    question: Callable[[Ids], dict[str, Any]] | None = None  # None: not asked of a loaded engine
-    tokens: int = 0  # computed in the counted time
+    question: Callable[[Ids], dict[str, Any]] | None = None  # None: not a request to a loaded engine
+    tokens: int = 0  # computed in the measured time
 
     @property
     def more_is_better(self) -> bool:
@@ -75,4 +75,4 @@ WORKLOADS = {
         Workload("memory", "peak memory", "MB"),
     )
 }
-ACCURACY = "accuracy"  # chosen by the same option; its numbers are another kind of table
+ACCURACY = "accuracy"  # selected by the same option, but reported in a table of its own

@@ -1,4 +1,4 @@
-"""Cold start: what a user would write to see one token. The bench times this file as a new process."""
+"""Cold start: a short user program that generates one token. The benchmark times it as a new process."""
 
 import sys
 

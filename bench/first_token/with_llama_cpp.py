@@ -1,4 +1,4 @@
-"""Cold start: what a user would write to see one token. The bench times this file as a new process."""
+"""Cold start: a short user program that generates one token. The benchmark times it as a new process."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ import llama_cpp
 from llama_cpp import Llama
 
 model, prompt = sys.argv[1:3]
-if len(sys.argv) > 3:  # the bench found that this machine needs the weights as they are in the file
+if len(sys.argv) > 3:  # this machine needs the weights as stored in the file; the benchmark found out
     params = llama_cpp.llama_model_default_params()
     params.use_extra_bufts = False
     llama_cpp.llama_cpp.llama_model_default_params = lambda: params

@@ -1,3 +1,3 @@
-"""One adapter for each engine. Each runs in a process and an environment of its own and answers the protocol
-of `serve.py`.
+"""The adapters, one per engine. Each runs in its own process and environment and implements the protocol of
+`serve.py`.
 """

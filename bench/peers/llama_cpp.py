@@ -1,6 +1,6 @@
-"""llama.cpp in the bench, through the low-level batch API of llama-cpp-python: a batch of tokens with their
-positions and sequences goes in, logits come out, the most likely token is taken. Streams have a context of
-their own with one part of the cache for each, which is how llama.cpp is fastest.
+"""The adapter of llama.cpp, with the low-level batch API of llama-cpp-python: the input is a batch of
+tokens with positions and sequences, the output is logits; decoding is greedy. Several streams have their
+own context, with one part of the cache per stream, which is the fastest way in llama.cpp.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.peers.serve import CONTEXT, Adapter, serve
 
-_BATCH = 2048  # tokens handed over at once; llama.cpp computes them 512 at a time
+_BATCH = 2048  # tokens per call; llama.cpp computes them 512 at a time
 
 
 class LlamaCpp(Adapter):
@@ -96,7 +96,7 @@ class LlamaCpp(Adapter):
             raise RuntimeError(f"llama_decode answers {code}")
 
     def _logits(self, context: Any, rows: int) -> np.ndarray:
-        # Of the rows that asked for them, in the order of the batch; waits until they are computed.
+        # Logits of the rows that want them, in the order of the batch; waits until they are computed.
         return np.ctypeslib.as_array(llama.llama_get_logits(context), (rows, self.vocabulary))
 
     def _cleared(self, streams: int) -> Any:
@@ -111,7 +111,7 @@ class LlamaCpp(Adapter):
             wanted.n_seq_max = streams
             wanted.n_threads = wanted.n_threads_batch = self.threads
             if hasattr(wanted, "n_outputs_max_per_seq"):
-                wanted.n_outputs_max_per_seq = 128  # accuracy asks for the logits of 128 rows at a time
+                wanted.n_outputs_max_per_seq = 128  # accuracy needs the logits of 128 rows at a time
             context = llama.llama_init_from_model(self.model, wanted)
             if not context:
                 raise RuntimeError(f"no context for {streams} streams")
@@ -120,7 +120,7 @@ class LlamaCpp(Adapter):
 
 
 def _instructions() -> list[str]:
-    """What it says that it was compiled for; the widest few names say enough."""
+    """Returns the instruction sets that the library was compiled for, only the widest few."""
     parts = llama.llama_print_system_info().decode().split("|")
     have = [part.split("=")[0].split(":")[-1].strip() for part in parts if part.strip().endswith("= 1")]
     names = ("AMX_INT8", "AVX512_BF16", "AVX512_VNNI", "AVX512", "AVX_VNNI", "AVX2", "NEON")

@@ -1,5 +1,5 @@
-"""llama-cpp-python's own server, for `bench.server`. With a fourth argument the weights stay as they are in
-the file: where a build dies in its default setting, the bench tries this.
+"""The server of llama-cpp-python, for `bench.server`. With a fourth argument the weights stay as stored in
+the file: the benchmark tries this if a build crashes in its default setting.
 """
 
 import sys

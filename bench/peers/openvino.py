@@ -1,6 +1,6 @@
-"""OpenVINO GenAI in the bench, reading the same GGUF. It has two ways to attend and each is given the work at
-which it is faster: paged attention (its default, with a prefix cache) computes prompts, the stateful one
-decodes. Times are its own performance metrics.
+"""The adapter of OpenVINO GenAI, which reads the same GGUF. It has two implementations of attention, and
+each gets the work for which it is faster: the paged one (its default, with a prefix cache) computes
+prompts, the stateful one decodes. Times are from its own performance metrics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class OpenVINO(Adapter):
         return {
             "version": openvino_genai.__version__.split("-")[0],
             "details": f"computes in {precision or hint.get_type_name()}",
-            "isa": os.environ.get("ONEDNN_MAX_CPU_ISA", "").lower(),  # else it does not say what it found
+            "isa": os.environ.get("ONEDNN_MAX_CPU_ISA", "").lower(),  # it reports none itself
         }
 
     def prefill(self, ids: list[int]) -> float:
@@ -38,7 +38,7 @@ class OpenVINO(Adapter):
         return whole - first
 
     def first_token(self, prefix: list[int], rest: list[int], cached: bool) -> float:
-        if cached:  # the cache keeps whole blocks of what it has seen, so the same prefix is found again
+        if cached:  # the cache keeps whole blocks of earlier prompts, so the prefix is found again
             self._generate("PA", [prefix], 1)
         return self._generate("PA", [prefix + rest], 1)[0]
 
@@ -46,7 +46,7 @@ class OpenVINO(Adapter):
         self._generate("SDPA", [ids], steps)
 
     def _generate(self, backend: str, prompts: list[list[int]], tokens: int) -> tuple[float, float]:
-        """Seconds to the first token, and to the last."""
+        """Returns the seconds to the first token and to the last one."""
         pipeline = self._pipeline(backend)
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens, config.ignore_eos, config.do_sample = tokens, True, False

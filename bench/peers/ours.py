@@ -1,5 +1,5 @@
-"""Glassloop in the bench: the forward pass over branches with pages of their own, the most likely token
-taken each time. `ops` in the question to load names another op set; "reference" is what accuracy is held to.
+"""The adapter of Glassloop: the forward pass over branches with separate pages; decoding is greedy. `ops`
+in the load request names another op set; "reference" is the baseline for accuracy.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Ours(Adapter):
         return len(ids)
 
     def _compute(self, streams: list[list[int]], first: int) -> list[int]:
-        """Tokens at positions from `first` on in each stream; the most likely next token of each."""
+        """Computes tokens at positions from `first` on; returns the most likely next token per stream."""
         cache, rows = self._cache(len(streams)), 512
         length = len(streams[0])
         for start in range(0, length, rows):

@@ -1,6 +1,6 @@
-"""The peer's end of the protocol: one JSON object a line comes in, one goes out. `bench/process.py` is the
-other end. An adapter answers the questions below; every number of seconds is taken inside the peer's
-process, around the work alone.
+"""The peer's side of the protocol: each request and each reply is one JSON object on a line.
+`bench/process.py` is the other side. An adapter implements the requests below; all times are measured
+inside the peer's process, around the work only.
 
     {"do": "load", "model": ..., "threads": 2}          -> {"version": ..., "details": ..., "isa": ...}
     {"do": "prefill", "ids": [...]}                     -> {"seconds": ...}
@@ -18,34 +18,34 @@ import sys
 from pathlib import Path
 from typing import Any
 
-CONTEXT = 2048 + 64  # tokens that one branch has room for, in every engine
+CONTEXT = 2048 + 64  # the context length, in every engine
 
 
 class Adapter:
-    """An engine as the bench sees it. A question that it does not answer is shown as a dash."""
+    """An engine in the benchmark. A request that it does not implement is shown as a dash."""
 
     def load(self, model: str, threads: int, **options: Any) -> dict[str, Any]:
         raise NotImplementedError
 
     def prefill(self, ids: list[int]) -> float:
-        """Seconds from a prompt that nothing is known of to the choice of its first token."""
+        """Returns the seconds from an uncached prompt to the choice of its first token."""
         raise NotImplementedError
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
-        """Seconds for so many further tokens in each stream, all streams together. Prefill not counted."""
+        """Returns the seconds for `steps` more tokens in each of the streams, prefill not counted."""
         raise NotImplementedError
 
     def first_token(self, prefix: list[int], rest: list[int], cached: bool) -> float:
-        """As prefill of prefix + rest; with `cached` the prefix has been computed before, not counted."""
+        """Like prefill of prefix + rest; with `cached`, the prefix is computed beforehand and not counted."""
         raise NotImplementedError
 
     def one_user(self, ids: list[int], steps: int) -> None:
-        """A prompt and its answer, alone: what the peak of memory is taken of."""
+        """Computes one prompt and its answer, for the measurement of peak memory."""
         self.prefill(ids)
         self.decode([ids], steps)
 
     def logits(self, ids: list[int], first: int, file: str) -> int:
-        """Write logits [len(ids), vocabulary] of tokens at positions from `first` on, float32, to a file."""
+        """Writes float32 logits, [len(ids), vocabulary], of tokens at positions from `first` on."""
         raise NotImplementedError
 
 
@@ -70,7 +70,7 @@ def answer(adapter: Adapter, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process ever had resident, pages of mapped files included."""
+    """Returns the peak resident memory of this process, pages of mapped files included."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -78,7 +78,7 @@ def peak_bytes() -> int:
 
 
 def serve(adapter: Adapter) -> None:
-    # Engines print; what they print on stdout must not get between the answers.
+    # Engines print to stdout; their output must not mix with the replies.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:

@@ -1,5 +1,5 @@
-"""transformers in the bench: the same GGUF, its weights dequantized to float32, plain forward calls with a
-key-value cache, the most likely token taken each time.
+"""The adapter of transformers: the same GGUF with its weights dequantized to float32, plain forward calls
+with a KV cache; decoding is greedy.
 """
 
 from __future__ import annotations

@@ -72,7 +72,11 @@ def mutated_file(name: str, data: bytes, rng: Random) -> bytes:
         return raw.cut(data, rng) if rng.random() < 0.1 else data
     try:
         return _CHANGES.get(name, _document)(data, rng)
-    except (ValueError, struct.error):  # it is no JSON any more: two changes to one file
+    except (
+        ValueError,
+        RecursionError,
+        struct.error,
+    ):  # no JSON any more: two changes to one file
         return raw.changed(data, rng)
 
 

@@ -97,7 +97,7 @@ test('an edit shows its tokens before it runs', { skip }, async () => {
   const { tokens } = await server.post('/tokenize', { prompt: ' Lyonesse, of course', add_special_tokens: false });
   await page.waitForFunction((count) => document.querySelectorAll('dialog .piece i').length === count, tokens.length);
   assert.deepEqual((await page.locator('dialog .piece i').allTextContents()).map(Number), tokens);
-  await page.getByRole('button', { name: 'Go on from here' }).click();
+  await page.getByRole('button', { name: 'Continue from here' }).click();
   await page.locator('dialog').waitFor({ state: 'detached' });
   const edited = await settled(page, server, before.id);
   assert.equal(edited.reason, 'edited');

@@ -196,7 +196,7 @@ class Studio {
 
   private wentAway(): void {
     this.connection = 'away';
-    this.notice = { kind: 'error', text: 'The server has gone away. What you see stays; trying to reach it again …' };
+    this.notice = { kind: 'error', text: 'The server has gone away. The page stays as it is; trying to reconnect …' };
   }
 
   private lost(error: ApiError): void {
@@ -319,7 +319,7 @@ class Studio {
       if (this.live) return void this.forest.tell(await api.stop(this.run.summary.id));
       if (this.playback.step(this.count)) return;
       if (this.run.summary.status === 'paused') return this.goOn(1);
-      this.notice = { kind: 'info', text: 'This run has ended. Click an alternative, or press Enter for new luck, to go on from a token.' };
+      this.notice = { kind: 'info', text: 'This run has ended. Click an alternative, or press Enter for new luck, to continue from a token.' };
     });
   }
 
@@ -435,7 +435,7 @@ class Studio {
   }
 
   private tellExpired(run: Run | null): void {
-    const text = 'The server does not have this run any more: it was restarted, or has forgotten it.';
+    const text = 'The server no longer has this run: it was restarted, or the run was removed.';
     this.notice = run
       ? { kind: 'error', text: `${text} The same prompt, options and seed give the same tokens.`, action: { label: 'Make it again', run: () => this.again() } }
       : { kind: 'error', text, action: { label: 'Start a new one', run: () => this.guard(() => this.first()) } };

@@ -8,7 +8,7 @@ describe('guesses', () => {
   it('are told as they were judged, and only where there was one', () => {
     const run = drafts();
     const told = run.tokens.map((token) => guessTold(token.source, token.refused, token.piece));
-    expect(told.filter((each) => each === 'guessed by the drafter, confirmed by the model')).toHaveLength(run.drafts.accepted);
+    expect(told.filter((each) => each === 'proposed by the drafter, accepted by the model')).toHaveLength(run.drafts.accepted);
     const wrong = run.tokens.filter((token) => token.refused);
     expect(wrong.length).toBeGreaterThan(0);
     for (const token of wrong) {
@@ -18,7 +18,7 @@ describe('guesses', () => {
     expect(told.filter(Boolean)).toHaveLength(run.drafts.accepted + wrong.length);
   });
   it('say who guessed, what went with it, and nothing that steers', () => {
-    expect(guessTold('sampled', { id: 1, text: '\u202eLyon', by: 'model', dropped: 2 }, ' Paris')).toBe('the draft model proposed “U+202ELyon”, the model chose “ Paris”; 2 more after it went unjudged');
+    expect(guessTold('sampled', { id: 1, text: '\u202eLyon', by: 'model', dropped: 2 }, ' Paris')).toBe('the draft model proposed “U+202ELyon”, the model chose “ Paris”; 2 more after it were discarded');
   });
   it('are on the chips of the tree, live and whole', () => {
     const run = drafts();

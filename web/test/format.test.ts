@@ -29,7 +29,7 @@ describe('numbers', () => {
   });
   it('come with a sentence about the end', () => {
     expect(ending('stop', '<|im_end|>')).toBe('It ended with "<|im_end|>".');
-    expect(ending('length', 'max_tokens')).toContain('as many tokens as were asked for');
+    expect(ending('length', 'max_tokens')).toContain('the requested number of tokens');
     expect(ending('error', 'boom')).toBe('It failed: boom.');
   });
 });

@@ -30,6 +30,7 @@ from glassloop.trace.token import Token
 
 T = TypeVar("T")
 _CONSTRAINTS = frozenset(("json_schema", "regex", "choice", "grammar", "response_format", "text"))
+_RENDERED = {"messages", "input"}  # fields that a chat template renders
 _FEW_TOKENS = 512  # that an answer may have to be built at once
 MOST_TEXT = 2_000_000  # characters of all texts that one request brings for the model
 
@@ -76,9 +77,13 @@ class Service:
 
     async def prepared(self, request: HTTPRequest, body: Body, function: Callable[..., T], *args: Any) -> T:
         """Returns what a preparation returns, made on a thread: among the long ones where the request has a
-        large body or a grammar. It is dropped if the client leaves while it waits."""
-        is_long = request.state.long or not _CONSTRAINTS.isdisjoint(body.given)
-        pool = self.pools.long if is_long else self.pools.short
+        large body or a grammar, and apart from the others where a template renders a conversation. It is
+        dropped if the client leaves while it waits."""
+        pools = self.pools
+        if request.state.long or not _CONSTRAINTS.isdisjoint(body.given):
+            pool = pools.long
+        else:
+            pool = pools.short if _RENDERED.isdisjoint(body.given) else pools.chat
         return await unless_gone(request, pool.run(function, *args))
 
     async def reading(self, request: HTTPRequest, function: Callable[[Deadline], T]) -> T:

@@ -56,10 +56,11 @@ class Pools:
 
     def __init__(self) -> None:
         self.short = Workers("preparation", threads=4, waiting=1024)  # a few milliseconds each
+        self.chat = Workers("chat templates", threads=4, waiting=1024)  # as short, unless a template is slow
         self.long = Workers("long preparation", threads=2, waiting=32)  # large bodies, grammars
         self.showing = Workers("showing runs", threads=2, waiting=256)  # large answers
         self.reading = Workers("explanations, lenses and embeddings", threads=8, waiting=64)
 
     def close(self) -> None:
-        for pool in (self.short, self.long, self.showing, self.reading):
+        for pool in (self.short, self.chat, self.long, self.showing, self.reading):
             pool.close()

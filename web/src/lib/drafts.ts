@@ -5,8 +5,8 @@ import { spoken } from './visible';
 
 /** Nothing where nobody had guessed. */
 export function guessTold(source: string, refused: Refusal | null, piece: string): string {
-  if (!refused) return source === 'draft' ? 'guessed by the drafter, confirmed by the model' : '';
-  const who = refused.by === 'model' ? 'the draft model' : 'the drafter';
-  const rest = refused.dropped ? `; ${refused.dropped} more after it went unjudged` : '';
-  return `${who} proposed “${spoken(refused.text)}”, the model chose “${spoken(piece)}”${rest}`;
+  if (!refused) return source === 'draft' ? 'proposed by the drafter, accepted by the model' : '';
+  const drafter = refused.by === 'model' ? 'the draft model' : 'the drafter';
+  const rest = refused.dropped ? `; ${refused.dropped} more after it were discarded` : '';
+  return `${drafter} proposed “${spoken(refused.text)}”, the model chose “${spoken(piece)}”${rest}`;
 }

@@ -37,10 +37,10 @@ export const plural = (value: number, noun: string): string => `${count(value)} 
 /** Why it ended, as a sentence. */
 export function ending(reason: string | null, detail: string | null): string {
   switch (reason) {
-    case null: return 'It is still writing.';
-    case 'stop': return detail ? `It ended with ${JSON.stringify(detail)}.` : 'It came to its end.';
-    case 'length': return detail === 'context' ? "It ended because the model's context is full." : 'It ended because it had as many tokens as were asked for.';
-    case 'timeout': return 'It ended because its time was up.';
+    case null: return 'It is still running.';
+    case 'stop': return detail ? `It ended with ${JSON.stringify(detail)}.` : 'It ended.';
+    case 'length': return detail === 'context' ? "It ended because the model's context is full." : 'It reached the requested number of tokens.';
+    case 'timeout': return 'It reached its time limit.';
     case 'repetition': return `It ended because it repeated itself${detail ? ` (${detail})` : ''}.`;
     case 'cancelled': return 'It was stopped.';
     default: return `It failed${detail ? `: ${detail}` : ''}.`;

@@ -56,13 +56,13 @@ export function changed(sampling: Options, options: readonly Option[]): Options 
 
 export const GROUPS: readonly { title: string; first: string }[] = [
   { title: 'The distribution', first: 'temperature' },
-  { title: 'What was said before', first: 'repetition_penalty' },
-  { title: 'Which tokens', first: 'logit_bias' },
-  { title: 'Luck, and how many', first: 'seed' },
-  { title: 'When it ends', first: 'max_tokens' },
+  { title: 'Repetition', first: 'repetition_penalty' },
+  { title: 'Allowed tokens', first: 'logit_bias' },
+  { title: 'Seed and samples', first: 'seed' },
+  { title: 'Stopping', first: 'max_tokens' },
   { title: 'Beams', first: 'beam_width' },
-  { title: 'What the text must be', first: 'json_schema' },
-  { title: 'What is recorded, in which order', first: 'logprobs' },
+  { title: 'Structured output', first: 'json_schema' },
+  { title: 'Records and order of stages', first: 'logprobs' },
 ];
 
 export function grouped(options: readonly Option[]): { title: string; options: Option[] }[] {

@@ -1,0 +1,58 @@
+"""The folders of the package are layers: a module imports only from its own folder and from those before it.
+
+Every import statement counts, also inside functions and under `if TYPE_CHECKING`. Modules directly in the
+package (errors, files, ...) are below all folders; its `__init__.py` and `__main__.py` are above them.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "src" / "glassloop"
+LAYERS = ["text", "ops", "model", "decode", "trace", "engine", "server", "cli"]
+NATIVE_EXCEPTIONS = {"model/gguf.py"}  # modules outside ops/ that import glassloop.ops.native
+
+
+def imports(path: Path) -> list[str]:
+    """Returns what a module imports from the package: "ops.native" for `from glassloop.ops import native`."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import; write the full name"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name.removeprefix("glassloop.") for name in names if f"{name}.".startswith("glassloop.")]
+
+
+def layer(name: str) -> int:
+    if name in LAYERS:
+        return LAYERS.index(name)
+    return -1 if (PACKAGE / f"{name}.py").exists() and not name.startswith("__") else len(LAYERS)
+
+
+MODULES = {path.relative_to(PACKAGE).as_posix(): imports(path) for path in PACKAGE.rglob("*.py")}
+
+
+def test_every_folder_has_a_place_in_the_order():
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == set(LAYERS)
+
+
+def test_no_module_imports_from_a_layer_above_its_own():
+    wrong = [
+        f"{module} imports glassloop.{name}"
+        for module, names in MODULES.items()
+        for name in names
+        if layer(name.split(".")[0]) > layer(module.removesuffix(".py").split("/")[0])
+    ]
+    assert wrong == []
+
+
+def test_only_ops_imports_the_native_op_set():
+    importers = {
+        module
+        for module, names in MODULES.items()
+        if not module.startswith("ops/") and any(f"{name}.".startswith("ops.native.") for name in names)
+    }
+    assert importers == NATIVE_EXCEPTIONS
