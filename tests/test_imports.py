@@ -11,7 +11,6 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "glassloop"
 LAYERS = ["text", "ops", "model", "decode", "trace", "engine", "server", "cli"]
-NATIVE_EXCEPTIONS = {"model/gguf.py"}  # modules outside ops/ that import glassloop.ops.native
 
 
 def imports(path: Path) -> list[str]:
@@ -55,4 +54,4 @@ def test_only_ops_imports_the_native_op_set():
         for module, names in MODULES.items()
         if not module.startswith("ops/") and any(f"{name}.".startswith("ops.native.") for name in names)
     }
-    assert importers == NATIVE_EXCEPTIONS
+    assert importers == set()
