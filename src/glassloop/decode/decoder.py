@@ -29,6 +29,8 @@ from glassloop.ops.quant import Float32
 from glassloop.ops.rows import Chooser, Int32, Line, RowOps, RowSummary, RuleError
 from glassloop.text.tokenizer import Tokenizer
 
+_RECORD_BYTES, _ALTERNATIVE_BYTES = RECORD.itemsize, ALTERNATIVE.itemsize
+
 
 class Decoder:
     """Decodes one branch: `choose` returns the next token for given logits, `commit` moves on by a token."""
@@ -242,7 +244,7 @@ def _choose_lines(chooser: Chooser, logits: Float32, lines: list[Line]) -> list[
         return [None] * len(lines)
     found: list[Chosen | None] = []
     for (request, _, _), (data,) in zip(lines, _pieces(record.itemsize).iter_unpack(records), strict=True):
-        chosen = Chosen(data[: RECORD.itemsize + ALTERNATIVE.itemsize * request.alternatives])
+        chosen = Chosen(data[: _RECORD_BYTES + _ALTERNATIVE_BYTES * request.alternatives])
         found.append(None if chosen.id < 0 else chosen)
     return found
 

@@ -31,7 +31,7 @@ class ReferencePages:
         # `zeros` takes memory from the system when a page is first written; `zeros_like` would write all of
         # it.
         self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-        self.page_bytes = _page_bytes(spec)
+        self.page_bytes = ReferenceOps.page_bytes(spec)
 
     def copy(self, source: int, target: int) -> None:
         check_page(source, self.count)
@@ -71,8 +71,9 @@ class ReferenceOps:
 
         return checked
 
-    def page_bytes(self, spec: CacheSpec) -> int:
-        return _page_bytes(spec)
+    @staticmethod
+    def page_bytes(spec: CacheSpec) -> int:
+        return 2 * 4 * PAGE * spec.layers * spec.kv_heads * spec.head_dim
 
     def cache(self, specs: Sequence[CacheSpec], memory: int) -> list[Pages]:
         count = pool_pages(specs, [self.page_bytes(spec) for spec in specs], memory)
@@ -179,10 +180,6 @@ class ReferenceOps:
 
     def take(self, x: Float32, rows: Sequence[int]) -> Float32:
         return x[rows]
-
-
-def _page_bytes(spec: CacheSpec) -> int:
-    return 2 * 4 * spec.layers * PAGE * spec.kv_heads * spec.head_dim
 
 
 def _check(batch: Batch, pages: Sequence[Pages]) -> None:
