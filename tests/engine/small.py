@@ -76,7 +76,7 @@ def _louder(data: np.ndarray) -> np.ndarray:
 
 
 def loop(transformer: Transformer, pages: int = 1000, **options: Any) -> Loop:
-    size = sum(transformer.page_bytes)
+    size = transformer.page_bytes
     return Loop(transformer, tokenizer(), tokenizer().piece, pages * size, **options)
 
 

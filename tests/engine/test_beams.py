@@ -48,7 +48,7 @@ def test_it_equals_that_of_transformers(tmp_path, width, length_penalty, early_s
     theirs.save_pretrained(tmp_path)
     small = ModelFiles(tmp_path).transformer(ReferenceOps())
     plain = _Plain()
-    memory = 200 * sum(small.page_bytes)
+    memory = 200 * small.page_bytes
     for seed in range(6):
         prompt = np.random.default_rng(seed).integers(3, VOCAB, 9).tolist()
         sampling = Sampling(

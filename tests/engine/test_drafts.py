@@ -121,7 +121,7 @@ def test_every_guess_that_was_refused_is_kept_where_it_was_and_no_other(seed):
 def test_a_draft_model_changes_no_token(seed):
     """The model itself as its own drafter is mostly right; one with other weights is mostly wrong."""
     small = model(None)
-    memory = 60 * sum(small.page_bytes)
+    memory = 60 * small.page_bytes
     rng = np.random.default_rng(seed)
     for drafter in (small, model(None, seed=1)):
         draft = DraftModel(drafter, memory)

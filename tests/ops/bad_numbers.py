@@ -103,7 +103,7 @@ def check_batches(seed: int, count: int = 12) -> None:
                 for branch in range(int(rng.integers(1, 4)))
             ]
             good = cache.batch(work, every_logit=True)
-            kind, bad = _spoil(rng, good, config.vocab_size, 9)
+            kind, bad = _spoil(rng, good, config.vocab_size, cache.pages[0].count)
             before = [group.keys.tobytes() + group.values.tobytes() for group in cache.pages]
             try:
                 model.forward(bad, cache.pages)

@@ -32,7 +32,8 @@ def test_a_rule_that_does_not_fit_is_refused(seed):
 
 @pytest.mark.parametrize("ops", [NativeOps(), ReferenceOps()], ids=lambda ops: ops.name)
 def test_pages_are_copied_only_where_there_are_any(ops):
-    (pages,) = ops.cache([CacheSpec("full", 1, 1, 16)], [3])
+    spec = CacheSpec(1, 1, 16)
+    (pages,) = ops.cache([spec], 3 * ops.page_bytes(spec))
     for source, target in ((-1, 0), (0, -1), (3, 0), (0, 3), (0, 2**40)):
         with pytest.raises(BatchError, match="there is no page"):
             pages.copy(source, target)

@@ -1,63 +1,67 @@
-"""One budget of memory for all groups of layers: it is never exceeded, and long sequences keep their room."""
+"""One pool of pages for all groups of layers, within one budget of memory."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from engine.small import model
 
-from glassloop.ops.batch import pages_for
-from glassloop.ops.kv_cache import CacheSpec, divide_pages, window_pages
+from glassloop.errors import GlassloopError
+from glassloop.model.config import LayerConfig
+from glassloop.model.transformer import Transformer
+from glassloop.ops.kv_cache import CacheSpec
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.reference import ReferenceOps
 
-FULL, WINDOWED = CacheSpec("full", 3, 1, 256), CacheSpec("window", 15, 1, 256, 512)  # as Gemma 3 270M
+OPS = pytest.mark.parametrize("ops", [NativeOps(), ReferenceOps()], ids=lambda ops: ops.name)
 
 
-@st.composite
-def groups(draw):
-    made = draw(st.lists(st.sampled_from([0, 1, 40, 512, 4096]), min_size=1, max_size=3, unique=True))
-    return [CacheSpec("window" if window else "full", 1, 1, 2, window) for window in made]
+@OPS
+@pytest.mark.parametrize("head_dim", [16, 20])
+def test_the_pool_takes_no_more_than_its_memory(ops, head_dim):
+    specs = [CacheSpec(2, 3, head_dim, window) for window in (None, 40, 512)]
+    for memory in (3, 4.5, 100):
+        pages = ops.cache(specs, int(memory * ops.page_bytes(specs[0])))
+        assert len(pages) == 3 and pages[0] is pages[1] is pages[2]
+        assert pages[0].count == int(memory) and pages[0].page_bytes == ops.page_bytes(specs[0])
+        assert pages[0].keys.nbytes + pages[0].values.nbytes == pages[0].count * pages[0].page_bytes
 
 
-@given(groups(), st.data(), st.integers(2, 10_000), st.integers(1, 200_000))
-def test_all_groups_together_fit_into_the_memory(specs, data, pages, context):
-    sizes = [data.draw(st.integers(1, 1000)) for _ in specs]
-    memory = pages * sum(sizes) + data.draw(st.integers(0, sum(sizes) - 1))
-    counts = divide_pages(specs, sizes, memory, context)
-    assert sum(count * size for count, size in zip(counts, sizes, strict=True)) <= memory
-    least = min(pages, *(window_pages(spec.window) for spec in specs if spec.window), pages)
-    assert min(counts) >= least, "each group has pages for one sequence"
+@OPS
+def test_pages_of_two_sizes_are_refused(ops):
+    with pytest.raises(GlassloopError, match="one size is expected"):
+        ops.cache([CacheSpec(1, 1, 16), CacheSpec(2, 1, 16, 40)], 1 << 20)
 
 
-@pytest.mark.parametrize("ops", [NativeOps(), ReferenceOps()], ids=lambda ops: ops.name)
-def test_long_sequences_have_more_pages_than_an_equal_division_gives(ops):
-    sizes = [ops.page_bytes(spec) for spec in (FULL, WINDOWED)]
-    for pages in (300, 2000, 20_000):
-        memory = pages * sum(sizes)
-        full, windowed = divide_pages([FULL, WINDOWED], sizes, memory, 32768)
-        assert full >= max(2 * pages, min(pages_for(32768), memory // sizes[0] - 100))
-        assert windowed >= min(pages // 2, 18)
-
-
-@pytest.mark.parametrize("ops", [NativeOps(), ReferenceOps()], ids=lambda ops: ops.name)
-def test_pages_take_the_bytes_that_were_told(ops):
-    specs = [FULL, WINDOWED, CacheSpec("full", 2, 3, 20)]
-    for spec, pages, count in zip(specs, ops.cache(specs, [3, 4, 5]), [3, 4, 5], strict=True):
-        assert pages.count == count and pages.page_bytes == ops.page_bytes(spec)
-        assert pages.keys.nbytes + pages.values.nbytes == count * pages.page_bytes
+@pytest.mark.parametrize(
+    ("windows", "groups", "layers"),
+    [
+        ([None] * 5, [None], 5),
+        ([40] * 5, [40], 5),
+        ([40, 40, None] * 2, [40, None, 40], 2),
+        ([40, 40, 40, None, None], [40, 40, 40, None, None], 1),
+        ([40, 50, None] * 4, [40, 50, None], 4),
+    ],
+)
+def test_groups_have_one_window_and_the_same_number_of_layers(windows, groups, layers):
+    of = Transformer.__new__(Transformer)
+    of.config = replace(model().config, layers=tuple(LayerConfig(window, None) for window in windows))
+    specs, places = of._cache_groups()
+    assert [spec.window for spec in specs] == groups and {spec.layers for spec in specs} == {layers}
+    assert [specs[group].window for group, _ in places] == windows
+    assert len(set(places)) == len(windows) and {layer for _, layer in places} == set(range(layers))
 
 
 _RESIDENT = """
 import resource, sys
 from glassloop.ops import choose_ops
 from glassloop.ops.kv_cache import CacheSpec
-ops, spec = choose_ops(sys.argv[1]), CacheSpec("full", 4, 4, 64)
+ops = choose_ops(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-pages = ops.cache([spec], [(1 << 30) // ops.page_bytes(spec)])
+pages = ops.cache([CacheSpec(4, 4, 64)], 1 << 30)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 

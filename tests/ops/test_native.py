@@ -47,8 +47,8 @@ class _HalfPages(ReferencePages):
 
 
 class _HalfReference(ReferenceOps):
-    def cache(self, specs, counts):
-        return [_HalfPages(spec, count) for spec, count in zip(specs, counts, strict=True)]
+    def cache(self, specs, memory):
+        return [_HalfPages(specs[0], memory // self.page_bytes(specs[0]))] * len(specs)
 
 
 def _ids(length: int, seed: int = 0) -> list[int]:

@@ -82,8 +82,7 @@ class Candidates:
 
     @property
     def ids(self) -> Int32:
-        """The survivors by descending logit, ties by lower id: all of them if `complete`, else the
-        highest."""
+        """The survivors by descending logit, ties by lower id: all if `complete`, else the highest."""
         if self._ids is None:
             self._grow(1)
         if not len(self._ids):  # type: ignore[arg-type]
@@ -184,8 +183,7 @@ class Candidates:
         return self.at_least(self.logit_of(amount))
 
     def moved(self, ids: NDArray[np.integer], change: Callable[[Float64], Float64]) -> Candidates:
-        """Returns the candidates with the logits of these tokens, each named once, replaced by `change` of
-        them."""
+        """Returns the candidates with the logits of these ids, each named once, replaced by `change`."""
         if not len(ids):
             return self
         if self._row is not None:
@@ -237,8 +235,7 @@ class Candidates:
         return made
 
     def at_least(self, logit: float) -> Candidates:
-        """Returns those with this logit or a higher one, and in any case the highest and all that equal
-        it."""
+        """Returns those with this logit or a higher one; in any case the highest and its equals."""
         logit = min(logit, float(self.values[0]))
         while not self.complete and self.values[-1] >= logit:
             self._grow(len(self.ids) * _GROWTH)
@@ -258,8 +255,7 @@ class Candidates:
     # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _rebased(self, logits: Float64, before: Float32) -> Float32:
-        """Returns logits as float32 without the scale. Removed tokens stay removed, and no change, however
-        large, removes a token."""
+        """Returns logits as float32 without the scale. No token is removed or restored by a change."""
         base = logits if self.scale == 1 else logits / self.scale
         narrow: Float32 = base.clip(-_LARGEST, _LARGEST).astype(np.float32)
         narrow[before == -np.inf] = -np.inf

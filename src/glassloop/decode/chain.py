@@ -76,8 +76,7 @@ MISSING = Stage.of(
 
 
 def first_scale(chain: tuple[Stage, ...], sampling: Sampling) -> float:
-    """Returns the scale at which the chain will need the log-sum-exp of the untouched row; 1 if it will
-    not."""
+    """Returns the scale at which the chain needs the log-sum-exp of the untouched row, or 1."""
     names = [stage.name for stage in chain[:2]]
     if names[:1] == ["temperature"] and (len(names) == 1 or names[1] in _BY_MASS):
         return 1 / sampling.temperature

@@ -1,5 +1,4 @@
-"""From the survivors to a token: the highest of logit plus luck, ties by lower id. Greedy decoding has no
-luck."""
+"""From the survivors to a token: the highest of logit plus luck, ties by lower id. Greedy has no luck."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ def pick_winner(candidates: Candidates, step: Step, with_luck: bool = True) -> R
 
 
 def race_of_forced(candidates: Candidates, step: Step, token: int) -> Race:
-    """Returns how a token that the caller chose fares in the race: its margin is negative if it would have
-    lost."""
+    """Returns the race of a forced token: its margin is negative if it would have lost."""
     won = pick_winner(candidates, step)
     if won.id == token:
         return won

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from struct import Struct
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ RECORD = np.dtype(
 )
 ALTERNATIVE = np.dtype([("id", np.int64), ("logprob", np.float64), ("raw_logprob", np.float64)])
 _INT, _FLOAT = Struct("q"), Struct("d")
+T = TypeVar("T")
 
 
 @cache
@@ -44,54 +46,41 @@ def record_with(alternatives: int) -> np.dtype[np.void]:
     return np.dtype([*RECORD.descr, ("alternatives", ALTERNATIVE, (alternatives,))])
 
 
-class _Field:
-    """A descriptor that reads the field of its name out of the bytes."""
+class _Field(Generic[T]):
+    """A descriptor that reads the field of its name out of the bytes; an optional one is None if negative."""
+
+    def __init__(self, optional: bool = False) -> None:
+        self._optional = optional
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._at: int = RECORD.fields[name][1]  # type: ignore[index]
+        self._unpack = (_INT if RECORD[name].kind == "i" else _FLOAT).unpack_from
 
-
-class _Int(_Field):
-    def __get__(self, chosen: Chosen, owner: type) -> int:
-        found: int = _INT.unpack_from(chosen.data, self._at)[0]
-        return found
-
-
-class _Float(_Field):
-    def __get__(self, chosen: Chosen, owner: type) -> float:
-        found: float = _FLOAT.unpack_from(chosen.data, self._at)[0]
-        return found
-
-
-class _IntOrNone(_Field):
-    """None is stored as -1."""
-
-    def __get__(self, chosen: Chosen, owner: type) -> int | None:
-        found: int = _INT.unpack_from(chosen.data, self._at)[0]
-        return None if found < 0 else found
+    def __get__(self, chosen: Chosen, owner: type) -> T:
+        (found,) = self._unpack(chosen.data, self._at)
+        return None if self._optional and found < 0 else found  # type: ignore[return-value]
 
 
 class Chosen:
-    """The record of a chosen token. Log-probabilities and ranks are over the whole vocabulary; ranks start at
-    1.
+    """The record of a chosen token. Two are equal if all of their bits are.
 
-    Two are equal if all of their bits are.
+    Log-probabilities and ranks are over the whole vocabulary; ranks start at 1.
     """
 
     __slots__ = ("data", "id")
 
-    logprob = _Float()  # after the stages
-    raw_logprob = _Float()  # the model's own
-    rank = _Int()  # in the model's own order
-    rank_after = _Int()  # among the survivors; 0 for a forced token that had been removed
-    entropy = _Float()  # of the model's own distribution, in nats
-    log_sum_exp = _Float()  # of the model's own logits
-    log_sum_exp_after = _Float()  # of the survivors' logits
-    scale = _Float()  # by which the stages multiplied every logit: one over the temperature
-    luck = _Float()
-    margin = _Float()  # by how much logit + luck exceeded the runner-up's; infinite if there was none
-    runner_up = _IntOrNone()
-    survivors = _IntOrNone()  # how many tokens the stages left; None if they were not counted
+    logprob = _Field[float]()  # after the stages
+    raw_logprob = _Field[float]()  # the model's own
+    rank = _Field[int]()  # in the model's own order
+    rank_after = _Field[int]()  # among the survivors; 0 for a forced token that had been removed
+    entropy = _Field[float]()  # of the model's own distribution, in nats
+    log_sum_exp = _Field[float]()  # of the model's own logits
+    log_sum_exp_after = _Field[float]()  # of the survivors' logits
+    scale = _Field[float]()  # by which the stages multiplied every logit: one over the temperature
+    luck = _Field[float]()
+    margin = _Field[float]()  # by how much logit + luck exceeded the runner-up's; infinite if there was none
+    runner_up = _Field[int | None](optional=True)
+    survivors = _Field[int | None](optional=True)  # how many tokens the stages left, if they were counted
 
     def __init__(self, data: bytes) -> None:
         self.data = data

@@ -29,6 +29,8 @@ from glassloop.ops.quant import Float32
 from glassloop.ops.rows import Chooser, Int32, Line, RowOps, RowSummary, RuleError
 from glassloop.text.tokenizer import Tokenizer
 
+_RECORD_BYTES, _ALTERNATIVE_BYTES = RECORD.itemsize, ALTERNATIVE.itemsize
+
 
 class Decoder:
     """Decodes one branch: `choose` returns the next token for given logits, `commit` moves on by a token."""
@@ -71,8 +73,7 @@ class Decoder:
         )
 
     def choose(self, logits: Float32) -> Chosen:
-        """Returns the token that this branch takes next. Changes nothing, but the logits must not be used by
-        others during the call."""
+        """Returns the next token of this branch. The logits may be changed during the call."""
         (made,) = choose_rows([self], logits[np.newaxis])
         if isinstance(made, Exception):
             raise made
@@ -169,15 +170,12 @@ class Decoder:
             self.step.grammar.commit(token)
 
     def fork(self, salt: int | None = None) -> Decoder:
-        """Returns another branch from this point on, with the same luck or, if a salt is given, with its
-        own."""
+        """Returns another branch from here on, with the same luck or, with a salt, its own."""
         made, step = copy(self), copy(self.step)
         made.history = step.history = self.history.copy()
         made.step = step
-        if step.grammar is not None:
-            step.grammar = step.grammar.fork()
-        if step.bad_words is not None:
-            step.bad_words = step.bad_words.fork()
+        step.grammar = step.grammar and step.grammar.fork()
+        step.bad_words = step.bad_words and step.bad_words.fork()
         if salt is not None:
             step.salt, made._request = salt, None
         return made
@@ -191,10 +189,9 @@ class Decoder:
             )
         self.history.truncate(length)
         self.step.position -= back
-        if self.step.grammar is not None:
-            self.step.grammar.rewind(length)
-        if self.step.bad_words is not None:
-            self.step.bad_words.rewind(length)
+        for follower in (self.step.grammar, self.step.bad_words):
+            if follower is not None:
+                follower.rewind(length)
 
     @property
     def finished(self) -> bool:
@@ -247,7 +244,7 @@ def _choose_lines(chooser: Chooser, logits: Float32, lines: list[Line]) -> list[
         return [None] * len(lines)
     found: list[Chosen | None] = []
     for (request, _, _), (data,) in zip(lines, _pieces(record.itemsize).iter_unpack(records), strict=True):
-        chosen = Chosen(data[: RECORD.itemsize + ALTERNATIVE.itemsize * request.alternatives])
+        chosen = Chosen(data[: _RECORD_BYTES + _ALTERNATIVE_BYTES * request.alternatives])
         found.append(None if chosen.id < 0 else chosen)
     return found
 

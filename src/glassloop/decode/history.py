@@ -100,8 +100,7 @@ class _Tally:
         self._counts[place] += 1
 
     def remove_last(self, token: int) -> None:
-        """Undoes the last `add`. Ids are removed in the reverse order of their first appearance, so no gaps
-        arise."""
+        """Undoes the last `add`. Ids leave in the reverse order of their arrival, so no gaps arise."""
         place = self._places[token]
         self._counts[place] -= 1
         if not self._counts[place]:

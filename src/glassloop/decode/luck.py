@@ -28,8 +28,7 @@ _COIN = np.array([0xFFFFFFFF])  # an id that no vocabulary has, for draws that b
 
 
 def mix(x: int) -> int:
-    """Returns the finalizer of SplitMix64: a bijection on 64 bits in which every input bit affects every
-    output bit."""
+    """Returns the finalizer of SplitMix64: a bijection in which every input bit affects every output bit."""
     x = ((x ^ (x >> 30)) * FIRST) & _MASK
     x = ((x ^ (x >> 27)) * SECOND) & _MASK
     return x ^ (x >> 31)
@@ -48,8 +47,7 @@ def branch_key(seed: int, salt: int) -> int:
 
 
 def fork_salt(salt: int, position: int, ordinal: int) -> int:
-    """Returns the salt of the fork number `ordinal` (from 1) made at a position of the branch with this
-    salt."""
+    """Returns the salt of fork number `ordinal` (from 1) at a position of the branch with this salt."""
     key = mix((salt + GOLDEN) & _MASK)
     key = mix((key + GOLDEN + position) & _MASK)
     return mix((key + GOLDEN + ordinal) & _MASK)
@@ -70,8 +68,7 @@ def coin(seed: int, salt: int, position: int) -> float:
 
 
 def hash_ids(key: int, ids: NDArray[np.integer]) -> NDArray[np.uint64]:
-    """Returns 64 random bits for each id under a 64-bit key: SplitMix64 with the state key + (id + 1) ·
-    GOLDEN."""
+    """Returns 64 random bits for each id: SplitMix64 with the state key + (id + 1) · GOLDEN."""
     x = np.uint64(key) + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(FIRST)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(SECOND)
@@ -89,8 +86,7 @@ def luck_of(key: int, ids: NDArray[np.integer]) -> Float64:
 
 
 def _log(x: Float64) -> Float64:
-    """Returns the natural logarithm of normal positive numbers, by the method and constants of fdlibm's
-    `log`."""
+    """Returns the logarithm of normal positive numbers by the method and constants of fdlibm's `log`."""
     fraction, exponent = np.frexp(x)  # x = fraction · 2^exponent, fraction from 1/2 to 1
     low = fraction < 0.7071067811865476
     f = np.where(low, fraction + fraction, fraction) - 1.0  # 1 + f lies between √½ and √2

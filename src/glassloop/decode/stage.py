@@ -98,8 +98,7 @@ def built_in(name: str, kind: StageKind, active: Callable[[Sampling], Any]) -> C
 def by_rule(
     name: str, kind: StageKind, active: Callable[[Sampling], Any], *, fixed: bool = False
 ) -> Callable[[Ruling], Ruling]:
-    """Registers a function that returns a rule as a built-in stage. A fixed rule is requested once per
-    request."""
+    """Registers a built-in stage by a function that returns its rule. A fixed one is called once."""
 
     def register(rule: Ruling) -> Ruling:
         REGISTER[name] = Stage.of(name, kind, rule, active, fixed)

@@ -32,8 +32,7 @@ class Stopper:
         self._loops = Loops(sampling.stop_on_repetition) if sampling.stop_on_repetition else None
 
     def before(self, token: int) -> bool:
-        """Returns whether this token ends the text; then it is not part of it unless the request has
-        `include_stop`."""
+        """Returns whether this token ends the text."""
         return token in self._stop_ids
 
     def after(self, history: History, seconds: float) -> Ending | None:
@@ -64,8 +63,7 @@ class Loops:
         )  # [period] how many of the last tokens equal the one a period earlier
 
     def add(self, token: int) -> int:
-        """Adds a token. Returns the period of the loop that it closes (the shortest if there are several), or
-        0."""
+        """Adds a token. Returns the period of the shortest loop that it closes, or 0."""
         if self._count == len(self._tokens):
             self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
             self._matches = np.concatenate([self._matches, np.zeros_like(self._matches)])

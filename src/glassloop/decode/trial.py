@@ -128,8 +128,7 @@ class Trials:
             self._running(monotonic() + _WAIT)
 
     def run(self, source: str) -> Verdict:
-        """Compiles a grammar in the child and returns the verdict. Raises `OSError` if no child can be
-        started."""
+        """Tries a grammar in the child. Raises `OSError` if no child can be started."""
         with self._lock:
             deadline = monotonic() + _WAIT
             child = self._running(deadline)

@@ -24,7 +24,7 @@ def check(tree: KVTree) -> None:
                 _must(path.table[:, index].tolist() == node.pages, "a path's table names its nodes' pages")
             above = path.nodes[index - 1] if index else tree.root
             _must(node.parent is above, "a path follows the tree")
-    pages: list[list[int]] = [list(free) for free in tree.free]
+    pages = list(tree.free)
     seen = 0
     for node in _nodes(tree):
         seen += 1
@@ -33,19 +33,12 @@ def check(tree: KVTree) -> None:
         _must(0 < len(node.tokens) <= PAGE and node.key == node.tokens[0], "a node has tokens")
         _must(node.ready <= len(node.tokens), "no more is computed than there is")
         _must(len(node.tokens) == PAGE or not node.children, "only full nodes have children")
-        for group, page in enumerate(node.pages):
-            if page != GONE:
-                pages[group].append(page)
+        pages += [page for page in node.pages if page != GONE]
     _must(seen == tree.node_count, "every node is counted")
     _must(tree.held == len(refs), "held counts the nodes with a path")
-    _must(tree.visible == len(needed), "visible counts the nodes that a path sees")
-    committed = sum(pages.count * size for pages, size in zip(tree.pages, tree.sizes, strict=True))
-    _must(committed <= tree.memory, "all pages together fit into the memory")
-    used = 0
-    for group, (all_of, size) in enumerate(zip(pages, tree.sizes, strict=True)):
-        _must(sorted(all_of) == list(range(tree.pages[group].count)), "every page is free or in one node")
-        used += size * (len(all_of) - len(tree.free[group]))
-    _must(used == tree.used_bytes, "the memory in use is that of the pages in use")
+    pool = tree.pages[0]
+    _must(sorted(pages) == list(range(pool.count)), "every page is free or in one node")
+    _must(pool.count * pool.page_bytes <= tree.memory, "all pages fit into the memory")
 
 
 def _nodes(tree: KVTree) -> Iterator[Node]:

@@ -43,7 +43,7 @@ def free_memory() -> int:
 
 def default_memory(transformer: Transformer, most_running: int) -> int:
     """Returns a quarter of the free memory, and no more than all running branches could ever use."""
-    page_bytes = sum(transformer.page_bytes)
+    page_bytes = transformer.page_bytes
     most = page_bytes * pages_for(transformer.config.context) * most_running
     return max(2 * page_bytes, min(free_memory() // 4, most))
 

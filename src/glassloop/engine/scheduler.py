@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from glassloop.engine.task import Call, Program, Task, Work
 from glassloop.engine.tree import KVTree, NoRoom
-from glassloop.ops.batch import PAGE
 
 STEP_ROWS = 512  # of one step
 _ROWS_BESIDE = 128  # for prompts, while another task waits for its next token
@@ -147,9 +146,6 @@ class Scheduler:
                     guess = []
                     continue
                 youngest = next((each for each in reversed(self.running) if each not in planned), task)
-                if youngest is task and room > PAGE:
-                    room //= 2  # a window gives pages back between steps, so a smaller piece may fit
-                    continue
                 self.preempt(youngest)
                 if youngest is task:
                     return False

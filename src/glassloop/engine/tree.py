@@ -21,7 +21,7 @@ import numpy as np
 from glassloop.errors import GlassloopError
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import PAGE, Int32, pages_for
-from glassloop.ops.kv_cache import Pages, divide_pages, window_pages
+from glassloop.ops.kv_cache import Pages
 
 GONE = -1  # a page of a window that was given back
 
@@ -75,19 +75,18 @@ class Path:
 class KVTree:
     def __init__(self, transformer: Transformer, memory: int) -> None:
         """Allocates pages for keys and values, at most so many bytes for all groups of layers together."""
-        self.sizes: list[int] = transformer.page_bytes  # of a page of each group
-        self.page_bytes = sum(self.sizes)
-        if memory < 2 * self.page_bytes:
+        self.page_bytes = transformer.page_bytes
+        self.capacity = memory // self.page_bytes  # tokens' pages, if no window gives any back
+        if self.capacity < 2:
             raise GlassloopError(
                 f"kv_memory is {memory} bytes; at least {2 * self.page_bytes} are expected for this model"
             )
-        self._windows = transformer.windows
+        self._windows = [spec.window for spec in transformer.cache_specs]
         self._widest = max((window for window in self._windows if window is not None), default=0)
         self.memory = memory
-        counts = divide_pages(transformer.cache_specs, self.sizes, memory, transformer.config.context)
-        self.capacity = max(counts)  # nodes; a node behind a window needs no page of that group
-        self.pages: list[Pages] = transformer.pages(counts)
-        self.free = [list(range(most - 1, -1, -1)) for most in counts]
+        # All groups take their pages from one pool, which is named once for each.
+        self.pages: list[Pages] = transformer.ops.cache(transformer.cache_specs, memory)
+        self.free = list(range(self.pages[0].count - 1, -1, -1))
         self.root = Node(None, [], [], 0)
         self._numbers = count(1)
         self._clock = 0
@@ -95,14 +94,13 @@ class KVTree:
         self.paths: set[Path] = set()
         self.node_count = 0
         self.held = 0  # nodes that some path goes through
-        self.visible = 0  # nodes that some path can still see through a window
         self.evicted = 0  # nodes, since the start
 
     # ── paths ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def match(self, tokens: Sequence[int], limit: int) -> Path:
         """Returns a new path along the longest computed prefix of the tokens, at most `limit` of them."""
-        path = Path(len(self.sizes))
+        path = Path(len(self.pages))
         self.paths.add(path)
         found: list[Node] = []
         length = 0
@@ -126,11 +124,9 @@ class KVTree:
     def extend(self, path: Path, tokens: Sequence[int]) -> None:
         """Reserves pages at the end of a path for tokens that the coming forward pass computes.
 
-        If there are not enough, raises NoRoom and leaves the path as it was. What came before can no longer
-        be cut.
+        If there are not enough, raises NoRoom and leaves the path as it was.
         """
         before = path.length
-        self._look_back(path, before)
         at = 0
         try:
             while at < len(tokens):
@@ -153,6 +149,7 @@ class KVTree:
         except NoRoom:
             self.cut(path, before)
             raise
+        self._look_back(path, before)
 
     def computed(self, path: Path) -> None:
         """Notes that the forward pass has run: the tokens of the last extension can be matched now."""
@@ -176,7 +173,7 @@ class KVTree:
                 tail.ready = min(tail.ready, offset)
 
     def fork(self, path: Path) -> Path:
-        twin = Path(len(self.sizes))
+        twin = Path(len(self.pages))
         self.paths.add(twin)
         self._enter(twin, path.nodes, path.length)
         return twin
@@ -198,26 +195,20 @@ class KVTree:
 
     @property
     def used_bytes(self) -> int:
-        counts = (pages.count - len(free) for pages, free in zip(self.pages, self.free, strict=True))
-        return sum(size * used for size, used in zip(self.sizes, counts, strict=True))
+        return (self.pages[0].count - len(self.free)) * self.pages[0].page_bytes
 
     def room_beside(self, tokens: int) -> bool:
         """Returns whether this many more tokens fit beside what is held now."""
-        return self._fits(tokens, self.held, self.visible, beside=1)
+        return self.held + pages_for(tokens) < self.capacity
 
     def room_for(self, tokens: int) -> bool:
         """Returns whether a single branch of this many tokens fits at all."""
-        return self._fits(tokens, 0, 0)
-
-    def _fits(self, tokens: int, held: int, visible: int, beside: int = 0) -> bool:
-        """Returns whether every group has pages for this many tokens, and `beside` more, in addition to those
-        in use."""
-        full = held + pages_for(tokens) + beside
-        windowed = visible + min(pages_for(tokens), window_pages(self._widest)) + beside
-        return all(
-            (full if window is None else windowed) <= pages.count
-            for window, pages in zip(self._windows, self.pages, strict=True)
-        )
+        if self._widest == 0:
+            return pages_for(tokens) <= self.capacity
+        windowed = pages_for(min(tokens, self._widest + PAGE)) + 1
+        whole = pages_for(tokens)
+        need = sum(whole if window is None else min(whole, windowed) for window in self._windows)
+        return need <= self.pages[0].count
 
     # ── nodes ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -244,7 +235,6 @@ class KVTree:
         path.point(len(path.nodes), node.pages)
         path.nodes.append(node)
         self.held += node.refs == 0
-        self.visible += node.needed == 0
         node.refs += 1
         node.needed += 1
         node.used = self._clock
@@ -256,7 +246,6 @@ class KVTree:
         self.held -= node.refs == 0
         if len(path.nodes) >= path.behind:
             node.needed -= 1
-            self.visible -= node.needed == 0
         else:
             path.behind = len(path.nodes)
         node.used = self._clock
@@ -275,7 +264,6 @@ class KVTree:
         while path.behind < first:
             node = path.nodes[path.behind]
             node.needed -= 1
-            self.visible -= node.needed == 0
             node.used = self._clock
             path.behind += 1
             self._may_go(node)
@@ -316,9 +304,9 @@ class KVTree:
 
     def _take(self) -> list[int]:
         """Takes a free page for each group of layers."""
-        while not all(self.free):
+        while len(self.free) < len(self.pages):
             self._evict()
-        return [free.pop() for free in self.free]
+        return [self.free.pop() for _ in self.pages]
 
     def _evict(self) -> None:
         """Gives back the least recently used: a node that no path holds, or pages behind every window."""
@@ -362,7 +350,7 @@ class KVTree:
             self._may_go(parent)
 
     def _give_back(self, node: Node, group: int) -> None:
-        self.free[group].append(node.pages[group])
+        self.free.append(node.pages[group])
         node.pages[group] = GONE
 
     def check_integrity(self) -> None:

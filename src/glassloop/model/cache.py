@@ -19,7 +19,7 @@ class Branches:
         """Allocates pages for `tokens` tokens in each of `branches` branches."""
         self._model = model
         self._each = pages_for(tokens)
-        self.pages = model.pages(self._each * branches)
+        self.pages = model.ops.cache(model.cache_specs, self._each * branches * model.page_bytes)
         self._tables: dict[int, np.ndarray] = {}
 
     def forward(self, work: Sequence[tuple[int, int, Sequence[int]]], every_logit: bool = False) -> Array:
@@ -32,6 +32,6 @@ class Branches:
 
     def _table(self, branch: int) -> np.ndarray:
         """Returns the page table of a branch; a new branch gets the next free pages."""
-        first = self._each * len(self._tables)
-        pages = np.arange(first, first + self._each, dtype=np.int32)
-        return self._tables.setdefault(branch, np.tile(pages, (len(self.pages), 1)))
+        size = self._each * len(self.pages)
+        pages = np.arange(size * len(self._tables), size * (len(self._tables) + 1), dtype=np.int32)
+        return self._tables.setdefault(branch, pages.reshape(len(self.pages), -1))

@@ -83,8 +83,7 @@ class AttentionConfig(_Checked):
     @property
     def cache(self) -> CacheSpec:
         """What the layer keeps of each token. Layers with equal specs share their pages."""
-        kind: Literal["full", "window"] = "full" if self.window is None else "window"
-        return CacheSpec(kind, 1, self.kv_heads, self.head_dim, self.window or 0)
+        return CacheSpec(1, self.kv_heads, self.head_dim, self.window)
 
     def shapes(self, dim: int) -> Shapes:
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim

@@ -92,7 +92,7 @@ class Lens:
 
     @cached_property
     def _one_page(self) -> list[Pages]:
-        return self._model.pages(1)
+        return self._model.ops.cache(self._model.cache_specs, self._model.page_bytes)
 
 
 class Watching:

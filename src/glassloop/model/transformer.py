@@ -8,6 +8,7 @@ of mixer or feed-forward is a class here with a `forward`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -26,7 +27,7 @@ from glassloop.model.config import (
 )
 from glassloop.model.rope import Rope
 from glassloop.ops.batch import Batch
-from glassloop.ops.kv_cache import Pages, Place
+from glassloop.ops.kv_cache import CacheSpec, Pages, Place
 from glassloop.ops.protocol import Array, Forward, Matrix, Ops
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
@@ -134,13 +135,7 @@ class Transformer:
         load = _Weights(weights, ops)
         self.token_embedding = load.matrix("token_embedding.weight")
         self.position_embedding = self._position_table(weights)
-        # Layers that keep the same of a token share their pages; the others have pages of their own.
-        caches = [layer.mixer.cache for layer in config.layers]
-        kinds = list(dict.fromkeys(caches))
-        groups = [kinds.index(cache) for cache in caches]
-        self.windows = [cache.window or None for cache in kinds]
-        self.cache_specs = [replace(cache, layers=groups.count(group)) for group, cache in enumerate(kinds)]
-        self.places: list[Place] = [(group, groups[:i].count(group)) for i, group in enumerate(groups)]
+        self.cache_specs, self.places = self._cache_groups()
         self.layers = [
             load.layer(f"layers.{index}.", layer, self.places[index])
             for index, layer in enumerate(config.layers)
@@ -166,14 +161,26 @@ class Transformer:
         return self.ops.program(self._hidden)
 
     @property
-    def page_bytes(self) -> list[int]:
-        """The bytes of a page of each group of layers."""
-        return [self.ops.page_bytes(spec) for spec in self.cache_specs]
+    def page_bytes(self) -> int:
+        """The bytes of the keys and values of one page of tokens, in all layers."""
+        return sum(map(self.ops.page_bytes, self.cache_specs))
 
-    def pages(self, counts: int | Sequence[int]) -> list[Pages]:
-        """Allocates pages for keys and values: so many for each group of layers."""
-        counts = [counts] * len(self.cache_specs) if isinstance(counts, int) else counts
-        return self.ops.cache(self.cache_specs, counts)
+    def _cache_groups(self) -> tuple[list[CacheSpec], list[Place]]:
+        """Divides the layers into groups with the same window, each with a page table of its own, and returns
+        their specs and the place of each layer.
+
+        All groups have the same number of layers, so all pages have one size and come from one pool: a page
+        that a window gives back can be used for any layers.
+        """
+        caches = [layer.mixer.cache for layer in self.config.layers]
+        layers = math.gcd(*Counter(caches).values())
+        groups: dict[tuple[CacheSpec, int], int] = {}
+        places: list[Place] = []
+        for index, cache in enumerate(caches):
+            number = caches[:index].count(cache)
+            group = groups.setdefault((cache, number // layers), len(groups))
+            places.append((group, number % layers))
+        return [replace(cache, layers=layers) for cache, _ in groups], places
 
     def _logits(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         return self.logits(self._hidden(batch, pages))

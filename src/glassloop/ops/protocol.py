@@ -45,10 +45,11 @@ class Ops(Protocol):
         """
 
     def page_bytes(self, spec: CacheSpec) -> int:
-        """Returns the bytes that one page of a group of layers takes."""
+        """Returns the bytes of one page of a group of layers."""
 
-    def cache(self, specs: Sequence[CacheSpec], counts: Sequence[int]) -> list[Pages]:
-        """Allocates the cache: for each group of layers so many pages."""
+    def cache(self, specs: Sequence[CacheSpec], memory: int) -> list[Pages]:
+        """Allocates a cache of at most `memory` bytes. Returns the pool of pages that each group of layers
+        uses, which is the same for all: a page belongs to the group whose page table has it."""
 
     def matrix(self, tensor: Tensor) -> Matrix:
         """Returns a weight matrix [out, in] in the form in which this op set multiplies with it. The tensor

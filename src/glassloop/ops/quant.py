@@ -97,8 +97,7 @@ def _k_parts(raw: Bytes) -> tuple[Float32, Float32]:
 
 
 def _k_nibbles(packed: Bytes) -> Bytes:
-    """Splits 128 bytes into eight groups of 32: 32 bytes hold one group in the low halves, the next in the
-    high."""
+    """Splits 128 bytes into eight groups of 32: each 32 bytes hold two, in their low and high halves."""
     quarters = packed.reshape(-1, 4, 32)
     return np.stack([quarters & 15, quarters >> 4], axis=2).reshape(-1, 8, 32)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from glassloop.ops import rows as reference_rows
 from glassloop.ops.batch import PAGE, Batch, BatchError, Int32, Span, check_page, check_spans, pages_for
-from glassloop.ops.kv_cache import CacheSpec, Pages, Place
+from glassloop.ops.kv_cache import CacheSpec, Pages, Place, pool_pages
 from glassloop.ops.protocol import Activation, Forward
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowOps
@@ -31,7 +31,7 @@ class ReferencePages:
         # `zeros` takes memory from the system when a page is first written; `zeros_like` would write all of
         # it.
         self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-        self.page_bytes = _page_bytes(spec)
+        self.page_bytes = ReferenceOps.page_bytes(spec)
 
     def copy(self, source: int, target: int) -> None:
         check_page(source, self.count)
@@ -46,8 +46,7 @@ class ReferencePages:
         self.values[layer, pages, slots] = values
 
     def read(self, place: Place, span: Span) -> tuple[Float32, Float32]:
-        """Returns keys and values of the span's branch up to the end of the span: each [length, kv heads,
-        head dim]"""
+        """Returns keys and values up to the end of the span: each [length, kv heads, head dim]"""
         group, layer = place
         pages = span.pages[group, : pages_for(span.length)]
         shape = (-1, *self.keys.shape[3:])
@@ -72,11 +71,13 @@ class ReferenceOps:
 
         return checked
 
-    def page_bytes(self, spec: CacheSpec) -> int:
-        return _page_bytes(spec)
+    @staticmethod
+    def page_bytes(spec: CacheSpec) -> int:
+        return 2 * 4 * PAGE * spec.layers * spec.kv_heads * spec.head_dim
 
-    def cache(self, specs: Sequence[CacheSpec], counts: Sequence[int]) -> list[Pages]:
-        return [ReferencePages(spec, count) for spec, count in zip(specs, counts, strict=True)]
+    def cache(self, specs: Sequence[CacheSpec], memory: int) -> list[Pages]:
+        count = pool_pages(specs, [self.page_bytes(spec) for spec in specs], memory)
+        return [ReferencePages(specs[0], count)] * len(specs)
 
     def matrix(self, tensor: Tensor) -> Float32:
         values = tensor.float32()
@@ -179,10 +180,6 @@ class ReferenceOps:
 
     def take(self, x: Float32, rows: Sequence[int]) -> Float32:
         return x[rows]
-
-
-def _page_bytes(spec: CacheSpec) -> int:
-    return 2 * 4 * spec.layers * PAGE * spec.kv_heads * spec.head_dim
 
 
 def _check(batch: Batch, pages: Sequence[Pages]) -> None:

@@ -43,8 +43,7 @@ class Survivors(NamedTuple):
 
 
 class RowRequest(Protocol):
-    """How a token is to be chosen from a row. `decode/rules.py` implements it and says what the fields
-    mean."""
+    """How a token is to be chosen from a row: `decode/rules.py` implements it."""
 
     prepared: Any  # for the op set to keep what it has made of the request
 
@@ -125,8 +124,7 @@ def host(row: Float32) -> Float32:
 
 
 def summarize(logits: Float32, top: int) -> RowSummary:
-    """Returns the `top` highest logits (fewer if the vocabulary is smaller), and log-sum-exp and entropy over
-    all logits in float64."""
+    """Returns the `top` highest logits (or all), and log-sum-exp and entropy over all in float64."""
     peak = float(logits.max())
     if not peak < np.inf:  # NaN, or plus infinity
         return RowSummary(np.empty(0, np.int32), np.empty(0, np.float32), peak, 0.0, False)
@@ -143,8 +141,7 @@ def summarize(logits: Float32, top: int) -> RowSummary:
 
 
 def highest(logits: Float32, top: int) -> tuple[Int32, Float32]:
-    """Returns the ids and values of the `top` highest logits, descending, ties by lower id. There must be no
-    NaN."""
+    """Returns ids and values of the `top` highest logits, ties by lower id. There must be no NaN."""
     if top < len(logits):
         border = np.partition(logits, len(logits) - top)[len(logits) - top]
         above = np.flatnonzero(logits > border)

@@ -1,5 +1,4 @@
-"""String arrays of model files, read in C: a vocabulary of 50,000 in milliseconds instead of a tenth of a
-second."""
+"""String arrays of model files, read in C: a vocabulary of 50,000 in milliseconds."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from glassloop.ops.rows import Float64
 
 @by_rule("temperature", "scale", lambda sampling: sampling.temperature not in (0, 1), fixed=True)
 def temperature(step: Step) -> Rule:
-    """Scales the logits: below 1 sharpens the distribution, above 1 flattens it. 0 is greedy: no scaling, no
-    luck."""
+    """Scales the logits: below 1 sharpens, above 1 flattens. 0 is greedy: no scaling, no luck."""
     return Rule(Action.SCALE, 1 / step.sampling.temperature)
 
 

@@ -54,8 +54,7 @@ def dry(step: Step) -> Rule:
 
 
 def _continuations(tokens: Int32, shortest: int) -> tuple[Int32, Float64]:
-    """Returns the tokens that would continue a repeat of at least `shortest` tokens, each with the length of
-    its longest repeat."""
+    """Returns the tokens that would continue a repeat of `shortest` tokens or more, with its length."""
     ends = np.arange(1, len(tokens))  # possible ends of an earlier occurrence: before tokens[end]
     longest: dict[int, int] = {}
     for length in range(1, max(LONGEST_MATCH, shortest) + 1):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from glassloop.ops.batch import PAGE, Batch, BatchError, Span, check_page, check_spans, pages_for
-from glassloop.ops.kv_cache import CacheSpec, Pages, Place
+from glassloop.ops.kv_cache import CacheSpec, Pages, Place, pool_pages
 from glassloop.ops.native import library as lib
 from glassloop.ops.native import rows as native_rows
 from glassloop.ops.native.packer import NativeMatrix, Packer
@@ -37,7 +37,7 @@ class NativePages:
         # `zeros` takes memory from the system only when a page is first written.
         self.keys = np.zeros((count, heads * spec.head_dim * PAGE), np.uint16)
         self.values = np.zeros((count, heads * PAGE * padded), np.uint16)
-        self.page_bytes = _page_bytes(spec)
+        self.page_bytes = NativeOps.page_bytes(spec)
         self.layout = lib.Cache(
             self.keys.ctypes.data,
             self.values.ctypes.data,
@@ -67,10 +67,6 @@ class NativePages:
 
 def _padded(head_dim: int) -> int:
     return -(-head_dim // 16) * 16
-
-
-def _page_bytes(spec: CacheSpec) -> int:
-    return 2 * PAGE * spec.layers * spec.kv_heads * (spec.head_dim + _padded(spec.head_dim))
 
 
 class _Placeholder:
@@ -105,11 +101,13 @@ class NativeOps:
             program = _Program(self._recorder, result if several else [result], self.threads, self._kept)
         return program if several else program.only
 
-    def page_bytes(self, spec: CacheSpec) -> int:
-        return _page_bytes(spec)
+    @staticmethod
+    def page_bytes(spec: CacheSpec) -> int:
+        return 2 * PAGE * spec.layers * spec.kv_heads * (spec.head_dim + _padded(spec.head_dim))
 
-    def cache(self, specs: Sequence[CacheSpec], counts: Sequence[int]) -> list[Pages]:
-        return [NativePages(spec, count) for spec, count in zip(specs, counts, strict=True)]
+    def cache(self, specs: Sequence[CacheSpec], memory: int) -> list[Pages]:
+        count = pool_pages(specs, [self.page_bytes(spec) for spec in specs], memory)
+        return [NativePages(specs[0], count)] * len(specs)
 
     def matrix(self, tensor: Tensor) -> NativeMatrix:
         return NativeMatrix(tensor, self._packer)

@@ -89,8 +89,7 @@ class Recorder:
             self.calls.append(Call("quantize", None, value, quantize=how))
 
     def finish(self, results: list[Value]) -> tuple[list[Structure], list[Room], list[int]]:
-        """Returns the ops, the buffers that they need, and the numbers of the buffers that hold the
-        results."""
+        """Returns the ops, the buffers that they need, and the buffers of the results."""
         self._add_in_linears()
         handed_out = {result.id for result in results}
         assert all(result.wanted for result in results), "a result has the wanted rows"
@@ -128,8 +127,7 @@ class Recorder:
         return ops, rooms, [homes[result.id] for result in results]
 
     def _add_in_linears(self) -> None:
-        """Merges x + linear(h) into one op, a linear with x as `b`, if nothing else reads the linear's
-        output."""
+        """Merges x + linear(h), if nothing else reads linear(h), into a linear with x as `b`."""
         uses = Counter(value.id for call in self.calls for value in (call.a, call.b) if value is not None)
         kept: list[Call] = []
         for call in self.calls:
