@@ -20,9 +20,9 @@ from glassloop.shown import shown
 from glassloop.text.alphabet import BYTE_CHARACTERS, byte_name, read_shown_bytes, show_bytes, to_alphabet
 from glassloop.text.guard import Guard, Marks
 from glassloop.text.pipeline import (
+    Mode,
     SpacePrefix,
     TokenizerParts,
-    Mode,
     first_line,
     raise_unless_from_library,
 )
