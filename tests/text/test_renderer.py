@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from glassloop.errors import TextError
 from glassloop.text import renderer
-from glassloop.text.chat import ChatTemplate
-from glassloop.text.template_limits import Limits
+from glassloop.text.chat import ChatTemplate, Limits
 
 MESSAGE = [{"role": "user", "content": "x"}]
 GROW = """{% set ns = namespace(x='aaaaaaaa') %}

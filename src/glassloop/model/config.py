@@ -163,7 +163,7 @@ class ModelConfig(_Checked):
             most = max(_MOST_SINUSOIDS // self.dim - self.position_offset, 1)
             raise ValueError(f"context is {self.context}; 1 to {most} is expected for sinusoidal positions")
 
-    # What people ask of a model whose layers are alike; of others, the first layer's.
+    # The sizes of the first layer: in most models all layers are alike.
 
     @property
     def heads(self) -> int:

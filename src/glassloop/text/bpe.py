@@ -109,7 +109,7 @@ class BPE:
             raise TextError(f"{self._name}: the merges do not fit the tokens: {first_line(error)}") from None
         prefix = normalizers.Prepend(" ") if self._space_prefix else None
 
-        def way_in(special: list[str], user_defined: list[str], normalizer: Normalizer | None) -> Backend:
+        def backend_of(special: list[str], user_defined: list[str], normalizer: Normalizer | None) -> Backend:
             backend = Backend(model)
             if self._words is not None:
                 backend.pre_tokenizer = self._words
@@ -119,11 +119,11 @@ class BPE:
             _add(backend, [text for text in user_defined if text in vocab], special=False)
             return backend
 
-        plain = way_in([], self._user_defined, prefix)
+        plain = backend_of([], self._user_defined, prefix)
         # With a space prefix, decoding drops a space after each user-defined token. `bare` adds no space, so
         # it must not find such tokens either, or its bytes would not come back; their text is spelled out.
-        bare = plain if prefix is None else way_in([], [], None)
-        return Pipeline(way_in(self._special, self._user_defined, prefix), plain, bare)
+        bare = plain if prefix is None else backend_of([], [], None)
+        return Pipeline(backend_of(self._special, self._user_defined, prefix), plain, bare)
 
 
 def _add(backend: Backend, texts: Iterable[str], *, special: bool) -> None:

@@ -68,7 +68,7 @@ def read_json_folder(folder: Path, rows: int | None = None) -> TokenizerParts:
     before, after = _around(path, parsing, len(vocabulary))
     if bos is None and len(before) == 1:
         bos = before[0]
-    # tokenizer_config.json decides if it says; otherwise the file's own post-processor does.
+    # tokenizer_config.json comes before the file's own post-processor.
     if isinstance(config.get("add_bos_token"), bool) and bos is not None:
         before = (bos,) if config["add_bos_token"] else ()
     if isinstance(config.get("add_eos_token"), bool) and eos is not None:

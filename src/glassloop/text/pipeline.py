@@ -34,7 +34,7 @@ class Pipeline(NamedTuple):
     bare: Backend  # like `plain`, for text that continues other text: no space in front
 
 
-WayIn = Literal["parsing", "plain", "bare"]
+Mode = Literal["parsing", "plain", "bare"]
 
 
 class Model(Protocol):

@@ -22,7 +22,7 @@ from typing import Any
 
 from glassloop.child import Child
 from glassloop.errors import TextError
-from glassloop.text.template_limits import Limits
+from glassloop.text.chat import Limits
 from glassloop.text.template_worker import ENDED, TEXT
 
 _SCRIPT = Path(__file__).with_name("template_worker.py")

@@ -20,9 +20,9 @@ from glassloop.shown import shown
 from glassloop.text.alphabet import BYTE_CHARACTERS, byte_name, read_shown_bytes, show_bytes, to_alphabet
 from glassloop.text.guard import Guard, Marks
 from glassloop.text.pipeline import (
+    Mode,
     SpacePrefix,
     TokenizerParts,
-    WayIn,
     first_line,
     raise_unless_from_library,
 )
@@ -183,7 +183,7 @@ class Tokenizer:
     def _guard(self) -> Guard:
         return Guard(list(map(self._vocabulary.text, self.special_ids)), self._parts.fold)
 
-    def _encode(self, way_in: WayIn, text: str) -> list[int]:
+    def _encode(self, mode: Mode, text: str) -> list[int]:
         if not isinstance(text, str):
             raise TextError(f"text is expected, not {type(text).__name__}")
         try:
@@ -193,14 +193,14 @@ class Tokenizer:
             raise TextError(
                 f"character {error.start} of the text is a lone surrogate ({surrogate})"
             ) from None
-        backend: Backend = getattr(self._parts.model.for_text(text), way_in)
+        backend: Backend = getattr(self._parts.model.for_text(text), mode)
         try:
             ids: list[int] = _encoding(backend, text).ids
         except BaseException as error:
             raise_unless_from_library(error)
             raise TextError(f"{self.name} cannot encode the text: {first_line(error)}") from None
         if self._missing_bytes and self._parts.exact and not self._missing_bytes.isdisjoint(data):
-            whole = way_in != "bare"
+            whole = mode != "bare"
             back = self.decode_bytes(ids) if whole else b"".join(map(self.token_bytes, ids))
             if back != data:
                 raise self._no_token_for(self._lost_byte(data, back))

@@ -130,7 +130,7 @@ def reason(log: str, wheel: Wheel, status: int) -> str:
         return "the package index does not have it; check pip's settings ('pip config list')"
     complaints = [line for line in log.splitlines() if line.startswith("ERROR:")] or log.split("\n")
     last = next((line.removeprefix("ERROR:").strip() for line in reversed(complaints) if line.strip()), "")
-    return f"pip ended with status {status}: {_shortened(last) or 'and said nothing'}"
+    return f"pip ended with status {status}: {_shortened(last) or 'it printed nothing'}"
 
 
 def _shortened(text: str, limit: int = 200) -> str:
