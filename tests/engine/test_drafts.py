@@ -181,7 +181,7 @@ def test_a_long_prompt_beside_streams_costs_bounded_passes_of_both_models(monkey
     # It drafts what the model itself says, with passes that are counted apart.
     monkeypatch.setattr(drafter, "_program", small._program)
     passes, drafted = _Passes(small, monkeypatch), _Passes(drafter, monkeypatch)
-    memory = 60 * sum(group.page_bytes for group in small.pages(1))
+    memory = 60 * small.page_bytes
     engine = loop(small, pages=60, draft=DraftModel(drafter, memory))
     monkeypatch.setattr(engine._step_cost, "worth", lambda chance, most, each: min(2, most))
     passes.watch(engine, monkeypatch), drafted.watch(engine, monkeypatch)

@@ -157,7 +157,7 @@ def _scenario(seed: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     runs = [run for each in requests for run in each.runs]
     happened["cancelled"] += len(cancelled)
     happened["evicted pages"] += engine.tree.evicted
-    happened["windows"] += small.windows != [None]
+    happened["windows"] += [spec.window for spec in small.cache_specs] != [None]
     for run in runs:
         happened["accepted drafts"] += run.drafts.accepted
         happened["refused drafts"] += sum(token.refused is not None for token in run.tokens)

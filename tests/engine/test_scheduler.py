@@ -123,7 +123,9 @@ def test_samples_go_on_without_the_first(fault, monkeypatch):
     elif fault == "no room":
         engine._attempt(first, first.finish, Ending("length", "kv memory"))
     else:
-        monkeypatch.setattr(first._decoder, "score" if fault == "scoring fails" else "asked", broken)
+        monkeypatch.setattr(
+            first._decoder, "record_prompt" if fault == "scoring fails" else "row_request", broken
+        )
     while engine.busy:
         engine.step()
         engine.tree.check_integrity()

@@ -63,7 +63,7 @@ def test_layers_of_different_kinds_and_sizes_make_one_model() -> None:
     }
     ids = rng.integers(0, 60, 40).tolist()
     native, reference = (Transformer(config, weights, ops) for ops in (NativeOps(), ReferenceOps()))
-    assert native.windows == [None, 5, None, 5]
+    assert [spec.window for spec in native.cache_specs] == [None, 5, None, 5]
     assert (config.heads, config.kv_heads, config.head_dim, config.ffn_dim) == (4, 2, 16, 64)
     expected = Branches(reference, 64).forward([(0, 0, ids)], every_logit=True)
     whole = Branches(native, 64).forward([(0, 0, ids)], every_logit=True)

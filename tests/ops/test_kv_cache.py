@@ -9,8 +9,6 @@ from dataclasses import replace
 import pytest
 from engine.small import model
 
-from glassloop.errors import GlassloopError
-from glassloop.model.config import LayerConfig
 from glassloop.model.transformer import Transformer
 from glassloop.ops.kv_cache import CacheSpec
 from glassloop.ops.native.ops import NativeOps
@@ -31,9 +29,17 @@ def test_the_pool_takes_no_more_than_its_memory(ops, head_dim):
 
 
 @OPS
-def test_pages_of_two_sizes_are_refused(ops):
-    with pytest.raises(GlassloopError, match="one size is expected"):
-        ops.cache([CacheSpec(1, 1, 16), CacheSpec(2, 1, 16, 40)], 1 << 20)
+def test_groups_of_two_shapes_have_a_pool_each_within_the_same_memory(ops):
+    specs, memory = [CacheSpec(1, 1, 16), CacheSpec(2, 1, 16, 40), CacheSpec(1, 1, 16, 40)], 1 << 20
+    one, two, third = ops.cache(specs, memory)
+    assert one is third and one is not two and one.count == two.count > 0
+    used = sum(array.nbytes for pool in (one, two) for array in (pool.keys, pool.values))
+    assert used <= memory < used + ops.page_bytes(specs[0]) + ops.page_bytes(specs[1])
+
+
+def _layer(window):
+    layer = model().config.layers[0]
+    return replace(layer, mixer=replace(layer.mixer, window=window))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +54,7 @@ def test_pages_of_two_sizes_are_refused(ops):
 )
 def test_groups_have_one_window_and_the_same_number_of_layers(windows, groups, layers):
     of = Transformer.__new__(Transformer)
-    of.config = replace(model().config, layers=tuple(LayerConfig(window, None) for window in windows))
+    of.config = replace(model().config, layers=tuple(_layer(window) for window in windows))
     specs, places = of._cache_groups()
     assert [spec.window for spec in specs] == groups and {spec.layers for spec in specs} == {layers}
     assert [specs[group].window for group, _ in places] == windows

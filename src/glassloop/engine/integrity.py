@@ -36,9 +36,9 @@ def check(tree: KVTree) -> None:
         pages += [page for page in node.pages if page != GONE]
     _must(seen == tree.node_count, "every node is counted")
     _must(tree.held == len(refs), "held counts the nodes with a path")
-    pool = tree.pages[0]
-    _must(sorted(pages) == list(range(pool.count)), "every page is free or in one node")
-    _must(pool.count * pool.page_bytes <= tree.memory, "all pages fit into the memory")
+    _must(sorted(pages) == list(range(tree.pages[0].count)), "every page is free or in one node")
+    pools = {id(pool): pool.count * pool.page_bytes for pool in tree.pages}
+    _must(sum(pools.values()) <= tree.memory, "all pages fit into the memory")
 
 
 def _nodes(tree: KVTree) -> Iterator[Node]:

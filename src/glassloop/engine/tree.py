@@ -195,7 +195,7 @@ class KVTree:
 
     @property
     def used_bytes(self) -> int:
-        return (self.pages[0].count - len(self.free)) * self.pages[0].page_bytes
+        return (self.pages[0].count - len(self.free)) * self.page_bytes // len(self.pages)
 
     def room_beside(self, tokens: int) -> bool:
         """Returns whether this many more tokens fit beside what is held now."""

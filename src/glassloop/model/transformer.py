@@ -27,7 +27,7 @@ from glassloop.model.config import (
 )
 from glassloop.model.rope import Rope
 from glassloop.ops.batch import Batch
-from glassloop.ops.kv_cache import CacheSpec, Pages, Place
+from glassloop.ops.kv_cache import CacheSpec, Pages, Place, shapes_of
 from glassloop.ops.protocol import Array, Forward, Matrix, Ops
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
@@ -163,7 +163,7 @@ class Transformer:
     @property
     def page_bytes(self) -> int:
         """The bytes of the keys and values of one page of tokens, in all layers."""
-        return sum(map(self.ops.page_bytes, self.cache_specs))
+        return len(self.cache_specs) * sum(map(self.ops.page_bytes, set(shapes_of(self.cache_specs))))
 
     def _cache_groups(self) -> tuple[list[CacheSpec], list[Place]]:
         """Divides the layers into groups with the same window, each with a page table of its own, and returns

@@ -1,12 +1,11 @@
-"""The cache of keys and values: pages of tokens, which all groups of layers take from one pool."""
+"""The cache of keys and values: pages of tokens, which groups of layers of one shape take from one pool."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from glassloop.errors import GlassloopError
 from glassloop.ops.batch import Span
 from glassloop.ops.quant import Float32
 
@@ -39,9 +38,23 @@ class Pages(Protocol):
         """Returns the keys of a branch as attention sees them: [length, kv heads, head dim]."""
 
 
-def pool_pages(specs: Sequence[CacheSpec], sizes: Sequence[int], memory: int) -> int:
-    """Returns how many pages of one pool for all groups fit into `memory` bytes. `sizes` has the bytes of a
-    page of each group, which must be equal."""
-    if len(set(sizes)) != 1:
-        raise GlassloopError(f"the pages of {specs} have {sizes} bytes; one size is expected")
-    return memory // sizes[0]
+def shapes_of(specs: Sequence[CacheSpec]) -> list[CacheSpec]:
+    """Returns what decides the size of a page of each group: its spec without the window."""
+    return [replace(spec, window=None) for spec in specs]
+
+
+def make_pools(
+    specs: Sequence[CacheSpec],
+    memory: int,
+    page_bytes: Callable[[CacheSpec], int],
+    make: Callable[[CacheSpec, int], Pages],
+) -> list[Pages]:
+    """Returns the pool of each group; all of them together fit into `memory` bytes.
+
+    Groups of one shape share a pool. Where there are several, each has room for every page, since a page that
+    one group gives back may be taken by any other.
+    """
+    shapes = shapes_of(specs)
+    count = memory // sum(map(page_bytes, set(shapes)))
+    pools = {shape: make(shape, count) for shape in dict.fromkeys(shapes)}
+    return [pools[shape] for shape in shapes]

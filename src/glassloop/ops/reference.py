@@ -12,7 +12,7 @@ import numpy as np
 
 from glassloop.ops import rows as reference_rows
 from glassloop.ops.batch import PAGE, Batch, BatchError, Int32, Span, check_page, check_spans, pages_for
-from glassloop.ops.kv_cache import CacheSpec, Pages, Place, pool_pages
+from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.protocol import Activation, Forward
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowOps
@@ -76,8 +76,7 @@ class ReferenceOps:
         return 2 * 4 * PAGE * spec.layers * spec.kv_heads * spec.head_dim
 
     def cache(self, specs: Sequence[CacheSpec], memory: int) -> list[Pages]:
-        count = pool_pages(specs, [self.page_bytes(spec) for spec in specs], memory)
-        return [ReferencePages(specs[0], count)] * len(specs)
+        return make_pools(specs, memory, self.page_bytes, ReferencePages)
 
     def matrix(self, tensor: Tensor) -> Float32:
         values = tensor.float32()

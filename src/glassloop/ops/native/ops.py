@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from glassloop.ops.batch import PAGE, Batch, BatchError, Span, check_page, check_spans, pages_for
-from glassloop.ops.kv_cache import CacheSpec, Pages, Place, pool_pages
+from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.native import library as lib
 from glassloop.ops.native import rows as native_rows
 from glassloop.ops.native.packer import NativeMatrix, Packer
@@ -106,8 +106,7 @@ class NativeOps:
         return 2 * PAGE * spec.layers * spec.kv_heads * (spec.head_dim + _padded(spec.head_dim))
 
     def cache(self, specs: Sequence[CacheSpec], memory: int) -> list[Pages]:
-        count = pool_pages(specs, [self.page_bytes(spec) for spec in specs], memory)
-        return [NativePages(specs[0], count)] * len(specs)
+        return make_pools(specs, memory, self.page_bytes, NativePages)
 
     def matrix(self, tensor: Tensor) -> NativeMatrix:
         return NativeMatrix(tensor, self._packer)
