@@ -98,7 +98,7 @@ class Decoder:
         return summary, run_chain(self.chain, logits, summary, self.step, observer)
 
     def choose_by_stages(self, logits: Float32) -> Chosen:
-        """Returns the next token by running the stages one by one, not by the op set's chooser."""
+        """Returns the next token by running the chain, then the race; says why if no token is left."""
         summary, left = self.run_stages(logits)
         return self.record_choice(logits, summary, left, pick_winner(left, self.step))
 
