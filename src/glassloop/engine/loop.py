@@ -212,6 +212,7 @@ class Loop:
         order = (-request.priority, next(self._arrivals))
         if isinstance(request, Reading):
             request.order = request.order if request.is_next_piece else order
+            request.host = self.transformer.ops.host
             return [request]
         if request.sampling.beam_width > 1:
             from glassloop.engine.beams import Beams

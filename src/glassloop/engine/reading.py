@@ -18,6 +18,7 @@ from glassloop.engine.branch import Branch
 from glassloop.engine.deadline import Cancelled, Deadline
 from glassloop.engine.task import CANCELLED, Counters, Program, Row
 from glassloop.errors import GlassloopError
+from glassloop.ops.quant import Float32
 
 # Given what was computed, piece by piece, on the engine's thread: it must be quick.
 Taker = Callable[[Any], None]
@@ -49,6 +50,7 @@ class Reading:
         self.order: tuple[int, int] = (0, 0) if after is None else after.order  # (0, 0): until it is queued
         self.started: float | None = None
         self.ended = False
+        self.host: Callable[[Any], Float32] = np.asarray  # the op set's, once it is queued
         self.branches = [Branch(list(ids), first + 1)]
         self._take = take
         self._error: Exception | None = None
@@ -91,7 +93,8 @@ class Reading:
     def advance(self, rows: Sequence[Row]) -> None:
         found, first = rows[0].results, rows[0].place
         if self.program is None or self.program.together:
-            found = np.array(found[first : first + len(rows)])  # a copy: it must not keep the whole step's
+            own = self.host(found[first : first + len(rows)])
+            found = np.array(own)  # a copy: it must not keep the whole step's results
         self._take(found)
         branch = self.branches[0]
         branch.recorded += len(rows)

@@ -28,7 +28,7 @@ class Lens:
         """Returns the logits that the language head gives for the residual stream of the one wanted row,
         before the first layer and after each one. The last are the model's own. [layers + 1, vocabulary]"""
         logits = self._layers(batch, pages)
-        return np.stack([np.asarray(each[0]) for each in logits])
+        return np.stack([self._model.ops.host(each)[0] for each in logits])
 
     def attention(self, batch: Batch, pages: Sequence[Pages], layers: Sequence[int] | None = None) -> Float32:
         """Returns how much each head of the one wanted row, the batch's last, attends to each token of its
@@ -42,7 +42,7 @@ class Lens:
         weights = np.zeros((len(chosen), config.heads, span.length), np.float32)
         for at, index in enumerate(chosen):
             mixer, place = config.layers[index].mixer, model.places[index]
-            q = np.asarray(queries[index]).reshape(1, mixer.heads, mixer.head_dim)
+            q = model.ops.host(queries[index]).reshape(1, mixer.heads, mixer.head_dim)
             # Behind its window a layer's pages may have been given away.
             first = 0 if mixer.window is None else max(0, span.length - mixer.window)
             keys = pages[place[0]].read_keys(place, span)[first:]
@@ -59,7 +59,7 @@ class Lens:
         # Nothing is written to a page, but a batch has room for the keys of all of its tokens.
         no_pages = np.zeros((len(self._one_page), pages_for(len(ids))), np.int32)
         batch = Batch.of([(no_pages, 0, ids)], [len(ids)])
-        return np.array(self._embeddings(batch, self._one_page))
+        return np.array(self._model.ops.host(self._embeddings(batch, self._one_page)))
 
     @cached_property
     def _layers(self) -> Forward:
