@@ -33,58 +33,64 @@ _SEED = (1 << 64) - 1
 @dataclass(frozen=True)
 class Sampling:
     # What the distribution looks like
-    temperature: float = number(1.0, 1e-6, 100, or_zero=True, help="0 is greedy.")
-    top_k: int = whole(0, 0, help="Keep the so many most likely tokens; 0 keeps all.")
-    top_p: float = number(1.0, 0, 1, above=True, help="Keep the likeliest with this much mass together.")
-    min_p: float = number(0.0, 0, 1, help="Keep tokens at least this likely, relative to the likeliest.")
-    typical_p: float = number(1.0, 0, 1, above=True, help="Keep the most typical with this much mass.")
-    top_n_sigma: float = number(0.0, 0, 100, help="Keep logits within so many deviations of the highest.")
-    xtc_probability: float = number(0.0, 0, 1, help="How often XTC removes the most likely choices.")
+    temperature: float = number(
+        1.0, 1e-6, 100, or_zero=True, help="Below 1 sharper, above 1 flatter; 0 is greedy."
+    )
+    top_k: int = whole(0, 0, help="Keep the k most likely tokens; 0 keeps all.")
+    top_p: float = number(
+        1.0, 0, 1, above=True, help="Keep the likeliest tokens up to this probability mass."
+    )
+    min_p: float = number(
+        0.0, 0, 1, help="Keep tokens at least this likely, relative to the most likely one."
+    )
+    typical_p: float = number(1.0, 0, 1, above=True, help="Keep the most typical tokens up to this mass.")
+    top_n_sigma: float = number(0.0, 0, 100, help="Keep logits within n deviations of the highest; 0 is off.")
+    xtc_probability: float = number(0.0, 0, 1, help="How often XTC removes the most likely tokens; 0 is off.")
     xtc_threshold: float = number(
-        0.1, 0, 1, above=True, help="How likely a token must be for XTC to remove it."
+        0.1, 0, 1, above=True, help="The probability from which XTC may remove a token."
     )
     epsilon_cutoff: float = number(0.0, 0, 1, below=True, help="Remove tokens less likely than this.")
-    eta_cutoff: float = number(0.0, 0, 1, below=True, help="The same, milder where entropy is high.")
+    eta_cutoff: float = number(0.0, 0, 1, below=True, help="As epsilon_cutoff, milder where entropy is high.")
     # What has been said before
-    repetition_penalty: float = number(1.0, 0.01, 100, help="Above 1 makes tokens seen before less likely.")
-    presence_penalty: float = number(0.0, -100, 100, help="Taken off the logit of tokens already generated.")
-    frequency_penalty: float = number(0.0, -100, 100, help="The same, for each time it was generated.")
-    no_repeat_ngram_size: int = whole(0, 0, help="No n tokens in a row come twice; 0 is off.")
-    dry_multiplier: float = number(0.0, 0, 100, help="Penalty for continuing a repeated passage; 0 is off.")
-    dry_base: float = number(1.75, 1, 100, help="How the DRY penalty grows with the length repeated.")
-    dry_allowed_length: int = whole(2, 1, 256, help="Repeats shorter than this cost nothing with DRY.")
+    repetition_penalty: float = number(1.0, 0.01, 100, help="Above 1: tokens seen before become less likely.")
+    presence_penalty: float = number(0.0, -100, 100, help="Subtracted from the logits of generated tokens.")
+    frequency_penalty: float = number(0.0, -100, 100, help="Subtracted for each time a token was generated.")
+    no_repeat_ngram_size: int = whole(0, 0, help="Never generate the same n tokens in a row twice; 0 is off.")
+    dry_multiplier: float = number(0.0, 0, 100, help="Penalty for continuing a repetition (DRY); 0 is off.")
+    dry_base: float = number(1.75, 1, 100, help="Growth of the DRY penalty with the length repeated.")
+    dry_allowed_length: int = whole(2, 1, 256, help="The shortest repetition that DRY penalizes.")
     # Which tokens
     logit_bias: Mapping[int, float] = biases(help="Added to the logit of a token id: ID=VALUE.")
-    allowed_token_ids: tuple[int, ...] | None = items(None, check_id, help="No token but these.")
+    allowed_token_ids: tuple[int, ...] | None = items(None, check_id, help="The only tokens that may come.")
     bad_words: tuple[str | tuple[int, ...], ...] = items(
-        (), check_text_or_ids, help="Text that is never written."
+        (), check_text_or_ids, help="Texts, or lists of token ids, that are never generated."
     )
     # Luck, and how many
-    seed: int | None = whole(None, 0, _SEED, help="Fixes the luck; drawn and recorded if absent.")
+    seed: int | None = whole(None, 0, _SEED, help="Determines the luck; random, and recorded, if absent.")
     n: int = whole(1, 1, 1024, help="How many samples of the same prompt.")
     # When it ends
-    max_tokens: int = whole(256, 1, help="Stop after so many tokens.")
-    min_tokens: int = whole(0, 0, help="No end before so many tokens.")
-    stop: tuple[str, ...] = items((), check_text, help="Stop where this text would come.")
+    max_tokens: int = whole(256, 1, help="Stop after this many tokens.")
+    min_tokens: int = whole(0, 0, help="Do not stop before this many tokens.")
+    stop: tuple[str, ...] = items((), check_text, help="Stop before this text.")
     stop_token_ids: tuple[int, ...] = items((), check_id, help="Stop at this token.")
-    include_stop: bool = flag(False, help="What stopped it is part of the text.")
-    ignore_eos: bool = flag(False, help="The end-of-sequence token does not end it.")
-    timeout: float | None = number(None, 0, 1e9, above=True, help="Stop after so many seconds.")
+    include_stop: bool = flag(False, help="Keep the stop text or token in the output.")
+    ignore_eos: bool = flag(False, help="Continue after the end-of-sequence token.")
+    timeout: float | None = number(None, 0, 1e9, above=True, help="Stop after this many seconds.")
     stop_on_repetition: int = whole(
-        0, 0, help="Stop when tokens have come round so often in a row; 0 is off."
+        0, 0, help="Stop when the last tokens were repeated this many times in a row; 0 is off."
     )
     # Beams
     beam_width: int = whole(1, 1, 1024, help="How many beams; 1 is no beam search.")
-    length_penalty: float = number(1.0, -10, 10, help="Exponent of the length by which a beam is divided.")
-    early_stopping: bool = flag(False, help="End the search with the first full set of finished beams.")
+    length_penalty: float = number(1.0, -10, 10, help="Divide a beam's score by its length to this power.")
+    early_stopping: bool = flag(False, help="End the search as soon as beam_width beams have finished.")
     # What the text must be: at most one of these
-    json_schema: Mapping[str, Any] | bool | None = anything("JSON that fits this schema.")
-    regex: str | None = text(None, help="Text that matches this regular expression.")
-    choice: tuple[str, ...] | None = items(None, check_text, help="One of these texts.")
-    grammar: str | None = text(None, help="Text of this Lark grammar.")
+    json_schema: Mapping[str, Any] | bool | None = anything("Generate JSON that matches this schema.")
+    regex: str | None = text(None, help="Generate text that matches this regular expression.")
+    choice: tuple[str, ...] | None = items(None, check_text, help="Generate one of these texts.")
+    grammar: str | None = text(None, help="Generate text of this Lark grammar.")
     # What is recorded, and in which order
     logprobs: int = whole(5, 0, 64, help="How many alternatives are recorded with each token.")
-    prompt_logprobs: int = whole(0, 0, 64, help="The same for the tokens of the prompt.")
+    prompt_logprobs: int = whole(0, 0, 64, help="The same for each token of the prompt.")
     stages: tuple[str, ...] | None = items(None, check_text, help="The order of the stages, by name.")
 
     def __post_init__(self) -> None:
