@@ -18,7 +18,7 @@ NPM    := cd web && PATH="$(abspath $(BIN)):$$PATH" npm --no-audit --no-fund --l
 .PHONY: run serve web test test-studio fuzz lint format bench clean
 
 run: $(VENV)/.installed
-	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --max-tokens 60
+	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --seed 1 --max-tokens $(if $(filter file,$(origin PROMPT)),22,60)
 
 serve: $(VENV)/.installed $(STUDIO)
 	@$(BIN)/glassloop serve $(ARGS)
