@@ -13,9 +13,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from glassloop.decode.candidates import Candidates as Candidates
+    from glassloop.decode.chain import DEFAULT_ORDER as DEFAULT_ORDER
     from glassloop.decode.partial_json import partial_json as partial_json
     from glassloop.decode.partial_json import stream_json as stream_json
     from glassloop.decode.sampling import Sampling as Sampling
+    from glassloop.decode.stage import Step as Step
+    from glassloop.decode.stage import stage as stage
     from glassloop.engine.llm import LLM as LLM
     from glassloop.errors import GlassloopError as GlassloopError
     from glassloop.errors import ModelError as ModelError
@@ -35,6 +39,10 @@ _HOMES = {
     "diff": "glassloop.trace.diff",
     "Token": "glassloop.trace.token",
     "Sampling": "glassloop.decode.sampling",
+    "stage": "glassloop.decode.stage",
+    "DEFAULT_ORDER": "glassloop.decode.chain",
+    "Candidates": "glassloop.decode.candidates",
+    "Step": "glassloop.decode.stage",
     "partial_json": "glassloop.decode.partial_json",
     "stream_json": "glassloop.decode.partial_json",
     "GlassloopError": "glassloop.errors",

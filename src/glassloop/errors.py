@@ -59,3 +59,9 @@ class StoreError(TraceError):
         self.reason = reason
         self.busy = busy  # another process holds its lock
         self.full = full  # there is no room on the disk
+
+
+def described(error: BaseException) -> str:
+    """Returns the message of an error, or its type where it has none, with its notes in parentheses."""
+    message, notes = str(error) or type(error).__name__, getattr(error, "__notes__", ())
+    return f"{message} ({'; '.join(notes)})" if notes else message

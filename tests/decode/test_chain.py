@@ -18,6 +18,7 @@ from glassloop.decode.candidates import Candidates
 from glassloop.decode.chain import DEFAULT_ORDER
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.stage import REGISTER, stage
+from glassloop.errors import described
 from glassloop.ops import choose_ops
 from glassloop.ops.native import library
 
@@ -270,11 +271,51 @@ def test_a_request_can_reorder_the_stages():
         (["temperature"], "leaves top_p out"),
         (["top_p", "top_p"], "'top_p' 2 times"),
         (["top_p", "tempreature"], "did you mean temperature"),
+        (["top_p", "zzz"], r"the stages are logit_bias, allowed_tokens, .*registered with @stage before"),
     ],
 )
 def test_a_bad_order_is_an_error(stages, said):
     with pytest.raises(SamplingError, match=said):
         Decoder(Sampling(top_p=0.9, stages=stages), 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("run", "kind", "said"),
+    [
+        (
+            lambda candidates, step: None,
+            SamplingError,
+            "stage 'wrong' returned None; Candidates are expected",
+        ),
+        (lambda candidates, step: candidates.ids, SamplingError, "stage 'wrong' returned array"),
+        (lambda candidates, step: 1 // 0, ZeroDivisionError, "division"),
+        (lambda candidates, step: candidates.only([True, False]), ValueError, "broadcast"),
+    ],
+)
+def test_a_mistake_in_a_stage_is_reported_with_its_name(run, kind, said):
+    try:
+        stage("wrong", kind="mask")(run)
+        with pytest.raises(kind, match=said) as raised:
+            survivors(Sampling(stages=["wrong"]))
+        if kind is not SamplingError:
+            assert raised.value.__notes__ == ["raised by stage 'wrong' at position 0"]
+            assert described(raised.value).endswith("(raised by stage 'wrong' at position 0)")
+    finally:
+        REGISTER.pop("wrong", None)
+
+
+def test_a_stage_that_meets_no_tokens_is_not_blamed():
+    try:
+
+        @stage("looks", kind="mask")
+        def looks(candidates, step):
+            return candidates.without(candidates.ids[:1])
+
+        with pytest.raises(SamplingError, match="allowed_tokens and bad_words are at odds") as raised:
+            survivors(Sampling(allowed_token_ids=[1], bad_words=[[1]], stages=[*DEFAULT_ORDER, "looks"]))
+        assert "looks" not in str(raised.value) and not hasattr(raised.value, "__notes__")
+    finally:
+        REGISTER.pop("looks", None)
 
 
 def test_users_add_stages_by_name():

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from decode.naive import Naive
 from decode.test_chain import NATIVE, random_logits, random_sampling
+from decode.words import EOS, tokenizer
 
 from glassloop import Sampling, SamplingError
+from glassloop.cli.explain import print_reasons
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.explain import explain
 from glassloop.decode.sentence import BeamRank
@@ -211,3 +213,30 @@ def test_a_token_of_the_prompt_is_told_with_the_models_own_numbers():
 )
 def test_the_sentence_is_plain(options, said):
     assert said in explain(LOGITS, [0], Sampling(**options), 3).sentence
+
+
+# ── as text ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_printed_it_is_what_the_terminal_shows(capsys):
+    sampling = Sampling(temperature=0.7, top_k=3, logit_bias={2: 1.5}, seed=7)
+    told = explain(LOGITS, [1, 2], sampling, 7)
+    print_reasons(told)
+    tables = capsys.readouterr().out.strip()
+    first = f"“<{told.winner.id}>” at position 2 · seed 7 · sampled"
+    assert str(told) == f"{first}\n\n{tables}\n\n{told.sentence}"
+    lines = tables.splitlines()
+    assert lines[0].split() == ["stage", "left", "mass", "kept", "removed", "moved"]
+    assert [line.split()[0] for line in lines[1:4]] == ["logit_bias", "temperature", "top_k"]
+    assert re.fullmatch(r"top_k +3 +\d\d\.\d % +2: “<\d>”, “<\d>”", lines[3])
+    assert lines[5].split() == ["token", "rank", "model", "after", "the", "stages", "luck", "score"]
+    assert [line.split()[0] for line in lines[6:]] == [f"“{racer.text}”" for racer in told.candidates]
+    assert sum("removed by top_k" in line for line in lines) == 2
+    assert str(explain(LOGITS, [1], Sampling(), 7)).count("\n\n") == 2  # no stages, no table of them
+
+
+def test_printed_it_cannot_steer_a_terminal():
+    logits = np.zeros(EOS + 1, np.float32)
+    logits[27] = 20.0  # the byte of an escape sequence
+    shown = str(explain(logits, [65], Sampling(temperature=0), 1, tokenizer=tokenizer()))
+    assert "\x1b" not in shown and "\\x1b" in shown

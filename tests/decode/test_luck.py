@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from glassloop.decode import luck as definition
 from glassloop.decode.decoder import Decoder
-from glassloop.decode.luck import coin, fork_salt, hash_ids, luck, luck_key, luck_of, mix
+from glassloop.decode.luck import coin, fork_salt, hash_ids, list_seed, luck, luck_key, luck_of, mix
 from glassloop.decode.sampling import Sampling
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "luck.md"
@@ -41,6 +41,20 @@ def test_the_coins_and_fork_salts_of_the_document_hold():
         assert coin(int(seed), int(salt), int(position)) == float(value)
     for salt, position, ordinal, made in table("Salts of forks"):
         assert fork_salt(int(salt, 16), int(position), int(ordinal)) == int(made, 16)
+
+
+def test_the_seeds_of_lists_of_the_document_hold():
+    vectors = table("Seeds of a list")
+    assert len(vectors) >= 5
+    for seed, number, made in vectors:
+        assert list_seed(int(seed), int(number)) == int(made)
+
+
+@given(SEEDS)
+def test_the_seeds_of_a_list_differ_and_are_exact_as_doubles(seed):
+    made = [list_seed(seed, number) for number in range(200)]
+    assert made[0] == seed and len(set(made)) == 200
+    assert all(int(float(each)) == each for each in made[1:])
 
 
 def test_the_constants_of_the_document_are_those_of_the_code():

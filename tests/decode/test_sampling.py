@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import fields
 
@@ -86,6 +87,15 @@ def test_an_error_names_the_field_the_value_and_what_is_allowed(name, value):
 def test_an_unknown_name_is_an_error_with_the_nearest_known_one(name, said):
     with pytest.raises(SamplingError, match=f"{name} is not a sampling option; .*{said}"):
         Sampling.from_dict({name: 1})
+    with pytest.raises(SamplingError, match=f"{name} is not a sampling option; .*{said}") as raised:
+        Sampling(**{name: 1})
+    assert raised.value.field == name and raised.value.__context__ is None
+
+
+def test_a_wrong_call_that_is_not_about_a_name_stays_a_type_error():
+    with pytest.raises(TypeError, match="positional arguments"):
+        Sampling(*[1] * 100)
+    assert next(iter(inspect.signature(Sampling).parameters)) == "temperature"
 
 
 @pytest.mark.parametrize(

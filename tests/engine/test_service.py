@@ -20,6 +20,7 @@ import pytest
 from engine.small import finish, loop, model, naive, request, same
 
 from glassloop import LLM, GlassloopError, Sampling, SamplingError, TextError
+from glassloop.decode.luck import list_seed
 from glassloop.decode.stage import REGISTER, stage
 from glassloop.engine.thread import Busy, EngineThread
 
@@ -40,13 +41,77 @@ def test_a_list_is_one_batch_in_order_with_options_for_each(llm):
     assert [run.tokens for run in together] == [run.tokens for run in alone]
     ids, option = [[504, 2025], [282]], Sampling(seed=4, max_tokens=3)
     assert [run.prompt_ids for run in llm.generate(ids, option)] == ids
-    assert [run.tokens for run in llm.generate(ids, option)] == [
+    assert [run.tokens for run in llm.generate(ids, option, same_luck=True)] == [
         llm.generate(each, option).tokens for each in ids
     ]
     with pytest.raises(SamplingError, match="sampling has 2 entries; 5"):
         llm.generate(PROMPTS, options[:2])
     with pytest.raises(SamplingError, match="sampling is a list"):
         llm.generate("a", options)
+
+
+def test_the_prompts_of_a_list_have_luck_of_their_own(llm):
+    same = ["The sea is"] * 4
+    runs = llm.generate(same, Sampling(seed=7, max_tokens=8, n=2))
+    assert [run.seed for run in runs] == [list_seed(7, number) for number in range(4)]
+    assert runs[0].seed == 7 and [each.salt for each in runs[3].samples] == [0, 1]
+    assert len({tuple(each.token_ids) for run in runs for each in run.samples}) == 8
+    again = llm.generate(same, Sampling(seed=7, max_tokens=8, n=2))
+    assert [run.tokens for run in again] == [run.tokens for run in runs]
+
+
+def test_a_prompt_of_a_list_can_be_repeated_alone(llm):
+    option = Sampling(seed=7, max_tokens=6)
+    runs = llm.generate(PROMPTS, option)
+    for run in runs:
+        assert run.sampling.seed == run.seed
+        assert llm.generate(run.prompt, run.sampling).tokens == run.tokens
+        assert run.replay().identical
+    assert llm.generate(PROMPTS[0], option).tokens == runs[0].tokens
+    assert llm.generate(PROMPTS[:2], option)[1].tokens == runs[1].tokens  # the prompts after it do not matter
+
+
+def test_a_list_can_share_its_luck(llm):
+    option = Sampling(seed=7, max_tokens=6)
+    runs = llm.generate(PROMPTS, option, same_luck=True)
+    assert {run.seed for run in runs} == {7}
+    assert [run.tokens for run in runs] == [llm.generate(prompt, option).tokens for prompt in PROMPTS]
+    drawn = llm.generate(PROMPTS, Sampling(max_tokens=1), same_luck=True)
+    assert len({run.seed for run in drawn}) == 1
+    assert len({run.seed for run in llm.generate(PROMPTS, Sampling(max_tokens=1))}) == len(PROMPTS)
+    with pytest.raises(SamplingError, match="same_luck is for one sampling"):
+        llm.generate(PROMPTS, [option] * len(PROMPTS), same_luck=True)
+
+
+def test_runs_come_as_they_finish(llm):
+    options = [Sampling(seed=i, max_tokens=60 if i == 0 else 2 + i, ignore_eos=True) for i in range(5)]
+    runs = list(llm.generate_iter(PROMPTS, options))
+    assert sorted(run.prompt for run in runs) == sorted(PROMPTS) and runs[-1].prompt == PROMPTS[0]
+    assert all(run.finish_reason == "length" for run in runs)
+    by_prompt = {run.prompt: run.tokens for run in runs}
+    assert [by_prompt[prompt] for prompt in PROMPTS] == [run.tokens for run in llm.generate(PROMPTS, options)]
+    assert list(llm.generate_iter([])) == []
+    for one in ("The sea is", "", [504, 2025]):
+        with pytest.raises(GlassloopError, match="prompts is one prompt; a list"):
+            llm.generate_iter(one)
+    with pytest.raises(GlassloopError, match=r"prompt is empty"):
+        llm.generate_iter(["a", ""])
+
+
+def test_leaving_the_runs_early_cancels_the_others(llm):
+    long = Sampling(max_tokens=4000, ignore_eos=True)
+    runs = llm.generate_iter(PROMPTS, [Sampling(max_tokens=2), long, long, long, long])
+    assert next(runs).prompt == PROMPTS[0]
+    runs.close()
+    assert llm.engine.load == (0, 0) and llm.engine.loop.tree.held == 0
+
+
+def test_a_list_ends_when_all_of_its_beams_have(llm):
+    """Each request tells of several runs at once, and counts once."""
+    runs = llm.generate(PROMPTS, [Sampling(beam_width=3, n=3, max_tokens=2 + 4 * i) for i in range(5)])
+    assert all(each.finish_reason is not None for run in runs for each in run.samples)
+    many = list(llm.generate_iter(PROMPTS, Sampling(beam_width=2, n=2, max_tokens=3)))
+    assert sorted(run.prompt for run in many) == sorted(PROMPTS)
 
 
 def test_samples_share_the_prompt_and_differ_in_luck(llm):
@@ -141,6 +206,8 @@ def test_an_error_in_one_request_is_its_own(llm):
         REGISTER.pop("breaks")
     assert [run.finish_reason for run in runs] == ["length", "length", "error", "length", "length"]
     assert isinstance(runs[2].error, ZeroDivisionError) and len(runs[2].tokens) == 2
+    position = len(runs[2].prompt_ids) + 2
+    assert runs[2].stop_reason == f"broken on purpose (raised by stage 'breaks' at position {position})"
     assert llm.engine.loop.tree.held == 0
 
 

@@ -10,7 +10,7 @@ from glassloop.cli.kept import Name
 from glassloop.cli.options import Json, complete_model, given, takes_sampling
 
 if TYPE_CHECKING:
-    from glassloop.decode.explain import Change, Explanation, StageReport
+    from glassloop.decode.explain import Explanation
     from glassloop.trace.run import Run
 
 _BEFORE = 60  # characters of the text before the token that are shown
@@ -84,44 +84,13 @@ def _print(run: Run, place: str, before: str, piece: str | None, source: str, to
 
 def print_reasons(told: Explanation) -> None:
     """Prints the tables of the stages and of the race."""
-    from glassloop.cli.terminal import percent, print_table, quoted
+    from glassloop.cli.terminal import print_table
+    from glassloop.decode.explain_text import race_table, stage_table
 
     if told.stages:
-        stages = [_stage(report) for report in told.stages]
-        header = ("stage", "left", "mass kept", "removed", "moved")
-        print_table(header, stages, right=("left", "mass kept"), fold=("removed", "moved"))
+        stages = stage_table(told)
+        print_table(stages.header, stages.rows, right=stages.right, fold=("removed", "moved"))
         print()
-    rows = [
-        (
-            quoted(racer.text),
-            str(racer.rank),
-            percent(racer.raw_logprob),
-            f"removed by {racer.removed_by}" if racer.removed_by else percent(racer.logprob),
-            f"{racer.luck:+.2f}",
-            "" if racer.score is None else f"{racer.score:.2f}",
-        )
-        for racer in told.candidates
-    ]
+    race = race_table(told)
     won = next(place for place, racer in enumerate(told.candidates) if racer.id == told.taken.id)
-    columns = ("token", "rank", "model", "after the stages", "luck", "score")
-    print_table(columns, rows, right=("rank", "model", "luck", "score"), bold=won)
-
-
-def _stage(report: StageReport) -> tuple[str, ...]:
-    return (
-        report.name,
-        f"{report.survivors:,}",
-        f"{100 * report.mass_kept:.1f} %",
-        _some(report.removed, report.removed_count),
-        _some(report.moved, report.moved_count) if report.kind == "bias" else "",
-    )
-
-
-def _some(changes: tuple[Change, ...], count: int) -> str:
-    """Returns how many tokens changed, and the likeliest few by name."""
-    from glassloop.cli.terminal import quoted
-
-    if not count:
-        return ""
-    named = ", ".join(quoted(change.text) for change in changes[:3])
-    return f"{count:,}: {named}" + (" …" if count > 3 else "")
+    print_table(race.header, race.rows, right=race.right, bold=won)

@@ -6,11 +6,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TextIO
+
+from glassloop.plain_text import STEERING, PlainTable, cell_width
+from glassloop.plain_text import escaped as escaped
+from glassloop.plain_text import percent as percent
+from glassloop.plain_text import quoted as quoted
+from glassloop.plain_text import visible as visible
 
 
 @contextmanager
@@ -76,46 +81,7 @@ def print_result(value: object, text: object, as_json: bool) -> None:
 def json_text(value: object, indent: int | None = None) -> str:
     """Returns a value as JSON in which characters that would control a terminal are escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
-    return _STEERS.sub(lambda found: json.dumps(found[0])[1:-1], text)
-
-
-def visible(text: str, newlines: bool = True) -> str:
-    """Returns a text that is safe to send to a terminal: characters that would control it or cannot be seen
-    are escaped (`\\x1b`). Without `newlines`, line ends and tabs become symbols, so that it is one line."""
-    shown = _STEERS.sub(lambda found: escaped(found[0]), text)
-    return shown if newlines else shown.replace("\n", "↵").replace("\t", "⇥")
-
-
-def escaped(character: str) -> str:
-    """Returns a character as Python writes it in a string: `\\x1b`, `\\u202e`."""
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-# Controls (C0 except line ends and tabs, DEL, C1), separators of lines, marks that change the direction of
-# text, characters without a width that can hide a text (except those that join letters or emoji), and lone
-# surrogates, which cannot be encoded.
-_STEERS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
-    "\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
-)
-
-
-def quoted(piece: str) -> str:
-    """Returns a token as tables show it: on one line, in quotes that make its spaces visible."""
-    return f"“{visible(piece, newlines=False)}”"
-
-
-def percent(logprob: float | None) -> str:
-    """Returns a log-probability as a percentage, or a dash if there is none or the token was removed."""
-    from math import exp
-
-    if logprob is None or logprob == float("-inf"):
-        return "–"
-    share = 100 * exp(logprob)
-    if share >= 0.1:
-        return f"{share:.1f} %"
-    return f"{share:.1g} %" if share >= 1e-6 else "~0 %"
+    return STEERING.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def print_table(
@@ -134,21 +100,14 @@ def print_table(
     several lines and columns in `cut` are shortened. `bold` is the number of a row, `styles` has the style of
     cells by their text. Control characters in cells are shown.
     """
-    from rich.cells import cell_len
-
     header, right, fold, cut = (
         [visible(name, newlines=False) for name in names] for names in (header, right, fold, cut)
     )
     rows = [[visible(cell, newlines=False) for cell in row] for row in rows]
-    widths = [max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]
     if not sys.stdout.isatty():
-        for row in (header, *rows):
-            cells = []
-            for title, cell, width in zip(header, row, widths, strict=True):
-                space = " " * (width - cell_len(cell))
-                cells.append(space + cell if title in right else cell + space)
-            print("  ".join(cells).rstrip())
+        print(PlainTable(header, rows, right))
         return
+    widths = [max(map(cell_width, column)) for column in zip(header, *rows, strict=True)]
     from rich import box
     from rich.console import Console
     from rich.table import Table

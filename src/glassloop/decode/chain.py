@@ -58,7 +58,9 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
     order = sampling.stages or DEFAULT_ORDER
     for name in order:
         if name not in REGISTER:
-            problem = f"has {shown(name)}, which is no stage; {hint(name, REGISTER, 'stages')}"
+            known = [*DEFAULT_ORDER, *(each for each in REGISTER if each not in DEFAULT_ORDER)]
+            own = "a stage of your own is registered with @stage before it is used"
+            problem = f"has {shown(name)}, which is no stage; {hint(name, known, 'stages')} ({own})"
             raise SamplingError.about("stages", problem)
         if order.count(name) > 1:
             raise SamplingError.about("stages", f"has {name!r} {order.count(name)} times; once is expected")

@@ -70,6 +70,7 @@ class Decoder:
             missing,
             grammar=None if compiled.grammar is None else compiled.grammar.fork(),
             bad_words=None if compiled.bad_words is None else compiled.bad_words.watch(prompt),
+            tokenizer=tokenizer,
         )
 
     def choose(self, logits: Float32) -> Chosen:

@@ -98,6 +98,12 @@ class Explanation:
         plain["margin"] = None if self.margin == inf else self.margin
         return plain
 
+    def __str__(self) -> str:
+        """Returns it as plain text: the tables of the stages and of the race, and the sentence."""
+        from glassloop.decode.explain_text import explanation_text
+
+        return explanation_text(self)
+
 
 def explain(
     logits: Float32,

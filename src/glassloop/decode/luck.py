@@ -53,6 +53,12 @@ def fork_salt(salt: int, position: int, ordinal: int) -> int:
     return mix((key + GOLDEN + ordinal) & _MASK)
 
 
+def list_seed(seed: int, number: int) -> int:
+    """Returns the seed of prompt `number` (from 0) of a list for which one seed was given. The first prompt
+    has that seed itself; the others have 53 bits, which JSON readers that have only doubles keep exactly."""
+    return branch_key(seed, number) >> 11 if number else seed
+
+
 # ── luck ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 

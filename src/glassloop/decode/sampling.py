@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import wraps
 from typing import Any
 
 from glassloop.decode.option import (
@@ -30,8 +31,29 @@ from glassloop.shown import shown
 _SEED = (1 << 64) - 1
 
 
+def _with_hints(cls: type[Sampling]) -> type[Sampling]:
+    """Makes an unknown keyword argument an error that has the nearest option, as in `from_dict`."""
+    plain = cls.__init__
+
+    @wraps(plain)
+    def init(self: Sampling, *values: Any, **options: Any) -> None:
+        try:
+            plain(self, *values, **options)
+            return
+        except TypeError as error:
+            raised = error
+        _check_names(options)
+        raise raised
+
+    cls.__init__ = init  # type: ignore[method-assign]
+    return cls
+
+
+@_with_hints
 @dataclass(frozen=True)
 class Sampling:
+    """The decoding options of one request."""
+
     # What the distribution looks like
     temperature: float = number(
         1.0, 1e-6, 100, or_zero=True, help="Below 1 sharper, above 1 flatter; 0 is greedy."
@@ -107,12 +129,7 @@ class Sampling:
             raise SamplingError(
                 f"the options are {shown(options)}; a mapping from names to values is expected"
             )
-        known = [field.name for field in fields(cls)]
-        for name in options:
-            if name not in known:
-                plain = isinstance(name, str) and name.isidentifier() and len(name) <= 80
-                given = name if plain else shown(name)
-                raise SamplingError.about(given, f"is not a sampling option; {hint(given, known, 'options')}")
+        _check_names(options)
         return cls(**options)
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,6 +147,16 @@ class Sampling:
             if getattr(self, name) is not None:
                 return name
         return None
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    """Raises if a name is not an option."""
+    known = [field.name for field in fields(Sampling)]
+    for name in options:
+        if name not in known:
+            plain = isinstance(name, str) and name.isidentifier() and len(name) <= 80
+            given = name if plain else shown(name)
+            raise SamplingError.about(given, f"is not a sampling option; {hint(given, known, 'options')}")
 
 
 _CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")

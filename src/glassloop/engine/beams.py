@@ -20,6 +20,7 @@ from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.request import Request
 from glassloop.engine.task import Row
 from glassloop.engine.tree import KVTree
+from glassloop.errors import described
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowSummary
 from glassloop.text.tokenizer import Tokenizer
@@ -235,4 +236,4 @@ class Beams:
     def fail(self, error: Exception) -> None:
         for run in self.request.runs:
             run.error = error
-        self.finish(Ending("error", str(error)))
+        self.finish(Ending("error", described(error)))

@@ -1,14 +1,18 @@
-"""Many requests at once, for a caller that waits until all of them have ended."""
+"""Lists of prompts: the options of each prompt, and waiting for all requests, or for each as it ends."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from queue import SimpleQueue
 
-from glassloop.engine.request import Listener, Request
+from glassloop.decode.luck import list_seed
+from glassloop.decode.sampling import Sampling
+from glassloop.engine.request import Listener, Request, draw_seed
 from glassloop.engine.thread import EngineThread
+from glassloop.errors import SamplingError
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
@@ -23,36 +27,68 @@ class Interrupted(KeyboardInterrupt):
         self.runs = runs
 
 
-def complete(engine: EngineThread, requests: Sequence[Request], progress: bool | None) -> None:
-    """Submits requests, a few more at a time than can run, and returns when all have ended.
+def sampling_of_each(
+    sampling: Sampling | Sequence[Sampling] | None, count: int, same_luck: bool
+) -> list[Sampling]:
+    """Returns the options of each of `count` prompts. A list of options is used as it is. If one is given for
+    all, each prompt gets a seed derived from its seed, if it has one; with `same_luck` all get one seed."""
+    if isinstance(sampling, Sequence):
+        if same_luck:
+            raise SamplingError.about("same_luck", "is for one sampling; in a list, each has its own seed")
+        if len(sampling) != count:
+            raise SamplingError(f"sampling has {len(sampling)} entries; {count} are expected, one a prompt")
+        return list(sampling)
+    sampling = sampling or Sampling()
+    if same_luck:
+        return [replace(sampling, seed=draw_seed() if sampling.seed is None else sampling.seed)] * count
+    if sampling.seed is None:  # each request draws its own
+        return [sampling] * count
+    return [replace(sampling, seed=list_seed(sampling.seed, number)) for number in range(count)]
 
-    `progress` says whether to show a bar; None: if there are many and a terminal shows it.
-    """
+
+def as_completed(engine: EngineThread, requests: Sequence[Request]) -> Generator[Run, None, None]:
+    """Submits requests, a few more at a time than can run, and yields the first run of each when the request
+    has ended. Leaving the iteration early cancels the other requests."""
     ended: SimpleQueue[Request] = SimpleQueue()
     for request in requests:
         request.listener = _listener(request, ended)
     window = 2 * engine.loop.scheduler.most_running
     submitted = 0
     try:
-        with _bar(len(requests), progress) as bar:
-            for done in range(len(requests)):
-                while submitted < min(done + window, len(requests)):
-                    engine.submit(requests[submitted], may_refuse=False)
-                    submitted += 1
-                ended.get()
-                bar()
+        for done in range(len(requests)):
+            while submitted < min(done + window, len(requests)):
+                engine.submit(requests[submitted], may_refuse=False)
+                submitted += 1
+            yield ended.get().runs[0]
+    finally:
+        running = [request for request in requests[:submitted] if not request.ended]
+        for request in running:
+            engine.cancel(request, wait=request is running[-1])  # in order, so this waits for all of them
+
+
+def complete(engine: EngineThread, requests: Sequence[Request], progress: bool | None) -> None:
+    """Submits requests and returns when all have ended.
+
+    `progress` says whether to show a bar; None: if there are many and a terminal shows it.
+    """
+    try:
+        with _bar(len(requests), progress) as advance, closing(as_completed(engine, requests)) as runs:
+            for _ in runs:
+                advance()
     except KeyboardInterrupt:
-        for request in requests[:submitted]:
-            engine.cancel(request)
-        runs = [run for request in requests[:submitted] for run in request.runs]
-        engine.call(lambda: None)  # the cancellations come before it
-        raise Interrupted(runs) from None
+        # Those that were submitted have ended, by the cancellation at the latest.
+        raise Interrupted([run for each in requests if each.ended for run in each.runs]) from None
 
 
 def _listener(request: Request, ended: SimpleQueue[Request]) -> Listener:
+    open_runs = len(request.runs)
+
     def tell(run: Run, token: Token | None) -> None:
-        if token is None and request.ended:
-            ended.put(request)
+        nonlocal open_runs
+        if token is None:
+            open_runs -= 1
+            if not open_runs:
+                ended.put(request)
 
     return tell
 

@@ -14,7 +14,7 @@ from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import afollow, follow, raise_error
-from glassloop.engine.generation import complete
+from glassloop.engine.generation import as_completed, complete, sampling_of_each
 from glassloop.engine.logits import logits_after
 from glassloop.engine.loop import Loop
 from glassloop.engine.memory import default_memory, parse_bytes
@@ -128,6 +128,7 @@ class LLM:
         *,
         priority: int = 0,
         progress: bool | None = None,
+        same_luck: bool = False,
     ) -> list[Run]: ...
 
     def generate(
@@ -137,10 +138,15 @@ class LLM:
         *,
         priority: int = 0,
         progress: bool | None = None,
+        same_luck: bool = False,
     ) -> Run | list[Run]:
         """Generates the answer to a prompt, or to a list of prompts: all of them in one batch, in the order
         given; then an error is its run's own (`run.error`) and the others go on. With n samples,
         `run.samples` has all of them.
+
+        If one `sampling` with a seed is given for a list, each prompt gets a seed derived from it, so that
+        their luck is independent; `same_luck` gives all of them the same seed instead. `run.sampling` has the
+        seed of the run's prompt, which alone has the same answer with these options.
         """
         if _is_one(prompt):
             if isinstance(sampling, Sequence):
@@ -148,17 +154,23 @@ class LLM:
             request = self.prepare(prompt, sampling, priority=priority)  # type: ignore[arg-type]
             complete(self.engine, [request], progress=False)
             return _result(request)
-        prompts: Sequence[Any] = prompt
-        each = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(prompts)
-        if len(each) != len(prompts):
-            raise SamplingError(
-                f"sampling has {len(each)} entries; {len(prompts)} are expected, one a prompt"
-            )
-        requests = [
-            self.prepare(one, options, priority=priority) for one, options in zip(prompts, each, strict=True)
-        ]
+        requests = self._prepare_each(prompt, sampling, priority, same_luck)
         complete(self.engine, requests, progress)
         return [request.runs[0] for request in requests]
+
+    def generate_iter(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        priority: int = 0,
+        same_luck: bool = False,
+    ) -> Iterator[Run]:
+        """Yields the runs that `generate` returns for a list of prompts, each as soon as it has ended.
+        Leaving the loop cancels the others."""
+        if _is_one(prompts) and (prompts or isinstance(prompts, str)):
+            raise GlassloopError.about("prompts", "is one prompt; a list of prompts is expected")
+        return as_completed(self.engine, self._prepare_each(prompts, sampling, priority, same_luck))
 
     def stream(
         self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0
@@ -258,6 +270,20 @@ class LLM:
         return Request(
             ids, sampling, runs, listener, priority, drafts=self.drafts, keep=self.keep, built=built
         )
+
+    def _prepare_each(
+        self,
+        prompts: Sequence[Any],
+        sampling: Sampling | Sequence[Sampling] | None,
+        priority: int,
+        same_luck: bool,
+    ) -> list[Request]:
+        """Returns a request for each prompt of a list."""
+        options = sampling_of_each(sampling, len(prompts), same_luck)
+        return [
+            self.prepare(prompt, each, priority=priority)
+            for prompt, each in zip(prompts, options, strict=True)
+        ]
 
     def compile(self, sampling: Sampling) -> Compiled:
         """Builds all that a request with these options needs (stop strings, bad words, a grammar), or raises

@@ -106,9 +106,14 @@ class Request:
         return perf_counter() - self.arrived
 
 
+def draw_seed() -> int:
+    """Returns a random seed for a request that has none."""
+    return int.from_bytes(os.urandom(4))
+
+
 def runs_of(sampling: Sampling, make: Callable[[int, int], Run]) -> list[Run]:
     """Returns the runs of a request. `make` is given the seed, drawn here if there is none, and a number."""
-    seed = int.from_bytes(os.urandom(4)) if sampling.seed is None else sampling.seed
+    seed = draw_seed() if sampling.seed is None else sampling.seed
     runs = [make(seed, number) for number in range(sampling.n)]
     for run in runs:
         run.samples = runs

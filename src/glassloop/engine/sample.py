@@ -12,6 +12,7 @@ from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.drafts import Guesser, RecentRuns, guess_room
 from glassloop.engine.request import Request
 from glassloop.engine.task import Row
+from glassloop.errors import described
 from glassloop.ops.quant import Float32
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run
@@ -193,4 +194,4 @@ class Sample:
 
     def fail(self, error: Exception) -> None:
         self.run.error = error
-        self.finish(Ending("error", str(error)))
+        self.finish(Ending("error", described(error)))

@@ -271,6 +271,14 @@ class Run:
             "end": None if self.end is None else self.end.to_dict(),
         }
 
+    def to_records(self) -> list[dict[str, Any]]:
+        """Returns one plain dict per generated token, as `pandas.DataFrame` takes them."""
+        first = len(self.prompt_ids)
+        return [
+            {"run": self.id, "sample": self.sample, "step": step, "position": first + step} | token.to_row()
+            for step, token in enumerate(self.tokens)
+        ]
+
     def __repr__(self) -> str:
         ended = self.finish_reason or "running"
         return f"Run({self.id}, {len(self.tokens)} tokens, {ended}: {cut(self.text, 60)!r})"

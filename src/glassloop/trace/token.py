@@ -132,6 +132,12 @@ class Token:
             "alternatives": [alternative.to_dict() for alternative in self.alternatives],
         }
 
+    def to_row(self) -> dict[str, Any]:
+        """Returns the token as a row of a table: plain values only, None for infinity."""
+        return {"id": self.id, "piece": self.piece, "text": self.text} | {
+            name: _plain(getattr(self, name)) for name in (*_NUMBERS[1:], "source", "seconds")
+        }
+
     def __repr__(self) -> str:
         return f"Token({self.id}, {self.piece!r}, logprob={self.logprob:.4f}, rank={self.rank})"
 

@@ -1,0 +1,60 @@
+"""An explanation as text: a table of the stages, a table of the race, and the sentence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from glassloop.plain_text import PlainTable, percent, quoted, visible
+
+if TYPE_CHECKING:
+    from glassloop.decode.explain import Change, Explanation, StageReport
+
+_NAMED = 3  # tokens that a stage changed and that are shown by name
+
+
+def explanation_text(told: Explanation) -> str:
+    """Returns all of an explanation as plain text."""
+    first = f"{quoted(told.taken.text)} at position {told.position} · seed {told.seed} · {told.source}"
+    stages = [str(stage_table(told))] if told.stages else []
+    return "\n\n".join([first, *stages, str(race_table(told)), visible(told.sentence)])
+
+
+def stage_table(told: Explanation) -> PlainTable:
+    """Returns what each stage did, one stage in a row."""
+    header = ("stage", "left", "mass kept", "removed", "moved")
+    return PlainTable(header, [_stage(report) for report in told.stages], right=("left", "mass kept"))
+
+
+def race_table(told: Explanation) -> PlainTable:
+    """Returns the candidates, one in a row, in the order of the explanation."""
+    header = ("token", "rank", "model", "after the stages", "luck", "score")
+    rows = [
+        (
+            quoted(racer.text),
+            str(racer.rank),
+            percent(racer.raw_logprob),
+            f"removed by {racer.removed_by}" if racer.removed_by else percent(racer.logprob),
+            f"{racer.luck:+.2f}",
+            "" if racer.score is None else f"{racer.score:.2f}",
+        )
+        for racer in told.candidates
+    ]
+    return PlainTable(header, rows, right=("rank", "model", "luck", "score"))
+
+
+def _stage(report: StageReport) -> tuple[str, ...]:
+    return (
+        report.name,
+        f"{report.survivors:,}",
+        f"{100 * report.mass_kept:.1f} %",
+        _some(report.removed, report.removed_count),
+        _some(report.moved, report.moved_count) if report.kind == "bias" else "",
+    )
+
+
+def _some(changes: tuple[Change, ...], count: int) -> str:
+    """Returns how many tokens changed, and the likeliest few by name."""
+    if not count:
+        return ""
+    named = ", ".join(quoted(change.text) for change in changes[:_NAMED])
+    return f"{count:,}: {named}" + (" …" if count > _NAMED else "")
