@@ -86,6 +86,20 @@ def test_a_what_if_says_what_changes(store):
     assert "What if top_k=49000: nothing changes." in done.stdout
 
 
+def test_a_token_is_named_by_its_text(store, place):
+    tokens = Run.load(place / "a.glass").tokens
+    pieces = [token.piece for token in tokens]
+    at = next(at for at, piece in enumerate(pieces) if piece.strip().isalpha())
+    word = pieces[at].strip()
+    first = next(number for number, piece in enumerate(pieces) if piece.strip() == word)
+    told = json.loads(run("explain", "last", "--step", word, "--json", GLASSLOOP_STORE=store).stdout)
+    assert told["step"] == first and told["recorded"]["id"] == tokens[first].id
+    told = json.loads(
+        run("explain", "last", "--step", "France", "--prompt", "--json", GLASSLOOP_STORE=store).stdout
+    )
+    assert told["step"] == 3 and told["of"] == "prompt"
+
+
 def test_a_token_of_the_prompt_and_the_next_one_are_explained_too(store, place):
     name = str(place / "a.glass")
     done = run("explain", name, "--prompt", "--step", "-1")
@@ -127,6 +141,7 @@ def test_a_changed_file_is_refused(place, store):
     [
         (["explain", "nosuchrun"], "there is no run 'nosuchrun'"),
         (["explain", "last", "--step", "99"], "step is 99; a token from 0 to 8 is expected"),
+        (["explain", "last", "--step", "zebra"], "--step is 'zebra'; the number or the text of a token"),
         (["explain", "last", "--top-p", "3"], "top_p is 3.0"),
         (["replay", "no.glass"], "no.glass: cannot be read"),
         (["runs", "rm"], "nothing to remove"),

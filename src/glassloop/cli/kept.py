@@ -25,6 +25,11 @@ Name = Annotated[
     str, typer.Argument(metavar="FILE|RUN", help=NAME_HELP, autocompletion=complete_run, show_default=False)
 ]
 
+Which = Annotated[
+    str,
+    typer.Option("--run", help="If the file has several runs: the id of one, or its first characters."),
+]
+
 
 def find_runs(name: str) -> list[Run]:
     """Returns all runs of a file, or the one in the store."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from glassloop.cli.naming import forms, number_in, place_of, token_named
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError, TextError
 
@@ -109,29 +110,22 @@ class Conversation:
             raise GlassloopError("the last answer has no tokens")
         if name is None:
             return most_surprising(tokens)
-        bare, quoted = _unquoted(name)
-        if not quoted and name.isascii() and name.removeprefix("-").isdecimal():
-            number = int(name) + (len(tokens) if name.startswith("-") else 0)
-            if not 0 <= number < len(tokens):
+        if (number := number_in(name)) is not None:
+            place = number + len(tokens) if number < 0 else number
+            if not 0 <= place < len(tokens):
                 raise GlassloopError(f"n is {name}; a token from 0 to {len(tokens) - 1} is expected")
-            return number
-        for same in (bare.__eq__, lambda piece: piece.strip() == bare.strip()):
-            for number, token in enumerate(tokens):
-                if same(token.piece):
-                    return number
-        raise GlassloopError(f"no token of the last answer is {name!r}; /tokens shows them")
+            return place
+        found = place_of(name, [token.piece for token in tokens])
+        if found is None:
+            raise GlassloopError(f"no token of the last answer is {name!r}; /tokens shows them")
+        return found
 
     def named_token(self, place: int, name: str) -> dict[str, Any]:
         """Returns what a fork continues with, as arguments of `fork`: a token if the text is one, else the
         text. Without quotes, the text gets a space in front if the old token has one."""
-        bare, quoted = _unquoted(name)
-        spaced = not quoted and self.last.run.tokens[place].piece.startswith(" ")
-        forms = [f" {bare}", bare] if spaced else [bare]
-        for form in forms:
-            found = self.llm.tokenizer.id_of(form)
-            if found is not None and found not in self.llm.tokenizer.special_ids:
-                return {"token": found}
-        return {"text": forms[0]}
+        old = self.last.run.tokens[place].piece
+        token = token_named(self.llm.tokenizer, name, old)
+        return {"text": forms(name, old)[0]} if token is None else {"token": token}
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -158,9 +152,3 @@ def most_surprising(tokens: list[Token]) -> int:
     """Returns the place of the token that the model itself found least likely; forced tokens do not count."""
     free = [number for number, token in enumerate(tokens) if token.source != "forced"]
     return min(free or range(len(tokens)), key=lambda number: tokens[number].raw_logprob)
-
-
-def _unquoted(name: str) -> tuple[str, bool]:
-    """Returns a text without its quotes, and whether it had any."""
-    quoted = len(name) > 2 and name[0] == name[-1] and name[0] in "\"'"
-    return name[1:-1] if quoted else name, quoted
