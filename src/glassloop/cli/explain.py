@@ -43,7 +43,7 @@ def explain(
 
     Any option of generate makes it a what-if: the same luck with, say, --temperature 0.3.
     """
-    from glassloop.cli.kept import find_run, load, model_of
+    from glassloop.cli.kept import count_forks, find_run, load, model_of
     from glassloop.cli.naming import find_place
     from glassloop.cli.terminal import print_json, quoted, visible
     from glassloop.engine.replay import check_run, token_at
@@ -57,6 +57,8 @@ def explain(
     else:
         of, pieces = "answer", [each.piece for each in (*run.tokens, *([run.end] if run.end else []))]
     at = find_place(step, pieces, f"the {of}", "--step")
+    if not in_prompt:
+        count_forks(run, at)
     told = llm.explain(run, at, of=of, luck="new" if new_luck else "same", shown=shown, **overrides)
     token = None if in_prompt else token_at(run, at)
     if as_json:
