@@ -76,3 +76,40 @@ def test_a_mistake_is_one_line_and_exit_code_2(store, first, arguments, said):
     done = run("fork", first.id, *arguments, GLASSLOOP_STORE=store)
     assert done.returncode == 2 and done.stdout == ""
     assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+# ── diff ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_diff_says_where_two_runs_differ_and_why(store, place, first):
+    done = run("fork", first.id, "--at", "2", "--token", '" Rome"', GLASSLOOP_STORE=store)
+    other = Store(store).get("last")
+    done = run("diff", str(place / "a.glass"), other.id[:8], GLASSLOOP_STORE=store)
+    assert done.returncode == 0, done.stderr
+    assert f"they part at token 2: {first.tokens[2].piece!r} against ' Rome', because of" in done.stdout
+    assert f"── {first.id[:8]} ──\n{first.text}" in done.stdout and other.text in done.stdout
+    same = json.loads(run("diff", first.id, str(place / "a.glass"), "--json", GLASSLOOP_STORE=store).stdout)
+    assert same["same"] and same["at"] is None and same["first_run"] == same["second_run"] == first.id
+
+
+def test_diff_tries_which_option_is_the_reason(store, first):
+    flags = ("--seed", "3", "-n", "8", "--temperature", "0", "--top-k", "40", "--ignore-eos")
+    assert run("generate", PROMPT, *flags, GLASSLOOP_STORE=store).returncode == 0
+    told = json.loads(run("diff", first.id, "last", "--json", GLASSLOOP_STORE=store).stdout)
+    assert not told["same"] and told["first_text"] == first.text
+    decisive = {cause["what"]: cause["decisive"] for cause in told["causes"]}
+    assert decisive == {"temperature": True, "top_k": False}
+
+
+def test_diff_of_runs_whose_model_is_not_here_names_all_differences(tmp_path, first):
+    paths = []
+    for seed, second in ((1, 5), (2, 6)):
+        made = Run(**{**vars(first), "samples": [], "children": [], "seed": seed})
+        made.id, made.model, made.tokens = f"{seed:016x}", "nobody/has-this", first.tokens[:second]
+        paths.append(str(tmp_path / f"{seed}.glass"))
+        made.save(paths[-1])
+    done = run("diff", *paths)
+    assert done.returncode == 0 and "what differs is seed (1 against 2)" in done.stdout
+    assert "--model NAME" in done.stderr and done.stderr.count("\n") == 1
+    done = run("diff", *paths, "--model", "no-such-model")
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1

@@ -59,7 +59,7 @@ def fork(
 
     if token is not None and text is not None:
         raise GlassloopError("--token and --text are both given; at most one of them is expected")
-    overrides = given(options)
+    overrides = {"n": 1, "beam_width": 1, **given(options)}
     run = find_run(name, which)
     pieces = [each.piece for each in run.tokens]
     place = find_place(at, pieces, "the run", "--at")

@@ -14,6 +14,7 @@ import typer
 from glassloop.cli import (
     chat,
     compare,
+    diff,
     explain,
     fork,
     generate,
@@ -42,6 +43,7 @@ app.command(name="explain")(explain.explain)
 app.command(name="fork")(fork.fork)
 app.command(name="replay")(replay.replay)
 app.command(name="compare")(compare.compare)
+app.command(name="diff")(diff.diff)
 app.command(name="serve")(serve.serve)
 app.command(name="tokenize")(tokenize.tokenize)
 app.add_typer(lens.app, name="lens")
