@@ -8,7 +8,7 @@ import re
 import pytest
 from cli.terminal import on_terminal, run
 
-from glassloop import Run
+from glassloop import Run, Store
 from glassloop.cli.show import Painter, Show
 from glassloop.trace.file import read
 from glassloop.trace.token import Refusal
@@ -145,6 +145,7 @@ def test_a_changed_file_is_refused(place, store):
         (["explain", "last", "--top-p", "3"], "top_p is 3.0"),
         (["replay", "no.glass"], "no.glass: cannot be read"),
         (["runs", "rm"], "nothing to remove"),
+        (["runs", "import", "no.glass"], "no.glass: cannot be read"),
         (["compare", "Hi", "--with", "hot"], "--with has 'hot'"),
         (["compare", "Hi", "--with", "temprature=1"], "did you mean temperature?"),
     ],
@@ -170,6 +171,20 @@ def test_runs_are_shown_exported_and_removed(store, place):
     done = run("runs", "rm", "last", "--json", GLASSLOOP_STORE=other)
     assert json.loads(done.stdout) == {"removed": 1, "left": 3}
     assert "removed 2 runs, 1 left" in run("runs", "rm", "--keep", "1", GLASSLOOP_STORE=other).stdout
+
+
+def test_a_file_is_imported_once_and_replaces_nothing(store, place):
+    path, other = str(place / "a.glass"), str(place / "imported.db")
+    done = run("runs", "import", path, GLASSLOOP_STORE=other)
+    assert (done.returncode, done.stdout) == (0, f"{path}: 1 run imported, 0 there already\n")
+    saved = Run.load(path)
+    assert Store(other).get("last").text == saved.text and Store(other).is_from_server(saved.id)
+    changed = Run(**{**vars(saved), "samples": [], "children": [], "tail": " and more"})
+    changed.save(place / "changed.glass")
+    done = run("runs", "import", str(place / "changed.glass"), "--json", GLASSLOOP_STORE=store)
+    told = {"path": str(place / "changed.glass"), "runs": [saved.id], "imported": 0}
+    assert json.loads(done.stdout) == told and Store(store).get(saved.id).text == saved.text
+    assert not Store(store).is_from_server(saved.id)
 
 
 def test_compare_says_where_ways_part(store):

@@ -15,7 +15,7 @@ from glassloop.errors import TraceError
 from glassloop.files import write_text
 from glassloop.shown import cut
 
-app = typer.Typer(help="List, show, remove and export stored runs.", no_args_is_help=True)
+app = typer.Typer(help="List, show, remove, export and import stored runs.", no_args_is_help=True)
 
 
 @app.command(name="list")
@@ -138,3 +138,25 @@ def export(
     size = file.stat().st_size
     text = f"{file}: {len(runs)} run{'' if len(runs) == 1 else 's'}, {size:,} bytes"
     print_result({"run": run.id, "path": str(file), "runs": len(runs), "size": size}, text, as_json)
+
+
+@app.command(name="import")
+def import_runs(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The .glass file to read.")],
+    as_json: Json = False,
+) -> None:
+    """Copy the runs of a .glass file into the store. Runs that are in the store already stay as they are."""
+    from glassloop.trace.file import read
+    from glassloop.trace.store import Store
+
+    store = Store(origin="file")  # not the user's own: such a run does not decide which model is loaded
+    found = read(file)
+    new = [run for run in found if store.run(run.id) is None]
+    if new:
+        store.add(*new)
+    there = len(found) - len(new)
+    text = f"{file}: {len(new)} run{'' if len(new) == 1 else 's'} imported, {there} there already"
+    ids = [run.id for run in found]
+    print_result(
+        {"path": str(file), "runs": ids, "imported": len(new)}, visible(text, newlines=False), as_json
+    )
