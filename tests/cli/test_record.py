@@ -173,6 +173,21 @@ def test_runs_are_shown_exported_and_removed(store, place):
     assert "removed 2 runs, 1 left" in run("runs", "rm", "--keep", "1", GLASSLOOP_STORE=other).stdout
 
 
+def test_a_csv_file_has_a_row_for_each_token(store, place):
+    import csv
+
+    path = place / "a.csv"
+    done = run("runs", "export", str(place / "a.glass"), str(path), GLASSLOOP_STORE=store)
+    assert done.returncode == 0 and "1 run" in done.stdout
+    saved = Run.load(place / "a.glass")
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["id"]) for row in rows] == saved.token_ids
+    assert [row["piece"] for row in rows] == [token.piece for token in saved.tokens]
+    assert [float(row["luck"]) for row in rows] == [token.luck for token in saved.tokens]
+    assert {row["run"] for row in rows} == {saved.id} and [row["step"] for row in rows] == list("01234567")
+
+
 def test_a_file_is_imported_once_and_replaces_nothing(store, place):
     path, other = str(place / "a.glass"), str(place / "imported.db")
     done = run("runs", "import", path, GLASSLOOP_STORE=other)

@@ -118,14 +118,18 @@ def rm(
 @app.command()
 def export(
     name: Annotated[str, typer.Argument(metavar="RUN", help=NAME_HELP, autocompletion=complete_run)],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write: .glass or .json.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write: .glass, .json or .csv.")],
     tree: Annotated[bool, typer.Option("--tree", help="Export all forks and samples too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a run as a .glass file, which can be replayed, or as a .json file for other programs."""
+    """Write a run as a .glass file, which can be replayed, or as a .json or .csv file for other programs.
+
+    A .csv file has one row for each token.
+    """
     import json
 
     from glassloop.cli.kept import find_runs
+    from glassloop.trace.csv_text import to_csv
     from glassloop.trace.file import write
 
     run = find_runs(name)[0]
@@ -133,6 +137,8 @@ def export(
     if file.suffix == ".json":
         plain = [each.to_dict() for each in runs]
         write_text(file, json.dumps(plain if tree else plain[0], ensure_ascii=False, allow_nan=False))
+    elif file.suffix == ".csv":
+        write_text(file, to_csv(runs))
     else:
         write(file, runs)
     size = file.stat().st_size
