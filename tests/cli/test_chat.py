@@ -154,6 +154,13 @@ def test_in_a_pipe_answers_alone_are_on_stdout(tmp_path):
     assert "run " not in done.stderr and len(re.findall(r"· seed \d+", done.stderr)) == 2
 
 
+def test_the_worst_tokens_of_an_answer():
+    done = piped(["Say hi.", "/worst 2", "/worst none"], "--seed", "1", "-n", "8", "--no-store")
+    assert "The most surprising tokens" in done.stdout and "surprise" in done.stdout
+    assert "luck" in done.stdout and done.stdout.count(" bits ") >= 2
+    assert done.returncode == 2 and "count is 'none'; a number of tokens from 1 up is expected" in done.stderr
+
+
 def test_a_mistake_in_a_pipe_ends_nothing_and_is_told_at_the_end():
     done = piped(["/why", "Hi.", "/why 99", "/set nonsense 1", "Bye."], "-n", "2", "--no-store")
     assert done.returncode == 2 and done.stderr.count("· seed") == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from math import log
 
 import pytest
 from cli.terminal import on_terminal, run
@@ -171,6 +172,28 @@ def test_runs_are_shown_exported_and_removed(store, place):
     done = run("runs", "rm", "last", "--json", GLASSLOOP_STORE=other)
     assert json.loads(done.stdout) == {"removed": 1, "left": 3}
     assert "removed 2 runs, 1 left" in run("runs", "rm", "--keep", "1", GLASSLOOP_STORE=other).stdout
+
+
+def test_the_worst_tokens_are_the_most_surprising_and_the_luckiest(store, place):
+    tokens = Run.load(place / "a.glass").tokens
+    done = run("runs", "worst", "last", "--count", "3", "--json", GLASSLOOP_STORE=store)
+    told = json.loads(done.stdout)
+    likely = sorted(range(8), key=lambda step: tokens[step].raw_logprob)
+    assert [each["step"] for each in told["surprising"]] == likely[:3]
+    assert [each["id"] for each in told["surprising"]] == [tokens[step].id for step in likely[:3]]
+    assert told["surprising"][0]["surprise_bits"] == pytest.approx(-tokens[likely[0]].raw_logprob / log(2))
+    lucks = [each["luck"] for each in told["lucky"]]
+    assert lucks == sorted(lucks, reverse=True) and all(each["rank_after"] > 1 for each in told["lucky"])
+    shown = run("runs", "worst", str(place / "a.glass"), "-c", "1").stdout
+    assert re.search(rf"\n *{likely[0]}  “{re.escape(tokens[likely[0]].piece)}”", shown) and " bits " in shown
+    greedy = run(
+        "generate", PROMPT, "-n", "3", "--temperature", "0", GLASSLOOP_STORE=str(place / "greedy.db")
+    )
+    assert greedy.returncode == 0
+    assert (
+        "No token won by luck"
+        in run("runs", "worst", "last", GLASSLOOP_STORE=str(place / "greedy.db")).stdout
+    )
 
 
 def test_a_csv_file_has_a_row_for_each_token(store, place):

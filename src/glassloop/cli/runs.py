@@ -11,6 +11,7 @@ import typer
 from glassloop.cli.kept import NAME_HELP, Name, complete_run
 from glassloop.cli.options import Json, changed_options
 from glassloop.cli.terminal import percent, print_json, print_result, print_table, quoted, visible
+from glassloop.cli.worst import MOST_SHOWN, print_worst, worst_to_dict
 from glassloop.errors import TraceError
 from glassloop.files import write_text
 from glassloop.shown import cut
@@ -88,6 +89,24 @@ def show(name: Name, as_json: Json = False) -> None:
     print_table(header, rows, right=("step", "model", "after", "rank", "entropy", "luck", "margin"))
     if len(tree) > 1:
         print("\n" + visible(str(tree)))
+
+
+@app.command()
+def worst(
+    name: Name,
+    count: Annotated[
+        int, typer.Option("--count", "-c", min=1, help="How many tokens of each kind.")
+    ] = MOST_SHOWN,
+    as_json: Json = False,
+) -> None:
+    """Show where a run may have gone wrong: its most surprising tokens, and those that won by luck."""
+    from glassloop.cli.kept import find_runs
+
+    run = find_runs(name)[0]
+    if as_json:
+        print_json({"run": run.id, **worst_to_dict(run.tokens, count)})
+    else:
+        print_worst(run.tokens, count)
 
 
 @app.command()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from glassloop.cli.naming import number_in
 from glassloop.cli.options import changed_options, json_or_text
 from glassloop.cli.terminal import percent, print_table, quoted, visible, working
 from glassloop.decode.sampling import Sampling
@@ -78,6 +79,15 @@ def _tokens(chat: Chat, _: str) -> None:
         for number, token in enumerate(tokens)
     ]
     print_table(("n", "token", "model", "rank", "source"), rows, right=("n", "model", "rank"))
+
+
+def _worst(chat: Chat, rest: str) -> None:
+    from glassloop.cli.worst import MOST_SHOWN, print_worst
+
+    count = number_in(rest) if rest else MOST_SHOWN
+    if count is None or count < 1:
+        raise GlassloopError(f"count is {rest!r}; a number of tokens from 1 up is expected")
+    print_worst(chat.talk.last.run.tokens, count)
 
 
 def _tree(chat: Chat, _: str) -> None:
@@ -191,6 +201,7 @@ COMMANDS = (
     Command("why", "[n]", "explain why token n was chosen", _why),
     Command("alts", "[n]", "the alternatives to token n", _alts),
     Command("tokens", "", "the tokens of the last answer with their numbers", _tokens),
+    Command("worst", "[count]", "the most surprising tokens, and those that won by luck", _worst),
     Command("fork", "n [token]", "another answer, with this token at n, or with new luck from n on", _fork),
     Command("rewind", "[n]", "keep n tokens of the answer; without n, take back the question", _rewind),
     Command("tree", "", "all questions and answers", _tree),

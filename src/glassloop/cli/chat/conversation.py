@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from glassloop.cli.naming import forms, number_in, place_of, token_named
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError, TextError
+from glassloop.trace.worst import most_surprising
 
 if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
     from glassloop.engine.request import Request
     from glassloop.trace.run import Run
-    from glassloop.trace.token import Token
 
 
 @dataclass(eq=False)
@@ -109,7 +109,7 @@ class Conversation:
         if not tokens:
             raise GlassloopError("the last answer has no tokens")
         if name is None:
-            return most_surprising(tokens)
+            return most_surprising(tokens)[0]
         if (number := number_in(name)) is not None:
             place = number + len(tokens) if number < 0 else number
             if not 0 <= place < len(tokens):
@@ -146,9 +146,3 @@ class Conversation:
         if whole[: len(answered)] != answered:  # the template changes answers that are not the last
             return whole
         return [*self.at.run.prompt_ids, *self.at.run.token_ids, *whole[len(answered) :]]
-
-
-def most_surprising(tokens: list[Token]) -> int:
-    """Returns the place of the token that the model itself found least likely; forced tokens do not count."""
-    free = [number for number, token in enumerate(tokens) if token.source != "forced"]
-    return min(free or range(len(tokens)), key=lambda number: tokens[number].raw_logprob)
