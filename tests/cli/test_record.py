@@ -262,6 +262,17 @@ def test_colours_on_a_terminal_and_nowhere_else(store, show):
     assert "\x1b[38;5;" not in seen and (show == "surprise" or "‹" in seen)
 
 
+def test_colours_are_always_or_never_there_if_told_so(store):
+    arguments = ("generate", PROMPT, *FLAGS, "--no-store", "--show", "surprise", "--color")
+    plain = run(*arguments, "auto").stdout
+    coloured = run(*arguments, "always", NO_COLOR="1").stdout
+    assert "\x1b[38;5;" in coloured and _plain(coloured) == plain
+    code, seen = on_terminal(*arguments, "never")
+    assert code == 0 and "\x1b[38;5;" not in seen
+    refused = run(*arguments, "sometimes")
+    assert refused.returncode == 2 and "'sometimes'" in refused.stderr
+
+
 def test_accepted_guesses_are_coloured(store):
     text = "one two three four five six seven eight nine ten " * 3
     code, seen = on_terminal(

@@ -10,7 +10,8 @@ import typer
 
 from glassloop.cli.generate import OneJson, Shown, Trace, print_runs
 from glassloop.cli.kept import Name, Which
-from glassloop.cli.options import Draft, Keep, KVMemory, RunModel, given, takes_sampling
+from glassloop.cli.options import Colors, Draft, Keep, KVMemory, RunModel, given, takes_sampling
+from glassloop.cli.terminal import Color, set_color
 from glassloop.errors import GlassloopError, TextError
 
 
@@ -44,6 +45,7 @@ def fork(
     json_output: OneJson = False,
     trace: Trace = None,
     show: Shown = None,
+    color: Colors = Color.AUTO,
     store: Keep = True,
     kv_memory: KVMemory = None,
     draft: Draft = None,
@@ -57,6 +59,7 @@ def fork(
     from glassloop.cli.kept import count_forks, drafter, find_run, load, model_of
     from glassloop.cli.naming import find_place, token_named
 
+    set_color(color)
     if token is not None and text is not None:
         raise GlassloopError("--token and --text are both given; at most one of them is expected")
     overrides = {"n": 1, "beam_width": 1, **given(options)}

@@ -11,6 +11,7 @@ import typer
 
 from glassloop.cli.options import (
     DEFAULT_MODEL,
+    Colors,
     Draft,
     Keep,
     KVMemory,
@@ -21,7 +22,7 @@ from glassloop.cli.options import (
     takes_sampling,
 )
 from glassloop.cli.show import Painter, Show
-from glassloop.cli.terminal import print_json, visible
+from glassloop.cli.terminal import Color, print_json, set_color, visible
 from glassloop.decode.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 OneJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Trace = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Save the run as a .glass file.")]
 Shown = Annotated[
-    Show | None, typer.Option("--show", help="What to show of the text's tokens, on a terminal.")
+    Show | None,
+    typer.Option("--show", help="What to show of the text's tokens, on a terminal or with --color always."),
 ]
 
 
@@ -42,6 +44,7 @@ def generate(
     json_output: OneJson = False,
     trace: Trace = None,
     show: Shown = None,
+    color: Colors = Color.AUTO,
     store: Keep = True,
     kv_memory: KVMemory = None,
     draft: Draft = None,
@@ -50,6 +53,7 @@ def generate(
     """Continue a text with a model, token by token."""
     from glassloop.cli.kept import drafter, load
 
+    set_color(color)
     sampling = Sampling.from_dict(given(options))
     text = read_text(prompt)
     llm = load(model, kv_memory=kv_memory, draft=drafter(draft))

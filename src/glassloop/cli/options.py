@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from glassloop.cli.terminal import visible
+from glassloop.cli.terminal import Color, visible
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError, TextError
 from glassloop.model import registry
@@ -57,6 +57,12 @@ Draft = Annotated[
 ]
 Keep = Annotated[
     bool, typer.Option("--store/--no-store", help="Keep runs in the store for explain, replay and runs.")
+]
+Colors = Annotated[
+    Color,
+    typer.Option(
+        "--color", help="When to write colours: 'auto' is on a terminal, 'always' in a pipe too, or 'never'."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
