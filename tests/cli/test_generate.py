@@ -103,9 +103,47 @@ def test_the_prompt_can_come_from_stdin():
     assert wrong.returncode == 2 and b"stdin is not UTF-8 text: byte 2 is 0xFF" in wrong.stderr
 
 
+def test_many_prompts_of_a_file_are_one_batch(tmp_path):
+    file, store = tmp_path / "prompts.jsonl", str(tmp_path / "runs.db")
+    more = {"prompt": "One, two,", "max_tokens": 2, "seed": 7, "n": 2, "temperature": 1}
+    file.write_text(f"{PROMPT}\r\n\n{json.dumps(more)}\n")
+    flags = ("--temperature", "0", "-n", "3", "--from")
+    environment = os.environ | {"GLASSLOOP_STORE": store}
+    done = run("generate", *flags, str(file), "--json", env=environment)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    first, second = map(json.loads, done.stdout.splitlines())
+    alone = json.loads(run("generate", PROMPT, *flags[:-1], "--json", "--no-store").stdout)
+    assert first["token_ids"] == alone["token_ids"] and first["prompt"] == PROMPT
+    assert len(second["token_ids"]) == 2 and second["seed"] == 7 and len(second["samples"]) == 2
+    assert len(json.loads(run("runs", "list", "--json", env=environment).stdout)) == 3
+    done = run("generate", *flags, "-", "--no-store", input=f"{PROMPT}\n{PROMPT}\n")
+    assert done.stdout == f"── 1 of 2 ──\n{first['text']}\n── 2 of 2 ──\n{first['text']}\n"
+    assert "2 prompts · 6 tokens in" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("a\n{oops\n", "prompts, line 2: begins with '{' and is not JSON"),
+        ('{"prompt": "a", "temprature": 1}', "prompts, line 1: temprature is not a sampling option"),
+        ('{"text": "a"}', "prompts, line 1: prompt is None; a text or a list of token ids is expected"),
+        ('a\n{"prompt": ""}', "prompts, line 2: prompt is empty"),
+        ("\n \n", "prompts has no prompts"),
+    ],
+)
+def test_a_mistake_in_a_file_of_prompts_names_its_line(tmp_path, lines, said):
+    (tmp_path / "prompts").write_text(lines)
+    done = run("generate", "--from", "prompts", "--no-store", cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"glassloop: {said}") and done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        ([], "one prompt is expected, or --from FILE, and not both"),
+        (["x", "--from", "y"], "one prompt is expected, or --from FILE, and not both"),
+        (["--from", "nofile"], "nofile: cannot be read"),
         (["x", "--model", "smollm2-135m-instuct"], "did you mean 'smollm2-135m-instruct'"),
         (["x", "--model", "./not/there.gguf"], "not/there.gguf"),
         (["x", "--temperature", "-1"], "temperature is -1.0"),

@@ -16,7 +16,6 @@ from glassloop.cli.options import (
     Keep,
     KVMemory,
     Model,
-    Prompt,
     given,
     read_text,
     takes_sampling,
@@ -24,6 +23,7 @@ from glassloop.cli.options import (
 from glassloop.cli.show import Painter, Show
 from glassloop.cli.terminal import Color, print_json, set_color, visible
 from glassloop.decode.sampling import Sampling
+from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
@@ -39,7 +39,19 @@ Shown = Annotated[
 
 
 def generate(
-    prompt: Prompt,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The text to continue; '-' reads it from stdin.", show_default=False),
+    ] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Continue many texts in one batch: each line of the file ('-': stdin) is a prompt, or JSON:"
+            ' {"prompt": "...", "temperature": 0}. With --json, one object is printed for each.',
+        ),
+    ] = None,
     model: Model = DEFAULT_MODEL,
     json_output: OneJson = False,
     trace: Trace = None,
@@ -54,8 +66,18 @@ def generate(
     from glassloop.cli.kept import drafter, load
 
     set_color(color)
-    sampling = Sampling.from_dict(given(options))
-    text = read_text(prompt)
+    if (prompt is None) == (prompts is None):
+        raise GlassloopError("one prompt is expected, or --from FILE, and not both")
+    asked = given(options)
+    sampling = Sampling.from_dict(asked)
+    if prompts is not None:
+        from glassloop.cli.batch import print_batch, read_prompts
+
+        entries = read_prompts(prompts, asked)
+        llm = load(model, kv_memory=kv_memory, draft=drafter(draft))
+        print_batch(llm, entries, json_output, trace, show, store)
+        return
+    text = read_text(prompt or "")
     llm = load(model, kv_memory=kv_memory, draft=drafter(draft))
     print_runs(llm, llm.prepare(text, sampling), json_output, trace, show, store)
 
