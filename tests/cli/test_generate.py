@@ -153,6 +153,7 @@ def test_a_mistake_in_a_file_of_prompts_names_its_line(tmp_path, lines, said):
         (["x", "--top-p", "1.5"], "top_p is 1.5"),
         (["x", "--logit-bias", "a=1"], "logit_bias is 'a=1'; ID=VALUE"),
         (["x", "--json-schema", '{"type": "objekt"}'], "json_schema cannot be used"),
+        (["x", "--json-schema", "no.json"], "--json-schema is 'no.json', which is neither an existing file"),
         (["x", "--regex", "(a"], "regex cannot be used"),
         (["x", "--stages", "top_kk"], "did you mean top_k"),
     ],

@@ -244,7 +244,7 @@ def test_samples_are_printed_one_after_the_other(store):
         f"── {number} of 3 ──" for number in (1, 2, 3)
     ]
     plain = json.loads(
-        run("generate", "Hi", "--n", "3", "-n", "4", "--seed", "1", "--json", "--no-store").stdout
+        run("generate", "Hi", "--samples", "3", "-n", "4", "--seed", "1", "--json", "--no-store").stdout
     )
     assert len(plain["samples"]) == 3 and plain["samples"][2]["text"] in done.stdout
 
