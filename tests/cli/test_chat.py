@@ -161,6 +161,17 @@ def test_the_worst_tokens_of_an_answer():
     assert done.returncode == 2 and "count is 'none'; a number of tokens from 1 up is expected" in done.stderr
 
 
+def test_the_prompt_of_an_answer_is_shown_as_text(tmp_path):
+    file = tmp_path / "talk.glass"
+    piped(["Say hi.", f"/save {file}"], "-n", "2", "--no-store")
+    shown = run("runs", "show", str(file)).stdout
+    assert "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n" in shown
+    saved = read(file)
+    saved[0].model = "nobody/has-this"
+    saved[0].save(file)
+    assert f"\n({len(saved[0].prompt_ids)} token ids)\n" in run("runs", "show", str(file)).stdout
+
+
 def test_a_mistake_in_a_pipe_ends_nothing_and_is_told_at_the_end():
     done = piped(["/why", "Hi.", "/why 99", "/set nonsense 1", "Bye."], "-n", "2", "--no-store")
     assert done.returncode == 2 and done.stderr.count("· seed") == 2

@@ -85,6 +85,24 @@ def find_run(name: str, which: str) -> Run:
     raise TraceError(f"--run is {which}; {name} has {known}")
 
 
+def prompt_text(name: str, run: Run) -> str:
+    """Returns the prompt of a run. Token ids, which is how a chat gives its prompts, are decoded if the
+    tokenizer of the run's model is on this machine; else the text says how many there are."""
+    from glassloop.errors import GlassloopError
+    from glassloop.model.loader import load_tokenizer
+    from glassloop.model.registry import find
+
+    if run.prompt is not None:
+        return run.prompt
+    try:
+        model = model_of(name, run)
+        if find(model) is not None:
+            return load_tokenizer(model).decode(run.prompt_ids)
+    except GlassloopError:
+        pass
+    return f"({len(run.prompt_ids)} token ids)"
+
+
 def count_forks(run: Run, at: int) -> None:
     """Counts the forks of a run at a place that are in the store, so that the next one has other luck. The
     record of a run has only the forks that were made before it was written."""

@@ -53,7 +53,7 @@ def list_runs(
 @app.command()
 def show(name: Name, as_json: Json = False) -> None:
     """Show a run: its options, its text, each token with its numbers, and its tree."""
-    from glassloop.cli.kept import find_runs
+    from glassloop.cli.kept import find_runs, prompt_text
 
     run = find_runs(name)[0]
     tree = run.tree()
@@ -69,7 +69,7 @@ def show(name: Name, as_json: Json = False) -> None:
     ended = visible(f"{run.finish_reason} ({run.stop_reason})", newlines=False)
     print(f"ended by {ended}, {len(run.tokens)} tokens", end="")
     print(f", {speed:.1f} tokens/s\n" if speed else "\n")
-    print(visible(f"{run.prompt if run.prompt is not None else run.prompt_ids}"))
+    print(visible(prompt_text(name, run)))
     print(visible(run.text) + "\n")
     rows = [
         (
@@ -118,7 +118,7 @@ def rm(
         ),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option("--keep", min=0, help="Remove all runs except so many of the newest.")
+        int | None, typer.Option("--keep", min=0, help="Remove all runs except this many of the newest.")
     ] = None,
     as_json: Json = False,
 ) -> None:
