@@ -68,6 +68,11 @@ def test_a_conversation_on_a_terminal(tmp_path):
     fork = chat.wait_for(r"\d+ cached.*\n\n› ")
     assert "Lyon" in fork and int(re.search(r"(\d+) cached", fork)[1]) > 30
 
+    chat.type(f"/diff {re.search('run ([0-9a-f]{8})', first)[1]}\n")
+    part = chat.wait_for(r"given by the caller")
+    assert "' Paris' against ' Lyon'" in part.replace("\n", " ")
+    chat.wait_for("› ")
+
     chat.type("/set temperature 900\n")
     chat.wait_for(r"glassloop: temperature is 900; a number from .* is expected\s+› ")
     chat.type("/set temprature 1\n")

@@ -138,7 +138,7 @@ def file(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("command", [["replay"], ["explain"], ["lens", "layers"]])
+@pytest.mark.parametrize("command", [["replay"], ["explain"], ["fork", "--at", "1"], ["lens", "layers"]])
 @pytest.mark.parametrize("model", ["/etc/passwd", "hf:evil-owner/evil-repo", "owner/repo", "./here.gguf", ""])
 def test_a_file_does_not_choose_what_is_downloaded_or_opened(
     file, command, model, tmp_path, monkeypatch, capsys

@@ -96,6 +96,15 @@ def _tree(chat: Chat, _: str) -> None:
     print(visible(draw(chat.talk)))
 
 
+def _diff(chat: Chat, rest: str) -> None:
+    from glassloop.trace.diff import diff
+
+    own, other = chat.talk.last.run, chat.talk.find(rest).run
+    with working("Comparing"):
+        found = diff(other, own)
+    print(visible(f"{other.id[:8]} / {own.id[:8]}: {found.sentence}", newlines=False))
+
+
 def _show(chat: Chat, _: str) -> None:
     talk = chat.talk
     print(f"model    {visible(talk.llm.name)}, {talk.llm.op_set}")
@@ -206,6 +215,7 @@ COMMANDS = (
     Command("rewind", "[n]", "keep n tokens of the answer; without n, take back the question", _rewind),
     Command("tree", "", "all questions and answers", _tree),
     Command("go", "run", "continue from another answer of the tree", _go),
+    Command("diff", "run", "where this answer differs from another one of the tree, and why", _diff),
     Command("set", "option value", "change an option: /set temperature 0.3", _set),
     Command("show", "", "the model, the options, the context that is left", _show),
     Command("save", "file", "save as .glass (with records), .json or .md", _save),

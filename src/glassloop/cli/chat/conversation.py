@@ -85,14 +85,18 @@ class Conversation:
         """Adds the last answer up to this token as a new turn."""
         return self.add(self.last.question, self.last.run.rewind(place), beside=self.last)
 
-    def go(self, name: str) -> Turn:
-        """Makes another turn the current one; `name` is the beginning of its run's id."""
+    def find(self, name: str) -> Turn:
+        """Returns a turn of the tree; `name` is the beginning of its run's id."""
         found = [turn for turn in self if turn.run.id.startswith(name)] if name else []
         if len(found) != 1:
             many = "several answers begin" if found else "no answer here begins"
             raise GlassloopError(f"{many} with {name!r}; /tree shows them")
-        self.at = found[0]
         return found[0]
+
+    def go(self, name: str) -> Turn:
+        """Makes another turn the current one; `name` is the beginning of its run's id."""
+        self.at = self.find(name)
+        return self.at
 
     # ── looking back ───────────────────────────────────────────────────────────────────────────────────────
 
