@@ -21,7 +21,7 @@ from glassloop.shown import shown
 
 # Other names of flags, and what the help says of them: `-n` and `--n` look alike.
 _ALSO = {"max_tokens": "-n", "n": "--samples"}
-_NOTES = {"max_tokens": " (-n and --n are two options.)", "n": " (Not -n, which is --max-tokens.)"}
+_NOTES = {"max_tokens": " (-n is this one; --n is --samples.)", "n": " (Not -n, which is --max-tokens.)"}
 # The type of a flag for each kind of option; `Sampling` checks the values.
 _TYPES: dict[str, Any] = {
     "number": float,
