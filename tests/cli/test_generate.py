@@ -11,7 +11,15 @@ import sys
 import time
 
 import pytest
+import typer
 from cli.terminal import on_terminal
+from engine.random_runs import PROMPT as IDS
+from engine.random_runs import small_llm
+
+from glassloop import Sampling
+from glassloop.cli.batch import Entry, print_batch
+from glassloop.engine import generation
+from glassloop.engine.generation import Interrupted
 
 GLASSLOOP = [sys.executable, "-m", "glassloop"]
 PROMPT = "The capital of France is"
@@ -39,8 +47,6 @@ def test_json_has_the_whole_run():
 
 def test_every_option_of_sampling_is_a_flag():
     from dataclasses import fields
-
-    from glassloop import Sampling
 
     shown = run("generate", "--help", env=os.environ | {"COLUMNS": "200"}).stdout
     for field in fields(Sampling):
@@ -119,6 +125,32 @@ def test_many_prompts_of_a_file_are_one_batch(tmp_path):
     done = run("generate", *flags, "-", "--no-store", input=f"{PROMPT}\n{PROMPT}\n")
     assert done.stdout == f"── 1 of 2 ──\n{first['text']}\n── 2 of 2 ──\n{first['text']}\n"
     assert "2 prompts · 6 tokens in" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_prompt_that_fails_does_not_end_the_others():
+    lines = f'{{"prompt": "x", "regex": "(a"}}\n{PROMPT}\n'
+    flags = ("--from", "-", "--temperature", "0", "-n", "1", "--json", "--no-store")
+    done = run("generate", *flags, input=lines)
+    failed, good = map(json.loads, done.stdout.splitlines())
+    assert failed["finish_reason"] == "error" and good["text"] == " Paris"
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("glassloop: -, line 1: regex cannot be used")
+
+
+def test_ctrl_c_in_a_batch_keeps_what_was_generated(monkeypatch, capsys):
+    """Interrupted after the first of two prompts."""
+
+    def first_alone(engine, requests, progress):
+        generation_complete(engine, requests[:1], progress)
+        raise Interrupted(requests[0].runs)
+
+    generation_complete = generation.complete
+    monkeypatch.setattr(generation, "complete", first_alone)
+    entries = [Entry("prompts, line 1", IDS, Sampling(max_tokens=2))] * 2
+    with pytest.raises(typer.Exit) as ended:
+        print_batch(small_llm(), entries, True, None, None, False)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert ended.value.exit_code == 130 and json.loads(line)["prompt_ids"] == list(IDS)
 
 
 @pytest.mark.parametrize(
