@@ -68,6 +68,11 @@ def test_a_conversation_on_a_terminal(tmp_path):
     fork = chat.wait_for(r"\d+ cached.*\n\n› ")
     assert "Lyon" in fork and int(re.search(r"(\d+) cached", fork)[1]) > 30
 
+    chat.type(f"/diff {re.search('run ([0-9a-f]{8})', first)[1]}\n")
+    part = chat.wait_for(r"given by the caller")
+    assert "' Paris' against ' Lyon'" in part.replace("\n", " ")
+    chat.wait_for("› ")
+
     chat.type("/set temperature 900\n")
     chat.wait_for(r"glassloop: temperature is 900; a number from .* is expected\s+› ")
     chat.type("/set temprature 1\n")
@@ -152,6 +157,24 @@ def test_in_a_pipe_answers_alone_are_on_stdout(tmp_path):
     assert said[0][1] == "You are brief." and said[3][1] == "And \nagain?"
     assert done.stdout == f"{said[2][1]}\n{said[4][1]}\n"
     assert "run " not in done.stderr and len(re.findall(r"· seed \d+", done.stderr)) == 2
+
+
+def test_the_worst_tokens_of_an_answer():
+    done = piped(["Say hi.", "/worst 2", "/worst none"], "--seed", "1", "-n", "8", "--no-store")
+    assert "The most surprising tokens" in done.stdout and "surprise" in done.stdout
+    assert "luck" in done.stdout and done.stdout.count(" bits ") >= 2
+    assert done.returncode == 2 and "count is 'none'; a number of tokens from 1 up is expected" in done.stderr
+
+
+def test_the_prompt_of_an_answer_is_shown_as_text(tmp_path):
+    file = tmp_path / "talk.glass"
+    piped(["Say hi.", f"/save {file}"], "-n", "2", "--no-store")
+    shown = run("runs", "show", str(file)).stdout
+    assert "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n" in shown
+    saved = read(file)
+    saved[0].model = "nobody/has-this"
+    saved[0].save(file)
+    assert f"\n({len(saved[0].prompt_ids)} token ids)\n" in run("runs", "show", str(file)).stdout
 
 
 def test_a_mistake_in_a_pipe_ends_nothing_and_is_told_at_the_end():

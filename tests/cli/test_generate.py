@@ -11,7 +11,15 @@ import sys
 import time
 
 import pytest
+import typer
 from cli.terminal import on_terminal
+from engine.random_runs import PROMPT as IDS
+from engine.random_runs import small_llm
+
+from glassloop import Sampling
+from glassloop.cli.batch import Entry, print_batch
+from glassloop.engine import generation
+from glassloop.engine.generation import Interrupted
 
 GLASSLOOP = [sys.executable, "-m", "glassloop"]
 PROMPT = "The capital of France is"
@@ -39,8 +47,6 @@ def test_json_has_the_whole_run():
 
 def test_every_option_of_sampling_is_a_flag():
     from dataclasses import fields
-
-    from glassloop import Sampling
 
     shown = run("generate", "--help", env=os.environ | {"COLUMNS": "200"}).stdout
     for field in fields(Sampling):
@@ -103,9 +109,73 @@ def test_the_prompt_can_come_from_stdin():
     assert wrong.returncode == 2 and b"stdin is not UTF-8 text: byte 2 is 0xFF" in wrong.stderr
 
 
+def test_many_prompts_of_a_file_are_one_batch(tmp_path):
+    file, store = tmp_path / "prompts.jsonl", str(tmp_path / "runs.db")
+    more = {"prompt": "One, two,", "max_tokens": 2, "seed": 7, "n": 2, "temperature": 1}
+    file.write_text(f"{PROMPT}\r\n\n{json.dumps(more)}\n")
+    flags = ("--temperature", "0", "-n", "3", "--from")
+    environment = os.environ | {"GLASSLOOP_STORE": store}
+    done = run("generate", *flags, str(file), "--json", env=environment)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    first, second = map(json.loads, done.stdout.splitlines())
+    alone = json.loads(run("generate", PROMPT, *flags[:-1], "--json", "--no-store").stdout)
+    assert first["token_ids"] == alone["token_ids"] and first["prompt"] == PROMPT
+    assert len(second["token_ids"]) == 2 and second["seed"] == 7 and len(second["samples"]) == 2
+    assert len(json.loads(run("runs", "list", "--json", env=environment).stdout)) == 3
+    done = run("generate", *flags, "-", "--no-store", input=f"{PROMPT}\n{PROMPT}\n")
+    assert done.stdout == f"── 1 of 2 ──\n{first['text']}\n── 2 of 2 ──\n{first['text']}\n"
+    assert "2 prompts · 6 tokens in" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_prompt_that_fails_does_not_end_the_others():
+    lines = f'{{"prompt": "x", "regex": "(a"}}\n{PROMPT}\n'
+    flags = ("--from", "-", "--temperature", "0", "-n", "1", "--json", "--no-store")
+    done = run("generate", *flags, input=lines)
+    failed, good = map(json.loads, done.stdout.splitlines())
+    assert failed["finish_reason"] == "error" and good["text"] == " Paris"
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("glassloop: -, line 1: regex cannot be used")
+
+
+def test_ctrl_c_in_a_batch_keeps_what_was_generated(monkeypatch, capsys):
+    """Interrupted after the first of two prompts."""
+
+    def first_alone(engine, requests, progress):
+        generation_complete(engine, requests[:1], progress)
+        raise Interrupted(requests[0].runs)
+
+    generation_complete = generation.complete
+    monkeypatch.setattr(generation, "complete", first_alone)
+    entries = [Entry("prompts, line 1", IDS, Sampling(max_tokens=2))] * 2
+    with pytest.raises(typer.Exit) as ended:
+        print_batch(small_llm(), entries, True, None, None, False)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert ended.value.exit_code == 130 and json.loads(line)["prompt_ids"] == list(IDS)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("a\n{oops\n", "prompts, line 2: begins with '{' and is not JSON"),
+        ('{"prompt": "a", "temprature": 1}', "prompts, line 1: temprature is not a sampling option"),
+        ('{"text": "a"}', "prompts, line 1: prompt is None; a text or a list of token ids is expected"),
+        ('a\n{"prompt": ""}', "prompts, line 2: prompt is empty"),
+        ("\n \n", "prompts has no prompts"),
+    ],
+)
+def test_a_mistake_in_a_file_of_prompts_names_its_line(tmp_path, lines, said):
+    (tmp_path / "prompts").write_text(lines)
+    done = run("generate", "--from", "prompts", "--no-store", cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"glassloop: {said}") and done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        ([], "one prompt is expected, or --from FILE, and not both"),
+        (["x", "--from", "y"], "one prompt is expected, or --from FILE, and not both"),
+        (["--from", "nofile"], "nofile: cannot be read"),
         (["x", "--model", "smollm2-135m-instuct"], "did you mean 'smollm2-135m-instruct'"),
         (["x", "--model", "./not/there.gguf"], "not/there.gguf"),
         (["x", "--temperature", "-1"], "temperature is -1.0"),
@@ -115,6 +185,7 @@ def test_the_prompt_can_come_from_stdin():
         (["x", "--top-p", "1.5"], "top_p is 1.5"),
         (["x", "--logit-bias", "a=1"], "logit_bias is 'a=1'; ID=VALUE"),
         (["x", "--json-schema", '{"type": "objekt"}'], "json_schema cannot be used"),
+        (["x", "--json-schema", "no.json"], "--json-schema is 'no.json', which is neither an existing file"),
         (["x", "--regex", "(a"], "regex cannot be used"),
         (["x", "--stages", "top_kk"], "did you mean top_k"),
     ],

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop import Run, Sampling, Store, TraceError
-from glassloop.cli import main, models, runs
+from glassloop.cli import diff, main, models, runs
 from glassloop.cli.kept import model_of
 from glassloop.cli.terminal import print_table, quoted, visible, working
 from glassloop.cli.tokenize import shown
@@ -77,6 +77,11 @@ def test_no_text_of_a_run_is_obeyed(tmp_path_factory, texts, stream):
         said(stream(), runs.show, name, as_json=True),
         said(stream(), runs.list_runs, 5, as_json=False),
         said(stream(), runs.list_runs, 5, as_json=True),
+        said(stream(), runs.worst, name, 5, as_json=False),
+        said(stream(), runs.worst, name, 5, as_json=True),
+        said(stream(), runs.export, name, path.with_suffix(".csv"), tree=True, as_json=False),
+        said(stream(), runs.import_runs, path, as_json=False),
+        said(stream(), diff.diff, name, run.id, as_json=False),
         said(stream(), runs.export, name, path.with_suffix(".json"), tree=True, as_json=False),
     ):
         assert not obeyed(shown_text), ascii(shown_text)
@@ -133,7 +138,7 @@ def file(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("command", [["replay"], ["explain"], ["lens", "layers"]])
+@pytest.mark.parametrize("command", [["replay"], ["explain"], ["fork", "--at", "1"], ["lens", "layers"]])
 @pytest.mark.parametrize("model", ["/etc/passwd", "hf:evil-owner/evil-repo", "owner/repo", "./here.gguf", ""])
 def test_a_file_does_not_choose_what_is_downloaded_or_opened(
     file, command, model, tmp_path, monkeypatch, capsys

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from math import log
 
 import pytest
 from cli.terminal import on_terminal, run
 
-from glassloop import Run
+from glassloop import Run, Store
 from glassloop.cli.show import Painter, Show
 from glassloop.trace.file import read
 from glassloop.trace.token import Refusal
@@ -86,6 +87,20 @@ def test_a_what_if_says_what_changes(store):
     assert "What if top_k=49000: nothing changes." in done.stdout
 
 
+def test_a_token_is_named_by_its_text(store, place):
+    tokens = Run.load(place / "a.glass").tokens
+    pieces = [token.piece for token in tokens]
+    at = next(at for at, piece in enumerate(pieces) if piece.strip().isalpha())
+    word = pieces[at].strip()
+    first = next(number for number, piece in enumerate(pieces) if piece.strip() == word)
+    told = json.loads(run("explain", "last", "--step", word, "--json", GLASSLOOP_STORE=store).stdout)
+    assert told["step"] == first and told["recorded"]["id"] == tokens[first].id
+    told = json.loads(
+        run("explain", "last", "--step", "France", "--prompt", "--json", GLASSLOOP_STORE=store).stdout
+    )
+    assert told["step"] == 3 and told["of"] == "prompt"
+
+
 def test_a_token_of_the_prompt_and_the_next_one_are_explained_too(store, place):
     name = str(place / "a.glass")
     done = run("explain", name, "--prompt", "--step", "-1")
@@ -127,9 +142,11 @@ def test_a_changed_file_is_refused(place, store):
     [
         (["explain", "nosuchrun"], "there is no run 'nosuchrun'"),
         (["explain", "last", "--step", "99"], "step is 99; a token from 0 to 8 is expected"),
+        (["explain", "last", "--step", "zebra"], "--step is 'zebra'; the number or the text of a token"),
         (["explain", "last", "--top-p", "3"], "top_p is 3.0"),
         (["replay", "no.glass"], "no.glass: cannot be read"),
         (["runs", "rm"], "nothing to remove"),
+        (["runs", "import", "no.glass"], "no.glass: cannot be read"),
         (["compare", "Hi", "--with", "hot"], "--with has 'hot'"),
         (["compare", "Hi", "--with", "temprature=1"], "did you mean temperature?"),
     ],
@@ -157,6 +174,57 @@ def test_runs_are_shown_exported_and_removed(store, place):
     assert "removed 2 runs, 1 left" in run("runs", "rm", "--keep", "1", GLASSLOOP_STORE=other).stdout
 
 
+def test_the_worst_tokens_are_the_most_surprising_and_the_luckiest(store, place):
+    tokens = Run.load(place / "a.glass").tokens
+    done = run("runs", "worst", "last", "--count", "3", "--json", GLASSLOOP_STORE=store)
+    told = json.loads(done.stdout)
+    likely = sorted(range(8), key=lambda step: tokens[step].raw_logprob)
+    assert [each["step"] for each in told["surprising"]] == likely[:3]
+    assert [each["id"] for each in told["surprising"]] == [tokens[step].id for step in likely[:3]]
+    assert told["surprising"][0]["surprise_bits"] == pytest.approx(-tokens[likely[0]].raw_logprob / log(2))
+    lucks = [each["luck"] for each in told["lucky"]]
+    assert lucks == sorted(lucks, reverse=True) and all(each["rank_after"] > 1 for each in told["lucky"])
+    shown = run("runs", "worst", str(place / "a.glass"), "-c", "1").stdout
+    assert re.search(rf"\n *{likely[0]}  “{re.escape(tokens[likely[0]].piece)}”", shown) and " bits " in shown
+    greedy = run(
+        "generate", PROMPT, "-n", "3", "--temperature", "0", GLASSLOOP_STORE=str(place / "greedy.db")
+    )
+    assert greedy.returncode == 0
+    assert (
+        "No token won by luck"
+        in run("runs", "worst", "last", GLASSLOOP_STORE=str(place / "greedy.db")).stdout
+    )
+
+
+def test_a_csv_file_has_a_row_for_each_token(store, place):
+    import csv
+
+    path = place / "a.csv"
+    done = run("runs", "export", str(place / "a.glass"), str(path), GLASSLOOP_STORE=store)
+    assert done.returncode == 0 and "1 run" in done.stdout
+    saved = Run.load(place / "a.glass")
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["id"]) for row in rows] == saved.token_ids
+    assert [row["piece"] for row in rows] == [token.piece for token in saved.tokens]
+    assert [float(row["luck"]) for row in rows] == [token.luck for token in saved.tokens]
+    assert {row["run"] for row in rows} == {saved.id} and [row["step"] for row in rows] == list("01234567")
+
+
+def test_a_file_is_imported_once_and_replaces_nothing(store, place):
+    path, other = str(place / "a.glass"), str(place / "imported.db")
+    done = run("runs", "import", path, GLASSLOOP_STORE=other)
+    assert (done.returncode, done.stdout) == (0, f"{path}: 1 run imported, 0 there already\n")
+    saved = Run.load(path)
+    assert Store(other).get("last").text == saved.text and Store(other).is_from_server(saved.id)
+    changed = Run(**{**vars(saved), "samples": [], "children": [], "tail": " and more"})
+    changed.save(place / "changed.glass")
+    done = run("runs", "import", str(place / "changed.glass"), "--json", GLASSLOOP_STORE=store)
+    told = {"path": str(place / "changed.glass"), "runs": [saved.id], "imported": 0}
+    assert json.loads(done.stdout) == told and Store(store).get(saved.id).text == saved.text
+    assert not Store(store).is_from_server(saved.id)
+
+
 def test_compare_says_where_ways_part(store):
     ways = ["--with", "greedy", "--with", "temperature=1,top_k=50", "--with", "beam=3"]
     done = run("compare", PROMPT, *ways, "-n", "8", "--seed", "5", "--json", GLASSLOOP_STORE=store)
@@ -176,7 +244,7 @@ def test_samples_are_printed_one_after_the_other(store):
         f"── {number} of 3 ──" for number in (1, 2, 3)
     ]
     plain = json.loads(
-        run("generate", "Hi", "--n", "3", "-n", "4", "--seed", "1", "--json", "--no-store").stdout
+        run("generate", "Hi", "--samples", "3", "-n", "4", "--seed", "1", "--json", "--no-store").stdout
     )
     assert len(plain["samples"]) == 3 and plain["samples"][2]["text"] in done.stdout
 
@@ -192,6 +260,17 @@ def test_colours_on_a_terminal_and_nowhere_else(store, show):
     assert run(*arguments).stdout == run(*arguments[:-2]).stdout  # in a pipe, the text alone
     code, seen = on_terminal(*arguments, NO_COLOR="1")
     assert "\x1b[38;5;" not in seen and (show == "surprise" or "‹" in seen)
+
+
+def test_colours_are_always_or_never_there_if_told_so(store):
+    arguments = ("generate", PROMPT, *FLAGS, "--no-store", "--show", "surprise", "--color")
+    plain = run(*arguments, "auto").stdout
+    coloured = run(*arguments, "always", NO_COLOR="1").stdout
+    assert "\x1b[38;5;" in coloured and _plain(coloured) == plain
+    code, seen = on_terminal(*arguments, "never")
+    assert code == 0 and "\x1b[38;5;" not in seen
+    refused = run(*arguments, "sometimes")
+    assert refused.returncode == 2 and "'sometimes'" in refused.stderr
 
 
 def test_accepted_guesses_are_coloured(store):

@@ -117,3 +117,11 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments: tuple[str, ...], compl
     run = _run(*arguments)
     assert run.returncode == 2 and run.stdout == b""
     assert complaint in run.stderr.decode() and run.stderr.count(b"\n") == 1
+
+
+def test_colours_in_a_pipe_if_told_so(ranks: str) -> None:
+    shown = _run("he he", "--model", ranks, "--color", "always").stdout
+    assert b"\x1b[" in shown
+    assert b"\x1b[" not in _run("he he", "--model", ranks).stdout
+    shown_there = _on_a_terminal("he he", "--model", ranks, "--color", "never")
+    assert "\x1b[3" not in shown_there and "\x1b[4" not in shown_there

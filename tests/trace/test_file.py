@@ -194,3 +194,15 @@ def test_a_token_with_20_alternatives_takes_at_most_300_bytes():
         worst = max(worst, len(to_bytes([run])) / len(run.tokens))
     print(f"{worst:.0f} bytes a token")
     assert worst <= 300
+
+
+def test_a_fork_of_a_run_from_a_file_is_written_with_the_pieces_of_its_own_tokens():
+    llm = small_llm()
+    asked = Sampling(seed=1, max_tokens=4, logprobs=0, ignore_eos=True)
+    (run,) = from_bytes(to_bytes([llm.generate(PROMPT, asked)]))
+    known = {token.id for token in run.tokens} | {token.runner_up for token in run.tokens}
+    other = next(token for token in range(llm.config.vocab_size) if token not in known)
+    fork = llm.fork(run, 2, token=other)
+    (back,) = from_bytes(to_bytes([fork]))
+    assert [token.piece for token in back.tokens] == [llm.piece(token) for token in fork.token_ids]
+    assert back.tokens[2].id == other

@@ -131,14 +131,14 @@ def _print(ways: list[str], runs: list[Run], parts: list[Diff]) -> None:
     for way, part in list(zip(ways, parts, strict=True))[1:]:
         print(visible(f"{ways[0]} / {way}: {part.sentence}", newlines=False))
     print()
-    _print_texts(ways, runs, parts)
+    print_texts(ways, runs, parts)
 
 
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def _print_texts(ways: list[str], runs: list[Run], parts: list[Diff]) -> None:
+def print_texts(ways: list[str], runs: list[Run], parts: list[Diff]) -> None:
     """Prints the texts: on a terminal side by side, dimmed as far as they equal the first; else in turn."""
     if not sys.stdout.isatty():
         for way, run in zip(ways, runs, strict=True):

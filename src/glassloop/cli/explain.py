@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glassloop.cli.kept import Name
-from glassloop.cli.options import Json, complete_model, given, takes_sampling
+from glassloop.cli.kept import Name, Which
+from glassloop.cli.options import Json, RunModel, given, takes_sampling
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
@@ -18,17 +18,24 @@ _BEFORE = 60  # characters of the text before the token that are shown
 
 def explain(
     name: Name,
-    step: Annotated[int, typer.Option("--step", "-s", help="Which token, from 0; -1 is the last.")] = 0,
-    in_prompt: Annotated[bool, typer.Option("--prompt", help="Of the prompt, not of the answer.")] = False,
-    new_luck: Annotated[bool, typer.Option("--new-luck", help="What if: the luck of a fork there.")] = False,
-    which: Annotated[
-        str, typer.Option("--run", help="Of a file with several: the run, by its id or how that begins.")
-    ] = "",
-    shown: Annotated[int, typer.Option("--shown", min=1, max=1000, help="How many candidates.")] = 10,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="Where its model is now.", autocompletion=complete_model),
-    ] = None,
+    step: Annotated[
+        str,
+        typer.Option(
+            "--step",
+            "-s",
+            metavar="N|TEXT",
+            help="Which token: its number from 0 (-1 is the last), or its text (the first token with it).",
+        ),
+    ] = "0",
+    in_prompt: Annotated[
+        bool, typer.Option("--prompt", help="Explain a token of the prompt, not of the answer.")
+    ] = False,
+    new_luck: Annotated[
+        bool, typer.Option("--new-luck", help="What if: use the luck that a fork at this token would have.")
+    ] = False,
+    which: Which = "",
+    shown: Annotated[int, typer.Option("--shown", min=1, max=1000, help="How many candidates to show.")] = 10,
+    model: RunModel = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
@@ -36,15 +43,22 @@ def explain(
 
     Any option of generate makes it a what-if: the same luck with, say, --temperature 0.3.
     """
-    from glassloop.cli.kept import find_run, load, model_of
+    from glassloop.cli.kept import count_forks, find_run, load, model_of
+    from glassloop.cli.naming import find_place
     from glassloop.cli.terminal import print_json, quoted, visible
-    from glassloop.engine.replay import token_at
+    from glassloop.engine.replay import check_run, token_at
 
     overrides = given(options)
     run = find_run(name, which)
-    count = len(run.prompt_ids) if in_prompt else len(run.tokens) + (run.end is not None)
-    of, at = "prompt" if in_prompt else "answer", step + count if step < 0 else step
     llm = load(model or model_of(name, run))
+    if in_prompt:
+        check_run(llm, run)  # before its token ids are looked up
+        of, pieces = "prompt", list(map(llm.piece, run.prompt_ids))
+    else:
+        of, pieces = "answer", [each.piece for each in (*run.tokens, *([run.end] if run.end else []))]
+    at = find_place(step, pieces, f"the {of}", "--step")
+    if not in_prompt:
+        count_forks(run, at)
     told = llm.explain(run, at, of=of, luck="new" if new_luck else "same", shown=shown, **overrides)
     token = None if in_prompt else token_at(run, at)
     if as_json:

@@ -11,56 +11,99 @@ import typer
 
 from glassloop.cli.options import (
     DEFAULT_MODEL,
+    Colors,
     Draft,
     Keep,
     KVMemory,
     Model,
-    Prompt,
     given,
     read_text,
     takes_sampling,
 )
 from glassloop.cli.show import Painter, Show
-from glassloop.cli.terminal import print_json, visible
+from glassloop.cli.terminal import Color, print_json, set_color, visible
 from glassloop.decode.sampling import Sampling
+from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
+    from glassloop.engine.request import Request
     from glassloop.trace.run import Run
+
+OneJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+Trace = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Save the run as a .glass file.")]
+Shown = Annotated[
+    Show | None,
+    typer.Option("--show", help="What to show of the text's tokens, on a terminal or with --color always."),
+]
 
 
 def generate(
-    prompt: Prompt,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The text to continue; '-' reads it from stdin.", show_default=False),
+    ] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Continue many texts in one batch: each line of the file ('-': stdin) is a prompt, or JSON:"
+            ' {"prompt": "...", "temperature": 0}. With --json, one object is printed for each.',
+        ),
+    ] = None,
     model: Model = DEFAULT_MODEL,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="Save the run as a .glass file.")
-    ] = None,
-    show: Annotated[
-        Show | None, typer.Option("--show", help="What to show of the text's tokens, on a terminal.")
-    ] = None,
+    json_output: OneJson = False,
+    trace: Trace = None,
+    show: Shown = None,
+    color: Colors = Color.AUTO,
     store: Keep = True,
     kv_memory: KVMemory = None,
     draft: Draft = None,
     **options: Any,
 ) -> None:
     """Continue a text with a model, token by token."""
-    from glassloop.cli.kept import drafter, keep, load
+    from glassloop.cli.kept import drafter, load
 
-    sampling = Sampling.from_dict(given(options))
-    text = read_text(prompt)
+    set_color(color)
+    if (prompt is None) == (prompts is None):
+        raise GlassloopError("one prompt is expected, or --from FILE, and not both")
+    asked = given(options)
+    sampling = Sampling.from_dict(asked)
+    if prompts is not None:
+        from glassloop.cli.batch import print_batch, read_prompts
+
+        entries = read_prompts(prompts, asked)
+        llm = load(model, kv_memory=kv_memory, draft=drafter(draft))
+        print_batch(llm, entries, json_output, trace, show, store)
+        return
+    text = read_text(prompt or "")
     llm = load(model, kv_memory=kv_memory, draft=drafter(draft))
-    request = llm.prepare(text, sampling)
-    interrupted = False
+    print_runs(llm, llm.prepare(text, sampling), json_output, trace, show, store)
+
+
+takes_sampling(generate)
+
+
+def print_runs(
+    llm: LLM, request: Request, json_output: bool, trace: Path | None, show: Show | None, store: bool
+) -> None:
+    """Computes a request, prints its text while it is generated (several samples when all have ended), and
+    keeps its runs."""
+    from glassloop.cli.kept import keep
+
+    runs, interrupted = request.runs, False
     with closing(Painter(show)) as painter:
+        streamed = not json_output and len(runs) == 1
+        if streamed and runs[0].tokens:  # those that a fork has from its parent
+            painter.begin("".join([token.text for token in runs[0].tokens]))
         try:
             for token in llm.follow(request):
-                if not json_output and sampling.n == 1:  # several samples are printed when all have ended
+                if streamed:
                     painter.write(token)
         except KeyboardInterrupt:
             # The text so far is printed and kept; the statistics say that it was cancelled.
             interrupted = True
-        runs = request.runs
         if not json_output:
             _finish(runs, painter)
     if json_output:
@@ -73,9 +116,6 @@ def generate(
         print(_statistics(llm, runs[0], kept), file=sys.stderr)
     if interrupted:
         raise typer.Exit(130)
-
-
-takes_sampling(generate)
 
 
 def _finish(runs: list[Run], painter: Painter) -> None:
@@ -91,7 +131,7 @@ def _finish(runs: list[Run], painter: Painter) -> None:
 
 
 def _statistics(llm: LLM, run: Run, kept: bool) -> str:
-    usage, speed = run.usage, run.timings.tokens_per_second(len(run.tokens))
+    usage, speed = run.usage, run.timings.tokens_per_second(len(run.tokens) - (run.fork_at or 0))
     parts = [
         run.model,
         f"{llm.ops} ops",

@@ -25,6 +25,11 @@ Name = Annotated[
     str, typer.Argument(metavar="FILE|RUN", help=NAME_HELP, autocompletion=complete_run, show_default=False)
 ]
 
+Which = Annotated[
+    str,
+    typer.Option("--run", help="If the file has several runs: the id of one, or its first characters."),
+]
+
 
 def find_runs(name: str) -> list[Run]:
     """Returns all runs of a file, or the one in the store."""
@@ -78,6 +83,35 @@ def find_run(name: str, which: str) -> Run:
             return run
     known = ", ".join([run.id[:8] for run in runs[:5]]) + (", …" if len(runs) > 5 else "")
     raise TraceError(f"--run is {which}; {name} has {known}")
+
+
+def prompt_text(name: str, run: Run) -> str:
+    """Returns the prompt of a run. Token ids, which is how a chat gives its prompts, are decoded if the
+    tokenizer of the run's model is on this machine; else the text says how many there are."""
+    from glassloop.errors import GlassloopError
+    from glassloop.model.loader import load_tokenizer
+    from glassloop.model.registry import find
+
+    if run.prompt is not None:
+        return run.prompt
+    try:
+        model = model_of(name, run)
+        if find(model) is not None:
+            return load_tokenizer(model).decode(run.prompt_ids)
+    except GlassloopError:
+        pass
+    return f"({len(run.prompt_ids)} token ids)"
+
+
+def count_forks(run: Run, at: int) -> None:
+    """Counts the forks of a run at a place that are in the store, so that the next one has other luck. The
+    record of a run has only the forks that were made before it was written."""
+    from glassloop.decode.luck import fork_salt
+
+    position = len(run.prompt_ids) + at
+    used = {child.salt for child in run.children if child.fork_at == at}
+    while fork_salt(run.salt, position, run.forks.get(position, 0) + 1) in used:
+        run.forks[position] = run.forks.get(position, 0) + 1
 
 
 def keep(runs: list[Run]) -> bool:

@@ -11,7 +11,21 @@ import sys
 
 import typer
 
-from glassloop.cli import chat, compare, explain, generate, lens, models, replay, runs, serve, tokenize, watch
+from glassloop.cli import (
+    chat,
+    compare,
+    diff,
+    explain,
+    fork,
+    generate,
+    lens,
+    models,
+    replay,
+    runs,
+    serve,
+    tokenize,
+    watch,
+)
 from glassloop.cli.terminal import visible
 from glassloop.errors import GlassloopError
 
@@ -26,8 +40,10 @@ app.command(name="generate")(generate.generate)
 app.command(name="chat")(chat.chat)
 app.command(name="watch")(watch.watch)
 app.command(name="explain")(explain.explain)
+app.command(name="fork")(fork.fork)
 app.command(name="replay")(replay.replay)
 app.command(name="compare")(compare.compare)
+app.command(name="diff")(diff.diff)
 app.command(name="serve")(serve.serve)
 app.command(name="tokenize")(tokenize.tokenize)
 app.add_typer(lens.app, name="lens")

@@ -12,13 +12,16 @@ from typing import Annotated, Any
 
 import typer
 
-from glassloop.cli.terminal import visible
+from glassloop.cli.terminal import Color, visible
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError, TextError
 from glassloop.model import registry
 from glassloop.model.registry.catalog import DEFAULT_MODEL as DEFAULT_MODEL
+from glassloop.shown import shown
 
-_SHORT = {"max_tokens": "-n"}
+# Other names of flags, and what the help says of them: `-n` and `--n` look alike.
+_ALSO = {"max_tokens": "-n", "n": "--samples"}
+_NOTES = {"max_tokens": " (-n is this one; --n is --samples.)", "n": " (Not -n, which is --max-tokens.)"}
 # The type of a flag for each kind of option; `Sampling` checks the values.
 _TYPES: dict[str, Any] = {
     "number": float,
@@ -58,6 +61,12 @@ Draft = Annotated[
 Keep = Annotated[
     bool, typer.Option("--store/--no-store", help="Keep runs in the store for explain, replay and runs.")
 ]
+Colors = Annotated[
+    Color,
+    typer.Option(
+        "--color", help="When to write colours: 'auto' is on a terminal, 'always' in a pipe too, or 'never'."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -91,6 +100,9 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
     for name in ("json_schema", "grammar"):
         if name in found and (path := Path(found[name])).suffix and is_file(path):
             found[name] = path.read_text(encoding="utf-8")
+        elif name in found and name == "json_schema" and isinstance(json_or_text(found[name]), str):
+            problem = f"is {shown(found[name])}, which is neither an existing file nor JSON"
+            raise SamplingError.about("--json-schema", problem)
     if "stages" in found:
         found["stages"] = [name for part in found["stages"] for name in part.split(",") if name]
     return found
@@ -107,7 +119,7 @@ def json_or_text(value: str) -> Any:
     """Returns the value of a JSON text, or the text itself if it is not JSON."""
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 
@@ -122,13 +134,13 @@ def _flags(panel: str | None, unset: bool) -> list[Parameter]:
     flags = []
     for field in fields(Sampling):
         kind, flag = field.metadata["kind"], "--" + field.name.replace("_", "-")
-        names = [flag, _SHORT[field.name]] if field.name in _SHORT else [flag]
+        names = [flag, _ALSO[field.name]] if field.name in _ALSO else [flag]
         if kind == "flag":
             names = [f"{flag}/--no-{flag[2:]}"]
         default = None if unset or field.default in (MISSING, ()) else field.default
         option = typer.Option(
             *names,
-            help=field.metadata["help"],
+            help=field.metadata["help"] + _NOTES.get(field.name, ""),
             show_default=default not in (None, False),
             metavar=_METAVARS.get(kind),
             rich_help_panel=panel,

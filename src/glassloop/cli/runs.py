@@ -11,11 +11,12 @@ import typer
 from glassloop.cli.kept import NAME_HELP, Name, complete_run
 from glassloop.cli.options import Json, changed_options
 from glassloop.cli.terminal import percent, print_json, print_result, print_table, quoted, visible
+from glassloop.cli.worst import MOST_SHOWN, print_worst, worst_to_dict
 from glassloop.errors import TraceError
 from glassloop.files import write_text
 from glassloop.shown import cut
 
-app = typer.Typer(help="List, show, remove and export stored runs.", no_args_is_help=True)
+app = typer.Typer(help="List, show, remove, export and import stored runs.", no_args_is_help=True)
 
 
 @app.command(name="list")
@@ -52,7 +53,7 @@ def list_runs(
 @app.command()
 def show(name: Name, as_json: Json = False) -> None:
     """Show a run: its options, its text, each token with its numbers, and its tree."""
-    from glassloop.cli.kept import find_runs
+    from glassloop.cli.kept import find_runs, prompt_text
 
     run = find_runs(name)[0]
     tree = run.tree()
@@ -68,7 +69,7 @@ def show(name: Name, as_json: Json = False) -> None:
     ended = visible(f"{run.finish_reason} ({run.stop_reason})", newlines=False)
     print(f"ended by {ended}, {len(run.tokens)} tokens", end="")
     print(f", {speed:.1f} tokens/s\n" if speed else "\n")
-    print(visible(f"{run.prompt if run.prompt is not None else run.prompt_ids}"))
+    print(visible(prompt_text(name, run)))
     print(visible(run.text) + "\n")
     rows = [
         (
@@ -91,6 +92,24 @@ def show(name: Name, as_json: Json = False) -> None:
 
 
 @app.command()
+def worst(
+    name: Name,
+    count: Annotated[
+        int, typer.Option("--count", "-c", min=1, help="How many tokens of each kind.")
+    ] = MOST_SHOWN,
+    as_json: Json = False,
+) -> None:
+    """Show where a run may have gone wrong: its most surprising tokens, and those that won by luck."""
+    from glassloop.cli.kept import find_runs
+
+    run = find_runs(name)[0]
+    if as_json:
+        print_json({"run": run.id, **worst_to_dict(run.tokens, count)})
+    else:
+        print_worst(run.tokens, count)
+
+
+@app.command()
 def rm(
     names: Annotated[
         list[str] | None,
@@ -99,7 +118,7 @@ def rm(
         ),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option("--keep", min=0, help="Remove all runs except so many of the newest.")
+        int | None, typer.Option("--keep", min=0, help="Remove all runs except this many of the newest.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -118,14 +137,18 @@ def rm(
 @app.command()
 def export(
     name: Annotated[str, typer.Argument(metavar="RUN", help=NAME_HELP, autocompletion=complete_run)],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write: .glass or .json.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write: .glass, .json or .csv.")],
     tree: Annotated[bool, typer.Option("--tree", help="Export all forks and samples too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a run as a .glass file, which can be replayed, or as a .json file for other programs."""
+    """Write a run as a .glass file, which can be replayed, or as a .json or .csv file for other programs.
+
+    A .csv file has one row for each token.
+    """
     import json
 
     from glassloop.cli.kept import find_runs
+    from glassloop.trace.csv_text import to_csv
     from glassloop.trace.file import write
 
     run = find_runs(name)[0]
@@ -133,8 +156,32 @@ def export(
     if file.suffix == ".json":
         plain = [each.to_dict() for each in runs]
         write_text(file, json.dumps(plain if tree else plain[0], ensure_ascii=False, allow_nan=False))
+    elif file.suffix == ".csv":
+        write_text(file, to_csv(runs))
     else:
         write(file, runs)
     size = file.stat().st_size
     text = f"{file}: {len(runs)} run{'' if len(runs) == 1 else 's'}, {size:,} bytes"
     print_result({"run": run.id, "path": str(file), "runs": len(runs), "size": size}, text, as_json)
+
+
+@app.command(name="import")
+def import_runs(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The .glass file to read.")],
+    as_json: Json = False,
+) -> None:
+    """Copy the runs of a .glass file into the store. Runs that are in the store already stay as they are."""
+    from glassloop.trace.file import read
+    from glassloop.trace.store import Store
+
+    store = Store(origin="file")  # not the user's own: such a run does not decide which model is loaded
+    found = read(file)
+    new = [run for run in found if store.run(run.id) is None]
+    if new:
+        store.add(*new)
+    there = len(found) - len(new)
+    text = f"{file}: {len(new)} run{'' if len(new) == 1 else 's'} imported, {there} there already"
+    ids = [run.id for run in found]
+    print_result(
+        {"path": str(file), "runs": ids, "imported": len(new)}, visible(text, newlines=False), as_json
+    )

@@ -1,5 +1,6 @@
 """How `generate --show` and `chat --show` write a text on a terminal: with the surprise of each token, with
-alternatives, with accepted and refused drafts, or as indented JSON. In a pipe the text is written as it is.
+alternatives, with accepted and refused drafts, or as indented JSON. In a pipe the text is written as it is,
+unless `--color always` is given.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from enum import StrEnum
 from math import log
 from typing import TYPE_CHECKING
 
-from glassloop.cli.terminal import dim, has_colours, json_text, percent, quoted, visible
+from glassloop.cli.terminal import always_colours, dim, has_colours, json_text, percent, quoted, visible
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -44,8 +45,9 @@ class Painter:
 
     def __init__(self, show: Show | None) -> None:
         self._show = show
-        self._terminal = sys.stdout.isatty()
-        self._as_json = self._terminal and show is Show.JSON
+        self._as_json = sys.stdout.isatty() and show is Show.JSON
+        # Whether the text is painted, and control characters are escaped; else it is written unchanged.
+        self._painted = sys.stdout.isatty() or (always_colours() and show not in (None, Show.JSON))
         self._colours = has_colours()
         self._json = ""  # the text so far, if it is shown as JSON
         self._live: Live | None = None
@@ -55,13 +57,13 @@ class Painter:
         if self._as_json:
             self._draw_json(text)
         else:
-            sys.stdout.write(dim(visible(text)) if self._terminal else text)
+            sys.stdout.write(dim(visible(text)) if self._painted else text)
 
     def write(self, token: Token) -> None:
         if self._as_json:
             self._draw_json(token.text)
             return
-        sys.stdout.write(self.painted(token) if self._terminal else token.text)
+        sys.stdout.write(self.painted(token) if self._painted else token.text)
         sys.stdout.flush()
 
     def end(self, run: Run) -> None:
@@ -71,7 +73,7 @@ class Painter:
             self.close()
             return
         refused = self._refused(run.end) if self._show is Show.DRAFTS else ""
-        print(visible(run.tail) + refused if self._terminal else run.tail, flush=True)
+        print(visible(run.tail) + refused if self._painted else run.tail, flush=True)
 
     def close(self) -> None:
         """Gives the terminal back, if JSON is being drawn."""
@@ -111,7 +113,7 @@ class Painter:
 
     def legend(self, run: Run) -> str:
         """Returns one line for stderr that says what the colours mean."""
-        if self._show in (None, Show.JSON) or not self._terminal:
+        if self._show in (None, Show.JSON) or not self._painted:
             return ""
         if self._show is Show.ALTERNATIVES:
             return "‹…› other tokens with a probability of 5 % or more"

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import TextIO
 
 from glassloop.plain_text import STEERING, PlainTable, cell_width
@@ -53,8 +54,34 @@ def no_echo() -> Iterator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
+class Color(StrEnum):
+    """When to write colours. AUTO is on a terminal, unless NO_COLOR is set (https://no-color.org)."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+_color = Color.AUTO
+
+
+def set_color(color: Color) -> None:
+    """Sets for this process when colours are written: `--color`."""
+    global _color
+    _color = color
+    if color is Color.NEVER:
+        os.environ["NO_COLOR"] = "1"  # for tables, which rich draws
+
+
+def always_colours() -> bool:
+    """Returns whether colours are written even where stdout is not a terminal."""
+    return _color is Color.ALWAYS
+
+
 def has_colours(stream: TextIO | None = None) -> bool:
-    """Returns whether a stream (stdout by default) is a terminal that may have colours (https://no-color.org)."""
+    """Returns whether a stream (stdout by default) gets colours."""
+    if _color is not Color.AUTO:
+        return always_colours()
     if os.environ.get("NO_COLOR"):
         return False
     return (stream or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glassloop.cli.options import DEFAULT_MODEL, Json, complete_model, read_text
-from glassloop.cli.terminal import escaped, print_json, working
+from glassloop.cli.options import DEFAULT_MODEL, Colors, Json, complete_model, read_text
+from glassloop.cli.terminal import Color, always_colours, escaped, print_json, set_color, working
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,9 +43,11 @@ def tokenize(
     bos: Annotated[
         bool, typer.Option("--bos/--no-bos", help="Add the tokens that the model expects around a text.")
     ] = True,
+    color: Colors = Color.AUTO,
     json_output: Json = False,
 ) -> None:
     """Show the tokens of a text."""
+    set_color(color)
     whole = read_text(text)
     with working(f"Loading {model}"):
         from glassloop.model.loader import load_tokenizer
@@ -70,7 +72,8 @@ def tokenize(
 
     from rich.console import Console
 
-    console = Console(highlight=False)
+    always = True if always_colours() else None  # None: rich looks at stdout and at NO_COLOR
+    console = Console(highlight=False, force_terminal=always, no_color=False if always else None)
     if console.is_terminal:
         _show(console, model, tokens)
     else:

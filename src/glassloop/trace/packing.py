@@ -144,7 +144,9 @@ def _pack_pieces(tokens: Sequence[Token], ids: Column, runners_up: Column) -> di
     """Returns the columns with the text of every token that is named, so that a file needs no model to be
     shown."""
     named = np.unique(np.concatenate([ids, runners_up[runners_up >= 0]])).astype(np.int32)
-    piece = tokens[0]._pieces if tokens else str
+    # In a fork of a run that was read from a file, the first tokens know only the pieces of that file; the
+    # last one knows those of the model.
+    piece = tokens[-1]._pieces if tokens else str
     shown = dict(zip(named.tolist(), map(piece, named.tolist()), strict=True))
     data = {token.id: token.bytes for token in tokens}
     # Most tokens are the bytes of their piece; parts of characters and control tokens are not.

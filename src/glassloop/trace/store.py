@@ -45,7 +45,7 @@ class Store:
     """A store of runs, for use from any thread. The file is created when the first run is added.
 
     `patience` is how many seconds a write waits for other processes. `origin` is stored with every run that
-    is added (servers use "server"), and `prune` can be limited to one origin.
+    is added (servers use "server", `runs import` uses "file"), and `prune` can be limited to one origin.
     """
 
     def __init__(
@@ -164,7 +164,8 @@ class Store:
         return (str(rows[0][0] or rows[0][1]), rows[0][2]) if rows else (id, None)
 
     def is_from_server(self, id: str) -> bool:
-        """Returns whether a server wrote the run, so that its contents are untrusted."""
+        """Returns whether a server wrote the run, or it was imported from a file, so that its contents are
+        untrusted."""
         return bool(self._select("SELECT 1 FROM runs WHERE id = ? AND origin IS NOT NULL", id))
 
     def export(self, name: str, path: str | Path, *, tree: bool = False) -> None:

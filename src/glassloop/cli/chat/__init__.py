@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from glassloop.cli.options import DEFAULT_MODEL, Keep, Model, given, takes_sampling
+from glassloop.cli.options import DEFAULT_MODEL, Colors, Keep, Model, given, takes_sampling
 from glassloop.cli.show import Painter, Show
+from glassloop.cli.terminal import Color, set_color
 
 _MOST_TOKENS = 1024  # of an answer, by default
 
@@ -16,8 +17,12 @@ def chat(
     model: Model = DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option("--system", help="The system message.")] = None,
     show: Annotated[
-        Show | None, typer.Option("--show", help="What to show of the answers' tokens, on a terminal.")
+        Show | None,
+        typer.Option(
+            "--show", help="What to show of the answers' tokens, on a terminal or with --color always."
+        ),
     ] = None,
+    color: Colors = Color.AUTO,
     store: Keep = True,
     **options: Any,
 ) -> None:
@@ -32,6 +37,7 @@ def chat(
     from glassloop.decode.sampling import Sampling
     from glassloop.trace.store import default_path
 
+    set_color(color)
     sampling = Sampling.from_dict({"max_tokens": _MOST_TOKENS, **given(options)})
     Conversation.check(sampling)
     history = default_path().parent / "chat_history" if store else None

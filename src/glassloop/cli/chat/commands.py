@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from glassloop.cli.naming import number_in
 from glassloop.cli.options import changed_options, json_or_text
 from glassloop.cli.terminal import percent, print_table, quoted, visible, working
 from glassloop.decode.sampling import Sampling
@@ -80,10 +81,28 @@ def _tokens(chat: Chat, _: str) -> None:
     print_table(("n", "token", "model", "rank", "source"), rows, right=("n", "model", "rank"))
 
 
+def _worst(chat: Chat, rest: str) -> None:
+    from glassloop.cli.worst import MOST_SHOWN, print_worst
+
+    count = number_in(rest) if rest else MOST_SHOWN
+    if count is None or count < 1:
+        raise GlassloopError(f"count is {rest!r}; a number of tokens from 1 up is expected")
+    print_worst(chat.talk.last.run.tokens, count)
+
+
 def _tree(chat: Chat, _: str) -> None:
     from glassloop.cli.chat.drawing import draw
 
     print(visible(draw(chat.talk)))
+
+
+def _diff(chat: Chat, rest: str) -> None:
+    from glassloop.trace.diff import diff
+
+    own, other = chat.talk.last.run, chat.talk.find(rest).run
+    with working("Comparing"):
+        found = diff(other, own)
+    print(visible(f"{other.id[:8]} / {own.id[:8]}: {found.sentence}", newlines=False))
 
 
 def _show(chat: Chat, _: str) -> None:
@@ -191,10 +210,12 @@ COMMANDS = (
     Command("why", "[n]", "explain why token n was chosen", _why),
     Command("alts", "[n]", "the alternatives to token n", _alts),
     Command("tokens", "", "the tokens of the last answer with their numbers", _tokens),
+    Command("worst", "[count]", "the most surprising tokens, and those that won by luck", _worst),
     Command("fork", "n [token]", "another answer, with this token at n, or with new luck from n on", _fork),
     Command("rewind", "[n]", "keep n tokens of the answer; without n, take back the question", _rewind),
     Command("tree", "", "all questions and answers", _tree),
     Command("go", "run", "continue from another answer of the tree", _go),
+    Command("diff", "run", "where this answer differs from another one of the tree, and why", _diff),
     Command("set", "option value", "change an option: /set temperature 0.3", _set),
     Command("show", "", "the model, the options, the context that is left", _show),
     Command("save", "file", "save as .glass (with records), .json or .md", _save),

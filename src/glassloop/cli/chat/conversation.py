@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from glassloop.cli.naming import forms, number_in, place_of, token_named
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError, TextError
+from glassloop.trace.worst import most_surprising
 
 if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
     from glassloop.engine.request import Request
     from glassloop.trace.run import Run
-    from glassloop.trace.token import Token
 
 
 @dataclass(eq=False)
@@ -84,14 +85,18 @@ class Conversation:
         """Adds the last answer up to this token as a new turn."""
         return self.add(self.last.question, self.last.run.rewind(place), beside=self.last)
 
-    def go(self, name: str) -> Turn:
-        """Makes another turn the current one; `name` is the beginning of its run's id."""
+    def find(self, name: str) -> Turn:
+        """Returns a turn of the tree; `name` is the beginning of its run's id."""
         found = [turn for turn in self if turn.run.id.startswith(name)] if name else []
         if len(found) != 1:
             many = "several answers begin" if found else "no answer here begins"
             raise GlassloopError(f"{many} with {name!r}; /tree shows them")
-        self.at = found[0]
         return found[0]
+
+    def go(self, name: str) -> Turn:
+        """Makes another turn the current one; `name` is the beginning of its run's id."""
+        self.at = self.find(name)
+        return self.at
 
     # ── looking back ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -108,30 +113,23 @@ class Conversation:
         if not tokens:
             raise GlassloopError("the last answer has no tokens")
         if name is None:
-            return most_surprising(tokens)
-        bare, quoted = _unquoted(name)
-        if not quoted and name.isascii() and name.removeprefix("-").isdecimal():
-            number = int(name) + (len(tokens) if name.startswith("-") else 0)
-            if not 0 <= number < len(tokens):
+            return most_surprising(tokens)[0]
+        if (number := number_in(name)) is not None:
+            place = number + len(tokens) if number < 0 else number
+            if not 0 <= place < len(tokens):
                 raise GlassloopError(f"n is {name}; a token from 0 to {len(tokens) - 1} is expected")
-            return number
-        for same in (bare.__eq__, lambda piece: piece.strip() == bare.strip()):
-            for number, token in enumerate(tokens):
-                if same(token.piece):
-                    return number
-        raise GlassloopError(f"no token of the last answer is {name!r}; /tokens shows them")
+            return place
+        found = place_of(name, [token.piece for token in tokens])
+        if found is None:
+            raise GlassloopError(f"no token of the last answer is {name!r}; /tokens shows them")
+        return found
 
     def named_token(self, place: int, name: str) -> dict[str, Any]:
         """Returns what a fork continues with, as arguments of `fork`: a token if the text is one, else the
         text. Without quotes, the text gets a space in front if the old token has one."""
-        bare, quoted = _unquoted(name)
-        spaced = not quoted and self.last.run.tokens[place].piece.startswith(" ")
-        forms = [f" {bare}", bare] if spaced else [bare]
-        for form in forms:
-            found = self.llm.tokenizer.id_of(form)
-            if found is not None and found not in self.llm.tokenizer.special_ids:
-                return {"token": found}
-        return {"text": forms[0]}
+        old = self.last.run.tokens[place].piece
+        token = token_named(self.llm.tokenizer, name, old)
+        return {"text": forms(name, old)[0]} if token is None else {"token": token}
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -152,15 +150,3 @@ class Conversation:
         if whole[: len(answered)] != answered:  # the template changes answers that are not the last
             return whole
         return [*self.at.run.prompt_ids, *self.at.run.token_ids, *whole[len(answered) :]]
-
-
-def most_surprising(tokens: list[Token]) -> int:
-    """Returns the place of the token that the model itself found least likely; forced tokens do not count."""
-    free = [number for number, token in enumerate(tokens) if token.source != "forced"]
-    return min(free or range(len(tokens)), key=lambda number: tokens[number].raw_logprob)
-
-
-def _unquoted(name: str) -> tuple[str, bool]:
-    """Returns a text without its quotes, and whether it had any."""
-    quoted = len(name) > 2 and name[0] == name[-1] and name[0] in "\"'"
-    return name[1:-1] if quoted else name, quoted

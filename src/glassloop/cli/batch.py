@@ -1,0 +1,147 @@
+"""`glassloop generate --from`: many prompts, one on each line of a file, generated in one batch."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+from glassloop.cli.options import read_text
+from glassloop.cli.show import Painter, Show
+from glassloop.cli.terminal import json_text, visible
+from glassloop.decode.sampling import Sampling
+from glassloop.errors import GlassloopError, TextError
+from glassloop.files import read_at_most
+from glassloop.shown import shown
+
+if TYPE_CHECKING:
+    from glassloop.engine.llm import LLM
+    from glassloop.trace.run import Run
+
+_LONGEST = 256 << 20  # bytes of a file with prompts
+
+
+class Entry(NamedTuple):
+    """A prompt of a file, with its options."""
+
+    where: str  # the file and the line, for messages
+    prompt: str | list[int]
+    sampling: Sampling
+
+
+def read_prompts(name: str, options: Mapping[str, Any]) -> list[Entry]:
+    """Returns the prompts of a file ('-' is stdin). A line that begins with `{` is JSON: a `prompt`, and
+    options that replace those given here. Any other line is a prompt itself; empty lines are skipped."""
+    entries = []
+    for number, line in enumerate(_text(name).split("\n"), start=1):
+        text = line.removesuffix("\r")
+        if not text.strip():
+            continue
+        where = f"{name}, line {number}"
+        with _errors_at(where):
+            plain = _object(text) if text.lstrip().startswith("{") else {"prompt": text}
+            prompt = plain.pop("prompt", None)
+            if not isinstance(prompt, str | list):
+                raise TextError(f"prompt is {shown(prompt)}; a text or a list of token ids is expected")
+            entries.append(Entry(where, prompt, Sampling.from_dict({**options, **plain})))
+    if not entries:
+        raise TextError(f"{name} has no prompts; one on each line is expected")
+    return entries
+
+
+def print_batch(
+    llm: LLM, entries: list[Entry], json_output: bool, trace: Path | None, show: Show | None, store: bool
+) -> None:
+    """Generates all answers, prints them in the order of the prompts (as JSON, one object on each line), and
+    keeps the runs. The exit code is 2 if one of them failed."""
+    from glassloop.cli.kept import keep
+    from glassloop.engine.generation import Interrupted, complete
+    from glassloop.trace.file import write
+
+    requests = []
+    for entry in entries:
+        with _errors_at(entry.where):
+            requests.append(llm.prepare(entry.prompt, entry.sampling))
+    start, interrupted = time.monotonic(), False
+    try:
+        complete(llm.engine, requests, progress=None)
+    except Interrupted:  # what was generated until then is printed and kept
+        interrupted = True
+    seconds = time.monotonic() - start
+    ended = [request for request in requests if all(run.finish_reason for run in request.runs)]
+    runs = [run for request in ended for run in request.runs]
+    if json_output:
+        for request in ended:
+            others = {"samples": [run.to_dict() for run in request.runs]} if len(request.runs) > 1 else {}
+            print(json_text(request.runs[0].to_dict() | others))
+    else:
+        _print_texts(runs, show)
+    if trace is not None:
+        write(trace, runs)
+    kept = store and keep(runs)
+    for entry, request in zip(entries, requests, strict=True):
+        for error in {str(run.error): None for run in request.runs if run.error is not None}:
+            print(f"glassloop: {visible(f'{entry.where}: {error}', newlines=False)}", file=sys.stderr)
+    if not json_output:
+        print(_statistics(llm, len(ended), runs, seconds, kept), file=sys.stderr)
+    if interrupted:
+        raise typer.Exit(130)
+    if any(run.error is not None for run in runs):
+        raise typer.Exit(2)
+
+
+def _print_texts(runs: list[Run], show: Show | None) -> None:
+    with closing(Painter(show)) as painter:
+        for number, run in enumerate(runs, start=1):
+            print(f"── {number} of {len(runs)} ──")
+            for token in run.tokens:
+                painter.write(token)
+            painter.end(run)
+
+
+def _statistics(llm: LLM, prompts: int, runs: list[Run], seconds: float, kept: bool) -> str:
+    tokens = sum(len(run.tokens) for run in runs)
+    parts = [
+        llm.name,
+        f"{llm.ops} ops",
+        f"{prompts} prompt{'' if prompts == 1 else 's'}",
+        f"{tokens} tokens in {seconds:.1f} s",
+        f"{tokens / seconds:.1f} tokens/s" if seconds else "",
+        f"{len(runs)} run{'' if len(runs) == 1 else 's'} kept" if kept else "",
+    ]
+    return visible(" · ".join(part for part in parts if part), newlines=False)
+
+
+def _text(name: str) -> str:
+    if name == "-":
+        return read_text("-")
+    data = read_at_most(name, _LONGEST, TextError)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TextError(
+            f"{name}: is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02X}"
+        ) from None
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TextError(f"begins with '{{' and is not JSON: {error}") from None
+    return found
+
+
+@contextmanager
+def _errors_at(where: str) -> Iterator[None]:
+    """Puts the file and the line before the message of an error."""
+    try:
+        yield
+    except GlassloopError as error:
+        raise GlassloopError(f"{where}: {error}", field=error.field) from error

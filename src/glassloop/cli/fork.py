@@ -1,0 +1,83 @@
+"""`glassloop fork`: continues a recorded run from one of its tokens, with another token, other options or new
+luck. The old run stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from glassloop.cli.generate import OneJson, Shown, Trace, print_runs
+from glassloop.cli.kept import Name, Which
+from glassloop.cli.options import Colors, Draft, Keep, KVMemory, RunModel, given, takes_sampling
+from glassloop.cli.terminal import Color, set_color
+from glassloop.errors import GlassloopError, TextError
+
+
+def fork(
+    name: Name,
+    at: Annotated[
+        str,
+        typer.Option(
+            "--at",
+            metavar="N|TEXT",
+            help="The token to replace: its number from 0 (-1 is the last), or its text. The number after the"
+            " last token continues the whole run.",
+            show_default=False,
+        ),
+    ],
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            metavar="TEXT",
+            help="The token to use instead. It gets a space in front if the old token has one; in quotes"
+            " (--token '\"text\"') it is used exactly.",
+        ),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option("--text", metavar="TEXT", help="The text to use instead, of any number of tokens."),
+    ] = None,
+    which: Which = "",
+    model: RunModel = None,
+    json_output: OneJson = False,
+    trace: Trace = None,
+    show: Shown = None,
+    color: Colors = Color.AUTO,
+    store: Keep = True,
+    kv_memory: KVMemory = None,
+    draft: Draft = None,
+    **options: Any,
+) -> None:
+    """Continue a recorded run from one of its tokens, and keep both runs.
+
+    The fork has the options and the luck of the run, except for what is given. If nothing is given, it has
+    new luck.
+    """
+    from glassloop.cli.kept import count_forks, drafter, find_run, load, model_of
+    from glassloop.cli.naming import find_place, token_named
+
+    set_color(color)
+    if token is not None and text is not None:
+        raise GlassloopError("--token and --text are both given; at most one of them is expected")
+    overrides = {"n": 1, "beam_width": 1, **given(options)}
+    run = find_run(name, which)
+    pieces = [each.piece for each in run.tokens]
+    place = find_place(at, pieces, "the run", "--at")
+    if not 0 <= place <= len(pieces):
+        raise GlassloopError(f"--at is {at}; a token from 0 to {len(pieces)} is expected")
+    llm = load(model or model_of(name, run), kv_memory=kv_memory, draft=drafter(draft))
+    chosen: int | None = None
+    if token is not None:
+        chosen = token_named(llm.tokenizer, token, pieces[place] if place < len(pieces) else "")
+        if chosen is None:
+            problem = f"--token is {token!r}; a single token of {llm.name} is expected"
+            raise TextError(f"{problem}; --text takes any text")
+    count_forks(run, place)
+    request = llm.prepare_fork(run, place, token=chosen, text=text, **overrides)
+    print_runs(llm, request, json_output, trace, show, store)
+
+
+takes_sampling(fork, panel="Options that change", unset=True)
