@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 
 import pytest
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
@@ -216,6 +217,17 @@ def test_content_cannot_spell_special_tokens(client, server):
     assert sum(p["special"] for p in pieces) == 2 + sum(p["special"] for p in honest)
 
 
+def test_tokenize_shows_the_forms_of_a_prompt(server, llm):
+    begun = [*STORY, {"role": "assistant", "content": "The sea is"}]
+    for options, expected in (
+        ({}, {}),
+        ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
+        ({"continue_final_message": True}, {"continue_final": True}),
+    ):
+        told = server.post("/tokenize", {"messages": begun, **options}).json()["tokens"]
+        assert told == llm.tokenizer.encode_chat(begun, **expected)
+
+
 def test_the_last_message_can_be_continued(client, llm):
     begun = [*STORY, {"role": "assistant", "content": "The sea is"}]
     answer = ask(client, begun, extra_body={"continue_final_message": True})
@@ -241,13 +253,16 @@ def test_parameters_that_change_nothing_are_taken(client):
         {"modalities": ["audio"]},
         {"service_tier": "flex"},
         {"verbosity": "high"},
+        {"extra_body": {"guided_json": {"type": "object"}}},
+        {"extra_body": {"structured_outputs": {"regex": "a"}}},
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(client, options):
     with pytest.raises(BadRequestError) as caught:
         ask(client, **options)
     assert caught.value.body["type"] == "invalid_request_error"
-    assert caught.value.body["param"].split(".")[0] == next(iter(options))
+    name = next(iter(options.get("extra_body", options)))
+    assert re.split(r"[.\[]", caught.value.body["param"])[0] == name
 
 
 def test_errors_name_the_field(client):
@@ -261,7 +276,7 @@ def test_errors_name_the_field(client):
     assert unknown.value.body["code"] == "model_not_found"
     with pytest.raises(BadRequestError) as caught:
         ask(client, [{"role": "wizard", "content": "x"}])
-    assert caught.value.body["param"] == "messages.0.role"
+    assert caught.value.body["param"] == "messages[0].role" and "'user'" in caught.value.body["message"]
     with pytest.raises(BadRequestError) as caught:
         ask(client, stream_options={"include_usage": True})
     assert caught.value.body["param"] == "stream_options"

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from openai import BadRequestError, NotFoundError
+from openai.types.responses import ResponseUsage
 
 from glassloop import Sampling
 
@@ -115,6 +116,8 @@ def test_prompts_that_are_none(client, prompt):
     with pytest.raises(BadRequestError) as caught:
         complete(client, prompt)
     assert caught.value.body["param"].startswith("prompt")
+    if prompt == []:
+        assert "a text, token ids, or a list of them is expected" in caught.value.body["message"]
 
 
 # ── responses ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -143,6 +146,44 @@ def test_a_conversation_as_input(client, llm):
     ]
     plain = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}, said[2]]
     assert respond(client, said).output_text == llm.chat(plain, Sampling(max_tokens=8, seed=7)).text
+
+
+def test_an_answer_can_be_sent_back_as_the_client_dumps_it(client):
+    first = respond(client)
+    said = [{"role": "user", "content": "Say hi."}]
+    dumped = [{**each.model_dump(), "phase": None} for each in first.output]
+    again = respond(client, [*said, *dumped, {"role": "user", "content": "And?"}])
+    assert (
+        again.output_text
+        == respond(client, [*said, *first.output, *[{"role": "user", "content": "And?"}]]).output_text
+    )
+
+
+def test_a_response_is_what_the_clients_types_say(client):
+    answer = respond(client, tool_choice="none", parallel_tool_calls=True)
+    assert answer.tool_choice == "none" and answer.parallel_tool_calls is True
+    assert answer.created_at.is_integer()
+    used = ResponseUsage.model_validate(answer.usage.model_dump())
+    details = used.input_tokens_details
+    assert details.cached_tokens + details.cache_write_tokens == used.input_tokens
+
+
+@pytest.mark.parametrize(
+    ("item", "place", "instead"),
+    [
+        ({"type": "function_call_output", "call_id": "c", "output": "22"}, "input[1]", "only messages"),
+        ({"type": "item_reference", "id": "msg_1"}, "input[1]", "only messages"),
+        (
+            {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]},
+            "input[1].content[0]",
+            "text only",
+        ),
+    ],
+)
+def test_items_that_are_no_text_are_refused_in_words(client, item, place, instead):
+    with pytest.raises(BadRequestError, match=instead) as caught:
+        respond(client, [{"role": "user", "content": "Hi"}, item])
+    assert caught.value.body["param"] == place and caught.value.body["message"].startswith(f"{place}: ")
 
 
 def test_response_events(client):
@@ -219,7 +260,7 @@ def test_an_embedding_is_the_mean_of_the_last_hidden_states(client, llm):
 
 
 def test_embeddings_refuse(client):
-    for wrong in ({"input": ""}, {"input": "x", "dimensions": 5}, {"input": [99999999]}):
+    for wrong in ({"input": ""}, {"input": []}, {"input": "x", "dimensions": 5}, {"input": [99999999]}):
         with pytest.raises(BadRequestError) as caught:
             client.embeddings.create(model=MODEL, **wrong)
         assert caught.value.body["param"] in ("input", "dimensions")
