@@ -11,6 +11,8 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
 
 from glassloop import Sampling
+from glassloop.server.openai.conversation import Message, encode
+from glassloop.text.chat import ChatTemplate
 
 from .conftest import MODEL
 
@@ -235,6 +237,95 @@ def test_the_last_message_can_be_continued(client, llm):
     assert text(answer) == llm.generate(ids, Sampling(max_tokens=12, seed=7)).text
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+        {"type": "input_image", "image_url": "https://example.org/cat.png"},
+        {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}},
+        {"type": "file", "file": {"file_id": "f"}},
+    ],
+    ids=lambda part: part["type"],
+)
+def test_parts_that_are_not_text_are_refused_in_words(client, part):
+    content = [{"type": "text", "text": "What is this?"}, part]
+    with pytest.raises(BadRequestError) as caught:
+        ask(client, [*HI, {"role": "user", "content": content}])
+    error = caught.value.body
+    assert error["param"] == "messages[1].content[1]"
+    assert error["message"] == (
+        f"messages[1].content[1]: {part['type']} is not supported: the model reads text only; send"
+        ' {"type": "text", "text": "…"} or a plain text'
+    )
+
+
+def test_an_empty_conversation_is_refused_in_words(client):
+    with pytest.raises(BadRequestError) as caught:
+        ask(client, [])
+    assert caught.value.body["message"] == "messages is empty; at least one item is expected"
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+CALLED = [*HI, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "22 C"}
+
+
+def test_a_message_that_only_calls_tools_needs_no_content(client):
+    absent = {"role": "assistant", "tool_calls": [CALL]}
+    empty = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    expected = text(ask(client, [*HI, empty, RESULT]))
+    assert text(ask(client, [*CALLED, RESULT])) == text(ask(client, [*HI, absent, RESULT])) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            "{% for call in messages[1].tool_calls %}{{ call.function.arguments | tojson }}{% endfor %}",
+            '{"city": "Paris"}',
+        ),
+        ("{{ 'as text: ' + messages[1].tool_calls[0].function.arguments }}", 'as text: {"city": "Paris"}'),
+        ("{{ 'only a call' if messages[1].content is none else 'a text' }}", "only a call"),
+        ("{{ '<' + messages[1]['content'] + '>' }}", "<>"),
+    ],
+)
+def test_templates_get_tool_calls_as_they_expect_them(llm, monkeypatch, source, expected):
+    monkeypatch.setattr(llm.tokenizer, "chat_template", ChatTemplate(source))
+    ids = encode(llm.tokenizer, [Message(**each) for each in CALLED])
+    assert llm.tokenizer.decode(ids) == expected
+
+
+def test_histories_of_other_servers_are_taken(client):
+    plain = text(ask(client, [*HI, {"role": "assistant", "content": "Hi."}, *STORY]))
+    answer = {"role": "assistant", "content": "Hi.", "reasoning_content": "It is short.", "refusal": None}
+    cached = [{"type": "text", "text": STORY[0]["content"], "cache_control": {"type": "ephemeral"}}]
+    assert text(ask(client, [*HI, answer, {"role": "user", "content": cached}])) == plain
+
+
+def test_what_is_not_supported_may_be_null(client):
+    nulls = {"audio": None, "prediction": None, "reasoning_effort": None, "moderation": None}
+    assert text(ask(client, extra_body=nulls)) == text(ask(client))
+
+
+def test_the_seed_minus_one_is_none(client, server):
+    raw = [
+        client.chat.completions.with_raw_response.create(model=MODEL, messages=HI, max_tokens=1, seed=-1)
+        for _ in range(2)
+    ]
+    seeds = [server.get(f"/api/runs/{each.headers['x-glassloop-run']}").json()["seed"] for each in raw]
+    assert seeds[0] != seeds[1]
+
+
+def test_the_fingerprint_names_the_model_and_the_op_set(client, llm):
+    expected = f"fp_{llm.model_hash[:12]}_{llm.op_set.replace('/', '-')}"
+    assert ask(client, max_tokens=1).system_fingerprint == expected
+    assert {chunk.system_fingerprint for chunk in ask(client, max_tokens=2, stream=True)} == {expected}
+    complete = {"model": MODEL, "prompt": "x", "max_tokens": 2}
+    assert client.completions.create(**complete).system_fingerprint == expected
+    chunks = client.completions.create(**complete, stream=True)
+    assert {chunk.system_fingerprint for chunk in chunks} == {expected}
+
+
 def test_parameters_that_change_nothing_are_taken(client):
     plain = text(ask(client))
     assert text(ask(client, user="me", metadata={"a": "b"}, store=True, service_tier="auto")) == plain
@@ -325,6 +416,7 @@ def test_each_answer_says_which_run_it_is(client, server):
     )
     ids = raw.headers["x-glassloop-run"].split(", ")
     answer = raw.parse()
+    assert answer._request_id == ids[0]
     for index, id in enumerate(ids):
         run = server.get(f"/api/runs/{id}").json()
         assert run["text"] == text(answer, index) and run["status"] == "done" and run["sample"] == index

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import suppress
+from threading import Lock
 from typing import Any, TypeVar
 
 from fastapi import Request as HTTPRequest
@@ -13,7 +16,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.llm import LLM, Prompt
 from glassloop.engine.request import Request
-from glassloop.errors import GlassloopError, LengthError
+from glassloop.errors import GlassloopError, LengthError, ModelError
 from glassloop.server.errors import APIError, as_api_error, shutting_down
 from glassloop.server.operation.bodies import Bodies
 from glassloop.server.operation.logs import Log
@@ -50,10 +53,24 @@ class Service:
         self._deadlines: set[Deadline] = set()  # of calls that read from the model now
         self._hub: Hub | None = None
         self._longest_token: int | None = None
+        self._fingerprint: str | None = None
+        self._hashing = Lock()  # held while the model's files are hashed
 
     @property
     def name(self) -> str:
         return self.settings.served_name
+
+    @property
+    def fingerprint(self) -> str | None:
+        """What determines an answer beside the request: the model's files and the op set. None if the files
+        cannot be read any more. Hashing them may take seconds: not for the event loop's thread."""
+        with self._hashing:
+            if self._fingerprint is None:
+                with suppress(ModelError):
+                    model, _, weights = self.llm.model_hash.partition("+")
+                    parts = ["fp", model[:12], self.llm.op_set, weights]
+                    self._fingerprint = re.sub(r"[^\w.]+", "-", "_".join(filter(None, parts)))
+            return self._fingerprint
 
     # ── checking ───────────────────────────────────────────────────────────────────────────────────────────
 

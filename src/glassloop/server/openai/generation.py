@@ -154,6 +154,7 @@ class Choices(Generation):
         if body.stream_options is not None and not body.stream:
             raise invalid("stream_options", "stream_options is given without stream: true")
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._fingerprint = service.fingerprint
         self._frame: dict[str, Any] = {}
 
     @abstractmethod
@@ -193,7 +194,7 @@ class Choices(Generation):
             "object": kind,
             "created": int(time.time()),
             "model": self.service.name,
-            "system_fingerprint": None,
+            "system_fingerprint": self._fingerprint,
         }
 
 
@@ -232,7 +233,7 @@ def finish_reason(run: Run) -> str:
 
 
 def run_headers(runs: Sequence[Run]) -> dict[str, str]:
-    return {"x-glassloop-run": ", ".join(run.id for run in runs)}
+    return {"x-glassloop-run": ", ".join(run.id for run in runs), "x-request-id": runs[0].id}
 
 
 def token_logprob(service: Service, token: Token, count: int) -> dict[str, Any]:
