@@ -189,6 +189,8 @@ def test_response_format(client):
     answer = ask(client, response_format=form, max_tokens=100, temperature=0.5)
     made = json.loads(text(answer))
     assert set(made) == {"city", "size"} and isinstance(made["size"], int)
+    nameless = {"type": "json_schema", "json_schema": {"schema": {"enum": [1]}}}
+    assert text(ask(client, response_format=nameless)) == "1"
     answer = ask(client, response_format={"type": "json_object"}, max_tokens=200, temperature=0.2)
     assert answer.choices[0].finish_reason == "length" or isinstance(json.loads(text(answer)), dict)
     assert text(ask(client, response_format={"type": "text"})) == text(ask(client))

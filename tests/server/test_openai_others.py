@@ -55,6 +55,39 @@ def test_echo_and_logprobs(client, llm):
     assert all(3 <= len(top) <= 4 for top in told.top_logprobs[1:])
 
 
+def test_offsets_where_tokens_are_parts_of_characters(client):
+    prompt = "I love 🚀 and ☃ snow"
+    answer = complete(client, prompt, echo=True, logprobs=1, temperature=0).choices[0]
+    told = answer.logprobs
+    assert len(told.tokens) > len(set(told.text_offset))  # some tokens are parts of characters
+    assert told.text_offset == sorted(told.text_offset) and told.text_offset[-1] <= len(answer.text)
+    for offset, token in zip(told.text_offset, told.tokens, strict=True):
+        assert "<0x" in token or answer.text[offset : offset + len(token)] == token
+    one = complete(client, "The", echo=True, logprobs=1, max_tokens=0).choices[0].logprobs
+    assert (one.tokens, one.token_logprobs, one.text_offset) == (["The"], [None], [0])
+
+
+def test_prompt_logprobs_are_answered(client, llm):
+    run = llm.generate(FRANCE, Sampling(max_tokens=1, seed=7, prompt_logprobs=2))
+    extra = {"prompt_logprobs": 2}
+    told = complete(client, max_tokens=1, extra_body=extra).choices[0].prompt_logprobs
+    assert told[0] is None and len(told) == len(run.prompt_ids)
+    for each, token in zip(told[1:], run.prompt_tokens, strict=True):
+        own = {"logprob": token.raw_logprob, "rank": token.rank, "decoded_token": token.piece}
+        assert each[str(token.id)] == own and 2 <= len(each) <= 3
+        assert [each[str(other.id)]["rank"] for other in token.alternatives[:2]] == [1, 2]
+    said = [{"role": "user", "content": FRANCE}]
+    chat = client.chat.completions.create(model=MODEL, messages=said, max_tokens=1, extra_body=extra)
+    assert chat.prompt_logprobs[0] is None and len(chat.prompt_logprobs) == chat.usage.prompt_tokens
+    for wrong in (
+        lambda: complete(client, stream=True, extra_body=extra),
+        lambda: respond(client, extra_body=extra),
+    ):
+        with pytest.raises(BadRequestError) as caught:
+            wrong()
+        assert caught.value.body["param"] == "prompt_logprobs"
+
+
 def test_scoring_a_prompt_without_generating(client, llm):
     answer = complete(client, echo=True, logprobs=0, max_tokens=0)
     assert answer.choices[0].text == FRANCE and answer.usage.completion_tokens == 0

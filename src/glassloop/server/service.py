@@ -87,12 +87,19 @@ class Service:
         """Refuses texts that are too long together, before anything is done with them."""
         total = sum(map(len, texts))
         if total > most:
-            raise LengthError.about(name, f"has {total} characters; at most {most} are expected")
+            message = f"has {total} characters; at most {most} are expected"
+            raise LengthError.about(name, message if most >= MOST_TEXT else message + self._context_length)
 
     def check_length(self, tokens: int, name: str = "prompt", note: str = "") -> None:
         most = self.most_prompt
         if tokens > most:
-            raise LengthError.about(name, f"has {tokens} tokens{note}; at most {most} are expected")
+            message = f"has {tokens} tokens{note}; at most {most} are expected"
+            raise LengthError.about(name, message + self._context_length)
+
+    @property
+    def _context_length(self) -> str:
+        """OpenAI's words for the length of the context: clients look for them to shorten a conversation."""
+        return f" (this model's maximum context length is {self.llm.config.context} tokens)"
 
     @property
     def most_prompt(self) -> int:
@@ -114,7 +121,11 @@ class Service:
         Takes a while where the prompt is long: not for the event loop's thread."""
         if isinstance(prompt, str):
             self.check_text(prompt)
-        request = self.llm.prepare(prompt, sampling, compiled=compiled or self.llm.compile(sampling))
+        compiled = compiled or self.llm.compile(sampling)
+        try:
+            request = self.llm.prepare(prompt, sampling, compiled=compiled)
+        except LengthError as error:
+            raise LengthError(f"{error}{self._context_length}", field=error.field) from None
         self.check_length(len(request.prompt_ids))
         return request
 

@@ -14,10 +14,12 @@ from glassloop.server.openai.conversation import Messages, Tools, encode_message
 from glassloop.server.openai.generation import (
     Choices,
     ChoicesBody,
+    PromptLogprobs,
     UsageAnswer,
     add_response_format,
     add_top_logprobs,
     finish_reason,
+    prompt_logprobs,
     respond,
     token_logprob,
 )
@@ -88,6 +90,7 @@ class ChatAnswer(BaseModel):
     choices: list[ChatChoice]
     usage: UsageAnswer
     system_fingerprint: str | None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 def router(service: Service) -> APIRouter:
@@ -117,6 +120,10 @@ class _Chat(Choices):
         ids = encode_messages(service, body.messages, tools, continue_final=continues)
         sampling = make_sampling(_options(body, service.llm.config.context - len(ids)), service.settings)
         super().__init__(service, body, [service.prepare(ids, sampling)])
+
+    def answer(self, runs: list[Run]) -> dict[str, Any]:
+        made = super().answer(runs)
+        return {**made, "prompt_logprobs": prompt_logprobs(runs[0])} if self.with_prompt else made
 
     def choice(self, run: Run) -> dict[str, Any]:
         return {

@@ -121,7 +121,7 @@ class StreamOptions(Body):
 
 
 class JSONSchema(Body):
-    name: str
+    name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
@@ -153,6 +153,9 @@ class Choices(Generation):
         super().__init__(service, requests)
         if body.stream_options is not None and not body.stream:
             raise invalid("stream_options", "stream_options is given without stream: true")
+        self.with_prompt = bool(body.given.get("prompt_logprobs"))
+        if self.with_prompt and body.stream:
+            raise invalid("prompt_logprobs", "prompt_logprobs is not streamed; ask for it without stream")
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._fingerprint = service.fingerprint
         self._frame: dict[str, Any] = {}
@@ -224,6 +227,34 @@ def usage_of(runs: Sequence[Run], dropped: int = 0) -> dict[str, Any]:
         "total_tokens": prompt + made,
         "prompt_tokens_details": {"cached_tokens": sum(run.cached_tokens for run in prompts)},
     }
+
+
+class PromptLogprob(BaseModel):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+def prompt_logprobs(run: Run) -> list[dict[str, Any] | None]:
+    """Returns the log-probabilities of a prompt as vLLM does: for each token those of itself and of the most
+    likely ones, by id. The first token has none, since nothing comes before it."""
+    made: list[dict[str, Any] | None] = [None]
+    for token in run.prompt_tokens:
+        likely = token.alternatives[: run.sampling.prompt_logprobs]
+        told = {
+            str(each.id): {"logprob": each.raw_logprob, "rank": rank, "decoded_token": each.text}
+            for rank, each in enumerate(likely, 1)
+        }
+        told[str(token.id)] = {
+            "logprob": token.raw_logprob,
+            "rank": token.rank,
+            "decoded_token": token.piece,
+        }
+        made.append(told)
+    return made
 
 
 def finish_reason(run: Run) -> str:
