@@ -332,6 +332,7 @@ def test_parameters_that_change_nothing_are_taken(client):
     plain = text(ask(client))
     assert text(ask(client, user="me", metadata={"a": "b"}, store=True, service_tier="auto")) == plain
     assert text(ask(client, modalities=["text"], safety_identifier="x", prompt_cache_key="y")) == plain
+    assert text(ask(client, tool_choice="none")) == plain
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,8 @@ class Service:
         has a large body or a grammar, of another one where a template renders a conversation. It is dropped
         if the client disconnects while it waits."""
         pools, given = self.pools, body.given
-        if request.state.long or not _CONSTRAINTS.isdisjoint(given):
+        demands_call = given.get("tool_choice", "auto") not in ("auto", "none")
+        if request.state.long or demands_call or not _CONSTRAINTS.isdisjoint(given):
             pool = pools.long
         else:
             pool = pools.short if _RENDERED.isdisjoint(given) else pools.chat
