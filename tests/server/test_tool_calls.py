@@ -89,6 +89,8 @@ CASES = [
     ("<tool_call>not JSON</tool_call>", "<tool_call>not JSON</tool_call>", []),
     ('<tool_call>{"name": "weather"}</tool_call>', '<tool_call>{"name": "weather"}</tool_call>', []),
     ("It ends with <tool_c", "It ends with <tool_c", []),
+    (f"{PARIS} and more", "and more", [("weather", {"city": "Paris"})]),
+    (PARIS.replace('"Paris"', "NaN"), PARIS.replace('"Paris"', "NaN"), []),
 ]
 
 
@@ -165,6 +167,12 @@ def test_choices_that_cannot_be_met_are_refused(client, options):
     with pytest.raises(BadRequestError) as caught:
         ask(client, **options)
     assert caught.value.body["param"] == "tool_choice"
+
+
+def test_parameters_that_are_no_schema_are_refused_as_tools(client):
+    with pytest.raises(BadRequestError, match="cannot be enforced") as caught:
+        ask(client, tool_choice="required", tools=[tool("f", {"type": "nonsense"})])
+    assert caught.value.body["param"] == "tools"
 
 
 def test_a_function_needs_a_name(client):

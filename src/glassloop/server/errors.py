@@ -43,7 +43,7 @@ UNSUPPORTED = {
     "guided_choice": "use choice",
     "guided_grammar": "use grammar, in Lark's notation",
     "n_predict": "use max_tokens",
-    "chat_template_kwargs": "templates get messages and tools alone",
+    "chat_template_kwargs": "the template gets messages and tools, and no other values",
 }
 
 

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from glassloop.errors import SamplingError
 from glassloop.server.errors import ERRORS, invalid, unsupported
 from glassloop.server.fields import Whole, many
 from glassloop.server.openai.conversation import Messages, Tools, encode_messages
@@ -127,8 +128,14 @@ class _Chat(Choices):
         self._has_tools, self._demanded = bool(tools), schema is not None
         self._most_calls = 1 if body.parallel_tool_calls is False else None
         self._texts: dict[int, CallStream] = {}  # by choice
-        sampling = make_sampling(options, service.settings)
-        super().__init__(service, body, [service.prepare(ids, sampling)])
+        try:
+            sampling = make_sampling(options, service.settings)
+            compiled = service.llm.compile(sampling)
+        except SamplingError as error:
+            if schema is not None and error.field == "json_schema":  # which the client has not given
+                raise invalid("tools", f"tools has parameters that cannot be enforced: {error}") from None
+            raise
+        super().__init__(service, body, [service.prepare(ids, sampling, compiled)])
 
     def answer(self, runs: list[Run]) -> dict[str, Any]:
         made = super().answer(runs)

@@ -176,7 +176,7 @@ class _Completion(Choices):
     # ── log-probabilities ──────────────────────────────────────────────────────────────────────────────────
 
     def _prompt_logprobs(self, run: Run) -> Any:
-        """Returns those of a prompt, whose first token has none: nothing comes before it."""
+        """Returns the log-probabilities of a prompt's tokens. The first has none: nothing comes before it."""
         if self._top is None:
             return None
         llm, first, offsets = self.service.llm, run.prompt_ids[0], _Offsets(0)

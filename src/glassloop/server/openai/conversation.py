@@ -144,7 +144,7 @@ def _parse_arguments(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         function = call.get("function")
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
             with suppress(ValueError):
-                arguments = from_json(function["arguments"])
+                arguments = from_json(function["arguments"], allow_inf_nan=False)
                 if isinstance(arguments, dict):
                     call = {**call, "function": {**function, "arguments": arguments}}
         made.append(call)

@@ -162,7 +162,7 @@ class Choices(Generation):
 
     @abstractmethod
     def choice(self, run: Run) -> dict[str, Any]:
-        """Returns what an answer has of a run, less its index."""
+        """Returns the entry of a run in the list of choices, without its index."""
 
     def usage(self) -> dict[str, Any]:
         return usage_of(self.runs)
@@ -308,8 +308,8 @@ def add_format(options: dict[str, Any], kind: str, schema: dict[str, Any] | None
 
 
 def add_top_logprobs(options: dict[str, Any], count: int | None, asked: bool, switch: str) -> None:
-    """Has so many alternatives recorded. `asked` tells whether `switch`, without which the number means
-    nothing, is given."""
+    """Adds the number of alternatives that are recorded for each token. `asked` tells whether the client gave
+    `switch`, without which the number means nothing."""
     if count is None:
         return
     if not asked:

@@ -108,7 +108,7 @@ def find_calls(text: str, demanded: bool) -> tuple[str, list[CalledFunction]]:
 
 def _read(written: str) -> CalledFunction | None:
     try:
-        call = from_json(written)
+        call = from_json(written, allow_inf_nan=False)
     except ValueError:
         return None
     if not isinstance(call, dict):
