@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 
 import pytest
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
 
 from glassloop import Sampling
+from glassloop.server.openai.conversation import Message, encode
+from glassloop.text.chat import ChatTemplate
 
 from .conftest import MODEL
 
@@ -186,6 +189,8 @@ def test_response_format(client):
     answer = ask(client, response_format=form, max_tokens=100, temperature=0.5)
     made = json.loads(text(answer))
     assert set(made) == {"city", "size"} and isinstance(made["size"], int)
+    nameless = {"type": "json_schema", "json_schema": {"schema": {"enum": [1]}}}
+    assert text(ask(client, response_format=nameless)) == "1"
     answer = ask(client, response_format={"type": "json_object"}, max_tokens=200, temperature=0.2)
     assert answer.choices[0].finish_reason == "length" or isinstance(json.loads(text(answer)), dict)
     assert text(ask(client, response_format={"type": "text"})) == text(ask(client))
@@ -216,6 +221,17 @@ def test_content_cannot_spell_special_tokens(client, server):
     assert sum(p["special"] for p in pieces) == 2 + sum(p["special"] for p in honest)
 
 
+def test_tokenize_shows_the_forms_of_a_prompt(server, llm):
+    begun = [*STORY, {"role": "assistant", "content": "The sea is"}]
+    for options, expected in (
+        ({}, {}),
+        ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
+        ({"continue_final_message": True}, {"continue_final": True}),
+    ):
+        told = server.post("/tokenize", {"messages": begun, **options}).json()["tokens"]
+        assert told == llm.tokenizer.encode_chat(begun, **expected)
+
+
 def test_the_last_message_can_be_continued(client, llm):
     begun = [*STORY, {"role": "assistant", "content": "The sea is"}]
     answer = ask(client, begun, extra_body={"continue_final_message": True})
@@ -223,10 +239,100 @@ def test_the_last_message_can_be_continued(client, llm):
     assert text(answer) == llm.generate(ids, Sampling(max_tokens=12, seed=7)).text
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+        {"type": "input_image", "image_url": "https://example.org/cat.png"},
+        {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}},
+        {"type": "file", "file": {"file_id": "f"}},
+    ],
+    ids=lambda part: part["type"],
+)
+def test_parts_that_are_not_text_are_refused_in_words(client, part):
+    content = [{"type": "text", "text": "What is this?"}, part]
+    with pytest.raises(BadRequestError) as caught:
+        ask(client, [*HI, {"role": "user", "content": content}])
+    error = caught.value.body
+    assert error["param"] == "messages[1].content[1]"
+    assert error["message"] == (
+        f"messages[1].content[1]: {part['type']} is not supported: the model reads text only; send"
+        ' {"type": "text", "text": "…"} or a plain text'
+    )
+
+
+def test_an_empty_conversation_is_refused_in_words(client):
+    with pytest.raises(BadRequestError) as caught:
+        ask(client, [])
+    assert caught.value.body["message"] == "messages is empty; at least one item is expected"
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+CALLED = [*HI, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "22 C"}
+
+
+def test_a_message_that_only_calls_tools_needs_no_content(client):
+    absent = {"role": "assistant", "tool_calls": [CALL]}
+    empty = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    expected = text(ask(client, [*HI, empty, RESULT]))
+    assert text(ask(client, [*CALLED, RESULT])) == text(ask(client, [*HI, absent, RESULT])) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            "{% for call in messages[1].tool_calls %}{{ call.function.arguments | tojson }}{% endfor %}",
+            '{"city": "Paris"}',
+        ),
+        ("{{ 'as text: ' + messages[1].tool_calls[0].function.arguments }}", 'as text: {"city": "Paris"}'),
+        ("{{ 'only a call' if messages[1].content is none else 'a text' }}", "only a call"),
+        ("{{ '<' + messages[1]['content'] + '>' }}", "<>"),
+    ],
+)
+def test_templates_get_tool_calls_as_they_expect_them(llm, monkeypatch, source, expected):
+    monkeypatch.setattr(llm.tokenizer, "chat_template", ChatTemplate(source))
+    ids = encode(llm.tokenizer, [Message(**each) for each in CALLED])
+    assert llm.tokenizer.decode(ids) == expected
+
+
+def test_histories_of_other_servers_are_taken(client):
+    plain = text(ask(client, [*HI, {"role": "assistant", "content": "Hi."}, *STORY]))
+    answer = {"role": "assistant", "content": "Hi.", "reasoning_content": "It is short.", "refusal": None}
+    cached = [{"type": "text", "text": STORY[0]["content"], "cache_control": {"type": "ephemeral"}}]
+    assert text(ask(client, [*HI, answer, {"role": "user", "content": cached}])) == plain
+
+
+def test_what_is_not_supported_may_be_null(client):
+    nulls = {"audio": None, "prediction": None, "reasoning_effort": None, "moderation": None}
+    assert text(ask(client, extra_body=nulls)) == text(ask(client))
+
+
+def test_the_seed_minus_one_is_none(client, server):
+    raw = [
+        client.chat.completions.with_raw_response.create(model=MODEL, messages=HI, max_tokens=1, seed=-1)
+        for _ in range(2)
+    ]
+    seeds = [server.get(f"/api/runs/{each.headers['x-glassloop-run']}").json()["seed"] for each in raw]
+    assert seeds[0] != seeds[1]
+
+
+def test_the_fingerprint_names_the_model_and_the_op_set(client, llm):
+    expected = f"fp_{llm.model_hash[:12]}_{llm.op_set.replace('/', '-')}"
+    assert ask(client, max_tokens=1).system_fingerprint == expected
+    assert {chunk.system_fingerprint for chunk in ask(client, max_tokens=2, stream=True)} == {expected}
+    complete = {"model": MODEL, "prompt": "x", "max_tokens": 2}
+    assert client.completions.create(**complete).system_fingerprint == expected
+    chunks = client.completions.create(**complete, stream=True)
+    assert {chunk.system_fingerprint for chunk in chunks} == {expected}
+
+
 def test_parameters_that_change_nothing_are_taken(client):
     plain = text(ask(client))
     assert text(ask(client, user="me", metadata={"a": "b"}, store=True, service_tier="auto")) == plain
     assert text(ask(client, modalities=["text"], safety_identifier="x", prompt_cache_key="y")) == plain
+    assert text(ask(client, tool_choice="none")) == plain
 
 
 @pytest.mark.parametrize(
@@ -241,13 +347,16 @@ def test_parameters_that_change_nothing_are_taken(client):
         {"modalities": ["audio"]},
         {"service_tier": "flex"},
         {"verbosity": "high"},
+        {"extra_body": {"guided_json": {"type": "object"}}},
+        {"extra_body": {"structured_outputs": {"regex": "a"}}},
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(client, options):
     with pytest.raises(BadRequestError) as caught:
         ask(client, **options)
     assert caught.value.body["type"] == "invalid_request_error"
-    assert caught.value.body["param"].split(".")[0] == next(iter(options))
+    name = next(iter(options.get("extra_body", options)))
+    assert re.split(r"[.\[]", caught.value.body["param"])[0] == name
 
 
 def test_errors_name_the_field(client):
@@ -261,7 +370,7 @@ def test_errors_name_the_field(client):
     assert unknown.value.body["code"] == "model_not_found"
     with pytest.raises(BadRequestError) as caught:
         ask(client, [{"role": "wizard", "content": "x"}])
-    assert caught.value.body["param"] == "messages.0.role"
+    assert caught.value.body["param"] == "messages[0].role" and "'user'" in caught.value.body["message"]
     with pytest.raises(BadRequestError) as caught:
         ask(client, stream_options={"include_usage": True})
     assert caught.value.body["param"] == "stream_options"
@@ -310,6 +419,7 @@ def test_each_answer_says_which_run_it_is(client, server):
     )
     ids = raw.headers["x-glassloop-run"].split(", ")
     answer = raw.parse()
+    assert answer._request_id == ids[0]
     for index, id in enumerate(ids):
         run = server.get(f"/api/runs/{id}").json()
         assert run["text"] == text(answer, index) and run["status"] == "done" and run["sample"] == index

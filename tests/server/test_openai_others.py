@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from openai import BadRequestError, NotFoundError
+from openai.types.responses import ResponseUsage
 
 from glassloop import Sampling
 
@@ -52,6 +53,39 @@ def test_echo_and_logprobs(client, llm):
     for offset, token in zip(told.text_offset, told.tokens, strict=True):
         assert answer.text[offset : offset + len(token)] == token
     assert all(3 <= len(top) <= 4 for top in told.top_logprobs[1:])
+
+
+def test_offsets_where_tokens_are_parts_of_characters(client):
+    prompt = "I love 🚀 and ☃ snow"
+    answer = complete(client, prompt, echo=True, logprobs=1, temperature=0).choices[0]
+    told = answer.logprobs
+    assert len(told.tokens) > len(set(told.text_offset))  # some tokens are parts of characters
+    assert told.text_offset == sorted(told.text_offset) and told.text_offset[-1] <= len(answer.text)
+    for offset, token in zip(told.text_offset, told.tokens, strict=True):
+        assert "<0x" in token or answer.text[offset : offset + len(token)] == token
+    one = complete(client, "The", echo=True, logprobs=1, max_tokens=0).choices[0].logprobs
+    assert (one.tokens, one.token_logprobs, one.text_offset) == (["The"], [None], [0])
+
+
+def test_prompt_logprobs_are_answered(client, llm):
+    run = llm.generate(FRANCE, Sampling(max_tokens=1, seed=7, prompt_logprobs=2))
+    extra = {"prompt_logprobs": 2}
+    told = complete(client, max_tokens=1, extra_body=extra).choices[0].prompt_logprobs
+    assert told[0] is None and len(told) == len(run.prompt_ids)
+    for each, token in zip(told[1:], run.prompt_tokens, strict=True):
+        own = {"logprob": token.raw_logprob, "rank": token.rank, "decoded_token": token.piece}
+        assert each[str(token.id)] == own and 2 <= len(each) <= 3
+        assert [each[str(other.id)]["rank"] for other in token.alternatives[:2]] == [1, 2]
+    said = [{"role": "user", "content": FRANCE}]
+    chat = client.chat.completions.create(model=MODEL, messages=said, max_tokens=1, extra_body=extra)
+    assert chat.prompt_logprobs[0] is None and len(chat.prompt_logprobs) == chat.usage.prompt_tokens
+    for wrong in (
+        lambda: complete(client, stream=True, extra_body=extra),
+        lambda: respond(client, extra_body=extra),
+    ):
+        with pytest.raises(BadRequestError) as caught:
+            wrong()
+        assert caught.value.body["param"] == "prompt_logprobs"
 
 
 def test_scoring_a_prompt_without_generating(client, llm):
@@ -115,6 +149,8 @@ def test_prompts_that_are_none(client, prompt):
     with pytest.raises(BadRequestError) as caught:
         complete(client, prompt)
     assert caught.value.body["param"].startswith("prompt")
+    if prompt == []:
+        assert "a text, token ids, or a list of them is expected" in caught.value.body["message"]
 
 
 # ── responses ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -143,6 +179,44 @@ def test_a_conversation_as_input(client, llm):
     ]
     plain = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}, said[2]]
     assert respond(client, said).output_text == llm.chat(plain, Sampling(max_tokens=8, seed=7)).text
+
+
+def test_an_answer_can_be_sent_back_as_the_client_dumps_it(client):
+    first = respond(client)
+    said = [{"role": "user", "content": "Say hi."}]
+    dumped = [{**each.model_dump(), "phase": None} for each in first.output]
+    again = respond(client, [*said, *dumped, {"role": "user", "content": "And?"}])
+    assert (
+        again.output_text
+        == respond(client, [*said, *first.output, *[{"role": "user", "content": "And?"}]]).output_text
+    )
+
+
+def test_a_response_is_what_the_clients_types_say(client):
+    answer = respond(client, tool_choice="none", parallel_tool_calls=True)
+    assert answer.tool_choice == "none" and answer.parallel_tool_calls is True
+    assert answer.created_at.is_integer()
+    used = ResponseUsage.model_validate(answer.usage.model_dump())
+    details = used.input_tokens_details
+    assert details.cached_tokens + details.cache_write_tokens == used.input_tokens
+
+
+@pytest.mark.parametrize(
+    ("item", "place", "instead"),
+    [
+        ({"type": "function_call_output", "call_id": "c", "output": "22"}, "input[1]", "only messages"),
+        ({"type": "item_reference", "id": "msg_1"}, "input[1]", "only messages"),
+        (
+            {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]},
+            "input[1].content[0]",
+            "text only",
+        ),
+    ],
+)
+def test_items_that_are_no_text_are_refused_in_words(client, item, place, instead):
+    with pytest.raises(BadRequestError, match=instead) as caught:
+        respond(client, [{"role": "user", "content": "Hi"}, item])
+    assert caught.value.body["param"] == place and caught.value.body["message"].startswith(f"{place}: ")
 
 
 def test_response_events(client):
@@ -219,7 +293,7 @@ def test_an_embedding_is_the_mean_of_the_last_hidden_states(client, llm):
 
 
 def test_embeddings_refuse(client):
-    for wrong in ({"input": ""}, {"input": "x", "dimensions": 5}, {"input": [99999999]}):
+    for wrong in ({"input": ""}, {"input": []}, {"input": "x", "dimensions": 5}, {"input": [99999999]}):
         with pytest.raises(BadRequestError) as caught:
             client.embeddings.create(model=MODEL, **wrong)
         assert caught.value.body["param"] in ("input", "dimensions")

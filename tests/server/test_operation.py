@@ -92,6 +92,9 @@ def test_a_prompt_that_is_too_long_has_openais_code_for_it(server):
     long = [{"role": "user", "content": "word " * 9000}]
     error = server.post("/v1/chat/completions", {"messages": long}).json()["error"]
     assert (error["code"], error["param"]) == (code, "messages")
+    for body in ({"prompt": "word " * 9000}, {"prompt": "w" * 1_500_000}, {"prompt": [1] * 9000}):
+        message = server.post("/v1/completions", body).json()["error"]["message"]
+        assert "this model's maximum context length is 8192 tokens" in message  # where clients look for it
     other = server.post("/v1/completions", {"prompt": "x", "stop": "s" * 5000}).json()["error"]
     assert (other["code"], other["param"]) == (None, "stop")
 
@@ -148,6 +151,19 @@ def test_a_page_elsewhere_cannot_reach_it(server):
     form = {"content-type": "text/plain"}
     answer = httpx.post(f"{server.url}/v1/completions", content=b'{"prompt": "x"}', headers=form)
     assert answer.status_code == 415
+
+
+def test_a_wrong_content_type_is_told_with_the_right_one(server):
+    for headers, found in (({}, "missing"), ({"content-type": "text/plain"}, "text/plain")):
+        answer = httpx.post(f"{server.url}/v1/completions", content=b'{"prompt": "x"}', headers=headers)
+        message = f"the header content-type is {found}; send content-type: application/json"
+        assert (answer.status_code, answer.json()["error"]["message"]) == (415, message)
+
+
+def test_uptime_checks_may_ask_by_head(server):
+    for path in ("/", "/health", "/v1/models"):
+        answer = httpx.head(server.url + path)
+        assert answer.status_code == 200 and answer.content == b"", path
 
 
 @pytest.fixture(scope="module")

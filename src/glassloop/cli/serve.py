@@ -40,6 +40,10 @@ def serve(
         int | None, typer.Option(help="The tokens of the longest prompt. Default: the context.", min=1)
     ] = None,
     log_prompts: Annotated[bool, typer.Option(help="Log prompts and answers too.")] = False,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Let pages of this site use the API from a browser; may be repeated."),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP: OpenAI's protocol, runs with their reasons, and the studio."""
     from glassloop.cli.kept import drafter
@@ -60,6 +64,7 @@ def serve(
         timeout=timeout,
         grace=grace,
         log_prompts=log_prompts,
+        allow_origins=tuple(allow_origin or ()),
     )
     if store is not None and keep:
         from glassloop.trace.store import Store

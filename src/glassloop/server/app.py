@@ -34,4 +34,4 @@ def make_app(service: Service) -> ASGIApp:
     for part in _PARTS:
         app.include_router(part.router(service))
     app.include_router(api_docs.router(app))
-    return AccessControl(app, service)
+    return AccessControl(app, service, app.routes)

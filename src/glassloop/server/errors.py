@@ -20,7 +20,7 @@ from glassloop.shown import printable
 
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
-# Parameters of OpenAI's that are not supported, and why.
+# Parameters of OpenAI and of other servers that are not supported, and why, or what to use instead.
 UNSUPPORTED = {
     "suffix": "text is only continued, never filled in before a suffix",
     "audio": "only text is generated",
@@ -34,6 +34,16 @@ UNSUPPORTED = {
     "conversation": "conversations are not kept by the server; send the whole conversation as input",
     "prompt_cache_retention": "the cache of prefixes is always on, and has no clock",
     "max_tool_calls": "the server describes tools to the model and never calls them",
+    "moderation": "texts are not judged",
+    "prompt": "prompts are not kept by the server; send messages or input",
+    # Names that other servers have for what is here under another one.
+    "structured_outputs": "use json_schema, regex, choice or grammar",
+    "guided_json": "use json_schema",
+    "guided_regex": "use regex",
+    "guided_choice": "use choice",
+    "guided_grammar": "use grammar, in Lark's notation",
+    "n_predict": "use max_tokens",
+    "chat_template_kwargs": "the template gets messages and tools, and no other values",
 }
 
 
@@ -166,19 +176,48 @@ def install(app: FastAPI) -> None:
 def describe(error: Mapping[str, Any], known: Sequence[str] = ()) -> APIError:
     """Returns the response for one of pydantic's errors; `known` are the names of the body's fields."""
     kind = error["type"]
-    place = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
+    place = [part for part in error["loc"] if part not in ("body", "query", "path")]
     # A union's branches are part of the place, by the names of their types; fields begin in lower case.
-    shown = [part[:100] for part in place if re.fullmatch(r"[a-z0-9_\-]+", part) and part not in _TYPES]
-    param = ".".join(shown) or None
+    named = [part for part in place if isinstance(part, int) or _is_field(part)]
     if kind == "extra_forbidden" and place:
-        name = printable(place[-1])
-        param = ".".join([*shown, name]) if shown[-1:] != [place[-1]] else param
-        return unknown_parameter(name, known, param)
+        name = printable(str(place[-1]))
+        if named[-1:] != place[-1:]:
+            named.append(name)
+        return unknown_parameter(name, known, _path(named))
+    param = _path(named) or None
+    name, details = param or "the body", error.get("ctx", {})
+    code = "invalid_value"
     if kind == "missing":
-        message, code = f"{param or 'the body'} is missing", "missing_required_parameter"
+        message, code = f"{name} is missing", "missing_required_parameter"
+    elif kind == "too_short" and details.get("actual_length") == 0:
+        message = f"{name} is empty; at least one item is expected"
+    elif kind == "too_long":
+        message = f"{name} has too many items; at most {details['max_length']} are expected"
     else:
-        message, code = f"{param or 'the body'}: {error['msg'][:500]}", "invalid_value"
+        expected = details.get("expected") if kind == "literal_error" else _EXPECTED.get(kind)
+        message = f"{name}: {error['msg'][:500]}" if expected is None else f"{name}: {expected} is expected"
     return APIError(400, message, param=param, code=code)
 
 
+def _is_field(part: str) -> bool:
+    return re.fullmatch(r"[a-z0-9_\-]+", part) is not None and part not in _TYPES
+
+
+def _path(place: Sequence[str | int]) -> str:
+    """Returns the path of a field, such as `messages[0].content`."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part[:100]}" for part in place)
+    return "".join(parts).removeprefix(".")
+
+
 _TYPES = frozenset(("str", "int", "float", "bool", "list", "dict", "json", "none"))
+# What is expected instead, by pydantic's names of errors.
+_EXPECTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}

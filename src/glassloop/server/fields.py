@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from glassloop.shown import printable
 
 MOST_IDS = 1_000_000  # token ids in one list
 MOST_PROMPTS = 1024  # texts, or lists of ids, in one list
@@ -49,6 +52,16 @@ def _is_list(value: Any) -> str:
 def text_or(items: Any) -> Any:
     """Returns the type of a text or a list of the given type."""
     return Annotated[Annotated[str, Tag("Text")] | Annotated[items, Tag("List")], Discriminator(_is_list)]
+
+
+def check_type(value: Any, read: Collection[str], instead: str) -> Any:
+    """Returns an item of a list that has a `type`, and refuses types that are not read: the error says what
+    to send instead."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind not in read:
+        details = {"kind": printable(kind), "instead": instead}
+        raise PydanticCustomError("not_read", "{kind} is not supported: {instead}", details)
+    return value
 
 
 def texts_in(value: Any) -> Iterator[str]:

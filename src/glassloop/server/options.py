@@ -53,8 +53,12 @@ SamplingOptions.__doc__ = "Any fields of Sampling; docs/decoding.md says what th
 
 
 def options_of(body: Body) -> dict[str, Any]:
-    """Returns the fields of a body that are options of `Sampling`."""
-    return {name: value for name, value in body.given.items() if name in _FIELDS}
+    """Returns the fields of a body that are options of `Sampling`. The seed -1 is none, as many clients mean
+    it."""
+    options = {name: value for name, value in body.given.items() if name in _FIELDS}
+    if options.get("seed") == -1:
+        del options["seed"]
+    return options
 
 
 def make_sampling(options: dict[str, Any], settings: Settings, samples: str = "n") -> Sampling:
@@ -74,5 +78,5 @@ def prompts_of(value: str | list[str] | list[int] | list[list[int]], name: str) 
     if isinstance(value, str) or (value and isinstance(value[0], int)):
         return [value]
     if not value:
-        raise invalid(name, f"{name} is empty; at least one token is expected")
+        raise invalid(name, f"{name} is an empty list; a text, token ids, or a list of them is expected")
     return list(value)  # type: ignore[arg-type]

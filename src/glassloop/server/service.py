@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import suppress
+from threading import Lock
 from typing import Any, TypeVar
 
 from fastapi import Request as HTTPRequest
@@ -13,7 +16,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.llm import LLM, Prompt
 from glassloop.engine.request import Request
-from glassloop.errors import GlassloopError, LengthError
+from glassloop.errors import GlassloopError, LengthError, ModelError
 from glassloop.server.errors import APIError, as_api_error, shutting_down
 from glassloop.server.operation.bodies import Bodies
 from glassloop.server.operation.logs import Log
@@ -50,10 +53,24 @@ class Service:
         self._deadlines: set[Deadline] = set()  # of calls that read from the model now
         self._hub: Hub | None = None
         self._longest_token: int | None = None
+        self._fingerprint: str | None = None
+        self._hashing = Lock()  # held while the model's files are hashed
 
     @property
     def name(self) -> str:
         return self.settings.served_name
+
+    @property
+    def fingerprint(self) -> str | None:
+        """What determines an answer beside the request: the model's files and the op set. None if the files
+        cannot be read any more. Hashing them may take seconds: not for the event loop's thread."""
+        with self._hashing:
+            if self._fingerprint is None:
+                with suppress(ModelError):
+                    model, _, weights = self.llm.model_hash.partition("+")
+                    parts = ["fp", model[:12], self.llm.op_set, weights]
+                    self._fingerprint = re.sub(r"[^\w.]+", "-", "_".join(filter(None, parts)))
+            return self._fingerprint
 
     # ── checking ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -70,12 +87,19 @@ class Service:
         """Refuses texts that are too long together, before anything is done with them."""
         total = sum(map(len, texts))
         if total > most:
-            raise LengthError.about(name, f"has {total} characters; at most {most} are expected")
+            message = f"has {total} characters; at most {most} are expected"
+            raise LengthError.about(name, message if most >= MOST_TEXT else message + self._context_length)
 
     def check_length(self, tokens: int, name: str = "prompt", note: str = "") -> None:
         most = self.most_prompt
         if tokens > most:
-            raise LengthError.about(name, f"has {tokens} tokens{note}; at most {most} are expected")
+            message = f"has {tokens} tokens{note}; at most {most} are expected"
+            raise LengthError.about(name, message + self._context_length)
+
+    @property
+    def _context_length(self) -> str:
+        """OpenAI's words for the length of the context: clients look for them to shorten a conversation."""
+        return f" (this model's maximum context length is {self.llm.config.context} tokens)"
 
     @property
     def most_prompt(self) -> int:
@@ -97,7 +121,11 @@ class Service:
         Takes a while where the prompt is long: not for the event loop's thread."""
         if isinstance(prompt, str):
             self.check_text(prompt)
-        request = self.llm.prepare(prompt, sampling, compiled=compiled or self.llm.compile(sampling))
+        compiled = compiled or self.llm.compile(sampling)
+        try:
+            request = self.llm.prepare(prompt, sampling, compiled=compiled)
+        except LengthError as error:
+            raise LengthError(f"{error}{self._context_length}", field=error.field) from None
         self.check_length(len(request.prompt_ids))
         return request
 
@@ -108,7 +136,8 @@ class Service:
         has a large body or a grammar, of another one where a template renders a conversation. It is dropped
         if the client disconnects while it waits."""
         pools, given = self.pools, body.given
-        if request.state.long or not _CONSTRAINTS.isdisjoint(given):
+        demands_call = given.get("tool_choice", "auto") not in ("auto", "none")
+        if request.state.long or demands_call or not _CONSTRAINTS.isdisjoint(given):
             pool = pools.long
         else:
             pool = pools.short if _RENDERED.isdisjoint(given) else pools.chat

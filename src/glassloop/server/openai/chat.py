@@ -8,19 +8,23 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from glassloop.errors import SamplingError
 from glassloop.server.errors import ERRORS, invalid, unsupported
 from glassloop.server.fields import Whole, many
 from glassloop.server.openai.conversation import Messages, Tools, encode_messages
 from glassloop.server.openai.generation import (
     Choices,
     ChoicesBody,
+    PromptLogprobs,
     UsageAnswer,
     add_response_format,
     add_top_logprobs,
     finish_reason,
+    prompt_logprobs,
     respond,
     token_logprob,
 )
+from glassloop.server.openai.tool_calls import CallStream, NamedTool, ToolCall, call_schema, find_calls
 from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import make_sampling, options_of
 from glassloop.server.service import Service
@@ -37,7 +41,7 @@ class ChatBody(ChoicesBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: Tools | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     # Accepted because they ask for nothing that changes an answer.
     modalities: many(Literal["text"], 16) | None = None  # type: ignore[valid-type]
@@ -68,15 +72,16 @@ class ChatLogprobs(BaseModel):
 
 class AssistantMessage(BaseModel):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | None
 
 
@@ -88,6 +93,7 @@ class ChatAnswer(BaseModel):
     choices: list[ChatChoice]
     usage: UsageAnswer
     system_fingerprint: str | None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 def router(service: Service) -> APIRouter:
@@ -107,7 +113,7 @@ class _Chat(Choices):
 
     def __init__(self, service: Service, body: ChatBody) -> None:
         self._logprobs, self._top = bool(body.logprobs), body.top_logprobs or 0
-        if body.tool_choice is not None and body.tools is None:
+        if body.tool_choice not in (None, "none") and body.tools is None:
             raise unsupported("tool_choice", "there are no tools")
         continues = bool(body.continue_final_message)
         if continues and body.messages[-1].role != "assistant":
@@ -115,36 +121,85 @@ class _Chat(Choices):
             raise invalid("continue_final_message", message)
         tools = None if body.tool_choice == "none" else body.tools
         ids = encode_messages(service, body.messages, tools, continue_final=continues)
-        sampling = make_sampling(_options(body, service.llm.config.context - len(ids)), service.settings)
-        super().__init__(service, body, [service.prepare(ids, sampling)])
+        options = _options(body, service.llm.config.context - len(ids))
+        schema = call_schema(tools or (), body.tool_choice)
+        if schema is not None:
+            _demand_call(options, schema)
+        self._has_tools, self._demanded = bool(tools), schema is not None
+        self._most_calls = 1 if body.parallel_tool_calls is False else None
+        self._texts: dict[int, CallStream] = {}  # by choice
+        try:
+            sampling = make_sampling(options, service.settings)
+            compiled = service.llm.compile(sampling)
+        except SamplingError as error:
+            if schema is not None and error.field == "json_schema":  # which the client has not given
+                raise invalid("tools", f"tools has parameters that cannot be enforced: {error}") from None
+            raise
+        super().__init__(service, body, [service.prepare(ids, sampling, compiled)])
+
+    def answer(self, runs: list[Run]) -> dict[str, Any]:
+        made = super().answer(runs)
+        return {**made, "prompt_logprobs": prompt_logprobs(runs[0])} if self.with_prompt else made
 
     def choice(self, run: Run) -> dict[str, Any]:
+        content, calls = self._parts(run)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message |= {"content": content if content.strip() else None, "tool_calls": calls}
         return {
-            "message": {"role": "assistant", "content": run.text, "refusal": None},
+            "message": message,
             "logprobs": self._shown(run.tokens),
-            "finish_reason": finish_reason(run),
+            "finish_reason": "tool_calls" if calls else finish_reason(run),
             "stop_reason": run.stop_reason,
         }
+
+    def _parts(self, run: Run) -> tuple[str, list[dict[str, Any]]]:
+        """Returns the text and the tool calls of an answer. One that was cut off is all text."""
+        if not self._has_tools or finish_reason(run) != "stop":
+            return run.text, []
+        content, found = find_calls(run.text, self._demanded)
+        calls = [
+            {"id": f"call_{run.id}_{place}", "type": "function", "function": call.model_dump()}
+            for place, call in enumerate(found[: self._most_calls])
+        ]
+        return content, calls
 
     def begin(self, runs: list[Run]) -> bytes:
         start = {"role": "assistant", "content": ""}
         return super().begin(runs) + b"".join(self.chunk(index, delta=start) for index in range(len(runs)))
 
     def token(self, index: int, run: Run, token: Token) -> bytes:
-        if not token.text and not self._logprobs:
+        text = self._text(index).add(token.text) if self._has_tools else token.text
+        if not text and not self._logprobs:
             return b""
-        return self.chunk(index, self._shown([token]), delta={"content": token.text})
+        return self.chunk(index, self._shown([token]), delta={"content": text})
 
     def end(self, index: int, run: Run) -> bytes:
-        tail = self.chunk(index, delta={"content": run.tail}) if run.tail else b""
-        ending = {"finish_reason": finish_reason(run), "stop_reason": run.stop_reason}
-        return tail + self.chunk(index, delta={}, **ending)
+        content, calls = self._parts(run)
+        rest = content[self._text(index).sent :] if self._has_tools else run.tail
+        last = self.chunk(index, delta={"content": rest}) if rest else b""
+        for place, call in enumerate(calls):
+            last += self.chunk(index, delta={"tool_calls": [{"index": place, **call}]})
+        reason = "tool_calls" if calls else finish_reason(run)
+        return last + self.chunk(index, delta={}, finish_reason=reason, stop_reason=run.stop_reason)
+
+    def _text(self, index: int) -> CallStream:
+        return self._texts.setdefault(index, CallStream(self._demanded))
 
     def _shown(self, tokens: list[Token]) -> dict[str, Any] | None:
         if not self._logprobs:
             return None
         content = [token_logprob(self.service, token, self._top) for token in tokens]
         return {"content": content, "refusal": None}
+
+
+def _demand_call(options: dict[str, Any], schema: dict[str, Any]) -> None:
+    """Adds the constraint of a tool call to the options."""
+    for name in ("json_schema", "regex", "choice", "grammar"):
+        if name in options:
+            message = f"tool_choice demands a call; {name} or response_format cannot be given with it"
+            raise invalid("tool_choice", message)
+    options["json_schema"] = schema
 
 
 def _options(body: ChatBody, room: int) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterable
-from itertools import accumulate
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -16,9 +16,11 @@ from glassloop.server.fields import Prompts, Whole
 from glassloop.server.openai.generation import (
     Choices,
     ChoicesBody,
+    PromptLogprobs,
     UsageAnswer,
     add_response_format,
     finish_reason,
+    prompt_logprobs,
     respond,
     usage_of,
 )
@@ -55,6 +57,7 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
     stop_reason: str | None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class CompletionAnswer(BaseModel):
@@ -102,7 +105,7 @@ class _Completion(Choices):
         options["n"] = best_of
         options["max_tokens"] = 16 if body.max_tokens is None else max(1, body.max_tokens)
         if body.logprobs is not None and body.echo:
-            options["prompt_logprobs"] = max(1, body.logprobs)
+            options["prompt_logprobs"] = max(1, body.logprobs, options.get("prompt_logprobs", 0))
         add_response_format(options, body.response_format)
         sampling = make_sampling(options, service.settings, "n" if body.best_of is None else "best_of")
         prompts = prompts_of(body.prompt, "prompt")
@@ -114,7 +117,7 @@ class _Completion(Choices):
         compiled = service.llm.compile(sampling)
         super().__init__(service, body, [service.prepare(each, sampling, compiled) for each in prompts])
         self._echo, self._top = bool(body.echo), body.logprobs
-        self._offsets: dict[int, int] = {}  # of the next token in the text of each choice that has begun
+        self._offsets: dict[int, _Offsets] = {}  # in the text of each choice that has begun
 
     # ── the whole answer ───────────────────────────────────────────────────────────────────────────────────
 
@@ -135,7 +138,7 @@ class _Completion(Choices):
     def choice(self, run: Run) -> dict[str, Any]:
         echo = self._prompt(run) if self._echo else ""
         tokens, text = ([], "") if self._scores_only else (run.tokens, run.text)
-        logprobs = self._logprobs(tokens, len(echo))
+        logprobs = self._logprobs(tokens, _Offsets(len(echo)))
         if logprobs is not None and self._echo:
             for name, before in self._prompt_logprobs(run).items():
                 logprobs[name] = before and before + logprobs[name]
@@ -144,6 +147,7 @@ class _Completion(Choices):
             "logprobs": logprobs,
             "finish_reason": "length" if self._scores_only else finish_reason(run),
             "stop_reason": None if self._scores_only else run.stop_reason,
+            **({"prompt_logprobs": prompt_logprobs(run)} if self.with_prompt else {}),
         }
 
     def _prompt(self, run: Run) -> str:
@@ -154,7 +158,6 @@ class _Completion(Choices):
     def token(self, index: int, run: Run, token: Token) -> bytes:
         before = b"" if index in self._offsets else self._begin(index, run)
         logprobs = self._logprobs([token], self._offsets[index])
-        self._offsets[index] += len(token.piece)
         if not token.text and logprobs is None:
             return before
         return before + self.chunk(index, logprobs, text=token.text)
@@ -167,33 +170,54 @@ class _Completion(Choices):
     def _begin(self, index: int, run: Run) -> bytes:
         """Returns the prompt as a chunk where it is echoed."""
         text = self._prompt(run) if self._echo else ""
-        self._offsets[index] = len(text)
+        self._offsets[index] = _Offsets(len(text))
         return self.chunk(index, self._prompt_logprobs(run), text=text) if self._echo else b""
 
     # ── log-probabilities ──────────────────────────────────────────────────────────────────────────────────
 
     def _prompt_logprobs(self, run: Run) -> Any:
-        """Returns those of a prompt, whose first token has none: nothing comes before it."""
-        first = self.service.llm.piece(run.prompt_ids[0])
-        return self._logprobs(run.prompt_tokens, 0, first)
-
-    def _logprobs(self, tokens: Iterable[Token], offset: int, first: str | None = None) -> Any:
-        """Returns log-probabilities as parallel lists, the older form, or None if they are not wanted.
-        `first` is a piece without one, before the tokens."""
+        """Returns the log-probabilities of a prompt's tokens. The first has none: nothing comes before it."""
         if self._top is None:
             return None
-        pieces = [] if first is None else [first]
-        logprobs: list[float | None] = [None] * len(pieces)
-        top: list[dict[str, float] | None] = [None] * len(pieces)
+        llm, first, offsets = self.service.llm, run.prompt_ids[0], _Offsets(0)
+        piece, known = llm.piece(first), first < llm.tokenizer.vocab_size
+        offsets.add(llm.tokenizer.token_bytes(first) if known else piece.encode())
+        made = self._logprobs(run.prompt_tokens, offsets)
+        none_of = {"tokens": piece, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+        return {name: None if made[name] is None else [none, *made[name]] for name, none in none_of.items()}
+
+    def _logprobs(self, tokens: Iterable[Token], offsets: _Offsets) -> Any:
+        """Returns log-probabilities as parallel lists, the older form, or None if they are not wanted."""
+        if self._top is None:
+            return None
+        pieces: list[str] = []
+        logprobs: list[float | None] = []
+        top: list[dict[str, float] | None] = []
+        places: list[int] = []
         for token in tokens:
             alternatives = {each.text: each.raw_logprob for each in token.alternatives[: self._top]}
             alternatives.setdefault(token.piece, token.raw_logprob)
             pieces.append(token.piece)
             logprobs.append(token.raw_logprob)
             top.append(alternatives)
+            places.append(offsets.add(token.bytes))
         return {
             "tokens": pieces,
             "token_logprobs": logprobs,
             "top_logprobs": top if self._top else None,
-            "text_offset": list(accumulate(map(len, pieces), initial=offset))[:-1],
+            "text_offset": places,
         }
+
+
+class _Offsets:
+    """Counts the characters of a text as its tokens come. A character may take several tokens."""
+
+    def __init__(self, start: int) -> None:
+        self._next = start
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def add(self, data: bytes) -> int:
+        """Returns the offset of a token with these bytes, after those that were added before."""
+        offset = self._next
+        self._next += len(self._decoder.decode(data))
+        return offset

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import from_json
 
 from glassloop.errors import TextError
 from glassloop.server.errors import unsupported
-from glassloop.server.fields import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, Name, many, text_or, texts_in
+from glassloop.server.fields import (
+    MOST_MESSAGES,
+    MOST_PARTS,
+    MOST_TOOLS,
+    Name,
+    check_type,
+    many,
+    text_or,
+    texts_in,
+)
 from glassloop.server.options import Body
 from glassloop.server.service import Service
+from glassloop.text.chat import ChatTemplate
 from glassloop.text.tokenizer import Tokenizer
+
+_TEXT_TYPES = ("text", "input_text", "output_text")
+_TEXT_ONLY = 'the model reads text only; send {"type": "text", "text": "…"} or a plain text'
 
 
 class TextPart(Body):
@@ -20,6 +36,12 @@ class TextPart(Body):
     text: str
     annotations: many(Any, 1000) | None = None  # type: ignore[valid-type]  # of an answer that is sent back
     logprobs: many(Any, 100_000) | None = None  # type: ignore[valid-type]
+    cache_control: dict[str, Any] | None = None  # ignored: prefixes are always cached
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, value: Any) -> Any:
+        return check_type(value, _TEXT_TYPES, _TEXT_ONLY)
 
 
 class Message(Body):
@@ -29,6 +51,7 @@ class Message(Body):
     tool_calls: many(dict[str, Any], MOST_TOOLS) | None = None  # type: ignore[valid-type]
     tool_call_id: Name | None = None
     refusal: str | None = None
+    reasoning_content: str | None = None  # for templates that write it
     annotations: many(Any, 1000) | None = None  # type: ignore[valid-type]  # of an answer that is sent back
     audio: None = None
     function_call: None = None
@@ -67,6 +90,7 @@ def encode(
     messages: Sequence[Message],
     tools: Sequence[Tool] | None = None,
     *,
+    add_generation_prompt: bool = True,
     continue_final: bool = False,
 ) -> list[int]:
     """Returns the token ids of a conversation as the model's template writes it. No text of a message becomes
@@ -74,19 +98,61 @@ def encode(
     if tokenizer.chat_template is None:
         message = "messages cannot be written: this model has no chat template; use /v1/completions"
         raise TextError(message, field="messages")
-    written = _plain(messages)
+    options: dict[str, Any] = {
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final": continue_final,
+    }
     if not tools:
-        return tokenizer.encode_chat(written, continue_final=continue_final)
+        return _write(tokenizer, messages, options)
     described = [tool.model_dump() for tool in tools]
-    ids = tokenizer.encode_chat(written, tools=described, continue_final=continue_final)
-    if ids == tokenizer.encode_chat(written, continue_final=continue_final):
+    ids = _write(tokenizer, messages, {**options, "tools": described})
+    if ids == _write(tokenizer, messages, options):
         why = "this model's chat template has no place for them; describe them in a message"
         raise unsupported("tools", why)
     return ids
 
 
-def _plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Returns messages as templates expect them."""
+def _write(tokenizer: Tokenizer, messages: Sequence[Message], options: dict[str, Any]) -> list[int]:
+    """Returns the token ids of messages, whose tool calls are given to the template in the form that it
+    takes."""
+    assert tokenizer.chat_template is not None
+    no_text = None if _knows_null(tokenizer.chat_template) else ""
+    written = _plain(messages, no_text)
+    if not any(each.get("tool_calls") for each in written):
+        return tokenizer.encode_chat(written, **options)
+    # Clients send the arguments of a call as JSON text. Most templates want the object, to write it as JSON.
+    parsed = [
+        {**each, "tool_calls": _parse_arguments(each["tool_calls"])} if each.get("tool_calls") else each
+        for each in written
+    ]
+    try:
+        return tokenizer.encode_chat(parsed, **options)
+    except TextError:  # others write the text as it is
+        return tokenizer.encode_chat(written, **options)
+
+
+def _knows_null(template: ChatTemplate) -> bool:
+    """Returns whether a template asks for messages without content. The others can only write a text."""
+    sources = (template.source, *template.variants.values())
+    return any(re.search(r"content\W{0,3}\s+is\s+(not\s+)?none", source, re.I) for source in sources)
+
+
+def _parse_arguments(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns tool calls with their arguments as objects, where these are the JSON text of one."""
+    made = []
+    for call in calls:
+        function = call.get("function")
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            with suppress(ValueError):
+                arguments = from_json(function["arguments"], allow_inf_nan=False)
+                if isinstance(arguments, dict):
+                    call = {**call, "function": {**function, "arguments": arguments}}
+        made.append(call)
+    return made
+
+
+def _plain(messages: Sequence[Message], no_text: str | None) -> list[dict[str, Any]]:
+    """Returns messages as templates expect them. `no_text` is the content of those that only call tools."""
     made = []
     for message in messages:
         each = message.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
@@ -96,5 +162,7 @@ def _plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
             each["content"] = [{"type": "text", "text": part.text} for part in message.content]
         elif message.content is None and message.refusal is not None:
             each["content"] = message.refusal
+        elif message.content is None and message.tool_calls:
+            each["content"] = no_text
         made.append(each)
     return made

@@ -121,7 +121,7 @@ class StreamOptions(Body):
 
 
 class JSONSchema(Body):
-    name: str
+    name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
@@ -153,12 +153,16 @@ class Choices(Generation):
         super().__init__(service, requests)
         if body.stream_options is not None and not body.stream:
             raise invalid("stream_options", "stream_options is given without stream: true")
+        self.with_prompt = bool(body.given.get("prompt_logprobs"))
+        if self.with_prompt and body.stream:
+            raise invalid("prompt_logprobs", "prompt_logprobs is not streamed; ask for it without stream")
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._fingerprint = service.fingerprint
         self._frame: dict[str, Any] = {}
 
     @abstractmethod
     def choice(self, run: Run) -> dict[str, Any]:
-        """Returns what an answer has of a run, less its index."""
+        """Returns the entry of a run in the list of choices, without its index."""
 
     def usage(self) -> dict[str, Any]:
         return usage_of(self.runs)
@@ -193,7 +197,7 @@ class Choices(Generation):
             "object": kind,
             "created": int(time.time()),
             "model": self.service.name,
-            "system_fingerprint": None,
+            "system_fingerprint": self._fingerprint,
         }
 
 
@@ -225,6 +229,34 @@ def usage_of(runs: Sequence[Run], dropped: int = 0) -> dict[str, Any]:
     }
 
 
+class PromptLogprob(BaseModel):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+def prompt_logprobs(run: Run) -> list[dict[str, Any] | None]:
+    """Returns the log-probabilities of a prompt as vLLM does: for each token those of itself and of the most
+    likely ones, by id. The first token has none, since nothing comes before it."""
+    made: list[dict[str, Any] | None] = [None]
+    for token in run.prompt_tokens:
+        likely = token.alternatives[: run.sampling.prompt_logprobs]
+        told = {
+            str(each.id): {"logprob": each.raw_logprob, "rank": rank, "decoded_token": each.text}
+            for rank, each in enumerate(likely, 1)
+        }
+        told[str(token.id)] = {
+            "logprob": token.raw_logprob,
+            "rank": token.rank,
+            "decoded_token": token.piece,
+        }
+        made.append(told)
+    return made
+
+
 def finish_reason(run: Run) -> str:
     """Returns how a run ended in OpenAI's words, of which two apply; `stop_reason` and the run have it
     exactly."""
@@ -232,7 +264,7 @@ def finish_reason(run: Run) -> str:
 
 
 def run_headers(runs: Sequence[Run]) -> dict[str, str]:
-    return {"x-glassloop-run": ", ".join(run.id for run in runs)}
+    return {"x-glassloop-run": ", ".join(run.id for run in runs), "x-request-id": runs[0].id}
 
 
 def token_logprob(service: Service, token: Token, count: int) -> dict[str, Any]:
@@ -276,8 +308,8 @@ def add_format(options: dict[str, Any], kind: str, schema: dict[str, Any] | None
 
 
 def add_top_logprobs(options: dict[str, Any], count: int | None, asked: bool, switch: str) -> None:
-    """Has so many alternatives recorded. `asked` tells whether `switch`, without which the number means
-    nothing, is given."""
+    """Adds the number of alternatives that are recorded for each token. `asked` tells whether the client gave
+    `switch`, without which the number means nothing."""
     if count is None:
         return
     if not asked:

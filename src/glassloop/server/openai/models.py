@@ -35,6 +35,7 @@ def router(service: Service) -> APIRouter:
         max_model_len=service.llm.config.context,
     )
 
+    @routes.head("/v1/models", include_in_schema=False)
     @routes.get("/v1/models")
     async def models() -> ModelsAnswer:
         return ModelsAnswer(object="list", data=[described])

@@ -6,11 +6,20 @@ import time
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from starlette.responses import Response
 
-from glassloop.server.errors import ERRORS, APIError, invalid
-from glassloop.server.fields import MOST_MESSAGES, MOST_PARTS, Whole, many, text_or
+from glassloop.server.errors import ERRORS, APIError, invalid, unsupported
+from glassloop.server.fields import (
+    MOST_MESSAGES,
+    MOST_PARTS,
+    MOST_TOOLS,
+    Name,
+    Whole,
+    check_type,
+    many,
+    text_or,
+)
 from glassloop.server.openai.conversation import Message, TextPart, encode_messages
 from glassloop.server.openai.generation import (
     Generation,
@@ -34,8 +43,17 @@ class InputMessage(Body):
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: text_or(many(TextPart, MOST_PARTS))  # type: ignore[valid-type]
+    # Of an answer that is sent back.
     id: str | None = None
     status: Literal["completed", "incomplete", "in_progress"] | None = None
+    phase: Name | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_message(cls, value: Any) -> Any:
+        return check_type(
+            value, ("message",), 'only messages are read; send {"role": "user", "content": "…"}'
+        )
 
 
 class TextFormat(Body):
@@ -80,7 +98,7 @@ class ResponsesBody(SamplingOptions):  # type: ignore[misc, valid-type]
     service_tier: Literal["auto", "default"] | None = None
     store: bool | None = None
     tool_choice: Literal["auto", "none"] | None = None
-    tools: many(Any, 0) | None = None  # type: ignore[valid-type]
+    tools: many(Any, MOST_TOOLS) | None = None  # type: ignore[valid-type]
     truncation: Literal["disabled"] | None = None
     user: str | None = None
 
@@ -88,7 +106,7 @@ class ResponsesBody(SamplingOptions):  # type: ignore[misc, valid-type]
 class ResponseAnswer(BaseModel):
     id: str
     object: Literal["response"]
-    created_at: float
+    created_at: int
     status: Literal["completed", "incomplete", "in_progress", "failed"]
     error: dict[str, Any] | None
     incomplete_details: dict[str, Any] | None
@@ -120,6 +138,12 @@ def router(service: Service) -> APIRouter:
 
 class _Response(Generation):
     def __init__(self, service: Service, body: ResponsesBody) -> None:
+        if body.given.get("prompt_logprobs"):
+            raise unsupported(
+                "prompt_logprobs", "this endpoint has no place for it; use /v1/chat/completions"
+            )
+        if body.tools:
+            raise unsupported("tools", "this endpoint has none; functions go to /v1/chat/completions")
         self._body = body
         self._wants_logprobs = _LOGPROBS in (body.include or ())
         self._format = body.text.format if body.text is not None else None
@@ -137,7 +161,7 @@ class _Response(Generation):
         self._sampling = make_sampling(options, service.settings)
         super().__init__(service, [service.prepare(ids, self._sampling)])
         self._run_id = self.runs[0].id
-        self._created = time.time()
+        self._created = int(time.time())
         self._sequence_number = -1
         self._place = {"item_id": f"msg_{self._run_id}", "output_index": 0, "content_index": 0}
 
@@ -203,7 +227,7 @@ class _Response(Generation):
             "max_output_tokens": self._body.max_output_tokens,
             "model": self.service.name,
             "output": [] if run is None else [self._message(run)],
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": bool(self._body.parallel_tool_calls),
             "previous_response_id": None,
             "temperature": self._sampling.temperature,
             "top_p": self._sampling.top_p,
@@ -212,7 +236,7 @@ class _Response(Generation):
                 if form is None
                 else form.model_dump(by_alias=True, exclude_none=True)
             },
-            "tool_choice": "auto",
+            "tool_choice": self._body.tool_choice or "auto",
             "tools": [],
             "truncation": "disabled",
             "metadata": self._body.metadata or {},
@@ -263,7 +287,10 @@ def _usage(run: Run) -> dict[str, Any]:
     used = run.usage
     return {
         "input_tokens": used.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": used.cached_tokens},
+        "input_tokens_details": {
+            "cached_tokens": used.cached_tokens,
+            "cache_write_tokens": used.prompt_tokens - used.cached_tokens,
+        },
         "output_tokens": used.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": used.total_tokens,

@@ -25,6 +25,8 @@ class TokenizeBody(Body):
     prompt: str | None = None
     messages: Messages | None = None
     tools: Tools | None = None
+    add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn; default true.")
+    continue_final_message: bool | None = Field(None, description="Leave the assistant's last message open.")
     add_special_tokens: bool | None = Field(None, description="What the model wants before a text (BOS).")
     parse_special_tokens: bool | None = Field(
         None, description="The text of a special token is that token, as in a prompt of /v1/completions."
@@ -85,7 +87,13 @@ def router(service: Service) -> APIRouter:
 def _tokenize(service: Service, body: TokenizeBody) -> Response:
     if body.messages is not None and body.prompt is None:
         service.check_texts(texts_in([body.messages, body.tools]), "messages", service.longest_text)
-        ids = encode(service.llm.tokenizer, body.messages, body.tools)
+        ids = encode(
+            service.llm.tokenizer,
+            body.messages,
+            body.tools,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final=bool(body.continue_final_message),
+        )
     elif body.prompt is not None and body.messages is None:
         service.check_texts([body.prompt], "prompt", max(service.longest_text, _MOST_TOKENS))
         ids = service.llm.tokenizer.encode(

@@ -8,24 +8,30 @@ from __future__ import annotations
 import hmac
 import re
 import time
+from collections.abc import Sequence
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, unquote_to_bytes
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glassloop.server.errors import APIError, as_api_error, shutting_down
 from glassloop.server.operation.bodies import too_large
 from glassloop.server.service import Service
 from glassloop.server.streaming import ClientGone
+from glassloop.shown import printable
 
 COOKIE = "glassloop-key"
 _OPEN = ("/health",)  # needs no key
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CLOSED = ("/v1/", "/api/", "/tokenize", "/detokenize", "/metrics", "/docs", "/openapi.json")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9.-]+))(?::\d{1,5})?")  # [IPv6] or a name, and a port
+_SHARED = ("/v1/", "/api/", "/tokenize", "/detokenize", "/health")  # open to the sites that are allowed
+_NAMES = re.compile(r"[\w.-]{1,100}(?:\s*,\s*[\w.-]{1,100}){0,99}", re.ASCII)  # a list of header names
+_SHOWN = "x-glassloop-run, x-request-id, retry-after"  # headers that pages of those sites may read
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -43,8 +49,9 @@ paste the link into the address bar.</p>
 
 
 class AccessControl:
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service, routes: Sequence[BaseRoute] = ()) -> None:
         self._app = app
+        self._routes = routes
         self._service = service
         self._settings = service.settings
 
@@ -54,6 +61,7 @@ class AccessControl:
             return
         began, status = time.perf_counter(), 0
         run: str | None = None
+        origin = self._allowed_origin(scope)
 
         async def answer(message: Message) -> None:
             nonlocal status, run
@@ -62,12 +70,18 @@ class AccessControl:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
+                if origin is not None:
+                    headers["access-control-allow-origin"] = origin
+                    headers["access-control-expose-headers"] = _SHOWN
+                if self._settings.allow_origins:
+                    headers.add_vary_header("origin")
                 run = headers.get("x-glassloop-run")
             await send(message)
 
         try:
-            self._check(scope)
-            await self._app(scope, receive, answer)
+            preflight = self._preflight(scope) if origin is not None else None
+            self._check(scope, is_allowed=origin is not None, needs_key=preflight is None)
+            await (preflight or self._app)(scope, receive, answer)
         except ClientGone:
             status = 499
         except Exception as error:
@@ -80,16 +94,44 @@ class AccessControl:
         finally:
             self._record(scope, status, run, time.perf_counter() - began)
 
-    def _check(self, scope: Scope) -> None:
+    def _allowed_origin(self, scope: Scope) -> str | None:
+        """Returns the origin of a page of an allowed site that uses the API, None for all other requests."""
+        if not self._settings.allow_origins or not _is_under(scope["path"], _SHARED):
+            return None
+        origin = Headers(scope=scope).get("origin")
+        return origin if origin in self._settings.allow_origins else None
+
+    def _preflight(self, scope: Scope) -> Response | None:
+        """Returns the answer to a browser that asks whether a page of an allowed site may send a request:
+        yes, if there is such a route. None for a request itself."""
+        headers = Headers(scope=scope)
+        method = headers.get("access-control-request-method")
+        if scope["method"] != "OPTIONS" or method is None:
+            return None
+        if not any(route.matches({**scope, "method": method})[0] is Match.FULL for route in self._routes):
+            return APIError(404, f"there is no {printable(method)} {printable(scope['path'])}").response
+        told = {
+            "access-control-allow-methods": method,
+            "access-control-max-age": "600",
+            "vary": "access-control-request-method, access-control-request-headers",
+        }
+        names = headers.get("access-control-request-headers", "")
+        if _NAMES.fullmatch(names):
+            told["access-control-allow-headers"] = names
+        if headers.get("access-control-request-private-network") == "true":
+            told["access-control-allow-private-network"] = "true"
+        return Response(status_code=204, headers=told)
+
+    def _check(self, scope: Scope, is_allowed: bool, needs_key: bool) -> None:
         headers, path = Headers(scope=scope), scope["path"]
-        if _is_foreign(headers):
+        if not is_allowed and _is_foreign(headers):
             message = "the request comes from a page of another site, which this server does not answer"
             raise APIError(403, message, code="foreign_site")
         if self._service.draining and path not in _OPEN:
             raise shutting_down()
         if self._settings.api_keys:
             offers = path == "/" and b"key=" in scope["query_string"]
-            if (offers or _needs_key(path)) and not self._has_key(scope, headers):
+            if needs_key and (offers or _needs_key(path)) and not self._has_key(scope, headers):
                 raise APIError(
                     401,
                     "an API key is expected: Authorization: Bearer …",
@@ -140,9 +182,11 @@ class AccessControl:
 
 
 def _needs_key(path: str) -> bool:
-    return path not in _OPEN and any(
-        path == closed.rstrip("/") or path.startswith(closed) for closed in _CLOSED
-    )
+    return path not in _OPEN and _is_under(path, _CLOSED)
+
+
+def _is_under(path: str, places: Sequence[str]) -> bool:
+    return any(path == place.rstrip("/") or path.startswith(place) for place in places)
 
 
 def _host(headers: Headers) -> str:

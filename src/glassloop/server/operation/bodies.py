@@ -76,7 +76,9 @@ class Bodies:
     async def read(self, request: Request, model: type[M]) -> M:
         """Returns the validated JSON body."""
         if not is_json(request.headers.get("content-type")):
-            message = "content-type is not application/json, which is expected"
+            given = request.headers.get("content-type")
+            found = printable(given) if given else "missing"
+            message = f"the header content-type is {found}; send content-type: application/json"
             raise APIError(415, message, code="wrong_content_type")
 
         async def use(data: bytes) -> M:
@@ -105,7 +107,7 @@ def parse(data: bytes, model: type[M]) -> M:
     except ValueError as error:
         raise _unreadable(data, str(error)) from None
     if isinstance(value, dict):
-        check_names(value, model)
+        value = check_names(value, model)
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -187,14 +189,17 @@ def _place(message: str, data: bytes) -> int:
     return sum(len(each) + 1 for each in before) + column - 1
 
 
-def check_names(body: dict[str, Any], model: type[BaseModel]) -> None:
-    """Refuses the first name that is no field of the model."""
+def check_names(body: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """Returns the fields of the model that the body has, and refuses the first name that is none. Parameters
+    that are not supported may be null: some clients send every parameter that they know."""
     known = {field.alias or name for name, field in model.model_fields.items()}
-    for name in body:
+    for name, value in body.items():
         if name in UNSUPPORTED and name not in known:
-            raise unsupported(name, UNSUPPORTED[name])
-        if name not in known:
+            if value is not None:
+                raise unsupported(name, UNSUPPORTED[name])
+        elif name not in known:
             raise unknown_parameter(printable(name), known)
+    return {name: value for name, value in body.items() if name in known}
 
 
 class _ReadRequest(Request):

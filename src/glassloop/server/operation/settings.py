@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
 from glassloop.errors import GlassloopError
+from glassloop.shown import shown
+
+_ORIGIN = re.compile(r"https?://(?:\[[0-9a-f:.]+\]|[a-z0-9.-]+)(?::\d{1,5})?")
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Settings:
     timeout: float = 600.0  # seconds for one request, its time in the queue included
     grace: float = 30.0  # seconds that running requests have to finish when the server shuts down
     log_prompts: bool = False
+    allow_origins: tuple[str, ...] = ()  # sites whose pages may use the API from a browser
     static: Path = Path(__file__).parent.parent / "static"  # the studio, where it is built
 
     def __post_init__(self) -> None:
@@ -34,6 +39,12 @@ class Settings:
                 f"host is {self.host}, which others can reach: give an --api-key, or say --open to let"
                 " everybody in"
             )
+        for origin in self.allow_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise GlassloopError(
+                    f"allow-origin is {shown(origin)}; a site as browsers write it is expected, in lower case"
+                    " and without a path, such as https://app.example or http://localhost:5173"
+                )
 
     @property
     def is_local(self) -> bool:
