@@ -20,6 +20,8 @@ def fingerprint(path: Path) -> str:
         if path.is_file():
             return known.get(path) or sha256_of(path)
         files = sorted({file for pattern in _PARTS for file in path.glob(pattern)})
+        if not files:
+            raise ModelError(f"cannot read {path}: the files of the model are not there any more")
         lines = [f"{known.get(file) or sha256_of(file)}  {file.name}\n" for file in files]
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
