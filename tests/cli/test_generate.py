@@ -18,6 +18,7 @@ from engine.random_runs import small_llm
 
 from glassloop import Sampling
 from glassloop.cli.batch import Entry, print_batch
+from glassloop.decode.luck import list_seed
 from glassloop.engine import generation
 from glassloop.engine.generation import Interrupted
 
@@ -125,6 +126,14 @@ def test_many_prompts_of_a_file_are_one_batch(tmp_path):
     done = run("generate", *flags, "-", "--no-store", input=f"{PROMPT}\n{PROMPT}\n")
     assert done.stdout == f"── 1 of 2 ──\n{first['text']}\n── 2 of 2 ──\n{first['text']}\n"
     assert "2 prompts · 6 tokens in" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_prompts_of_a_file_have_a_seed_each():
+    flags = ("--from", "-", "--seed", "7", "-n", "8", "--json", "--no-store")
+    lines = f'{PROMPT}\n{PROMPT}\n{{"prompt": "{PROMPT}", "seed": 7}}\n'
+    first, second, third = map(json.loads, run("generate", *flags, input=lines).stdout.splitlines())
+    assert first["seed"] == third["seed"] == 7 and first["token_ids"] == third["token_ids"]
+    assert second["seed"] == list_seed(7, 1) and second["token_ids"] != first["token_ids"]
 
 
 def test_a_prompt_that_fails_does_not_end_the_others():

@@ -15,6 +15,7 @@ import typer
 from glassloop.cli.options import read_text
 from glassloop.cli.show import Painter, Show
 from glassloop.cli.terminal import json_text, visible
+from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError, TextError
 from glassloop.files import read_at_most
@@ -37,8 +38,10 @@ class Entry(NamedTuple):
 
 def read_prompts(name: str, options: Mapping[str, Any]) -> list[Entry]:
     """Returns the prompts of a file ('-' is stdin). A line that begins with `{` is JSON: a `prompt`, and
-    options that replace those given here. Any other line is a prompt itself; empty lines are skipped."""
-    entries = []
+    options that replace those given here. Any other line is a prompt itself; empty lines are skipped. As in
+    Python, a seed given for all of them gives each prompt a seed of its own."""
+    entries: list[Entry] = []
+    seed = options.get("seed")
     for number, line in enumerate(_text(name).split("\n"), start=1):
         text = line.removesuffix("\r")
         if not text.strip():
@@ -49,7 +52,8 @@ def read_prompts(name: str, options: Mapping[str, Any]) -> list[Entry]:
             prompt = plain.pop("prompt", None)
             if not isinstance(prompt, str | list):
                 raise TextError(f"prompt is {shown(prompt)}; a text or a list of token ids is expected")
-            entries.append(Entry(where, prompt, Sampling.from_dict({**options, **plain})))
+            own = {} if seed is None else {"seed": list_seed(seed, len(entries))}
+            entries.append(Entry(where, prompt, Sampling.from_dict({**options, **own, **plain})))
     if not entries:
         raise TextError(f"{name} has no prompts; one on each line is expected")
     return entries

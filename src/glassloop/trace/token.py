@@ -134,9 +134,7 @@ class Token:
 
     def to_row(self) -> dict[str, Any]:
         """Returns the token as a row of a table: plain values only, None for infinity."""
-        return {"id": self.id, "piece": self.piece, "text": self.text} | {
-            name: _plain(getattr(self, name)) for name in (*_NUMBERS[1:], "source", "seconds")
-        }
+        return {name: _plain(getattr(self, name)) for name in ROW}
 
     def __repr__(self) -> str:
         return f"Token({self.id}, {self.piece!r}, logprob={self.logprob:.4f}, rank={self.rank})"
@@ -144,6 +142,8 @@ class Token:
 
 # The numbers of a choice that a token shows, in the order above.
 _NUMBERS = tuple(name for name in vars(Token) if name in (RECORD.names or ()))
+# The columns of a table of tokens.
+ROW = ("id", "piece", "text", *_NUMBERS[1:], "source", "seconds")
 
 
 def _plain(value: Any) -> Any:
