@@ -6,6 +6,7 @@ import asyncio
 import signal
 import socket
 import sys
+import threading
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -33,6 +34,8 @@ def serve(llm: LLM, settings: Settings) -> None:
     listening = _listen(settings)
     if llm.tokenizer.chat_template is not None:
         llm.tokenizer.chat_template.warm()
+    # The files of a large model take seconds to hash: they should be done before the first request needs it.
+    threading.Thread(target=lambda: service.fingerprint, name="glassloop fingerprint", daemon=True).start()
     port = listening.getsockname()[1]
     config = uvicorn.Config(
         make_app(service),
