@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from glassloop.decode.compiled import Compiled
+from glassloop.decode.plugins import plugins_of
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import afollow, follow, raise_error
@@ -368,9 +369,18 @@ class LLM:
         prompt: str | None,
         sample: int,
     ) -> Run:
-        context = self.config.context
         return Run(
-            self.name, ids, seed, context, sampling, salt, self.op_set, prompt, sample=sample, llm=self
+            self.name,
+            ids,
+            seed,
+            self.config.context,
+            sampling,
+            salt,
+            self.op_set,
+            prompt,
+            sample=sample,
+            plugins=plugins_of(sampling),
+            llm=self,
         )
 
     def checked(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
