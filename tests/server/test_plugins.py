@@ -30,6 +30,7 @@ def test_the_request_of_the_document_runs_the_stage(with_plugin):
             client.chat.completions.create(
                 model=answer.model,
                 messages=MESSAGES,
+                max_tokens=4,
                 extra_body={**OWN, "stage_options": {"new_opening": {"length": "2"}}},
             )
     run = with_plugin.get("/api/runs").json()["runs"][0]
