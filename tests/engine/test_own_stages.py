@@ -172,6 +172,16 @@ def test_options_of_a_stage_that_does_not_run_are_an_error(plugin):
         small_llm().generate(PROMPT, Sampling(stage_options={"only_letter": {"letter": "a"}}))
 
 
+def test_a_stage_without_options_takes_none_even_if_it_is_not_active():
+    @glassloop.stage("plain", kind="mask", active=lambda sampling: False)
+    def plain(candidates, step):
+        return candidates
+
+    options = Sampling(stages=["default", "plain"], stage_options={"plain": {"words": 3}})
+    with pytest.raises(SamplingError, match="words is not an option of the stage 'plain'; it has no options"):
+        small_llm().generate(PROMPT, options)
+
+
 def test_default_stands_for_the_default_order():
     def chain(stages):
         return build_chain(Sampling(stages=stages, temperature=2, top_k=3, min_p=0.1), 300)

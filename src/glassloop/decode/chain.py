@@ -68,8 +68,9 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
         if name not in order and REGISTER[name].active(sampling):
             problem = f"leaves {name} out, which this request asks for; add it or unset it"
             raise SamplingError.about("stages", problem)
-    for name in sampling.stage_options:
+    for name, options in sampling.stage_options.items():
         _check_takes_options(name, order)
+        REGISTER[name].with_options(options)  # raises what is wrong, also if the stage is not active
     stages = [REGISTER[name] for name in order if REGISTER[name].active(sampling)]
     return tuple(
         stage.with_options(sampling.stage_options.get(stage.name, {})) if stage.parameters else stage
