@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from glassloop.decode.chain import DEFAULT_ORDER as DEFAULT_ORDER
     from glassloop.decode.partial_json import partial_json as partial_json
     from glassloop.decode.partial_json import stream_json as stream_json
+    from glassloop.decode.plugins import load_plugin as load_plugin
     from glassloop.decode.sampling import Sampling as Sampling
     from glassloop.decode.stage import Step as Step
     from glassloop.decode.stage import stage as stage
@@ -41,6 +42,7 @@ _HOMES = {
     "Sampling": "glassloop.decode.sampling",
     "stage": "glassloop.decode.stage",
     "DEFAULT_ORDER": "glassloop.decode.chain",
+    "load_plugin": "glassloop.decode.plugins",
     "Candidates": "glassloop.decode.candidates",
     "Step": "glassloop.decode.stage",
     "partial_json": "glassloop.decode.partial_json",

@@ -289,7 +289,37 @@ def test_a_bad_order_is_an_error(stages, said):
         ),
         (lambda candidates, step: candidates.ids, SamplingError, "stage 'wrong' returned array"),
         (lambda candidates, step: 1 // 0, ZeroDivisionError, "division"),
-        (lambda candidates, step: candidates.only([True, False]), ValueError, "broadcast"),
+        (
+            lambda candidates, step: candidates.only([True, False]),
+            ValueError,
+            r"only\(\) got bool of shape \(2,\); a bool for each id of the vocabulary, \(5,\), is expected",
+        ),
+        (
+            lambda candidates, step: candidates.only([1, 2, 3, 4, 0]),
+            ValueError,
+            r"only\(\) got int64 of shape",
+        ),
+        (lambda candidates, step: candidates.only([]), ValueError, r"only\(\) got float64 of shape \(0,\)"),
+        (
+            lambda candidates, step: candidates.without([5]),
+            ValueError,
+            r"without\(\) got the id 5; .* 0 to 4",
+        ),
+        (lambda candidates, step: candidates.without([-1]), ValueError, r"without\(\) got the id -1"),
+        (lambda candidates, step: candidates.without([[1], [2]]), ValueError, r"without\(\) got int64 of"),
+        (lambda candidates, step: candidates.without(["a"]), ValueError, r"without\(\) got <U1 of shape"),
+        (
+            lambda candidates, step: candidates.moved([1, 2], lambda logits: logits[:1]),
+            ValueError,
+            r"the function of moved\(\) returned shape \(1,\); one logit per id, \(2,\), is expected",
+        ),
+        (
+            lambda candidates, step: candidates.first(3).moved([1, 2], lambda logits: 0.0),
+            ValueError,
+            r"the function of moved\(\) returned shape \(\)",
+        ),
+        (lambda candidates, step: candidates.moved([1, 1], lambda x: x), ValueError, "an id more than once"),
+        (lambda candidates, step: candidates.with_mass(90), ValueError, r"with_mass\(\) got 90; a probab"),
     ],
 )
 def test_a_mistake_in_a_stage_is_reported_with_its_name(run, kind, said):

@@ -57,6 +57,11 @@ def test_a_value_that_is_taken_survives_json(name, value):
         ({"allowed_token_ids": [1] * 40_000}, "allowed_token_ids has 40000 entries"),
         ({"stop_token_ids": [1] * 1025}, "stop_token_ids has 1025 entries"),
         ({"stages": ["top_k"] * 65}, "stages has 65 entries"),
+        (
+            {"stage_options": {"a": {"b": ["x"] * 4096}}},
+            "stage_options has 41.. objects, lists, keys and val",
+        ),
+        ({"stage_options": {"a": {"b": "x" * 16_384}}}, "stage_options has 16386 characters; at most 16384"),
         ({"grammar": "x" * 100_001}, "grammar has 100001 characters; at most 100000"),
         ({"regex": "x" * 100_001}, "regex has 100001 characters"),
         ({"json_schema": "x" * 100_001}, "json_schema has 100001 characters"),

@@ -18,9 +18,27 @@ DESIGN = (
     " eta_cutoff repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size dry_multiplier"
     " dry_base dry_allowed_length logit_bias allowed_token_ids bad_words seed n max_tokens min_tokens stop"
     " stop_token_ids include_stop ignore_eos timeout stop_on_repetition beam_width length_penalty"
-    " early_stopping json_schema regex choice grammar logprobs prompt_logprobs stages"
+    " early_stopping json_schema regex choice grammar logprobs prompt_logprobs stages stage_options"
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63) + 1, 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
 )
 BAD = [
+    ("stage_options", 5),
+    ("stage_options", {"mine": 5}),
+    ("stage_options", {"mine": {"words": {}}}),
+    ("stage_options", {"mine": {"words": [[1]]}}),
+    ("stage_options", {"mine": {"words": [1, float("nan")]}}),
+    ("stage_options", {"mine": {"words": 1 << 63}}),
+    ("stage_options", {"mine": {"words": "\ud800"}}),
+    ("stage_options", {"mine": {7: 1}}),
+    ("stage_options", {"": {}}),
+    ("stage_options", {"a\nb": {}}),
+    ("stage_options", {"x" * 81: {}}),
     ("temperature", -0.1),
     ("temperature", float("nan")),
     ("temperature", "hot"),
@@ -134,6 +152,18 @@ def test_values_get_their_normal_form():
             "stop": st.lists(st.sampled_from(["a", "\n\n", "✓"]), max_size=3),
             "seed": st.one_of(st.none(), st.integers(0, 2**64 - 1)),
             "json_schema": st.sampled_from([True, {}, {"type": "object", "required": ["a"]}]),
+            "stage_options": st.dictionaries(
+                st.text("ab_", min_size=1, max_size=3),
+                st.dictionaries(
+                    st.text("xy", min_size=1, max_size=2),
+                    st.one_of(
+                        SCALARS,
+                        st.lists(SCALARS, max_size=3),
+                    ),
+                    max_size=2,
+                ),
+                max_size=2,
+            ),
             "stages": st.permutations(
                 ["temperature", "top_k", "top_p", "logit_bias", "bad_words", "grammar"]
             ),
@@ -143,3 +173,24 @@ def test_values_get_their_normal_form():
 def test_json_gives_the_same_options_back(options):
     sampling = Sampling.from_dict(options)
     assert Sampling.from_dict(json.loads(json.dumps(sampling.to_dict()))) == sampling
+
+
+def test_options_of_stages_are_bounded_and_their_own():
+    with pytest.raises(SamplingError, match=r"stage_options has 6.... characters as JSON; at most 65536"):
+        Sampling(stage_options={"mine": {"words": "x" * 66_000}})
+    given_options = {"mine": {"words": [1, 2]}}
+    sampling = Sampling(stage_options=given_options)
+    given_options["mine"]["words"].append(3)
+    assert sampling.stage_options == {"mine": {"words": (1, 2)}}
+    assert hash(sampling) == hash(Sampling())
+
+
+def test_stages_that_a_change_leaves_out_lose_their_options():
+    before = Sampling(stages=["default", "a", "b"], stage_options={"a": {"x": 1}, "b": {"y": 2}})
+    assert before.changed({"stages": ["b"]}).stage_options == {"b": {"y": 2}}
+    assert before.changed({"stages": "a"}).stage_options == {"a": {"x": 1}}
+    assert before.changed({"stages": None}).stage_options == {}
+    assert before.changed({"temperature": 2}).stage_options == before.stage_options
+    assert before.changed({"stages": ["b"], "stage_options": {"a": {}}}).stage_options == {"a": {}}
+    with pytest.raises(SamplingError, match="stages has 'default' more than once"):
+        Sampling(stages=["default", "default"])

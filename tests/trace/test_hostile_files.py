@@ -104,6 +104,12 @@ def test_mutations_reach_behind_the_checksums(files, seed):
         ("sampling", {"x" * 10**6: 1}),
         ("sampling", {"logit_bias": {"\n\x1b[2J" * 10**5: 1}}),
         ("past", [{"until": 1}]),
+        ("plugins", {"a": {"file": "../a.py", "sha256": "0" * 64}}),
+        ("plugins", {"a": {"file": "\x1b[2J", "sha256": "0" * 64}}),
+        ("plugins", {"a": {"file": "a.py", "sha256": "0"}}),
+        ("plugins", {"x" * 5000: {"file": "a.py", "sha256": "0" * 64}}),
+        ("plugins", {str(place): {"file": "a.py", "sha256": "0" * 64} for place in range(1025)}),
+        ("sampling", {"stage_options": {"a": {"b": {"c": 1}}}}),
         ("refused", [[99, 1, "a", "model", 0]]),
         ("beams", [[0, 5, 1, -1.0, "live"]]),
         ("beams", [[0, 0, 1, -1.0, "live"]]),
@@ -120,7 +126,7 @@ def test_the_error_names_the_field(files, header, field, value):
     assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
     named = str(caught.value).removeprefix("the file is not a valid trace: ")
     known = {
-        "sampling": "temperature|sampling|logit_bias",
+        "sampling": "temperature|sampling|logit_bias|stage_options",
         "columns": "column",
         "prompt_records": "prompt_records",
     }

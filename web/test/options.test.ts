@@ -24,6 +24,7 @@ describe('the settings', () => {
     expect(read(option('stop_token_ids'), '1, 2')).toEqual([1, 2]);
     expect(read(option('logit_bias'), '5=1.5, 7=-2')).toEqual({ 5: 1.5, 7: -2 });
     expect(read(option('json_schema'), '{"type":"object"}')).toEqual({ type: 'object' });
+    expect(read({ ...option('json_schema'), name: 'stage_options', kind: 'stage_options' }, '{"mine":{"words":3}}')).toEqual({ mine: { words: 3 } });
     expect(read(option('ignore_eos'), true)).toBe(true);
     expect(() => read(option('top_k'), '1.5')).toThrow('whole number');
     expect(() => read(option('json_schema'), '{')).toThrow('JSON');

@@ -13,14 +13,17 @@ from glassloop.cli.options import (
     Json,
     Keep,
     Model,
+    Plugins,
     Prompt,
     given,
     json_or_text,
+    load_plugins,
     read_text,
+    stage_options_of,
     takes_sampling,
 )
 from glassloop.cli.terminal import print_json, print_table, visible, working
-from glassloop.decode.sampling import Sampling
+from glassloop.decode.sampling import Sampling, merge_options
 from glassloop.errors import SamplingError
 
 if TYPE_CHECKING:
@@ -39,21 +42,23 @@ def compare(
             "--with",
             metavar="OPTIONS",
             help="A way to decode, given once for each: 'greedy', 'default', 'temperature=1',"
-            " 'top_p=0.9,temperature=0.7', 'beam_width=4' …",
+            " 'top_p=0.9,temperature=0.7', 'beam_width=4', 'stages=default,my_stage,my_stage.words=3' …",
             show_default=False,
         ),
     ],
     model: Model = DEFAULT_MODEL,
     store: Keep = True,
     as_json: Json = False,
+    plugin: Plugins = None,
     **options: Any,
 ) -> None:
     """Decode one prompt in several ways with the same seed, and show where they differ and why."""
     from glassloop.cli.kept import keep, load
     from glassloop.trace.diff import diff
 
+    load_plugins(plugin)
     common = given(options)
-    asked = [Sampling.from_dict({**common, "n": 1, **_way(way)}) for way in ways]
+    asked = [Sampling.from_dict(merge_options({**common, "n": 1}, _way(way))) for way in ways]
     text = read_text(prompt)
     llm = load(model)
     runs: list[Run] = []
@@ -76,13 +81,27 @@ takes_sampling(compare, panel="Options for all ways", unset=True)
 
 
 def _way(text: str) -> dict[str, Any]:
-    """Returns the options of a way to decode: names with values, or a word that stands for some."""
+    """Returns the options of a way to decode: names with values, or a word that stands for some. After
+    `stages=`, parts without a value are further stages; STAGE.NAME=VALUE is the option of a stage."""
     found: dict[str, Any] = {}
+    stages: list[str] | None = None  # while these are listed
+    of_stages: list[str] = []
     for part in text.split(","):
         name, equals, value = (each.strip() for each in part.partition("="))
+        if stages is not None and not equals:
+            stages.append(name)
+            continue
+        stages = None
         if not equals and name not in _SHORT:
             raise SamplingError(f"--with has {part!r}; greedy, default or name=value is expected")
-        found |= {_ALIASES.get(name, name): json_or_text(value)} if equals else _SHORT[name]
+        if name == "stages":
+            found[name] = stages = [value]
+        elif "." in name:
+            of_stages.append(part)
+        else:
+            found |= {_ALIASES.get(name, name): json_or_text(value)} if equals else _SHORT[name]
+    if of_stages:
+        found["stage_options"] = stage_options_of(of_stages)
     return found
 
 

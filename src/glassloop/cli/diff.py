@@ -6,19 +6,22 @@ import sys
 from typing import TYPE_CHECKING
 
 from glassloop.cli.kept import Name
-from glassloop.cli.options import Json, RunModel
+from glassloop.cli.options import Json, Plugins, RunModel, load_plugins
 
 if TYPE_CHECKING:
     from glassloop.trace.diff import Diff
     from glassloop.trace.run import Run
 
 
-def diff(first: Name, second: Name, model: RunModel = None, as_json: Json = False) -> None:
+def diff(
+    first: Name, second: Name, model: RunModel = None, as_json: Json = False, plugin: Plugins = None
+) -> None:
     """Say where two runs differ first, and which option, seed, prompt or token is the reason."""
     from glassloop.cli.compare import print_texts
     from glassloop.cli.kept import find_runs
     from glassloop.cli.terminal import print_json, visible
 
+    load_plugins(plugin)
     one, other = find_runs(first)[0], find_runs(second)[0]
     told = _compared(first, one, other, model)
     if as_json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from glassloop.cli.kept import Name, Which
-from glassloop.cli.options import Json, RunModel, given, takes_sampling
+from glassloop.cli.options import Json, Plugins, RunModel, given, load_plugins, takes_sampling
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
@@ -37,6 +37,7 @@ def explain(
     shown: Annotated[int, typer.Option("--shown", min=1, max=1000, help="How many candidates to show.")] = 10,
     model: RunModel = None,
     as_json: Json = False,
+    plugin: Plugins = None,
     **options: Any,
 ) -> None:
     """Say why a token was chosen: what each stage did, which tokens raced with how much luck, and which won.
@@ -45,9 +46,10 @@ def explain(
     """
     from glassloop.cli.kept import count_forks, find_run, load, model_of
     from glassloop.cli.naming import find_place
-    from glassloop.cli.terminal import print_json, quoted, visible
+    from glassloop.cli.terminal import print_json, print_notes, quoted, visible
     from glassloop.engine.replay import check_run, token_at
 
+    load_plugins(plugin)
     overrides = given(options)
     run = find_run(name, which)
     llm = load(model or model_of(name, run))
@@ -60,6 +62,7 @@ def explain(
     if not in_prompt:
         count_forks(run, at)
     told = llm.explain(run, at, of=of, luck="new" if new_luck else "same", shown=shown, **overrides)
+    print_notes(told.notes)
     token = None if in_prompt else token_at(run, at)
     if as_json:
         record = None if token is None else token.to_dict()

@@ -10,8 +10,18 @@ import typer
 
 from glassloop.cli.generate import OneJson, Shown, Trace, print_runs
 from glassloop.cli.kept import Name, Which
-from glassloop.cli.options import Colors, Draft, Keep, KVMemory, RunModel, given, takes_sampling
-from glassloop.cli.terminal import Color, set_color
+from glassloop.cli.options import (
+    Colors,
+    Draft,
+    Keep,
+    KVMemory,
+    Plugins,
+    RunModel,
+    given,
+    load_plugins,
+    takes_sampling,
+)
+from glassloop.cli.terminal import Color, print_notes, set_color
 from glassloop.errors import GlassloopError, TextError
 
 
@@ -49,6 +59,7 @@ def fork(
     store: Keep = True,
     kv_memory: KVMemory = None,
     draft: Draft = None,
+    plugin: Plugins = None,
     **options: Any,
 ) -> None:
     """Continue a recorded run from one of its tokens, and keep both runs.
@@ -58,10 +69,12 @@ def fork(
     """
     from glassloop.cli.kept import count_forks, drafter, find_run, load, model_of
     from glassloop.cli.naming import find_place, token_named
+    from glassloop.decode.plugins import plugin_notes
 
     set_color(color)
     if token is not None and text is not None:
         raise GlassloopError("--token and --text are both given; at most one of them is expected")
+    load_plugins(plugin)
     overrides = {"n": 1, "beam_width": 1, **given(options)}
     run = find_run(name, which)
     pieces = [each.piece for each in run.tokens]
@@ -77,6 +90,7 @@ def fork(
             raise TextError(f"{problem}; --text takes any text")
     count_forks(run, place)
     request = llm.prepare_fork(run, place, token=chosen, text=text, **overrides)
+    print_notes(plugin_notes(run.plugins))
     print_runs(llm, request, json_output, trace, show, store)
 
 

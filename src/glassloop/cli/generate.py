@@ -16,7 +16,9 @@ from glassloop.cli.options import (
     Keep,
     KVMemory,
     Model,
+    Plugins,
     given,
+    load_plugins,
     read_text,
     takes_sampling,
 )
@@ -60,6 +62,7 @@ def generate(
     store: Keep = True,
     kv_memory: KVMemory = None,
     draft: Draft = None,
+    plugin: Plugins = None,
     **options: Any,
 ) -> None:
     """Continue a text with a model, token by token."""
@@ -68,6 +71,7 @@ def generate(
     set_color(color)
     if (prompt is None) == (prompts is None):
         raise GlassloopError("one prompt is expected, or --from FILE, and not both")
+    load_plugins(plugin)
     asked = given(options)
     sampling = Sampling.from_dict(asked)
     if prompts is not None:

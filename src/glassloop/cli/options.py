@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
 from inspect import Parameter, signature
 from pathlib import Path
@@ -20,7 +20,7 @@ from glassloop.model.registry.catalog import DEFAULT_MODEL as DEFAULT_MODEL
 from glassloop.shown import shown
 
 # Other names of flags, and what the help says of them: `-n` and `--n` look alike.
-_ALSO = {"max_tokens": "-n", "n": "--samples"}
+_ALSO = {"max_tokens": "-n", "n": "--samples", "stage_options": "--stage-option"}
 _NOTES = {"max_tokens": " (-n is this one; --n is --samples.)", "n": " (Not -n, which is --max-tokens.)"}
 # The type of a flag for each kind of option; `Sampling` checks the values.
 _TYPES: dict[str, Any] = {
@@ -32,8 +32,9 @@ _TYPES: dict[str, Any] = {
     "ids": list[int],
     "biases": list[str],
     "schema": str,
+    "stage_options": list[str],
 }
-_METAVARS = {"biases": "ID=VALUE", "schema": "FILE|JSON"}
+_METAVARS = {"biases": "ID=VALUE", "schema": "FILE|JSON", "stage_options": "STAGE.NAME=VALUE"}
 
 
 def complete_model(start: str) -> list[str]:
@@ -68,6 +69,25 @@ Colors = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE",
+        help="Load stages of your own from this Python file; may be repeated. The file is run as a program,"
+        " with all your rights.",
+        show_default=False,
+    ),
+]
+
+
+def load_plugins(paths: list[Path] | None) -> None:
+    """Loads the files of `--plugin`."""
+    if paths:
+        from glassloop.decode.plugins import load_plugin
+
+        for path in paths:
+            load_plugin(path)
 
 
 def read_text(text: str) -> str:
@@ -105,6 +125,8 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
             raise SamplingError.about("--json-schema", problem)
     if "stages" in found:
         found["stages"] = [name for part in found["stages"] for name in part.split(",") if name]
+    if "stage_options" in found:
+        found["stage_options"] = stage_options_of(found["stage_options"])
     return found
 
 
@@ -152,6 +174,19 @@ def _flags(panel: str | None, unset: bool) -> list[Parameter]:
             )
         )
     return flags
+
+
+def stage_options_of(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Returns the options of stages that were written as STAGE.NAME=VALUE. A value is JSON or a text."""
+    found: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        place, equals, value = text.partition("=")
+        stage, _, name = place.strip().rpartition(".")
+        if not (equals and stage and name):
+            example = "STAGE.NAME=VALUE, such as new_opening.words=3,"
+            raise SamplingError(f"--stage-option is {text!r}; {example} is expected")
+        found.setdefault(stage, {})[name] = json_or_text(value.strip())
+    return found
 
 
 def _bias(text: str) -> tuple[str, float]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from glassloop.cli.kept import Name
-from glassloop.cli.options import Json, Ops, RunModel
+from glassloop.cli.options import Json, Ops, Plugins, RunModel, load_plugins
 from glassloop.cli.terminal import print_result, visible
 
 
@@ -20,6 +20,7 @@ def replay(
         bool, typer.Option("--any-model", help="Compare even if the run was made by another model.")
     ] = False,
     as_json: Json = False,
+    plugin: Plugins = None,
 ) -> None:
     """Compute a recorded run again and compare every number.
 
@@ -27,6 +28,7 @@ def replay(
     """
     from glassloop.cli.kept import find_runs, load, model_of
 
+    load_plugins(plugin)
     runs = find_runs(name)
     llm = load(model or model_of(name, runs[0]), ops)
     verdicts = [llm.replay(run, first=first, strict=not any_model) for run in runs]

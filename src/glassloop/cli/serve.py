@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glassloop.cli.options import DEFAULT_MODEL, Draft, KVMemory, Model
+from glassloop.cli.options import DEFAULT_MODEL, Draft, KVMemory, Model, Plugins, load_plugins
 from glassloop.cli.terminal import working
 from glassloop.errors import GlassloopError, TraceError
 
@@ -60,12 +60,14 @@ def serve(
         list[str] | None,
         typer.Option(help="Let pages of this site use the API from a browser; may be repeated."),
     ] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Serve a model over HTTP: OpenAI's protocol, runs with their reasons, and the studio."""
     from glassloop.cli.kept import drafter
     from glassloop.engine.memory import parse_bytes
     from glassloop.server.operation.settings import Settings
 
+    load_plugins(plugin)
     keys = api_key or [key for key in os.environ.get("GLASSLOOP_API_KEY", "").split(",") if key]
     settings = Settings(
         model,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TextIO
@@ -103,6 +103,12 @@ def print_result(value: object, text: object, as_json: bool) -> None:
         print_json(value)
     else:
         print(text)
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Prints, on stderr, what has changed since a run was made."""
+    for note in notes:
+        print(f"glassloop: {visible(note, newlines=False)}", file=sys.stderr)
 
 
 def json_text(value: object, indent: int | None = None) -> str:

@@ -165,13 +165,13 @@ class Candidates:
         action, amount, which, numbers = rule
         if which is not None:
             if action is Action.REMOVE:
-                return self.without(which)
+                return self._without(which)
             if action is Action.KEEP:
-                return self.only(which)
+                return self._only(which)
             if action is Action.LESS:
                 less = amount if numbers is None else amount * numbers
-                return self.moved(which, lambda logits: logits - less)
-            return self.moved(which, lambda logits: np.where(logits >= 0, logits / amount, logits * amount))
+                return self._moved(which, lambda logits: logits - less)
+            return self._moved(which, lambda logits: np.where(logits >= 0, logits / amount, logits * amount))
         if action is Action.SCALE:
             return self.scaled(amount)
         if action is Action.FIRST:
@@ -182,8 +182,26 @@ class Candidates:
             return self.at_least(float(self.values[0]) + log(amount))
         return self.at_least(self.logit_of(amount))
 
-    def moved(self, ids: NDArray[np.integer], change: Callable[[Float64], Float64]) -> Candidates:
+    def moved(
+        self, ids: Iterable[int] | NDArray[np.integer], change: Callable[[Float64], Float64]
+    ) -> Candidates:
         """Returns the candidates with the logits of these ids, each named once, replaced by `change`."""
+        which = self._checked_ids(ids, "moved")
+        if len(np.unique(which)) != len(which):
+            raise ValueError("moved() got an id more than once; distinct ids are expected")
+
+        def checked(logits: Float64) -> Float64:
+            made = np.asarray(change(logits), np.float64)
+            if made.shape != logits.shape:
+                raise ValueError(
+                    f"the function of moved() returned shape {made.shape}; one logit per id, {logits.shape},"
+                    " is expected"
+                )
+            return made
+
+        return self._moved(which, checked)
+
+    def _moved(self, ids: NDArray[np.integer], change: Callable[[Float64], Float64]) -> Candidates:
         if not len(ids):
             return self
         if self._row is not None:
@@ -206,7 +224,9 @@ class Candidates:
 
     def without(self, ids: Iterable[int] | NDArray[np.integer]) -> Candidates:
         """Returns the candidates without these tokens."""
-        gone = ids if isinstance(ids, np.ndarray) else np.fromiter(ids, np.int64)
+        return self._without(self._checked_ids(ids, "without"))
+
+    def _without(self, gone: NDArray[np.integer]) -> Candidates:
         if not len(gone):
             return self
         if self._row is not None:
@@ -217,6 +237,15 @@ class Candidates:
 
     def only(self, allowed: NDArray[np.bool_]) -> Candidates:  # [vocab_size]
         """Returns the candidates for which `allowed` is true."""
+        mask = np.asarray(allowed)
+        if mask.dtype != np.bool_ or mask.shape != (self.vocab_size,):
+            raise ValueError(
+                f"only() got {mask.dtype} of shape {mask.shape}; a bool for each id of the vocabulary,"
+                f" ({self.vocab_size},), is expected"
+            )
+        return self._only(mask)
+
+    def _only(self, allowed: NDArray[np.bool_]) -> Candidates:
         if self._row is not None:
             row = np.where(allowed, self._row, np.float32(-np.inf))
             return Candidates(self._ops, self.vocab_size, row, self.scale)
@@ -243,6 +272,8 @@ class Candidates:
 
     def with_mass(self, mass: float) -> Candidates:
         """Returns the fewest of the highest that together have this much of the probability."""
+        if not 0 <= mass <= 1:
+            raise ValueError(f"with_mass() got {mass}; a probability from 0 to 1 is expected")
         while True:
             peak = float(self.values[0])
             reached = np.exp(self.values - peak).cumsum()
@@ -253,6 +284,20 @@ class Candidates:
             self._grow(len(self.ids) * _GROWTH)
 
     # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _checked_ids(self, ids: Iterable[int] | NDArray[np.integer], method: str) -> NDArray[np.integer]:
+        """Returns token ids as an array. Raises if they are none of the vocabulary's."""
+        which = ids if isinstance(ids, np.ndarray) else np.array(list(ids))
+        if not which.size:
+            return which.astype(np.int64)
+        if which.ndim != 1 or which.dtype.kind not in "iu":
+            found = f"{which.dtype} of shape {which.shape}"
+            raise ValueError(f"{method}() got {found}; a list of token ids is expected")
+        if which.min() < 0 or which.max() >= self.vocab_size:
+            wrong = int(which.min()) if which.min() < 0 else int(which.max())
+            last = self.vocab_size - 1
+            raise ValueError(f"{method}() got the id {wrong}; token ids from 0 to {last} are expected")
+        return which
 
     def _rebased(self, logits: Float64, before: Float32) -> Float32:
         """Returns logits as float32 without the scale. No token is removed or restored by a change."""

@@ -17,7 +17,7 @@ from glassloop.decode.candidates import Candidates, NoneLeft
 from glassloop.decode.chosen import check_chooser
 from glassloop.decode.option import hint
 from glassloop.decode.rules import Action, RowRequest, Rule
-from glassloop.decode.sampling import Sampling
+from glassloop.decode.sampling import DEFAULT, Sampling
 from glassloop.decode.stage import REGISTER, Ruling, Stage, Step
 from glassloop.errors import ModelError, SamplingError
 from glassloop.ops.quant import Float32
@@ -53,14 +53,14 @@ Observer = Callable[[Stage, Candidates, Candidates], None]  # (stage, before, af
 
 
 def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
-    """Returns the stages that this request runs. Options that depend on the vocabulary are checked here."""
+    """Returns the stages that this request runs, with its options. What depends on the vocabulary and on the
+    stages that are registered is checked here."""
     _check_ids(sampling, vocab_size)
-    order = sampling.stages or DEFAULT_ORDER
+    order = expand_stages(sampling.stages)
     for name in order:
         if name not in REGISTER:
-            known = [*DEFAULT_ORDER, *(each for each in REGISTER if each not in DEFAULT_ORDER)]
-            own = "a stage of your own is registered with @stage before it is used"
-            problem = f"has {shown(name)}, which is no stage; {hint(name, known, 'stages')} ({own})"
+            own = "a stage of your own is registered with @stage before it is used; --plugin loads a file"
+            problem = f"has {shown(name)}, which is no stage; {_nearest(name)} ({own})"
             raise SamplingError.about("stages", problem)
         if order.count(name) > 1:
             raise SamplingError.about("stages", f"has {name!r} {order.count(name)} times; once is expected")
@@ -68,7 +68,43 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
         if name not in order and REGISTER[name].active(sampling):
             problem = f"leaves {name} out, which this request asks for; add it or unset it"
             raise SamplingError.about("stages", problem)
-    return tuple(REGISTER[name] for name in order if REGISTER[name].active(sampling))
+    for name, options in sampling.stage_options.items():
+        _check_takes_options(name, order)
+        REGISTER[name].with_options(options)  # raises what is wrong, also if the stage is not active
+    stages = [REGISTER[name] for name in order if REGISTER[name].active(sampling)]
+    return tuple(
+        stage.with_options(sampling.stage_options.get(stage.name, {})) if stage.parameters else stage
+        for stage in stages
+    )
+
+
+def expand_stages(stages: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Returns the names of all stages that a request lists, active or not."""
+    if stages is None:
+        return DEFAULT_ORDER
+    parts = [DEFAULT_ORDER if name == DEFAULT else (name,) for name in stages]
+    return tuple(name for part in parts for name in part)
+
+
+def known_stages() -> list[str]:
+    """Returns the names of all registered stages: the built-in ones in their order, then the others."""
+    return [*DEFAULT_ORDER, *(name for name in REGISTER if name not in DEFAULT_ORDER)]
+
+
+def _nearest(name: str) -> str:
+    return hint(name, known_stages(), "stages")
+
+
+def _check_takes_options(name: str, order: tuple[str, ...]) -> None:
+    if name not in REGISTER:
+        problem = f"has {shown(name)}, which is no stage; {_nearest(name)}"
+    elif REGISTER[name].built_in:
+        problem = f"has {name!r}, which is built in; its options are fields of Sampling"
+    elif name not in order:
+        problem = f"has {name!r}, which is not among the stages of this request; add it to stages or unset it"
+    else:
+        return
+    raise SamplingError.about("stage_options", problem)
 
 
 # A model may have more logits than its tokenizer has tokens; if so, this stage comes before all others.

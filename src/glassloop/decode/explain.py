@@ -84,6 +84,7 @@ class Explanation:
     source: str  # sampled, draft (guessed, and confirmed), forced, beam, prompt
     beam: BeamRank | None  # how the beam did that the token is on, where the record has its search
     sentence: str
+    notes: tuple[str, ...] = ()  # what has changed since the run was made: a plugin
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it as JSON has it."""
@@ -96,6 +97,7 @@ class Explanation:
         plain["taken"] = asdict(self.taken)
         plain["beam"] = self.beam and self.beam._asdict()
         plain["margin"] = None if self.margin == inf else self.margin
+        plain["notes"] = list(self.notes)
         return plain
 
     def __str__(self) -> str:
@@ -132,7 +134,7 @@ def explain(
     `refused` is the wrong guess of a drafter.
     """
     if overrides:
-        sampling = Sampling.from_dict({**sampling.to_dict(), **overrides})
+        sampling = sampling.changed(overrides)
     prompt_length = len(tokens) if prompt_length is None else prompt_length
     if source == "prompt":
         decoder = Decoder(Sampling(), len(logits), seed, tokens, salt, ops=ops)

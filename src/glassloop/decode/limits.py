@@ -31,8 +31,10 @@ class Limits:
     grammar: int = 100_000  # of a grammar, a regular expression, a JSON schema
     searched: int = 32_768  # of all stop strings and bad words together: each has a place in an automaton
     total: int = 131_072  # of all texts together
-    # Objects, lists, keys and values of a JSON schema
+    stage_options: int = 16_384  # of all names and texts in stage_options together
+    # Objects, lists, keys and values of a JSON schema, and of stage_options
     schema_values: int = 20_000
+    stage_option_values: int = 4096
 
 
 _LISTS = ("stop", "bad_words", "choice", "logit_bias", "stop_token_ids", "allowed_token_ids", "stages")
@@ -43,17 +45,19 @@ def check_size(options: Mapping[str, Any], limits: Limits = Limits()) -> None:
     """Raises a `SamplingError` that names the field if the options are larger than the limits. Values of a
     wrong type are left for `Sampling` to refuse."""
     total = 0
-    for name in (*_LISTS, *_SOURCES):
+    for name in (*_LISTS, *_SOURCES, "stage_options"):
         value = options.get(name)
         if name in _LISTS:
             total += _check_list(name, value, limits)
             if name == "bad_words":
                 _check("stop and bad_words", total, "characters together", limits.searched, field="stop")
-        elif isinstance(value, str):
+        elif isinstance(value, str) and name in _SOURCES:
             _check(name, len(value), "characters", limits.grammar)
             total += len(value)
         elif name == "json_schema":
-            total += _check_schema(value, limits)
+            total += _check_json(name, value, limits.schema_values, limits.grammar)
+        elif name == "stage_options":
+            total += _check_json(name, value, limits.stage_option_values, limits.stage_options)
     if total > limits.total:
         raise SamplingError(
             f"the options have {total} characters of text together; at most {limits.total} are expected"
@@ -79,10 +83,10 @@ def _check_list(name: str, value: Any, limits: Limits) -> int:
     return characters
 
 
-def _check_schema(schema: Any, limits: Limits) -> int:
-    """Returns how many characters its keys and texts have."""
+def _check_json(name: str, value: Any, most_values: int, most_characters: int) -> int:
+    """Returns how many characters the keys and texts of a JSON value have."""
     values = characters = 0
-    left = [schema]
+    left = [value]
     while left:
         value = left.pop()
         values += 1
@@ -93,8 +97,8 @@ def _check_schema(schema: Any, limits: Limits) -> int:
             characters += sum(len(key) for key in value if isinstance(key, str))
         elif isinstance(value, list):
             values += len(value)
-        _check("json_schema", values, "objects, lists, keys and values", limits.schema_values)
-        _check("json_schema", characters, "characters", limits.grammar)
+        _check(name, values, "objects, lists, keys and values", most_values)
+        _check(name, characters, "characters", most_characters)
         left += children(value)
     return characters
 

@@ -18,6 +18,11 @@ from glassloop.shown import shown
 
 Check = Callable[[str, Any], Any]  # (name, value) → the value in its normal form
 
+# The values that an option of a stage can have. A list is held as a tuple.
+Scalar = bool | int | float | str | None
+OptionValue = Scalar | tuple[Scalar, ...]
+StageOptions = Mapping[str, Mapping[str, OptionValue]]  # by the name of the stage and of the option
+
 MOST = (1 << 31) - 1  # of a whole number without a bound of its own: fits every integer that C and NumPy use
 DEEPEST = 200  # levels of a JSON schema
 
@@ -121,6 +126,56 @@ def biases(*, help: str) -> Any:
     return _option(_NO_BIAS, check, help, "biases", hash=False)
 
 
+def by_stage(*, help: str) -> Any:
+    """Returns an option that takes the options of stages, by the name of the stage and of its option. Here
+    only their form and size are checked; the chain compares them with what each stage takes."""
+
+    def check(name: str, value: Any) -> StageOptions:
+        made = {}
+        for stage, options in _entries(name, value, "stages to their options"):
+            place = f"{name}.{stage}"
+            made[stage] = {
+                key: check_option_value(f"{place}.{key}", each)
+                for key, each in _entries(place, options, "names of options to values")
+            }
+        length = len(json.dumps(made, ensure_ascii=False))
+        if length > _MOST_STAGE_OPTIONS:
+            problem = f"has {length} characters as JSON; at most {_MOST_STAGE_OPTIONS} are expected"
+            raise SamplingError.about(name, problem)
+        return made
+
+    return _option(_NO_STAGE_OPTIONS, check, help, "stage_options", hash=False)
+
+
+def _entries(name: str, value: Any, expected: str) -> Iterable[tuple[str, Any]]:
+    """Returns the entries of a mapping whose keys are names that are safe in a message."""
+    if not isinstance(value, Mapping):
+        raise wrong(name, value, f"a mapping from {expected}")
+    for key in value:
+        if not isinstance(key, str) or not 0 < len(key) <= _LONGEST_NAME or not key.isprintable():
+            expected = f"a name of at most {_LONGEST_NAME} printable characters"
+            raise wrong(f"a key of {name}", key, expected, field=name)
+    return value.items()
+
+
+def check_option_value(name: str, value: Any) -> OptionValue:
+    if isinstance(value, (list, tuple)):
+        return tuple(_scalar(f"{name}[{place}]", each) for place, each in enumerate(value))
+    return _scalar(name, value)
+
+
+def _scalar(name: str, value: Any) -> Scalar:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return check_text(name, value) if value else value
+    if _is_whole(value) and abs(value) < 1 << 63:
+        return int(value)
+    if _is_number(value) and not _is_whole(value):
+        return float(value)
+    raise wrong(name, value, "a finite number, a text, True, False, None, or a list of these")
+
+
 def anything(help: str) -> Any:
     """Returns an option that takes a JSON schema: an object, its text, or True for any JSON."""
 
@@ -220,6 +275,8 @@ _LONGEST_NAME = 80  # characters for which a similar name is looked up
 _DIGITS = 10  # of the largest token id
 _ID = "a token id, a whole number from 0 up,"
 _NO_BIAS: Mapping[int, float] = {}
+_NO_STAGE_OPTIONS: StageOptions = {}
+_MOST_STAGE_OPTIONS = 1 << 16  # characters of the options of all stages, as JSON
 
 
 def _option(default: Any, check: Check, help: str, kind: str, hash: bool | None = None) -> Any:

@@ -12,8 +12,10 @@ from functools import wraps
 from typing import Any
 
 from glassloop.decode.option import (
+    OptionValue,
     anything,
     biases,
+    by_stage,
     check_id,
     check_text,
     check_text_or_ids,
@@ -28,6 +30,7 @@ from glassloop.decode.option import (
 from glassloop.errors import SamplingError
 from glassloop.shown import shown
 
+DEFAULT = "default"  # stands for the default order in a list of stages
 _SEED = (1 << 64) - 1
 
 
@@ -113,7 +116,12 @@ class Sampling:
     # What is recorded, and in which order
     logprobs: int = whole(5, 0, 64, help="How many alternatives are recorded with each token.")
     prompt_logprobs: int = whole(0, 0, 64, help="The same for each token of the prompt.")
-    stages: tuple[str, ...] | None = items(None, check_text, help="The order of the stages, by name.")
+    stages: tuple[str, ...] | None = items(
+        None, check_text, help="The order of the stages, by name; 'default' stands for the default order."
+    )
+    stage_options: Mapping[str, Mapping[str, OptionValue]] = by_stage(
+        help="An option of a stage of your own: STAGE.NAME=VALUE."
+    )
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -136,6 +144,10 @@ class Sampling:
         """Returns the options as JSON has them; `from_dict` gives the same options back."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
+    def changed(self, changes: Mapping[str, Any]) -> Sampling:
+        """Returns these options with some replaced."""
+        return self.from_dict(merge_options(self.to_dict(), changes))
+
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
@@ -147,6 +159,19 @@ class Sampling:
             if getattr(self, name) is not None:
                 return name
         return None
+
+
+def merge_options(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options with some replaced. If the order of the stages is among these, stages that it leaves
+    out lose their options, which would be an error otherwise."""
+    made = {**before, **changes}
+    listed = changes.get("stages")
+    if "stages" in changes and "stage_options" not in changes and made.get("stage_options"):
+        kept = (listed,) if isinstance(listed, str) else listed or ()
+        made["stage_options"] = {
+            stage: options for stage, options in made["stage_options"].items() if stage in kept
+        }
+    return made
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
@@ -171,6 +196,8 @@ def _check_together(sampling: Sampling) -> None:
         raise SamplingError.about("ignore_eos", f"is True with {asked[0]}; a text of a given form has an end")
     if sampling.stop_on_repetition == 1:
         raise wrong("stop_on_repetition", 1, "0 (off) or a whole number from 2 up")
+    if sampling.stages is not None and sampling.stages.count(DEFAULT) > 1:
+        raise SamplingError.about("stages", f"has {DEFAULT!r} more than once; once is expected")
     if sampling.n > sampling.beam_width > 1:
         raise wrong("n", sampling.n, f"at most beam_width, {sampling.beam_width},")
     if sampling.min_tokens > sampling.max_tokens:

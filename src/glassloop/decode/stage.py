@@ -1,30 +1,36 @@
 """A stage: one small, named, pure step from candidates to candidates, and the register of all stages.
 
-    from glassloop import DEFAULT_ORDER, Sampling, stage
+    from glassloop import Sampling, stage
 
     @stage("no_commas", kind="mask")
     def no_commas(candidates, step):
         return candidates.without([28])
 
-A request that lists it (`Sampling(stages=[*DEFAULT_ORDER, "no_commas"])`) runs it. docs/decoding.md has a
+A request that lists it (`Sampling(stages=["default", "no_commas"])`) runs it. docs/decoding.md has a
 reference and a whole example.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
+from hashlib import sha256
 from importlib import import_module
+from inspect import unwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from glassloop.decode.candidates import Candidates, NoneLeft
 from glassloop.decode.history import History
+from glassloop.decode.option import OptionValue
+from glassloop.decode.parameters import Parameter, bind, parameters_of
 from glassloop.decode.rules import Rule
-from glassloop.decode.sampling import Sampling
-from glassloop.errors import SamplingError
+from glassloop.decode.sampling import DEFAULT, Sampling
+from glassloop.errors import GlassloopError, SamplingError
+from glassloop.files import read_at_most
 from glassloop.ops.rows import Int32, RowOps
 from glassloop.shown import shown
 
@@ -54,8 +60,25 @@ class Step:
     tokenizer: Tokenizer | None = None  # the model's own; None where there are only logits
 
 
-Run = Callable[[Candidates, Step], Candidates]
+Run = Callable[..., Candidates]  # of the candidates, the step and, by keyword, the options of the stage
 Ruling = Callable[[Step], Rule]
+
+MOST_SOURCE = 16 << 20  # bytes of a Python file with stages
+
+
+class Plugin(NamedTuple):
+    """The Python file that registered a stage."""
+
+    file: str  # its name without the folders
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path, source: bytes) -> Plugin:
+        name = "".join(each if each.isprintable() else "?" for each in path.name)
+        return cls(name[:255] or "?", sha256(source).hexdigest())
+
+    def __str__(self) -> str:
+        return f"{self.file} (sha256 {self.sha256[:12]}…)"
 
 
 class Stage(NamedTuple):
@@ -66,6 +89,13 @@ class Stage(NamedTuple):
     built_in: bool = False
     rule: Ruling | None = None  # returns its rule, if that does not depend on the candidates
     fixed: bool = False  # whether the rule is the same at every step of a request
+    parameters: Mapping[str, Parameter] = {}  # the options that a request can give
+    plugin: Plugin | None = None  # where it is defined; None if it is built in or that is not known
+
+    def with_options(self, options: Mapping[str, OptionValue]) -> Stage:
+        """Returns the stage with the options of one request, which are checked."""
+        values = bind(self.name, self.parameters, options)
+        return self._replace(run=partial(self.run, **values)) if values else self
 
     @classmethod
     def of(
@@ -85,7 +115,11 @@ REGISTER: dict[str, Stage] = {}
 def stage(
     name: str, *, kind: StageKind, active: Callable[[Sampling], bool] | None = None, built_in: bool = False
 ) -> Callable[[Run], Run]:
-    """Registers a function as the stage of this name. `active` says when a request that lists it runs it."""
+    """Registers a function as the stage of this name. `active` says when a request that lists it runs it. The
+    parameters of the function after the candidates and the step are the stage's options."""
+    if not isinstance(name, str) or not name or name == DEFAULT:
+        expected = f"a text other than {DEFAULT!r}, the word for the default order, is expected"
+        raise SamplingError(f"the name of a stage is {shown(name)}; {expected}")
     if kind not in ("bias", "scale", "mask"):
         raise SamplingError(f"the kind of stage {name!r} is {kind!r}; bias, scale or mask is expected")
 
@@ -95,21 +129,36 @@ def stage(
         known = REGISTER.get(name)
         if known is not None and known.built_in:
             raise SamplingError(f"stage {name!r} is built in; another name is expected")
-        REGISTER[name] = Stage(
-            name, kind, run if built_in else _named(name, run), active or _always, built_in
-        )
+        made = Stage(name, kind, run, active or _always, built_in)
+        if not built_in:
+            made = made._replace(
+                run=_named(name, run), parameters=parameters_of(name, run), plugin=_source_of(run)
+            )
+        REGISTER[name] = made
         return run
 
     return register
+
+
+def _source_of(function: Callable[..., Any]) -> Plugin | None:
+    """Returns the file that defines a function; None if it is not from a file, as in a notebook."""
+    code = getattr(unwrap(function), "__code__", None)
+    if code is None:
+        return None
+    path = Path(code.co_filename)
+    try:
+        return Plugin.of(path, read_at_most(path, MOST_SOURCE, SamplingError))
+    except GlassloopError:
+        return None
 
 
 def _named(name: str, run: Run) -> Run:
     """Returns the function of a stage such that its mistakes are reported with the name of the stage."""
 
     @wraps(run)
-    def checked(candidates: Candidates, step: Step) -> Candidates:
+    def checked(candidates: Candidates, step: Step, **options: Any) -> Candidates:
         try:
-            left = run(candidates, step)
+            left = run(candidates, step, **options)
         except NoneLeft:  # of the stages before; the chain says which
             raise
         except Exception as error:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.luck import fork_salt
+from glassloop.decode.plugins import check_stages
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.replay import check_continuable
 from glassloop.engine.request import Request, runs_of
@@ -38,11 +39,12 @@ def fork_request(
     before = replace(run.sampling, seed=run.seed)
     options = sampling or before
     if overrides:
-        options = Sampling.from_dict({**options.to_dict(), **overrides})
+        options = options.changed(overrides)
     if options.seed is None:
         options = replace(options, seed=run.seed)
     if options.beam_width > 1:
         raise SamplingError.about("beam_width", "is above 1; a fork goes on from one branch")
+    check_stages(options, run.plugins)
     forced = _forced(llm, token, text)
     name = "at" if text is None else "text"
     llm.check_length(len(run.prompt_ids) + at + len(forced), name, ", those before it included")
@@ -83,6 +85,7 @@ def rest_request(llm: LLM, run: Run, timeout: float | None = None) -> Request:
     sampling = run.sampling
     if sampling.beam_width > 1:
         raise SamplingError.about("beam_width", "is above 1; a beam search cannot go on from its results")
+    check_stages(sampling, run.plugins)
     llm.check_length(len(run.prompt_ids) + len(run.tokens))
     limits = [seconds for seconds in (sampling.timeout, timeout) if seconds is not None]
     own = replace(sampling, n=1, timeout=min(limits, default=None))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from glassloop.decode.compiled import Compiled
+from glassloop.decode.plugins import plugins_of
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import afollow, follow, raise_error
@@ -382,11 +383,18 @@ class LLM:
         sample: int,
         messages: list[Message] | None = None,
     ) -> Run:
-        context = self.config.context
         return Run(
-            *(self.name, ids, seed, context, sampling, salt, self.op_set, prompt),
+            self.name,
+            ids,
+            seed,
+            self.config.context,
+            sampling,
+            salt,
+            self.op_set,
+            prompt,
             messages=messages,
             sample=sample,
+            plugins=plugins_of(sampling),
             llm=self,
         )
 

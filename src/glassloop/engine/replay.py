@@ -17,7 +17,7 @@ from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.explain import Explanation, explain
 from glassloop.decode.luck import Race, fork_salt
-from glassloop.decode.sampling import Sampling
+from glassloop.decode.plugins import check_stages, plugin_notes
 from glassloop.decode.sentence import BeamRank
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import logits_after
@@ -68,10 +68,12 @@ def explain_token(
     searched = sampling.beam_width > 1
     what_if = bool(overrides) or luck == "new"
     if what_if:
-        sampling = Sampling.from_dict({**sampling.to_dict(), "n": 1, "beam_width": 1, **overrides})
+        sampling = sampling.changed({"n": 1, "beam_width": 1, **overrides})
         if overrides.get("seed") is not None and sampling.seed is not None:
             seed = sampling.seed
     _check_place(run, at, of)
+    if of == "answer" or what_if:
+        check_stages(sampling, past.plugins)
     if luck not in ("same", "new"):
         raise TraceError(f"luck is {luck!r}; 'same' or 'new' is expected")
     ids = [*run.prompt_ids, *run.token_ids[:at]] if of == "answer" else run.prompt_ids[:at]
@@ -106,6 +108,8 @@ def explain_token(
         beam=beam,
         refused=refused,
     )
+    if told.stages and (notes := plugin_notes(past.plugins)):
+        told = replace(told, notes=notes)
     if what_if and searched and source == "sampled" and of == "answer":
         return replace(told, sentence=f"In one draw instead of the beam search, {told.sentence}")
     return told
@@ -238,6 +242,8 @@ def _notes(llm: LLM, run: Run) -> tuple[str, ...]:
         notes.append(f"made by another model, {run.model} ({_short(run.identity)})")
     if run.ops and run.ops != llm.op_set:
         notes.append(f"made with {run.ops}, replayed with {llm.op_set}")
+    for past in (*run.past, run.drawn_with(len(run.tokens))):
+        notes += [note for note in plugin_notes(past.plugins) if note not in notes]
     return tuple(notes)
 
 
@@ -279,6 +285,7 @@ def _found(decoder: Decoder, logits: Float32, token: int) -> Chosen:
 
 
 def _decoder(llm: LLM, run: Run, past: Past, made: list[int]) -> Decoder:
+    check_stages(past.sampling, past.plugins)
     decoder = Decoder(
         past.sampling,
         llm.config.vocab_size,
@@ -296,6 +303,7 @@ def _decoder(llm: LLM, run: Run, past: Past, made: list[int]) -> Decoder:
 
 def _searched(llm: LLM, run: Run, deadline: Deadline | None) -> list[Chosen]:
     """Returns the tokens of the same result of a new beam search, which is no sequence of single choices."""
+    check_stages(run.sampling, run.plugins)
     sampling = replace(run.sampling, seed=run.seed, timeout=None)
     found = _generated(llm, llm.prepare(run.prompt_ids, sampling), deadline)
     if run.sample >= len(found):

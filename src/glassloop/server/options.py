@@ -26,6 +26,7 @@ _TYPES: dict[str, Any] = {
     "ids": many(int, _MOST_ITEMS),
     "biases": dict[str, float],
     "schema": dict[str, Any] | bool | str,
+    "stage_options": dict[str, dict[str, Any]],
 }
 _OWN_TYPES: dict[str, Any] = {"bad_words": text_or(many(text_or(many(int, _MOST_ITEMS)), _MOST_ITEMS))}
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from glassloop.decode.chain import expand_stages
 from glassloop.decode.sampling import Sampling
+from glassloop.errors import SamplingError
 from glassloop.shown import cut
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
@@ -14,7 +16,7 @@ from glassloop.trace.token import Token
 _IGNORED = {"seed", "n", "logprobs", "prompt_logprobs", "timeout"}
 # Causes that cannot be tried by explaining one token: how runs end, beam search, the op set, the salt.
 _UNTRIED = {"max_tokens", "stop", "include_stop", "stop_on_repetition", "ignore_eos"}
-_UNTRIED |= {"beam_width", "length_penalty", "early_stopping", "ops", "salt"}
+_UNTRIED |= {"beam_width", "length_penalty", "early_stopping", "ops", "salt", "plugin"}
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Cause:
     """Something that differs. It is `decisive` if the first run, with this alone changed, would have
     continued as the second; None if that was not tried."""
 
-    what: str  # model, ops, prompt, seed, salt, forced, or a field of Sampling
+    what: str  # model, ops, prompt, seed, salt, forced, plugin, or a field of Sampling
     first: Any
     second: Any
     decisive: bool | None = None
@@ -85,7 +87,10 @@ def _causes(first: Run, second: Run, at: int) -> list[Cause]:
     for name, one, other in drawn + [(name, mine.sampling, theirs.sampling) for name in names]:
         if getattr(one, name) != getattr(other, name):
             causes.append(Cause(name, getattr(one, name), getattr(other, name)))
-    return causes
+    both = sorted(mine.plugins.keys() & theirs.plugins.keys())
+    files = [(mine.plugins[stage], theirs.plugins[stage]) for stage in both]
+    changed = {str(one): str(other) for one, other in files if one.sha256 != other.sha256}
+    return causes + [Cause("plugin", *each) for each in changed.items()]
 
 
 def _prompt(run: Run) -> str | list[int]:
@@ -103,7 +108,14 @@ def _is_decisive(cause: Cause, first: Run, second: Run, at: int) -> bool | None:
         return True if cause.what == "beam_width" else None
     if cause.what in _UNTRIED:
         return None
-    return bool(first.explain(at, **{cause.what: cause.second}).winner.id == theirs.id)
+    changes = {cause.what: cause.second}
+    if cause.what in ("stages", "stage_options"):  # neither is valid without the other
+        asked = second.drawn_with(at).sampling
+        changes = {"stages": asked.stages, "stage_options": asked.stage_options}
+    try:
+        return bool(first.explain(at, **changes).winner.id == theirs.id)
+    except SamplingError:  # it is at odds with the other options, or a stage is not registered here
+        return None
 
 
 def _token(run: Run, at: int) -> Token | None:
@@ -141,8 +153,14 @@ def _piece_or_end(run: Run, at: int) -> str:
 
 def _listed(causes: list[Cause]) -> str:
     special = {"forced": "a token that was given by the caller", "salt": "another branch of luck (salt)"}
-    return " and ".join(
-        special.get(cause.what)
-        or f"{cause.what} ({cut(repr(cause.first), 40)} against {cut(repr(cause.second), 40)})"
-        for cause in causes
-    )
+    return " and ".join(special.get(cause.what) or f"{cause.what} ({_change(cause)})" for cause in causes)
+
+
+def _change(cause: Cause) -> str:
+    if cause.what == "stages":
+        mine, theirs = (expand_stages(order) for order in (cause.first, cause.second))
+        parts = [f"{name} was added" for name in theirs if name not in mine]
+        parts += [f"{name} was left out" for name in mine if name not in theirs]
+        if parts:
+            return cut(", ".join(parts), 80)
+    return f"{cut(repr(cause.first), 40)} against {cut(repr(cause.second), 40)}"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.stage import Plugin
 from glassloop.errors import GlassloopError
 from glassloop.trace.run import Beam, Drafts, Past, Run, Timings
 from glassloop.trace.token import Refusal, Token
 from glassloop.trace.validate import FIELDS
 
 # Fields whose form in the header is not that of the run; all others that both have are copied.
-_CONVERTED = {"model_hash", "sampling", "past", "samples", "timings", "drafts", "beams", "forks"}
+_CONVERTED = {"model_hash", "sampling", "past", "plugins", "samples", "timings", "drafts", "beams", "forks"}
 _SAME = tuple(each.name for each in fields(Run) if each.name in FIELDS.keys() - _CONVERTED)
 
 
@@ -20,7 +22,8 @@ def to_header(run: Run) -> dict[str, Any]:
     header = {name: getattr(run, name) for name in _SAME}
     header["model_hash"] = run.identity
     header["sampling"] = run.sampling.to_dict()
-    header["past"] = [{**asdict(past), "sampling": past.sampling.to_dict()} for past in run.past]
+    header["past"] = [_past(past) for past in run.past]
+    header["plugins"] = _plugins(run.plugins)
     header["samples"] = [each.id for each in run.samples]
     header["timings"] = asdict(run.timings)
     header["drafts"] = asdict(run.drafts)
@@ -49,9 +52,8 @@ def from_header(header: dict[str, Any], records: list[Token]) -> Run:
         **{name: header[name] for name in _SAME if name in header},  # older files do not have all
         model_hash=header["model_hash"],
         sampling=Sampling.from_dict(header["sampling"]),
-        past=tuple(
-            Past(**{**past, "sampling": Sampling.from_dict(past["sampling"])}) for past in header["past"]
-        ),
+        past=tuple(_read_past(past) for past in header["past"]),
+        plugins=_read_plugins(header.get("plugins", {})),  # older files do not have it
         timings=Timings(**header["timings"]),
         drafts=Drafts(**header["drafts"]),
         beams=[Beam(*beam) for beam in header["beams"]],
@@ -63,3 +65,21 @@ def from_header(header: dict[str, Any], records: list[Token]) -> Run:
     if run.finish_reason == "error":
         run.error = GlassloopError(run.stop_reason or "")
     return run
+
+
+def _past(past: Past) -> dict[str, Any]:
+    plain = {each.name: getattr(past, each.name) for each in fields(Past)}
+    return plain | {"sampling": past.sampling.to_dict(), "plugins": _plugins(past.plugins)}
+
+
+def _read_past(plain: dict[str, Any]) -> Past:
+    plugins = _read_plugins(plain.get("plugins", {}))
+    return Past(**{**plain, "sampling": Sampling.from_dict(plain["sampling"]), "plugins": plugins})
+
+
+def _plugins(plugins: Mapping[str, Plugin]) -> dict[str, Any]:
+    return {stage: plugin._asdict() for stage, plugin in plugins.items()}
+
+
+def _read_plugins(plain: dict[str, Any]) -> dict[str, Plugin]:
+    return {stage: Plugin(**each) for stage, each in plain.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +23,7 @@ from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
+    from glassloop.decode.stage import Plugin
     from glassloop.trace.run_tree import RunTree
     from glassloop.trace.verdict import Verdict
 
@@ -102,6 +103,7 @@ class Past:
     sampling: Sampling
     seed: int
     salt: int
+    plugins: Mapping[str, Plugin] = field(default_factory=dict)  # as those of a run
 
 
 @dataclass(eq=False)
@@ -140,6 +142,8 @@ class Run:
     )  # position: how many forks were made there
     created: float = field(default_factory=time.time)  # seconds since 1970
     model_hash: str = ""  # empty until `identity` is first read
+    # The files that define its stages, by the name of the stage; built-in stages have none.
+    plugins: dict[str, Plugin] = field(default_factory=dict, repr=False)
     # Objects in this process; not part of the record.
     llm: Maker | None = field(default=None, repr=False)
     above: Run | None = field(default=None, repr=False)  # the run that it was forked from
@@ -190,7 +194,7 @@ class Run:
         place = bisect_right(self.past, at, key=lambda past: past.until)  # they ascend
         if place < len(self.past):
             return self.past[place]
-        return Past(len(self.tokens) + 1, self.id, self.sampling, self.seed, self.salt)
+        return Past(len(self.tokens) + 1, self.id, self.sampling, self.seed, self.salt, self.plugins)
 
     # ── questions ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -286,6 +290,7 @@ class Run:
             "timings": asdict(self.timings) | {"tokens_per_second": speed},
             "drafts": asdict(self.drafts),
             "sampling": self.sampling.to_dict(),
+            "plugins": {stage: plugin._asdict() for stage, plugin in self.plugins.items()},
             "prompt_tokens": [token.to_dict() for token in self.prompt_tokens],
             "tokens": [token.to_dict() for token in self.tokens],
             "end": None if self.end is None else self.end.to_dict(),

@@ -25,11 +25,12 @@ _MOST_COUNT = (1 << 31) - 1
 _MOST_SECONDS = 1e12  # a duration; also keeps sums of durations finite
 _LAST_YEAR = 253_402_300_799  # the last second of the year 9999, beyond which there are no dates
 _MOST_PAST = 4096  # forks of forks
+_MOST_PLUGINS = 1024  # stages of one's own
 _MOST_SAMPLES = 1024  # as many as `Sampling.n` allows
 _LARGEST = 1e308  # of any number, so that it fits a float64
 _MOST_MESSAGES = 10_000  # of a conversation, and parts of one message
 _MOST_CONVERSATION = 2 << 20  # characters of a conversation as JSON
-_LATER = ("refused", "messages")  # fields that older files do not have
+_LATER = ("refused", "plugins", "messages")  # fields that older files do not have
 
 _MODEL_HASH = re.compile(r"([0-9a-f]{64}(\+[a-z0-9_]{1,16})?)?")
 _POSITION = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -239,7 +240,7 @@ def check_messages(name: str, value: Any) -> list[dict[str, Any]]:
 
 
 def _past(name: str, value: Any) -> None:
-    _list(_object_of(_PAST_FIELDS), most=_MOST_PAST)(name, value)
+    _list(_object_of(_PAST_FIELDS, optional=("plugins",)), most=_MOST_PAST)(name, value)
     ends = [past["until"] for past in value]
     if any(one >= other for one, other in itertools.pairwise(ends)):
         raise TraceError(f"{name} does not ascend by until")
@@ -265,6 +266,15 @@ def _forks(name: str, value: Any) -> None:
         _count(f"{name}[{key}]", count)
 
 
+def _plugins(name: str, value: Any) -> None:
+    _is_object(name, value)
+    if len(value) > _MOST_PLUGINS:
+        raise TraceError(f"{name} has {len(value)} entries; at most {_MOST_PLUGINS} are expected")
+    for stage, plugin in value.items():
+        _stage_name(f"a key of {name}", stage)
+        _PLUGIN(f"{name}[{shown(stage)}]", plugin)
+
+
 def _check_counts(header: Header) -> None:
     """Checks what fields say of each other."""
     prompt, made, end = (header[name] for name in ("prompt_records", "records", "end_records"))
@@ -288,12 +298,25 @@ _MESSAGE_FIELDS: dict[str, Check] = {
     "content": _content,
     "tool_calls": _optional(_list(_is_object, most=_MOST_MESSAGES)),
 }
+_stage_name = _must_be(
+    "a text of 1 to 4096 characters", lambda it: isinstance(it, str) and 0 < len(it) <= 4096
+)
+_PLUGIN = _object_of(
+    {
+        "file": _must_be(
+            "the name of a file, 1 to 255 printable characters without a slash,",
+            lambda it: isinstance(it, str) and 0 < len(it) <= 255 and it.isprintable() and "/" not in it,
+        ),
+        "sha256": _matching(re.compile("[0-9a-f]{64}"), "a SHA-256"),
+    }
+)
 _PAST_FIELDS: dict[str, Check] = {
     "until": _count,
     "run": _id,
     "sampling": _sampling,
     "seed": _word64,
     "salt": _word64,
+    "plugins": _plugins,
 }
 FIELDS: dict[str, Check] = {
     "id": _id,
@@ -317,6 +340,7 @@ FIELDS: dict[str, Check] = {
     "model_hash": _matching(_MODEL_HASH, "a SHA-256 or nothing"),
     "sampling": _sampling,
     "past": _past,
+    "plugins": _plugins,
     "samples": _list(_id, most=_MOST_SAMPLES, unique=True),
     "timings": _object_of({"queue": _seconds, "prefill": _seconds, "decode": _seconds, "preempted": _count}),
     "drafts": _object_of({"proposed": _count, "accepted": _count, "seconds": _seconds}),

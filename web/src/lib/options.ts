@@ -18,7 +18,8 @@ export function read(option: Option, text: string | boolean): unknown {
     case 'texts': return text.split('\n').filter((line) => line !== '').map(unescaped);
     case 'ids': return json(option, `[${given.replace(/^\[|\]$/g, '')}]`);
     case 'biases': return json(option, given.startsWith('{') ? given : `{${given.replace(/(\d+)\s*[=:]\s*/g, '"$1":')}}`);
-    case 'schema': return json(option, given);
+    case 'schema':
+    case 'stage_options': return json(option, given);
     default: return text;
   }
 }

@@ -148,7 +148,7 @@ export interface Explanation {
   sentence: string;
 }
 
-export type Kind = 'number' | 'whole' | 'flag' | 'text' | 'texts' | 'ids' | 'biases' | 'schema';
+export type Kind = 'number' | 'whole' | 'flag' | 'text' | 'texts' | 'ids' | 'biases' | 'schema' | 'stage_options';
 
 export interface Option {
   name: string;

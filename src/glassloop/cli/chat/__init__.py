@@ -6,7 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from glassloop.cli.options import DEFAULT_MODEL, Colors, Keep, Model, given, takes_sampling
+from glassloop.cli.options import (
+    DEFAULT_MODEL,
+    Colors,
+    Keep,
+    Model,
+    Plugins,
+    given,
+    load_plugins,
+    takes_sampling,
+)
 from glassloop.cli.show import Painter, Show
 from glassloop.cli.terminal import Color, set_color
 
@@ -24,6 +33,7 @@ def chat(
     ] = None,
     color: Colors = Color.AUTO,
     store: Keep = True,
+    plugin: Plugins = None,
     **options: Any,
 ) -> None:
     """Chat with a model; /help lists the commands.
@@ -38,6 +48,7 @@ def chat(
     from glassloop.trace.store import default_path
 
     set_color(color)
+    load_plugins(plugin)
     sampling = Sampling.from_dict({"max_tokens": _MOST_TOKENS, **given(options)})
     Conversation.check(sampling)
     history = default_path().parent / "chat_history" if store else None

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from glassloop.cli.naming import number_in
-from glassloop.cli.options import changed_options, json_or_text
+from glassloop.cli.options import changed_options, json_or_text, stage_options_of
 from glassloop.cli.terminal import percent, print_table, quoted, visible, working
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
@@ -241,4 +241,8 @@ def _value(name: str, text: str) -> Any:
         return {"true": True, "on": True, "false": False, "off": False}.get(low, text)
     if low in ("none", "null", "off"):
         return Sampling().to_dict().get(name)
+    if name == "stages" and not text.startswith("["):
+        return [each.strip() for each in text.split(",")]
+    if kind == "stage_options" and not text.startswith("{"):
+        return stage_options_of(text.split())
     return text if kind == "text" else json_or_text(text)

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from glassloop.cli.kept import complete_run
-from glassloop.cli.options import DEFAULT_MODEL, AnyModel, Keep, given, is_file, takes_sampling
+from glassloop.cli.options import (
+    DEFAULT_MODEL,
+    AnyModel,
+    Keep,
+    Plugins,
+    given,
+    is_file,
+    load_plugins,
+    takes_sampling,
+)
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
@@ -30,6 +39,7 @@ def watch(
     ] = None,
     model: AnyModel = None,
     store: Keep = True,
+    plugin: Plugins = None,
     **options: Any,
 ) -> None:
     """Look at a run on the whole screen: its text, the alternatives, the stages, its forks.
@@ -45,6 +55,7 @@ def watch(
     from glassloop.cli.kept import load, model_of
     from glassloop.decode.sampling import Sampling
 
+    load_plugins(plugin)
     asked = given(options)
     Sampling.from_dict(asked)
     run = _recorded(what)

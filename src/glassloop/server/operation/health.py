@@ -10,8 +10,9 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from glassloop.decode.chain import DEFAULT_ORDER
+from glassloop.decode.chain import known_stages
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.stage import REGISTER, Stage
 from glassloop.engine import lens
 from glassloop.server.errors import ERRORS, shutting_down
 from glassloop.server.service import Service
@@ -33,6 +34,22 @@ class OptionShape(BaseModel):
     help: str
 
 
+class StageOptionShape(BaseModel):
+    name: str
+    expected: str
+    required: bool
+    default: Any
+
+
+class OwnStageShape(BaseModel):
+    """A stage that is not built in: of a plugin."""
+
+    name: str
+    kind: str
+    plugin: str | None
+    options: list[StageOptionShape]
+
+
 class Info(BaseModel):
     model: str
     version: str
@@ -47,6 +64,7 @@ class Info(BaseModel):
     load: dict[str, int]
     options: list[OptionShape]
     stages: list[str]
+    own_stages: list[OwnStageShape]
     lenses: list[str]
 
 
@@ -112,8 +130,26 @@ def _info(service: Service) -> dict[str, Any]:
             }
             for field in fields(Sampling)
         ],
-        "stages": list(DEFAULT_ORDER),
+        "stages": known_stages(),
+        "own_stages": [_own_stage(stage) for stage in REGISTER.values() if not stage.built_in],
         "lenses": list(lens.NAMES),
+    }
+
+
+def _own_stage(stage: Stage) -> dict[str, Any]:
+    return {
+        "name": stage.name,
+        "kind": stage.kind,
+        "plugin": None if stage.plugin is None else stage.plugin.file,
+        "options": [
+            {
+                "name": name,
+                "expected": parameter.expected,
+                "required": parameter.required,
+                "default": parameter.default,
+            }
+            for name, parameter in stage.parameters.items()
+        ],
     }
 
 

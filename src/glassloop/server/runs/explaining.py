@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from glassloop.decode.explain import Explanation
-from glassloop.decode.sampling import Sampling
+from glassloop.decode.sampling import Sampling, merge_options
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import logits_after
 from glassloop.engine.replay import Luck, NoSuchToken, Part, explain_token, token_at
@@ -61,6 +61,7 @@ class ExplanationShape(BaseModel):
     source: str
     beam: dict[str, int] | None
     sentence: str
+    notes: list[str]
 
 
 class Explainer:
@@ -76,7 +77,8 @@ class Explainer:
     ) -> dict[str, Any]:
         if overrides:  # held to the server's limits
             before = run.drawn_with(index if of == "answer" else 0).sampling.to_dict()
-            make_sampling({**before, "n": 1, "beam_width": 1, **overrides}, self._service.settings)
+            asked = merge_options(before, {"n": 1, "beam_width": 1, **overrides})
+            make_sampling(asked, self._service.settings)
         llm = self._service.llm
         try:
             told = explain_token(

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from glassloop.decode.sampling import merge_options
 from glassloop.engine.llm import Prompt
 from glassloop.engine.request import Request as EngineRequest
 from glassloop.server.errors import ERRORS, invalid, too_many
@@ -200,7 +201,7 @@ async def _fork(
             service.check_text(body.text, "text")
         # The options of a run that was read from a file are held to the server's limits like any others.
         before = {**replace(run.sampling, seed=run.seed).to_dict(), "n": 1, "beam_width": 1}
-        sampling = make_sampling({**before, **_options(body.sampling)}, service.settings)
+        sampling = make_sampling(merge_options(before, _options(body.sampling)), service.settings)
         made = service.llm.prepare_fork(run, body.at, sampling=sampling, **change)
         made.compiled  # noqa: B018  (raises what is wrong with the options)
         service.check_length(len(run.prompt_ids) + body.at + len(made.forced), "at")
