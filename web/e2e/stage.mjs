@@ -1,7 +1,9 @@
 // A real server with the default model and a real Chromium, for the end-to-end tests.
 import { spawn } from 'node:child_process';
-import { existsSync } from 'node:fs';
+import { existsSync, mkdtempSync, rmSync } from 'node:fs';
 import { connect, createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { chromium } from 'playwright-core';
 
 const PLACES = [process.env.CHROMIUM, '/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/google-chrome'];
@@ -10,13 +12,22 @@ const FLAGS = ['--no-sandbox', '--disable-gpu'];
 
 export class Server {
   #process = null;
+  #folder = mkdtempSync(join(tmpdir(), 'glassloop-studio-'));
   address = '';
+
+  constructor() {
+    process.once('exit', () => (this.#process?.kill('SIGKILL'), this.forget()));
+  }
+
+  /** Removes the store, which is of this server alone: the next start knows no run. */
+  forget() {
+    rmSync(this.#folder, { recursive: true, force: true });
+  }
 
   async start(port = 0) {
     const python = process.env.PYTHON ?? 'python3';
-    this.#process = spawn(python, ['-m', 'glassloop', 'serve', '--port', String(port), '--kv-memory', '600MB', '--grace', '0'], { stdio: ['ignore', 'ignore', 'pipe'] });
-    const child = this.#process;
-    process.once('exit', () => child.kill('SIGKILL'));
+    const options = ['--port', String(port), '--store', join(this.#folder, 'runs.db'), '--kv-memory', '600MB', '--grace', '0'];
+    this.#process = spawn(python, ['-m', 'glassloop', 'serve', ...options], { stdio: ['ignore', 'ignore', 'pipe'] });
     this.address = await new Promise((resolve, reject) => {
       let told = '';
       this.#process.stderr.on('data', (data) => {

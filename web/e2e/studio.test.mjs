@@ -266,7 +266,7 @@ test('it works by keyboard alone', { skip }, async () => {
   const fork = await settled(page, server, before.id);
   assert.deepEqual([fork.parent, fork.fork_at, fork.tokens[1].id], [before.id, 1, id]);
   await page.keyboard.press('?');
-  assert.equal(await page.locator('dialog kbd').count(), 25);
+  assert.equal(await page.locator('dialog kbd').count(), 26);
   await page.keyboard.press('Escape');
   await page.keyboard.press('e');
   await page.getByLabel('The new text').waitFor();
@@ -397,9 +397,10 @@ test('a seed of 64 bits is the same to the last digit wherever it goes', { skip 
   await page.locator('.tag', { hasText: `seed ${seed}` }).first().waitFor();
 });
 
-test('while 16 branches are written the text goes on with each frame, and little of the page is touched', { skip }, async () => {
+test('while 16 branches are written the text goes on with each frame, and little of the page is touched', { skip }, async (t) => {
   const sampling = { temperature: 1, seed: 1, n: 16, max_tokens: 100, ignore_eos: true, logprobs: 20 };
   const replay = await new Replay(await record(server, { prompt: 'Once upon a time there was a', sampling })).start();
+  t.after(() => replay.stop());
   page = await open(browser, replay.address, { hash: replay.hash });
   await page.locator('.item.prompt').waitFor();
   await page.evaluate(() => {
@@ -422,7 +423,6 @@ test('while 16 branches are written the text goes on with each frame, and little
   assert.ok(written > drawn, `the text was written ${written} times, the tree drawn ${drawn} times`);
   assert.ok(touched < 25 * sampling.n * drawn, `${touched} changes in ${drawn} drawings`);
   assert.ok(mounted < 200, `${mounted} items`);
-  replay.stop();
 });
 
 test('hostile tokens are shown and never obeyed', { skip }, async () => {
@@ -575,7 +575,7 @@ test('a run that fails in the middle says why, keeps what came, and the next one
   assert.match(next.text, /^[a-z] [a-z] [a-z]$/);
 });
 
-test('a server that was restarted: the page says so, and makes the same run again', { skip }, async () => {
+test('a server that was restarted has its runs; one that lost them makes the same run again', { skip }, async () => {
   await studio();
   await played(page);
   const first = await current(page, server);
@@ -585,6 +585,13 @@ test('a server that was restarted: the page says so, and makes the same run agai
   await server.stop();
   await page.locator('[role=alert]').filter({ hasText: 'gone away' }).waitFor();
   assert.ok((await page.locator('.token[data-token]').count()) > 0, 'what was there stays');
+  await server.start(port);
+  await page.locator('[role=alert]').waitFor({ state: 'detached' });
+  await page.reload();
+  assert.equal((await settled(page, server)).id, run.id);
+  await server.stop();
+  server.forget();
+  await page.locator('[role=alert]').filter({ hasText: 'gone away' }).waitFor();
   await server.start(port);
   await page.getByRole('button', { name: 'Make it again' }).click();
   let again = await settled(page, server, run.id);

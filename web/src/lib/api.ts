@@ -61,6 +61,12 @@ async function post<T>(path: string, body: unknown): Promise<T> {
 interface Runs {
   runs: Summary[];
 }
+/** Which runs are listed, the newest first: those with a text, and those older than a run. */
+export interface RunsQuery {
+  search?: string;
+  before?: string;
+  limit?: number;
+}
 export interface ForkBody {
   at: number;
   token?: number;
@@ -70,13 +76,14 @@ export interface ForkBody {
 
 export const api = {
   info: () => get<Info>('/api/info'),
-  runs: async (limit = 50) => (await get<Runs>(`/api/runs?limit=${limit}`)).runs,
+  runs: async ({ search = '', before, limit = 50 }: RunsQuery = {}) => (await get<Runs>(`/api/runs?${new URLSearchParams({ limit: String(limit), ...(search.trim() ? { search: search.trim() } : {}), ...(before ? { before } : {}) })}`)).runs,
   tree: async (tree: string) => (await get<Runs>(`/api/runs?limit=500&tree=${encodeURIComponent(tree)}`)).runs,
   start: async (body: StartBody) => (await post<Runs>('/api/runs', body)).runs,
   run: (id: string, alternatives = 20) => get<WholeRun>(`/api/runs/${encodeURIComponent(id)}?alternatives=${alternatives}`),
   fork: async (id: string, body: ForkBody) => (await post<Runs>(`/api/runs/${id}/fork`, body)).runs,
   edit: async (id: string, at: number, text: string) => (await post<Runs>(`/api/runs/${id}/edit`, { at, text })).runs,
   step: (id: string, tokens: number | null) => post<Summary>(`/api/runs/${id}/step`, { tokens }),
+  remove: (id: string) => ask(`/api/runs/${encodeURIComponent(id)}`, { method: 'DELETE' }),
   stop: (id: string) => post<Summary>(`/api/runs/${id}/stop`, {}),
   tokenize: (prompt: string, special = false) =>
     post<Tokenized>('/tokenize', { prompt, add_special_tokens: special, parse_special_tokens: special }),
@@ -85,8 +92,17 @@ export const api = {
   explainPrompt: (id: string, index: number) => get<Explanation>(`/api/runs/${id}/explain/${index}?of=prompt`),
   lens: <T>(id: string, name: string, token: number, more = '', signal?: AbortSignal) => get<T>(`/api/runs/${id}/lens/${name}?token=${token}${more}`, signal),
   exportAddress: (id: string) => `/api/runs/${encodeURIComponent(id)}/export`,
-  import: async (file: Blob) =>
-    (parse(await (await ask('/api/runs/import', { method: 'POST', headers: { 'content-type': 'application/octet-stream' }, body: file })).text()) as Runs).runs,
+  /** The run of a file. A server that refuses it because the run is there already names that run. */
+  import: async (file: Blob): Promise<Summary[]> => {
+    try {
+      const answer = await ask('/api/runs/import', { method: 'POST', headers: { 'content-type': 'application/octet-stream' }, body: file });
+      return (parse(await answer.text()) as Runs).runs;
+    } catch (error) {
+      const here = error instanceof ApiError && error.status === 409 ? /\brun ['"“]?([\w-]{8,64})/i.exec(error.message)?.[1] : undefined;
+      if (here === undefined) throw error;
+      return [await api.run(here, 0)];
+    }
+  },
 };
 
 export function query(changes: Options, luck: 'same' | 'new'): string {

@@ -22,8 +22,9 @@ export interface Told {
   drafts: boolean; // guesses that were right are marked
 }
 
-export function promptCell({ piece, bytes }: PromptToken, key: number, told: Told): Cell {
-  const look = key === -1 && told.shown === 0 ? 'token given last' : 'token given';
+/** A token of the prompt, or a piece of a conversation. */
+export function promptCell({ piece, bytes, role }: Pick<PromptToken, 'piece' | 'bytes'> & { role?: boolean }, key: number, told: Told): Cell {
+  const look = `token given${role ? ' role' : ''}${key === -1 && told.shown === 0 ? ' last' : ''}`;
   return { key, piece, bytes, look, title: undefined, tint: '' };
 }
 

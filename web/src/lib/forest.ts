@@ -123,10 +123,10 @@ export class Forest {
   }
 }
 
-export const isLive = (run: Run | null): boolean => run !== null && (run.summary.status === 'running' || run.summary.status === 'waiting');
+export const isLive = (run: Pick<Run, 'summary'> | null): boolean => run !== null && (run.summary.status === 'running' || run.summary.status === 'waiting');
 
 /** What a run is called where there is little room. */
-export function nameOf(run: Run): string {
+export function nameOf(run: Pick<Run, 'summary'>): string {
   const { name, reason, seed, sample, sampling } = run.summary;
   if (name) return name;
   if (reason === 'forced') return 'fork';

@@ -2,7 +2,7 @@
 
 export type Action =
   | 'play' | 'step' | 'back' | 'forth' | 'up' | 'down' | 'first' | 'last' | 'fork' | 'rewind' | 'edit'
-  | 'next' | 'previous' | 'compare' | 'unpin' | 'help' | 'tour' | 'prompt' | 'theme'
+  | 'next' | 'previous' | 'compare' | 'unpin' | 'help' | 'tour' | 'runs' | 'prompt' | 'theme'
   | 'lens1' | 'lens2' | 'lens3' | 'lens4' | 'lens5' | 'lens6';
 
 export interface Key {
@@ -34,6 +34,7 @@ export const KEYMAP: readonly Key[] = [
   { keys: ['5'], shown: '5', action: 'lens5', does: 'Lens: Cache & time' },
   { keys: ['6'], shown: '6', action: 'lens6', does: 'Lens: Inside, if the server offers it' },
   { keys: ['/'], shown: '/', action: 'prompt', does: 'Write a prompt' },
+  { keys: ['r', 'R'], shown: 'R', action: 'runs', does: 'The list of runs' },
   { keys: ['g', 'G'], shown: 'G', action: 'tour', does: 'The guided tour' },
   { keys: ['t', 'T'], shown: 'T', action: 'theme', does: 'Dark or light' },
   { keys: ['Escape'], shown: 'Esc', action: 'unpin', does: 'Unpin' },

@@ -55,6 +55,8 @@ export interface Summary {
   stop_reason: string | null;
   error: string | null;
   prompt: string;
+  messages: Message[] | null; // of a conversation; null: a text is continued
+  title: string;
   text: string;
   seed: number | bigint; // of up to 64 bits
   salt: number | bigint;

@@ -93,7 +93,8 @@ function partialBytes(piece: string, bytes: string | undefined): Segment[] | nul
   });
 }
 
-function hex(text: string): string {
+/** The bytes of a text in UTF-8, as hexadecimal. */
+export function hex(text: string): string {
   return Array.from(new TextEncoder().encode(text), (byte) => byte.toString(16).padStart(2, '0')).join('');
 }
 

@@ -1,0 +1,63 @@
+// The list of runs: what it says about each of them, their trees, and the pages it is fetched in.
+
+import { isLive } from './forest';
+import type { Summary } from './types';
+
+export interface Group {
+  tree: string;
+  title: string;
+  chat: boolean;
+  runs: Summary[]; // newest first
+}
+
+/** Runs of one tree together, the tree with the newest run first. */
+export function groups(runs: readonly Summary[]): Group[] {
+  const made = new Map<string, Group>();
+  for (const run of runs) {
+    const group = made.get(run.tree);
+    if (group) group.runs.push(run);
+    else made.set(run.tree, { tree: run.tree, title: titleOf(run), chat: run.messages != null, runs: [run] });
+  }
+  return [...made.values()];
+}
+
+/** Pages put together, newest first; a run that is in several is as in the last of them. */
+export function merged(...pages: readonly (readonly Summary[])[]): Summary[] {
+  const made = new Map<string, Summary>();
+  for (const page of pages) for (const run of page) made.set(run.id, run);
+  return [...made.values()].sort((one, other) => other.created - one.created);
+}
+
+const LONGEST_TITLE = 120;
+
+/** What a run was asked, in one line. */
+export function titleOf(run: Summary): string {
+  const asked = run.title || run.messages?.findLast((each) => each.role === 'user')?.content || run.prompt;
+  const line = asked.replace(/\s+/g, ' ').trim();
+  return line.length > LONGEST_TITLE ? `${line.slice(0, LONGEST_TITLE - 1)}…` : line || '(no text)';
+}
+
+/** When a run was started: how long ago, or the day. Both times are in seconds. */
+export function when(created: number, now: number): string {
+  const ago = now - created;
+  if (ago < 60) return 'just now';
+  if (ago < 3600) return `${Math.floor(ago / 60)} min ago`;
+  const [then, today] = [new Date(1000 * created), new Date(1000 * now)];
+  const time = then.toLocaleTimeString('en-GB', { hour: '2-digit', minute: '2-digit' });
+  if (then.toDateString() === today.toDateString()) return `today, ${time}`;
+  const year = then.getFullYear() === today.getFullYear() ? {} : { year: 'numeric' as const };
+  return `${then.toLocaleDateString('en-GB', { day: 'numeric', month: 'short', ...year })}, ${time}`;
+}
+
+/** How a run ended, or what it does, in a word or two. */
+export function state(run: Summary): string {
+  if (isLive({ summary: run })) return run.status === 'running' ? 'writing …' : 'waiting …';
+  if (run.status === 'failed' || run.status === 'paused') return run.status;
+  switch (run.finish_reason) {
+    case 'length': return run.stop_reason === 'context' ? 'context full' : 'token limit';
+    case 'timeout': return 'time limit';
+    case 'repetition': return 'repeated itself';
+    case 'cancelled': return 'stopped';
+    default: return 'ended';
+  }
+}
