@@ -48,6 +48,9 @@ class Server:
     def post(self, path: str, body: object = None, **options) -> httpx.Response:
         return httpx.post(self.url + path, json={} if body is None else body, timeout=60, **options)
 
+    def delete(self, path: str) -> httpx.Response:
+        return httpx.delete(self.url + path, timeout=60)
+
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         if self.process.poll() is None:
             self.process.send_signal(how)
