@@ -484,6 +484,178 @@ test('a run of 2,000 tokens opens at once, with few nodes on the page', { skip }
   assert.ok(nodes < 400, `${nodes} are mounted`);
 });
 
+test('the address names the run and the token: reload, Back and Forward find them', { skip }, async () => {
+  await studio();
+  await played(page);
+  const named = (run, at) => page.waitForFunction((hash) => location.hash === hash, at === undefined ? `#run=${run.id}` : `#run=${run.id}&at=${at}`);
+  const first = await current(page, server);
+  await named(first);
+  await page.locator('.item.alternative').first().click();
+  const fork = await settled(page, server, first.id);
+  await named(fork, fork.fork_at);
+  await page.keyboard.press('Home');
+  await page.keyboard.press('ArrowRight');
+  await named(fork, 1);
+  await page.reload();
+  assert.equal((await settled(page, server)).id, fork.id);
+  await page.locator('.item.focused[data-index="1"]').waitFor();
+  await ask(page, 'The sea is', { max_tokens: 4 });
+  const other = await settled(page, server, fork.id);
+  await named(other);
+  assert.match(await page.title(), /^The sea is/);
+  await page.goBack();
+  await named(fork, 1);
+  assert.equal((await settled(page, server, other.id)).id, fork.id);
+  assert.equal(await page.getByRole('textbox', { name: 'Prompt' }).inputValue(), 'The capital of France is');
+  await page.locator('.item.focused[data-index="1"]').waitFor();
+  await page.goBack();
+  assert.equal((await settled(page, server, fork.id)).id, first.id);
+  await page.goForward();
+  await page.goForward();
+  await named(other);
+  assert.equal((await settled(page, server, first.id)).id, other.id);
+  assert.equal(await page.locator('[role=alert]').count(), 0);
+});
+
+test('the same prompt adds branches to the tree, seeds 1 to n at once; a new tree is the exception', { skip }, async () => {
+  const first = await server.make({ prompt: 'The hills are', sampling: { seed: 1, max_tokens: 4, logprobs: 20 } });
+  await studio({ hash: `#run=${first.id}` });
+  await settled(page, server);
+  await page.getByLabel('Most tokens of a run').fill('4');
+  const run = page.getByRole('button', { name: 'Run', exact: true });
+  let last = first;
+  for (const seed of [2, 3]) {
+    await page.locator('input.seed').fill(String(seed));
+    await run.click();
+    last = await settled(page, server, last.id);
+    assert.deepEqual([last.tree, last.seed, last.tokens.length], [first.tree, seed, 4]);
+  }
+  const names = () => page.locator('table[aria-label="Runs of this prompt"] tr[data-run] button').allTextContents();
+  assert.deepEqual(await names(), ['seed 1', 'seed 2', 'seed 3']);
+  await page.getByLabel('Number of seeds').selectOption('5');
+  await page.getByRole('button', { name: 'Run seeds 1 to' }).click();
+  await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 8 && !/running|waiting/.test(document.querySelector('#lens table').textContent));
+  assert.deepEqual((await names()).slice(3), ['seed 1', 'seed 2', 'seed 3', 'seed 4', 'seed 5']);
+  const { runs } = await server.get(`/api/runs?tree=${first.tree}`);
+  assert.deepEqual(runs.map((each) => each.seed).sort(), [1, 1, 2, 2, 3, 3, 4, 5]);
+  last = await current(page, server);
+  await page.getByLabel('start a new tree').check();
+  await run.click();
+  last = await settled(page, server, last.id);
+  assert.ok(last.tree !== first.tree && last.prompt === first.prompt);
+  assert.deepEqual(await names(), ['seed 3']);
+  assert.ok(!(await page.getByLabel('start a new tree').isChecked()), 'for one run only');
+  await page.getByRole('textbox', { name: 'Prompt' }).fill('The hills were');
+  assert.ok(await page.getByLabel('start a new tree').isChecked(), 'another prompt is another tree');
+});
+
+test('the list has every run, finds them by a text, opens and removes them', { skip }, async () => {
+  const sampling = { seed: 1, max_tokens: 2 };
+  const wanted = await server.make({ prompt: 'A zebra in the quagmire', sampling });
+  const chat = await server.make({ messages: [{ role: 'user', content: 'Do you know the word quagmire?' }], sampling });
+  await server.make({ prompt: 'The list is long', sampling: { ...sampling, n: 60 } });
+  await studio({ width: 390, height: 844, scheme: 'light' });
+  await played(page);
+  await page.keyboard.press('r');
+  const rows = page.locator('dialog li[data-run]');
+  await page.getByRole('button', { name: 'Older runs' }).click();
+  await page.waitForFunction(() => document.querySelectorAll('dialog li[data-run]').length > 60);
+  await page.getByRole('searchbox').fill('QUAGMIRE');
+  await page.waitForFunction(() => document.querySelectorAll('dialog li[data-run]').length === 2);
+  assert.deepEqual(await page.locator('dialog h3 bdi').allTextContents(), ['Do you know the word quagmire?', 'A zebra in the quagmire']);
+  assert.match(await rows.first().textContent(), /seed 1.*2 tokens.*token limit.*(just now|min ago)/);
+  assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => axe.run(document.querySelector('dialog'), { resultTypes: ['violations'] }));
+  assert.deepEqual(violations.filter((each) => /serious|critical/.test(each.impact)).map((each) => `${each.id} ${each.nodes[0].html}`), []);
+  await page.getByRole('button', { name: /^Remove seed 1: Do you know/ }).click();
+  await page.getByRole('button', { name: 'Keep' }).click();
+  assert.equal((await server.get(`/api/runs/${chat.id}`)).id, chat.id);
+  await page.getByRole('button', { name: /^Remove seed 1: Do you know/ }).click();
+  await page.getByRole('button', { name: 'Remove for good' }).click();
+  await rows.nth(1).waitFor({ state: 'detached' });
+  await assert.rejects(server.get(`/api/runs/${chat.id}`), /404/);
+  assert.ok(await page.getByRole('searchbox').evaluate((node) => node === document.activeElement));
+  await page.keyboard.press('ArrowDown');
+  await page.keyboard.press('Enter');
+  await page.locator('dialog').waitFor({ state: 'detached' });
+  await page.waitForFunction((id) => location.hash === `#run=${id}`, wanted.id);
+  assert.equal((await settled(page, server)).id, wanted.id);
+  assert.equal(await page.getByRole('textbox', { name: 'Prompt' }).inputValue(), wanted.prompt);
+});
+
+test('a run that is shown and removed gives way to another one', { skip }, async () => {
+  const [one, two] = [await server.make({ prompt: 'Gone soon', sampling: { max_tokens: 2 } }), await server.make({ prompt: 'Gone later', sampling: { max_tokens: 2 } })];
+  await studio({ hash: `#run=${one.id}` });
+  await settled(page, server);
+  await page.evaluate((id) => (location.hash = `#run=${id}`), two.id);
+  await page.waitForFunction((id) => document.querySelector('.item.path')?.dataset.run === id, two.id);
+  await page.getByRole('button', { name: 'runs' }).click();
+  await page.getByRole('searchbox').fill('gone later');
+  await page.getByRole('button', { name: /^Remove .*Gone later/ }).click();
+  await page.getByRole('button', { name: 'Remove for good' }).click();
+  await page.waitForFunction((id) => location.hash !== `#run=${id}`, two.id);
+  await page.keyboard.press('Escape');
+  assert.notEqual((await settled(page, server)).id, two.id);
+  await page.goBack();
+  await page.waitForFunction((id) => document.querySelector('.item.path')?.dataset.run === id, one.id);
+  assert.equal(await page.locator('[role=alert]').count(), 0);
+});
+
+test('chat stays chat: in a link, after a reload, from a file and from the list', { skip }, async () => {
+  const messages = [{ role: 'system', content: 'Be very brief.' }, { role: 'user', content: 'Name one colour.' }];
+  const run = await server.make({ messages, sampling: { seed: 1, max_tokens: 6, logprobs: 20 } });
+  const isChat = async () => {
+    await page.getByLabel('Your message').waitFor();
+    assert.equal(await page.getByRole('button', { name: 'chat', exact: true }).getAttribute('aria-pressed'), 'true');
+    assert.equal(await page.getByLabel('System message').inputValue(), 'Be very brief.');
+    assert.equal(await page.getByLabel('Your message').inputValue(), '');
+    assert.match(await page.locator('.turns').textContent(), /user Name one colour\./);
+    const given = (await page.locator('.text .given').allTextContents()).map((each) => each.replaceAll('·', ' '));
+    assert.equal(given.join(''), 'systemBe very brief.userName one colour.assistant');
+    assert.equal(await page.getByLabel('Most tokens of a run').inputValue(), '1024', 'as in the terminal');
+  };
+  await studio({ hash: `#run=${run.id}` });
+  await settled(page, server);
+  await isChat();
+  await page.reload();
+  await settled(page, server);
+  await isChat();
+  await page.getByRole('button', { name: 'share' }).click();
+  const link = await page.getByLabel('Link').inputValue();
+  await page.keyboard.press('Escape');
+  const [download] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'save' }).click()]);
+  const file = { name: 'a.glass', mimeType: 'application/octet-stream', buffer: readFileSync(await download.path()) };
+  await fetch(`${server.address}/api/runs/${run.id}`, { method: 'DELETE' });
+  await page.goto('about:blank');
+  await page.goto(link);
+  const again = await settled(page, server, run.id);
+  assert.deepEqual([again.messages, again.text], [messages, run.text]);
+  await page.getByLabel('Most tokens of a run').fill('1024');
+  await isChat();
+  await page.getByRole('button', { name: 'text', exact: true }).click();
+  await page.getByTitle('Open a .glass file').locator('input').setInputFiles(file);
+  const imported = await settled(page, server, again.id);
+  assert.deepEqual([imported.messages, imported.text], [messages, run.text]);
+  await isChat();
+  // It is asked again in the same tree, and continued.
+  await page.getByLabel('Most tokens of a run').fill('6');
+  await page.getByRole('button', { name: 'Run again' }).click();
+  const second = await settled(page, server, imported.id);
+  assert.deepEqual([second.tree, second.messages], [imported.tree, messages]);
+  await page.getByLabel('Your message').fill('And another one.');
+  await page.keyboard.press('Enter');
+  const third = await settled(page, server, second.id);
+  assert.deepEqual(third.messages, [...messages, { role: 'assistant', content: second.text }, { role: 'user', content: 'And another one.' }]);
+  assert.equal(await page.getByLabel('Your message').inputValue(), '');
+  // Beams and strategies ask the conversation, not the text of its template.
+  await page.keyboard.press('Escape');
+  await page.keyboard.press('2');
+  await page.getByRole('button', { name: 'Search on this prompt' }).click();
+  const beams = await settled(page, server, third.id);
+  assert.deepEqual([beams.tree, beams.messages], [third.tree, third.messages]);
+});
+
 test('a run is saved as a file and comes back from it', { skip }, async () => {
   await studio();
   await played(page);
@@ -491,8 +663,13 @@ test('a run is saved as a file and comes back from it', { skip }, async () => {
   const [download] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'save' }).click()]);
   assert.equal(download.suggestedFilename(), `${run.id}.glass`);
   const path = await download.path();
+  const file = { name: 'a.glass', mimeType: 'application/octet-stream', buffer: readFileSync(path) };
+  await ask(page, 'Elsewhere', { max_tokens: 2 });
+  const elsewhere = await settled(page, server, run.id);
+  await page.getByTitle('Open a .glass file').locator('input').setInputFiles(file);
+  assert.equal((await settled(page, server, elsewhere.id)).id, run.id, 'a run that is here is opened');
   await fetch(`${server.address}/api/runs/${run.id}`, { method: 'DELETE' });
-  await page.getByTitle('Open a .glass file').locator('input').setInputFiles({ name: 'a.glass', mimeType: 'application/octet-stream', buffer: readFileSync(path) });
+  await page.getByTitle('Open a .glass file').locator('input').setInputFiles(file);
   await page.waitForFunction(() => !document.querySelector('[role=alert]') && document.querySelectorAll('.token[data-token]').length > 0);
   const back = await settled(page, server);
   assert.deepEqual(back.tokens.map((token) => token.id), run.tokens.map((token) => token.id));
@@ -522,6 +699,10 @@ test('the tour goes through eight steps on the live model', { skip }, async () =
   for (let step = 1; step <= 8; step++) {
     await page.getByText(`Tour ${step} of 8`).waitFor();
     await page.waitForFunction(() => document.querySelectorAll('.token[data-token]').length > 0);
+    if (step === 7) {
+      await page.locator('.turns').filter({ hasText: 'Name one colour.' }).waitFor();
+      assert.equal(await page.getByLabel('Your message').inputValue(), '', 'the box is free for the next message');
+    }
     if (step < 8) await page.getByRole('button', { name: /^Next/ }).click();
   }
   await page.getByRole('button', { name: 'Finish' }).click();

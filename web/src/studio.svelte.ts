@@ -5,14 +5,13 @@ import { tick } from 'svelte';
 import { Address } from './lib/address';
 import { api, ApiError, type ForkBody } from './lib/api';
 import { asksSame, seeds, type Question } from './lib/asking';
-import { LIMITS, messagesOf, partsOf } from './lib/chat';
+import { LIMITS, messagesOf, partsOf, plain } from './lib/chat';
 import { Feed } from './lib/feed';
 import { isLive, type Forest, type Run } from './lib/forest';
 import { uncertain } from './lib/heat';
 import { fromHash, recipeOf, toHash, type Recipe } from './lib/link';
 import { changed, STRATEGIES } from './lib/options';
 import { Pace, TABLES, TREE } from './lib/pace';
-import { titleOf } from './lib/runs';
 import { save } from './lib/save';
 import { suggest } from './lib/suggest';
 import { spoken } from './lib/visible';
@@ -133,8 +132,8 @@ class Studio {
   private async first(): Promise<void> {
     const opening = ++this.opening;
     const same = (run: Summary): boolean =>
-      run.prompt === DEMO.prompt && run.parent === null && run.status === 'done' && Object.entries(DEMO.sampling).every(([name, value]) => run.sampling[name] === value);
-    const runs = await api.runs();
+      run.model === this.info?.model && run.prompt === DEMO.prompt && run.parent === null && run.status === 'done' && Object.entries(DEMO.sampling).every(([name, value]) => run.sampling[name] === value);
+    const { runs } = await api.runs({ search: DEMO.prompt, limit: 100 });
     const made = runs.find((run) => same(run) && runs.filter((each) => each.tree === run.tree).length === 1);
     if (opening !== this.opening) return;
     const summary = made ?? (await api.start(DEMO))[0]!;
@@ -172,7 +171,7 @@ class Studio {
     if (this.runId === null) return;
     this.address.name(this.runId, this.pin, this.replacing);
     const summary = this.forest.runs.get(this.runId)?.summary;
-    if (summary) document.title = `${titleOf(summary)} · glassloop`;
+    if (summary) document.title = `${spoken(summary.title)} · glassloop`;
   }
 
   /** Makes a run again: the same prompt, options and seed give the same tokens. */
@@ -217,7 +216,7 @@ class Studio {
 
   /** The messages of a run, or null if it continues a text. */
   messagesOf(run: Run): Message[] | null {
-    return run.summary.messages ?? this.asked.get(run.summary.root) ?? null;
+    return run.summary.messages ? plain(run.summary.messages) : (this.asked.get(run.summary.root) ?? null);
   }
 
   /** Shows what the run was asked in the prompt box: its text, or its conversation with an empty box for the next
@@ -288,7 +287,7 @@ class Studio {
 
   /** The tree that is open, if it has this very question: then another run of it is a branch of that tree. */
   sameTree = $derived.by<string | null>(() => {
-    if (!this.run || this.connection !== 'live') return null;
+    if (!this.run || this.connection !== 'live' || this.run.summary.model !== this.info?.model) return null;
     return asksSame(this.question, this.run.summary.prompt, this.messagesOf(this.run)) ? this.run.summary.tree : null;
   });
 

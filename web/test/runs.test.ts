@@ -2,9 +2,9 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { Address, moveTo } from '../src/lib/address';
 import { api } from '../src/lib/api';
 import { asksSame, hasLuck, seeds } from '../src/lib/asking';
-import { LIMITS, messagesOf, partsOf, piecesOf, sameMessages } from '../src/lib/chat';
+import { LIMITS, messagesOf, partsOf, piecesOf, plain, sameMessages } from '../src/lib/chat';
 import { fromHash, toHash } from '../src/lib/link';
-import { groups, merged, state, titleOf, when } from '../src/lib/runs';
+import { groups, merged, state, when } from '../src/lib/runs';
 import { TOUR } from '../src/lib/tour';
 import type { Message, Summary } from '../src/lib/types';
 import { run } from './recorded';
@@ -96,6 +96,11 @@ describe('a conversation', () => {
     expect(messagesOf(first, turns, 'an answer', '  ')).toEqual(messages);
     expect(partsOf(said('Hi'))).toEqual({ system: '', turns: said('Hi') });
   });
+  it('has texts, however its messages were sent', () => {
+    const sent = [{ role: 'user', content: [{ type: 'text', text: 'Hi ' }, { type: 'text', text: 'you' }] }, { role: 'assistant', content: null }, { role: 'tool' }];
+    expect(plain(sent).map((each) => each.content)).toEqual(['Hi you', '', '']);
+    expect(plain(sent)).toBe(plain(sent));
+  });
   it('is asked again where the box is empty, and continued where it is not', () => {
     expect(messagesOf('', said('Hi'), 'Hello', '')).toEqual(said('Hi'));
     expect(messagesOf('', said('Hi'), 'Hello', 'Bye')).toEqual(said('Hi', 'Hello', 'Bye'));
@@ -122,16 +127,10 @@ describe('the list of runs', () => {
     const runs = [summary({ id: 'd', tree: 'two' }), summary({ id: 'c', tree: 'one' }), summary({ id: 'b', tree: 'two', messages: said('Hi') }), summary({ id: 'a', tree: 'one' })];
     expect(groups(runs).map((group) => [group.tree, group.runs.map((each) => each.id)])).toEqual([['two', ['d', 'b']], ['one', ['c', 'a']]]);
   });
-  it('puts pages together: each run once, as it was told last', () => {
-    const [old, newer, live] = [summary({ id: 'a', created: 1 }), summary({ id: 'b', created: 2, status: 'done' }), summary({ id: 'b', created: 2, status: 'running' })];
-    expect(merged([live, old], [newer])).toEqual([newer, old]);
-  });
-  it('calls a run by what was asked, in one line', () => {
-    expect(titleOf(summary({ title: 'A title' }))).toBe('A title');
-    expect(titleOf(summary({ prompt: '<|im_start|>', messages: said('Hi', 'Hello', 'And\nnow?') }))).toBe('And now?');
-    expect(titleOf(summary({ prompt: 'One\n two' }))).toBe('One two');
-    expect(titleOf(summary({ prompt: 'x'.repeat(500) }))).toHaveLength(120);
-    expect(titleOf(summary({ prompt: ' \n' }))).toBe('(no text)');
+  it('puts pages together: each run once, as the first page has it', () => {
+    const [old, live, ended] = [summary({ id: 'a' }), summary({ id: 'b', status: 'running' }), summary({ id: 'b', status: 'done' })];
+    expect(merged([live], [old])).toEqual([live, old]);
+    expect(merged([ended], [live, old])).toEqual([ended, old]);
   });
   it('says when a run was started', () => {
     expect([30, 60 * 5 + 1, 3600 * 3].map((ago) => when(NOW - ago, NOW))).toEqual(['just now', '5 min ago', 'today, 09:00']);
@@ -153,7 +152,7 @@ describe('the server is asked', () => {
   it('for runs with a text, older than one, page by page', async () => {
     const asked: string[] = [];
     vi.stubGlobal('fetch', (path: string) => (asked.push(path), Promise.resolve(Response.json({ runs: [] }))));
-    await api.runs();
+    await api.runs({ limit: 50, search: ' ' });
     await api.runs({ search: ' two words&more ', before: 'aa', limit: 9 });
     expect(asked).toEqual(['/api/runs?limit=50', '/api/runs?limit=9&search=two+words%26more&before=aa']);
   });

@@ -61,11 +61,11 @@ async function post<T>(path: string, body: unknown): Promise<T> {
 interface Runs {
   runs: Summary[];
 }
-/** Which runs are listed, the newest first: those with a text, and those older than a run. */
+/** A page of the list of runs, the newest first: those that contain a text, after the run that ended the last page. */
 export interface RunsQuery {
   search?: string;
   before?: string;
-  limit?: number;
+  limit: number;
 }
 export interface ForkBody {
   at: number;
@@ -76,7 +76,8 @@ export interface ForkBody {
 
 export const api = {
   info: () => get<Info>('/api/info'),
-  runs: async ({ search = '', before, limit = 50 }: RunsQuery = {}) => (await get<Runs>(`/api/runs?${new URLSearchParams({ limit: String(limit), ...(search.trim() ? { search: search.trim() } : {}), ...(before ? { before } : {}) })}`)).runs,
+  runs: ({ search = '', before, limit }: RunsQuery) =>
+    get<Runs & { more: boolean }>(`/api/runs?${new URLSearchParams({ limit: String(limit), ...(search.trim() ? { search: search.trim() } : {}), ...(before ? { before } : {}) })}`),
   tree: async (tree: string) => (await get<Runs>(`/api/runs?limit=500&tree=${encodeURIComponent(tree)}`)).runs,
   start: async (body: StartBody) => (await post<Runs>('/api/runs', body)).runs,
   run: (id: string, alternatives = 20) => get<WholeRun>(`/api/runs/${encodeURIComponent(id)}?alternatives=${alternatives}`),

@@ -1,7 +1,7 @@
 // A conversation as messages: composed from what is on the page, taken apart again for a run that is opened, and cut
 // into pieces for the text panel.
 
-import type { Message } from './types';
+import type { Message, RecordedMessage } from './types';
 import { hex } from './visible';
 
 /** The most tokens of an answer, unless the user says otherwise. For chat as in the terminal. */
@@ -15,6 +15,18 @@ export function messagesOf(system: string, turns: readonly Message[], answer: st
   if (open && prompt.trim() === '') return [...first, ...turns];
   const last: Message[] = open && answer !== null ? [{ role: 'assistant', content: answer }] : [];
   return [...first, ...turns, ...last, { role: 'user', content: prompt }];
+}
+
+const known = new WeakMap<readonly RecordedMessage[], Message[]>();
+
+/** The messages of a conversation with their texts: the same list for the same conversation. */
+export function plain(messages: readonly RecordedMessage[]): Message[] {
+  let made = known.get(messages);
+  if (!made) {
+    made = messages.map(({ role, content }) => ({ role, content: Array.isArray(content) ? content.map((part) => part.text).join('') : (content ?? '') }));
+    known.set(messages, made);
+  }
+  return made;
 }
 
 /** The system message and the turns of a conversation. */

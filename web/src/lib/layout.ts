@@ -147,7 +147,8 @@ function ending(place: Place, view: View): Item[] {
   const end = view.run?.end;
   if (!view.run || !end || end.parent !== place.node) return [];
   const index = view.run.tokens.length;
-  return [item('end', place, { key: end.node, label: `■ ${shown(end.piece)}`, piece: end.piece, refused: end.refused, run: view.run.summary.id, index, onPath: true, focused: view.focus === index })];
+  // A finished beam has a place for this token as well.
+  return [item('end', place, { key: `${end.node}:end`, label: `■ ${shown(end.piece)}`, piece: end.piece, refused: end.refused, run: view.run.summary.id, index, onPath: true, focused: view.focus === index })];
 }
 
 /** Beside the token that is looked at: what else was likely there and has no branch yet. */

@@ -16,25 +16,16 @@ export function groups(runs: readonly Summary[]): Group[] {
   for (const run of runs) {
     const group = made.get(run.tree);
     if (group) group.runs.push(run);
-    else made.set(run.tree, { tree: run.tree, title: titleOf(run), chat: run.messages != null, runs: [run] });
+    else made.set(run.tree, { tree: run.tree, title: run.title, chat: run.messages !== null, runs: [run] });
   }
   return [...made.values()];
 }
 
-/** Pages put together, newest first; a run that is in several is as in the last of them. */
+/** Pages put together in their order; a run that is in several is as in the first of them. */
 export function merged(...pages: readonly (readonly Summary[])[]): Summary[] {
   const made = new Map<string, Summary>();
-  for (const page of pages) for (const run of page) made.set(run.id, run);
-  return [...made.values()].sort((one, other) => other.created - one.created);
-}
-
-const LONGEST_TITLE = 120;
-
-/** What a run was asked, in one line. */
-export function titleOf(run: Summary): string {
-  const asked = run.title || run.messages?.findLast((each) => each.role === 'user')?.content || run.prompt;
-  const line = asked.replace(/\s+/g, ' ').trim();
-  return line.length > LONGEST_TITLE ? `${line.slice(0, LONGEST_TITLE - 1)}…` : line || '(no text)';
+  for (const page of pages) for (const run of page) if (!made.has(run.id)) made.set(run.id, run);
+  return [...made.values()];
 }
 
 /** When a run was started: how long ago, or the day. Both times are in seconds. */

@@ -55,8 +55,8 @@ export interface Summary {
   stop_reason: string | null;
   error: string | null;
   prompt: string;
-  messages: Message[] | null; // of a conversation; null: a text is continued
-  title: string;
+  messages: RecordedMessage[] | null; // of a conversation; null: a text is continued
+  title: string; // in one line: the prompt, or the user's last message
   text: string;
   seed: number | bigint; // of up to 64 bits
   salt: number | bigint;
@@ -177,8 +177,14 @@ export interface Info {
 }
 
 export interface Message {
-  role: 'system' | 'user' | 'assistant';
+  role: string; // system, user, assistant, …
   content: string;
+}
+
+/** A message as it was sent: its content may be in parts, or absent. */
+export interface RecordedMessage {
+  role: string;
+  content?: string | { text: string }[] | null;
 }
 
 export interface Tokenized {
