@@ -7,12 +7,13 @@ import { Feed } from './lib/feed';
 import { isLive, type Forest, type Run } from './lib/forest';
 import { uncertain } from './lib/heat';
 import { fromHash, recipeOf, toHash, type Recipe } from './lib/link';
-import { changed, STRATEGIES } from './lib/options';
+import { changed, read, STRATEGIES } from './lib/options';
 import { Pace, TABLES, TREE } from './lib/pace';
 import { save } from './lib/save';
 import { suggest } from './lib/suggest';
 import { spoken } from './lib/visible';
-import type { Info, Message, Options, StartBody, Summary, Token, TreeEvent } from './lib/types';
+import type { Info, Message, Option, Options, StartBody, Summary, Token, TreeEvent } from './lib/types';
+import { FieldErrors } from './fields.svelte';
 import { Playback } from './playback.svelte';
 import { Voice } from './voice.svelte';
 
@@ -23,7 +24,7 @@ export interface Notice {
 }
 
 export const DEMO = { prompt: 'The capital of France is', sampling: { temperature: 0.8, seed: 16, max_tokens: 24, logprobs: 20 } };
-export const LENSES = ['Compare', 'Beam', 'Drafts', 'Tokens', 'Cache & time', 'Inside'] as const;
+export const LENSES = ['Compare', 'Beam', 'Drafts', 'Tokens', 'Cache & time', 'Inside', 'Where did it go wrong?'] as const;
 
 class Studio {
   info = $state.raw<Info | null>(null);
@@ -54,6 +55,7 @@ class Studio {
   dialog = $state<'help' | 'settings' | 'edit' | 'share' | null>(null);
   tour = $state<number | null>(null);
 
+  readonly fields = new FieldErrors();
   readonly voice = new Voice();
   private playback = new Playback();
   private feed = new Feed({
@@ -218,6 +220,7 @@ class Studio {
   /** Start what is written in the prompt. */
   async ask(more: Partial<StartBody> = {}): Promise<void> {
     await this.guard(async () => {
+      this.fields.check();
       if (this.mode === 'text') return void (await this.start({ prompt: this.prompt, sampling: this.sampling, ...more }));
       const messages = this.messages;
       await this.start({ messages, sampling: this.sampling, ...more });
@@ -256,6 +259,7 @@ class Studio {
   compare(names: readonly string[]): Promise<void> {
     const strategies = STRATEGIES.filter((each) => names.includes(each.name)).map(({ name, sampling }) => ({ name, sampling }));
     return this.guard(async () => {
+      this.fields.check();
       const same = this.run && this.tree && (this.mode === 'text' ? this.prompt === this.run.summary.prompt : this.prompt.trim() === '');
       const { temperature: _, ...common } = this.sampling;
       const seeded = { ...common, seed: this.run?.summary.seed ?? common['seed'], max_tokens: same ? this.run?.summary.sampling['max_tokens'] : common['max_tokens'] };
@@ -359,7 +363,7 @@ class Studio {
     this.pin = index;
     this.choice = null;
     const token = this.tokenAt(index);
-    if (token) this.voice.say(`Token ${token.index + 1}: “${spoken(token.piece, token.bytes)}”.`);
+    if (token) this.voice.say(`Token ${token.index}: “${spoken(token.piece, token.bytes)}”.`);
   }
 
   /** The last place one can look at: the token that ended the run, where it is known. */
@@ -431,7 +435,9 @@ class Studio {
   fail(error: unknown, instead?: string): void {
     if (error instanceof ApiError && error.expired && error.code !== null && /^no_such/.test(error.code)) return this.tellExpired(this.run);
     const text = instead ?? (error instanceof Error ? error.message : String(error));
-    this.notice = { kind: 'error', text };
+    const field = this.fields.noted(error);
+    const inSettings = this.dialog === null && field !== null && field !== 'seed' && this.info?.options.some((each) => each.name === field);
+    this.notice = { kind: 'error', text, ...(inSettings ? { action: { label: 'Open settings', run: () => (this.dialog = 'settings') } } : {}) };
   }
 
   private tellExpired(run: Run | null): void {
@@ -439,6 +445,18 @@ class Studio {
     this.notice = run
       ? { kind: 'error', text: `${text} The same prompt, options and seed give the same tokens.`, action: { label: 'Make it again', run: () => this.again() } }
       : { kind: 'error', text, action: { label: 'Start a new one', run: () => this.guard(() => this.first()) } };
+  }
+
+  /** Take over what is written in a field of the settings, or note what is wrong with it. */
+  setOption(option: Option, text: string | boolean): void {
+    try {
+      const value = read(option, text);
+      const { [option.name]: _, ...kept } = this.sampling;
+      this.sampling = value === undefined ? kept : { ...kept, [option.name]: value };
+      this.fields.clear(option.name);
+    } catch (error) {
+      this.fields.set(option.name, String(text), (error as Error).message);
+    }
   }
 
   get changes(): Options {
