@@ -111,7 +111,7 @@ export async function settled(page, server, before = null) {
     const run = await server.get(`/api/runs/${id}`).catch(() => null);
     if (run === null || run.status === 'running' || run.status === 'waiting') continue;
     const told = (await page.locator('.state').textContent()).trim();
-    if (told.startsWith(`${run.tokens.length} tokens.`)) return run;
+    if (told.startsWith(`${run.tokens.length.toLocaleString('en')} token${run.tokens.length === 1 ? '' : 's'}.`)) return run;
   }
   throw new Error('no run has ended on the page');
 }

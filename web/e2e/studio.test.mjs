@@ -53,7 +53,7 @@ test('beams, forced tokens and the prompt are told in the server’s own sentenc
   const beam = await server.make({ prompt: 'The sea is', sampling: { beam_width: 3, max_tokens: 6, seed: 3 } });
   const first = await server.make({ prompt: 'The sea is', sampling: { max_tokens: 6, seed: 3, logprobs: 20 } });
   const { id } = (await server.post(`/api/runs/${first.id}/fork`, { at: 2, token: first.tokens[2].runner_up })).runs[0];
-  for (const [run, says] of [[beam.id, 'a beam search has no luck'], [id, 'was chosen by the caller']]) {
+  for (const [run, says] of [[beam.id, 'Beam search scores the whole text'], [id, 'You forced “']]) {
     const { sentence } = await server.get(`/api/runs/${run}/explain/2`);
     assert.ok(sentence.includes(says), sentence);
     await studio({ hash: `#run=${run}&at=2` });
@@ -78,7 +78,8 @@ test('every number on the page is the engine’s own', { skip }, async () => {
     assert.equal(cells[3], token.bytes);
     assert.ok(Math.abs(percent(cells[4]) - Math.exp(token.raw_logprob)) < 6e-4 || cells[4].startsWith('>'), cells[4]);
     assert.ok(Math.abs(percent(cells[5]) - Math.exp(token.logprob)) < 6e-4 || cells[5].startsWith('>'), cells[5]);
-    assert.equal(Number(cells[6]), token.rank);
+    assert.equal(Number(cells[0]), token.index);
+    assert.equal(Number(cells[6].replaceAll(',', '')), token.rank);
     assert.equal(cells[7], token.entropy.toFixed(3));
     assert.equal(Number(cells[8].replace('−', '-')).toFixed(2), token.luck.toFixed(2));
   }
@@ -98,7 +99,7 @@ test('every number on the page is the engine’s own', { skip }, async () => {
   }
   for (const stage of told.stages) {
     const text = await page.locator(`[data-stage="${stage.name}"]`).textContent();
-    assert.ok(text.replaceAll(' ', '').replaceAll('\u202f', '').includes(String(stage.survivors)), text);
+    assert.ok(text.includes(stage.survivors.toLocaleString('en')), text);
   }
   const racer = await page.locator(`tr[data-racer="${told.winner.id}"] td`).allTextContents();
   assert.equal(Number(racer[2].replace('−', '-')).toFixed(2), told.winner.luck.toFixed(2));
@@ -153,7 +154,7 @@ test('strategies are compared on one tree', { skip }, async () => {
   await page.keyboard.press('c');
   await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 4);
   await page.waitForFunction(() => !/running|waiting/.test(document.querySelector('#lens table').textContent));
-  const names = await page.locator('#lens tr[data-run] button').allTextContents();
+  const names = await page.locator('#lens tr[data-run] td:first-child button').allTextContents();
   assert.deepEqual(names.slice(1), ['greedy', 'nucleus', 'wild']);
   const { runs } = await server.get(`/api/runs?tree=${(await current(page, server)).tree}`);
   assert.equal(runs.length, 4);
@@ -266,7 +267,7 @@ test('it works by keyboard alone', { skip }, async () => {
   const fork = await settled(page, server, before.id);
   assert.deepEqual([fork.parent, fork.fork_at, fork.tokens[1].id], [before.id, 1, id]);
   await page.keyboard.press('?');
-  assert.equal(await page.locator('dialog kbd').count(), 26);
+  assert.equal(await page.locator('dialog kbd').count(), 27);
   await page.keyboard.press('Escape');
   await page.keyboard.press('e');
   await page.getByLabel('The new text').waitFor();
@@ -282,13 +283,13 @@ test('it fits on a phone', { skip }, async () => {
   const before = await current(page, server);
   await page.locator('.item.alternative').first().tap();
   await settled(page, server, before.id);
-  for (const lens of ['2', '3', '4', '5']) await page.keyboard.press(lens);
+  for (const lens of ['2', '3', '4', '5', '7']) await page.keyboard.press(lens);
   assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
 });
 
 test('axe finds nothing serious, dark and light, wide and narrow', { skip }, async () => {
   const found = [];
-  for (const [scheme, width, lenses] of [['dark', 1280, ['1', '4']], ['light', 390, ['3', '5']]]) {
+  for (const [scheme, width, lenses] of [['dark', 1280, ['1', '4', '7']], ['light', 390, ['3', '5']]]) {
     await studio({ scheme, width });
     await played(page);
     await page.evaluate(axe);
@@ -377,7 +378,7 @@ test('a seed of 64 bits is the same to the last digit wherever it goes', { skip 
   await page.keyboard.press('c');
   await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 4 && !/running|waiting/.test(document.querySelector('#lens table').textContent));
   for (const row of await page.locator('#lens tr[data-run]').all()) assert.equal(await told(await row.getAttribute('data-run')), seed, 'it is compared');
-  await page.locator(`#lens tr[data-run="${run.id}"] button`).click();
+  await page.locator(`#lens tr[data-run="${run.id}"] td:first-child button`).click();
   await page.locator('.item.alternative').first().click();
   const fork = await settled(page, server, run.id);
   assert.deepEqual([fork.parent, await told(fork.id)], [run.id, seed], 'it is forked');
@@ -469,7 +470,7 @@ test('a run of 2,000 tokens opens at once, with few nodes on the page', { skip }
       return told;
     };
     new MutationObserver(() => {
-      if (window.began && !window.took && document.querySelector('.state').textContent.includes('2000 tokens')) requestAnimationFrame(() => (window.took = performance.now() - window.began));
+      if (window.began && !window.took && document.querySelector('.state').textContent.includes('2,000 tokens')) requestAnimationFrame(() => (window.took = performance.now() - window.began));
     }).observe(document.body, { subtree: true, childList: true, characterData: true });
     location.hash = hash;
   }, `#run=${run.id}`);
@@ -732,9 +733,167 @@ test('the lenses that the server offers say what it says', { skip }, async (t) =
 test('wrong settings are refused in words', { skip }, async () => {
   await studio();
   await played(page);
+  const made = async () => (await server.get('/api/runs?limit=500')).runs.length;
+  const run = () => page.getByRole('button', { name: 'Run', exact: true }).click();
+  const notice = page.locator('.notice');
+  const before = await made();
+  // What the server refuses is said at the field, in the server's own words.
   await set(page, 'temperature', 300);
-  await page.getByRole('button', { name: 'Run', exact: true }).click();
-  assert.match(await page.locator('[role=alert]').textContent(), /Temperature is 300.*expected/);
+  await run();
+  await notice.filter({ hasText: /Temperature is 300.*expected/ }).waitFor();
+  await notice.getByRole('button', { name: 'Open settings' }).click();
+  assert.match(await page.locator('#help-temperature').textContent(), /^Temperature is 300.*expected/);
+  assert.equal(await page.locator('#option-temperature').getAttribute('aria-invalid'), 'true');
+  assert.equal(await page.evaluate(() => document.activeElement.id), 'option-temperature');
+  // What is no number is not sent at all, and stays where it was written.
+  for (const [name, text, said] of [['temperature', 'warm', /a number is expected/], ['top_k', '1.5', /a whole number is expected/], ['logit_bias', 'x', /ID=VALUE/]]) {
+    const field = page.locator(`#option-${name}`);
+    await field.fill(text);
+    await field.blur();
+    assert.match(await page.locator(`#help-${name}`).textContent(), said);
+    assert.equal(await field.getAttribute('aria-invalid'), 'true');
+    await page.keyboard.press('Escape');
+    await run();
+    await notice.filter({ hasText: `Nothing was run: ${name} is "${name === 'logit_bias' ? '{x}' : text}"` }).waitFor();
+    await page.getByRole('button', { name: 'settings', exact: true }).click();
+    assert.equal(await field.inputValue(), text);
+    await field.fill('');
+    await field.blur();
+    assert.equal(await field.getAttribute('aria-invalid'), 'false');
+  }
+  await page.keyboard.press('Escape');
+  const seed = page.locator('input.seed');
+  for (const [text, said] of [['abc', /seed is "abc"; a whole number is expected/i], ['-3', /seed is -3; a whole number from 0 to 2\^64 - 1/i], ['18446744073709551616', /seed is 18446744073709551616; a whole number from 0 to 2\^64 - 1/i]]) {
+    await seed.fill(text);
+    await run();
+    await notice.filter({ hasText: said }).waitFor();
+    assert.match(await page.locator('#wrong-seed').textContent(), said);
+    assert.deepEqual([await seed.getAttribute('aria-invalid'), await seed.inputValue()], ['true', text]);
+  }
+  await seed.fill('abc');
+  await seed.blur();
+  await page.keyboard.press('c'); // Compare asks with the same settings
+  await notice.filter({ hasText: 'Nothing was run' }).waitFor();
+  await page.keyboard.press('2');
+  await page.getByLabel('beams').last().fill('many');
+  await page.getByRole('button', { name: 'Search on this prompt' }).click();
+  assert.match(await page.locator('#wrong-beam_width').textContent(), /a whole number is expected/);
+  assert.equal(await made(), before, 'nothing has run');
+  const first = await current(page, server);
+  await seed.fill('5');
+  await run();
+  assert.equal((await settled(page, server, first.id)).seed, 5);
+  assert.equal(await page.locator('[aria-invalid=true]:visible').count(), 1, 'the beams alone are still wrong');
+});
+
+test('a token has the same number on the page, in the link and over HTTP', { skip }, async () => {
+  const run = await server.make({ prompt: 'The sea is', sampling: { temperature: 0.9, seed: 3, max_tokens: 9, logprobs: 20 } });
+  const at = 4;
+  const told = await server.get(`/api/runs/${run.id}/explain/${at}`);
+  assert.equal(told.actual.id, run.tokens[at].id);
+  await studio({ hash: `#run=${run.id}&at=${at}` });
+  await page.waitForFunction((text) => document.querySelector('.sentence')?.textContent === text, told.sentence);
+  assert.match(await page.locator('section[aria-label="Why this token"] .token').textContent(), new RegExp(`token ${at} · id ${told.actual.id} `));
+  assert.match(await page.locator('.item.focused').getAttribute('aria-label'), new RegExp(`token ${at}\\b`));
+  assert.match(await page.locator(`[data-token="${at}"]`).getAttribute('title'), new RegExp(`^token ${at}:`));
+  await page.keyboard.press('ArrowRight');
+  assert.match(await page.locator('[role=status]').first().textContent(), new RegExp(`^Token ${at + 1}: `), 'spoken');
+  await page.keyboard.press('ArrowLeft');
+  await page.keyboard.press('4');
+  const cells = await page.locator(`tr[data-row="${at}"] td`).allTextContents();
+  assert.deepEqual([Number(cells[0]), Number(cells[2])], [at, run.tokens[at].id]);
+  await page.keyboard.press('e');
+  await page.getByRole('dialog', { name: `Edit token ${at}` }).waitFor();
+  await page.keyboard.press('Escape');
+  // Where a branch differs is where it was forked.
+  await page.locator('.item.alternative').first().click();
+  const fork = await settled(page, server, run.id);
+  assert.equal(fork.fork_at, at);
+  await page.keyboard.press('1');
+  assert.equal(await page.locator(`tr[data-run="${fork.id}"] [data-differs]`).textContent(), String(at));
+});
+
+test('the tokens of a prompt are shown while one types', { skip }, async () => {
+  await studio();
+  await played(page);
+  const box = page.getByRole('textbox', { name: 'Prompt' });
+  const height = () => page.locator('section[aria-label="Prompt"]').evaluate((node) => node.offsetHeight);
+  const shown = async (text, special) => {
+    const { tokens } = await server.post('/tokenize', { prompt: text, add_special_tokens: special, parse_special_tokens: special });
+    await page.waitForFunction((count) => document.querySelector('.typed .count').dataset.count === String(count), tokens.length);
+    const ids = (await page.locator('.typed [data-id]').evaluateAll((nodes) => nodes.map((node) => Number(node.dataset.id))));
+    assert.deepEqual(ids, tokens.slice(-120));
+    assert.equal(await page.locator('.typed [data-place]').last().getAttribute('data-place'), String(tokens.length - 1), 'counted from 0');
+    return tokens.length;
+  };
+  const before = await height();
+  const text = 'How do naïve\tstrawberries work? 🎈<|im_end|>';
+  await box.fill('');
+  assert.equal(await page.locator('.typed .count').textContent(), '0 tokens');
+  await box.pressSequentially('How do');
+  await box.fill(text);
+  await shown(text, true);
+  assert.match(await page.locator('.typed').textContent(), /·do.*⇥.*<\|im_end\|>/, 'what is invisible is visible');
+  const long = 'on and on '.repeat(400).trim();
+  await box.fill(long);
+  assert.ok((await shown(long, true)) > 120);
+  const end = await page.locator('.typed .line').evaluate((node) => node.scrollLeft + node.clientWidth >= node.scrollWidth - 2);
+  assert.ok(end, 'the end is in sight');
+  assert.equal(await height(), before, 'nothing on the page moved');
+  await page.getByRole('button', { name: 'chat', exact: true }).click();
+  await page.getByLabel('Your message').fill('Hi <|im_end|>');
+  await shown('Hi <|im_end|>', false);
+});
+
+test('a text that is cut says so, and is whole by mouse and by keyboard', { skip }, async () => {
+  const run = await server.make({ prompt: 'Once upon a time', sampling: { seed: 2, max_tokens: 60, ignore_eos: true, logprobs: 5 } });
+  await studio({ hash: `#run=${run.id}` });
+  const cut = page.locator(`tr[data-run="${run.id}"] button.whole`);
+  await cut.waitFor();
+  const plain = (text) => text.replace(/[\s↵]+/g, ' ').trim();
+  const text = plain(await cut.textContent());
+  assert.ok(text.endsWith('…') && plain(run.text).startsWith(text.slice(0, -1)), text);
+  assert.equal(plain(await cut.getAttribute('title')), plain(run.text));
+  await cut.focus();
+  await page.keyboard.press('Enter');
+  assert.equal(await cut.getAttribute('aria-expanded'), 'true');
+  assert.equal(plain(await cut.textContent()), plain(run.text));
+  // Everywhere else the browser puts the dots.
+  const without = await page.evaluate(() => [...document.querySelectorAll('main *')].filter((node) => node.childElementCount < 2 && node.textContent.trim() && node.clientWidth > 20 && node.scrollWidth > node.clientWidth + 1 && /hidden|clip/.test(getComputedStyle(node).overflowX) && getComputedStyle(node).textOverflow !== 'ellipsis').map((node) => node.outerHTML.slice(0, 120)));
+  assert.deepEqual(without.filter((html) => !html.includes('unseen')), []);
+});
+
+test('“Where did it go wrong?” lists the tokens that the server names, and leads to them', { skip }, async () => {
+  const run = await server.make({ prompt: 'Once upon a time there was a', sampling: { temperature: 1.4, seed: 5, max_tokens: 24, ignore_eos: true, logprobs: 20 } });
+  const told = await server.get(`/api/runs/${run.id}/worst`);
+  assert.ok(told.surprising.length === 5 && told.lucky.length > 0);
+  await studio({ hash: `#run=${run.id}` });
+  await page.getByRole('button', { name: 'Where did it go wrong?' }).click();
+  for (const [name, tokens] of [['Most surprising', told.surprising], ['Luckiest', told.lucky]]) {
+    const rows = page.locator(`table[data-worst="${name}"] tr[data-worst-token]`);
+    await rows.first().waitFor();
+    const cells = await rows.evaluateAll((nodes) => nodes.map((node) => [...node.children].map((cell) => cell.textContent)));
+    assert.deepEqual(cells.map((each) => [Number(each[0]), each[4], each[6].replace('−', '-')]), tokens.map((each) => [each.index, `${each.surprise_bits.toFixed(1)} bits`, `${each.luck < 0 ? '' : '+'}${each.luck.toFixed(2)}`]));
+  }
+  const { index } = told.surprising[1];
+  await page.locator(`table[data-worst="Most surprising"] tr[data-worst-token="${index}"] button`).click();
+  await page.locator(`.item.focused[data-index="${index}"]`).waitFor();
+  assert.ok((await page.locator(`[data-token="${index}"]`).getAttribute('class')).includes('pinned'));
+});
+
+test('what if, compare and the reasons are in sight at 1440 × 900', { skip }, async () => {
+  await studio({ width: 1440, height: 900 });
+  await played(page);
+  await page.keyboard.press('c');
+  await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 4 && !/running|waiting/.test(document.querySelector('#lens table').textContent));
+  await page.locator('[data-luck=new] [data-winner]').waitFor();
+  const foot = (await page.locator('footer').boundingBox()).y;
+  for (const each of ['#lens tr[data-run] >> nth=1', '[data-luck=same]', '[data-luck=new]', 'tr.won[data-candidate]', '.item.focused', '.sentence']) {
+    const { y, height } = await page.locator(each).first().boundingBox();
+    assert.ok(y > 0 && y + height <= foot, `${each} is from ${y} to ${y + height}, the footer at ${foot}`);
+  }
+  assert.ok(await page.evaluate(() => document.documentElement.scrollHeight <= innerHeight), 'nothing is below');
+  assert.deepEqual(await page.evaluate(() => [...document.querySelectorAll('header, main')].flatMap((node) => node.textContent.match(/[⏮⏸▶⑂☀☾✕⚠ⓘ✂]/gu) ?? [])), [], 'no sign that fonts lack');
 });
 
 test('a run that fails in the middle says why, keeps what came, and the next one runs', { skip }, async () => {

@@ -10,12 +10,13 @@ import { Feed } from './lib/feed';
 import { isLive, type Forest, type Run } from './lib/forest';
 import { uncertain } from './lib/heat';
 import { fromHash, recipeOf, toHash, type Recipe } from './lib/link';
-import { changed, STRATEGIES } from './lib/options';
+import { changed, read, STRATEGIES } from './lib/options';
 import { Pace, TABLES, TREE } from './lib/pace';
 import { save } from './lib/save';
 import { suggest } from './lib/suggest';
 import { spoken } from './lib/visible';
-import type { Info, Message, Options, StartBody, Summary, Token, TreeEvent } from './lib/types';
+import type { Info, Message, Option, Options, StartBody, Summary, Token, TreeEvent } from './lib/types';
+import { FieldErrors } from './fields.svelte';
 import { Playback } from './playback.svelte';
 import { Voice } from './voice.svelte';
 
@@ -26,7 +27,7 @@ export interface Notice {
 }
 
 export const DEMO = { prompt: 'The capital of France is', sampling: { temperature: 0.8, seed: 16, max_tokens: 24, logprobs: 20 } };
-export const LENSES = ['Compare', 'Beam', 'Drafts', 'Tokens', 'Cache & time', 'Inside'] as const;
+export const LENSES = ['Compare', 'Beam', 'Drafts', 'Tokens', 'Cache & time', 'Inside', 'Where did it go wrong?'] as const;
 
 class Studio {
   info = $state.raw<Info | null>(null);
@@ -58,6 +59,7 @@ class Studio {
   dialog = $state<'help' | 'settings' | 'edit' | 'share' | 'runs' | null>(null);
   tour = $state<number | null>(null);
 
+  readonly fields = new FieldErrors();
   readonly voice = new Voice();
   private playback = new Playback();
   private feed = new Feed({
@@ -291,14 +293,19 @@ class Studio {
     return asksSame(this.question, this.run.summary.prompt, this.messagesOf(this.run)) ? this.run.summary.tree : null;
   });
 
-  /** Starts what is written in the prompt box, as a branch of the open tree if that has the same question. */
+  /** Starts what the prompt box asks, as a branch of the open tree if that has the same question. */
   ask(more: Partial<StartBody> = {}): Promise<void> {
-    return this.guard(async () => {
-      const tree = this.newTree ? null : this.sameTree;
-      await this.start({ ...this.question, sampling: this.sampling, ...more, ...(tree === null ? {} : { tree }) });
-      this.newTree = false;
-      if (this.mode === 'chat') this.restore();
+    return this.guard(() => {
+      this.fields.check();
+      return this.startQuestion(more);
     });
+  }
+
+  async startQuestion(more: Partial<StartBody>): Promise<void> {
+    const tree = this.newTree ? null : this.sameTree;
+    await this.start({ ...this.question, sampling: this.sampling, ...more, ...(tree === null ? {} : { tree }) });
+    this.newTree = false;
+    if (this.mode === 'chat') this.restore();
   }
 
   /** Starts it once for each seed from 1 to `count`. */
@@ -432,7 +439,7 @@ class Studio {
     this.pin = index;
     this.choice = null;
     const token = this.tokenAt(index);
-    if (token) this.voice.say(`Token ${token.index + 1}: “${spoken(token.piece, token.bytes)}”.`);
+    if (token) this.voice.say(`Token ${token.index}: “${spoken(token.piece, token.bytes)}”.`);
   }
 
   /** The last token that can be shown: the one that ended the run, where it is known. */
@@ -516,7 +523,9 @@ class Studio {
   fail(error: unknown, instead?: string): void {
     if (error instanceof ApiError && error.expired && error.code !== null && /^no_such/.test(error.code)) return this.tellExpired(this.run);
     const text = instead ?? (error instanceof Error ? error.message : String(error));
-    this.notice = { kind: 'error', text };
+    const field = this.fields.noted(error);
+    const inSettings = this.dialog === null && field !== null && field !== 'seed' && this.info?.options.some((each) => each.name === field);
+    this.notice = { kind: 'error', text, ...(inSettings ? { action: { label: 'Open settings', run: () => (this.dialog = 'settings') } } : {}) };
   }
 
   private tellExpired(run: Run | null): void {
@@ -524,6 +533,18 @@ class Studio {
     this.notice = run
       ? { kind: 'error', text: `${text} The same prompt, options and seed give the same tokens.`, action: { label: 'Make it again', run: () => this.again() } }
       : { kind: 'error', text, action: { label: 'Start a new one', run: () => this.guard(() => this.first()) } };
+  }
+
+  /** Take over what is written in a field of the settings, or note what is wrong with it. */
+  setOption(option: Option, text: string | boolean): void {
+    try {
+      const value = read(option, text);
+      const { [option.name]: _, ...kept } = this.sampling;
+      this.sampling = value === undefined ? kept : { ...kept, [option.name]: value };
+      this.fields.clear(option.name);
+    } catch (error) {
+      this.fields.set(option.name, String(text), (error as Error).message);
+    }
   }
 
   get changes(): Options {

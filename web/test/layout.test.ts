@@ -93,7 +93,8 @@ describe('the layout', () => {
     const pruned = beams().beams.filter((beam) => beam.fate === 'pruned');
     const drawn = layout.placed.filter((each) => each.item.place?.beam?.fate === 'pruned');
     expect(drawn.map((each) => each.item.place!.node).sort()).toEqual(pruned.map((beam) => beam.node).sort());
-    expect(drawn.every((each) => each.item.tag.startsWith('pruned'))).toBe(true);
+    const kept = new Set(beams().tokens.map((token) => token.node));
+    for (const { item } of drawn) expect(item.tag.startsWith('pruned, log p −')).toBe(!kept.has(item.place!.node));
     expectApart(layout);
   });
   it('has the token that ended a run after the last, with its alternatives', () => {

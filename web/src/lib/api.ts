@@ -1,7 +1,7 @@
 // The server's endpoints as functions. Every address is on this page's own origin.
 
 import { parse, stringify } from './json';
-import type { Explanation, Info, Options, StartBody, Summary, Tokenized, WholeRun } from './types';
+import type { Explanation, Info, Options, StartBody, Summary, Tokenized, WholeRun, Worst } from './types';
 
 /** What went wrong, in words for people, with the server's code where it gave one. */
 export class ApiError extends Error {
@@ -53,8 +53,8 @@ async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
   return parse(await (await ask(path, signal ? { signal } : {})).text()) as T;
 }
 
-async function post<T>(path: string, body: unknown): Promise<T> {
-  const init = { method: 'POST', headers: { 'content-type': 'application/json' }, body: stringify(body) };
+async function post<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T> {
+  const init = { method: 'POST', headers: { 'content-type': 'application/json' }, body: stringify(body), ...(signal ? { signal } : {}) };
   return parse(await (await ask(path, init)).text()) as T;
 }
 
@@ -86,11 +86,12 @@ export const api = {
   step: (id: string, tokens: number | null) => post<Summary>(`/api/runs/${id}/step`, { tokens }),
   remove: (id: string) => ask(`/api/runs/${encodeURIComponent(id)}`, { method: 'DELETE' }),
   stop: (id: string) => post<Summary>(`/api/runs/${id}/stop`, {}),
-  tokenize: (prompt: string, special = false) =>
-    post<Tokenized>('/tokenize', { prompt, add_special_tokens: special, parse_special_tokens: special }),
+  tokenize: (prompt: string, special = false, signal?: AbortSignal) =>
+    post<Tokenized>('/tokenize', { prompt, add_special_tokens: special, parse_special_tokens: special }, signal),
   explain: (id: string, index: number, changes: Options = {}, luck: 'same' | 'new' = 'same', signal?: AbortSignal) =>
     get<Explanation>(`/api/runs/${id}/explain/${index}${query(changes, luck)}`, signal),
   explainPrompt: (id: string, index: number) => get<Explanation>(`/api/runs/${id}/explain/${index}?of=prompt`),
+  worst: (id: string, signal?: AbortSignal) => get<Worst>(`/api/runs/${encodeURIComponent(id)}/worst`, signal),
   lens: <T>(id: string, name: string, token: number, more = '', signal?: AbortSignal) => get<T>(`/api/runs/${id}/lens/${name}?token=${token}${more}`, signal),
   exportAddress: (id: string) => `/api/runs/${encodeURIComponent(id)}/export`,
   /** The run of a file. A server that refuses it because the run is there already names that run. */

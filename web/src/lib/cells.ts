@@ -1,6 +1,6 @@
 // What the page draws of the text: a cell for each token in sight, as plain records like the tree's chips.
 
-import { percent } from './format';
+import { count, percent } from './format';
 import { tint, underline } from './heat';
 import type { PromptToken, Token } from './types';
 
@@ -44,8 +44,8 @@ const known = new WeakMap<Token, { title: string; tint: string }>();
 function surpriseOf(token: Token): { title: string; tint: string } {
   let told = known.get(token);
   if (!told) {
-    const { raw_logprob, rank } = token;
-    told = { title: `${percent(raw_logprob)}, rank ${rank}`, tint: `background:${tint(raw_logprob)};--under:${underline(raw_logprob)}px` };
+    const { index, raw_logprob, rank } = token;
+    told = { title: `token ${index}: ${percent(raw_logprob)}, rank ${count(rank)}`, tint: `background:${tint(raw_logprob)};--under:${underline(raw_logprob)}px` };
     known.set(token, told);
   }
   return told;

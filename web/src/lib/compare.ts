@@ -31,10 +31,12 @@ export function pauses(run: Run): number[] {
   return run.tokens.slice(own).map((token, place, all) => Math.max(0, token.seconds - (place ? all[place - 1]!.seconds : 0)));
 }
 
-/** How a run begins: so many characters of it. */
+/** The text of a run, up to so many characters; one that is cut ends in “…”. */
 export function beginning(run: Run, characters: number): string {
-  if (run.summary.text) return run.summary.text.slice(0, characters);
-  let text = '';
-  for (let i = 0; i < run.tokens.length && text.length < characters; i++) text += run.tokens[i]!.text;
-  return text.slice(0, characters);
+  let text = run.summary.text;
+  if (!text) for (let i = 0; i < run.tokens.length && text.length <= characters; i++) text += run.tokens[i]!.text;
+  if (text.length <= characters) return text;
+  const cut = Array.from(text.slice(0, characters)); // a pair of surrogates may be cut in two
+  if (/[\ud800-\udbff]$/.test(cut.at(-1) ?? '')) cut.pop();
+  return `${cut.join('').trimEnd()}…`;
 }

@@ -24,6 +24,7 @@ export interface Place {
   source: string;
   refused: Refusal | null;
   beam: Beam | null;
+  kept: boolean; // a run has it in its text: it is not pruned, whatever became of a beam there
 }
 
 export class Forest {
@@ -100,11 +101,12 @@ export class Forest {
   private root(summary: Summary): void {
     if (this.places.has(summary.root)) return;
     this.roots.push(summary.root);
-    this.places.set(summary.root, { node: summary.root, parent: null, depth: 0, children: [], run: summary.id, id: -1, piece: '', source: 'prompt', refused: null, beam: null });
+    this.places.set(summary.root, { node: summary.root, parent: null, depth: 0, children: [], run: summary.id, id: -1, piece: '', source: 'prompt', refused: null, beam: null, kept: true });
   }
 
   private place(run: Run, token: Token): void {
-    this.add(token.node, token.parent, run.summary.id, token.id, token.piece, token.source, token.refused);
+    const place = this.add(token.node, token.parent, run.summary.id, token.id, token.piece, token.source, token.refused);
+    if (place) place.kept = true;
   }
 
   private beam(run: Run, beam: Beam): void {
@@ -116,12 +118,15 @@ export class Forest {
     const known = this.places.get(node);
     const above = this.places.get(parent);
     if (known || !above) return known;
-    const made: Place = { node, parent, depth: above.depth + 1, children: [], run, id, piece, source, refused, beam: null };
+    const made: Place = { node, parent, depth: above.depth + 1, children: [], run, id, piece, source, refused, beam: null, kept: false };
     above.children.push(made);
     this.places.set(node, made);
     return made;
   }
 }
+
+/** Whether a beam ended here and no run goes through it. */
+export const isPruned = (place: Place | null): boolean => place?.beam?.fate === 'pruned' && !place.kept;
 
 export const isLive = (run: Pick<Run, 'summary'> | null): boolean => run !== null && (run.summary.status === 'running' || run.summary.status === 'waiting');
 

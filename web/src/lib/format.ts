@@ -30,9 +30,14 @@ export function bytes(value: number): string {
   return value >= 1e3 ? `${(value / 1e3).toFixed(0)} kB` : `${value} B`;
 }
 
-export const count = (value: number): string => value.toString().replace(/\B(?=(\d{3})+$)/g, ' ');
+/** Thousands are separated as in the terminal: 49,152. */
+export const count = (value: number): string => value.toString().replace(/\B(?=(\d{3})+$)/g, ',');
 
 export const plural = (value: number, noun: string): string => `${count(value)} ${noun}${value === 1 ? '' : 's'}`;
+
+/** Why it ended, in a word or two. */
+export const endWord = (reason: string | null): string =>
+  ({ stop: 'ended', length: 'token limit', timeout: 'time limit', repetition: 'repetition', cancelled: 'stopped' })[reason ?? ''] ?? 'failed';
 
 /** Why it ended, as a sentence. */
 export function ending(reason: string | null, detail: string | null): string {

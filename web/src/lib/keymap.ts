@@ -3,7 +3,7 @@
 export type Action =
   | 'play' | 'step' | 'back' | 'forth' | 'up' | 'down' | 'first' | 'last' | 'fork' | 'rewind' | 'edit'
   | 'next' | 'previous' | 'compare' | 'unpin' | 'help' | 'tour' | 'runs' | 'prompt' | 'theme'
-  | 'lens1' | 'lens2' | 'lens3' | 'lens4' | 'lens5' | 'lens6';
+  | 'lens1' | 'lens2' | 'lens3' | 'lens4' | 'lens5' | 'lens6' | 'lens7';
 
 export interface Key {
   keys: string[]; // as KeyboardEvent.key has them
@@ -33,6 +33,7 @@ export const KEYMAP: readonly Key[] = [
   { keys: ['4'], shown: '4', action: 'lens4', does: 'Lens: Tokens' },
   { keys: ['5'], shown: '5', action: 'lens5', does: 'Lens: Cache & time' },
   { keys: ['6'], shown: '6', action: 'lens6', does: 'Lens: Inside, if the server offers it' },
+  { keys: ['7', 'w', 'W'], shown: 'W', action: 'lens7', does: 'Where did it go wrong? The most surprising and the luckiest tokens' },
   { keys: ['/'], shown: '/', action: 'prompt', does: 'Write a prompt' },
   { keys: ['r', 'R'], shown: 'R', action: 'runs', does: 'The list of runs' },
   { keys: ['g', 'G'], shown: 'G', action: 'tour', does: 'The guided tour' },

@@ -2,8 +2,8 @@
 // into one item, except near the token that is looked at; the alternatives of that token hang beside it.
 
 import { hierarchy, type HierarchyNode } from 'd3-hierarchy';
-import { nameOf, type Forest, type Place, type Run } from './forest';
-import { decimal } from './format';
+import { isPruned, nameOf, type Forest, type Place, type Run } from './forest';
+import { count, decimal } from './format';
 import { shown } from './visible';
 import type { Alternative, Refusal } from './types';
 
@@ -110,7 +110,7 @@ function folded(chain: Place[], view: View, path: ReadonlySet<string>): Item[] {
   const flush = (): void => {
     if (hidden.length > 1 && !view.open.has(hidden[0]!.node)) {
       const first = hidden[0]!;
-      const label = `⋯ ${hidden.length} tokens`;
+      const label = `⋯ ${count(hidden.length)} tokens`;
       made.push(item('fold', first, { label, count: hidden.length, ...whose(first, view, path) }));
     } else {
       made.push(...hidden.map((place) => token(place, view, path)));
@@ -174,13 +174,13 @@ function endings(forest: Forest): Map<string, string> {
   const tags = new Map<string, string>();
   for (const run of forest.runs.values()) {
     const node = run.tokens.at(-1)?.node ?? run.summary.root;
-    const reused = run.summary.parent !== null && run.summary.usage.cached_tokens > 0 ? ` · ${run.summary.usage.cached_tokens} tokens of cache reused` : '';
+    const reused = run.summary.parent !== null && run.summary.usage.cached_tokens > 0 ? ` · ${count(run.summary.usage.cached_tokens)} tokens of cache reused` : '';
     const tag = nameOf(run) + reused;
     tags.set(node, tags.has(node) ? `${tags.get(node)}, ${tag}` : tag);
   }
   for (const run of forest.runs.values())
     for (const beam of run.beams)
-      if (beam.fate === 'pruned' || beam.fate === 'finished') tags.set(beam.node, tags.get(beam.node) ?? `${beam.fate} ${decimal(beam.logprob)}`);
+      if ((beam.fate === 'pruned' && isPruned(forest.places.get(beam.node) ?? null)) || beam.fate === 'finished') tags.set(beam.node, tags.get(beam.node) ?? `${beam.fate}, log p ${decimal(beam.logprob)}`);
   return tags;
 }
 

@@ -13,6 +13,8 @@ export function read(option: Option, text: string | boolean): unknown {
     case 'whole': {
       const value = option.kind === 'whole' ? whole(given) : Number(given);
       if (value === null || (typeof value === 'number' && !Number.isFinite(value))) throw new Error(`${option.name} is "${given}"; a ${option.kind === 'whole' ? 'whole ' : ''}number is expected`);
+      // The server reads a seed of -1 as none, as other clients mean it; here an empty field means that.
+      if (option.name === 'seed' && value < 0) throw new Error(`seed is ${given}; a whole number from 0 to 2^64 - 1 is expected`);
       return value === option.default ? undefined : value;
     }
     case 'texts': return text.split('\n').filter((line) => line !== '').map(unescaped);
@@ -97,11 +99,14 @@ export interface Strategy {
   about: string;
 }
 
+/** What the page begins with. */
+export const DEFAULT: Strategy = { name: 'default', sampling: { temperature: 0.8 }, about: 'temperature 0.8' };
+
 export const STRATEGIES: readonly Strategy[] = [
-  { name: 'greedy', sampling: { temperature: 0 }, about: 'always the likeliest' },
+  { name: 'greedy', sampling: { temperature: 0 }, about: 'temperature 0: always the most likely token' },
   { name: 'careful', sampling: { temperature: 0.5, top_p: 0.9 }, about: 'temperature 0.5, top-p 0.9' },
   { name: 'nucleus', sampling: { temperature: 1, top_p: 0.9 }, about: 'temperature 1, top-p 0.9' },
   { name: 'min-p', sampling: { temperature: 1.2, min_p: 0.1 }, about: 'temperature 1.2, min-p 0.1' },
   { name: 'wild', sampling: { temperature: 1.5 }, about: 'temperature 1.5' },
-  { name: 'beams', sampling: { beam_width: 4 }, about: '4 beams, the likeliest text as a whole' },
+  { name: 'beams', sampling: { beam_width: 4 }, about: '4 beams: the most likely text as a whole' },
 ];

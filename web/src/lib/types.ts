@@ -150,6 +150,27 @@ export interface Explanation {
   sentence: string;
 }
 
+/** A token of one of the lists of `worst`. */
+export interface WorstToken {
+  index: number;
+  id: number;
+  piece: string;
+  bytes: string;
+  surprise_bits: number | null;
+  logprob: number | null;
+  raw_logprob: number | null;
+  rank: number;
+  rank_after: number;
+  luck: number;
+  source: Source;
+}
+
+export interface Worst {
+  run: string;
+  surprising: WorstToken[];
+  lucky: WorstToken[];
+}
+
 export type Kind = 'number' | 'whole' | 'flag' | 'text' | 'texts' | 'ids' | 'biases' | 'schema';
 
 export interface Option {
