@@ -21,9 +21,12 @@ MODEL = "smollm2-135m-instruct"
 
 
 class Server:
-    """A `glassloop serve` at a port of its own; its log is kept."""
+    """A `glassloop serve` at a port of its own; its log is kept. It has no store unless that is asked for:
+    tests must not see each other's runs."""
 
     def __init__(self, *flags: str, env: dict[str, str] | None = None) -> None:
+        if "--store" not in flags and "GLASSLOOP_STORE" not in (env or {}):
+            flags = (*flags, "--no-store")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "glassloop", "serve", "--port", "0", *flags],
             stderr=subprocess.PIPE,

@@ -4,7 +4,7 @@ import { api } from '../src/lib/api';
 import { asksSame, hasLuck, seeds } from '../src/lib/asking';
 import { LIMITS, messagesOf, partsOf, piecesOf, plain, sameMessages } from '../src/lib/chat';
 import { fromHash, toHash } from '../src/lib/link';
-import { groups, merged, state, when } from '../src/lib/runs';
+import { groups, isRemovable, merged, state, when } from '../src/lib/runs';
 import { TOUR } from '../src/lib/tour';
 import type { Message, Summary } from '../src/lib/types';
 import { run } from './recorded';
@@ -143,7 +143,8 @@ describe('the list of runs', () => {
     expect(told({ finish_reason: 'length' })).toBe('token limit');
     expect(told({ finish_reason: 'length', stop_reason: 'context' })).toBe('context full');
     expect(told({ finish_reason: 'cancelled' })).toBe('stopped');
-    expect([told({ status: 'running' }), told({ status: 'waiting' }), told({ status: 'paused' }), told({ status: 'failed' })]).toEqual(['writing …', 'waiting …', 'paused', 'failed']);
+    expect([told({ status: 'running' }), told({ status: 'waiting' }), told({ status: 'paused' }), told({ status: 'failed' }), told({ status: 'elsewhere' })]).toEqual(['writing …', 'waiting …', 'paused', 'failed', 'on another server …']);
+    expect((['waiting', 'running', 'paused', 'done', 'failed', 'elsewhere'] as const).filter((status) => isRemovable(summary({ status })))).toEqual(['paused', 'done', 'failed']);
   });
 });
 

@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
+    from glassloop.text.tokenizer import Tokenizer
     from glassloop.trace.run import Run
 
 NAME_HELP = "A .glass file, or a run in the store: its id, the beginning of it, or 'last'."
@@ -88,19 +89,25 @@ def find_run(name: str, which: str) -> Run:
 def prompt_text(name: str, run: Run) -> str:
     """Returns the prompt of a run. Token ids, which is how a chat gives its prompts, are decoded if the
     tokenizer of the run's model is on this machine; else the text says how many there are."""
+    if run.prompt is not None:
+        return run.prompt
+    tokenizer = tokenizer_of(name, run)
+    if tokenizer is None or max(run.prompt_ids) >= tokenizer.vocab_size:
+        return f"({len(run.prompt_ids)} token ids)"
+    return tokenizer.decode(run.prompt_ids)
+
+
+def tokenizer_of(name: str, run: Run) -> Tokenizer | None:
+    """Returns the tokenizer of the model that a run names, if that is on this machine and may be loaded."""
     from glassloop.errors import GlassloopError
     from glassloop.model.loader import load_tokenizer
     from glassloop.model.registry import find
 
-    if run.prompt is not None:
-        return run.prompt
     try:
         model = model_of(name, run)
-        if find(model) is not None:
-            return load_tokenizer(model).decode(run.prompt_ids)
+        return None if find(model) is None else load_tokenizer(model)
     except GlassloopError:
-        pass
-    return f"({len(run.prompt_ids)} token ids)"
+        return None
 
 
 def count_forks(run: Run, at: int) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from glassloop.cli.options import DEFAULT_MODEL, Draft, KVMemory, Model
 from glassloop.cli.terminal import working
+from glassloop.errors import GlassloopError, TraceError
+
+if TYPE_CHECKING:
+    from glassloop.server.operation.settings import Settings
 
 
 def serve(
@@ -23,10 +28,21 @@ def serve(
     open_to_all: Annotated[
         bool, typer.Option("--open", help="Listen beyond this machine without a key.")
     ] = False,
-    keep: Annotated[int, typer.Option(help="How many finished runs are kept; 0 for none.", min=0)] = 1000,
-    store: Annotated[
-        Path | None, typer.Option(help="The file that keeps them, for this server alone. Default: in memory.")
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            help="How many finished runs of this server are kept; 0 for none. Runs of other programs stay."
+            " Default: all in the store, 1000 in memory.",
+            min=0,
+        ),
     ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file that keeps the runs. Default: the one that all commands use.", show_default=False
+        ),
+    ] = None,
+    no_store: Annotated[bool, typer.Option("--no-store", help="Keep runs in memory only.")] = False,
     kv_memory: KVMemory = None,
     draft: Draft = None,
     running: Annotated[int, typer.Option(help="How many requests run at once, at most.", min=1)] = 64,
@@ -66,15 +82,38 @@ def serve(
         log_prompts=log_prompts,
         allow_origins=tuple(allow_origin or ()),
     )
-    if store is not None and keep:
-        from glassloop.trace.store import Store
-
-        tested = Store(store)  # before the model is loaded, which may take a while
-        tested.check()
-        tested.close()
+    if store is not None and no_store:
+        raise GlassloopError("--store and --no-store are both given; one of them at most is expected")
+    note = "runs are kept in memory only"
+    if not no_store and keep != 0:  # before the model is loaded, which may take a while
+        settings, note = _with_store(settings)
     with working(f"Loading {model}"):
         from glassloop.engine.llm import LLM
         from glassloop.server.serve import serve as run
 
         llm = LLM(model, kv_memory=kv_memory, draft=drafter(draft), most_running=running, most_waiting=queue)
-    run(llm, settings)
+    run(llm, settings, note)
+
+
+def _with_store(settings: Settings) -> tuple[Settings, str]:
+    """Returns the settings with a store that can be used, and a note on where runs are kept. Only a store
+    that was asked for must be usable."""
+    from dataclasses import replace
+
+    from glassloop.trace.store import Store, default_path
+
+    path = settings.store or default_path()
+    if settings.store is None and not settings.is_local:
+        reason = "others can reach this server, and would see the runs of all commands"
+        return settings, f"runs are kept in memory only: {reason}. --store names a file"
+    tested = Store(path)
+    try:
+        tested.check()
+    except TraceError as error:
+        if settings.store is not None:
+            raise
+        return settings, f"runs are kept in memory only: {error}"
+    finally:
+        with suppress(TraceError):
+            tested.close()
+    return replace(settings, store=path), f"runs are kept in {path}"

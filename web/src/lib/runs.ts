@@ -1,6 +1,6 @@
 // The list of runs: what it says about each of them, their trees, and the pages it is fetched in.
 
-import { isLive } from './forest';
+import { endWord } from './format';
 import type { Summary } from './types';
 
 export interface Group {
@@ -42,13 +42,14 @@ export function when(created: number, now: number): string {
 
 /** How a run ended, or what it does, in a word or two. */
 export function state(run: Summary): string {
-  if (isLive({ summary: run })) return run.status === 'running' ? 'writing …' : 'waiting …';
-  if (run.status === 'failed' || run.status === 'paused') return run.status;
-  switch (run.finish_reason) {
-    case 'length': return run.stop_reason === 'context' ? 'context full' : 'token limit';
-    case 'timeout': return 'time limit';
-    case 'repetition': return 'repeated itself';
-    case 'cancelled': return 'stopped';
-    default: return 'ended';
+  switch (run.status) {
+    case 'running': return 'writing …';
+    case 'waiting': return 'waiting …';
+    case 'elsewhere': return 'on another server …';
+    case 'done': return run.finish_reason === 'length' && run.stop_reason === 'context' ? 'context full' : endWord(run.finish_reason);
+    default: return run.status;
   }
 }
+
+/** Whether a run can be removed: it has ended, as far as this server knows. */
+export const isRemovable = ({ status }: Summary): boolean => status === 'done' || status === 'failed' || status === 'paused';

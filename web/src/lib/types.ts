@@ -40,7 +40,7 @@ export interface Token {
   alternatives: Alternative[];
 }
 
-export type Status = 'waiting' | 'running' | 'paused' | 'done' | 'failed';
+export type Status = 'waiting' | 'running' | 'paused' | 'done' | 'failed' | 'elsewhere';
 export type Options = Record<string, unknown>;
 
 export interface Summary {
