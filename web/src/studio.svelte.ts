@@ -153,6 +153,7 @@ class Studio {
     if (run === null && recipe === null) return this.guard(() => this.first());
     const opening = ++this.opening;
     if (run !== null && this.forest.runs.has(run)) return this.select(run, at);
+    this.touch();
     try {
       if (run === null) throw new ApiError(404, '');
       const found = await api.run(run, 0);
@@ -532,7 +533,7 @@ class Studio {
     const text = 'The server no longer has this run: it was restarted, or the run was removed.';
     this.notice = run
       ? { kind: 'error', text: `${text} The same prompt, options and seed give the same tokens.`, action: { label: 'Make it again', run: () => this.again() } }
-      : { kind: 'error', text, action: { label: 'Start a new one', run: () => this.guard(() => this.first()) } };
+      : { kind: 'error', text, action: { label: 'Start a new one', run: () => this.guard(() => this.replace(() => this.first())) } };
   }
 
   /** Take over what is written in a field of the settings, or note what is wrong with it. */
