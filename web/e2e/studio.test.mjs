@@ -401,7 +401,7 @@ test('a seed of 64 bits is the same to the last digit wherever it goes', { skip 
 test('while 16 branches are written the text goes on with each frame, and little of the page is touched', { skip }, async (t) => {
   const sampling = { temperature: 1, seed: 1, n: 16, max_tokens: 100, ignore_eos: true, logprobs: 20 };
   const replay = await new Replay(await record(server, { prompt: 'Once upon a time there was a', sampling })).start();
-  t.after(() => replay.stop());
+  t.after(() => replay.stop()); // or a failure would keep the process alive
   page = await open(browser, replay.address, { hash: replay.hash });
   await page.locator('.item.prompt').waitFor();
   await page.evaluate(() => {

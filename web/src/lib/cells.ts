@@ -1,14 +1,14 @@
-// What the page draws of the text: a cell for each token in sight, as plain records like the tree's chips.
+// The visible tokens of the text as plain records, like the chips of the tree.
 
 import { count, percent } from './format';
 import { tint, underline } from './heat';
 import type { PromptToken, Token } from './types';
 
 export interface Cell {
-  readonly key: number; // of the answer from 0 up, of the prompt below
+  readonly key: number; // tokens of the answer count from 0, those of the prompt are negative
   readonly piece: string;
   readonly bytes: string;
-  readonly look: string; // its classes
+  readonly look: string; // CSS classes
   readonly title: string | undefined;
   readonly tint: string;
 }
@@ -16,10 +16,10 @@ export interface Cell {
 export interface Told {
   end: Token | null; // the token that ended the run
   pin: number | null;
-  shown: number; // tokens that are there so far, where the run is played back
+  shown: number; // how many tokens a playback has reached
   playedBack: boolean;
-  moving: boolean; // it is written or played right now
-  drafts: boolean; // guesses that were right are marked
+  moving: boolean; // the run is being generated or played back
+  drafts: boolean; // whether accepted drafts are marked
 }
 
 /** A token of the prompt, or a piece of a conversation. */

@@ -1,5 +1,5 @@
-// What the page draws of the token tree: a chip for each item in sight, a wire to the one before it, and a tag
-// at the end of a branch. Plain records, so that those which have not changed are told from those which have.
+// The parts of the token tree as plain records: a chip for each visible item, a wire to its parent, and a tag at the
+// end of a branch. Records can be compared, so that only those that changed update the page.
 
 import { linkHorizontal } from 'd3-shape';
 import { guessTold } from './drafts';
@@ -17,21 +17,21 @@ const SURE_TO_FIT = 16; // characters, however wide
 export interface Chip {
   readonly key: string;
   readonly kind: Item['kind'];
-  readonly piece: string; // of a token; else what is written on it
-  readonly name: string; // for those who listen
-  readonly look: string; // its classes
-  readonly box: string; // where it stands
+  readonly piece: string; // the token's text, or the label of another kind of item
+  readonly name: string; // for screen readers
+  readonly look: string; // CSS classes
+  readonly box: string; // its position, as CSS
   readonly level: number;
   readonly index: number;
   readonly run: string;
-  readonly id: number | undefined; // of its token
+  readonly id: number | undefined; // the token id
   readonly focused: boolean;
   readonly current: boolean;
   readonly source: string;
-  readonly share: string; // of an alternative: the model's own probability
+  readonly share: string; // an alternative's probability by the model itself
   readonly refused: Refusal | null;
   readonly guess: string;
-  readonly hint: string | undefined; // all of a text that may be cut
+  readonly hint: string | undefined; // the whole label, if it may be cut
 }
 
 export interface Wire {
@@ -54,8 +54,8 @@ export interface Window {
 }
 
 export interface Sight {
-  current: Placed | undefined; // always on the page, and always in its place: an element that goes takes the focus with it
-  chosen: boolean; // it is an alternative that was picked by keyboard
+  current: Placed | undefined; // the selected item: always in the DOM, because removing it would lose the focus
+  chosen: boolean; // whether it is an alternative selected by keyboard
   pulse: number | null; // the alternative that pulses
   promptTokens: number;
 }
@@ -63,7 +63,7 @@ export interface Sight {
 export const cut = (tag: string): string => (tag.length > LONGEST_TAG ? `${tag.slice(0, LONGEST_TAG - 1)}…` : tag);
 export const promptLabel = (tokens: number): string => `prompt · ${count(tokens)}`;
 
-/** Those within the window; all others need not be on the page. */
+/** Returns the items within the window; the others need not be in the DOM. */
 export function within({ placed }: Layout, { left, right, top, bottom }: Window, also?: Placed): Placed[] {
   return placed.filter((each) => {
     const y = each.row * ROW;

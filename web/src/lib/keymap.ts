@@ -49,7 +49,7 @@ export interface Pressed {
   altKey: boolean;
 }
 
-/** What a key means, unless somebody is writing or it belongs to what has the focus. */
+/** Returns the action of a key, or null while the user types or if the focused element uses the key itself. */
 export function actionOf(pressed: Pressed, focus: { tag: string; role: string | null; type: string | null; editable: boolean }): Action | null {
   if (pressed.ctrlKey || pressed.metaKey || pressed.altKey) return null;
   const found = KEYMAP.find((each) => each.keys.includes(pressed.key))?.action ?? null;

@@ -1,4 +1,4 @@
-// What the server answers with: the shapes of docs/server.md, and nothing else.
+// The shapes of the server's answers, as in docs/server.md.
 
 export interface Alternative {
   id: number;
@@ -9,12 +9,12 @@ export interface Alternative {
 
 export type Source = 'sampled' | 'forced' | 'draft' | 'beam';
 
-/** What a drafter had guessed where another token was chosen. */
+/** A rejected draft: another token was chosen there. */
 export interface Refusal {
   id: number;
   text: string;
   by: 'lookup' | 'model';
-  dropped: number; // guesses after it, never judged
+  dropped: number; // drafts after it, which were dropped unchecked
 }
 
 export interface Token {
@@ -237,7 +237,7 @@ interface Seen {
 
 export interface AttentionLens extends Seen {
   mean: number[]; // of all layers and heads
-  elsewhere: number[]; // the same without the first token, shared anew
+  elsewhere: number[]; // the same without the first token, normalized
   layers: { layer: number; weights: number[][] }[]; // [heads][tokens]
 }
 
