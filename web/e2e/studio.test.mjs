@@ -514,7 +514,8 @@ test('the address names the run and the token: reload, Back and Forward find the
   await page.goForward();
   await page.goForward();
   await named(other);
-  assert.equal((await settled(page, server, first.id)).id, other.id);
+  await page.waitForFunction((id) => document.querySelector('.item.path')?.dataset.run === id, other.id);
+  assert.equal(await page.getByRole('textbox', { name: 'Prompt' }).inputValue(), 'The sea is');
   assert.equal(await page.locator('[role=alert]').count(), 0);
 });
 
@@ -557,6 +558,8 @@ test('the list has every run, finds them by a text, opens and removes them', { s
   await server.make({ prompt: 'The list is long', sampling: { ...sampling, n: 60 } });
   await studio({ width: 390, height: 844, scheme: 'light' });
   await played(page);
+  let pages = 0;
+  page.on('request', (request) => (pages += request.url().includes('/api/runs?limit=40')));
   await page.keyboard.press('r');
   const rows = page.locator('dialog li[data-run]');
   await page.getByRole('button', { name: 'Older runs' }).click();
@@ -567,6 +570,7 @@ test('the list has every run, finds them by a text, opens and removes them', { s
   assert.match(await rows.first().textContent(), /seed 1.*2 tokens.*token limit.*(just now|min ago)/);
   assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
   await page.evaluate(axe);
+  assert.ok(pages < 8, `the list was asked for ${pages} times`);
   const { violations } = await page.evaluate(() => axe.run(document.querySelector('dialog'), { resultTypes: ['violations'] }));
   assert.deepEqual(violations.filter((each) => /serious|critical/.test(each.impact)).map((each) => `${each.id} ${each.nodes[0].html}`), []);
   await page.getByRole('button', { name: /^Remove seed 1: Do you know/ }).click();

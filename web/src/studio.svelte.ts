@@ -171,10 +171,11 @@ class Studio {
 
   /** Keeps the address and the title of the page at the run and the token that are shown. */
   nameAddress(): void {
-    if (this.runId === null) return;
-    this.address.name(this.runId, this.pin, this.replacing);
-    const summary = this.forest.runs.get(this.runId)?.summary;
-    if (summary) document.title = `${spoken(summary.title)} · glassloop`;
+    const [id, pin] = [this.runId, this.pin];
+    const summary = id === null ? undefined : this.forest.runs.get(id)?.summary;
+    if (!summary) return; // another tree is being opened
+    this.address.name(summary.id, pin, this.replacing);
+    document.title = `${spoken(summary.title)} · glassloop`;
   }
 
   /** Makes a run again: the same prompt, options and seed give the same tokens. */
