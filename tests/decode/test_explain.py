@@ -163,10 +163,19 @@ def test_it_says_what_a_drafter_had_guessed():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"taken": 4, "temperature": 0}, "it was 5th with 5.0 % and would have lost by 2.30. By the options"),
-        ({"taken": 1, "temperature": 0}, "it would have won anyway. By the options alone, “<1>” won"),
-        ({"taken": 4, "top_k": 2}, "it had been removed by top_k. By the options alone, “<"),
-        ({"taken": 0}, "“<0>” was chosen by the caller; it was 4th with 5.0 % and would have drawn "),
+        ({"taken": 4, "temperature": 0}, "“<4>”. It was 5th with 5.0 % and would have lost by 2.30. Without"),
+        (
+            {"taken": 4, "temperature": 0},
+            "Without that, “<1>” would have been chosen: it was the likeliest (",
+        ),
+        (
+            {"taken": 1, "temperature": 0},
+            "It would have been chosen anyway: it was the likeliest (50.0 %): it",
+        ),
+        ({"taken": 1, "top_k": 1}, "It would have been chosen anyway: the stages left no other token."),
+        ({"taken": 4, "top_k": 2}, "It had been removed by top_k. Without that, “<"),
+        ({"taken": 0}, "You forced “<0>”. It was 4th with 5.0 %, drew "),
+        ({"taken": 0}, " of luck and would have lost by "),
     ],
 )
 def test_a_forced_token_is_told_with_how_it_would_have_fared(options, said):
@@ -178,13 +187,14 @@ def test_a_beam_token_is_told_without_luck():
         return explain(LOGITS, [0], Sampling(**options), 3, source="beam", taken=taken, beam=beam).sentence
 
     first = "“<2>” (25.0 %) is on the beam that was best as a whole, 2nd of 3 at this step"
-    alone = "By this step alone “<1>” was the likeliest (50.0 %), 0.69 ahead of “<2>”."
-    assert ask(2, BeamRank(2, 3, 1)) == f"{first}; a beam search has no luck. {alone}"
+    scored = "Beam search scores the whole text and has no luck."
+    alone = "Looking at this step alone, “<1>” (50.0 %) would have won, 0.69 ahead of “<2>”."
+    assert ask(2, BeamRank(2, 3, 1)) == f"{first}. {scored} {alone}"
     assert "was 3rd best as a whole, 11th of 20" in ask(2, BeamRank(11, 20, 3))
-    assert ask(1).endswith("By this step alone it was the likeliest (50.0 %), 0.69 ahead of “<2>”.")
+    assert ask(1).endswith("at this step alone, it would have won as well, 0.69 ahead of “<2>”.")
     assert "is on a beam that the search kept" in ask(1)
-    assert ask(None) == f"A beam search has no luck. {alone}"
-    assert "By this step alone “<1>” was the only token that the stages left" in ask(2, top_k=1)
+    assert ask(None) == f"{scored} {alone}"
+    assert "“<1>” (100.0 %) would have won: the stages left no other token" in ask(2, top_k=1)
     assert "“<1>” (50.0 %) had been removed by bad_words" in ask(2, bad_words=[[1]])
 
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from glassloop import LLM, GlassloopError, Run, Sampling
 from glassloop.cli.main import app
 from glassloop.cli.terminal import visible
+from glassloop.cli.worst import worst_to_dict
 from glassloop.trace.file import to_bytes
 from server.conftest import Server, serving
 
@@ -63,7 +64,7 @@ def test_a_beam_token_is_explained_by_its_search_and_not_by_luck(server, llm):
         assert told["taken"]["logprob"] == token["logprob"]
         assert all(racer["luck"] == 0 for racer in told["candidates"])
         assert told["sentence"].startswith(f"“{token['piece']}” (")
-        assert "best as a whole" in told["sentence"] and "a beam search has no luck" in told["sentence"]
+        assert "best as a whole" in told["sentence"] and "whole text and has no luck" in told["sentence"]
         assert "drew" not in told["sentence"] and told["same"] == (told["winner"]["id"] == token["id"])
         # Its rank is that among the beams of the same length.
         rivals, numbers = run["beams"], [None]
@@ -98,10 +99,11 @@ def test_a_beam_that_is_not_the_first_choice_says_which_would_have_been(server):
         for each in told:
             if not each["same"]:
                 name = each["winner"]["text"].replace("\n", "\\n")
-                assert f"By this step alone “{name}” was the likeliest" in each["sentence"]
+                assert f"Looking at this step alone, “{name}” (" in each["sentence"]
+                assert ") would have won, " in each["sentence"]
 
 
-def test_a_forced_token_says_that_the_caller_chose_it_and_how_it_would_have_fared(server):
+def test_a_forced_token_says_that_it_was_forced_and_how_it_would_have_fared(server):
     path = completed(server)
     first = server.get(path).json()["tokens"][0]
     other = first["runner_up"]
@@ -111,13 +113,14 @@ def test_a_forced_token_says_that_the_caller_chose_it_and_how_it_would_have_fare
     told = why(server, f"/api/runs/{fork}", 0)
     assert told["actual"] == {"id": other, "text": token["piece"], "source": "forced"}
     assert told["taken"]["id"] == other and told["winner"]["id"] == first["id"] and told["same"] is False
-    assert told["sentence"].startswith(f"“{token['piece']}” was chosen by the caller; it was ")
-    lost = f"drawn {token['luck']:+.2f} of luck and lost by {-token['margin']:.2f}"
-    assert lost in told["sentence"] and f"“{first['piece']}” was " in told["sentence"]
+    assert told["sentence"].startswith(f"You forced “{token['piece']}”. It was ")
+    lost = f"drew {token['luck']:+.2f} of luck and would have lost by {-token['margin']:.2f}"
+    assert lost in told["sentence"]
+    assert f"Without that, “{first['piece']}” would have been chosen: it was " in told["sentence"]
     same = server.post(f"{path}/fork", {"at": 0, "token": first["id"]}).json()["runs"][0]["id"]
     httpx.get(f"{server.url}/api/runs/{same}/events", timeout=60)
-    assert "it would have won anyway" in why(server, f"/api/runs/{same}", 0)["sentence"]
-    assert "caller" not in why(server, f"/api/runs/{fork}", 0, temperature=0.5)["sentence"]
+    assert "It would have been chosen anyway" in why(server, f"/api/runs/{same}", 0)["sentence"]
+    assert "forced" not in why(server, f"/api/runs/{fork}", 0, temperature=0.5)["sentence"]
 
 
 def test_a_token_of_the_prompt_says_how_likely_the_model_found_it(server, llm):
@@ -158,6 +161,23 @@ def test_another_seed_is_a_what_if(server, llm):
         assert told["winner"]["luck"] == fork.tokens[2].luck
         winners.add(told["winner"]["id"])
     assert len(winners) > 1
+
+
+def test_the_worst_tokens_are_those_of_the_terminal(server, llm):
+    path = completed(server, temperature=1.3, max_tokens=24, ignore_eos=True)
+    told = server.get(f"{path}/worst", params={"count": 4}).json()
+    run = llm.generate(FRANCE, Sampling(max_tokens=24, seed=1, temperature=1.3, ignore_eos=True))
+    in_terminal = worst_to_dict(run.tokens, 4)
+    assert len(told["surprising"]) == 4 and told["lucky"]
+    for kind in ("surprising", "lucky"):
+        for mine, theirs in zip(told[kind], in_terminal[kind], strict=True):
+            assert mine.pop("bytes") == run.tokens[mine["index"]].bytes.hex()
+            assert mine.pop("index") == theirs.pop("step")
+            assert mine == theirs
+    assert len(server.get(f"{path}/worst").json()["surprising"]) == 5
+    for count in (0, 101, "x"):
+        assert server.get(f"{path}/worst", params={"count": count}).status_code == 400
+    assert server.get("/api/runs/00/worst").status_code == 404
 
 
 # ── files from elsewhere, with a tiny model ────────────────────────────────────────────────────────────────

@@ -1,7 +1,9 @@
 // A real server with the default model and a real Chromium, for the end-to-end tests.
 import { spawn } from 'node:child_process';
-import { existsSync } from 'node:fs';
+import { existsSync, mkdtempSync, rmSync } from 'node:fs';
 import { connect, createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { chromium } from 'playwright-core';
 
 const PLACES = [process.env.CHROMIUM, '/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/google-chrome'];
@@ -10,14 +12,22 @@ const FLAGS = ['--no-sandbox', '--disable-gpu'];
 
 export class Server {
   #process = null;
+  #folder = mkdtempSync(join(tmpdir(), 'glassloop-studio-'));
   address = '';
 
-  // Without a store of their own, tests must not write to the one of the person who runs them.
-  async start(port = 0, store = ['--no-store']) {
+  constructor() {
+    process.once('exit', () => (this.#process?.kill('SIGKILL'), this.forget()));
+  }
+
+  /** Removes the store, which is of this server alone: the next start knows no run. */
+  forget() {
+    rmSync(this.#folder, { recursive: true, force: true });
+  }
+
+  async start(port = 0) {
     const python = process.env.PYTHON ?? 'python3';
-    this.#process = spawn(python, ['-m', 'glassloop', 'serve', '--port', String(port), '--kv-memory', '600MB', '--grace', '0', ...store], { stdio: ['ignore', 'ignore', 'pipe'] });
-    const child = this.#process;
-    process.once('exit', () => child.kill('SIGKILL'));
+    const options = ['--port', String(port), '--store', join(this.#folder, 'runs.db'), '--kv-memory', '600MB', '--grace', '0'];
+    this.#process = spawn(python, ['-m', 'glassloop', 'serve', ...options], { stdio: ['ignore', 'ignore', 'pipe'] });
     this.address = await new Promise((resolve, reject) => {
       let told = '';
       this.#process.stderr.on('data', (data) => {
@@ -101,7 +111,7 @@ export async function settled(page, server, before = null) {
     const run = await server.get(`/api/runs/${id}`).catch(() => null);
     if (run === null || run.status === 'running' || run.status === 'waiting') continue;
     const told = (await page.locator('.state').textContent()).trim();
-    if (told.startsWith(`${run.tokens.length} tokens.`)) return run;
+    if (told.startsWith(`${run.tokens.length.toLocaleString('en')} token${run.tokens.length === 1 ? '' : 's'}.`)) return run;
   }
   throw new Error('no run has ended on the page');
 }

@@ -53,7 +53,7 @@ test('beams, forced tokens and the prompt are told in the server’s own sentenc
   const beam = await server.make({ prompt: 'The sea is', sampling: { beam_width: 3, max_tokens: 6, seed: 3 } });
   const first = await server.make({ prompt: 'The sea is', sampling: { max_tokens: 6, seed: 3, logprobs: 20 } });
   const { id } = (await server.post(`/api/runs/${first.id}/fork`, { at: 2, token: first.tokens[2].runner_up })).runs[0];
-  for (const [run, says] of [[beam.id, 'a beam search has no luck'], [id, 'was chosen by the caller']]) {
+  for (const [run, says] of [[beam.id, 'Beam search scores the whole text'], [id, 'You forced “']]) {
     const { sentence } = await server.get(`/api/runs/${run}/explain/2`);
     assert.ok(sentence.includes(says), sentence);
     await studio({ hash: `#run=${run}&at=2` });
@@ -78,7 +78,8 @@ test('every number on the page is the engine’s own', { skip }, async () => {
     assert.equal(cells[3], token.bytes);
     assert.ok(Math.abs(percent(cells[4]) - Math.exp(token.raw_logprob)) < 6e-4 || cells[4].startsWith('>'), cells[4]);
     assert.ok(Math.abs(percent(cells[5]) - Math.exp(token.logprob)) < 6e-4 || cells[5].startsWith('>'), cells[5]);
-    assert.equal(Number(cells[6]), token.rank);
+    assert.equal(Number(cells[0]), token.index);
+    assert.equal(Number(cells[6].replaceAll(',', '')), token.rank);
     assert.equal(cells[7], token.entropy.toFixed(3));
     assert.equal(Number(cells[8].replace('−', '-')).toFixed(2), token.luck.toFixed(2));
   }
@@ -98,7 +99,7 @@ test('every number on the page is the engine’s own', { skip }, async () => {
   }
   for (const stage of told.stages) {
     const text = await page.locator(`[data-stage="${stage.name}"]`).textContent();
-    assert.ok(text.replaceAll(' ', '').replaceAll('\u202f', '').includes(String(stage.survivors)), text);
+    assert.ok(text.includes(stage.survivors.toLocaleString('en')), text);
   }
   const racer = await page.locator(`tr[data-racer="${told.winner.id}"] td`).allTextContents();
   assert.equal(Number(racer[2].replace('−', '-')).toFixed(2), told.winner.luck.toFixed(2));
@@ -153,7 +154,7 @@ test('strategies are compared on one tree', { skip }, async () => {
   await page.keyboard.press('c');
   await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 4);
   await page.waitForFunction(() => !/running|waiting/.test(document.querySelector('#lens table').textContent));
-  const names = await page.locator('#lens tr[data-run] button').allTextContents();
+  const names = await page.locator('#lens tr[data-run] td:first-child button').allTextContents();
   assert.deepEqual(names.slice(1), ['greedy', 'nucleus', 'wild']);
   const { runs } = await server.get(`/api/runs?tree=${(await current(page, server)).tree}`);
   assert.equal(runs.length, 4);
@@ -266,7 +267,7 @@ test('it works by keyboard alone', { skip }, async () => {
   const fork = await settled(page, server, before.id);
   assert.deepEqual([fork.parent, fork.fork_at, fork.tokens[1].id], [before.id, 1, id]);
   await page.keyboard.press('?');
-  assert.equal(await page.locator('dialog kbd').count(), 25);
+  assert.equal(await page.locator('dialog kbd').count(), 27);
   await page.keyboard.press('Escape');
   await page.keyboard.press('e');
   await page.getByLabel('The new text').waitFor();
@@ -282,13 +283,13 @@ test('it fits on a phone', { skip }, async () => {
   const before = await current(page, server);
   await page.locator('.item.alternative').first().tap();
   await settled(page, server, before.id);
-  for (const lens of ['2', '3', '4', '5']) await page.keyboard.press(lens);
+  for (const lens of ['2', '3', '4', '5', '7']) await page.keyboard.press(lens);
   assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
 });
 
 test('axe finds nothing serious, dark and light, wide and narrow', { skip }, async () => {
   const found = [];
-  for (const [scheme, width, lenses] of [['dark', 1280, ['1', '4']], ['light', 390, ['3', '5']]]) {
+  for (const [scheme, width, lenses] of [['dark', 1280, ['1', '4', '7']], ['light', 390, ['3', '5']]]) {
     await studio({ scheme, width });
     await played(page);
     await page.evaluate(axe);
@@ -377,7 +378,7 @@ test('a seed of 64 bits is the same to the last digit wherever it goes', { skip 
   await page.keyboard.press('c');
   await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 4 && !/running|waiting/.test(document.querySelector('#lens table').textContent));
   for (const row of await page.locator('#lens tr[data-run]').all()) assert.equal(await told(await row.getAttribute('data-run')), seed, 'it is compared');
-  await page.locator(`#lens tr[data-run="${run.id}"] button`).click();
+  await page.locator(`#lens tr[data-run="${run.id}"] td:first-child button`).click();
   await page.locator('.item.alternative').first().click();
   const fork = await settled(page, server, run.id);
   assert.deepEqual([fork.parent, await told(fork.id)], [run.id, seed], 'it is forked');
@@ -397,9 +398,10 @@ test('a seed of 64 bits is the same to the last digit wherever it goes', { skip 
   await page.locator('.tag', { hasText: `seed ${seed}` }).first().waitFor();
 });
 
-test('while 16 branches are written the text goes on with each frame, and little of the page is touched', { skip }, async () => {
+test('while 16 branches are written the text goes on with each frame, and little of the page is touched', { skip }, async (t) => {
   const sampling = { temperature: 1, seed: 1, n: 16, max_tokens: 100, ignore_eos: true, logprobs: 20 };
   const replay = await new Replay(await record(server, { prompt: 'Once upon a time there was a', sampling })).start();
+  t.after(() => replay.stop()); // or a failure would keep the process alive
   page = await open(browser, replay.address, { hash: replay.hash });
   await page.locator('.item.prompt').waitFor();
   await page.evaluate(() => {
@@ -422,7 +424,6 @@ test('while 16 branches are written the text goes on with each frame, and little
   assert.ok(written > drawn, `the text was written ${written} times, the tree drawn ${drawn} times`);
   assert.ok(touched < 25 * sampling.n * drawn, `${touched} changes in ${drawn} drawings`);
   assert.ok(mounted < 200, `${mounted} items`);
-  replay.stop();
 });
 
 test('hostile tokens are shown and never obeyed', { skip }, async () => {
@@ -469,7 +470,7 @@ test('a run of 2,000 tokens opens at once, with few nodes on the page', { skip }
       return told;
     };
     new MutationObserver(() => {
-      if (window.began && !window.took && document.querySelector('.state').textContent.includes('2000 tokens')) requestAnimationFrame(() => (window.took = performance.now() - window.began));
+      if (window.began && !window.took && document.querySelector('.state').textContent.includes('2,000 tokens')) requestAnimationFrame(() => (window.took = performance.now() - window.began));
     }).observe(document.body, { subtree: true, childList: true, characterData: true });
     location.hash = hash;
   }, `#run=${run.id}`);
@@ -484,6 +485,182 @@ test('a run of 2,000 tokens opens at once, with few nodes on the page', { skip }
   assert.ok(nodes < 400, `${nodes} are mounted`);
 });
 
+test('the address names the run and the token: reload, Back and Forward find them', { skip }, async () => {
+  await studio();
+  await played(page);
+  const named = (run, at) => page.waitForFunction((hash) => location.hash === hash, at === undefined ? `#run=${run.id}` : `#run=${run.id}&at=${at}`);
+  const first = await current(page, server);
+  await named(first);
+  await page.locator('.item.alternative').first().click();
+  const fork = await settled(page, server, first.id);
+  await named(fork, fork.fork_at);
+  await page.keyboard.press('Home');
+  await page.keyboard.press('ArrowRight');
+  await named(fork, 1);
+  await page.reload();
+  assert.equal((await settled(page, server)).id, fork.id);
+  await page.locator('.item.focused[data-index="1"]').waitFor();
+  await ask(page, 'The sea is', { max_tokens: 4 });
+  const other = await settled(page, server, fork.id);
+  await named(other);
+  assert.match(await page.title(), /^The sea is/);
+  await page.goBack();
+  await named(fork, 1);
+  assert.equal((await settled(page, server, other.id)).id, fork.id);
+  assert.equal(await page.getByRole('textbox', { name: 'Prompt' }).inputValue(), 'The capital of France is');
+  await page.locator('.item.focused[data-index="1"]').waitFor();
+  await page.goBack();
+  assert.equal((await settled(page, server, fork.id)).id, first.id);
+  await page.goForward();
+  await page.goForward();
+  await named(other);
+  await page.waitForFunction((id) => document.querySelector('.item.path')?.dataset.run === id, other.id);
+  assert.equal(await page.getByRole('textbox', { name: 'Prompt' }).inputValue(), 'The sea is');
+  assert.equal(await page.locator('[role=alert]').count(), 0);
+});
+
+test('the same prompt adds branches to the tree, seeds 1 to n at once; a new tree is the exception', { skip }, async () => {
+  const first = await server.make({ prompt: 'The hills are', sampling: { seed: 1, max_tokens: 4, logprobs: 20 } });
+  await studio({ hash: `#run=${first.id}` });
+  await settled(page, server);
+  await page.getByLabel('Most tokens of a run').fill('4');
+  const run = page.getByRole('button', { name: 'Run', exact: true });
+  let last = first;
+  for (const seed of [2, 3]) {
+    await page.locator('input.seed').fill(String(seed));
+    await run.click();
+    last = await settled(page, server, last.id);
+    assert.deepEqual([last.tree, last.seed, last.tokens.length], [first.tree, seed, 4]);
+  }
+  const names = () => page.locator('table[aria-label="Runs of this prompt"] tr[data-run] button').allTextContents();
+  assert.deepEqual(await names(), ['seed 1', 'seed 2', 'seed 3']);
+  await page.getByLabel('Number of seeds').selectOption('5');
+  await page.getByRole('button', { name: 'Run seeds 1 to' }).click();
+  await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 8 && !/running|waiting/.test(document.querySelector('#lens table').textContent));
+  assert.deepEqual((await names()).slice(3), ['seed 1', 'seed 2', 'seed 3', 'seed 4', 'seed 5']);
+  const { runs } = await server.get(`/api/runs?tree=${first.tree}`);
+  assert.deepEqual(runs.map((each) => each.seed).sort(), [1, 1, 2, 2, 3, 3, 4, 5]);
+  last = await current(page, server);
+  await page.getByLabel('start a new tree').check();
+  await run.click();
+  last = await settled(page, server, last.id);
+  assert.ok(last.tree !== first.tree && last.prompt === first.prompt);
+  assert.deepEqual(await names(), ['seed 3']);
+  assert.ok(!(await page.getByLabel('start a new tree').isChecked()), 'for one run only');
+  await page.getByRole('textbox', { name: 'Prompt' }).fill('The hills were');
+  assert.ok(await page.getByLabel('start a new tree').isChecked(), 'another prompt is another tree');
+});
+
+test('the list has every run, finds them by a text, opens and removes them', { skip }, async () => {
+  const sampling = { seed: 1, max_tokens: 2 };
+  const wanted = await server.make({ prompt: 'A zebra in the quagmire', sampling });
+  const chat = await server.make({ messages: [{ role: 'user', content: 'Do you know the word quagmire?' }], sampling });
+  await server.make({ prompt: 'The list is long', sampling: { ...sampling, n: 60 } });
+  await studio({ width: 390, height: 844, scheme: 'light' });
+  await played(page);
+  let pages = 0;
+  page.on('request', (request) => (pages += request.url().includes('/api/runs?limit=40')));
+  await page.keyboard.press('r');
+  const rows = page.locator('dialog li[data-run]');
+  await page.getByRole('button', { name: 'Older runs' }).click();
+  await page.waitForFunction(() => document.querySelectorAll('dialog li[data-run]').length > 60);
+  await page.getByRole('searchbox').fill('QUAGMIRE');
+  await page.waitForFunction(() => document.querySelectorAll('dialog li[data-run]').length === 2);
+  assert.deepEqual(await page.locator('dialog h3 bdi').allTextContents(), ['Do you know the word quagmire?', 'A zebra in the quagmire']);
+  assert.match(await rows.first().textContent(), /seed 1.*2 tokens.*token limit.*(just now|min ago)/);
+  assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
+  await page.evaluate(axe);
+  assert.ok(pages < 8, `the list was asked for ${pages} times`);
+  const { violations } = await page.evaluate(() => axe.run(document.querySelector('dialog'), { resultTypes: ['violations'] }));
+  assert.deepEqual(violations.filter((each) => /serious|critical/.test(each.impact)).map((each) => `${each.id} ${each.nodes[0].html}`), []);
+  await page.getByRole('button', { name: /^Remove seed 1: Do you know/ }).click();
+  await page.getByRole('button', { name: 'Keep' }).click();
+  assert.equal((await server.get(`/api/runs/${chat.id}`)).id, chat.id);
+  await page.getByRole('button', { name: /^Remove seed 1: Do you know/ }).click();
+  await page.getByRole('button', { name: 'Remove for good' }).click();
+  await rows.nth(1).waitFor({ state: 'detached' });
+  await assert.rejects(server.get(`/api/runs/${chat.id}`), /404/);
+  assert.ok(await page.getByRole('searchbox').evaluate((node) => node === document.activeElement));
+  await page.keyboard.press('ArrowDown');
+  await page.keyboard.press('Enter');
+  await page.locator('dialog').waitFor({ state: 'detached' });
+  await page.waitForFunction((id) => location.hash === `#run=${id}`, wanted.id);
+  assert.equal((await settled(page, server)).id, wanted.id);
+  assert.equal(await page.getByRole('textbox', { name: 'Prompt' }).inputValue(), wanted.prompt);
+});
+
+test('a run that is shown and removed gives way to another one', { skip }, async () => {
+  const [one, two] = [await server.make({ prompt: 'Gone soon', sampling: { max_tokens: 2 } }), await server.make({ prompt: 'Gone later', sampling: { max_tokens: 2 } })];
+  await studio({ hash: `#run=${one.id}` });
+  await settled(page, server);
+  await page.evaluate((id) => (location.hash = `#run=${id}`), two.id);
+  await page.waitForFunction((id) => document.querySelector('.item.path')?.dataset.run === id, two.id);
+  await page.getByRole('button', { name: 'runs' }).click();
+  await page.getByRole('searchbox').fill('gone later');
+  await page.getByRole('button', { name: /^Remove .*Gone later/ }).click();
+  await page.getByRole('button', { name: 'Remove for good' }).click();
+  await page.waitForFunction((id) => location.hash !== `#run=${id}`, two.id);
+  await page.keyboard.press('Escape');
+  assert.notEqual((await settled(page, server)).id, two.id);
+  await page.goBack();
+  await page.waitForFunction((id) => document.querySelector('.item.path')?.dataset.run === id, one.id);
+  assert.equal(await page.locator('[role=alert]').count(), 0);
+});
+
+test('chat stays chat: in a link, after a reload, from a file and from the list', { skip }, async () => {
+  const messages = [{ role: 'system', content: 'Be very brief.' }, { role: 'user', content: 'Name one colour.' }];
+  const run = await server.make({ messages, sampling: { seed: 1, max_tokens: 6, logprobs: 20 } });
+  const isChat = async () => {
+    await page.getByLabel('Your message').waitFor();
+    assert.equal(await page.getByRole('button', { name: 'chat', exact: true }).getAttribute('aria-pressed'), 'true');
+    assert.equal(await page.getByLabel('System message').inputValue(), 'Be very brief.');
+    assert.equal(await page.getByLabel('Your message').inputValue(), '');
+    assert.match(await page.locator('.turns').textContent(), /user Name one colour\./);
+    const given = (await page.locator('.text .given').allTextContents()).map((each) => each.replaceAll('·', ' '));
+    assert.equal(given.join(''), 'systemBe very brief.userName one colour.assistant');
+    assert.equal(await page.getByLabel('Most tokens of a run').inputValue(), '1024', 'as in the terminal');
+  };
+  await studio({ hash: `#run=${run.id}` });
+  await settled(page, server);
+  await isChat();
+  await page.reload();
+  await settled(page, server);
+  await isChat();
+  await page.getByRole('button', { name: 'share' }).click();
+  const link = await page.getByLabel('Link').inputValue();
+  await page.keyboard.press('Escape');
+  const [download] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'save' }).click()]);
+  const file = { name: 'a.glass', mimeType: 'application/octet-stream', buffer: readFileSync(await download.path()) };
+  await fetch(`${server.address}/api/runs/${run.id}`, { method: 'DELETE' });
+  await page.goto('about:blank');
+  await page.goto(link);
+  const again = await settled(page, server, run.id);
+  assert.deepEqual([again.messages, again.text], [messages, run.text]);
+  await page.getByLabel('Most tokens of a run').fill('1024');
+  await isChat();
+  await page.getByRole('button', { name: 'text', exact: true }).click();
+  await page.getByTitle('Open a .glass file').locator('input').setInputFiles(file);
+  const imported = await settled(page, server, again.id);
+  assert.deepEqual([imported.messages, imported.text], [messages, run.text]);
+  await isChat();
+  // It is asked again in the same tree, and continued.
+  await page.getByLabel('Most tokens of a run').fill('6');
+  await page.getByRole('button', { name: 'Run again' }).click();
+  const second = await settled(page, server, imported.id);
+  assert.deepEqual([second.tree, second.messages], [imported.tree, messages]);
+  await page.getByLabel('Your message').fill('And another one.');
+  await page.keyboard.press('Enter');
+  const third = await settled(page, server, second.id);
+  assert.deepEqual(third.messages, [...messages, { role: 'assistant', content: second.text }, { role: 'user', content: 'And another one.' }]);
+  assert.equal(await page.getByLabel('Your message').inputValue(), '');
+  // Beams and strategies ask the conversation, not the text of its template.
+  await page.keyboard.press('Escape');
+  await page.keyboard.press('2');
+  await page.getByRole('button', { name: 'Search on this prompt' }).click();
+  const beams = await settled(page, server, third.id);
+  assert.deepEqual([beams.tree, beams.messages], [third.tree, third.messages]);
+});
+
 test('a run is saved as a file and comes back from it', { skip }, async () => {
   await studio();
   await played(page);
@@ -491,8 +668,13 @@ test('a run is saved as a file and comes back from it', { skip }, async () => {
   const [download] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'save' }).click()]);
   assert.equal(download.suggestedFilename(), `${run.id}.glass`);
   const path = await download.path();
+  const file = { name: 'a.glass', mimeType: 'application/octet-stream', buffer: readFileSync(path) };
+  await ask(page, 'Elsewhere', { max_tokens: 2 });
+  const elsewhere = await settled(page, server, run.id);
+  await page.getByTitle('Open a .glass file').locator('input').setInputFiles(file);
+  assert.equal((await settled(page, server, elsewhere.id)).id, run.id, 'a run that is here is opened');
   await fetch(`${server.address}/api/runs/${run.id}`, { method: 'DELETE' });
-  await page.getByTitle('Open a .glass file').locator('input').setInputFiles({ name: 'a.glass', mimeType: 'application/octet-stream', buffer: readFileSync(path) });
+  await page.getByTitle('Open a .glass file').locator('input').setInputFiles(file);
   await page.waitForFunction(() => !document.querySelector('[role=alert]') && document.querySelectorAll('.token[data-token]').length > 0);
   const back = await settled(page, server);
   assert.deepEqual(back.tokens.map((token) => token.id), run.tokens.map((token) => token.id));
@@ -522,6 +704,10 @@ test('the tour goes through eight steps on the live model', { skip }, async () =
   for (let step = 1; step <= 8; step++) {
     await page.getByText(`Tour ${step} of 8`).waitFor();
     await page.waitForFunction(() => document.querySelectorAll('.token[data-token]').length > 0);
+    if (step === 7) {
+      await page.locator('.turns').filter({ hasText: 'Name one colour.' }).waitFor();
+      assert.equal(await page.getByLabel('Your message').inputValue(), '', 'the box is free for the next message');
+    }
     if (step < 8) await page.getByRole('button', { name: /^Next/ }).click();
   }
   await page.getByRole('button', { name: 'Finish' }).click();
@@ -551,9 +737,167 @@ test('the lenses that the server offers say what it says', { skip }, async (t) =
 test('wrong settings are refused in words', { skip }, async () => {
   await studio();
   await played(page);
+  const made = async () => (await server.get('/api/runs?limit=500')).runs.length;
+  const run = () => page.getByRole('button', { name: 'Run', exact: true }).click();
+  const notice = page.locator('.notice');
+  const before = await made();
+  // What the server refuses is said at the field, in the server's own words.
   await set(page, 'temperature', 300);
-  await page.getByRole('button', { name: 'Run', exact: true }).click();
-  assert.match(await page.locator('[role=alert]').textContent(), /Temperature is 300.*expected/);
+  await run();
+  await notice.filter({ hasText: /Temperature is 300.*expected/ }).waitFor();
+  await notice.getByRole('button', { name: 'Open settings' }).click();
+  assert.match(await page.locator('#help-temperature').textContent(), /^Temperature is 300.*expected/);
+  assert.equal(await page.locator('#option-temperature').getAttribute('aria-invalid'), 'true');
+  assert.equal(await page.evaluate(() => document.activeElement.id), 'option-temperature');
+  // What is no number is not sent at all, and stays where it was written.
+  for (const [name, text, said] of [['temperature', 'warm', /a number is expected/], ['top_k', '1.5', /a whole number is expected/], ['logit_bias', 'x', /ID=VALUE/]]) {
+    const field = page.locator(`#option-${name}`);
+    await field.fill(text);
+    await field.blur();
+    assert.match(await page.locator(`#help-${name}`).textContent(), said);
+    assert.equal(await field.getAttribute('aria-invalid'), 'true');
+    await page.keyboard.press('Escape');
+    await run();
+    await notice.filter({ hasText: `Nothing was run: ${name} is "${name === 'logit_bias' ? '{x}' : text}"` }).waitFor();
+    await page.getByRole('button', { name: 'settings', exact: true }).click();
+    assert.equal(await field.inputValue(), text);
+    await field.fill('');
+    await field.blur();
+    assert.equal(await field.getAttribute('aria-invalid'), 'false');
+  }
+  await page.keyboard.press('Escape');
+  const seed = page.locator('input.seed');
+  for (const [text, said] of [['abc', /seed is "abc"; a whole number is expected/i], ['-3', /seed is -3; a whole number from 0 to 2\^64 - 1/i], ['18446744073709551616', /seed is 18446744073709551616; a whole number from 0 to 2\^64 - 1/i]]) {
+    await seed.fill(text);
+    await run();
+    await notice.filter({ hasText: said }).waitFor();
+    assert.match(await page.locator('#wrong-seed').textContent(), said);
+    assert.deepEqual([await seed.getAttribute('aria-invalid'), await seed.inputValue()], ['true', text]);
+  }
+  await seed.fill('abc');
+  await seed.blur();
+  await page.keyboard.press('c'); // Compare asks with the same settings
+  await notice.filter({ hasText: 'Nothing was run' }).waitFor();
+  await page.keyboard.press('2');
+  await page.getByLabel('beams').last().fill('many');
+  await page.getByRole('button', { name: 'Search on this prompt' }).click();
+  assert.match(await page.locator('#wrong-beam_width').textContent(), /a whole number is expected/);
+  assert.equal(await made(), before, 'nothing has run');
+  const first = await current(page, server);
+  await seed.fill('5');
+  await run();
+  assert.equal((await settled(page, server, first.id)).seed, 5);
+  assert.equal(await page.locator('[aria-invalid=true]:visible').count(), 1, 'the beams alone are still wrong');
+});
+
+test('a token has the same number on the page, in the link and over HTTP', { skip }, async () => {
+  const run = await server.make({ prompt: 'The sea is', sampling: { temperature: 0.9, seed: 3, max_tokens: 9, logprobs: 20 } });
+  const at = 4;
+  const told = await server.get(`/api/runs/${run.id}/explain/${at}`);
+  assert.equal(told.actual.id, run.tokens[at].id);
+  await studio({ hash: `#run=${run.id}&at=${at}` });
+  await page.waitForFunction((text) => document.querySelector('.sentence')?.textContent === text, told.sentence);
+  assert.match(await page.locator('section[aria-label="Why this token"] .token').textContent(), new RegExp(`token ${at} · id ${told.actual.id} `));
+  assert.match(await page.locator('.item.focused').getAttribute('aria-label'), new RegExp(`token ${at}\\b`));
+  assert.match(await page.locator(`[data-token="${at}"]`).getAttribute('title'), new RegExp(`^token ${at}:`));
+  await page.keyboard.press('ArrowRight');
+  assert.match(await page.locator('[role=status]').first().textContent(), new RegExp(`^Token ${at + 1}: `), 'spoken');
+  await page.keyboard.press('ArrowLeft');
+  await page.keyboard.press('4');
+  const cells = await page.locator(`tr[data-row="${at}"] td`).allTextContents();
+  assert.deepEqual([Number(cells[0]), Number(cells[2])], [at, run.tokens[at].id]);
+  await page.keyboard.press('e');
+  await page.getByRole('dialog', { name: `Edit token ${at}` }).waitFor();
+  await page.keyboard.press('Escape');
+  // Where a branch differs is where it was forked.
+  await page.locator('.item.alternative').first().click();
+  const fork = await settled(page, server, run.id);
+  assert.equal(fork.fork_at, at);
+  await page.keyboard.press('1');
+  assert.equal(await page.locator(`tr[data-run="${fork.id}"] [data-differs]`).textContent(), String(at));
+});
+
+test('the tokens of a prompt are shown while one types', { skip }, async () => {
+  await studio();
+  await played(page);
+  const box = page.getByRole('textbox', { name: 'Prompt' });
+  const height = () => page.locator('section[aria-label="Prompt"]').evaluate((node) => node.offsetHeight);
+  const shown = async (text, special) => {
+    const { tokens } = await server.post('/tokenize', { prompt: text, add_special_tokens: special, parse_special_tokens: special });
+    await page.waitForFunction((count) => document.querySelector('.typed .count').dataset.count === String(count), tokens.length);
+    const ids = (await page.locator('.typed [data-id]').evaluateAll((nodes) => nodes.map((node) => Number(node.dataset.id))));
+    assert.deepEqual(ids, tokens.slice(-120));
+    assert.equal(await page.locator('.typed [data-place]').last().getAttribute('data-place'), String(tokens.length - 1), 'counted from 0');
+    return tokens.length;
+  };
+  const before = await height();
+  const text = 'How do naïve\tstrawberries work? 🎈<|im_end|>';
+  await box.fill('');
+  assert.equal(await page.locator('.typed .count').textContent(), '0 tokens');
+  await box.pressSequentially('How do');
+  await box.fill(text);
+  await shown(text, true);
+  assert.match(await page.locator('.typed').textContent(), /·do.*⇥.*<\|im_end\|>/, 'what is invisible is visible');
+  const long = 'on and on '.repeat(400).trim();
+  await box.fill(long);
+  assert.ok((await shown(long, true)) > 120);
+  const end = await page.locator('.typed .line').evaluate((node) => node.scrollLeft + node.clientWidth >= node.scrollWidth - 2);
+  assert.ok(end, 'the end is in sight');
+  assert.equal(await height(), before, 'nothing on the page moved');
+  await page.getByRole('button', { name: 'chat', exact: true }).click();
+  await page.getByLabel('Your message').fill('Hi <|im_end|>');
+  await shown('Hi <|im_end|>', false);
+});
+
+test('a text that is cut says so, and is whole by mouse and by keyboard', { skip }, async () => {
+  const run = await server.make({ prompt: 'Once upon a time', sampling: { seed: 2, max_tokens: 60, ignore_eos: true, logprobs: 5 } });
+  await studio({ hash: `#run=${run.id}` });
+  const cut = page.locator(`tr[data-run="${run.id}"] button.whole`);
+  await cut.waitFor();
+  const plain = (text) => text.replace(/[\s↵]+/g, ' ').trim();
+  const text = plain(await cut.textContent());
+  assert.ok(text.endsWith('…') && plain(run.text).startsWith(text.slice(0, -1)), text);
+  assert.equal(plain(await cut.getAttribute('title')), plain(run.text));
+  await cut.focus();
+  await page.keyboard.press('Enter');
+  assert.equal(await cut.getAttribute('aria-expanded'), 'true');
+  assert.equal(plain(await cut.textContent()), plain(run.text));
+  // Everywhere else the browser puts the dots.
+  const without = await page.evaluate(() => [...document.querySelectorAll('main *')].filter((node) => node.childElementCount < 2 && node.textContent.trim() && node.clientWidth > 20 && node.scrollWidth > node.clientWidth + 1 && /hidden|clip/.test(getComputedStyle(node).overflowX) && getComputedStyle(node).textOverflow !== 'ellipsis').map((node) => node.outerHTML.slice(0, 120)));
+  assert.deepEqual(without.filter((html) => !html.includes('unseen')), []);
+});
+
+test('“Where did it go wrong?” lists the tokens that the server names, and leads to them', { skip }, async () => {
+  const run = await server.make({ prompt: 'Once upon a time there was a', sampling: { temperature: 1.4, seed: 5, max_tokens: 24, ignore_eos: true, logprobs: 20 } });
+  const told = await server.get(`/api/runs/${run.id}/worst`);
+  assert.ok(told.surprising.length === 5 && told.lucky.length > 0);
+  await studio({ hash: `#run=${run.id}` });
+  await page.getByRole('button', { name: 'Where did it go wrong?' }).click();
+  for (const [name, tokens] of [['Most surprising', told.surprising], ['Luckiest', told.lucky]]) {
+    const rows = page.locator(`table[data-worst="${name}"] tr[data-worst-token]`);
+    await rows.first().waitFor();
+    const cells = await rows.evaluateAll((nodes) => nodes.map((node) => [...node.children].map((cell) => cell.textContent)));
+    assert.deepEqual(cells.map((each) => [Number(each[0]), each[4], each[6].replace('−', '-')]), tokens.map((each) => [each.index, `${each.surprise_bits.toFixed(1)} bits`, `${each.luck < 0 ? '' : '+'}${each.luck.toFixed(2)}`]));
+  }
+  const { index } = told.surprising[1];
+  await page.locator(`table[data-worst="Most surprising"] tr[data-worst-token="${index}"] button`).click();
+  await page.locator(`.item.focused[data-index="${index}"]`).waitFor();
+  assert.ok((await page.locator(`[data-token="${index}"]`).getAttribute('class')).includes('pinned'));
+});
+
+test('what if, compare and the reasons are in sight at 1440 × 900', { skip }, async () => {
+  await studio({ width: 1440, height: 900 });
+  await played(page);
+  await page.keyboard.press('c');
+  await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 4 && !/running|waiting/.test(document.querySelector('#lens table').textContent));
+  await page.locator('[data-luck=new] [data-winner]').waitFor();
+  const foot = (await page.locator('footer').boundingBox()).y;
+  for (const each of ['#lens tr[data-run] >> nth=1', '[data-luck=same]', '[data-luck=new]', 'tr.won[data-candidate]', '.item.focused', '.sentence']) {
+    const { y, height } = await page.locator(each).first().boundingBox();
+    assert.ok(y > 0 && y + height <= foot, `${each} is from ${y} to ${y + height}, the footer at ${foot}`);
+  }
+  assert.ok(await page.evaluate(() => document.documentElement.scrollHeight <= innerHeight), 'nothing is below');
+  assert.deepEqual(await page.evaluate(() => [...document.querySelectorAll('header, main')].flatMap((node) => node.textContent.match(/[⏮⏸▶⑂☀☾✕⚠ⓘ✂]/gu) ?? [])), [], 'no sign that fonts lack');
 });
 
 test('a run that fails in the middle says why, keeps what came, and the next one runs', { skip }, async () => {
@@ -575,7 +919,7 @@ test('a run that fails in the middle says why, keeps what came, and the next one
   assert.match(next.text, /^[a-z] [a-z] [a-z]$/);
 });
 
-test('a server that was restarted: the page says so, and makes the same run again', { skip }, async () => {
+test('a server that was restarted has its runs; one that lost them makes the same run again', { skip }, async () => {
   await studio();
   await played(page);
   const first = await current(page, server);
@@ -585,6 +929,13 @@ test('a server that was restarted: the page says so, and makes the same run agai
   await server.stop();
   await page.locator('[role=alert]').filter({ hasText: 'gone away' }).waitFor();
   assert.ok((await page.locator('.token[data-token]').count()) > 0, 'what was there stays');
+  await server.start(port);
+  await page.locator('[role=alert]').waitFor({ state: 'detached' });
+  await page.reload();
+  assert.equal((await settled(page, server)).id, run.id);
+  await server.stop();
+  server.forget();
+  await page.locator('[role=alert]').filter({ hasText: 'gone away' }).waitFor();
   await server.start(port);
   await page.getByRole('button', { name: 'Make it again' }).click();
   let again = await settled(page, server, run.id);

@@ -1,4 +1,4 @@
-// Playing a run back, token by token. `head` is how many are there so far; null is all of them.
+// Plays a run back, token by token. `head` is the number of tokens shown so far; null means all.
 
 const BEAT = 110; // milliseconds for a token
 const quiet = typeof matchMedia === 'function' ? matchMedia('(prefers-reduced-motion: reduce)') : { matches: false };
@@ -8,12 +8,12 @@ export class Playback {
   playing = $state(false);
   private timer: ReturnType<typeof setInterval> | undefined;
 
-  /** Of so many tokens. */
+  /** Returns how many of `count` tokens are shown. */
   shown(count: number): number {
     return this.head === null ? count : Math.min(this.head, count);
   }
 
-  /** `count` and `live` are asked with each beat: it may be written meanwhile. */
+  /** Plays from a token on. `count` and `live` are called at each beat, because the run may still grow. */
   play(from: number, count: () => number, live: () => boolean): void {
     this.pause();
     if (quiet.matches) {
@@ -28,7 +28,7 @@ export class Playback {
     }, BEAT);
   }
 
-  /** Whether there was one more to show. */
+  /** Shows one more token. Returns whether there was one. */
   step(count: number): boolean {
     if (this.head === null || this.head >= count) return false;
     this.head = this.head + 1 < count ? this.head + 1 : null;
@@ -40,7 +40,7 @@ export class Playback {
     this.playing = false;
   }
 
-  /** All of it, at once. */
+  /** Shows all tokens at once. */
   end(): void {
     this.pause();
     this.head = null;

@@ -1,18 +1,22 @@
-// The page's state: which tree is open, which run and token are looked at, what plays. It talks to the server
-// through the feed; the parts of the page read from here and call what people can do.
+// The page's state: which tree is open, which run and token are shown, what plays. It talks to the server through
+// the feed; the parts of the page read from here and call the actions of the user.
 
+import { tick } from 'svelte';
+import { Address } from './lib/address';
 import { api, ApiError, type ForkBody } from './lib/api';
-import { messagesOf } from './lib/chat';
+import { asksSame, seeds, type Question } from './lib/asking';
+import { LIMITS, messagesOf, partsOf, plain } from './lib/chat';
 import { Feed } from './lib/feed';
 import { isLive, type Forest, type Run } from './lib/forest';
 import { uncertain } from './lib/heat';
 import { fromHash, recipeOf, toHash, type Recipe } from './lib/link';
-import { changed, STRATEGIES } from './lib/options';
+import { changed, read, STRATEGIES } from './lib/options';
 import { Pace, TABLES, TREE } from './lib/pace';
 import { save } from './lib/save';
 import { suggest } from './lib/suggest';
 import { spoken } from './lib/visible';
-import type { Info, Message, Options, StartBody, Summary, Token, TreeEvent } from './lib/types';
+import type { Info, Message, Option, Options, StartBody, Summary, Token, TreeEvent } from './lib/types';
+import { FieldErrors } from './fields.svelte';
 import { Playback } from './playback.svelte';
 import { Voice } from './voice.svelte';
 
@@ -23,7 +27,7 @@ export interface Notice {
 }
 
 export const DEMO = { prompt: 'The capital of France is', sampling: { temperature: 0.8, seed: 16, max_tokens: 24, logprobs: 20 } };
-export const LENSES = ['Compare', 'Beam', 'Drafts', 'Tokens', 'Cache & time', 'Inside'] as const;
+export const LENSES = ['Compare', 'Beam', 'Drafts', 'Tokens', 'Cache & time', 'Inside', 'Where did it go wrong?'] as const;
 
 class Studio {
   info = $state.raw<Info | null>(null);
@@ -32,10 +36,11 @@ class Studio {
 
   // What will be asked.
   mode = $state<'text' | 'chat'>('text');
+  newTree = $state(false); // also for the prompt of the tree that is open
   prompt = $state(DEMO.prompt);
   conversation = $state<Message[]>([]); // the turns before the one that is written now
   system = $state('');
-  sampling = $state.raw<Options>({ temperature: 0.8, max_tokens: 60, logprobs: 20 });
+  sampling = $state.raw<Options>({ temperature: 0.8, max_tokens: LIMITS.text, logprobs: 20 });
 
   // What is here.
   version = $state(0); // of what is drawn of the tree
@@ -45,15 +50,16 @@ class Studio {
   runId = $state<string | null>(null);
   busy = $state(false);
 
-  // Where one looks.
+  // What is shown of it.
   pin = $state<number | null>(null);
   hover = $state<number | null>(null);
   choice = $state<number | null>(null); // the id of an alternative at the pinned token
   lens = $state(0);
   caption = $state(false);
-  dialog = $state<'help' | 'settings' | 'edit' | 'share' | null>(null);
+  dialog = $state<'help' | 'settings' | 'edit' | 'share' | 'runs' | null>(null);
   tour = $state<number | null>(null);
 
+  readonly fields = new FieldErrors();
   readonly voice = new Voice();
   private playback = new Playback();
   private feed = new Feed({
@@ -86,7 +92,10 @@ class Studio {
   focusToken = $derived(this.tokenAt(this.focus));
 
   private paces = [new Pace(TREE, () => this.version++), new Pace(TABLES, () => this.tables++)];
-  private asked = new Map<string, Message[]>(); // by root
+  private address = new Address(window);
+  private asked = new Map<string, Message[]>(); // by root, where the server may not know them
+  private opening = 0; // counts what is opened: the answer to an earlier request comes too late
+  private replacing = false; // what is opened takes the place of what the address names
 
   get forest(): Forest {
     return this.feed.forest;
@@ -118,62 +127,117 @@ class Studio {
       }
     }
     this.notice = null;
-    const link = fromHash(location.hash);
-    if (link.run || link.recipe) await this.openLink();
-    else await this.guard(() => this.first());
+    await this.openLink();
   }
 
-  /** A short run of this server's, played once. */
+  /** Opens a short run of this server, played once. */
   private async first(): Promise<void> {
+    const opening = ++this.opening;
     const same = (run: Summary): boolean =>
-      run.prompt === DEMO.prompt && run.parent === null && run.status === 'done' && Object.entries(DEMO.sampling).every(([name, value]) => run.sampling[name] === value);
-    const runs = await api.runs();
+      run.model === this.info?.model && run.prompt === DEMO.prompt && run.parent === null && run.status === 'done' && Object.entries(DEMO.sampling).every(([name, value]) => run.sampling[name] === value);
+    const { runs } = await api.runs({ search: DEMO.prompt, limit: 100 });
     const made = runs.find((run) => same(run) && runs.filter((each) => each.tree === run.tree).length === 1);
+    if (opening !== this.opening) return;
     const summary = made ?? (await api.start(DEMO))[0]!;
+    if (opening !== this.opening) return;
     this.playback.head = 0;
-    await this.open(summary.tree, summary.id);
+    if (!(await this.open(summary.tree, summary.id))) return;
     this.caption = true;
     this.replay();
   }
 
+  /** Opens what the address names: a run of this server, or one that is made again from the link. */
   async openLink(): Promise<void> {
+    this.address.settle();
     const { run, at, recipe } = fromHash(location.hash);
+    if (run === null && recipe === null) return this.guard(() => this.first());
+    const opening = ++this.opening;
+    if (run !== null && this.forest.runs.has(run)) return this.select(run, at);
+    this.touch();
     try {
       if (run === null) throw new ApiError(404, '');
       const found = await api.run(run, 0);
-      return await this.open(found.tree, run, at);
+      if (opening !== this.opening) return;
+      if (recipe?.messages) this.asked.set(found.root, recipe.messages);
+      await this.open(found.tree, run, at);
     } catch (error) {
+      if (opening !== this.opening) return;
       if (!(error instanceof ApiError && error.expired)) return this.fail(error);
       if (!recipe) return this.tellExpired(null);
       await this.guard(() => this.make(recipe));
+      this.pin = at;
     }
-    this.pin = at;
   }
 
-  /** Make a run again: the same prompt, options and seed give the same tokens. */
+  /** Keeps the address and the title of the page at the run and the token that are shown. */
+  nameAddress(): void {
+    const [id, pin] = [this.runId, this.pin];
+    const summary = id === null ? undefined : this.forest.runs.get(id)?.summary;
+    if (!summary) return; // another tree is being opened
+    this.address.name(summary.id, pin, this.replacing);
+    document.title = `${spoken(summary.title)} · glassloop`;
+  }
+
+  /** Makes a run again: the same prompt, options and seed give the same tokens. */
   async make(recipe: Recipe): Promise<void> {
     const { turns, ...body } = recipe;
-    let [summary] = await this.start(body);
-    for (const { at, text, ...turn } of turns) {
-      await this.feed.ended(summary!.id);
-      [summary] = text === undefined ? await this.fork(summary!.id, { at, ...turn }) : await this.edit(summary!.id, at, text);
-    }
+    await this.replace(async () => {
+      let [summary] = await this.start(body);
+      for (const { at, text, ...turn } of turns) {
+        await this.feed.ended(summary!.id);
+        [summary] = text === undefined ? await this.fork(summary!.id, { at, ...turn }) : await this.edit(summary!.id, at, text);
+      }
+    });
     this.sampling = { ...this.sampling, ...recipe.sampling };
-    if (recipe.prompt !== undefined) this.prompt = recipe.prompt;
+  }
+
+  /** Opens something else in the place of what the address names, which is not there any more: Back passes it by. */
+  private async replace(work: () => Promise<unknown>): Promise<void> {
+    this.replacing = true;
+    try {
+      await work();
+      await tick(); // the address names it now
+    } finally {
+      this.replacing = false;
+    }
   }
 
   // ── the tree that is open ─────────────────────────────────────────────────────────────────────────────────
 
-  async open(tree: string, run: string, at: number | null = null): Promise<void> {
+  /** Opens a run of a tree and returns true, or false if something else was opened meanwhile. */
+  async open(tree: string, run: string, at: number | null = null): Promise<boolean> {
+    const opening = ++this.opening;
     this.pin = this.hover = this.choice = null;
     this.tree = tree;
     await this.feed.open(tree);
-    if (tree !== this.tree) return;
+    if (opening !== this.opening) return false;
     this.runId = run;
     this.pin = at;
     this.draw();
-    const opened = this.forest.runs.get(run);
-    if (opened && !this.asked.has(opened.summary.root)) this.prompt = opened.summary.prompt;
+    this.restore();
+    return true;
+  }
+
+  /** The messages of a run, or null if it continues a text. */
+  messagesOf(run: Run): Message[] | null {
+    return run.summary.messages ? plain(run.summary.messages) : (this.asked.get(run.summary.root) ?? null);
+  }
+
+  /** Shows what the run was asked in the prompt box: its text, or its conversation with an empty box for the next
+   *  message. */
+  private restore(): void {
+    if (!this.run) return;
+    const messages = this.info?.chat ? this.messagesOf(this.run) : null;
+    this.setMode(messages ? 'chat' : 'text');
+    const { system, turns } = partsOf(messages ?? []);
+    if (messages) this.system = system;
+    this.conversation = turns;
+    this.prompt = messages ? '' : this.run.summary.prompt;
+  }
+
+  setMode(mode: 'text' | 'chat'): void {
+    if (this.sampling['max_tokens'] === LIMITS[this.mode]) this.sampling = { ...this.sampling, max_tokens: LIMITS[mode] };
+    this.mode = mode;
   }
 
   /** The text shows what has come with this frame, the rest when it is time. */
@@ -184,7 +248,7 @@ class Studio {
     for (const pace of this.paces) pace.ask(live);
   }
 
-  /** Somebody did something: all of the page shows it now. */
+  /** Shows the result of an action on all of the page at once. */
   private draw(): void {
     for (const pace of this.paces) pace.go();
   }
@@ -208,26 +272,48 @@ class Studio {
   select(run: string, index: number | null = null): void {
     if (!this.forest.runs.has(run)) return;
     this.touch();
+    const root = this.run?.summary.root;
     this.runId = run;
     this.pin = index;
     this.choice = null;
+    if (this.run?.summary.root !== root) this.restore();
   }
 
   // ── asking ────────────────────────────────────────────────────────────────────────────────────────────────
 
-  /** Start what is written in the prompt. */
-  async ask(more: Partial<StartBody> = {}): Promise<void> {
-    await this.guard(async () => {
-      if (this.mode === 'text') return void (await this.start({ prompt: this.prompt, sampling: this.sampling, ...more }));
-      const messages = this.messages;
-      await this.start({ messages, sampling: this.sampling, ...more });
-      this.conversation = messages.filter((each) => each.role !== 'system');
-      this.prompt = '';
+  /** What the prompt box asks: the text, or the conversation with the new message. */
+  get question(): Question {
+    return this.mode === 'text' ? { prompt: this.prompt } : { messages: messagesOf(this.system, this.conversation, this.run?.summary.text ?? null, this.prompt) };
+  }
+
+  /** Whether there is something to ask: in a conversation the last message can be asked again. */
+  canAsk = $derived(!this.busy && (this.mode === 'text' ? this.prompt !== '' : this.prompt.trim() !== '' || this.conversation.at(-1)?.role === 'user'));
+
+  /** The tree that is open, if it has this very question: then another run of it is a branch of that tree. */
+  sameTree = $derived.by<string | null>(() => {
+    if (!this.run || this.connection !== 'live' || this.run.summary.model !== this.info?.model) return null;
+    return asksSame(this.question, this.run.summary.prompt, this.messagesOf(this.run)) ? this.run.summary.tree : null;
+  });
+
+  /** Starts what the prompt box asks, as a branch of the open tree if that has the same question. */
+  ask(more: Partial<StartBody> = {}): Promise<void> {
+    return this.guard(() => {
+      this.fields.check();
+      return this.startQuestion(more);
     });
   }
 
-  private get messages(): Message[] {
-    return messagesOf(this.system, this.conversation, this.run?.summary.text ?? null, this.prompt);
+  async startQuestion(more: Partial<StartBody>): Promise<void> {
+    const tree = this.newTree ? null : this.sameTree;
+    await this.start({ ...this.question, sampling: this.sampling, ...more, ...(tree === null ? {} : { tree }) });
+    this.newTree = false;
+    if (this.mode === 'chat') this.restore();
+  }
+
+  /** Starts it once for each seed from 1 to `count`. */
+  async askSeeds(count: number): Promise<void> {
+    await this.ask(seeds(count, this.sampling));
+    this.lens = 0;
   }
 
   forget(): void {
@@ -240,10 +326,10 @@ class Studio {
     this.busy = true;
     try {
       const runs = await api.start(body);
-      if (body.tree === undefined || body.tree !== this.tree) await this.open(runs[0]!.tree, runs[0]!.id);
-      else for (const run of runs) this.forest.tell(run);
-      for (const run of runs) if (!this.forest.runs.get(run.id)?.prompt.length) void this.feed.details(run.id);
       if (body.messages) this.asked.set(runs[0]!.root, body.messages);
+      if (body.tree !== undefined && body.tree === this.tree) for (const run of runs) this.forest.tell(run);
+      else if (!(await this.open(runs[0]!.tree, runs[0]!.id))) return runs;
+      for (const run of runs) if (!this.forest.runs.get(run.id)?.prompt.length) void this.feed.details(run.id);
       this.runId = runs[0]!.id;
       this.pin = this.choice = null;
       this.draw();
@@ -255,15 +341,11 @@ class Studio {
 
   compare(names: readonly string[]): Promise<void> {
     const strategies = STRATEGIES.filter((each) => names.includes(each.name)).map(({ name, sampling }) => ({ name, sampling }));
-    return this.guard(async () => {
-      const same = this.run && this.tree && (this.mode === 'text' ? this.prompt === this.run.summary.prompt : this.prompt.trim() === '');
-      const { temperature: _, ...common } = this.sampling;
-      const seeded = { ...common, seed: this.run?.summary.seed ?? common['seed'], max_tokens: same ? this.run?.summary.sampling['max_tokens'] : common['max_tokens'] };
-      const messages = same && this.run ? this.asked.get(this.run.summary.root) : this.mode === 'chat' ? this.messages : undefined;
-      const asked = messages ? { messages } : { prompt: this.prompt };
-      await this.start({ ...asked, sampling: seeded, strategies, ...(same && this.tree && this.connection === 'live' ? { tree: this.tree } : {}) });
-      this.lens = 0;
-    });
+    const same = this.sameTree && this.run;
+    const { temperature: _, ...common } = this.sampling;
+    const sampling = { ...common, seed: this.run?.summary.seed ?? common['seed'], max_tokens: same ? same.summary.sampling['max_tokens'] : common['max_tokens'] };
+    this.lens = 0;
+    return this.ask({ sampling, strategies });
   }
 
   async fork(run: string, body: ForkBody): Promise<Summary[]> {
@@ -277,7 +359,7 @@ class Studio {
     return runs;
   }
 
-  /** Go on from here with the chosen alternative, or with new luck. */
+  /** Continues from here with the chosen alternative, or with new luck. */
   forkHere(token: number | null = this.choice, at: number | null = this.focus): Promise<void> {
     return this.guard(async () => {
       if (!this.run || at === null) return;
@@ -341,7 +423,7 @@ class Studio {
     this.playback.play(from, () => this.count, () => this.live);
   }
 
-  /** Somebody does something: what plays by itself gives way. */
+  /** Ends what plays by itself, since the user does something. */
   touch(): void {
     this.playback.end();
     this.caption = false;
@@ -359,10 +441,10 @@ class Studio {
     this.pin = index;
     this.choice = null;
     const token = this.tokenAt(index);
-    if (token) this.voice.say(`Token ${token.index + 1}: “${spoken(token.piece, token.bytes)}”.`);
+    if (token) this.voice.say(`Token ${token.index}: “${spoken(token.piece, token.bytes)}”.`);
   }
 
-  /** The last place one can look at: the token that ended the run, where it is known. */
+  /** The last token that can be shown: the one that ended the run, where it is known. */
   get last(): number {
     return this.count - (this.run?.end ? 0 : 1);
   }
@@ -377,7 +459,7 @@ class Studio {
     else this.pinAt(found);
   }
 
-  /** Up and down the alternatives of the token that is looked at. */
+  /** Moves up or down the alternatives of the token that is shown. */
   choose(by: number): void {
     const token = this.focusToken;
     if (!token) return;
@@ -393,23 +475,35 @@ class Studio {
 
   share(): string {
     if (!this.run || !this.info) return location.href;
-    const recipe = recipeOf(this.run, this.forest.runs, this.info.options, this.asked.get(this.run.summary.root));
+    const recipe = recipeOf(this.run, this.forest.runs, this.info.options, this.messagesOf(this.run) ?? undefined);
     return `${location.origin}${location.pathname}${toHash({ run: this.run.summary.id, at: this.pin, recipe })}`;
   }
 
   again(): Promise<void> {
     return this.guard(async () => {
       if (!this.run || !this.info) return this.ask();
-      const recipe = recipeOf(this.run, this.forest.runs, this.info.options, this.asked.get(this.run.summary.root));
+      const recipe = recipeOf(this.run, this.forest.runs, this.info.options, this.messagesOf(this.run) ?? undefined);
       if (recipe) await this.make(recipe);
     });
   }
 
+  /** Opens the run of a file, or the same run if it is here already. */
   async importFile(file: Blob): Promise<void> {
     await this.guard(async () => {
       const [run] = await api.import(file);
+      this.touch();
       if (run) await this.open(run.tree, run.id);
     });
+  }
+
+  /** Removes a run for good. If it is shown, another run of its tree is shown instead, or the first page. */
+  async remove(run: Summary): Promise<void> {
+    await api.remove(run.id);
+    if (run.tree !== this.tree) return;
+    this.feed.close();
+    const left = await api.tree(run.tree);
+    const next = left.find((each) => each.id === this.runId) ?? left[0];
+    await this.replace(() => (next ? this.open(next.tree, next.id) : this.first()));
   }
 
   async exportFile(): Promise<void> {
@@ -431,14 +525,28 @@ class Studio {
   fail(error: unknown, instead?: string): void {
     if (error instanceof ApiError && error.expired && error.code !== null && /^no_such/.test(error.code)) return this.tellExpired(this.run);
     const text = instead ?? (error instanceof Error ? error.message : String(error));
-    this.notice = { kind: 'error', text };
+    const field = this.fields.noted(error);
+    const inSettings = this.dialog === null && field !== null && field !== 'seed' && this.info?.options.some((each) => each.name === field);
+    this.notice = { kind: 'error', text, ...(inSettings ? { action: { label: 'Open settings', run: () => (this.dialog = 'settings') } } : {}) };
   }
 
   private tellExpired(run: Run | null): void {
     const text = 'The server no longer has this run: it was restarted, or the run was removed.';
     this.notice = run
       ? { kind: 'error', text: `${text} The same prompt, options and seed give the same tokens.`, action: { label: 'Make it again', run: () => this.again() } }
-      : { kind: 'error', text, action: { label: 'Start a new one', run: () => this.guard(() => this.first()) } };
+      : { kind: 'error', text, action: { label: 'Start a new one', run: () => this.guard(() => this.replace(() => this.first())) } };
+  }
+
+  /** Take over what is written in a field of the settings, or note what is wrong with it. */
+  setOption(option: Option, text: string | boolean): void {
+    try {
+      const value = read(option, text);
+      const { [option.name]: _, ...kept } = this.sampling;
+      this.sampling = value === undefined ? kept : { ...kept, [option.name]: value };
+      this.fields.clear(option.name);
+    } catch (error) {
+      this.fields.set(option.name, String(text), (error as Error).message);
+    }
   }
 
   get changes(): Options {

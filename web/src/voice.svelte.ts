@@ -1,4 +1,4 @@
-// What the page says aloud, to those who listen: sentences, not tokens.
+// The live region for screen readers: sentences, not tokens.
 
 import { Sentences } from './lib/speech';
 import type { TreeEvent } from './lib/types';
@@ -12,7 +12,7 @@ export class Voice {
     if (sentences.length) this.spoken = sentences.join(' ');
   }
 
-  /** What came of the run that is looked at. A sentence is said once it is whole. */
+  /** Reads an event of the selected run. A sentence is spoken when it is complete. */
   read(event: TreeEvent): void {
     if (event.kind === 'token') this.say(...this.sentences.feed(event.token.text));
     if (event.kind !== 'end') return;
@@ -22,7 +22,7 @@ export class Voice {
     this.say(...(rest ? [shown(rest).replaceAll('·', ' ')] : []), end);
   }
 
-  /** Something else is read from here on. */
+  /** Starts with another text. */
   begin(): void {
     this.sentences = new Sentences();
   }

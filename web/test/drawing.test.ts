@@ -64,6 +64,8 @@ describe('the chips of the tree', () => {
     expect(chips).toHaveLength(layout.placed.length);
     expect(chips.find((chip) => chip.kind === 'prompt')).toMatchObject({ piece: 'prompt · 5', name: 'The prompt, 5 tokens' });
     expect(chips.some((chip) => chip.look.includes('pruned') && chip.name.includes('pruned'))).toBe(true);
+    for (const chip of chips.filter((each) => each.kind === 'token')) expect(chip.name).toContain(`token ${chip.index}`);
+    expect(chips.filter((each) => each.kind === 'token' && each.level === 2).map((each) => each.index)).toContain(0); // counted from 0
     expect(wiresOf(layout, ALL)).toHaveLength(layout.placed.length - 1);
     expect(tagsOf(layout.placed).every((tag) => tag.text !== '')).toBe(true);
     const [focused] = layout.placed.filter((each) => each.item.focused);
@@ -71,20 +73,35 @@ describe('the chips of the tree', () => {
   });
 });
 
+it('a path is not pruned where a beam ended on it', () => {
+  const forest = new Forest();
+  const searched = beams();
+  const last = searched.tokens.at(-1)!;
+  forest.whole({ ...searched, beams: [...searched.beams.filter((beam) => beam.node !== last.node), { ...searched.beams[0]!, number: 99, node: last.node, parent_node: last.parent, id: last.id, fate: 'pruned' }] });
+  const layout = layoutOf(forest, searched.id, 0);
+  const drawn = within(layout, ALL).map((each) => chipOf(each, NOTHING));
+  expect(drawn.filter((chip) => chip.look.includes('path') && (chip.look.includes('pruned') || chip.name.includes('pruned')))).toEqual([]);
+  expect(wiresOf(layout, ALL).filter((wire) => wire.key === last.node).map((wire) => wire.look)).toEqual(['path']);
+});
+
 it('the cells of the text say where it stands', () => {
   const [one, two] = run().tokens;
   const told: Told = { end: null, pin: 1, shown: 1, playedBack: true, moving: true, drafts: false };
   expect(tokenCell(one!, told).look).toBe('token sampled newest');
   expect(tokenCell(two!, told).look).toBe('token sampled pinned later');
-  expect(tokenCell(one!, told).title).toMatch(/ %, rank \d+$/);
+  expect(tokenCell(one!, told).title).toMatch(/^token 0: .* %, rank \d+$/);
   expect(promptCell(run().prompt_tokens[0]!, -1, { ...told, shown: 0 }).look).toBe('token given last');
 });
 
 it('a run is told by its beginning, written or not', () => {
   const forest = new Forest();
   const whole = forest.whole(run());
-  expect(beginning(whole, 12)).toBe(run().text.slice(0, 12));
-  expect(beginning({ ...whole, summary: { ...whole.summary, text: '' } }, 12)).toBe(run().tokens.map((token) => token.text).join('').slice(0, 12));
+  const unwritten = { ...whole, summary: { ...whole.summary, text: '' } };
+  expect(beginning(whole, 12)).toBe(`${run().text.slice(0, 12)}…`);
+  expect(beginning(unwritten, 12)).toBe(`${run().tokens.map((token) => token.text).join('').slice(0, 12)}…`);
+  for (const each of [whole, unwritten]) expect(beginning(each, Infinity)).toBe(run().text);
+  expect(beginning({ ...whole, summary: { ...whole.summary, text: 'ab' } }, 2)).toBe('ab'); // not cut
+  expect(beginning({ ...whole, summary: { ...whole.summary, text: 'a😀b' } }, 2)).toBe('a…'); // no half of a character
 });
 
 describe('the pace', () => {

@@ -30,6 +30,16 @@ function expectApart({ placed }: Layout): void {
 }
 
 describe('the layout', () => {
+  it('tells the end of a run from a beam that finished with the same token', () => {
+    const whole = beams();
+    const [beam] = whole.beams.filter((each) => each.parent_node === whole.tokens.at(-2)!.node);
+    const end = { ...whole.tokens.at(-1)!, node: beam!.node };
+    const forest = new Forest();
+    forest.whole({ ...whole, tokens: whole.tokens.slice(0, -1), end });
+    const { placed } = layoutTree(forest, view(forest, whole.id));
+    expect(placed.some((each) => each.item.kind === 'end')).toBe(true);
+    expect(new Set(placed.map((each) => each.item.key)).size).toBe(placed.length);
+  });
   it('draws a shared beginning once and the run that is looked at in the first row', () => {
     const forest = grown();
     const layout = layoutTree(forest, view(forest, fork().id, { near: 50, focus: 2 }));
@@ -83,7 +93,8 @@ describe('the layout', () => {
     const pruned = beams().beams.filter((beam) => beam.fate === 'pruned');
     const drawn = layout.placed.filter((each) => each.item.place?.beam?.fate === 'pruned');
     expect(drawn.map((each) => each.item.place!.node).sort()).toEqual(pruned.map((beam) => beam.node).sort());
-    expect(drawn.every((each) => each.item.tag.startsWith('pruned'))).toBe(true);
+    const kept = new Set(beams().tokens.map((token) => token.node));
+    for (const { item } of drawn) expect(item.tag.startsWith('pruned, log p −')).toBe(!kept.has(item.place!.node));
     expectApart(layout);
   });
   it('has the token that ended a run after the last, with its alternatives', () => {

@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 import { Forest } from '../src/lib/forest';
 import { actionOf, KEYMAP } from '../src/lib/keymap';
 import { fromHash, recipeOf, toHash } from '../src/lib/link';
-import { changed, grouped, read, SLIDERS, STRATEGIES, write } from '../src/lib/options';
+import { changed, DEFAULT, grouped, read, SLIDERS, STRATEGIES, write } from '../src/lib/options';
 import { TOUR } from '../src/lib/tour';
 import type { Option } from '../src/lib/types';
 import { events, fork, info, run } from './recorded';
@@ -27,6 +27,12 @@ describe('the settings', () => {
     expect(read({ ...option('json_schema'), name: 'stage_options', kind: 'stage_options' }, '{"mine":{"words":3}}')).toEqual({ mine: { words: 3 } });
     expect(read(option('ignore_eos'), true)).toBe(true);
     expect(() => read(option('top_k'), '1.5')).toThrow('whole number');
+    expect(() => read(option('seed'), 'abc')).toThrow('seed is "abc"; a whole number is expected');
+    expect(() => read(option('seed'), '-1')).toThrow('seed is -1; a whole number from 0 to 2^64 - 1 is expected');
+    expect(read(option('seed'), '18446744073709551615')).toBe(18446744073709551615n);
+    expect(() => read(option('temperature'), 'warm')).toThrow('temperature is "warm"; a number is expected');
+    expect(() => read(option('max_tokens'), '1e400')).toThrow('whole number');
+    expect(() => read(option('logit_bias'), 'x')).toThrow('ID=VALUE');
     expect(() => read(option('json_schema'), '{')).toThrow('JSON');
   });
   it('are written as they were read', () => {
@@ -34,7 +40,7 @@ describe('the settings', () => {
   });
   it('of strategies and sliders exist', () => {
     const known = info().options.map((each) => each.name);
-    for (const name of [...SLIDERS.map((each) => each.name), ...STRATEGIES.flatMap((each) => Object.keys(each.sampling))]) expect(known).toContain(name);
+    for (const name of [...SLIDERS.map((each) => each.name), ...[DEFAULT, ...STRATEGIES].flatMap((each) => Object.keys(each.sampling))]) expect(known).toContain(name);
     for (const step of TOUR) for (const name of Object.keys(step.start?.sampling ?? {})) expect(known).toContain(name);
     expect(TOUR).toHaveLength(8);
   });

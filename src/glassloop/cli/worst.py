@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite, log
 from typing import TYPE_CHECKING, Any
 
 from glassloop.cli.terminal import percent, print_table, quoted
@@ -40,13 +39,15 @@ def print_worst(tokens: Sequence[Token], count: int) -> None:
 
 
 def _print(tokens: Sequence[Token], places: Sequence[int]) -> None:
+    from glassloop.trace.worst import surprise_bits
+
     rows = [
         (
             str(place),
             quoted(tokens[place].piece),
             percent(tokens[place].raw_logprob),
             percent(tokens[place].logprob),
-            "–" if (bits := _bits(tokens[place])) is None else f"{bits:.1f} bits",
+            "–" if (bits := surprise_bits(tokens[place])) is None else f"{bits:.1f} bits",
             str(tokens[place].rank),
             f"{tokens[place].luck:+.2f}",
         )
@@ -57,11 +58,9 @@ def _print(tokens: Sequence[Token], places: Sequence[int]) -> None:
     print_table(header, rows, right=right, cut=("token",))
 
 
-def _bits(token: Token) -> float | None:
-    return -token.raw_logprob / log(2) if isfinite(token.raw_logprob) else None
-
-
 def _plain(place: int, token: Token) -> dict[str, Any]:
+    from glassloop.trace.worst import surprise_bits
+
     plain = token.to_dict()
     same = {name: plain[name] for name in _SAME}
-    return {"step": place, "piece": token.piece, "surprise_bits": _bits(token)} | same
+    return {"step": place, "piece": token.piece, "surprise_bits": surprise_bits(token)} | same

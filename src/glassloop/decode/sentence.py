@@ -37,12 +37,14 @@ def sentence(source: str, outcome: Outcome, beam: BeamRank | None, refused: Race
         return _of_prompt(taken, outcome.favourite)
     if source == "beam":
         return _of_beam(outcome, beam)
-    forced = _of_forced(taken, outcome) if source == "forced" and taken is not None else ""
-    parts = [_race(outcome)]
+    if source == "forced" and taken is not None:
+        parts = [_of_forced(taken, outcome)]
+    else:
+        parts = [_race(outcome)]
     if outcome.temperatures is not None:
         parts.append(f"with this luck it would win at any temperature{_between(*outcome.temperatures)}")
     race = "; ".join([*parts, *_before_the_stages(outcome)])
-    return f"{forced}{race}.{_drafted(source, outcome, refused)}"
+    return f"{race}.{_drafted(source, outcome, refused)}"
 
 
 def _of_prompt(taken: Racer, favourite: Racer) -> str:
@@ -56,37 +58,39 @@ def _of_prompt(taken: Racer, favourite: Racer) -> str:
 
 
 def _of_forced(taken: Racer, outcome: Outcome) -> str:
+    """Returns how the forced token would have done, and which token would have been chosen without it."""
     winner = outcome.winner
     if taken.id == winner.id:
-        fared = "would have won anyway"
-    elif taken.score is None or winner.score is None:
-        fared = f"had been removed by {taken.removed_by or 'the model itself'}"
+        return f"You forced {_quoted(taken)}. It would have been chosen anyway: {_won(outcome, 'it')}"
+    if taken.score is None or winner.score is None:
+        fared = f"It had been removed by {taken.removed_by or 'the model itself'}"
     else:
-        drew = f"drawn {taken.luck:+.2f} of luck and " if outcome.lucky else ""
-        lost = f"would have {drew}lost by {winner.score - taken.score:.2f}"
-        fared = f"was {_place(taken)} and {lost}"
-    return f"{_quoted(taken)} was chosen by the caller; it {fared}. By the options alone, "
+        drew = f", drew {taken.luck:+.2f} of luck" if outcome.lucky else ""
+        fared = f"It was {_place(taken)}{drew} and would have lost by {winner.score - taken.score:.2f}"
+    instead = f"Without that, {_quoted(winner)} would have been chosen: {_won(outcome, 'it')}"
+    return f"You forced {_quoted(taken)}. {fared}. {instead}"
 
 
 def _of_beam(outcome: Outcome, beam: BeamRank | None) -> str:
     winner, runner_up, taken = outcome.winner, outcome.runner_up, outcome.taken
-    told = "A beam search has no luck. "
+    kept = ""
     if taken is not None:
         share = "removed by a stage" if taken.logprob is None else _percent(taken.logprob)
-        kept = f"{_quoted(taken)} ({share}) is on "
         if beam is None:
-            kept += "a beam that the search kept"
+            which = "a beam that the search kept"
         else:
             best = "best" if beam.result == 1 else f"{_ordinal(beam.result)} best"
-            kept += f"the beam that was {best} as a whole, {_ordinal(beam.rank)} of {beam.beams} at this step"
-        told = f"{kept}; a beam search has no luck. "
-    name = "it" if taken is not None and taken.id == winner.id else _quoted(winner)
+            which = f"the beam that was {best} as a whole, {_ordinal(beam.rank)} of {beam.beams} at this step"
+        kept = f"{_quoted(taken)} ({share}) is on {which}. "
+    same = taken is not None and taken.id == winner.id
+    name = "it" if same else f"{_quoted(winner)} ({_percent(winner.logprob or 0.0)})"
     if runner_up is None:
-        alone = f"{name} was the only token that the stages left"
+        why = ": the stages left no other token"
     else:
-        led = f"{outcome.margin:.2f} ahead of {_quoted(runner_up)}"
-        alone = f"{name} was the likeliest ({_percent(winner.logprob or 0.0)}), {led}"
-    return told + "; ".join([f"By this step alone {alone}", *_before_the_stages(outcome)]) + "."
+        why = f", {outcome.margin:.2f} ahead of {_quoted(runner_up)}"
+    alone = f"Looking at this step alone, {name} would have won{' as well' if same else ''}{why}"
+    scored = "Beam search scores the whole text and has no luck. "
+    return kept + scored + "; ".join([alone, *_before_the_stages(outcome)]) + "."
 
 
 def _drafted(source: str, outcome: Outcome, refused: Racer | None) -> str:
@@ -97,13 +101,20 @@ def _drafted(source: str, outcome: Outcome, refused: Racer | None) -> str:
 
 
 def _race(outcome: Outcome) -> str:
+    name = _quoted(outcome.winner)
+    if outcome.lucky and outcome.runner_up is not None:
+        return _won(outcome, name)
+    return f"{name} won because {_won(outcome, 'it')}"
+
+
+def _won(outcome: Outcome, name: str) -> str:
+    """Returns why the winner won, as a clause that calls it `name`."""
     winner, runner_up, margin = outcome.winner, outcome.runner_up, outcome.margin
-    name = _quoted(winner)
     if runner_up is None:
-        return f"{name} won because the stages left no other token"
+        return "the stages left no other token"
     if not outcome.lucky:
         led = f"it led {_quoted(runner_up)} by {margin:.2f}, and greedy has no luck"
-        return f"{name} won because it was the likeliest ({_percent(winner.logprob or 0.0)}): {led}"
+        return f"{name} was the likeliest ({_percent(winner.logprob or 0.0)}): {led}"
     drew = f"{name} was {_place(winner)}, drew {winner.luck:+.2f} of luck"
     other = f"{_quoted(runner_up)}, which had {_percent(runner_up.logprob or 0.0)} and {runner_up.luck:+.2f}"
     return f"{drew} and won by {margin:.2f} over {other}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite, log
 
 from glassloop.trace.token import Token
 
@@ -23,3 +24,8 @@ def luckiest(tokens: Sequence[Token], count: int) -> list[int]:
         if token.source in ("sampled", "draft") and token.rank_after > 1 and token.luck > 0
     ]
     return sorted(won, key=lambda place: -tokens[place].luck)[:count]
+
+
+def surprise_bits(token: Token) -> float | None:
+    """Returns how surprising the token was to the model, in bits; None if its probability was 0."""
+    return -token.raw_logprob / log(2) if isfinite(token.raw_logprob) else None

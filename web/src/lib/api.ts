@@ -1,7 +1,7 @@
 // The server's endpoints as functions. Every address is on this page's own origin.
 
 import { parse, stringify } from './json';
-import type { Explanation, Info, Options, StartBody, Summary, Tokenized, WholeRun } from './types';
+import type { Explanation, Info, Options, StartBody, Summary, Tokenized, WholeRun, Worst } from './types';
 
 /** What went wrong, in words for people, with the server's code where it gave one. */
 export class ApiError extends Error {
@@ -53,13 +53,19 @@ async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
   return parse(await (await ask(path, signal ? { signal } : {})).text()) as T;
 }
 
-async function post<T>(path: string, body: unknown): Promise<T> {
-  const init = { method: 'POST', headers: { 'content-type': 'application/json' }, body: stringify(body) };
+async function post<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T> {
+  const init = { method: 'POST', headers: { 'content-type': 'application/json' }, body: stringify(body), ...(signal ? { signal } : {}) };
   return parse(await (await ask(path, init)).text()) as T;
 }
 
 interface Runs {
   runs: Summary[];
+}
+/** A page of the list of runs, the newest first: those that contain a text, after the run that ended the last page. */
+export interface RunsQuery {
+  search?: string;
+  before?: string;
+  limit: number;
 }
 export interface ForkBody {
   at: number;
@@ -70,23 +76,35 @@ export interface ForkBody {
 
 export const api = {
   info: () => get<Info>('/api/info'),
-  runs: async (limit = 50) => (await get<Runs>(`/api/runs?limit=${limit}`)).runs,
+  runs: ({ search = '', before, limit }: RunsQuery) =>
+    get<Runs & { more: boolean }>(`/api/runs?${new URLSearchParams({ limit: String(limit), ...(search.trim() ? { search: search.trim() } : {}), ...(before ? { before } : {}) })}`),
   tree: async (tree: string) => (await get<Runs>(`/api/runs?limit=500&tree=${encodeURIComponent(tree)}`)).runs,
   start: async (body: StartBody) => (await post<Runs>('/api/runs', body)).runs,
   run: (id: string, alternatives = 20) => get<WholeRun>(`/api/runs/${encodeURIComponent(id)}?alternatives=${alternatives}`),
   fork: async (id: string, body: ForkBody) => (await post<Runs>(`/api/runs/${id}/fork`, body)).runs,
   edit: async (id: string, at: number, text: string) => (await post<Runs>(`/api/runs/${id}/edit`, { at, text })).runs,
   step: (id: string, tokens: number | null) => post<Summary>(`/api/runs/${id}/step`, { tokens }),
+  remove: (id: string) => ask(`/api/runs/${encodeURIComponent(id)}`, { method: 'DELETE' }),
   stop: (id: string) => post<Summary>(`/api/runs/${id}/stop`, {}),
-  tokenize: (prompt: string, special = false) =>
-    post<Tokenized>('/tokenize', { prompt, add_special_tokens: special, parse_special_tokens: special }),
+  tokenize: (prompt: string, special = false, signal?: AbortSignal) =>
+    post<Tokenized>('/tokenize', { prompt, add_special_tokens: special, parse_special_tokens: special }, signal),
   explain: (id: string, index: number, changes: Options = {}, luck: 'same' | 'new' = 'same', signal?: AbortSignal) =>
     get<Explanation>(`/api/runs/${id}/explain/${index}${query(changes, luck)}`, signal),
   explainPrompt: (id: string, index: number) => get<Explanation>(`/api/runs/${id}/explain/${index}?of=prompt`),
+  worst: (id: string, signal?: AbortSignal) => get<Worst>(`/api/runs/${encodeURIComponent(id)}/worst`, signal),
   lens: <T>(id: string, name: string, token: number, more = '', signal?: AbortSignal) => get<T>(`/api/runs/${id}/lens/${name}?token=${token}${more}`, signal),
   exportAddress: (id: string) => `/api/runs/${encodeURIComponent(id)}/export`,
-  import: async (file: Blob) =>
-    (parse(await (await ask('/api/runs/import', { method: 'POST', headers: { 'content-type': 'application/octet-stream' }, body: file })).text()) as Runs).runs,
+  /** The run of a file. A server that refuses it because the run is there already names that run. */
+  import: async (file: Blob): Promise<Summary[]> => {
+    try {
+      const answer = await ask('/api/runs/import', { method: 'POST', headers: { 'content-type': 'application/octet-stream' }, body: file });
+      return (parse(await answer.text()) as Runs).runs;
+    } catch (error) {
+      const here = error instanceof ApiError && error.status === 409 ? /\brun ['"“]?([\w-]{8,64})/i.exec(error.message)?.[1] : undefined;
+      if (here === undefined) throw error;
+      return [await api.run(here, 0)];
+    }
+  },
 };
 
 export function query(changes: Options, luck: 'same' | 'new'): string {

@@ -1,14 +1,14 @@
-// What the page draws of the text: a cell for each token in sight, as plain records like the tree's chips.
+// The visible tokens of the text as plain records, like the chips of the tree.
 
-import { percent } from './format';
+import { count, percent } from './format';
 import { tint, underline } from './heat';
 import type { PromptToken, Token } from './types';
 
 export interface Cell {
-  readonly key: number; // of the answer from 0 up, of the prompt below
+  readonly key: number; // tokens of the answer count from 0, those of the prompt are negative
   readonly piece: string;
   readonly bytes: string;
-  readonly look: string; // its classes
+  readonly look: string; // CSS classes
   readonly title: string | undefined;
   readonly tint: string;
 }
@@ -16,14 +16,15 @@ export interface Cell {
 export interface Told {
   end: Token | null; // the token that ended the run
   pin: number | null;
-  shown: number; // tokens that are there so far, where the run is played back
+  shown: number; // how many tokens a playback has reached
   playedBack: boolean;
-  moving: boolean; // it is written or played right now
-  drafts: boolean; // guesses that were right are marked
+  moving: boolean; // the run is being generated or played back
+  drafts: boolean; // whether accepted drafts are marked
 }
 
-export function promptCell({ piece, bytes }: PromptToken, key: number, told: Told): Cell {
-  const look = key === -1 && told.shown === 0 ? 'token given last' : 'token given';
+/** A token of the prompt, or a piece of a conversation. */
+export function promptCell({ piece, bytes, role }: Pick<PromptToken, 'piece' | 'bytes'> & { role?: boolean }, key: number, told: Told): Cell {
+  const look = `token given${role ? ' role' : ''}${key === -1 && told.shown === 0 ? ' last' : ''}`;
   return { key, piece, bytes, look, title: undefined, tint: '' };
 }
 
@@ -43,8 +44,8 @@ const known = new WeakMap<Token, { title: string; tint: string }>();
 function surpriseOf(token: Token): { title: string; tint: string } {
   let told = known.get(token);
   if (!told) {
-    const { raw_logprob, rank } = token;
-    told = { title: `${percent(raw_logprob)}, rank ${rank}`, tint: `background:${tint(raw_logprob)};--under:${underline(raw_logprob)}px` };
+    const { index, raw_logprob, rank } = token;
+    told = { title: `token ${index}: ${percent(raw_logprob)}, rank ${count(rank)}`, tint: `background:${tint(raw_logprob)};--under:${underline(raw_logprob)}px` };
     known.set(token, told);
   }
   return told;

@@ -1,9 +1,10 @@
-// What the page draws of the token tree: a chip for each item in sight, a wire to the one before it, and a tag
-// at the end of a branch. Plain records, so that those which have not changed are told from those which have.
+// The parts of the token tree as plain records: a chip for each visible item, a wire to its parent, and a tag at the
+// end of a branch. Records can be compared, so that only those that changed update the page.
 
 import { linkHorizontal } from 'd3-shape';
 import { guessTold } from './drafts';
-import { percent } from './format';
+import { isPruned } from './forest';
+import { count, percent } from './format';
 import type { Item, Layout, Placed } from './layout';
 import type { Refusal } from './types';
 import { spoken } from './visible';
@@ -16,20 +17,21 @@ const SURE_TO_FIT = 16; // characters, however wide
 export interface Chip {
   readonly key: string;
   readonly kind: Item['kind'];
-  readonly piece: string; // of a token; else what is written on it
-  readonly name: string; // for those who listen
-  readonly look: string; // its classes
-  readonly box: string; // where it stands
+  readonly piece: string; // the token's text, or the label of another kind of item
+  readonly name: string; // for screen readers
+  readonly look: string; // CSS classes
+  readonly box: string; // its position, as CSS
   readonly level: number;
   readonly index: number;
   readonly run: string;
-  readonly id: number | undefined; // of its token
+  readonly id: number | undefined; // the token id
   readonly focused: boolean;
   readonly current: boolean;
   readonly source: string;
-  readonly share: string; // of an alternative: the model's own probability
+  readonly share: string; // an alternative's probability by the model itself
   readonly refused: Refusal | null;
   readonly guess: string;
+  readonly hint: string | undefined; // the whole label, if it may be cut
 }
 
 export interface Wire {
@@ -52,16 +54,16 @@ export interface Window {
 }
 
 export interface Sight {
-  current: Placed | undefined; // always on the page, and always in its place: an element that goes takes the focus with it
-  chosen: boolean; // it is an alternative that was picked by keyboard
+  current: Placed | undefined; // the selected item: always in the DOM, because removing it would lose the focus
+  chosen: boolean; // whether it is an alternative selected by keyboard
   pulse: number | null; // the alternative that pulses
   promptTokens: number;
 }
 
 export const cut = (tag: string): string => (tag.length > LONGEST_TAG ? `${tag.slice(0, LONGEST_TAG - 1)}…` : tag);
-export const promptLabel = (tokens: number): string => `prompt · ${tokens}`;
+export const promptLabel = (tokens: number): string => `prompt · ${count(tokens)}`;
 
-/** Those within the window; all others need not be on the page. */
+/** Returns the items within the window; the others need not be in the DOM. */
 export function within({ placed }: Layout, { left, right, top, bottom }: Window, also?: Placed): Placed[] {
   return placed.filter((each) => {
     const y = each.row * ROW;
@@ -79,7 +81,7 @@ export function chipOf({ item, x, row, width, level }: Placed, sight: Sight): Ch
   if (item.onPath) look.push('path');
   if (focused) look.push('focused');
   if (current && sight.chosen) look.push('chosen');
-  if (kind === 'token' && place?.beam?.fate === 'pruned') look.push('pruned');
+  if (kind === 'token' && isPruned(place)) look.push('pruned');
   if (alternative && alternative.logprob === null) look.push('removed');
   if (alternative && alternative.id === sight.pulse) look.push('pulse');
   return {
@@ -90,6 +92,7 @@ export function chipOf({ item, x, row, width, level }: Placed, sight: Sight): Ch
     box: `left:${x}px;top:${row * ROW}px;width:${width}px`,
     id: alternative?.id ?? place?.id,
     share: alternative ? percent(alternative.raw_logprob) : '',
+    hint: item.label.length > SURE_TO_FIT ? item.label : undefined,
   };
 }
 
@@ -108,19 +111,19 @@ export function wiresOf({ placed }: Layout, { left, right, top, bottom }: Window
     const { item, parent } = each;
     if (!parent || each.x < left || parent.x > right || Math.max(each.row, parent.row) * ROW + ROW < top || Math.min(each.row, parent.row) * ROW > bottom) continue;
     const ghost = item.kind === 'alternative' || item.kind === 'more';
-    const look = item.onPath ? 'path' : ghost ? 'ghost' : item.place?.beam?.fate === 'pruned' ? 'pruned' : '';
+    const look = item.onPath ? 'path' : ghost ? 'ghost' : isPruned(item.place) ? 'pruned' : '';
     made.push({ key: item.key, look, d: drawn(each) ?? '' });
   }
   return made;
 }
 
 function nameOf(item: Item, guess: string, promptTokens: number): string {
-  if (item.kind === 'prompt') return `The prompt, ${promptTokens} tokens`;
-  if (item.kind === 'fold') return `${item.count} tokens, folded`;
+  if (item.kind === 'prompt') return `The prompt, ${count(promptTokens)} tokens`;
+  if (item.kind === 'fold') return `${count(item.count)} tokens, folded`;
   if (item.kind === 'more') return `${item.count} more alternatives`;
   if (item.alternative) return `Alternative “${spoken(item.piece)}”, ${percent(item.alternative.raw_logprob)}. Fork`;
   const told = guess && `, ${guess}`;
   if (item.kind === 'end') return `The end, “${spoken(item.piece)}”${told}`;
-  const fate = item.place?.beam?.fate === 'pruned' ? ', pruned' : '';
-  return `“${spoken(item.piece)}”, token ${item.index + 1}${fate}${told}${item.tag ? `, end of ${item.tag}` : ''}`;
+  const fate = isPruned(item.place) ? ', pruned' : '';
+  return `“${spoken(item.piece)}”, token ${item.index}${fate}${told}${item.tag ? `, end of ${item.tag}` : ''}`;
 }

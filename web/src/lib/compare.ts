@@ -1,12 +1,12 @@
-// Runs of one prompt side by side: where each leaves the first, and how much it repeats itself. The counts are
-// made here; every probability is the engine's.
+// Compares runs of one prompt: the first token that differs from the first run, and how much a run repeats itself.
+// Only counts are computed here; every probability is the engine's.
 
 import type { Forest, Run } from './forest';
 
 export interface Row {
   run: Run;
-  parts: number | null; // the token where it leaves the first run; null: it does not
-  distinct: number | null; // different pairs of tokens, of all pairs
+  parts: number | null; // the first token, from 0, that differs from the first run; null if none does
+  distinct: number | null; // the share of different pairs of neighbouring tokens
 }
 
 export function compareRuns(forest: Forest, runs: readonly Run[]): Row[] {
@@ -25,16 +25,18 @@ export function distinctPairs(ids: readonly number[]): number | null {
   return seen.size / (ids.length - 1);
 }
 
-/** How long each token took: since the one before it, or since the request came. */
+/** Returns the time that each token of a run took, in seconds; the first is counted from the request. */
 export function pauses(run: Run): number[] {
   const own = run.summary.fork_at ?? 0;
   return run.tokens.slice(own).map((token, place, all) => Math.max(0, token.seconds - (place ? all[place - 1]!.seconds : 0)));
 }
 
-/** How a run begins: so many characters of it. */
+/** Returns at most this many characters of a run's text; a text that is cut ends in “…”. */
 export function beginning(run: Run, characters: number): string {
-  if (run.summary.text) return run.summary.text.slice(0, characters);
-  let text = '';
-  for (let i = 0; i < run.tokens.length && text.length < characters; i++) text += run.tokens[i]!.text;
-  return text.slice(0, characters);
+  let text = run.summary.text;
+  if (!text) for (let i = 0; i < run.tokens.length && text.length <= characters; i++) text += run.tokens[i]!.text;
+  if (text.length <= characters) return text;
+  const cut = Array.from(text.slice(0, characters)); // the cut may be inside a surrogate pair
+  if (/[\ud800-\udbff]$/.test(cut.at(-1) ?? '')) cut.pop();
+  return `${cut.join('').trimEnd()}…`;
 }

@@ -1,5 +1,5 @@
 // A tree as it grows: follows its events over broken connections, fetches what they do not tell, and keeps the
-// forest. Whoever listens hears of all that came in a frame at once.
+// forest. The listener is told once per frame of all that came.
 
 import { api, type ApiError } from './api';
 import { follow } from './events';
@@ -29,7 +29,7 @@ export class Feed {
     private readonly soon: (work: () => void) => void = withTheNextFrame,
   ) {}
 
-  /** Follow another tree from here on; what there is of it already is in the forest then. */
+  /** Follows another tree from here on. When this returns, the forest has the runs that the tree has so far. */
   async open(tree: string): Promise<void> {
     this.stop();
     this.forest = new Forest();
@@ -38,6 +38,11 @@ export class Feed {
     // First the connection, then what is there already: so nothing falls between the two.
     await new Promise<void>((connected) => this.listen(tree, connected));
     await this.load(tree);
+  }
+
+  /** Stops following. The forest stays as it is. */
+  close(): void {
+    this.stop();
   }
 
   private listen(tree: string, connected: () => void): void {
@@ -51,6 +56,8 @@ export class Feed {
         connected();
         this.listener.connected();
         if (broken && missed) this.load(tree).then(() => this.listener.came([]), this.listener.failed);
+        // A server that was restarted has no event of what it interrupted.
+        else if (broken) for (const [id, run] of this.forest.runs) if (isLive(run)) void this.details(id);
         broken = false;
       },
       away: () => {
@@ -80,7 +87,7 @@ export class Feed {
     this.listener.came(events);
   }
 
-  /** What events do not tell: the prompt's tokens, the last token, the beams. */
+  /** Fetches what events do not tell: the prompt's tokens, the last token, the beams. */
   async details(run: string, alternatives = ALTERNATIVES): Promise<void> {
     try {
       const whole = await api.run(run, alternatives);
@@ -98,7 +105,7 @@ export class Feed {
   }
 }
 
-/** A page that nobody looks at has no frames. */
+/** Runs work with the next frame, or soon if the page is hidden and has no frames. */
 function withTheNextFrame(work: () => void): void {
   if (document.hidden) setTimeout(work, 100);
   else requestAnimationFrame(work);

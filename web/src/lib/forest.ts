@@ -1,5 +1,5 @@
-// The runs of one tree, and the tree of texts that they make together. Events and whole runs go in, in any
-// order and as often as they like; what is drawn is read off here. Nothing is ever removed.
+// The runs of one tree and the tree of their tokens. Events and whole runs may be added in any order and more than
+// once; nothing is ever removed.
 
 import type { Beam, PromptToken, Refusal, Summary, Token, TreeEvent, WholeRun } from './types';
 
@@ -12,18 +12,19 @@ export interface Run {
   readonly prompt: PromptToken[];
 }
 
-/** A place in the tree of texts. Runs that begin alike share these. */
+/** A node of the tree of tokens. Runs with the same beginning share nodes. */
 export interface Place {
   readonly node: string;
   readonly parent: string | null;
   readonly depth: number; // 0 is the prompt
-  readonly children: Place[]; // in the order they came
-  run: string; // the first run that came by
+  readonly children: Place[]; // in the order of arrival
+  run: string; // the first run with this token
   id: number;
   piece: string;
   source: string;
   refused: Refusal | null;
   beam: Beam | null;
+  kept: boolean; // whether it is in the text of a run; then it is not drawn as pruned, even if a beam was pruned here
 }
 
 export class Forest {
@@ -31,7 +32,7 @@ export class Forest {
   readonly places = new Map<string, Place>();
   readonly roots: string[] = [];
 
-  /** False where something before it is missing: the run must be fetched whole. */
+  /** Applies an event. Returns false if an earlier one is missing: then the whole run must be fetched. */
   apply(event: TreeEvent): boolean {
     if (event.kind !== 'token') {
       const run = this.tell(event.summary);
@@ -44,7 +45,7 @@ export class Forest {
     return true;
   }
 
-  /** A summary: new, or newer than the one that is here. */
+  /** Adds or updates a run by its summary. */
   tell(summary: Summary): Run {
     const known = this.runs.get(summary.id);
     const run = known ? { ...known, summary } : { summary, tokens: this.kept(summary), end: null, tail: '', beams: [], prompt: this.promptOf(summary) };
@@ -54,7 +55,7 @@ export class Forest {
     return run;
   }
 
-  /** A whole run. Tokens that are here already stay, unless the others say more of their alternatives. */
+  /** Adds a whole run. A known token is replaced only by one with more alternatives. */
   whole(told: WholeRun): Run {
     const { prompt_tokens, tokens, tail, end, beams, ...summary } = told;
     const known = this.tell(summary);
@@ -68,14 +69,14 @@ export class Forest {
     return run;
   }
 
-  /** How many runs are written right now. */
+  /** The number of runs that are being generated. */
   get live(): number {
     let count = 0;
     for (const run of this.runs.values()) if (isLive(run)) count++;
     return count;
   }
 
-  /** How many of the first tokens two runs have in common. */
+  /** Returns how many tokens two runs share at their beginning. */
   shared(one: Run, other: Run): number {
     const most = Math.min(one.tokens.length, other.tokens.length);
     for (let i = 0; i < most; i++) if (one.tokens[i]!.node !== other.tokens[i]!.node) return i;
@@ -100,11 +101,12 @@ export class Forest {
   private root(summary: Summary): void {
     if (this.places.has(summary.root)) return;
     this.roots.push(summary.root);
-    this.places.set(summary.root, { node: summary.root, parent: null, depth: 0, children: [], run: summary.id, id: -1, piece: '', source: 'prompt', refused: null, beam: null });
+    this.places.set(summary.root, { node: summary.root, parent: null, depth: 0, children: [], run: summary.id, id: -1, piece: '', source: 'prompt', refused: null, beam: null, kept: true });
   }
 
   private place(run: Run, token: Token): void {
-    this.add(token.node, token.parent, run.summary.id, token.id, token.piece, token.source, token.refused);
+    const place = this.add(token.node, token.parent, run.summary.id, token.id, token.piece, token.source, token.refused);
+    if (place) place.kept = true;
   }
 
   private beam(run: Run, beam: Beam): void {
@@ -116,17 +118,20 @@ export class Forest {
     const known = this.places.get(node);
     const above = this.places.get(parent);
     if (known || !above) return known;
-    const made: Place = { node, parent, depth: above.depth + 1, children: [], run, id, piece, source, refused, beam: null };
+    const made: Place = { node, parent, depth: above.depth + 1, children: [], run, id, piece, source, refused, beam: null, kept: false };
     above.children.push(made);
     this.places.set(node, made);
     return made;
   }
 }
 
-export const isLive = (run: Run | null): boolean => run !== null && (run.summary.status === 'running' || run.summary.status === 'waiting');
+/** Returns whether a beam was pruned here and no run has this token. */
+export const isPruned = (place: Place | null): boolean => place?.beam?.fate === 'pruned' && !place.kept;
 
-/** What a run is called where there is little room. */
-export function nameOf(run: Run): string {
+export const isLive = (run: Pick<Run, 'summary'> | null): boolean => run !== null && (run.summary.status === 'running' || run.summary.status === 'waiting');
+
+/** Returns a short name for a run. */
+export function nameOf(run: Pick<Run, 'summary'>): string {
   const { name, reason, seed, sample, sampling } = run.summary;
   if (name) return name;
   if (reason === 'forced') return 'fork';

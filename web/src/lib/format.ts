@@ -1,6 +1,6 @@
-// Numbers as people read them. Each is the engine's own; rounding for the eye is all that happens here.
+// Formats the engine's numbers for reading. Nothing is computed here except rounding.
 
-/** The share that a log-probability stands for. */
+/** Returns the probability of a log-probability, as a percentage. */
 export function percent(logprob: number | null): string {
   return logprob === null ? 'removed' : share(Math.exp(logprob));
 }
@@ -30,11 +30,16 @@ export function bytes(value: number): string {
   return value >= 1e3 ? `${(value / 1e3).toFixed(0)} kB` : `${value} B`;
 }
 
-export const count = (value: number): string => value.toString().replace(/\B(?=(\d{3})+$)/g, ' ');
+/** Returns a whole number with thousands separated as in the terminal: 49,152. */
+export const count = (value: number): string => value.toString().replace(/\B(?=(\d{3})+$)/g, ',');
 
 export const plural = (value: number, noun: string): string => `${count(value)} ${noun}${value === 1 ? '' : 's'}`;
 
-/** Why it ended, as a sentence. */
+/** Returns why a run ended, in a word or two. */
+export const endWord = (reason: string | null): string =>
+  ({ stop: 'ended', length: 'token limit', timeout: 'time limit', repetition: 'repetition', cancelled: 'stopped' })[reason ?? ''] ?? 'failed';
+
+/** Returns why a run ended, as a sentence. */
 export function ending(reason: string | null, detail: string | null): string {
   switch (reason) {
     case null: return 'It is still running.';

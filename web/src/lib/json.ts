@@ -1,10 +1,10 @@
-// JSON with whole numbers that are exact however long they are: a seed may have 64 bits, a number in JavaScript
-// has 53. Those which do not fit become bigints here, and digits again on the way out.
+// JSON with exact whole numbers: a seed may have 64 bits, a JavaScript number has 53. Numbers that do not fit are read
+// as bigints and written as digits.
 
-const LONG = /(^|[:[,\s])-?\d{16,}\s*([,}\]]|$)/; // a look that costs little: most texts have none, and floats none of these
+const LONG = /(^|[:[,\s])-?\d{16,}\s*([,}\]]|$)/; // a cheap check: most texts have no such number
 const VALUES = /"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*/g;
 
-/** A whole number as it is written, or null. */
+/** Returns the whole number that a text is, or null. */
 export function whole(text: string): number | bigint | null {
   const value = Number(text);
   if (!/^-?\d+$/.test(text)) return text.trim() !== '' && Number.isSafeInteger(value) ? value : null;

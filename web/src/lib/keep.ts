@@ -1,10 +1,10 @@
-// What is drawn is worked out anew as a whole, and put on the page in parts: an entry that says what it said
-// before stays the same object, and the page leaves alone what was drawn from it.
+// Keeps records from one drawing to the next: a record that is equal to the previous one stays the same object, so that
+// the page does not update its element.
 
 export class Keeper<T extends { readonly key: string | number }> {
   private known = new Map<T['key'], T>();
 
-  /** The list, with entries of the last one wherever they say the same. */
+  /** Returns the list, with records of the previous list in place of equal ones. */
   keep(list: readonly T[]): T[] {
     const before = this.known;
     this.known = new Map();

@@ -2,8 +2,8 @@
 
 export type Action =
   | 'play' | 'step' | 'back' | 'forth' | 'up' | 'down' | 'first' | 'last' | 'fork' | 'rewind' | 'edit'
-  | 'next' | 'previous' | 'compare' | 'unpin' | 'help' | 'tour' | 'prompt' | 'theme'
-  | 'lens1' | 'lens2' | 'lens3' | 'lens4' | 'lens5' | 'lens6';
+  | 'next' | 'previous' | 'compare' | 'unpin' | 'help' | 'tour' | 'runs' | 'prompt' | 'theme'
+  | 'lens1' | 'lens2' | 'lens3' | 'lens4' | 'lens5' | 'lens6' | 'lens7';
 
 export interface Key {
   keys: string[]; // as KeyboardEvent.key has them
@@ -33,7 +33,9 @@ export const KEYMAP: readonly Key[] = [
   { keys: ['4'], shown: '4', action: 'lens4', does: 'Lens: Tokens' },
   { keys: ['5'], shown: '5', action: 'lens5', does: 'Lens: Cache & time' },
   { keys: ['6'], shown: '6', action: 'lens6', does: 'Lens: Inside, if the server offers it' },
+  { keys: ['7', 'w', 'W'], shown: 'W', action: 'lens7', does: 'Where did it go wrong? The most surprising and the luckiest tokens' },
   { keys: ['/'], shown: '/', action: 'prompt', does: 'Write a prompt' },
+  { keys: ['r', 'R'], shown: 'R', action: 'runs', does: 'The list of runs' },
   { keys: ['g', 'G'], shown: 'G', action: 'tour', does: 'The guided tour' },
   { keys: ['t', 'T'], shown: 'T', action: 'theme', does: 'Dark or light' },
   { keys: ['Escape'], shown: 'Esc', action: 'unpin', does: 'Unpin' },
@@ -47,7 +49,7 @@ export interface Pressed {
   altKey: boolean;
 }
 
-/** What a key means, unless somebody is writing or it belongs to what has the focus. */
+/** Returns the action of a key, or null while the user types or if the focused element uses the key itself. */
 export function actionOf(pressed: Pressed, focus: { tag: string; role: string | null; type: string | null; editable: boolean }): Action | null {
   if (pressed.ctrlKey || pressed.metaKey || pressed.altKey) return null;
   const found = KEYMAP.find((each) => each.keys.includes(pressed.key))?.action ?? null;

@@ -1,9 +1,9 @@
-// Where each item of the token tree stands. A shared beginning is one line; a chain without a branch folds
-// into one item, except near the token that is looked at; the alternatives of that token hang beside it.
+// Computes the position of each item of the token tree. A shared beginning is drawn once; a chain without branches is
+// folded into one item, except near the selected token; the alternatives of that token are drawn beside it.
 
 import { hierarchy, type HierarchyNode } from 'd3-hierarchy';
-import { nameOf, type Forest, type Place, type Run } from './forest';
-import { decimal } from './format';
+import { isPruned, nameOf, type Forest, type Place, type Run } from './forest';
+import { count, decimal } from './format';
 import { shown } from './visible';
 import type { Alternative, Refusal } from './types';
 
@@ -14,15 +14,15 @@ export interface Item {
   kind: ItemKind;
   label: string;
   piece: string;
-  run: string; // clicking goes there
-  index: number; // of the token; of a fold, its first
+  run: string; // the run that a click selects
+  index: number; // of the token, or of the first token of a fold
   count: number; // tokens in a fold, or alternatives that are not shown
-  onPath: boolean; // of the run that is looked at
+  onPath: boolean; // whether it belongs to the selected run
   focused: boolean;
   place: Place | null;
   alternative: Alternative | null;
-  refused: Refusal | null; // what a drafter had guessed instead
-  tag: string; // at the end of a branch: what it is called
+  refused: Refusal | null; // a rejected draft for this place
+  tag: string; // the name of the branch, at its end
   children: Item[];
 }
 
@@ -43,9 +43,9 @@ export interface Layout {
 
 export interface View {
   run: Run | null;
-  focus: number | null; // the token that is looked at
+  focus: number | null; // the selected token
   near: number; // tokens on either side of it that stay unfolded
-  alternatives: number; // how many hang beside it
+  alternatives: number; // how many are drawn beside it
   open: ReadonlySet<string>; // folds that were clicked
   measure: (item: Item) => number;
   tagWidth: (tag: string) => number;
@@ -86,12 +86,12 @@ function build(forest: Forest, view: View): Item | null {
   return root;
 }
 
-/** The run that is looked at comes first, so its line stays straight; then the others as they came. */
+/** Returns the children with that of the selected run first, so that its line stays straight. */
 function ordered({ children }: Place, path: ReadonlySet<string>): Place[] {
   return [...children.filter((each) => path.has(each.node)), ...children.filter((each) => !path.has(each.node))];
 }
 
-/** A place and those after it, up to the next branch, end or hanging alternatives. */
+/** Returns a place and those after it, up to the next branch, end or list of alternatives. */
 function chainFrom(first: Place, ends: ReadonlyMap<string, string>, view: View, path: ReadonlySet<string>): Place[] {
   const chain = [first];
   for (let place = first; place.children.length === 1 && !ends.has(place.node); ) {
@@ -110,7 +110,7 @@ function folded(chain: Place[], view: View, path: ReadonlySet<string>): Item[] {
   const flush = (): void => {
     if (hidden.length > 1 && !view.open.has(hidden[0]!.node)) {
       const first = hidden[0]!;
-      const label = `⋯ ${hidden.length} tokens`;
+      const label = `⋯ ${count(hidden.length)} tokens`;
       made.push(item('fold', first, { label, count: hidden.length, ...whose(first, view, path) }));
     } else {
       made.push(...hidden.map((place) => token(place, view, path)));
@@ -124,7 +124,8 @@ function folded(chain: Place[], view: View, path: ReadonlySet<string>): Item[] {
     if (!first && !last && !near) return hidden.push(place);
     flush();
     const one = token(place, view, path);
-    // The last few beside the path are known by where they stand: while a branch is written they are told anew, not made anew.
+    // The keys of the last few items beside the path count from the end: while a branch grows, their elements are
+    // updated instead of replaced.
     if (last && !first && !one.onPath) one.key = `${chain[0]!.node}~${chain.length - at}`;
     return made.push(one);
   });
@@ -142,15 +143,16 @@ function whose(place: Place, view: View, path: ReadonlySet<string>): { run: stri
   return { run: onPath && view.run ? view.run.summary.id : place.run, index: place.depth - 1, onPath };
 }
 
-/** After the last token, the one that ended the run and is no part of the text. */
+/** Returns the token that ended the run, as an item after the last token of the text. */
 function ending(place: Place, view: View): Item[] {
   const end = view.run?.end;
   if (!view.run || !end || end.parent !== place.node) return [];
   const index = view.run.tokens.length;
-  return [item('end', place, { key: end.node, label: `■ ${shown(end.piece)}`, piece: end.piece, refused: end.refused, run: view.run.summary.id, index, onPath: true, focused: view.focus === index })];
+  // A finished beam has a place for this token as well.
+  return [item('end', place, { key: `${end.node}:end`, label: `■ ${shown(end.piece)}`, piece: end.piece, refused: end.refused, run: view.run.summary.id, index, onPath: true, focused: view.focus === index })];
 }
 
-/** Beside the token that is looked at: what else was likely there and has no branch yet. */
+/** Returns the alternatives of the selected token that have no branch yet. */
 function alternatives(place: Place, taken: Place[], view: View): Item[] {
   if (view.run === null || view.focus === null || place.depth !== view.focus) return [];
   const at = view.focus === view.run.tokens.length ? view.run.end : view.run.tokens[view.focus];
@@ -168,18 +170,18 @@ function alternatives(place: Place, taken: Place[], view: View): Item[] {
   return made;
 }
 
-/** Where runs end, and what is written there. */
+/** Returns the tag of each node at which a run or a beam ends. */
 function endings(forest: Forest): Map<string, string> {
   const tags = new Map<string, string>();
   for (const run of forest.runs.values()) {
     const node = run.tokens.at(-1)?.node ?? run.summary.root;
-    const reused = run.summary.parent !== null && run.summary.usage.cached_tokens > 0 ? ` · ${run.summary.usage.cached_tokens} tokens of cache reused` : '';
+    const reused = run.summary.parent !== null && run.summary.usage.cached_tokens > 0 ? ` · ${count(run.summary.usage.cached_tokens)} tokens of cache reused` : '';
     const tag = nameOf(run) + reused;
     tags.set(node, tags.has(node) ? `${tags.get(node)}, ${tag}` : tag);
   }
   for (const run of forest.runs.values())
     for (const beam of run.beams)
-      if (beam.fate === 'pruned' || beam.fate === 'finished') tags.set(beam.node, tags.get(beam.node) ?? `${beam.fate} ${decimal(beam.logprob)}`);
+      if ((beam.fate === 'pruned' && isPruned(forest.places.get(beam.node) ?? null)) || beam.fate === 'finished') tags.set(beam.node, tags.get(beam.node) ?? `${beam.fate}, log p ${decimal(beam.logprob)}`);
   return tags;
 }
 
@@ -212,7 +214,7 @@ function arrange(root: Item, view: View): Layout {
     const tag = last.item.tag ? view.tagWidth(last.item.tag) : 0;
     const row = rows.take(first.parent ? first.parent.row + 1 : 0, first.x - view.gap / 2, last.x + last.width + tag + view.gap / 2);
     for (const node of line) at.get(node)!.row = row;
-    // The last to be pushed is the next: of a line, the alternatives, then the branches from right to left.
+    // A stack: the alternatives of a line come next, then its branches from right to left.
     const off = line.flatMap((node) => node.children?.slice(1) ?? []);
     const ghosts = off.filter((node) => isGhost(node.data)).reverse();
     waiting.push(...off.filter((node) => !isGhost(node.data)), ...ghosts);
@@ -222,14 +224,14 @@ function arrange(root: Item, view: View): Layout {
 
 const isGhost = (each: Item): boolean => each.kind === 'alternative' || each.kind === 'more';
 
-/** An item and those that stand in its row: first child after first child. */
+/** Returns an item and those in its row: the first child, its first child, and so on. */
 function lineOf(node: HierarchyNode<Item>): HierarchyNode<Item>[] {
   const line = [node];
   for (let next = node.children?.[0]; next; next = next.children?.[0]) line.push(next);
   return line;
 }
 
-/** Which parts of which rows are taken. */
+/** The occupied parts of the rows. */
 class Rows {
   private readonly taken: [number, number][][] = [];
 
@@ -237,7 +239,7 @@ class Rows {
     return this.taken.length;
   }
 
-  /** The first row from this one down that has room between two places. */
+  /** Occupies and returns the first row from this one down that is free between two positions. */
   take(from: number, left: number, right: number): number {
     let row = from;
     while (this.taken[row]?.some(([start, end]) => start < right && end > left)) row++;

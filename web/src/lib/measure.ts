@@ -1,4 +1,4 @@
-// How wide a text is drawn, asked of a canvas once for each text and font.
+// Measures the width of a text with a canvas, once for each text and font.
 
 const known = new Map<string, number>();
 let canvas: CanvasRenderingContext2D | null | undefined;

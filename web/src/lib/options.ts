@@ -1,9 +1,9 @@
-// The fields of Sampling as a form: the server says which there are, of which kind, and what they do.
+// The fields of Sampling as a form. The server tells which fields there are, their kinds and their help texts.
 
 import { parse, stringify, whole } from './json';
 import type { Option, Options } from './types';
 
-/** What a person wrote, as the server takes it; undefined leaves the field out. */
+/** Returns the value of a field's text as the server expects it; undefined for the default. Throws if it is none. */
 export function read(option: Option, text: string | boolean): unknown {
   if (typeof text === 'boolean') return text === option.default ? undefined : text;
   const given = text.trim();
@@ -13,6 +13,8 @@ export function read(option: Option, text: string | boolean): unknown {
     case 'whole': {
       const value = option.kind === 'whole' ? whole(given) : Number(given);
       if (value === null || (typeof value === 'number' && !Number.isFinite(value))) throw new Error(`${option.name} is "${given}"; a ${option.kind === 'whole' ? 'whole ' : ''}number is expected`);
+      // The server takes a seed of -1 as none, for other clients; in this form an empty field means none.
+      if (option.name === 'seed' && value < 0) throw new Error(`seed is ${given}; a whole number from 0 to 2^64 - 1 is expected`);
       return value === option.default ? undefined : value;
     }
     case 'texts': return text.split('\n').filter((line) => line !== '').map(unescaped);
@@ -24,7 +26,7 @@ export function read(option: Option, text: string | boolean): unknown {
   }
 }
 
-/** The other way round: a value as it is written in the form. */
+/** Returns a value as the text of its field: the inverse of `read`. */
 export function write(option: Option, value: unknown): string {
   if (value === null || value === undefined) return '';
   if (option.kind === 'texts' && Array.isArray(value)) return value.map((each) => String(each).replace(/\\/g, '\\\\').replace(/\n/g, '\\n')).join('\n');
@@ -45,7 +47,7 @@ function json(option: Option, text: string): unknown {
   }
 }
 
-/** Only what differs from the defaults: what is sent, shared and shown. */
+/** Returns the options that differ from the defaults. */
 export function changed(sampling: Options, options: readonly Option[]): Options {
   const made: Options = {};
   for (const option of options) {
@@ -83,7 +85,7 @@ export interface Slider {
   step: number;
 }
 
-/** What the what-if panel offers. The server answers; these are only the ends of the sliders. */
+/** The sliders of the what-if panel with their ranges. The server computes the answers. */
 export const SLIDERS: readonly Slider[] = [
   { name: 'temperature', least: 0, most: 2, step: 0.05 },
   { name: 'top_k', least: 0, most: 100, step: 1 },
@@ -98,11 +100,14 @@ export interface Strategy {
   about: string;
 }
 
+/** The settings with which the page starts. */
+export const DEFAULT: Strategy = { name: 'default', sampling: { temperature: 0.8 }, about: 'temperature 0.8' };
+
 export const STRATEGIES: readonly Strategy[] = [
-  { name: 'greedy', sampling: { temperature: 0 }, about: 'always the likeliest' },
+  { name: 'greedy', sampling: { temperature: 0 }, about: 'temperature 0: always the most likely token' },
   { name: 'careful', sampling: { temperature: 0.5, top_p: 0.9 }, about: 'temperature 0.5, top-p 0.9' },
   { name: 'nucleus', sampling: { temperature: 1, top_p: 0.9 }, about: 'temperature 1, top-p 0.9' },
   { name: 'min-p', sampling: { temperature: 1.2, min_p: 0.1 }, about: 'temperature 1.2, min-p 0.1' },
   { name: 'wild', sampling: { temperature: 1.5 }, about: 'temperature 1.5' },
-  { name: 'beams', sampling: { beam_width: 4 }, about: '4 beams, the likeliest text as a whole' },
+  { name: 'beams', sampling: { beam_width: 4 }, about: '4 beams: the most likely text as a whole' },
 ];

@@ -1,8 +1,8 @@
-// How often things are drawn anew. The text goes on with every frame; the tree waits the longer, the more
-// branches are written at once, and tables wait longer still, so that no frame has more to draw than it has time.
+// Limits how often the page is drawn. The text is drawn in every frame; the tree less often the more branches are being
+// generated, and tables still less often, so that a frame never has too much to draw.
 
 export interface Tempo {
-  branch: number; // milliseconds from one drawing to the next, for each branch that is written
+  branch: number; // milliseconds between drawings, for each branch that is being generated
   longest: number;
   least: number; // from asking to drawing
 }
@@ -19,7 +19,7 @@ export class Pace {
     private readonly draw: () => void,
   ) {}
 
-  /** Something has changed: draw now, or once it is time. */
+  /** Requests a drawing: at once, or when the time since the last one is over. */
   ask(branches: number): void {
     if (this.timer !== undefined) return;
     const { branch, longest, least } = this.tempo;
@@ -28,7 +28,7 @@ export class Pace {
     else this.timer = setTimeout(() => this.go(), wait);
   }
 
-  /** Draw at once: somebody did something. */
+  /** Draws at once, after an action of the user. */
   go(): void {
     clearTimeout(this.timer);
     this.timer = undefined;

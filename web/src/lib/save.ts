@@ -1,4 +1,4 @@
-// A file from the server, saved by the browser. What the server refuses is said on the page, not in a new tab.
+// Saves a file from the server. An error of the server is shown on the page, not in a new tab.
 
 import { ask } from './api';
 

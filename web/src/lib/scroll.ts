@@ -1,4 +1,4 @@
-// Where to scroll so that something comes into sight: nowhere if it is, else so that it stands well inside.
+// Computes where to scroll so that an item is visible with some room around it.
 
 export interface Point {
   left: number;
@@ -9,7 +9,7 @@ export interface Size {
   height: number;
 }
 
-const [LEFT, RIGHT] = [60, 90]; // room that it has at least on either side
+const [LEFT, RIGHT] = [60, 90]; // pixels of room on either side of it, at least
 
 export function intoSight(box: Point & Size, scrolled: Point, window: Size, all: Size): Point {
   const outside = box.left < scrolled.left + LEFT || box.left + box.width > scrolled.left + window.width - RIGHT;

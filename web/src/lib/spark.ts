@@ -1,4 +1,4 @@
-// The entropy line: how unsure the model was at each token.
+// The line of entropies at the bottom of the page: how unsure the model was at each token.
 
 import { scaleLinear } from 'd3-scale';
 import { area, curveMonotoneX, line } from 'd3-shape';
@@ -25,7 +25,7 @@ export function spark(entropies: readonly number[], width: number, height: numbe
   };
 }
 
-/** No more points than there are pixels; of each few, the highest stays, so no peak is lost. */
+/** Returns at most this many points: the highest of each group of neighbours, so that no peak is lost. */
 export function sampled(values: readonly number[], most: number): [number, number][] {
   const size = Math.max(1, Math.ceil(values.length / Math.max(1, most)));
   const made: [number, number][] = [];

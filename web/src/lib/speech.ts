@@ -1,9 +1,9 @@
-// For those who listen: whole sentences as they are finished, not one token after the other.
+// Splits the growing text of a run into sentences for screen readers, which should not read single tokens.
 
 export class Sentences {
   private rest = '';
 
-  /** The sentences that this text completes. */
+  /** Adds text and returns the sentences that it completes. */
   feed(text: string): string[] {
     this.rest += text;
     const made: string[] = [];
@@ -16,7 +16,7 @@ export class Sentences {
     }
   }
 
-  /** What is left at the end. */
+  /** Returns the unfinished rest at the end of a run. */
   finish(): string {
     const left = this.rest.trim();
     this.rest = '';

@@ -1,4 +1,4 @@
-// Which branch is worth a click: where another token was nearly as likely as the one that was chosen.
+// Picks the alternative that the page suggests: a likely one that was not chosen.
 
 import type { Alternative, Token } from './types';
 
@@ -12,7 +12,7 @@ export function suggest(tokens: readonly Token[]): Suggestion | null {
   let most = -Infinity;
   for (const token of tokens) {
     for (const each of token.alternatives) {
-      const word = /\p{L}{2}/u.test(each.text); // a word leads further than a comma
+      const word = /\p{L}{2}/u.test(each.text); // a word makes a more different text than a comma
       const value = (each.raw_logprob ?? -Infinity) + (word ? 0 : -3) - 0.04 * token.index;
       if (each.id === token.id || each.logprob === null || value <= most) continue;
       most = value;

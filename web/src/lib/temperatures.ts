@@ -1,4 +1,4 @@
-// Who wins at which temperature: neighbouring answers with the same winner become one stretch.
+// The winner at each temperature; neighbouring temperatures with the same winner are joined.
 
 export const TEMPERATURES = [0, 0.2, 0.4, 0.6, 0.8, 1, 1.2, 1.4, 1.6, 1.8, 2] as const;
 

@@ -1,6 +1,7 @@
 // The guided tour: from a text to the next token, step by step. Each step uses the live model, gives the user a
 // task, and detects when it is done.
 
+import { LIMITS } from './chat';
 import type { StartBody } from './types';
 
 export interface Step {
@@ -65,7 +66,7 @@ export const TOUR: readonly Step[] = [
   {
     title: 'When it stops',
     text: 'A model does not decide to stop; it gives a probability to a token that means “end”, as to any other. A run also ends at a token limit, at a stop text, or when you stop it. A wrong token is never corrected, and later tokens build on it.',
-    start: { messages: [{ role: 'user', content: 'Name one colour.' }], sampling: { temperature: 0.7, seed: 1, max_tokens: 60, logprobs: 20 } },
+    start: { messages: [{ role: 'user', content: 'Name one colour.' }], sampling: { temperature: 0.7, seed: 1, max_tokens: LIMITS.chat, logprobs: 20 } },
     todo: 'Press End to go to the token that ended the run, choose an alternative there (↓, then Enter), and see where the new run ends.',
     done: 'forked',
   },
@@ -73,7 +74,7 @@ export const TOUR: readonly Step[] = [
     title: 'Why the same prompt differs',
     text: 'The probabilities are the same each time; the luck is not. A seed fixes the luck, and then every run is the same, to the last bit. Without a seed, each run gets a random one.',
     start: { prompt: 'The best thing about the sea is', sampling: { temperature: 1, seed: 1, max_tokens: 20, logprobs: 20 } },
-    todo: 'Press Enter on a token for new luck, or change the seed and run again. Then enter the old seed: the old text comes back.',
+    todo: 'Run seeds 1 to 5: five branches of one tree, each with its own luck. Then enter seed 1 and press Run: the same text comes back.',
     done: 'asked',
   },
 ];

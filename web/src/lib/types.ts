@@ -1,4 +1,4 @@
-// What the server answers with: the shapes of docs/server.md, and nothing else.
+// The shapes of the server's answers, as in docs/server.md.
 
 export interface Alternative {
   id: number;
@@ -9,12 +9,12 @@ export interface Alternative {
 
 export type Source = 'sampled' | 'forced' | 'draft' | 'beam';
 
-/** What a drafter had guessed where another token was chosen. */
+/** A rejected draft: another token was chosen there. */
 export interface Refusal {
   id: number;
   text: string;
   by: 'lookup' | 'model';
-  dropped: number; // guesses after it, never judged
+  dropped: number; // drafts after it, which were dropped unchecked
 }
 
 export interface Token {
@@ -40,7 +40,7 @@ export interface Token {
   alternatives: Alternative[];
 }
 
-export type Status = 'waiting' | 'running' | 'paused' | 'done' | 'failed';
+export type Status = 'waiting' | 'running' | 'paused' | 'done' | 'failed' | 'elsewhere';
 export type Options = Record<string, unknown>;
 
 export interface Summary {
@@ -55,6 +55,8 @@ export interface Summary {
   stop_reason: string | null;
   error: string | null;
   prompt: string;
+  messages: RecordedMessage[] | null; // of a conversation; null: a text is continued
+  title: string; // in one line: the prompt, or the user's last message
   text: string;
   seed: number | bigint; // of up to 64 bits
   salt: number | bigint;
@@ -148,6 +150,27 @@ export interface Explanation {
   sentence: string;
 }
 
+/** A token of one of the lists of `worst`. */
+export interface WorstToken {
+  index: number;
+  id: number;
+  piece: string;
+  bytes: string;
+  surprise_bits: number | null;
+  logprob: number | null;
+  raw_logprob: number | null;
+  rank: number;
+  rank_after: number;
+  luck: number;
+  source: Source;
+}
+
+export interface Worst {
+  run: string;
+  surprising: WorstToken[];
+  lucky: WorstToken[];
+}
+
 export type Kind = 'number' | 'whole' | 'flag' | 'text' | 'texts' | 'ids' | 'biases' | 'schema' | 'stage_options';
 
 export interface Option {
@@ -175,8 +198,14 @@ export interface Info {
 }
 
 export interface Message {
-  role: 'system' | 'user' | 'assistant';
+  role: string; // system, user, assistant, …
   content: string;
+}
+
+/** A message as it was sent: its content may be in parts, or absent. */
+export interface RecordedMessage {
+  role: string;
+  content?: string | { text: string }[] | null;
 }
 
 export interface Tokenized {
@@ -208,7 +237,7 @@ interface Seen {
 
 export interface AttentionLens extends Seen {
   mean: number[]; // of all layers and heads
-  elsewhere: number[]; // the same without the first token, shared anew
+  elsewhere: number[]; // the same without the first token, normalized
   layers: { layer: number; weights: number[][] }[]; // [heads][tokens]
 }
 

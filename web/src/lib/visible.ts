@@ -1,5 +1,5 @@
-// Text from a model is data. This cuts it into segments that a page can show as plain text: what is invisible,
-// controls the terminal or turns the writing direction is named, never passed on.
+// Text from a model is data. This splits it into segments that a page can show as plain text. Invisible characters,
+// control characters and changes of the writing direction are replaced by their names.
 
 export type Look = 'plain' | 'space' | 'newline' | 'code' | 'byte';
 
@@ -17,18 +17,19 @@ const NAMES: Record<number, string> = {
   0x2066: 'left-to-right isolate', 0x2067: 'right-to-left isolate', 0x2068: 'first-strong isolate', 0x2069: 'end of isolate',
   0x2800: 'blank braille', 0x3000: 'wide space', 0x3164: 'Hangul filler', 0xfeff: 'byte-order mark', 0xfffd: 'replacement character',
 };
-const BLANK = new Set([0x115f, 0x1160, 0x2800, 0x3164, 0xffa0]); // letters by category, blank to the eye
+const BLANK = new Set([0x115f, 0x1160, 0x2800, 0x3164, 0xffa0]); // letters by category that look blank
 const HIDDEN = /^[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]$/u;
 const OTHER_SPACE = /^\p{Zs}$/u;
 const MARK = /^\p{M}$/u;
 const PICTURE = /^\p{Extended_Pictographic}$/u;
 const MOST_MARKS = 3;
 
-const known = new Map<string, readonly Segment[]>(); // the same few pieces come again and again
+const known = new Map<string, readonly Segment[]>(); // a cache: few different pieces occur very often
 const MOST_KNOWN = 20_000;
 const LONGEST_KNOWN = 64;
 
-/** `bytes` is the token's own, as hexadecimal: with it `<0xC3>` as a byte is told from `<0xC3>` as text. */
+/** Returns the segments of a piece. `bytes` are the token's bytes in hexadecimal; they distinguish the byte C3 from
+ *  the text `<0xC3>`. */
 export function visible(piece: string, bytes?: string): readonly Segment[] {
   if (piece.length > LONGEST_KNOWN) return segments(piece, bytes);
   const key = `${bytes ?? ''}:${piece}`;
@@ -62,7 +63,7 @@ function segments(piece: string, bytes?: string): Segment[] {
   return made;
 }
 
-/** The same as one string, for labels and for those who listen. */
+/** Returns the segments as one string with plain spaces, for labels and screen readers. */
 export function spoken(piece: string, bytes?: string): string {
   return visible(piece, bytes).map((each) => (each.look === 'space' && each.text === '·' ? ' ' : each.text)).join('');
 }
@@ -86,14 +87,15 @@ function joinsPictures(code: number, before: string | undefined, next: string | 
 
 function partialBytes(piece: string, bytes: string | undefined): Segment[] | null {
   if (!/<0x[0-9A-F]{2}>/.test(piece)) return null;
-  if (bytes !== undefined && hex(piece) === bytes) return null; // it really says so
+  if (bytes !== undefined && hex(piece) === bytes) return null; // the text itself, not a byte
   return piece.split(/(<0x[0-9A-F]{2}>)/).filter(Boolean).flatMap((part) => {
     const byte = /^<0x([0-9A-F]{2})>$/.exec(part)?.[1];
     return byte ? [{ text: byte, look: 'byte' as const, title: `byte ${byte}: part of a character` }] : segments(part, hex(part));
   });
 }
 
-function hex(text: string): string {
+/** The bytes of a text in UTF-8, as hexadecimal. */
+export function hex(text: string): string {
   return Array.from(new TextEncoder().encode(text), (byte) => byte.toString(16).padStart(2, '0')).join('');
 }
 

@@ -1,11 +1,11 @@
-// Breaks a run's tokens into lines of a given width, so that only the lines in sight need to be on the page.
+// Breaks a run's tokens into lines of a given width, so that only the visible lines need to be in the DOM.
 
 export interface Line {
   first: number; // the first of its tokens
   count: number;
 }
 
-/** Lines that grow at their end: what is broken stays broken, however many tokens follow. */
+/** Lines to which tokens are appended; earlier lines never change. */
 export class Lines {
   readonly all: Line[] = [];
   private tokens = 0;
@@ -14,7 +14,7 @@ export class Lines {
 
   constructor(private readonly room: number) {}
 
-  /** The next token: how wide it is, and whether a line ends after it. */
+  /** Adds a token of this width; `ends` tells whether the line ends after it. */
   add(width: number, ends: boolean): void {
     if (this.ended || this.used + width > this.room) {
       this.all.push({ first: this.tokens, count: 0 });
@@ -31,7 +31,7 @@ export class Lines {
   }
 }
 
-/** The line that holds a token. */
+/** Returns the line that contains a token. */
 export function lineOf(lines: readonly Line[], token: number): number {
   let low = 0;
   let high = lines.length - 1;
@@ -43,7 +43,7 @@ export function lineOf(lines: readonly Line[], token: number): number {
   return low;
 }
 
-/** Rows of a list that are in sight, and a few beyond. */
+/** Returns the range of rows that are visible, and a few more on either side. */
 export function inSight(scrolled: number, height: number, row: number, rows: number, beyond = 4): { from: number; to: number } {
   const from = Math.max(0, Math.floor(scrolled / row) - beyond);
   return { from, to: Math.min(rows, Math.ceil((scrolled + height) / row) + beyond) };

@@ -1,4 +1,6 @@
-"""`/api/runs/{id}/explain` and `/api/runs/{id}/lens`: why a token was chosen, and the lenses."""
+"""`/api/runs/{id}/explain`, `/worst` and `/lens`: why a token was chosen, which tokens to look at first, and
+the lenses.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,12 @@ from glassloop.engine.replay import Luck, Part
 from glassloop.server.errors import ERRORS, APIError
 from glassloop.server.runs.explaining import Explainer, ExplanationShape, read_overrides
 from glassloop.server.runs.routes import Id
+from glassloop.server.runs.shapes import Worst, worst_tokens
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
 
 _NOT_OPTIONS = ("luck", "of")
+_MOST_WORST = 100  # tokens in each list of the worst ones
 
 
 def router(service: Service) -> APIRouter:
@@ -39,6 +43,12 @@ def router(service: Service) -> APIRouter:
             request,
             lambda deadline: JSON(explainer.explain(run, index, of, luck, overrides, deadline)),
         )
+
+    @routes.get("/runs/{id}/worst", response_model=Worst)
+    async def worst(id: Id, count: Annotated[int, Query(ge=1, le=_MOST_WORST)] = 5) -> Response:
+        """The tokens that surprised the model most, and those that won by the most luck."""
+        run = (await service.runs.get(id)).run
+        return await service.render([run], lambda: JSON(worst_tokens(run, count)))
 
     @routes.get("/runs/{id}/lens/{name}", response_model=dict[str, Any])
     async def lens(

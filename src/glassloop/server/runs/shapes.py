@@ -17,8 +17,9 @@ from glassloop.shown import cut
 from glassloop.trace.entry import BRIEF_TEXT, Kept
 from glassloop.trace.messages import NO_TEXT, title_of_ids, title_of_text
 from glassloop.trace.node import after, root_of
-from glassloop.trace.run import Timings
+from glassloop.trace.run import Run, Timings
 from glassloop.trace.token import Token
+from glassloop.trace.worst import luckiest, most_surprising, surprise_bits
 
 LEAST = -1e30  # instead of minus infinity, which is no number in JSON
 
@@ -135,6 +136,26 @@ class RunList(Runs):
 class BriefList(BaseModel):
     runs: list[BriefRun]
     more: bool
+
+
+class WorstToken(BaseModel):
+    index: int
+    id: int
+    piece: str
+    bytes: str
+    surprise_bits: float | None
+    logprob: float | None
+    raw_logprob: float | None
+    rank: int
+    rank_after: int
+    luck: float
+    source: str
+
+
+class Worst(BaseModel):
+    run: str
+    surprising: list[WorstToken]
+    lucky: list[WorstToken]
 
 
 # ── nodes ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -323,6 +344,26 @@ def _token(token: Token, index: int, node: str, parent: str, alternatives: int =
     made = token.to_dict()
     made["alternatives"] = made["alternatives"][:alternatives]
     return {"index": index, "node": node, "parent": parent, "piece": token.piece, **made}
+
+
+_OF_WORST = ("id", "bytes", "logprob", "raw_logprob", "rank", "rank_after", "luck", "source")
+
+
+def worst_tokens(run: Run, count: int) -> dict[str, Any]:
+    """Returns the tokens that surprised the model most and those that won by the most luck, as JSON."""
+    tokens = list(run.tokens)  # a running request appends to it
+
+    def listed(places: list[int]) -> list[dict[str, Any]]:
+        made = []
+        for place in places:
+            token = tokens[place]
+            plain = token.to_dict()
+            same = {name: plain[name] for name in _OF_WORST}
+            made.append({"index": place, "piece": token.piece, "surprise_bits": surprise_bits(token), **same})
+        return made
+
+    lists = {"surprising": most_surprising(tokens, count), "lucky": luckiest(tokens, count)}
+    return {"run": run.id, **{name: listed(places) for name, places in lists.items()}}
 
 
 def _beams(service: Service, state: RunState) -> Iterator[dict[str, Any]]:
