@@ -101,7 +101,7 @@ def test_a_wrong_call_that_is_not_about_a_name_stays_a_type_error():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"regex": "a", "choice": ["b"]}, "regex and choice are both given"),
+        ({"regex": "a", "choice": ["b"]}, "regex and choice are given"),
         ({"json_schema": {}, "ignore_eos": True}, "ignore_eos"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9"),
     ],

@@ -26,20 +26,19 @@ def stage_table(told: Explanation) -> PlainTable:
 
 
 def race_table(told: Explanation) -> PlainTable:
-    """Returns the candidates, one in a row, in the order of the explanation."""
-    header = ("token", "rank", "model", "after the stages", "luck", "score")
+    """Returns the candidates, one in a row, in the order of the explanation; luck, where there is any."""
+    luck = ("luck", "score") if told.source not in ("beam", "prompt") else ()
     rows = [
         (
             quoted(racer.text),
             str(racer.rank),
             percent(racer.raw_logprob),
             f"removed by {racer.removed_by}" if racer.removed_by else percent(racer.logprob),
-            f"{racer.luck:+.2f}",
-            "" if racer.score is None else f"{racer.score:.2f}",
+            *((f"{racer.luck:+.2f}", "" if racer.score is None else f"{racer.score:.2f}") if luck else ()),
         )
         for racer in told.candidates
     ]
-    return PlainTable(header, rows, right=("rank", "model", "luck", "score"))
+    return PlainTable(("token", "rank", "model", "after stages", *luck), rows, right=("rank", "model", *luck))
 
 
 def _stage(report: StageReport) -> tuple[str, ...]:
