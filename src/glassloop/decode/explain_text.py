@@ -14,7 +14,8 @@ _NAMED = 3  # tokens that a stage changed and that are shown by name
 
 def explanation_text(told: Explanation) -> str:
     """Returns all of an explanation as plain text."""
-    first = f"{quoted(told.taken.text)} at position {told.position} · seed {told.seed} · {told.source}"
+    place = f"{quoted(told.taken.text)} at position {told.position} (prompt included)"
+    first = f"{place} · seed {told.seed} · {told.source}"
     stages = [str(stage_table(told))] if told.stages else []
     return "\n\n".join([first, *stages, str(race_table(told)), visible(told.sentence)])
 
