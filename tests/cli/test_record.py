@@ -255,6 +255,31 @@ def test_samples_are_printed_one_after_the_other(store):
 # ── on a terminal ──────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_show_in_a_pipe_says_that_it_needs_a_terminal_or_colours():
+    arguments = ("generate", PROMPT, *FLAGS, "--no-store", "--show")
+    note = "glassloop: --show surprise needs a terminal, or --color always in a pipe"
+    assert note in run(*arguments, "surprise").stderr
+    assert "glassloop: --show" not in run(*arguments, "surprise", "--color", "always").stderr
+    assert "glassloop: --show" not in run(*arguments, "surprise", "--json").stderr
+    assert "glassloop: --show json needs a terminal;" in run(*arguments, "json").stderr
+
+
+def test_lines_for_a_terminal_are_broken_between_words(monkeypatch, capsys):
+    from glassloop.cli.terminal import wrapped
+
+    class Screen:
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", "40")
+    statistics = "smollm2-135m-instruct · 6 + 12 tokens · first after 0.02 s · ended by length"
+    assert wrapped(statistics) == statistics  # in a pipe
+    lines = wrapped(statistics, Screen()).splitlines()
+    assert lines == ["smollm2-135m-instruct · 6 + 12 tokens ·", "first after 0.02 s · ended by length"]
+    quotation = "they differ from token 2 on: ' here' against ' there'"
+    assert wrapped(quotation, Screen()) == "they differ from token 2 on: ' here'\nagainst ' there'"
+
+
 @pytest.mark.parametrize("show", ["surprise", "alternatives"])
 def test_colours_on_a_terminal_and_nowhere_else(store, show):
     arguments = ("generate", PROMPT, *FLAGS, "--no-store", "--show", show)

@@ -111,6 +111,15 @@ def test_options_that_contradict_each_other_are_an_error(options, said):
         Sampling(**options)
 
 
+def test_the_error_of_a_temperature_says_what_is_allowed():
+    with pytest.raises(SamplingError, match=r"^temperature is 300\.0; a number from 0 to 100 is expected$"):
+        Sampling(temperature=300.0)
+    with pytest.raises(SamplingError, match=r"^temperature is -1; a number from 0 to 100 is expected$"):
+        Sampling(temperature=-1)
+    with pytest.raises(SamplingError, match="1e-09; 0, or a number from 1e-06 to 100, is expected"):
+        Sampling(temperature=1e-9)
+
+
 def test_values_get_their_normal_form():
     sampling = Sampling(
         temperature=np.float32(0.5), top_k=np.int64(3), stop="END", logit_bias={"7": 1}, json_schema="{}"
