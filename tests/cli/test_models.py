@@ -107,9 +107,9 @@ def test_every_command_speaks_json(cache: Path) -> None:
         (["show", "./nowhere.gguf"], "no such file or folder: './nowhere.gguf'"),
         (["rm", "gemma-3-270m"], "'gemma-3-270m' is not in the cache"),
         (["rm", "../home"], "'../home'"),
-        (["path", "gemma-3-270m"], "'glassloop models pull gemma-3-270m' pulls it"),
-        (["show", "owner/repo"], "'glassloop models pull owner/repo' pulls it"),
-        (["show", "cl100k_base"], "'glassloop models pull cl100k_base --force' pulls it again"),
+        (["path", "gemma-3-270m"], "'glassloop models pull gemma-3-270m' downloads it"),
+        (["show", "owner/repo"], "'glassloop models pull owner/repo' downloads it"),
+        (["show", "cl100k_base"], "'glassloop models pull cl100k_base --force' downloads it again"),
         (["show", "o200k_base", "--verify"], "has SHA-256"),
     ],
 )

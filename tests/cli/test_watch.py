@@ -68,12 +68,16 @@ def screen(pilot: Pilot[None]) -> str:
 def test_a_record_is_looked_at_token_by_token(llm, recorded):
     async def person(pilot):
         shown = screen(pilot)
-        assert PROMPT in shown and f"token 0 of {len(recorded.tokens)}" in shown and recorded.id[:8] in shown
+        assert (
+            PROMPT in shown
+            and f"token 0 · {len(recorded.tokens)} tokens" in shown
+            and recorded.id[:8] in shown
+        )
         assert all(cell_len(line) == 80 for line in shown.split("\n"))
         for hint, word in hints():
             assert f"{hint} {word}" in shown
         await pilot.press("right", "right", "left", "right")
-        assert app.at == 2 and "token 2 of" in screen(pilot)
+        assert app.at == 2 and "token 2 · 24 tokens" in screen(pilot)
         await until(pilot, lambda: "won" in screen(pilot) or "likeliest" in screen(pilot))
         shown = screen(pilot)
         assert "top_p" in shown and "mass kept" in shown

@@ -36,7 +36,7 @@ def title(run: Run, at: int, mode: str) -> Text:
     """Returns one line about the run and the place in it."""
     state = {"following": "▶ live", "reading": "▶ reading"}.get(mode, "")
     ended = f"ended by {run.finish_reason}" if run.finish_reason else "running"
-    place = f"token {at} of {len(run.tokens)}"
+    place = f"token {at} · {len(run.tokens)} tokens"
     forked = "" if run.fork_at is None else f"forked at {run.fork_at}"
     parts = (place, state, f"run {run.id[:8]}", forked, f"seed {run.seed}", ended, run.model)
     return Text(visible(" · ".join(part for part in parts if part), newlines=False), no_wrap=True)
