@@ -278,7 +278,7 @@ def test_bars_and_shares_are_wholes(recorded):
 def test_on_a_real_terminal_it_starts_forks_and_quits(tmp_path):
     store = str(tmp_path / "runs.db")
     seen = Session("watch", PROMPT, "--temperature", "0", "-n", "8", GLASSLOOP_STORE=store)
-    seen.wait_for(r"token \d+ of")
+    seen.wait_for(r"token \d+ · ")
     seen.wait_for("ended by")
     seen.type("\x1b[D")
     seen.type("\x1b[B")
