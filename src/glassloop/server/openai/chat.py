@@ -129,7 +129,7 @@ class _Chat(Choices):
         self._most_calls = 1 if body.parallel_tool_calls is False else None
         self._texts: dict[int, CallStream] = {}  # by choice
         try:
-            sampling = make_sampling(options, service.settings)
+            sampling = make_sampling(options, service.settings, defaults=service.llm.default_sampling)
             compiled = service.llm.compile(sampling)
         except SamplingError as error:
             if schema is not None and error.field == "json_schema":  # which the client has not given
