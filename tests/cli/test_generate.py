@@ -51,7 +51,8 @@ def test_every_option_of_sampling_is_a_flag():
 
     shown = run("generate", "--help", env=os.environ | {"COLUMNS": "200"}).stdout
     for field in fields(Sampling):
-        assert "--" + field.name.replace("_", "-") in shown
+        flag = {"n": "samples"}.get(field.name, field.name.replace("_", "-"))
+        assert f"--{flag} " in shown
 
 
 def test_flags_reach_the_sampling(tmp_path):

@@ -56,7 +56,7 @@ def test_a_store_that_cannot_be_used_costs_nobody_the_text(place):
 
 def test_explain_takes_any_run_of_a_file(place):
     path = str(place / "several.glass")
-    asked = ("-n", "3", "--temperature", "1", "--n", "3", "--seed", "5", "--no-store")
+    asked = ("-n", "3", "--temperature", "1", "--samples", "3", "--seed", "5", "--no-store")
     assert run("generate", PROMPT, *asked, "--trace", path).returncode == 0
     runs = read(path)
     assert len(runs) == 3
@@ -163,7 +163,7 @@ def test_runs_are_shown_exported_and_removed(store, place):
     assert plain["tree"][0]["id"] == plain["id"] and len(plain["tokens"]) == 8
     other = str(place / "other.db")
     for seed in "12":
-        run("generate", "Hi", "-n", "2", "--seed", seed, "--n", "2", GLASSLOOP_STORE=other)
+        run("generate", "Hi", "-n", "2", "--seed", seed, "--samples", "2", GLASSLOOP_STORE=other)
     done = run("runs", "export", "last", str(place / "b.glass"), "--tree", GLASSLOOP_STORE=other)
     assert done.returncode == 0 and "2 runs" in done.stdout and len(read(place / "b.glass")) == 2
     assert run("replay", str(place / "b.glass")).stdout.count("identical, 2 of 2 tokens") == 2
@@ -238,7 +238,7 @@ def test_compare_says_where_ways_part(store):
 
 
 def test_samples_are_printed_one_after_the_other(store):
-    arguments = ("generate", "Hi", "--n", "3", "-n", "4", "--seed", "1", "--no-store")
+    arguments = ("generate", "Hi", "--samples", "3", "-n", "4", "--seed", "1", "--no-store")
     done = run(*arguments)
     assert [line for line in done.stdout.splitlines() if line.startswith("──")] == [
         f"── {number} of 3 ──" for number in (1, 2, 3)

@@ -38,9 +38,10 @@ def compare(
         typer.Option(
             "--with",
             metavar="OPTIONS",
-            help="A way to decode, given once for each: 'greedy', 'default', 'temperature=1',"
-            " 'top_p=0.9,temperature=0.7', 'beam_width=4' …",
+            help="The options of one run; repeat it for each run to compare: greedy, default, temperature=1,"
+            " top_p=0.9,temperature=0.7, beam_width=4 …",
             show_default=False,
+            rich_help_panel="What to compare",
         ),
     ],
     model: Model = DEFAULT_MODEL,
@@ -72,7 +73,7 @@ def compare(
     _print(ways, runs, parts)
 
 
-takes_sampling(compare, panel="Options for all ways", unset=True)
+takes_sampling(compare, prefix="For all runs", unset=True)
 
 
 def _way(text: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glassloop.cli.help import INPUT, OUTPUT
 from glassloop.cli.options import (
     DEFAULT_MODEL,
     Colors,
@@ -30,26 +31,40 @@ if TYPE_CHECKING:
     from glassloop.engine.request import Request
     from glassloop.trace.run import Run
 
-OneJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
-Trace = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Save the run as a .glass file.")]
+OneJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of the text.", rich_help_panel=OUTPUT)
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option("--trace", metavar="FILE", help="Save the run as a .glass file.", rich_help_panel=OUTPUT),
+]
 Shown = Annotated[
     Show | None,
-    typer.Option("--show", help="What to show of the text's tokens, on a terminal or with --color always."),
+    typer.Option(
+        "--show",
+        metavar="WHAT",
+        help="Show the surprise of each token in colours, its alternatives, accepted and refused drafts, or"
+        " the text as indented JSON: surprise, alternatives, drafts or json.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 
 
 def generate(
     prompt: Annotated[
         str | None,
-        typer.Argument(help="The text to continue; '-' reads it from stdin.", show_default=False),
+        typer.Argument(
+            metavar="[PROMPT]", help="The text to continue; '-' reads it from stdin.", show_default=False
+        ),
     ] = None,
     prompts: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Continue many texts in one batch: each line of the file ('-': stdin) is a prompt, or JSON:"
-            ' {"prompt": "...", "temperature": 0}. With --json, one object is printed for each.',
+            help="Continue many texts in one batch. Each line of the file ('-' is stdin) is a prompt, or JSON"
+            ' such as {"prompt": "...", "temperature": 0}. With --json, one object is printed for each.',
+            rich_help_panel=INPUT,
         ),
     ] = None,
     model: Model = DEFAULT_MODEL,

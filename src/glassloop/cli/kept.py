@@ -27,7 +27,9 @@ Name = Annotated[
 
 Which = Annotated[
     str,
-    typer.Option("--run", help="If the file has several runs: the id of one, or its first characters."),
+    typer.Option(
+        "--run", metavar="ID", help="If the file has several runs: the id of one, or its first characters."
+    ),
 ]
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from glassloop.cli.help import App
 from glassloop.cli.kept import NAME_HELP, Name, complete_run
 from glassloop.cli.options import Json, changed_options
 from glassloop.cli.terminal import percent, print_json, print_result, print_table, quoted, visible
@@ -16,12 +17,14 @@ from glassloop.errors import TraceError
 from glassloop.files import write_text
 from glassloop.shown import cut
 
-app = typer.Typer(help="List, show, remove, export and import stored runs.", no_args_is_help=True)
+app = App(help="List, show, remove, export and import stored runs.")
 
 
 @app.command(name="list")
 def list_runs(
-    limit: Annotated[int, typer.Option("--limit", "-l", min=1, help="How many runs to list.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", "-l", metavar="N", min=1, help="How many runs to list.")
+    ] = 20,
     as_json: Json = False,
 ) -> None:
     """List the runs in the store, the newest first."""
@@ -95,7 +98,7 @@ def show(name: Name, as_json: Json = False) -> None:
 def worst(
     name: Name,
     count: Annotated[
-        int, typer.Option("--count", "-c", min=1, help="How many tokens of each kind.")
+        int, typer.Option("--count", "-c", metavar="N", min=1, help="How many tokens of each kind.")
     ] = MOST_SHOWN,
     as_json: Json = False,
 ) -> None:
@@ -118,7 +121,7 @@ def rm(
         ),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option("--keep", min=0, help="Remove all runs except this many of the newest.")
+        int | None, typer.Option("--keep", metavar="N", min=0, help="Remove all runs except the newest N.")
     ] = None,
     as_json: Json = False,
 ) -> None:

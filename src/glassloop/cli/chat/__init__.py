@@ -6,8 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from glassloop.cli.generate import Shown
+from glassloop.cli.help import INPUT
 from glassloop.cli.options import DEFAULT_MODEL, Colors, Keep, Model, given, takes_sampling
-from glassloop.cli.show import Painter, Show
+from glassloop.cli.show import Painter
 from glassloop.cli.terminal import Color, set_color
 
 _MOST_TOKENS = 1024  # of an answer, by default
@@ -15,21 +17,19 @@ _MOST_TOKENS = 1024  # of an answer, by default
 
 def chat(
     model: Model = DEFAULT_MODEL,
-    system: Annotated[str | None, typer.Option("--system", help="The system message.")] = None,
-    show: Annotated[
-        Show | None,
-        typer.Option(
-            "--show", help="What to show of the answers' tokens, on a terminal or with --color always."
-        ),
+    system: Annotated[
+        str | None,
+        typer.Option("--system", metavar="TEXT", help="The system message.", rich_help_panel=INPUT),
     ] = None,
+    show: Shown = None,
     color: Colors = Color.AUTO,
     store: Keep = True,
     **options: Any,
 ) -> None:
     """Chat with a model; /help lists the commands.
 
-    An answer has up to 1024 tokens by default. In a pipe each line of stdin is a message, and the answers are
-    on stdout.
+    Answers stop at 1024 tokens unless --max-tokens is given. In a pipe, each line of stdin is a message and
+    the answers go to stdout.
     """
     from glassloop.cli.chat.conversation import Conversation
     from glassloop.cli.chat.loop import Chat
