@@ -215,7 +215,9 @@ class LLM:
         Keyword arguments that are not fields of `Sampling` are for the template."""
         options, template = split_options(options)
         chosen = resolve(sampling, options, self.default_sampling)
-        return self.generate(self.tokenizer.encode_chat(messages, **template), chosen)
+        request = self.prepare_chat(messages, chosen, **template)
+        complete(self.engine, [request], progress=False)
+        return _result(request)
 
     def fork(
         self,
@@ -293,6 +295,11 @@ class LLM:
         return Request(
             ids, sampling, runs, listener, priority, drafts=self.drafts, keep=self.keep, built=built
         )
+
+    def prepare_chat(self, messages: Messages, sampling: Sampling | None = None, **template: Any) -> Request:
+        """Returns a request for the next turn of a conversation. `template` are variables of the model's chat
+        template."""
+        return self.prepare(self.tokenizer.encode_chat(messages, **template), sampling)
 
     def _prepare_each(
         self,
