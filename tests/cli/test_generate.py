@@ -156,7 +156,7 @@ def test_ctrl_c_in_a_batch_keeps_what_was_generated(monkeypatch, capsys):
 
     generation_complete = generation.complete
     monkeypatch.setattr(generation, "complete", first_alone)
-    entries = [Entry("prompts, line 1", IDS, Sampling(max_tokens=2))] * 2
+    entries = [Entry("prompts, line 1", IDS, None, {"max_tokens": 2})] * 2
     with pytest.raises(typer.Exit) as ended:
         print_batch(small_llm(), entries, True, None, None, False)
     (line,) = capsys.readouterr().out.splitlines()

@@ -28,6 +28,7 @@ from glassloop.ops import choose_ops
 from glassloop.ops.quant import Float32
 from glassloop.shown import shown
 from glassloop.text.pieces import Pieces
+from glassloop.trace.messages import Message, recorded
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
@@ -279,16 +280,19 @@ class LLM:
         priority: int = 0,
         listener: Listener = ignore,
         compiled: Compiled | None = None,
+        messages: Messages | None = None,
     ) -> Request:
         """Returns a request, checked, with its runs; none of it is computed yet. `compiled` is the result of
-        `compile` for these options; without it they are compiled here, and an error is the request's own."""
+        `compile` for these options; without it they are compiled here, and an error is the request's own.
+        `messages` is the conversation that the prompt was rendered from, for the record."""
         sampling = self.default_sampling if sampling is None else sampling
         text = prompt if isinstance(prompt, str) else None
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.checked(prompt)
         self.check_length(len(ids))
+        talk = None if messages is None else recorded(messages)
 
         def make(seed: int, number: int) -> Run:
-            return self.new_run(ids, sampling, seed, salt=number, prompt=text, sample=number)
+            return self.new_run(ids, sampling, seed, salt=number, prompt=text, sample=number, messages=talk)
 
         runs = runs_of(sampling, make)
         built = compiled or self.build(sampling)
@@ -299,7 +303,8 @@ class LLM:
     def prepare_chat(self, messages: Messages, sampling: Sampling | None = None, **template: Any) -> Request:
         """Returns a request for the next turn of a conversation. `template` are variables of the model's chat
         template."""
-        return self.prepare(self.tokenizer.encode_chat(messages, **template), sampling)
+        ids = self.tokenizer.encode_chat(messages, **template)
+        return self.prepare(ids, sampling, messages=messages)
 
     def _prepare_each(
         self,
@@ -378,6 +383,12 @@ class LLM:
         """Returns the text of a token by itself."""
         return self._pieces[token]
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of token ids. One that the tokenizer does not have is written as `piece` does."""
+        if max(token_ids, default=0) < self.tokenizer.vocab_size:
+            return self.tokenizer.decode(token_ids)
+        return "".join(map(self.piece, token_ids))
+
     def close(self) -> None:
         """Ends what runs, as cancelled, and frees the engine."""
         self.engine.close()
@@ -403,10 +414,14 @@ class LLM:
         salt: int,
         prompt: str | None,
         sample: int,
+        messages: list[Message] | None = None,
     ) -> Run:
         context = self.config.context
         return Run(
-            self.name, ids, seed, context, sampling, salt, self.op_set, prompt, sample=sample, llm=self
+            *(self.name, ids, seed, context, sampling, salt, self.op_set, prompt),
+            messages=messages,
+            sample=sample,
+            llm=self,
         )
 
     def checked(self, ids: Sequence[int], name: str = "prompt") -> list[int]:

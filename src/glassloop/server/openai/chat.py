@@ -11,7 +11,7 @@ from starlette.responses import Response
 from glassloop.errors import SamplingError
 from glassloop.server.errors import ERRORS, invalid, unsupported
 from glassloop.server.fields import Whole, many
-from glassloop.server.openai.conversation import Messages, Tools, encode_messages
+from glassloop.server.openai.conversation import Messages, Tools, as_recorded, encode_messages
 from glassloop.server.openai.generation import (
     Choices,
     ChoicesBody,
@@ -135,7 +135,8 @@ class _Chat(Choices):
             if schema is not None and error.field == "json_schema":  # which the client has not given
                 raise invalid("tools", f"tools has parameters that cannot be enforced: {error}") from None
             raise
-        super().__init__(service, body, [service.prepare(ids, sampling, compiled)])
+        messages = as_recorded(body.messages)
+        super().__init__(service, body, [service.prepare(ids, sampling, compiled, messages)])
 
     def answer(self, runs: list[Run]) -> dict[str, Any]:
         made = super().answer(runs)
