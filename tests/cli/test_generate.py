@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import typer
 from cli.terminal import on_terminal
 from engine.random_runs import PROMPT as IDS
 from engine.random_runs import small_llm
-from hostile.tiny import write_tiny
+from hostile.tiny import tiny_gguf
 
 from glassloop import Sampling
 from glassloop.cli.batch import Entry, print_batch
@@ -268,12 +269,14 @@ def test_a_mistake_in_messages_names_its_line(line, said):
 
 
 def test_chat_needs_a_template(tmp_path):
-    path = str(write_tiny(tmp_path / "tiny.gguf", template=""))
+    file, path = tiny_gguf(), tmp_path / "tiny.gguf"
+    kept = tuple(entry for entry in file.entries if entry.key != "tokenizer.chat_template")
+    path.write_bytes(replace(file, entries=kept).to_bytes())
     for flags in (["--chat", "hello"], ["hello", "--system", "x"], ["--from", "-", "--chat"]):
-        done = run("generate", *flags, "--model", path, "--no-store", input="hello")
+        done = run("generate", *flags, "--model", str(path), "--no-store", input="hello")
         assert done.returncode == 2 and done.stderr.count("\n") == 1
         assert "tiny.gguf has no chat template, which --chat needs" in done.stderr
-    done = run("compare", "hello", "--chat", "--with", "greedy", "--model", path, "--no-store")
+    done = run("compare", "hello", "--chat", "--with", "greedy", "--model", str(path), "--no-store")
     assert done.returncode == 2 and "which --chat needs" in done.stderr
 
 

@@ -24,7 +24,8 @@ def test_options_that_a_client_does_not_give_come_from_the_model(llm):
                 run = server.get(f"/api/runs/{made.headers['x-glassloop-run']}").json()
                 assert run["sampling"]["temperature"] == expected, (path, given)
                 assert run["sampling"]["top_p"] == given.get("top_p", 1.0)
-        strategies = [{"sampling": {"temperature": 0}}, {"sampling": {"beam_width": 2}}, {"sampling": {}}]
+        ways = {"greedy": {"temperature": 0}, "beams": {"beam_width": 2}, "default": {}}
+        strategies = [{"name": name, "sampling": options} for name, options in ways.items()]
         body = {"prompt": "Hi", "sampling": {"max_tokens": 2}, "strategies": strategies}
         begun = server.post("/api/runs", body).json()["runs"]
         assert [run["sampling"]["temperature"] for run in begun] == [0, 1, default]
