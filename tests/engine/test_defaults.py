@@ -130,6 +130,17 @@ def test_a_beam_search_takes_no_sampling_settings_from_the_model():
         with_defaults({"beam_width": "x"}, MODEL)
 
 
+def test_an_own_order_of_stages_takes_the_settings_of_its_stages(tmp_path):
+    made = with_defaults({"stages": ["min_p", "temperature"]}, MODEL)
+    assert made == Sampling(stages=("min_p", "temperature"), temperature=0.3)
+    assert with_defaults({"stages": None}, MODEL) == MODEL
+    ngrams = Sampling(no_repeat_ngram_size=3, xtc_probability=0.5)
+    assert with_defaults({"stages": ["xtc"]}, ngrams) == Sampling(stages=("xtc",), xtc_probability=0.5)
+    llm = load(write_tiny(tmp_path / "m.gguf"))
+    llm.default_sampling = MODEL
+    assert llm.generate("hello", stages=["top_k"], top_k=2, max_tokens=1).tokens
+
+
 def test_a_sampling_is_used_as_it_is_and_keywords_replace_its_fields():
     assert resolve(Sampling(), {}, MODEL) == Sampling()
     assert resolve(Sampling(top_k=3), {"seed": 1}, MODEL) == Sampling(top_k=3, seed=1)

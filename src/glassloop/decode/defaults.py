@@ -5,7 +5,7 @@ These settings apply to options that the caller does not give.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from glassloop.shown import shown
 
 _LOG = logging.getLogger(__name__)
 _PLAIN = Sampling()
+_STAGES = {"xtc_probability": "xtc", "xtc_threshold": "xtc", "no_repeat_ngram_size": "no_repeat_ngram"}
 _ALIKE = 0.8  # similarity from which on a name is taken for a misspelt option
 
 
@@ -36,9 +37,14 @@ def default_sampling(where: str, settings: Mapping[str, Setting]) -> Sampling:
 
 def with_defaults(options: Mapping[str, Any], defaults: Sampling) -> Sampling:
     """Returns the options that a caller gives, with `defaults` for the others. A beam search takes none of
-    the model's settings: it compares the probabilities that the model itself gives."""
-    beams = options.get("beam_width", defaults.beam_width)
-    left_out = FROM_MODEL if isinstance(beams, int) and beams > 1 else ()
+    the model's settings: it compares the probabilities that the model itself gives. An own order of stages
+    takes the settings of its stages only."""
+    beams, stages = options.get("beam_width", defaults.beam_width), options.get("stages")
+    left_out: Collection[str] = ()
+    if isinstance(beams, int) and beams > 1:
+        left_out = FROM_MODEL
+    elif isinstance(stages, Sequence) and "default" not in stages:
+        left_out = [name for name in FROM_MODEL if _STAGES.get(name, name) not in stages]
     kept = {name: value for name, value in non_default(defaults).items() if name not in left_out}
     return Sampling.from_dict({**kept, **options})
 
