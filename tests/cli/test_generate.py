@@ -188,8 +188,8 @@ def test_a_mistake_in_a_file_of_prompts_names_its_line(tmp_path, lines, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "one prompt is expected, or --from FILE, and not both"),
-        (["x", "--from", "y"], "one prompt is expected, or --from FILE, and not both"),
+        ([], "either a prompt or --from FILE is expected"),
+        (["x", "--from", "y"], "either a prompt or --from FILE is expected"),
         (["--from", "nofile"], "nofile: cannot be read"),
         (["x", "--model", "smollm2-135m-instuct"], "did you mean 'smollm2-135m-instruct'"),
         (["x", "--model", "./not/there.gguf"], "not/there.gguf"),
@@ -198,9 +198,9 @@ def test_a_mistake_in_a_file_of_prompts_names_its_line(tmp_path, lines, said):
         (["x", "--seed", "-4"], "seed is -4"),
         ([""], "prompt is empty"),
         (["x", "--top-p", "1.5"], "top_p is 1.5"),
-        (["x", "--logit-bias", "a=1"], "logit_bias is 'a=1'; ID=VALUE"),
+        (["x", "--logit-bias", "a=1"], "--logit-bias is 'a=1'; ID=NUMBER"),
         (["x", "--json-schema", '{"type": "objekt"}'], "json_schema cannot be used"),
-        (["x", "--json-schema", "no.json"], "--json-schema is 'no.json', which is neither an existing file"),
+        (["x", "--json-schema", "no.json"], "--json-schema: 'no.json' is neither an existing file nor JSON"),
         (["x", "--regex", "(a"], "regex cannot be used"),
         (["x", "--stages", "top_kk"], "did you mean top_k"),
     ],

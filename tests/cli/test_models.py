@@ -105,7 +105,7 @@ def test_every_command_speaks_json(cache: Path) -> None:
             "did you mean 'smollm2-135m-instruct'? ('glassloop models list' shows all)",
         ),
         (["show", "./nowhere.gguf"], "no such file or folder: './nowhere.gguf'"),
-        (["rm", "gemma-3-270m"], "'gemma-3-270m' is not pulled"),
+        (["rm", "gemma-3-270m"], "'gemma-3-270m' is not in the cache"),
         (["rm", "../home"], "'../home'"),
         (["path", "gemma-3-270m"], "'glassloop models pull gemma-3-270m' pulls it"),
         (["show", "owner/repo"], "'glassloop models pull owner/repo' pulls it"),

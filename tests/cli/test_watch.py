@@ -124,8 +124,15 @@ def test_enter_forks_with_the_alternative_and_both_stay(llm, recorded):
         assert fork.tokens[2].source == "forced" and app.at == len(fork.tokens) - 1
         shown = screen(pilot)
         assert f"at 2 forced: {fork.id[:8]}" in shown and f"● {recorded.id[:8]}" in shown
+        # The forced token is underlined, and a key leads to it.
+        marked = {cell.token for cell in cells_of(fork, "", app.at) if "underline" in cell.style}
+        assert marked == {2} and "forked at 2" in shown
+        await pilot.press("f")
+        assert app.at == 2
         await pilot.press("t")
         assert app.run_shown is recorded
+        await pilot.press("f")  # not a fork: the token stays, and a notice says why
+        assert app.at == 2 and "this run is not a fork" in [each.message for each in app._notifications]
         await pilot.press("T")
         assert app.run_shown is fork
 

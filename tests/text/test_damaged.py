@@ -255,7 +255,7 @@ def test_json_vocabularies_of_other_kinds_are_refused(tmp_path: Path) -> None:
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
-    with pytest.raises(TextError, match=r"its components \(Whitespace, WordPiece\) are of neither"):
+    with pytest.raises(TextError, match=r"its components \(Whitespace, WordPiece\) belong to neither"):
         Tokenizer.from_json_folder(tmp_path)
 
 

@@ -14,7 +14,7 @@ import typer
 
 from glassloop.cli.options import read_text
 from glassloop.cli.show import Painter, Show
-from glassloop.cli.terminal import json_text, visible
+from glassloop.cli.terminal import json_text, visible, wrapped
 from glassloop.decode.defaults import with_defaults
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
@@ -123,7 +123,7 @@ def print_batch(
         for error in {str(run.error): None for run in request.runs if run.error is not None}:
             print(f"glassloop: {visible(f'{entry.where}: {error}', newlines=False)}", file=sys.stderr)
     if not json_output:
-        print(_statistics(llm, len(ended), runs, seconds, kept), file=sys.stderr)
+        print(wrapped(_statistics(llm, len(ended), runs, seconds, kept), sys.stderr), file=sys.stderr)
     if interrupted:
         raise typer.Exit(130)
     if any(run.error is not None for run in runs):

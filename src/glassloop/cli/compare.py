@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +23,7 @@ from glassloop.cli.options import (
     read_text,
     takes_sampling,
 )
-from glassloop.cli.terminal import print_json, print_table, visible, working
+from glassloop.cli.terminal import print_json, print_table, visible, working, wrapped
 from glassloop.decode.defaults import with_defaults
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from glassloop.trace.run import Run
 
 _SHORT = {"greedy": {"temperature": 0.0}, "default": {}}
+_WIDE = 100  # columns of a terminal that has room for the speed
 _ALIASES = {"beam": "beam_width", "beams": "beam_width"}
 
 
@@ -124,6 +126,7 @@ def _plain(way: str, run: Run, part: Diff) -> dict[str, Any]:
 
 def _print(ways: list[str], runs: list[Run], parts: list[Diff]) -> None:
     rows = []
+    has_room = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= _WIDE
     for way, run, part in zip(ways, runs, parts, strict=True):
         plain = _plain(way, run, part)
         rows.append(
@@ -132,16 +135,17 @@ def _print(ways: list[str], runs: list[Run], parts: list[Diff]) -> None:
                 str(len(run.tokens)),
                 f"{run.logprob:.1f}",
                 _number(plain["logprob_per_token"], 2),
-                f"{_number(plain['distinct']['1'], 2)} {_number(plain['distinct']['2'], 2)}",
-                _number(plain["tokens_per_second"], 1),
-                "" if run is runs[0] else "same" if part.at is None else str(part.at),
+                f"{_number(plain['distinct']['1'], 2)}/{_number(plain['distinct']['2'], 2)}",
+                *([_number(plain["tokens_per_second"], 1)] if has_room else []),
+                "" if run is runs[0] else "nowhere" if part.at is None else str(part.at),
                 run.id[:8],
             )
         )
-    numbers = ("tokens", "logprob", "a token", "distinct", "tokens/s", "parts at")
+    speeds = ("tokens/s",) if has_room else ()
+    numbers = ("tokens", "logprob", "per token", "distinct-1/2", *speeds, "differs at")
     print_table(("with", *numbers, "run"), rows, right=numbers, fold=("with",))
     for way, part in list(zip(ways, parts, strict=True))[1:]:
-        print(visible(f"{ways[0]} / {way}: {part.sentence}", newlines=False))
+        print(wrapped(visible(f"{ways[0]} / {way}: {part.sentence}", newlines=False)))
     print()
     print_texts(ways, runs, parts)
 

@@ -96,6 +96,11 @@ def explain(
         before = (run.prompt or "") + "".join([each.text for each in run.tokens[:at]])
         place, source = f"token {at}", "to come" if token is None else token.source
     _print(run, f"{place} of run {run.id[:8]}", before, piece, source, told)
+    if token is not None and token.source == "beam" and run.beams:
+        from glassloop.cli.beams import print_beams
+
+        print()
+        print_beams(run, llm.piece, until=at)
     asked = [f"{name}={value}" for name, value in overrides.items()] + ["new luck"] * new_luck
     if asked:
         came = quoted(told.winner.text)
@@ -108,14 +113,14 @@ takes_sampling(explain, prefix="What if", unset=True)
 
 
 def _print(run: Run, place: str, before: str, piece: str | None, source: str, told: Explanation) -> None:
-    from glassloop.cli.terminal import quoted, visible
+    from glassloop.cli.terminal import quoted, visible, wrapped
 
     cut = "…" if len(before) > _BEFORE else ""
     print(f"{cut}{visible(before[-_BEFORE:], newlines=False)} {'…' if piece is None else quoted(piece)}")
     model = visible(run.model, newlines=False)
-    print(f"{place} · {model} · seed {told.seed} · {source}\n")
+    print(wrapped(f"{place} · {model} · seed {told.seed} · {source}") + "\n")
     print_reasons(told)
-    print("\n" + visible(told.sentence))
+    print("\n" + wrapped(visible(told.sentence)))
 
 
 def print_reasons(told: Explanation) -> None:

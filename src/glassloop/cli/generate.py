@@ -26,7 +26,7 @@ from glassloop.cli.options import (
     takes_sampling,
 )
 from glassloop.cli.show import Painter, Show
-from glassloop.cli.terminal import Color, print_json, set_color, visible
+from glassloop.cli.terminal import Color, print_json, set_color, visible, wrapped
 from glassloop.decode.defaults import with_defaults
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
@@ -90,7 +90,7 @@ def generate(
 
     set_color(color)
     if (prompt is None) == (prompts is None):
-        raise GlassloopError("one prompt is expected, or --from FILE, and not both")
+        raise GlassloopError("either a prompt or --from FILE is expected")
     asked, chat = given(options), chat or system is not None
     Sampling.from_dict(asked)  # errors in the options come before the model is loaded
     if prompts is not None:
@@ -121,7 +121,7 @@ def print_runs(
     from glassloop.cli.kept import keep
 
     runs, interrupted = request.runs, False
-    with closing(Painter(show)) as painter:
+    with closing(Painter(None if json_output else show)) as painter:
         streamed = not json_output and len(runs) == 1
         if streamed and runs[0].tokens:  # those that a fork has from its parent
             painter.begin("".join([token.text for token in runs[0].tokens]))
@@ -133,7 +133,7 @@ def print_runs(
             # The text so far is printed and kept; the statistics say that it was cancelled.
             interrupted = True
         if not json_output:
-            _finish(runs, painter)
+            _finish(llm, runs, painter)
     if json_output:
         others = {"samples": [each.to_dict() for each in runs]} if len(runs) > 1 else {}
         print_json(runs[0].to_dict() | others)
@@ -141,13 +141,13 @@ def print_runs(
         runs[0].save(trace)
     kept = store and keep(runs)
     if not json_output:
-        print(_statistics(llm, runs[0], kept), file=sys.stderr)
+        print(wrapped(_statistics(llm, runs[0], kept), sys.stderr), file=sys.stderr)
     if interrupted:
         raise typer.Exit(130)
 
 
-def _finish(runs: list[Run], painter: Painter) -> None:
-    """Ends the text of a single run, or prints several."""
+def _finish(llm: LLM, runs: list[Run], painter: Painter) -> None:
+    """Ends the text of a single run, or prints several; then, on a terminal, the tree of a beam search."""
     for run in runs:
         if len(runs) > 1:
             print(f"── {run.sample + 1} of {len(runs)} ──")
@@ -156,6 +156,11 @@ def _finish(runs: list[Run], painter: Painter) -> None:
         painter.end(run)
     if legend := painter.legend(runs[0]):
         print(legend, file=sys.stderr)
+    if runs[0].beams and sys.stdout.isatty():
+        from glassloop.cli.beams import print_beams
+
+        print()
+        print_beams(runs[0], llm.piece)
 
 
 def _statistics(llm: LLM, run: Run, kept: bool) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
+    from glassloop.text.tokenizer import Tokenizer
     from glassloop.trace.run import Run
 
 NAME_HELP = "A .glass file, or a run in the store: its id, the beginning of it, or 'last'."
@@ -70,8 +72,8 @@ def model_of(name: str, run: Run) -> str:
     except RegistryError:
         pass
     raise TraceError(
-        f"run {run.id[:8]} names the model {run.model[:200]!r}, which is not among those that were pulled;"
-        " give the one to use: --model NAME"
+        f"run {run.id[:8]} names the model {run.model[:200]!r}, which was never pulled under this name;"
+        " say which model to use: --model NAME"
     )
 
 
@@ -90,19 +92,35 @@ def find_run(name: str, which: str) -> Run:
 def prompt_text(name: str, run: Run) -> str:
     """Returns the prompt of a run. Token ids, which is how a chat gives its prompts, are decoded if the
     tokenizer of the run's model is on this machine; else the text says how many there are."""
+    if run.prompt is not None:
+        return run.prompt
+    tokenizer = tokenizer_of(name, run)
+    return f"({len(run.prompt_ids)} token ids)" if tokenizer is None else tokenizer.decode(run.prompt_ids)
+
+
+def tokenizer_of(name: str, run: Run) -> Tokenizer | None:
+    """Returns the tokenizer of the run's model, if it is on this machine and may be loaded without asking."""
     from glassloop.errors import GlassloopError
     from glassloop.model.loader import load_tokenizer
     from glassloop.model.registry import find
 
-    if run.prompt is not None:
-        return run.prompt
     try:
         model = model_of(name, run)
-        if find(model) is not None:
-            return load_tokenizer(model).decode(run.prompt_ids)
+        return None if find(model) is None else load_tokenizer(model)
     except GlassloopError:
-        pass
-    return f"({len(run.prompt_ids)} token ids)"
+        return None
+
+
+def beam_pieces(name: str, run: Run) -> Callable[[int], str]:
+    """Returns the texts of the tokens of a run's beam search. Without the tokenizer of its model, only tokens
+    that are in the record are known; others are shown by their ids."""
+    tokenizer = tokenizer_of(name, run)
+    if tokenizer is not None:
+        return lambda token: tokenizer.piece(token) if token < tokenizer.vocab_size else f"<{token}>"
+    tokens = (*run.tokens, *([run.end] if run.end else []))
+    known = {other.id: other.text for token in tokens for other in token.alternatives}
+    known |= {token.id: token.piece for token in tokens}
+    return lambda token: known.get(token, f"<{token}>")
 
 
 def count_forks(run: Run, at: int) -> None:

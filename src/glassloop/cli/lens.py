@@ -159,10 +159,10 @@ def _print_attention(seen: Attention) -> None:
             )
         )
     _print_head(f"Where {quoted(seen.tokens[-1].text)} looks", seen)
-    columns = ("at", "token", "of all", "of rest", "", "most by")
-    print_table(columns, rows, right=("at", "of all", "of rest"), cut=("token",))
+    columns = ("n", "token", "mean", "no first", "", "strongest head")
+    print_table(columns, rows, right=("n", "mean", "no first"), cut=("token",))
     layers, heads, _ = seen.weights.shape
-    print(f"\nThe mean of {layers} layers with {heads} heads each; the rest is without the first token.")
+    print(f"\nmean: of {layers} layers with {heads} heads each; no first: the same without the first token.")
 
 
 def _shown(seen: Attention) -> list[int]:

@@ -106,7 +106,7 @@ def path(name: NameOrPath, as_json: Json = False) -> None:
     """Print the path of a model that is already in the cache, or on disk. Never downloads."""
     found = registry.find(name)
     if found is None:
-        raise RegistryError(f"{name!r} is not pulled; 'glassloop models pull {name}' pulls it")
+        raise RegistryError(f"{name!r} is not in the cache; 'glassloop models pull {name}' downloads it")
     print_result({"name": name, "path": str(found)}, found, as_json)
 
 
@@ -143,7 +143,7 @@ def _facts(name: str, verify: bool) -> dict[str, object]:
     found = registry.verify(name) if verify else registry.stored(name)
     item = source if found is None and isinstance(source, Entry) else found
     if item is None:
-        raise RegistryError(f"{name!r} is not pulled; 'glassloop models pull {name}' pulls it")
+        raise RegistryError(f"{name!r} is not in the cache; 'glassloop models pull {name}' downloads it")
     if found is not None and found.problem:
         raise RegistryError(found.problem)
     row = _row(item)

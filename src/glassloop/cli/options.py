@@ -179,8 +179,8 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
         if name in found and (path := Path(found[name])).suffix and is_file(path):
             found[name] = path.read_text(encoding="utf-8")
         elif name in found and name == "json_schema" and isinstance(json_or_text(found[name]), str):
-            problem = f"is {shown(found[name])}, which is neither an existing file nor JSON"
-            raise SamplingError.about("--json-schema", problem)
+            problem = f"{shown(found[name])} is neither an existing file nor JSON"
+            raise SamplingError(f"--json-schema: {problem}", field="json_schema")
     if "stages" in found:
         found["stages"] = [name for part in found["stages"] for name in part.split(",") if name]
     return found
@@ -260,4 +260,4 @@ def _bias(text: str) -> tuple[str, float]:
     try:
         return str(int(token)), float(value)
     except ValueError:
-        raise SamplingError(f"logit_bias is {text!r}; ID=VALUE, such as 42=-1.5, is expected") from None
+        raise SamplingError(f"--logit-bias is {text!r}; ID=NUMBER, such as 42=-1.5, is expected") from None

@@ -11,7 +11,7 @@ import typer
 from glassloop.cli.help import App
 from glassloop.cli.kept import NAME_HELP, Name, complete_run
 from glassloop.cli.options import Json, changed_options
-from glassloop.cli.terminal import percent, print_json, print_result, print_table, quoted, visible
+from glassloop.cli.terminal import print_json, print_result, print_table, visible
 from glassloop.cli.worst import MOST_SHOWN, print_worst, worst_to_dict
 from glassloop.errors import TraceError
 from glassloop.files import write_text
@@ -56,7 +56,9 @@ def list_runs(
 @app.command()
 def show(name: Name, as_json: Json = False) -> None:
     """Show a run: its options, its text, each token with its numbers, and its tree."""
-    from glassloop.cli.kept import find_runs, prompt_text
+    from glassloop.cli.beams import print_beams
+    from glassloop.cli.kept import beam_pieces, find_runs, prompt_text
+    from glassloop.cli.tokens import print_tokens
 
     run = find_runs(name)[0]
     tree = run.tree()
@@ -74,22 +76,10 @@ def show(name: Name, as_json: Json = False) -> None:
     print(f", {speed:.1f} tokens/s\n" if speed else "\n")
     print(visible(prompt_text(name, run)))
     print(visible(run.text) + "\n")
-    rows = [
-        (
-            str(at),
-            quoted(token.piece),
-            percent(token.raw_logprob),
-            percent(token.logprob),
-            str(token.rank),
-            f"{token.entropy:.2f}",
-            f"{token.luck:+.2f}",
-            f"{token.margin:.2f}",
-            token.source,
-        )
-        for at, token in enumerate([*run.tokens, *([run.end] if run.end else [])])
-    ]
-    header = ("step", "token", "model", "after", "rank", "entropy", "luck", "margin", "source")
-    print_table(header, rows, right=("step", "model", "after", "rank", "entropy", "luck", "margin"))
+    print_tokens(run)
+    if run.beams:
+        print()
+        print_beams(run, beam_pieces(name, run))
     if len(tree) > 1:
         print("\n" + visible(str(tree)))
 
@@ -129,7 +119,7 @@ def rm(
     from glassloop.trace.store import Store
 
     if bool(names) == (keep is not None):
-        raise TraceError("nothing to remove; names of runs or --keep N is expected, and not both")
+        raise TraceError("either the ids of runs or --keep N is expected")
     store = Store()
     removed = store.remove(*(names or [])) if keep is None else store.prune(keep)
     left = len(store)

@@ -49,6 +49,9 @@ class Painter:
         # Whether the text is painted, and control characters are escaped; else it is written unchanged.
         self._painted = sys.stdout.isatty() or (always_colours() and show not in (None, Show.JSON))
         self._colours = has_colours()
+        if show is not None and not (self._painted or self._as_json):
+            needs = "a terminal" if show is Show.JSON else "a terminal, or --color always in a pipe"
+            print(f"glassloop: --show {show} needs {needs}; the text is printed without it", file=sys.stderr)
         self._json = ""  # the text so far, if it is shown as JSON
         self._live: Live | None = None
 

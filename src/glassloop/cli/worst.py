@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite, log
 from typing import TYPE_CHECKING, Any
 
 from glassloop.cli.terminal import percent, print_table, quoted
+from glassloop.cli.tokens import luck_text, surprise_bits, surprise_text
 
 if TYPE_CHECKING:
     from glassloop.trace.token import Token
@@ -36,7 +36,7 @@ def print_worst(tokens: Sequence[Token], count: int) -> None:
         print("\nThe luckiest tokens: others were more likely after the stages, and luck decided.\n")
         _print(tokens, lucky)
     else:
-        print("\nNo token won by luck: each was the most likely one after the stages.")
+        print("\nNo token won by luck.")
 
 
 def _print(tokens: Sequence[Token], places: Sequence[int]) -> None:
@@ -46,22 +46,18 @@ def _print(tokens: Sequence[Token], places: Sequence[int]) -> None:
             quoted(tokens[place].piece),
             percent(tokens[place].raw_logprob),
             percent(tokens[place].logprob),
-            "–" if (bits := _bits(tokens[place])) is None else f"{bits:.1f} bits",
+            surprise_text(tokens[place]),
             str(tokens[place].rank),
-            f"{tokens[place].luck:+.2f}",
+            luck_text(tokens[place]),
         )
         for place in places
     ]
-    header = ("step", "token", "model", "after", "surprise", "rank", "luck")
-    right = ("step", "model", "after", "surprise", "rank", "luck")
+    header = ("step", "token", "model", "after stages", "surprise", "rank", "luck")
+    right = ("step", "model", "after stages", "surprise", "rank", "luck")
     print_table(header, rows, right=right, cut=("token",))
-
-
-def _bits(token: Token) -> float | None:
-    return -token.raw_logprob / log(2) if isfinite(token.raw_logprob) else None
 
 
 def _plain(place: int, token: Token) -> dict[str, Any]:
     plain = token.to_dict()
     same = {name: plain[name] for name in _SAME}
-    return {"step": place, "piece": token.piece, "surprise_bits": _bits(token)} | same
+    return {"step": place, "piece": token.piece, "surprise_bits": surprise_bits(token)} | same

@@ -211,10 +211,12 @@ _CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
 def _check_together(sampling: Sampling) -> None:
     asked = [name for name in _CONSTRAINTS if getattr(sampling, name) is not None]
     if len(asked) > 1:
-        message = f"{' and '.join(asked)} are both given; one of them at most is expected"
+        message = f"{' and '.join(asked)} are given; at most one of them is expected"
         raise SamplingError(message, field=asked[0])
     if asked and sampling.ignore_eos:
-        raise SamplingError.about("ignore_eos", f"is True with {asked[0]}; a text of a given form has an end")
+        raise SamplingError.about(
+            "ignore_eos", f"is True together with {asked[0]}; a constrained text must be able to end"
+        )
     if sampling.stop_on_repetition == 1:
         raise wrong("stop_on_repetition", 1, "0 (off) or a whole number from 2 up")
     if sampling.n > sampling.beam_width > 1:

@@ -162,7 +162,7 @@ class LLM:
         """
         if _is_one(prompt):
             if isinstance(sampling, Sequence):
-                raise SamplingError("sampling is a list; one is expected for one prompt")
+                raise SamplingError("sampling is a list; a single Sampling is expected for a single prompt")
             chosen = resolve(sampling, options, self.default_sampling)
             request = self.prepare(prompt, chosen, priority=priority)  # type: ignore[arg-type]
             complete(self.engine, [request], progress=False)

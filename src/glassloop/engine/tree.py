@@ -319,7 +319,7 @@ class KVTree:
                 return self._remove(node)
             if not node.needed and self._give_back_windows(node):
                 return None
-        raise NoRoom("the memory for keys and values is full")
+        raise NoRoom("the KV cache is full")
 
     def _may_go(self, node: Node) -> None:
         idle = not node.refs and not node.children

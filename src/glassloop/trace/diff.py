@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from glassloop.decode.chain import DEFAULT_ORDER
 from glassloop.decode.sampling import Sampling
 from glassloop.shown import cut
 from glassloop.trace.run import Run
@@ -120,15 +122,17 @@ def _piece(run: Run, at: int) -> str | None:
 
 def _sentence(first: Run, second: Run, at: int | None, causes: list[Cause]) -> str:
     if at is None:
-        unlike = f", although not the same: {_listed(causes)}" if causes else ""
+        unlike = f", although these differ: {_listed(causes)}" if causes else ""
         return f"the same {len(first.tokens)} tokens{unlike}"
     mine, theirs = (_piece_or_end(run, at) for run in (first, second))
-    where = f"they part at token {at}: {mine} against {theirs}"
+    where = f"they differ from token {at} on: {mine} against {theirs}"
     decisive = [cause for cause in causes if cause.decisive]
     if not causes:
         return f"{where}; both asked for the same, so one of them was stopped or computed differently"
     if decisive:
-        return f"{where}, because of {_listed(decisive)}"
+        only_stages = [cause.what for cause in decisive] == ["stages"]
+        reason = _stages(decisive[0]) if only_stages else f"of {_listed(decisive)}"
+        return f"{where}, because {reason}"
     all_tried = all(cause.decisive is not None for cause in causes)
     alone = "; no single one of these does it alone" if all_tried and len(causes) > 1 else ""
     return f"{where}; what differs is {_listed(causes)}{alone}"
@@ -143,6 +147,27 @@ def _listed(causes: list[Cause]) -> str:
     special = {"forced": "a token that was given by the caller", "salt": "another branch of luck (salt)"}
     return " and ".join(
         special.get(cause.what)
+        or (cause.what == "stages" and f"the stages ({_stages(cause)})")
         or f"{cause.what} ({cut(repr(cause.first), 40)} against {cut(repr(cause.second), 40)})"
         for cause in causes
     )
+
+
+def _stages(cause: Cause) -> str:
+    """Returns how the stages of the second run differ from those of the first, as a clause."""
+    first, second = (_all_stages(stages) for stages in (cause.first, cause.second))
+    changes = []
+    for these, others, done in ((second, first, "added"), (first, second, "removed")):
+        names = [name for name in these if name not in others]
+        if names:
+            noun = "stage" if len(names) == 1 else "stages"
+            changes.append(
+                f"{noun} {cut(', '.join(names), 80)} {'was' if len(names) == 1 else 'were'} {done}"
+            )
+    return " and ".join(changes) or "the stages are in another order"
+
+
+def _all_stages(stages: Sequence[str] | None) -> list[str]:
+    """Returns the names of all stages; "default" stands for the default order."""
+    parts = [DEFAULT_ORDER if name == "default" else (name,) for name in stages or ("default",)]
+    return [name for part in parts for name in part]

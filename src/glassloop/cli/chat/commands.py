@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from glassloop.cli.naming import number_in
 from glassloop.cli.options import changed_options, json_or_text
-from glassloop.cli.terminal import percent, print_table, quoted, visible, working
+from glassloop.cli.terminal import percent, print_table, quoted, visible, working, wrapped
+from glassloop.cli.tokens import luck_text, surprise_text
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
 from glassloop.files import write_text
@@ -49,7 +50,7 @@ def _why(chat: Chat, rest: str) -> None:
         found = talk.last.run.explain(place)
     print(f"token {place}, {quoted(talk.last.run.tokens[place].piece)}\n")
     print_reasons(found)
-    print("\n" + visible(found.sentence))
+    print("\n" + wrapped(visible(found.sentence)))
 
 
 def _alts(chat: Chat, rest: str) -> None:
@@ -69,16 +70,25 @@ def _alts(chat: Chat, rest: str) -> None:
         for share in found
     ]
     chosen = [share.id for share in found].index(token.id)
-    print_table(("", "token", "model", "after the stages"), rows, right=("model",), bold=chosen)
+    print_table(("", "token", "model", "after stages"), rows, right=("model", "after stages"), bold=chosen)
 
 
 def _tokens(chat: Chat, _: str) -> None:
     tokens = chat.talk.last.run.tokens
     rows = [
-        (str(number), quoted(token.piece), percent(token.raw_logprob), str(token.rank), token.source)
+        (
+            str(number),
+            quoted(token.piece),
+            percent(token.raw_logprob),
+            str(token.rank),
+            surprise_text(token),
+            luck_text(token),
+            token.source,
+        )
         for number, token in enumerate(tokens)
     ]
-    print_table(("n", "token", "model", "rank", "source"), rows, right=("n", "model", "rank"))
+    numbers = ("model", "rank", "surprise", "luck")
+    print_table(("n", "token", *numbers, "source"), rows, right=("n", *numbers), cut=("token",))
 
 
 def _worst(chat: Chat, rest: str) -> None:
@@ -102,7 +112,7 @@ def _diff(chat: Chat, rest: str) -> None:
     own, other = chat.talk.last.run, chat.talk.find(rest).run
     with working("Comparing"):
         found = diff(other, own)
-    print(visible(f"{other.id[:8]} / {own.id[:8]}: {found.sentence}", newlines=False))
+    print(wrapped(visible(f"{other.id[:8]} / {own.id[:8]}: {found.sentence}", newlines=False)))
 
 
 def _show(chat: Chat, _: str) -> None:

@@ -12,7 +12,7 @@ from glassloop.cli.chat.drawing import ending
 from glassloop.cli.chat.lines import Lines
 from glassloop.cli.options import sampling_words
 from glassloop.cli.show import Painter
-from glassloop.cli.terminal import dim, no_echo, visible
+from glassloop.cli.terminal import dim, no_echo, visible, wrapped
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Chat:
         return self._store and keep([run])
 
     def note(self, text: str) -> None:
-        print(dim(visible(text), sys.stderr), file=sys.stderr)
+        print(dim(wrapped(visible(text), sys.stderr), sys.stderr), file=sys.stderr)
 
     def _gap(self) -> None:
         if self.interactive and self._terminal:
