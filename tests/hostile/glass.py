@@ -110,6 +110,15 @@ SPECIAL: dict[str, tuple[Any, ...]] = {
     "model": MODELS,
     "model_hash": ("", "0" * 64, "x" * 100_000, None, 7),
     "prompt": ("\ud800", "x" * 100_000, "\x1b[31m", None, 7, ["x"], "\u2028"),
+    "messages": (
+        *("x", 7, [], [7], [{}], {"role": "user"}, [{"role": 7}], [{"role": "user", "content": 7}], None),
+        *(
+            [{"role": "\x1b[2J", "content": "\x1b]0;x\x07\ud800"}],
+            [{"role": "user", "content": [{"text": 7}]}],
+        ),
+        *([{"role": "user", "content": "x" * 3_000_000}], [{"role": "user", "tool_calls": [7]}]),
+        *([{"role": "user", "content": "x"}] * 20_000, [{"role": "user", "a\r\nb": {"c": [None]}}]),
+    ),
     "tail": ("\ud800", 7, None, "\x1b[2J", "x" * 100_000),
     "context": (0, -1, 2**31, 2**63, 10**400, "x", None, 1.5, True),
     "seed": (-1, 2**64, 10**400, 1.5, "x", None),

@@ -21,11 +21,12 @@ MODEL = "smollm2-135m-instruct"
 
 
 class Server:
-    """A `glassloop serve` at a port of its own; its log is kept."""
+    """A `glassloop serve` at a port of its own; its log is kept. Options that a request does not give are
+    those of `Sampling()`, as in the Python calls that answers are compared with."""
 
     def __init__(self, *flags: str, env: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "glassloop", "serve", "--port", "0", *flags],
+            [sys.executable, "-m", "glassloop", "serve", "--port", "0", "--no-model-defaults", *flags],
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | (env or {}),
@@ -47,6 +48,9 @@ class Server:
 
     def post(self, path: str, body: object = None, **options) -> httpx.Response:
         return httpx.post(self.url + path, json={} if body is None else body, timeout=60, **options)
+
+    def delete(self, path: str) -> httpx.Response:
+        return httpx.delete(self.url + path, timeout=60)
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         if self.process.poll() is None:

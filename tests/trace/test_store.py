@@ -124,7 +124,7 @@ def test_a_file_that_is_no_store(tmp_path):
     newer = tmp_path / "newer.db"
     with sqlite3.connect(newer) as connection:
         connection.execute("PRAGMA user_version = 9")
-    with pytest.raises(TraceError, match="is of version 9; this glassloop uses up to 2"):
+    with pytest.raises(TraceError, match="is of version 9; this glassloop uses up to 3"):
         Store(newer).list()
 
 

@@ -11,6 +11,7 @@ from engine.random_runs import PROMPT, small_llm
 
 from glassloop import Run, Sampling, Store, TraceError
 from glassloop.trace import writer as writing
+from glassloop.trace.listing import Listing
 from glassloop.trace.tables import _FIRST
 
 
@@ -20,7 +21,7 @@ def make(seed: int = 1, tokens: int = 5, **options) -> Run:
 
 @pytest.fixture
 def store(tmp_path) -> Store:
-    return Store(tmp_path / "runs.db", patience=0.2, origin="server")
+    return Store(tmp_path / "runs.db", patience=0.2, origin="server", writer="one", prunes=True)
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_only_so_many_runs_wait_to_be_tried_again(store, failures, monkeypatch):
     for run in runs:
         store.put(run)
         with pytest.raises(TraceError):
-            store.prune_soon(9, "server").result()
+            store.prune_soon(9, "one").result()
     assert store.unwritten == 3
     assert [id for id, lost in failures if lost] == [run.id for run in runs[:2]]
     other.execute("COMMIT")
@@ -138,13 +139,29 @@ def test_a_run_is_written_as_it_was_when_it_was_put(store):
     assert len(store.run(run.id).tokens) == 5
 
 
-def test_a_server_prunes_its_own_runs_only(store):
-    others = [make(seed) for seed in range(3)]
-    Store(store.path).add(*others)
+def test_a_server_prunes_only_runs_that_it_made_and_was_told_to_prune(store):
+    def filled(**options) -> list[Run]:
+        made = [make(seed) for seed in range(3)]
+        Store(store.path, **options).add(*made)
+        return made
+
+    others = [*filled(), *filled(origin="file"), *filled(origin="server", writer="two", prunes=True)]
+    others += filled(origin="server", writer="one")  # by the same server, before it was told to prune
     own = [make(seed) for seed in range(5)]
     store.add(*own)
-    assert store.prune_soon(2, "server").result() == 3
+    store.add(others[0])  # continued here, but made by another program
+    assert store.prune_soon(2, "one").result() == 3
     assert ids(store) == {run.id for run in [*others, *own[3:]]}
+
+
+def test_a_run_that_is_written_again_keeps_its_place_and_stays_untrusted(store):
+    old, new = make(1), make(2)
+    store.put(old, tree="a" * 16, name="greedy", added=5.0)
+    store.put(new)
+    store.flush()
+    Store(store.path).add(old)
+    assert [entry.id for entry in store.list()] == [new.id, old.id]
+    assert store.is_from_server(old.id) and store.tree_of(old.id) == ("a" * 16, "greedy")
 
 
 def test_a_store_of_version_1_is_brought_up(tmp_path):
@@ -164,17 +181,19 @@ def test_a_store_of_version_1_is_brought_up(tmp_path):
         old.execute("PRAGMA user_version = 1")
     store = Store(store.path)
     assert len(store) == 5 and store.get(again.id).to_dict() == again.to_dict()
-    kept = store.kept(10)
+    kept = store.kept(Listing(10))
     trees = {each.entry.id: each.tree for each in kept}
     family = [*run.samples, fork, again]
     assert (
         len(kept) == 5 and {trees[each.id] for each in family} == {run.id} and len(set(trees.values())) == 2
     )
-    assert [each.entry.id for each in store.kept(10, run.id)] == [each.id for each in reversed(family)]
+    assert [each.entry.id for each in store.kept(Listing(10, run.id))] == [
+        each.id for each in reversed(family)
+    ]
     store.flush()
     with sqlite3.connect(store.path) as now:  # what was made for the list is kept
         assert now.execute("SELECT count(*) FROM runs WHERE facts IS NULL").fetchone() == (0,)
-    assert store.kept(10) == kept
+    assert store.kept(Listing(10)) == kept
 
 
 def test_a_bad_row_hides_no_other(tmp_path):
@@ -185,13 +204,13 @@ def test_a_bad_row_hides_no_other(tmp_path):
     with sqlite3.connect(store.path) as connection:
         connection.execute("UPDATE runs SET data = x'00', facts = NULL WHERE id = ?", (bad,))
     rest = {run.samples[0].id, run.samples[2].id}
-    assert {each.entry.id for each in store.kept(10)} == rest
+    assert {each.entry.id for each in store.kept(Listing(10))} == rest
     assert {each.id for each in store.get(run.id).tree()} == rest
     with pytest.raises(TraceError, match=f"run {bad} .*is not a glassloop trace"):
         store.get(bad)
     with sqlite3.connect(store.path) as connection:
         connection.execute("UPDATE runs SET created = 'soon', facts = '[' WHERE id = ?", (bad,))
-    assert {entry.id for entry in store.list()} == {each.entry.id for each in store.kept(10)} == rest
+    assert {entry.id for entry in store.list()} == {each.entry.id for each in store.kept(Listing(10))} == rest
     store.remove(bad)
     assert len(store) == 2
 

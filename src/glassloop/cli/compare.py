@@ -11,16 +11,20 @@ import typer
 
 from glassloop.cli.options import (
     DEFAULT_MODEL,
+    AsChat,
     Json,
     Keep,
     Model,
+    ModelDefaults,
     Prompt,
+    System,
     given,
     json_or_text,
     read_text,
     takes_sampling,
 )
 from glassloop.cli.terminal import print_json, print_table, visible, working, wrapped
+from glassloop.decode.defaults import with_defaults
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError
 
@@ -46,26 +50,33 @@ def compare(
             rich_help_panel="What to compare",
         ),
     ],
+    chat: AsChat = False,
+    system: System = None,
     model: Model = DEFAULT_MODEL,
+    model_defaults: ModelDefaults = True,
     store: Keep = True,
     as_json: Json = False,
     **options: Any,
 ) -> None:
     """Decode one prompt in several ways with the same seed, and show where they differ and why."""
-    from glassloop.cli.kept import keep, load
+    from glassloop.cli.kept import chat_messages, keep, load
     from glassloop.trace.diff import diff
 
     common = given(options)
-    asked = [Sampling.from_dict({**common, "n": 1, **_way(way)}) for way in ways]
+    asked = [{**common, "n": 1, **_way(way)} for way in ways]
+    for each in asked:
+        Sampling.from_dict(each)  # errors in the options come before the model is loaded
     text = read_text(prompt)
-    llm = load(model)
+    llm = load(model, model_defaults=model_defaults)
+    messages = chat_messages(llm, text, system) if chat or system is not None else None
     runs: list[Run] = []
-    for way, sampling in zip(ways, asked, strict=True):
+    for way, each in zip(ways, asked, strict=True):
+        sampling = with_defaults(each, llm.default_sampling)
         # All have the same luck, unless a way has a seed of its own.
         if runs and sampling.seed is None:
             sampling = replace(sampling, seed=runs[0].seed)
         with working(f"{way} ({len(runs) + 1} of {len(ways)})"):
-            runs.append(llm.generate(text, sampling))
+            runs.append(llm.generate(text, sampling) if messages is None else llm.chat(messages, sampling))
     parts = [diff(runs[0], run) for run in runs]
     if store:
         keep(runs)

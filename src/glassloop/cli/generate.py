@@ -12,17 +12,22 @@ import typer
 from glassloop.cli.help import INPUT, OUTPUT
 from glassloop.cli.options import (
     DEFAULT_MODEL,
+    AsChat,
     Colors,
     Draft,
     Keep,
     KVMemory,
     Model,
+    ModelDefaults,
+    System,
     given,
     read_text,
+    sampling_words,
     takes_sampling,
 )
 from glassloop.cli.show import Painter, Show
 from glassloop.cli.terminal import Color, print_json, set_color, visible, wrapped
+from glassloop.decode.defaults import with_defaults
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
 
@@ -67,7 +72,10 @@ def generate(
             rich_help_panel=INPUT,
         ),
     ] = None,
+    chat: AsChat = False,
+    system: System = None,
     model: Model = DEFAULT_MODEL,
+    model_defaults: ModelDefaults = True,
     json_output: OneJson = False,
     trace: Trace = None,
     show: Shown = None,
@@ -77,24 +85,29 @@ def generate(
     draft: Draft = None,
     **options: Any,
 ) -> None:
-    """Continue a text with a model, token by token."""
-    from glassloop.cli.kept import drafter, load
+    """Continue a text with a model, token by token, or, with --chat, answer a message."""
+    from glassloop.cli.kept import chat_messages, drafter, load
 
     set_color(color)
     if (prompt is None) == (prompts is None):
         raise GlassloopError("either a prompt or --from FILE is expected")
-    asked = given(options)
-    sampling = Sampling.from_dict(asked)
+    asked, chat = given(options), chat or system is not None
+    Sampling.from_dict(asked)  # errors in the options come before the model is loaded
     if prompts is not None:
         from glassloop.cli.batch import print_batch, read_prompts
 
-        entries = read_prompts(prompts, asked)
-        llm = load(model, kv_memory=kv_memory, draft=drafter(draft))
+        entries = read_prompts(prompts, asked, chat, system)
+        llm = load(model, None, kv_memory, drafter(draft), model_defaults)
         print_batch(llm, entries, json_output, trace, show, store)
         return
     text = read_text(prompt or "")
-    llm = load(model, kv_memory=kv_memory, draft=drafter(draft))
-    print_runs(llm, llm.prepare(text, sampling), json_output, trace, show, store)
+    llm = load(model, None, kv_memory, drafter(draft), model_defaults)
+    sampling = with_defaults(asked, llm.default_sampling)
+    if chat:
+        request = llm.prepare_chat(chat_messages(llm, text, system), sampling)
+    else:
+        request = llm.prepare(text, sampling)
+    print_runs(llm, request, json_output, trace, show, store)
 
 
 takes_sampling(generate)
@@ -152,6 +165,7 @@ def _finish(llm: LLM, runs: list[Run], painter: Painter) -> None:
 
 def _statistics(llm: LLM, run: Run, kept: bool) -> str:
     usage, speed = run.usage, run.timings.tokens_per_second(len(run.tokens) - (run.fork_at or 0))
+    continued = run.prompt is not None and run.fork_at is None and llm.tokenizer.chat_template is not None
     parts = [
         run.model,
         f"{llm.ops} ops",
@@ -159,8 +173,11 @@ def _statistics(llm: LLM, run: Run, kept: bool) -> str:
         f"first after {run.timings.prefill:.2f} s",
         f"{speed:.1f} tokens/s" if speed else "",
         f"{run.drafts.accepted} guessed" if run.drafts.accepted else "",
+        sampling_words(run.sampling, llm.default_sampling),
         f"seed {run.seed}",
         f"run {run.id[:8]}" if kept else "",
         f"ended by {run.finish_reason}" + (f" ({run.stop_reason!r})" if run.stop_reason else ""),
+        # A newcomer may expect an answer to the prompt; in a pipe, that is known.
+        "text continued (--chat asks the model)" if continued and sys.stderr.isatty() else "",
     ]
     return visible(" · ".join(part for part in parts if part), newlines=False)

@@ -114,7 +114,9 @@ def _description(parameter: Any) -> Text:
 
     text = Text(" ".join((parameter.help or "").split()))
     default = parameter.default
-    if parameter.required and parameter.param_type_name == "option":
+    if isinstance(parameter.show_default, str):  # in words, where it is not known yet
+        text.append(f" [default:\u00a0{parameter.show_default}]", "dim")
+    elif parameter.required and parameter.param_type_name == "option":
         text.append(" [required]", "dim red")
     elif parameter.show_default and not callable(default) and default not in _HIDDEN_VALUES:
         value = parameter.opts[0] if default is True else getattr(default, "value", default)

@@ -156,10 +156,37 @@ def drafter(given: str | None) -> bool | str:
     return True if given is None else False if given == "off" else given
 
 
-def load(model: str, ops: str | None = None, kv_memory: str | None = None, draft: bool | str = True) -> LLM:
+def load(
+    model: str,
+    ops: str | None = None,
+    kv_memory: str | None = None,
+    draft: bool | str = True,
+    model_defaults: bool = True,
+) -> LLM:
+    """Loads a model. Without `model_defaults`, its own sampling settings are not used."""
     from glassloop.cli.terminal import working
 
     with working(f"Loading {model}"):
         from glassloop.engine.llm import LLM
 
-        return LLM(model, ops, kv_memory=kv_memory, draft=draft)
+        llm = LLM(model, ops, kv_memory=kv_memory, draft=draft)
+    if not model_defaults:
+        from glassloop.decode.sampling import Sampling
+
+        llm.default_sampling = Sampling()
+    return llm
+
+
+def chat_messages(llm: LLM, text: str, system: str | None) -> list[dict[str, str]]:
+    """Returns a conversation of one message, with a system message before it if there is one."""
+    check_chat(llm)
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": text}]
+
+
+def check_chat(llm: LLM) -> None:
+    """Raises if a model has no chat template."""
+    from glassloop.errors import TextError
+
+    if llm.tokenizer.chat_template is None:
+        raise TextError(f"{llm.name} has no chat template, which --chat needs; without it, text is continued")

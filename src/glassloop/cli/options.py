@@ -12,11 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from glassloop.cli.help import CHOOSING, CONSTRAINTS, MODEL, OUTPUT, PENALTIES, SAMPLES, STOPPING
+from glassloop.cli.help import CHOOSING, CONSTRAINTS, INPUT, MODEL, OUTPUT, PENALTIES, SAMPLES, STOPPING
 from glassloop.cli.terminal import Color, visible
+from glassloop.decode.defaults import non_default
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError, TextError
 from glassloop.model import registry
+from glassloop.model.generation import FROM_MODEL
 from glassloop.model.registry.catalog import DEFAULT_MODEL as DEFAULT_MODEL
 from glassloop.shown import shown
 
@@ -31,6 +33,8 @@ _GROUPS = {
     **dict.fromkeys(("allowed_token_ids", "bad_words"), CONSTRAINTS),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), OUTPUT),
 }
+# The options that decide how a token is chosen, for a line of statistics.
+_SHOWN = (*FROM_MODEL, *(name for name, group in _GROUPS.items() if group == PENALTIES), "top_n_sigma")
 # Names of flags, where they are not the name of the field: `-n` and `--n` would look alike.
 _FLAGS = {"max_tokens": ("--max-tokens", "-n"), "n": ("--samples",)}
 _OLD_SAMPLES = "old_samples"  # the hidden option --n, which is what --samples was called
@@ -113,6 +117,32 @@ Colors = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=OUTPUT)]
+ModelDefaults = Annotated[
+    bool,
+    typer.Option(
+        "--model-defaults/--no-model-defaults",
+        help="Whether options that are not given have the model's own settings, if it has any, or temperature"
+        " 1 and no filters.",
+        rich_help_panel=MODEL,
+    ),
+]
+AsChat = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="Ask the model: the prompt is a message, and the model's chat template is applied.",
+        rich_help_panel=INPUT,
+    ),
+]
+System = Annotated[
+    str | None,
+    typer.Option(
+        "--system",
+        metavar="TEXT",
+        help="The system message of a chat. Implies --chat.",
+        rich_help_panel=INPUT,
+    ),
+]
 
 
 def read_text(text: str) -> str:
@@ -163,6 +193,29 @@ def changed_options(sampling: Sampling) -> str:
     return visible(", ".join(f"{name}={value}" for name, value in changed.items()), newlines=False)
 
 
+def sampling_words(sampling: Sampling, defaults: Sampling) -> str:
+    """Returns how tokens are chosen, in short: "temperature 0.5 (the model's default)". `defaults` are those
+    of the model."""
+    values = {name: value for name, value in non_default(sampling).items() if name in _SHOWN}
+    if sampling.greedy:
+        values = {name: value for name, value in values.items() if _GROUPS.get(name) == PENALTIES}
+    elif sampling.beam_width == 1:
+        values = {"temperature": sampling.temperature, **values}
+    own = non_default(defaults)
+    by_model = [name for name, value in values.items() if own.get(name) == value]
+    parts = ["greedy"] if sampling.greedy else []
+    parts += [f"{sampling.beam_width} beams"] if sampling.beam_width > 1 else []
+    parts += [_value_in_words(name, value) for name, value in values.items() if name not in by_model]
+    if by_model:
+        note = f"the model's default{'s' if len(by_model) > 1 else ''}"
+        parts.append(f"{', '.join(_value_in_words(name, values[name]) for name in by_model)} ({note})")
+    return ", ".join(parts)
+
+
+def _value_in_words(name: str, value: float) -> str:
+    return f"{name.replace('_', '-' if len(name) < 6 else ' ')} {value:g}"
+
+
 def json_or_text(value: str) -> Any:
     """Returns the value of a JSON text, or the text itself if it is not JSON."""
     try:
@@ -184,11 +237,12 @@ def _flags(prefix: str, unset: bool) -> list[Parameter]:
         kind, flag = field.metadata["kind"], "--" + field.name.replace("_", "-")
         names = _FLAGS.get(field.name, (f"{flag}/--no-{flag[2:]}" if kind == "flag" else flag,))
         group = _GROUPS.get(field.name, CHOOSING)
-        default = None if unset or field.default in (MISSING, ()) else field.default
+        by_model = field.name in FROM_MODEL and not unset
+        default = None if unset or by_model or field.default in (MISSING, ()) else field.default
         option = typer.Option(
             *names,
             help=field.metadata["help"],
-            show_default=default not in (None, False),
+            show_default="the model's" if by_model else default not in (None, False),
             metavar=_OWN_METAVARS.get(field.name, _METAVARS.get(kind)),
             rich_help_panel=f"{prefix}: {group.lower()}" if prefix and group != OUTPUT else group,
         )

@@ -163,13 +163,25 @@ def import_runs(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The .glass file to read.")],
     as_json: Json = False,
 ) -> None:
-    """Copy the runs of a .glass file into the store. Runs that are in the store already stay as they are."""
+    """Copy the runs of a .glass file into the store.
+
+    Runs that are in the store already stay as they are; if another run there has the same id, nothing is
+    imported.
+    """
     from glassloop.trace.file import read
     from glassloop.trace.store import Store
 
     store = Store(origin="file")  # not the user's own: such a run does not decide which model is loaded
-    found = read(file)
-    new = [run for run in found if store.run(run.id) is None]
+    found, new = read(file), []
+    for run in found:
+        here = store.run(run.id)
+        if here is None:
+            new.append(run)
+        elif not here.same_record(run):
+            raise TraceError(
+                f"run {run.id} of {file} is not the run with this id in the store; remove that one first:"
+                f" glassloop runs rm {run.id}"
+            )
     if new:
         store.add(*new)
     there = len(found) - len(new)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from glassloop.cli.options import DEFAULT_MODEL, Draft, KVMemory, Model
+from glassloop.cli.options import DEFAULT_MODEL, Draft, KVMemory, Model, ModelDefaults
 from glassloop.cli.terminal import working
 
 _ACCESS, _LIMITS = "Address and access", "Limits"
@@ -40,6 +40,7 @@ def serve(
     store: Annotated[
         Path | None, typer.Option(help="The file that keeps them, for this server alone. Default: in memory.")
     ] = None,
+    model_defaults: ModelDefaults = True,
     kv_memory: KVMemory = None,
     draft: Draft = None,
     running: Annotated[
@@ -126,4 +127,8 @@ def serve(
         from glassloop.server.serve import serve as run
 
         llm = LLM(model, kv_memory=kv_memory, draft=drafter(draft), most_running=running, most_waiting=queue)
+    if not model_defaults:
+        from glassloop.decode.sampling import Sampling
+
+        llm.default_sampling = Sampling()
     run(llm, settings)

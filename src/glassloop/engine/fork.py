@@ -58,6 +58,7 @@ def fork_request(
     def make(seed: int, number: int) -> Run:
         own = salt if number == 0 else fork_salt(run.salt, position, ordinal + number)
         made = llm.new_run(run.prompt_ids, options, seed, salt=own, prompt=run.prompt, sample=number)
+        made.messages = run.messages
         made.tokens = list(run.tokens[:at])
         if options.prompt_logprobs == run.sampling.prompt_logprobs:
             made.prompt_tokens = list(run.prompt_tokens)

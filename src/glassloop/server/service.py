@@ -21,13 +21,14 @@ from glassloop.server.errors import APIError, as_api_error, shutting_down
 from glassloop.server.operation.bodies import Bodies
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.metrics import Metrics
-from glassloop.server.operation.settings import Settings
+from glassloop.server.operation.settings import Settings, public_name
 from glassloop.server.operation.workers import Pools
 from glassloop.server.options import Body, make_sampling
 from glassloop.server.runs.index import RunIndex
 from glassloop.server.runs.state import Event, Hub, RunState, TreeState
 from glassloop.server.runs.storage import RunStorage
 from glassloop.server.streaming import unless_gone
+from glassloop.trace.messages import Message
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
@@ -59,6 +60,10 @@ class Service:
     @property
     def name(self) -> str:
         return self.settings.served_name
+
+    def public_name(self, model: str) -> str:
+        """Returns the name of a run's model, which may be another than this server's, without its path."""
+        return self.name if model == self.settings.model else public_name(model)
 
     @property
     def fingerprint(self) -> str | None:
@@ -116,14 +121,20 @@ class Service:
 
     # ── work on threads ────────────────────────────────────────────────────────────────────────────────────
 
-    def prepare(self, prompt: Prompt, sampling: Sampling, compiled: Compiled | None = None) -> Request:
+    def prepare(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        compiled: Compiled | None = None,
+        messages: list[Message] | None = None,
+    ) -> Request:
         """Returns a request that is checked as a whole, so that nothing is refused once an answer has begun.
         Takes a while where the prompt is long: not for the event loop's thread."""
         if isinstance(prompt, str):
             self.check_text(prompt)
         compiled = compiled or self.llm.compile(sampling)
         try:
-            request = self.llm.prepare(prompt, sampling, compiled=compiled)
+            request = self.llm.prepare(prompt, sampling, compiled=compiled, messages=messages)
         except LengthError as error:
             raise LengthError(f"{error}{self._context_length}", field=error.field) from None
         self.check_length(len(request.prompt_ids))

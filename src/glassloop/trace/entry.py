@@ -11,6 +11,8 @@ from typing import Any
 from glassloop.trace.node import root_of
 from glassloop.trace.run import Run
 
+BRIEF_TEXT = 300  # characters of a text in a brief list
+
 
 @dataclass(frozen=True)
 class RunEntry:
@@ -26,6 +28,7 @@ class RunEntry:
     seed: int
     parent: str | None
     size: int  # bytes
+    title: str | None = None  # None if the prompt was given as tokens whose text is not known
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -39,12 +42,16 @@ class Kept:
     tree: str
     name: str | None
     facts: dict[str, Any]
+    added: float = 0.0  # by which lists are ordered
+    is_chat: bool = False
+    writer: str | None = None  # the server that computes it now
 
 
 _TEXT, _OPTIONAL = (str,), (str, type(None))
 # The types of the columns, in the order of an entry's fields; a seed is stored as text.
 _TYPES: tuple[tuple[type, ...], ...] = (
     *(_TEXT, (int, float), _TEXT, _OPTIONAL, _TEXT, (int,), _OPTIONAL, _TEXT, _OPTIONAL, (int,)),
+    _OPTIONAL,
 )
 
 
@@ -55,8 +62,8 @@ def entry_of(row: Sequence[Any]) -> RunEntry | None:
     seed = row[7]
     if not (seed.isascii() and seed.isdigit() and len(seed) <= 20):
         return None
-    id, created, model, prompt, text, tokens, finish_reason, _, parent, size = row
-    return RunEntry(id, created, model, prompt, text, tokens, finish_reason, int(seed), parent, size)
+    id, created, model, prompt, text, tokens, finish_reason, _, parent, size, title = row
+    return RunEntry(id, created, model, prompt, text, tokens, finish_reason, int(seed), parent, size, title)
 
 
 def facts_of(run: Run) -> str:
@@ -71,5 +78,6 @@ def facts_of(run: Run) -> str:
         "drafts": asdict(run.drafts),
         # Only if the prompt was given as tokens; a server has the tokenizer to show them.
         "prompt_ids": run.prompt_ids if run.prompt is None else None,
+        "messages": run.messages,
     }
     return json.dumps(facts, allow_nan=False, separators=(",", ":"))

@@ -46,7 +46,7 @@ def from_header(header: dict[str, Any], records: list[Token]) -> Run:
     for place, *guess in header.get("refused", ()):  # older files do not have it
         records[prompt + place].refused = Refusal(*guess)
     run = Run(
-        **{name: header[name] for name in _SAME},
+        **{name: header[name] for name in _SAME if name in header},  # older files do not have all
         model_hash=header["model_hash"],
         sampling=Sampling.from_dict(header["sampling"]),
         past=tuple(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +18,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.errors import TraceError
 from glassloop.shown import cut
 from glassloop.text.stream import TextStream
+from glassloop.trace.messages import NO_TEXT, Message, title_of_ids, title_of_messages, title_of_text
 from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ class Maker(Protocol):
 
     @property
     def model_hash(self) -> str: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def explain(self, run: Run, at: int, **overrides: Any) -> Explanation: ...
 
@@ -112,6 +116,7 @@ class Run:
     salt: int = 0  # which branch of the seed's luck this is
     ops: str = ""  # the op set; for native also its instruction set
     prompt: str | None = None  # None if it was given as tokens
+    messages: list[Message] | None = field(default=None, repr=False)  # the conversation that the prompt is
     id: str = field(default_factory=lambda: os.urandom(8).hex())
     sample: int = 0  # its number among the request's samples
     samples: list[Run] = field(default_factory=list, repr=False)  # all of them, this one included
@@ -147,6 +152,21 @@ class Run:
     @property
     def token_ids(self) -> list[int]:
         return [token.id for token in self.tokens]
+
+    @property
+    def title(self) -> str:
+        """One line for lists: the last message of the user if the prompt is a conversation, else the
+        beginning of the prompt."""
+        return self.known_title or f"({len(self.prompt_ids)} tokens)"
+
+    @property
+    def known_title(self) -> str | None:
+        """The title, or None if the prompt has no text and the model that could decode it is not attached."""
+        if self.messages is not None:
+            return title_of_messages(self.messages) or NO_TEXT
+        if self.prompt is not None:
+            return title_of_text(self.prompt) or NO_TEXT
+        return None if self.llm is None else title_of_ids(self.llm, self.prompt_ids)
 
     @property
     def logprob(self) -> float:
@@ -271,6 +291,11 @@ class Run:
             "end": None if self.end is None else self.end.to_dict(),
         }
 
+    def same_record(self, other: Run) -> bool:
+        """Returns whether another run is a copy of this one, perhaps under another id: it has the same
+        prompt, options and tokens."""
+        return all(getattr(self, name) == getattr(other, name) for name in _SAME_IN_COPIES)
+
     def to_records(self) -> list[dict[str, Any]]:
         """Returns one plain dict per generated token, as `pandas.DataFrame` takes them."""
         first = len(self.prompt_ids)
@@ -286,6 +311,11 @@ class Run:
 
 # The fields and properties that `Run.to_dict` copies.
 _IN_JSON = (
-    *("id", "created", "model", "ops", "prompt", "prompt_ids", "text", "token_ids", "finish_reason"),
+    *("id", "created", "model", "ops", "prompt", "prompt_ids", "messages", "text", "token_ids"),
+    "finish_reason",
     *("stop_reason", "seed", "salt", "parent", "fork_at", "reason"),
+)
+# The fields by which a copy of a run is known. Names, times and links may be others.
+_SAME_IN_COPIES = (
+    *("prompt_ids", "messages", "sampling", "seed", "salt", "tokens", "tail", "finish_reason"),
 )

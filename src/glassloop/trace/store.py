@@ -11,6 +11,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -19,17 +20,40 @@ from pathlib import Path
 from typing import Any
 
 from glassloop.errors import StoreError, TraceError
-from glassloop.trace.entry import Kept, RunEntry, entry_of, facts_of
+from glassloop.trace.entry import BRIEF_TEXT, Kept, RunEntry, entry_of, facts_of
 from glassloop.trace.file import from_bytes, to_bytes, write
+from glassloop.trace.listing import ORDER, Listing, contains, talk_of
 from glassloop.trace.run import Run
 from glassloop.trace.run_tree import link
-from glassloop.trace.tables import prepare, touch, transaction
+from glassloop.trace.tables import ADDED, prepare, touch, transaction
 from glassloop.trace.validate import replace_surrogates
 from glassloop.trace.writer import Item, Writer
 
 _PATIENCE = 30.0  # seconds to wait for another process to finish writing
 _MOST_RELATED = 4096  # runs of a tree that are read with one of them
-_SHOWN = "id, created, model, prompt, text, tokens, finish_reason, seed, parent, length(data)"
+_SHOWN = "id, created, model, {prompt}, {text}, tokens, finish_reason, seed, parent, length(data), title"
+_WHOLE = {"prompt": "prompt", "text": "text", "facts": "facts"}
+# Parts of long texts, and of the facts what a short list shows: enough for lists of thousands of runs.
+_BRIEF = {
+    "prompt": "CASE WHEN title IS NULL THEN prompt END",
+    "text": f"substr(text, 1, {BRIEF_TEXT + 1})",
+    "facts": """CASE WHEN json_valid(facts) THEN json_object(
+        'sampling', json_object('beam_width', json_extract(facts, '$.sampling.beam_width')),
+        'prompt_ids', CASE WHEN title IS NULL THEN json_extract(facts, '$.prompt_ids') END
+    ) END""",
+}
+_COLUMNS = (
+    *("id", "request", "parent", "created", "model", "prompt", "text", "tokens", "finish_reason", "seed"),
+    *("data", "name", "origin", "facts", "title", "talk", "added", "writer", "pruned_by", "tree"),
+)
+# What a row keeps from when it was first written. A run stays untrusted, whichever program writes it again.
+_KEPT = {
+    "name": "coalesce(excluded.name, runs.name)",
+    "origin": "coalesce(excluded.origin, runs.origin)",
+    "title": "coalesce(excluded.title, runs.title)",
+    "added": "coalesce(runs.added, excluded.added)",
+    "pruned_by": "runs.pruned_by",
+}
 
 
 def default_path() -> Path:
@@ -45,15 +69,25 @@ class Store:
     """A store of runs, for use from any thread. The file is created when the first run is added.
 
     `patience` is how many seconds a write waits for other processes. `origin` is stored with every run that
-    is added (servers use "server", `runs import` uses "file"), and `prune` can be limited to one origin.
+    is added and marks it as untrusted (servers use "server", `runs import` uses "file"). `writer` is the name
+    of a server, stored with runs that it computes now, and, with `prunes`, with all that it makes: `prune`
+    can be limited to these.
     """
 
     def __init__(
-        self, path: str | Path | None = None, *, patience: float = _PATIENCE, origin: str | None = None
+        self,
+        path: str | Path | None = None,
+        *,
+        patience: float = _PATIENCE,
+        origin: str | None = None,
+        writer: str | None = None,
+        prunes: bool = False,
     ) -> None:
         self.path = default_path() if path is None else Path(path)
         self._patience = patience
         self._origin = origin
+        self._server = writer
+        self._prunes = prunes
         # Two connections, so that reads do not wait while a write waits for another process.
         self._reader = _Connection(self._connect)
         self._writing = _Connection(self._connect)
@@ -77,13 +111,17 @@ class Store:
 
     def add(self, *runs: Run) -> None:
         """Writes runs; they are on disk when this returns. A run with the same id is replaced."""
-        self._add_all([Item(run) for run in runs])
+        now = time.time()
+        self._add_all([Item(run, added=now + place * 1e-6) for place, run in enumerate(runs)])
 
-    def put(self, run: Run, *, tree: str | None = None, name: str | None = None) -> None:
-        """Writes a run, as it is now, on the store's thread. `tree` and `name` are for a server's list."""
+    def put(
+        self, run: Run, *, tree: str | None = None, name: str | None = None, added: float | None = None
+    ) -> None:
+        """Writes a run, as it is now, on the store's thread. `tree`, `name` and `added` are for a server's
+        list."""
         now = copy(run)
         now.tokens = list(run.tokens)  # the engine may continue the run before it is written
-        self._writer.put(Item(now, tree, name))
+        self._writer.put(Item(now, tree, name, time.time() if added is None else added))
 
     def flush(self) -> None:
         """Waits until all runs that were put are written. Raises if some could not be written."""
@@ -109,39 +147,41 @@ class Store:
         many there were, 0 or 1."""
         return self._writer.call(lambda: self._delete(id), without=id)
 
-    def prune(self, keep: int, origin: str | None = None) -> int:
-        """Deletes all runs, of one origin or of all, except the newest `keep`, and returns how many."""
+    def prune(self, keep: int, server: str | None = None) -> int:
+        """Deletes all runs except the newest `keep`, and returns how many. With `server`, only runs count
+        that this server made while it was told to prune; all others stay."""
         if keep < 0:
             raise TraceError(f"keep is {keep}; a number of runs from 0 up is expected")
-        own, values = ("", ()) if origin is None else ("WHERE origin = ?", (origin,))
-        oldest = f"SELECT number FROM runs {own} ORDER BY number DESC LIMIT -1 OFFSET ?"
+        own, values = ("", ()) if server is None else ("WHERE pruned_by = ?", (server,))
+        oldest = f"SELECT number FROM runs {own} {ORDER} LIMIT -1 OFFSET ?"
         with self._transaction() as connection:
             return connection.execute(
                 f"DELETE FROM runs WHERE number IN ({oldest})", (*values, keep)
             ).rowcount
 
-    def prune_soon(self, keep: int, origin: str) -> Future[int]:
-        return self._writer.call(lambda: self.prune(keep, origin))
+    def prune_soon(self, keep: int, server: str) -> Future[int]:
+        return self._writer.call(lambda: self.prune(keep, server))
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def list(self, limit: int | None = None) -> Sequence[RunEntry]:
-        """Returns the stored runs, the newest first. A row that cannot be read is left out."""
-        rows = self._select(
-            f"SELECT {_SHOWN} FROM runs ORDER BY number DESC LIMIT ?", -1 if limit is None else limit
-        )
+    def list(self, limit: int | None = None, search: str = "") -> Sequence[RunEntry]:
+        """Returns the stored runs, the newest first; with `search` those that contain this text, upper or
+        lower case, or whose id begins with it. A row that cannot be read is left out."""
+        rows = self._listed(_SHOWN.format(**_WHOLE), Listing(limit, search=search))
         return [entry for row in rows if (entry := entry_of(row)) is not None]
 
-    def kept(self, limit: int, tree: str | None = None) -> Sequence[Kept]:
-        """Returns the newest runs, of one tree or of all, with what a server's list shows."""
-        where, values = ("", ()) if tree is None else ("WHERE tree = ?", (tree,))
-        rows = self._select(
-            f"SELECT {_SHOWN}, tree, name, facts FROM runs {where} ORDER BY number DESC LIMIT ?",
-            *values,
-            limit,
-        )
+    def kept(self, listing: Listing, brief: bool = False) -> Sequence[Kept]:
+        """Returns a part of the list of runs, with what a server shows of them; if `brief`, without prompts,
+        and with the beginnings of long texts."""
+        columns = f"{_SHOWN}, tree, name, {{facts}}, {ADDED}, talk IS NOT NULL, writer"
+        rows = self._listed(columns.format(**(_BRIEF if brief else _WHOLE)), listing)
         made = [self._kept(*row) for row in rows]
         return [each for each in made if each is not None]
+
+    def added(self, id: str) -> float | None:
+        """Returns when a run was first written, by which lists are ordered."""
+        rows = self._select(f"SELECT {ADDED} FROM runs WHERE id = ?", id)
+        return float(rows[0][0]) if rows else None
 
     def get(self, name: str) -> Run:
         """Returns a run by its id, by the beginning of its id if that is unique, or the `last` one, linked
@@ -187,20 +227,23 @@ class Store:
 
     def _add_all(self, items: Iterable[Item]) -> None:
         rows = [self._row(item) for item in items]
-        marks = ", ".join("?" * 14)
+        marks = "?, " * (len(_COLUMNS) - 1)
         tree = "coalesce(?, (SELECT tree FROM runs WHERE id = ?), (SELECT tree FROM runs WHERE id = ?), ?)"
+        update = ", ".join(f"{name} = {_KEPT.get(name, 'excluded.' + name)}" for name in _COLUMNS[1:])
         with self._transaction() as connection:
             connection.executemany(
-                "INSERT OR REPLACE INTO runs (id, request, parent, created, model, prompt, text, tokens,"
-                f" finish_reason, seed, data, name, origin, facts, tree) VALUES ({marks}, {tree})",
+                f"INSERT INTO runs ({', '.join(_COLUMNS)}) VALUES ({marks}{tree})"
+                f" ON CONFLICT (id) DO UPDATE SET {update}",
                 rows,
             )
 
     def _row(self, item: Item) -> tuple[object, ...]:
         run = item.run
         request = run.samples[0].id if run.samples else run.id
-        shown = (run.model, None if run.prompt is None else run.prompt, run.text)
-        texts = [None if text is None else replace_surrogates(text) for text in shown]
+        texts = [
+            None if text is None else replace_surrogates(text) for text in (run.model, run.prompt, run.text)
+        ]
+        title = run.known_title
         counts = (len(run.tokens), run.finish_reason, str(run.seed))
         # If no tree is given it stays in its old tree, or is put into that of its parent.
         tree = (item.tree, run.id, run.parent, request)
@@ -210,6 +253,8 @@ class Store:
             *counts,
             to_bytes([run]),
             *(item.name, self._origin, facts_of(run)),
+            *(None if title is None else replace_surrogates(title), talk_of(run), item.added),
+            *(self._server if run.finish_reason is None else None, self._server if self._prunes else None),
             *tree,
         )
 
@@ -220,7 +265,7 @@ class Store:
             return connection.execute("DELETE FROM runs WHERE id = ?", (id,)).rowcount
 
     def _kept(self, *row: Any) -> Kept | None:
-        *plain, tree, name, facts = row
+        *plain, tree, name, facts, added, is_chat, writer = row
         entry = entry_of(plain)
         if entry is None:
             return None
@@ -230,7 +275,8 @@ class Store:
                 facts = facts_of(run) if run else None
                 update = "UPDATE runs SET facts = ? WHERE id = ? AND facts IS NULL"
                 self._writer.call(lambda: self._execute(update, facts, entry.id))
-            return Kept(entry, str(tree or entry.id), name, json.loads(facts))
+            found = json.loads(facts)
+            return Kept(entry, str(tree or entry.id), name, found, float(added), bool(is_chat), writer)
         except (TraceError, TypeError, ValueError):  # a bad row must not hide the others
             return None
 
@@ -244,7 +290,7 @@ class Store:
 
     def _id(self, name: str) -> str:
         if name == "last":
-            found = self._select("SELECT id FROM runs ORDER BY number DESC LIMIT 1")
+            found = self._select(f"SELECT id FROM runs {ORDER} LIMIT 1")
             if not found:
                 raise TraceError(f"there is no run in {self.path} yet")
             return str(found[0][0])
@@ -297,6 +343,11 @@ class Store:
         with self._errors(), self._reader.used() as connection:
             return connection.execute(query, values).fetchall()
 
+    def _listed(self, columns: str, listing: Listing) -> Sequence[tuple[Any, ...]]:
+        where, values = listing.where()
+        limit = -1 if listing.limit is None else listing.limit
+        return self._select(f"SELECT {columns} FROM runs WHERE {where} {ORDER} LIMIT ?", *values, limit)
+
     def _execute(self, statement: str, *values: object) -> None:
         with self._transaction() as connection:
             connection.execute(statement, values)
@@ -312,6 +363,7 @@ class Store:
             self.path, timeout=self._patience, isolation_level=None, check_same_thread=False
         )
         try:
+            connection.create_function("contains", -1, contains, deterministic=True)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             prepare(connection, self.path)

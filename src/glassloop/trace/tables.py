@@ -5,13 +5,17 @@ when it is opened; one of a newer version is refused.
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from glassloop.errors import TraceError
+from glassloop.trace.messages import NO_TEXT, title_of_text
 
-VERSION = 2
+VERSION = 3
+# An older version that has the store open adds rows without the newer columns.
+ADDED = "coalesce(added, created)"
 _FIRST = (
     """CREATE TABLE runs (
     number INTEGER PRIMARY KEY,  -- in the order in which they were added
@@ -33,9 +37,18 @@ _FIRST = (
 _SECOND = (
     "ALTER TABLE runs ADD COLUMN tree TEXT",  # the same for all runs that a server shows together
     "ALTER TABLE runs ADD COLUMN name TEXT",  # of a strategy
-    "ALTER TABLE runs ADD COLUMN origin TEXT",  # "server": a server wrote it, and may remove it; else NULL
+    "ALTER TABLE runs ADD COLUMN origin TEXT",  # "server" or "file": its contents are untrusted; else NULL
     "ALTER TABLE runs ADD COLUMN facts TEXT",  # JSON for lists; NULL until it is first asked for
     "CREATE INDEX runs_tree ON runs (tree)",
+)
+_THIRD = (
+    "ALTER TABLE runs ADD COLUMN title TEXT",  # one line; NULL if the prompt has no text that is known
+    "ALTER TABLE runs ADD COLUMN talk TEXT",  # the texts of the messages, if the prompt is a conversation
+    "ALTER TABLE runs ADD COLUMN added REAL",  # when it was first written, in seconds since 1970
+    "ALTER TABLE runs ADD COLUMN writer TEXT",  # the server that computes it now
+    "ALTER TABLE runs ADD COLUMN pruned_by TEXT",  # the server that made it and was told to prune its runs
+    f"CREATE INDEX runs_added ON runs ({ADDED}, id)",
+    "CREATE INDEX runs_pruned_by ON runs (pruned_by) WHERE pruned_by IS NOT NULL",
 )
 
 
@@ -58,10 +71,15 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
         return
     with transaction(connection):
         version = _version(connection, path)  # another process may have done it meanwhile
-        for statement in (*(_FIRST if version < 1 else ()), *(_SECOND if version < 2 else ())):
-            connection.execute(statement)
-        if version < VERSION:
+        for number, statements in enumerate((_FIRST, _SECOND, _THIRD), 1):
+            for statement in statements if version < number else ():
+                connection.execute(statement)
+        if version < 2:
             _set_trees(connection)
+        if version < 3:
+            _set_order(connection)
+            _set_titles(connection)
+        if version < VERSION:
             connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
@@ -97,3 +115,21 @@ def _set_trees(connection: sqlite3.Connection) -> None:
     connection.executemany(
         "UPDATE runs SET tree = ? WHERE id = ?", [(tree, id) for id, tree in trees.items()]
     )
+
+
+def _set_order(connection: sqlite3.Connection) -> None:
+    """Sets when runs of version 2 were added, so that their order stays: by number. Dates in files may be
+    any."""
+    added, now, made = 0.0, time.time(), []
+    for number, created in connection.execute("SELECT number, created FROM runs ORDER BY number"):
+        said = created if isinstance(created, float) else now
+        added = max(added + 1e-6, min(said, now))
+        made.append((added, number))
+    connection.executemany("UPDATE runs SET added = ? WHERE number = ?", made)
+
+
+def _set_titles(connection: sqlite3.Connection) -> None:
+    """Sets the titles of runs of version 2 whose prompt is a text."""
+    rows = connection.execute("SELECT id, prompt FROM runs WHERE prompt IS NOT NULL").fetchall()
+    titles = [(title_of_text(prompt) or NO_TEXT, id) for id, prompt in rows if isinstance(prompt, str)]
+    connection.executemany("UPDATE runs SET title = ? WHERE id = ?", titles)

@@ -27,6 +27,9 @@ _LAST_YEAR = 253_402_300_799  # the last second of the year 9999, beyond which t
 _MOST_PAST = 4096  # forks of forks
 _MOST_SAMPLES = 1024  # as many as `Sampling.n` allows
 _LARGEST = 1e308  # of any number, so that it fits a float64
+_MOST_MESSAGES = 10_000  # of a conversation, and parts of one message
+_MOST_CONVERSATION = 2 << 20  # characters of a conversation as JSON
+_LATER = ("refused", "messages")  # fields that older files do not have
 
 _MODEL_HASH = re.compile(r"([0-9a-f]{64}(\+[a-z0-9_]{1,16})?)?")
 _POSITION = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -46,7 +49,7 @@ def read_header(data: bytes) -> Header:
     if not isinstance(parsed, dict):
         raise TraceError("the header is not an object")
     header = {replace_surrogates(name): _plain(printable(name), each, 1) for name, each in parsed.items()}
-    _object_of(FIELDS, optional=("refused",))("", header)  # older files do not have `refused`
+    _object_of(FIELDS, optional=_LATER)("", header)
     _check_counts(header)
     return header
 
@@ -202,6 +205,39 @@ def _sampling(name: str, value: Any) -> None:
             raise TraceError(f"{name}.{printable(key)} is not a sampling option")
 
 
+def _content(name: str, value: Any) -> None:
+    if isinstance(value, list):
+        _list(_object_of({"type": _text(64), "text": _text()}), most=_MOST_MESSAGES)(name, value)
+    elif value is not None:
+        _must_be("a text, a list of parts or null", lambda it: isinstance(it, str))(name, value)
+
+
+def _message(name: str, value: Any) -> None:
+    """Checks what lists and pages show of a message. Its other fields may hold any JSON."""
+    _is_object(name, value)
+    if "role" not in value:
+        raise TraceError(f"{name}.role is missing")
+    for key, each in value.items():
+        if len(key) > 64 or not key.isascii() or not key.isprintable():
+            raise TraceError(f"{name}.{printable(key)} is not a field of a message")
+        if key in _MESSAGE_FIELDS:
+            _MESSAGE_FIELDS[key](f"{name}.{key}", each)
+
+
+def _messages(name: str, value: Any) -> None:
+    _list(_message, least=1, most=_MOST_MESSAGES)(name, value)
+    size = len(json.dumps(value, ensure_ascii=False))
+    if size > _MOST_CONVERSATION:
+        raise TraceError(f"{name} has {size} characters as JSON; at most {_MOST_CONVERSATION} are expected")
+
+
+def check_messages(name: str, value: Any) -> list[dict[str, Any]]:
+    """Returns a conversation, with lone surrogates replaced, if a header may hold it. Raises if not."""
+    plain: list[dict[str, Any]] = _plain(name, value, 1)
+    _messages(name, plain)
+    return plain
+
+
 def _past(name: str, value: Any) -> None:
     _list(_object_of(_PAST_FIELDS), most=_MOST_PAST)(name, value)
     ends = [past["until"] for past in value]
@@ -247,6 +283,11 @@ _BEAM = _row(
     _number(-_LARGEST, _LARGEST),
     _one_of("live", "pruned", "finished", "chosen"),
 )
+_MESSAGE_FIELDS: dict[str, Check] = {
+    "role": _text(64),
+    "content": _content,
+    "tool_calls": _optional(_list(_is_object, most=_MOST_MESSAGES)),
+}
 _PAST_FIELDS: dict[str, Check] = {
     "until": _count,
     "run": _id,
@@ -262,6 +303,7 @@ FIELDS: dict[str, Check] = {
     "context": _count,
     "prompt": _optional(_text()),
     "prompt_ids": _prompt_ids,
+    "messages": _optional(_messages),
     "seed": _word64,
     "salt": _word64,
     "sample": _whole(0, _MOST_SAMPLES - 1),

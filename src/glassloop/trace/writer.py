@@ -24,11 +24,12 @@ MOST_UNWRITTEN = 256  # runs that wait to be tried again
 
 
 class Item(NamedTuple):
-    """A run to be written, with the tree and the name that a server lists it by."""
+    """A run to be written, with the tree and the name that a server lists it by, and when it was added."""
 
     run: Run
     tree: str | None = None
     name: str | None = None
+    added: float | None = None
 
 
 class _Job(NamedTuple):

@@ -8,7 +8,7 @@ import typer
 
 from glassloop.cli.generate import Shown
 from glassloop.cli.help import INPUT
-from glassloop.cli.options import DEFAULT_MODEL, Colors, Keep, Model, given, takes_sampling
+from glassloop.cli.options import DEFAULT_MODEL, Colors, Keep, Model, ModelDefaults, given, takes_sampling
 from glassloop.cli.show import Painter
 from glassloop.cli.terminal import Color, set_color
 
@@ -22,6 +22,7 @@ def chat(
         typer.Option("--system", metavar="TEXT", help="The system message.", rich_help_panel=INPUT),
     ] = None,
     show: Shown = None,
+    model_defaults: ModelDefaults = True,
     color: Colors = Color.AUTO,
     store: Keep = True,
     **options: Any,
@@ -34,14 +35,16 @@ def chat(
     from glassloop.cli.chat.conversation import Conversation
     from glassloop.cli.chat.loop import Chat
     from glassloop.cli.kept import load
+    from glassloop.decode.defaults import with_defaults
     from glassloop.decode.sampling import Sampling
     from glassloop.trace.store import default_path
 
     set_color(color)
-    sampling = Sampling.from_dict({"max_tokens": _MOST_TOKENS, **given(options)})
-    Conversation.check(sampling)
+    asked = {"max_tokens": _MOST_TOKENS, **given(options)}
+    Conversation.check(Sampling.from_dict(asked))  # errors in the options come before the model is loaded
     history = default_path().parent / "chat_history" if store else None
-    with load(model) as llm:
+    with load(model, model_defaults=model_defaults) as llm:
+        sampling = with_defaults(asked, llm.default_sampling)
         talking = Chat(Conversation(llm, sampling, system), Painter(show), store, history)
         talking.run()
     # On a terminal errors have been seen; in a pipe the exit code reports them.

@@ -172,7 +172,7 @@ def _set(chat: Chat, rest: str) -> None:
     name = name.replace("-", "_")
     options = chat.talk.sampling.to_dict()
     if value:
-        options[name] = _value(name, value)
+        options[name] = _value(name, value, chat.talk.llm.default_sampling)
         chat.talk.sampling = chat.talk.check(Sampling.from_dict(options))
     elif name not in options:
         Sampling.from_dict({name: None})  # raises: there is no such option
@@ -243,12 +243,13 @@ def _two(rest: str) -> tuple[str, str]:
     return first, second.strip()
 
 
-def _value(name: str, text: str) -> Any:
-    """Returns the value of an option: JSON, or the text itself. `none` stands for the default."""
+def _value(name: str, text: str, defaults: Sampling) -> Any:
+    """Returns the value of an option: JSON, or the text itself. `none` and `default` stand for the model's
+    default, `off` for that of an option without one."""
     kind = next((field.metadata["kind"] for field in fields(Sampling) if field.name == name), None)
     low = text.lower()
     if kind == "flag":
         return {"true": True, "on": True, "false": False, "off": False}.get(low, text)
-    if low in ("none", "null", "off"):
-        return Sampling().to_dict().get(name)
+    if low in ("none", "null", "default", "off"):
+        return (Sampling() if low == "off" else defaults).to_dict().get(name)
     return text if kind == "text" else json_or_text(text)

@@ -70,7 +70,8 @@ class Conversation:
 
     def ask(self, question: str) -> Request:
         """Returns the request for an answer. When it has ended, its run is given to `add`."""
-        return self.llm.prepare(self._prompt(question), self.sampling)
+        messages = [*self.messages, {"role": "user", "content": question}]
+        return self.llm.prepare(self._prompt(question), self.sampling, messages=messages)
 
     def fork(self, place: int, token: int | None = None, text: str | None = None) -> Request:
         return self.llm.prepare_fork(self.last.run, place, token=token, text=text, sampling=self.sampling)

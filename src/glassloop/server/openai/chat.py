@@ -11,7 +11,7 @@ from starlette.responses import Response
 from glassloop.errors import SamplingError
 from glassloop.server.errors import ERRORS, invalid, unsupported
 from glassloop.server.fields import Whole, many
-from glassloop.server.openai.conversation import Messages, Tools, encode_messages
+from glassloop.server.openai.conversation import Messages, Tools, as_recorded, encode_messages
 from glassloop.server.openai.generation import (
     Choices,
     ChoicesBody,
@@ -129,13 +129,14 @@ class _Chat(Choices):
         self._most_calls = 1 if body.parallel_tool_calls is False else None
         self._texts: dict[int, CallStream] = {}  # by choice
         try:
-            sampling = make_sampling(options, service.settings)
+            sampling = make_sampling(options, service.settings, defaults=service.llm.default_sampling)
             compiled = service.llm.compile(sampling)
         except SamplingError as error:
             if schema is not None and error.field == "json_schema":  # which the client has not given
                 raise invalid("tools", f"tools has parameters that cannot be enforced: {error}") from None
             raise
-        super().__init__(service, body, [service.prepare(ids, sampling, compiled)])
+        messages = as_recorded(body.messages)
+        super().__init__(service, body, [service.prepare(ids, sampling, compiled, messages)])
 
     def answer(self, runs: list[Run]) -> dict[str, Any]:
         made = super().answer(runs)

@@ -85,6 +85,17 @@ def encode_messages(
     return ids
 
 
+def as_recorded(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Returns messages as the record of a run has them: as they were sent, less what no template reads."""
+    made = []
+    for message in messages:
+        each = message.model_dump(exclude_none=True, exclude={"annotations"})
+        if isinstance(message.content, list):
+            each["content"] = [{"type": part.type, "text": part.text} for part in message.content]
+        made.append(each)
+    return made
+
+
 def encode(
     tokenizer: Tokenizer,
     messages: Sequence[Message],

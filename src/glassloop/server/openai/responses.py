@@ -20,7 +20,7 @@ from glassloop.server.fields import (
     many,
     text_or,
 )
-from glassloop.server.openai.conversation import Message, TextPart, encode_messages
+from glassloop.server.openai.conversation import Message, TextPart, as_recorded, encode_messages
 from glassloop.server.openai.generation import (
     Generation,
     add_format,
@@ -147,9 +147,10 @@ class _Response(Generation):
         self._body = body
         self._wants_logprobs = _LOGPROBS in (body.include or ())
         self._format = body.text.format if body.text is not None else None
+        messages = _messages(service, body)
         ids = encode_messages(
             service,
-            _messages(service, body),
+            messages,
             field="input",
             note="" if body.instructions is None else ", instructions included",
         )
@@ -158,8 +159,8 @@ class _Response(Generation):
         add_top_logprobs(options, body.top_logprobs, self._wants_logprobs, f"include: [{_LOGPROBS}]")
         if self._format is not None:
             add_format(options, self._format.type, self._format.schema_, "text.format.schema")
-        self._sampling = make_sampling(options, service.settings)
-        super().__init__(service, [service.prepare(ids, self._sampling)])
+        self._sampling = make_sampling(options, service.settings, defaults=service.llm.default_sampling)
+        super().__init__(service, [service.prepare(ids, self._sampling, messages=as_recorded(messages))])
         self._run_id = self.runs[0].id
         self._created = int(time.time())
         self._sequence_number = -1

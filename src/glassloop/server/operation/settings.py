@@ -59,6 +59,11 @@ class Settings:
     @property
     def served_name(self) -> str:
         """The model's name for clients: of a path only the last part."""
-        path = Path(self.model)
-        looks_like_path = path.suffix in (".gguf", ".safetensors") or path.is_absolute() or path.exists()
-        return (path.stem if path.suffix else path.name) if looks_like_path else self.model
+        return public_name(self.model, is_path=Path(self.model).exists())
+
+
+def public_name(model: str, is_path: bool = False) -> str:
+    """Returns the name of a model for clients: of a path only the last part."""
+    path = Path(model)
+    looks_like_path = path.suffix in (".gguf", ".safetensors") or path.is_absolute() or is_path
+    return (path.stem if path.suffix else path.name) if looks_like_path else model

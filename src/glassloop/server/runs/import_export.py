@@ -44,8 +44,7 @@ def router(service: Service) -> APIRouter:
             message = f"run {id} is {state.status}; wait for its end or stop it"
             raise APIError(409, message, code="still_running")
         sent = copy(state.run)
-        if sent.model == service.settings.model:  # a path, in a store from before the server kept names alone
-            sent.model = service.name
+        sent.model = service.public_name(sent.model)  # the terminal records the path of a model
         body = await service.pools.rendering.run(to_bytes, [sent])
         name = f'attachment; filename="{state.run.id}.glass"'
         return Response(body, media_type=_MEDIA_TYPE, headers={"content-disposition": name})
@@ -94,7 +93,7 @@ class _Importer:
         run.id = blake2b(data, digest_size=8, key=self._key).hexdigest()
         for id in (original, run.id):
             here = await service.runs.find(id)
-            if here is not None and _same(here.run, run):
+            if here is not None and here.run.same_record(run):
                 return self._answer(here, original, 200)
         run.samples = [run]
         state = RunState(run, TreeState())
@@ -138,8 +137,3 @@ def _size(run: Run) -> int:
     """Returns about how many bytes a run takes in memory."""
     records = sum(500 + len(token.chosen.data) for token in (*run.prompt_tokens, *run.tokens))
     return records + 36 * len(run.prompt_ids) + 200 * len(run.beams) + 10_000
-
-
-def _same(here: Run, run: Run) -> bool:
-    names = ("prompt_ids", "sampling", "seed", "salt", "tokens", "tail", "finish_reason")
-    return all(getattr(here, name) == getattr(run, name) for name in names)

@@ -6,12 +6,15 @@ asked for those that are not in memory. All methods are for the event loop's thr
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from glassloop.server.errors import APIError
 from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.runs.storage import RunStorage
 from glassloop.trace.entry import Kept
+from glassloop.trace.listing import Listing
 
 _MOST_REMOVED = 10_000  # ids of removed runs that are remembered
 
@@ -62,7 +65,7 @@ class RunIndex:
         if id not in self._states:  # another request may have brought it meanwhile
             tree = self._trees.get(stored.tree) or TreeState(stored.tree)
             state = RunState(stored.run, tree, stored.name)
-            state.created = stored.run.created
+            state.added = stored.added
             self._insert(state)
             self.trim()
         return self._states.get(id)
@@ -70,24 +73,42 @@ class RunIndex:
     async def tree(self, id: str) -> TreeState:
         tree = self._trees.get(id)
         if tree is None and self.storage is not None:
-            for kept in await self.storage.list(1, id):
+            for kept in await self.storage.list(Listing(1, id), brief=True):
                 state = await self.find(kept.entry.id)
                 tree = None if state is None else state.tree
         if tree is None:
             raise APIError(404, f"there is no tree {id[:40]!r}", code="no_such_tree")
         return tree
 
-    async def newest(self, limit: int, tree: str | None = None) -> list[RunState | Kept]:
-        """Returns the newest runs, of one tree or of all; those in the storage by their columns alone."""
-        kept = [] if self.storage is None else await self.storage.list(min(limit, self.keep), tree)
-        found: dict[str, tuple[float, RunState | Kept]] = {
-            each.entry.id: (each.entry.created, each) for each in kept if each.entry.id not in self._removed
-        }
-        for state in self._states.values():
-            if tree is None or state.tree.id == tree:
-                found[state.run.id] = state.created, state
-        ordered = sorted(found.values(), key=lambda each: -each[0])
-        return [each for _, each in ordered[:limit]]
+    async def newest(self, listing: Listing, brief: bool = False) -> tuple[Sequence[RunState | Kept], bool]:
+        """Returns a part of the list of runs, those in the storage by their columns alone, and whether there
+        are more. If `brief`, texts may be cut."""
+        limit = listing.limit or 0
+        asked = replace(listing, limit=limit + 1)
+        kept = [] if self.storage is None else await self.storage.list(asked, brief)
+        states = self.states
+        # To look through texts may take a while.
+        found = (
+            await asyncio.to_thread(_select, states, listing) if listing.search else _select(states, listing)
+        )
+        ordered: list[tuple[float, str, RunState | Kept]] = [
+            (each.added, each.entry.id, each)
+            for each in kept
+            if each.entry.id not in self._removed and each.entry.id not in self._states
+        ]
+        ordered += [(state.added, state.run.id, state) for state in found]
+        ordered.sort(key=lambda each: each[:2], reverse=True)
+        return [each for _, _, each in ordered[:limit]], max(len(ordered), len(kept)) > limit
+
+    async def place(self, id: str) -> tuple[float, str]:
+        """Returns the place of a run in the list, as `Listing.before` takes it."""
+        state = self._states.get(id)
+        if state is not None:
+            return state.added, id
+        added = None if self.storage is None else await self.storage.added(id)
+        if added is None:
+            raise _no_run(id)
+        return added, id
 
     # ── ending ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -142,6 +163,10 @@ class RunIndex:
         self._removed[id] = None
         if len(self._removed) > _MOST_REMOVED:
             del self._removed[next(iter(self._removed))]
+
+
+def _select(states: Sequence[RunState], listing: Listing) -> Sequence[RunState]:
+    return [state for state in states if listing.has(state.run, state.tree.id, state.added)]
 
 
 def _no_run(id: str) -> APIError:

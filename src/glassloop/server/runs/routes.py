@@ -15,13 +15,14 @@ from glassloop.engine.llm import Prompt
 from glassloop.engine.request import Request as EngineRequest
 from glassloop.server.errors import ERRORS, invalid, too_many
 from glassloop.server.fields import Ids, Name, Whole, many
-from glassloop.server.openai.conversation import Messages, encode_messages
+from glassloop.server.openai.conversation import Messages, as_recorded, encode_messages
 from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.runs import shapes
 from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON, KEEP_ALIVE, STILL_HERE, STREAMED, EventStream, event
+from glassloop.trace.listing import MOST_SEARCH, Listing
 
 Id = Annotated[str, Path(max_length=64)]
 MOST_FOLLOWERS = 256  # streams of events of runs and trees
@@ -69,13 +70,24 @@ def router(service: Service) -> APIRouter:
     def summaries(states: list[RunState], status: int = 200) -> Response:
         return JSON({"runs": [shapes.summary(service, state) for state in states]}, status)
 
-    @routes.get("/runs", response_model=shapes.Runs)
+    @routes.get("/runs", response_model=shapes.RunList | shapes.BriefList)
     async def runs(
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         tree: Annotated[str | None, Query(max_length=64)] = None,
+        search: Annotated[str, Query(max_length=MOST_SEARCH)] = "",
+        before: Annotated[str | None, Query(max_length=64)] = None,
+        brief: bool = False,
     ) -> Response:
-        found = await service.runs.newest(limit, tree)
-        return await service.pools.rendering.run(lambda: JSON({"runs": shapes.summaries(service, found)}))
+        """List runs, the newest first. `search` is a part of the title, the prompt, the conversation or the
+        text, in upper or lower case, or the beginning of an id; `before` is the id of the last run of the
+        page before; `brief` leaves out the options, prompts and ends of long texts."""
+        place = None if before is None else await service.runs.place(before)
+        found, more = await service.runs.newest(Listing(limit, tree, search.strip(), place), brief)
+
+        def render() -> Response:
+            return JSON({"runs": shapes.summaries(service, found, brief), "more": more})
+
+        return await service.pools.rendering.run(render)
 
     @routes.post("/runs", response_model=shapes.Runs, status_code=201)
     async def start(request: Request, body: StartBody) -> Response:
@@ -157,6 +169,7 @@ def _requests(service: Service, body: StartBody) -> list[EngineRequest]:
         found = f"{' and '.join(given)} are given" if given else "none of them is given"
         raise invalid("prompt", f"one of prompt, token_ids and messages is expected; {found}")
     prompt: Prompt
+    messages = None if body.messages is None else as_recorded(body.messages)
     if body.messages is not None:
         prompt = encode_messages(service, body.messages)
     else:
@@ -164,10 +177,10 @@ def _requests(service: Service, body: StartBody) -> list[EngineRequest]:
     requests: list[EngineRequest] = []
     for strategy in body.strategies or [None]:
         options = _options(body.sampling) | ({} if strategy is None else _options(strategy.sampling))
-        sampling = make_sampling(options, service.settings)
+        sampling = make_sampling(options, service.settings, defaults=service.llm.default_sampling)
         if sampling.beam_width > 1 and body.pause_after is not None:
             raise invalid("pause_after", "pause_after is given; a beam search cannot pause")
-        requests.append(service.prepare(prompt, sampling))
+        requests.append(service.prepare(prompt, sampling, messages=messages))
     most = service.settings.most_choices
     if sum(len(request.runs) for request in requests) > most:
         raise invalid("strategies", f"strategies ask for more than {most} runs")

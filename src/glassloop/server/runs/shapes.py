@@ -13,7 +13,9 @@ from glassloop.server.openai.tokens import PromptToken, prompt_token
 from glassloop.server.runs.state import Event, RunState, status_of
 from glassloop.server.runs.storage import INTERRUPTED
 from glassloop.server.service import Service
-from glassloop.trace.entry import Kept
+from glassloop.shown import cut
+from glassloop.trace.entry import BRIEF_TEXT, Kept
+from glassloop.trace.messages import NO_TEXT, title_of_ids, title_of_text
 from glassloop.trace.node import after, root_of
 from glassloop.trace.run import Timings
 from glassloop.trace.token import Token
@@ -32,7 +34,9 @@ class Summary(BaseModel):
     finish_reason: str | None
     stop_reason: str | None
     error: str | None
+    title: str
     prompt: str
+    messages: list[dict[str, Any]] | None
     text: str
     seed: int
     salt: int
@@ -46,6 +50,22 @@ class Summary(BaseModel):
     timings: dict[str, float | None]
     drafts: dict[str, float]
     ops: str
+
+
+class BriefRun(BaseModel):
+    id: str
+    tree: str
+    model: str
+    name: str | None
+    created: float
+    status: str
+    finish_reason: str | None
+    title: str
+    text: str
+    tokens: int
+    seed: int
+    parent: str | None
+    chat: bool
 
 
 class AlternativeShape(BaseModel):
@@ -108,6 +128,15 @@ class Runs(BaseModel):
     runs: list[Summary]
 
 
+class RunList(Runs):
+    more: bool  # whether there are older ones
+
+
+class BriefList(BaseModel):
+    runs: list[BriefRun]
+    more: bool
+
+
 # ── nodes ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -136,7 +165,7 @@ def _nodes(state: RunState, place: int) -> tuple[str, str]:
 
 # What a summary has as it is in a run, and what it has as it is in the facts of a stored run.
 _OF_RUN = (
-    *("id", "finish_reason", "stop_reason", "text", "seed", "salt", "sample"),
+    *("id", "created", "finish_reason", "stop_reason", "messages", "text", "seed", "salt", "sample"),
     *("parent", "fork_at", "reason", "ops"),
 )
 _OF_FACTS = ("root", "salt", "sample", "fork_at", "reason", "sampling", "usage", "drafts", "ops")
@@ -145,15 +174,15 @@ _OF_FACTS = ("root", "salt", "sample", "fork_at", "reason", "sampling", "usage",
 def summary(service: Service, state: RunState) -> dict[str, Any]:
     run = state.run
     if state.prompt is None:
-        state.prompt = _decoded(service, run.prompt_ids) if run.prompt is None else run.prompt
+        state.prompt = service.llm.decode(run.prompt_ids) if run.prompt is None else run.prompt
     return {name: getattr(run, name) for name in _OF_RUN} | {
         "tree": state.tree.id,
         "root": _root(state),
-        "model": service.name,
+        "model": service.public_name(run.model),
         "name": state.name,
-        "created": state.created,
         "status": state.status,
         "error": None if run.error is None else str(run.error),
+        "title": _title(service, state),
         "prompt": state.prompt,
         "sampling": run.sampling.to_dict(),
         "logprob": max(run.logprob, LEAST),
@@ -163,19 +192,68 @@ def summary(service: Service, state: RunState) -> dict[str, Any]:
     }
 
 
-def summaries(service: Service, found: Sequence[RunState | Kept]) -> list[dict[str, Any]]:
-    """Returns the summaries of runs: of those in the store from their columns alone. A row whose columns
-    cannot be understood is left out."""
+def summaries(
+    service: Service, found: Sequence[RunState | Kept], brief: bool = False
+) -> list[dict[str, Any]]:
+    """Returns the summaries of runs, or what a brief list shows: of those in the store from their columns
+    alone. A row whose columns cannot be understood is left out."""
     made = []
     for each in found:
         if isinstance(each, RunState):
-            made.append(summary(service, each))
+            made.append(_brief(service, each) if brief else summary(service, each))
             continue
         try:
-            made.append(_stored_summary(service, each))
+            made.append(_stored_brief(service, each) if brief else _stored_summary(service, each))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             continue
     return made
+
+
+def _brief(service: Service, state: RunState) -> dict[str, Any]:
+    run = state.run
+    return {name: getattr(run, name) for name in ("id", "created", "finish_reason", "seed", "parent")} | {
+        "tree": state.tree.id,
+        "model": service.public_name(run.model),
+        "name": state.name,
+        "status": state.status,
+        "title": _title(service, state),
+        "text": cut(run.text, BRIEF_TEXT),
+        "tokens": len(run.tokens),
+        "chat": run.messages is not None,
+    }
+
+
+def _stored_brief(service: Service, kept: Kept) -> dict[str, Any]:
+    entry = kept.entry
+    finish_reason = INTERRUPTED[0] if entry.finish_reason is None else entry.finish_reason
+    same = ("id", "created", "seed", "parent", "tokens")
+    return {name: getattr(entry, name) for name in same} | {
+        "tree": kept.tree,
+        "model": service.public_name(entry.model),
+        "name": kept.name,
+        "finish_reason": finish_reason,
+        "status": status_of(finish_reason, kept.facts["sampling"]["beam_width"]),
+        "title": _stored_title(service, kept),
+        "text": cut(entry.text, BRIEF_TEXT),
+        "chat": kept.is_chat,
+    }
+
+
+def _title(service: Service, state: RunState) -> str:
+    if state.title is None:
+        run = state.run
+        state.title = run.known_title or title_of_ids(service.llm, run.prompt_ids) or run.title
+    return state.title
+
+
+def _stored_title(service: Service, kept: Kept) -> str:
+    entry = kept.entry
+    if entry.title is not None:
+        return entry.title
+    if entry.prompt is not None:
+        return title_of_text(entry.prompt) or NO_TEXT
+    ids = kept.facts["prompt_ids"]
+    return title_of_ids(service.llm, ids) or f"({len(ids)} tokens)"
 
 
 def _stored_summary(service: Service, kept: Kept) -> dict[str, Any]:
@@ -186,28 +264,22 @@ def _stored_summary(service: Service, kept: Kept) -> dict[str, Any]:
     return {name: facts[name] for name in _OF_FACTS} | {
         "id": entry.id,
         "tree": kept.tree,
-        "model": service.name,
+        "model": service.public_name(entry.model),
         "name": kept.name,
         "created": entry.created,
         "status": status_of(finish_reason, facts["sampling"]["beam_width"]),
         "finish_reason": finish_reason,
         "stop_reason": stop_reason,
         "error": stop_reason if finish_reason == "error" else None,
-        "prompt": _decoded(service, facts["prompt_ids"]) if entry.prompt is None else entry.prompt,
+        "title": _stored_title(service, kept),
+        "prompt": service.llm.decode(facts["prompt_ids"]) if entry.prompt is None else entry.prompt,
+        "messages": facts.get("messages"),  # rows of older versions do not have it
         "text": entry.text,
         "seed": entry.seed,
         "parent": entry.parent,
         "logprob": LEAST if facts["logprob"] is None else facts["logprob"],
         "timings": _timings(Timings(**facts["timings"]), entry.tokens),
     }
-
-
-def _decoded(service: Service, prompt_ids: list[int]) -> str:
-    """Returns the text of a prompt. A run of another model may have tokens that this one does not know."""
-    tokenizer = service.llm.tokenizer
-    if max(prompt_ids) < tokenizer.vocab_size:
-        return tokenizer.decode(prompt_ids)
-    return "".join(map(service.llm.piece, prompt_ids))
 
 
 def _timings(timings: Timings, tokens: int) -> dict[str, Any]:

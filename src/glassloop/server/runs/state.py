@@ -33,7 +33,7 @@ class RunState:
         self.run = run
         self.tree = tree
         self.name = name  # of a strategy
-        self.created = time.time()
+        self.added = time.time()  # the order of lists
         self.request: Request | None = None  # while it is computed
         self.sent = len(run.tokens)  # tokens that are in the tree's log, or are a parent's
         self.limit: int | None = None  # the number of tokens at which it pauses
@@ -42,6 +42,7 @@ class RunState:
         self.root: str | None = None  # the node of its prompt
         self.nodes: list[str] = []  # of its tokens, as far as they are computed
         self.prompt: str | None = None  # the decoded prompt, once it was asked for
+        self.title: str | None = None  # the same of its title
 
     @property
     def status(self) -> str:

@@ -19,6 +19,7 @@ from glassloop.server.errors import APIError
 from glassloop.server.operation.logs import Log
 from glassloop.server.runs.state import RunState
 from glassloop.trace.entry import Kept
+from glassloop.trace.listing import Listing
 from glassloop.trace.lock import ServerLock
 from glassloop.trace.run import Run
 from glassloop.trace.store import Store
@@ -35,6 +36,7 @@ class StoredRun(NamedTuple):
     run: Run
     tree: str
     name: str | None
+    added: float
 
 
 class RunStorage:
@@ -83,11 +85,11 @@ class RunStorage:
         begun = copy(state.run)
         begun.tokens = state.run.tokens[: state.run.fork_at or 0]
         begun.prompt_tokens, begun.finish_reason, begun.samples = [], None, []
-        self._store.put(begun, tree=state.tree.id, name=state.name)
+        self._store.put(begun, tree=state.tree.id, name=state.name, added=state.added)
 
     def put(self, state: RunState) -> None:
         """Writes a run that has ended, for the first time or again."""
-        self._store.put(state.run, tree=state.tree.id, name=state.name)
+        self._store.put(state.run, tree=state.tree.id, name=state.name, added=state.added)
         self._since_pruning += 1
         if self._since_pruning >= _PRUNE_EVERY:
             self._since_pruning = 0
@@ -121,11 +123,15 @@ class RunStorage:
             return None
         if run.finish_reason is None:
             run.finish_reason, run.stop_reason = INTERRUPTED
-        return StoredRun(run, *self._store.tree_of(id))
+        return StoredRun(run, *self._store.tree_of(id), self._store.added(id) or run.created)
 
-    async def list(self, limit: int, tree: str | None) -> Sequence[Kept]:
-        """Returns the newest runs, of one tree or of all, newest first."""
-        return await self._read(lambda: self._store.kept(limit, tree))
+    async def list(self, listing: Listing, brief: bool = False) -> Sequence[Kept]:
+        """Returns a part of the list of runs, the newest first."""
+        return await self._read(lambda: self._store.kept(listing, brief))
+
+    async def added(self, id: str) -> float | None:
+        """Returns when a run was added."""
+        return await self._read(lambda: self._store.added(id))
 
     async def _read(self, work: Callable[[], T]) -> T:
         return await self._answered(asyncio.get_running_loop().run_in_executor(self._pool, work))

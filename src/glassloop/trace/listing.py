@@ -1,0 +1,57 @@
+"""A part of the list of runs: the newest, of one tree, with a text in them, or after another run in the list.
+A store selects its rows by it, and a server its runs in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glassloop.trace.messages import text_of
+from glassloop.trace.run import Run
+from glassloop.trace.tables import ADDED
+
+MOST_SEARCH = 200  # characters
+ORDER = f"ORDER BY {ADDED} DESC, id DESC"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A part of the list of runs, the newest first."""
+
+    limit: int | None = None
+    tree: str | None = None
+    search: str = ""  # a part of the title, the prompt, the conversation or the text, or the start of an id
+    before: tuple[float, str] | None = None  # when the run before the first one was added, and its id
+
+    def where(self) -> tuple[str, list[object]]:
+        """Returns the condition in SQL, with its values."""
+        parts, values = ["1"], list[object]()
+        if self.tree is not None:
+            parts.append("tree = ?")
+            values.append(self.tree)
+        if self.before is not None:
+            parts.append(f"({ADDED}, id) < (?, ?)")
+            values += self.before
+        if self.search:
+            folded = self.search.casefold()
+            parts.append("(contains(?, title, prompt, talk, text) OR substr(id, 1, ?) = ?)")
+            values += [folded, len(folded), folded]
+        return " AND ".join(parts), values
+
+    def has(self, run: Run, tree: str, added: float) -> bool:
+        """Returns whether a run in memory is one of these, the limit aside."""
+        if self.tree not in (None, tree) or (self.before is not None and (added, run.id) >= self.before):
+            return False
+        folded = self.search.casefold()
+        if not folded or run.id.startswith(folded):
+            return True
+        return contains(folded, run.known_title, run.prompt, talk_of(run), run.text)
+
+
+def contains(folded: str, *texts: object) -> bool:
+    """Returns whether one of the texts contains this one, which is given in lower case (`casefold`)."""
+    return any(isinstance(text, str) and folded in text.casefold() for text in texts)
+
+
+def talk_of(run: Run) -> str | None:
+    """Returns the texts of the conversation that a run's prompt is, if it is one."""
+    return None if run.messages is None else "\n".join(map(text_of, run.messages))
