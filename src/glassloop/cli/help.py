@@ -120,7 +120,7 @@ def _description(parameter: Any) -> Text:
         text.append(" [required]", "dim red")
     elif parameter.show_default and not callable(default) and default not in _HIDDEN_VALUES:
         value = parameter.opts[0] if default is True else getattr(default, "value", default)
-        text.append(f" [default:\u00a0{value}]", "dim")
+        text.append(" " + f"[default: {value}]".replace(" ", "\u00a0"), "dim")
     return text
 
 
