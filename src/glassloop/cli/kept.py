@@ -114,9 +114,11 @@ def tokenizer_of(name: str, run: Run) -> Tokenizer | None:
 def beam_pieces(name: str, run: Run) -> Callable[[int], str]:
     """Returns the texts of the tokens of a run's beam search. Without the tokenizer of its model, only tokens
     that are in the record are known; others are shown by their ids."""
+    from glassloop.text.pieces import Pieces
+
     tokenizer = tokenizer_of(name, run)
     if tokenizer is not None:
-        return lambda token: tokenizer.piece(token) if token < tokenizer.vocab_size else f"<{token}>"
+        return Pieces(tokenizer).__getitem__
     tokens = (*run.tokens, *([run.end] if run.end else []))
     known = {other.id: other.text for token in tokens for other in token.alternatives}
     known |= {token.id: token.piece for token in tokens}

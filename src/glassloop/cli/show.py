@@ -27,7 +27,7 @@ class Show(StrEnum):
     JSON = "json"
 
 
-# The colour (of 256) for a token whose surprise is below so many bits.
+# The colour (of 256) for a token whose surprise is below this many bits.
 _SURPRISE = ((1.0, None), (3.0, 114), (6.0, 221), (9.0, 208), (float("inf"), 196))
 _SOURCES = {"draft": 80, "forced": 176, "beam": 221}
 _DIM = 244

@@ -152,7 +152,7 @@ class LLM:
         **options: Any,
     ) -> Run | list[Run]:
         """Generates the answer to a prompt, or to a list of prompts: all of them in one batch, in the order
-        given; then an error is its run's own (`run.error`) and the others go on. With n samples,
+        given; then an error is its run's own (`run.error`) and the others continue. With n samples,
         `run.samples` has all of them. `options` are fields of `Sampling`; `progress` shows a bar for a list
         (by default on a terminal, for eight prompts or more).
 
@@ -230,7 +230,7 @@ class LLM:
         sampling: Sampling | None = None,
         **overrides: Any,
     ) -> Run:
-        """Makes a new run from the first `at` tokens of another. It goes on with a token or a text of the
+        """Makes a new run from the first `at` tokens of another. It continues with a token or a text of the
         caller's choice, or with other options (`temperature=0.3`), or, if nothing is given, with new luck."""
         request = self.prepare_fork(run, at, token=token, text=text, sampling=sampling, **overrides)
         complete(self.engine, [request], progress=False)

@@ -128,7 +128,7 @@ def _sentence(first: Run, second: Run, at: int | None, causes: list[Cause]) -> s
     where = f"they differ from token {at} on: {mine} against {theirs}"
     decisive = [cause for cause in causes if cause.decisive]
     if not causes:
-        return f"{where}; both asked for the same, so one of them was stopped or computed differently"
+        return f"{where}; both have the same options, so one of them was stopped or computed differently"
     if decisive:
         only_stages = [cause.what for cause in decisive] == ["stages"]
         reason = _stages(decisive[0]) if only_stages else f"of {_listed(decisive)}"

@@ -51,7 +51,7 @@ class ChatBody(ChoicesBody):
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
-    # Beyond OpenAI: the last message is the assistant's, and the model goes on with it.
+    # Beyond OpenAI: the last message is the assistant's, and the model continues it.
     continue_final_message: bool | None = None
 
 
