@@ -61,6 +61,8 @@ class Server:
         self.temporary = self.folder / "tmp"
         self.temporary.mkdir()
         self.log = self.folder / "log"
+        if "--store" not in flags:  # tests must not see each other's runs
+            flags = (*flags, "--no-store")
         command = [sys.executable, "-m", "glassloop", "serve", "--port", "0", "--model", str(model), *flags]
         with self.log.open("wb") as stderr:
             self.process = subprocess.Popen(

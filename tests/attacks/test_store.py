@@ -18,6 +18,9 @@ from pathlib import Path
 import pytest
 from attacks.harness import Server, Watch, serving
 from attacks.limits import FACTOR, LIMITS
+from engine.random_runs import PROMPT, small_llm
+
+from glassloop import Sampling, Store
 
 _ASK = {"prompt": "x", "max_tokens": 2, "ignore_eos": True}
 
@@ -177,24 +180,37 @@ def test_a_full_store_is_told(tiny_file: Path, store: Path) -> None:
         assert str(store) not in answer.body.decode()
 
 
-def test_a_second_server_on_a_store_is_refused(tiny_file: Path, store: Path) -> None:
-    with serving(*_flags(store), model=tiny_file) as first:
-        runs = {_complete(first) for _ in range(8)}
-        command = [sys.executable, "-m", "glassloop", "serve", "--port", "0", "--model", str(tiny_file)]
-        process = subprocess.Popen(
-            [*command, *_flags(store, "--keep", "3")], stderr=subprocess.PIPE, text=True
-        )
-        try:
-            _, said = process.communicate(timeout=15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            raise AssertionError("a second server starts on the same store") from None
-        assert process.returncode == 2 and said.count("\n") == 1, said
-        assert _ids(first) == runs
+def test_servers_share_a_store_and_prune_their_own_runs_only(tiny_file: Path, store: Path) -> None:
+    """Two servers and another process write at once. One of them is told to keep 3 of its runs."""
+    others = Store(store)
+    made = [small_llm().generate(PROMPT, Sampling(max_tokens=3, seed=seed)) for seed in range(25)]
+    others.add(*made[:12])
+    runs: dict[str, list[str]] = {"first": [], "second": []}
+    with (
+        serving(*_flags(store), model=tiny_file) as first,
+        serving(*_flags(store, "--keep", "3"), model=tiny_file) as second,
+    ):
+
+        def ask(name: str, server: Server) -> None:
+            for _ in range(60):  # it prunes after 50
+                runs[name].append(_complete(server))
+
+        threads = [threading.Thread(target=ask, args=each) for each in (("first", first), ("second", second))]
+        for thread in threads:
+            thread.start()
+        for run in made[12:]:
+            others.add(run)
+        for thread in threads:
+            thread.join()
+        assert second.end() == 0
+        kept = {run.id for run in made} | set(runs["first"])
+        assert _ids(first) == kept | set(runs["second"][-3:])
         first.end(signal.SIGKILL)
-    with serving(*_flags(store), model=tiny_file) as again:  # the lock of a dead process is no lock
-        assert _ids(again) == runs
+    with serving(*_flags(store, "--keep", "3"), model=tiny_file) as third:  # it has made none of them
+        assert _ids(third) == kept | set(runs["second"][-3:])
+        assert third.end() == 0
+    assert {entry.id for entry in others.list()} == kept | set(runs["second"][-3:])
+    assert all(others.run(entry.id) is not None for entry in others.list())
 
 
 def test_the_list_after_a_restart_is_quick(tiny_file: Path, store: Path) -> None:

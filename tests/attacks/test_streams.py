@@ -117,7 +117,9 @@ def _with_log_in_a_pipe(model: Path) -> Iterator[tuple[int, int]]:
     """A server's port, and the reading end of its log, which the caller closes."""
     reading, writing = os.pipe()
     command = [sys.executable, "-m", "glassloop", "serve", "--port", "0", "--model", str(model)]
-    process = subprocess.Popen([*command, "--kv-memory", "16MB"], stderr=writing, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*command, "--kv-memory", "16MB", "--no-store"], stderr=writing, stdout=subprocess.DEVNULL
+    )
     os.close(writing)
     try:
         first = b""

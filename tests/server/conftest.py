@@ -22,9 +22,12 @@ MODEL = "smollm2-135m-instruct"
 
 class Server:
     """A `glassloop serve` at a port of its own; its log is kept. Options that a request does not give are
-    those of `Sampling()`, as in the Python calls that answers are compared with."""
+    those of `Sampling()`, as in the Python calls that answers are compared with. It has no store unless that
+    is asked for: tests must not see each other's runs."""
 
     def __init__(self, *flags: str, env: dict[str, str] | None = None) -> None:
+        if "--store" not in flags and "GLASSLOOP_STORE" not in (env or {}):
+            flags = (*flags, "--no-store")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "glassloop", "serve", "--port", "0", "--no-model-defaults", *flags],
             stderr=subprocess.PIPE,
@@ -34,6 +37,7 @@ class Server:
         )
         self.log: list[str] = []
         first = self.process.stderr.readline()
+        self.first_line = first
         found = re.search(r"http://[\d.]+:\d+", first)
         assert found, first + self.process.stderr.read()
         self.url = found[0]

@@ -12,9 +12,10 @@ export class Server {
   #process = null;
   address = '';
 
-  async start(port = 0) {
+  // Without a store of their own, tests must not write to the one of the person who runs them.
+  async start(port = 0, store = ['--no-store']) {
     const python = process.env.PYTHON ?? 'python3';
-    this.#process = spawn(python, ['-m', 'glassloop', 'serve', '--port', String(port), '--kv-memory', '600MB', '--grace', '0'], { stdio: ['ignore', 'ignore', 'pipe'] });
+    this.#process = spawn(python, ['-m', 'glassloop', 'serve', '--port', String(port), '--kv-memory', '600MB', '--grace', '0', ...store], { stdio: ['ignore', 'ignore', 'pipe'] });
     const child = this.#process;
     process.once('exit', () => child.kill('SIGKILL'));
     this.address = await new Promise((resolve, reject) => {

@@ -95,11 +95,13 @@ def prompt_text(name: str, run: Run) -> str:
     if run.prompt is not None:
         return run.prompt
     tokenizer = tokenizer_of(name, run)
-    return f"({len(run.prompt_ids)} token ids)" if tokenizer is None else tokenizer.decode(run.prompt_ids)
+    if tokenizer is None or max(run.prompt_ids) >= tokenizer.vocab_size:
+        return f"({len(run.prompt_ids)} token ids)"
+    return tokenizer.decode(run.prompt_ids)
 
 
 def tokenizer_of(name: str, run: Run) -> Tokenizer | None:
-    """Returns the tokenizer of the run's model, if it is on this machine and may be loaded without asking."""
+    """Returns the tokenizer of the model that a run names, if that is on this machine and may be loaded."""
     from glassloop.errors import GlassloopError
     from glassloop.model.loader import load_tokenizer
     from glassloop.model.registry import find

@@ -23,16 +23,37 @@ app = App(help="List, show, remove, export and import stored runs.")
 @app.command(name="list")
 def list_runs(
     limit: Annotated[
-        int, typer.Option("--limit", "-l", metavar="N", min=1, help="How many runs to list.")
+        int, typer.Option("--limit", "-n", "-l", metavar="N", min=1, help="How many runs to list.")
     ] = 20,
+    search: Annotated[
+        str,
+        typer.Option(
+            "--search",
+            "-s",
+            metavar="TEXT",
+            help="List only runs with this text in their prompt, conversation or answer (in upper or lower"
+            " case), or whose id begins with it.",
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """List the runs in the store, the newest first."""
+    """List the runs in the store, the newest first: those of all commands, of Python and of servers.
+
+    A chat is listed by the last message of the user.
+    """
+    from glassloop.cli.titles import Titles
     from glassloop.trace.store import Store
 
-    entries = Store().list(limit)
+    store = Store()
+    entries, titles = store.list(limit, search.strip()), Titles(store)
     if as_json:
-        print_json([entry.to_dict() for entry in entries])
+        messages = store.messages([entry.id for entry in entries])
+        print_json(
+            [
+                {**entry.to_dict(), "title": titles.of(entry), "messages": messages.get(entry.id)}
+                for entry in entries
+            ]
+        )
         return
     rows = [
         (
@@ -40,7 +61,7 @@ def list_runs(
             time.strftime("%m-%d %H:%M", time.localtime(entry.created)),
             entry.model,
             str(entry.tokens),
-            cut(entry.prompt or "", 40),
+            cut(titles.of(entry), 40),
             cut(entry.text, 40),
         )
         for entry in entries
@@ -55,15 +76,16 @@ def list_runs(
 
 @app.command()
 def show(name: Name, as_json: Json = False) -> None:
-    """Show a run: its options, its text, each token with its numbers, and its tree."""
+    """Show a run: its options, its text or conversation, each token with its numbers, and its tree."""
     from glassloop.cli.beams import print_beams
     from glassloop.cli.kept import beam_pieces, find_runs, prompt_text
+    from glassloop.cli.titles import print_conversation, title_of
     from glassloop.cli.tokens import print_tokens
 
     run = find_runs(name)[0]
     tree = run.tree()
     if as_json:
-        print_json(run.to_dict() | {"tree": tree.to_dict()})
+        print_json(run.to_dict() | {"title": title_of(name, run), "tree": tree.to_dict()})
         return
     speed = run.timings.tokens_per_second(len(run.tokens))
     print(f"run      {run.id}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(run.created))}")
@@ -74,8 +96,11 @@ def show(name: Name, as_json: Json = False) -> None:
     ended = visible(f"{run.finish_reason} ({run.stop_reason})", newlines=False)
     print(f"ended by {ended}, {len(run.tokens)} tokens", end="")
     print(f", {speed:.1f} tokens/s\n" if speed else "\n")
-    print(visible(prompt_text(name, run)))
-    print(visible(run.text) + "\n")
+    if run.messages is None:
+        print(visible(prompt_text(name, run)))
+        print(visible(run.text) + "\n")
+    else:
+        print_conversation(run)
     print_tokens(run)
     if run.beams:
         print()

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from glassloop.cli.help import OUTPUT
 from glassloop.cli.options import DEFAULT_MODEL, Draft, KVMemory, Model, ModelDefaults
 from glassloop.cli.terminal import working
+from glassloop.errors import GlassloopError, TraceError
+
+if TYPE_CHECKING:
+    from glassloop.server.operation.settings import Settings
 
 _ACCESS, _LIMITS = "Address and access", "Limits"
 
@@ -36,10 +42,28 @@ def serve(
     open_to_all: Annotated[
         bool, typer.Option("--open", help="Let other machines in without a key.", rich_help_panel=_ACCESS)
     ] = False,
-    keep: Annotated[int, typer.Option(help="How many finished runs are kept; 0 for none.", min=0)] = 1000,
-    store: Annotated[
-        Path | None, typer.Option(help="The file that keeps them, for this server alone. Default: in memory.")
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="How many finished runs of this server to keep; 0 for none. Runs of other programs stay."
+            " Default: all in the store, 1000 in memory.",
+            min=0,
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The file that keeps the runs. Default: the one that all commands use.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    no_store: Annotated[
+        bool, typer.Option("--no-store", help="Keep runs in memory only.", rich_help_panel=OUTPUT)
+    ] = False,
     model_defaults: ModelDefaults = True,
     kv_memory: KVMemory = None,
     draft: Draft = None,
@@ -84,7 +108,12 @@ def serve(
         ),
     ] = None,
     log_prompts: Annotated[
-        bool, typer.Option("--log-prompts/--no-log-prompts", help="Whether to log prompts and answers.")
+        bool,
+        typer.Option(
+            "--log-prompts/--no-log-prompts",
+            help="Whether to log prompts and answers.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = False,
     allow_origin: Annotated[
         list[str] | None,
@@ -116,12 +145,11 @@ def serve(
         log_prompts=log_prompts,
         allow_origins=tuple(allow_origin or ()),
     )
-    if store is not None and keep:
-        from glassloop.trace.store import Store
-
-        tested = Store(store)  # before the model is loaded, which may take a while
-        tested.check()
-        tested.close()
+    if store is not None and no_store:
+        raise GlassloopError("--store and --no-store are both given; one of them at most is expected")
+    note = "runs are kept in memory only"
+    if not no_store and keep != 0:  # before the model is loaded, which may take a while
+        settings, note = _with_store(settings)
     with working(f"Loading {model}"):
         from glassloop.engine.llm import LLM
         from glassloop.server.serve import serve as run
@@ -131,4 +159,28 @@ def serve(
         from glassloop.decode.sampling import Sampling
 
         llm.default_sampling = Sampling()
-    run(llm, settings)
+    run(llm, settings, note)
+
+
+def _with_store(settings: Settings) -> tuple[Settings, str]:
+    """Returns the settings with a store that can be used, and a note on where runs are kept. Only a store
+    that was asked for must be usable."""
+    from dataclasses import replace
+
+    from glassloop.trace.store import Store, default_path
+
+    path = settings.store or default_path()
+    if settings.store is None and not settings.is_local:
+        reason = "others can reach this server, and would see the runs of all commands"
+        return settings, f"runs are kept in memory only: {reason}. --store names a file"
+    tested = Store(path)
+    try:
+        tested.check()
+    except TraceError as error:
+        if settings.store is not None:
+            raise
+        return settings, f"runs are kept in memory only: {error}"
+    finally:
+        with suppress(TraceError):
+            tested.close()
+    return replace(settings, store=path), f"runs are kept in {path}"

@@ -23,16 +23,21 @@ from glassloop.server.operation.logs import Log
 from glassloop.server.operation.settings import Settings
 from glassloop.server.runs.storage import RunStorage
 from glassloop.server.service import Service
+from glassloop.shown import printable
 
 _OTHER_FILES = 96  # descriptors that connections leave for the store, templates, logs and libraries
 _LAST_WORDS = 2.0  # seconds that clients have to read the error when requests are ended at once
 
 
-def serve(llm: LLM, settings: Settings) -> None:
+def serve(llm: LLM, settings: Settings, note: str = "") -> None:
+    """Serves a model until a signal ends the server. `note` is added to the line that it prints at the start:
+    all other lines are the log's."""
     log = Log(settings.log_prompts)
-    storage = RunStorage(settings.store, settings.keep, log) if settings.store and settings.keep else None
-    service = Service(llm, settings, log, storage)
     listening = _listen(settings)
+    storage = None
+    if settings.store is not None and settings.in_memory:
+        storage = RunStorage(settings.store, settings.address, settings.keep, log)
+    service = Service(llm, settings, log, storage)
     if llm.tokenizer.chat_template is not None:
         llm.tokenizer.chat_template.warm()
     # The files of a large model take seconds to hash: they should be done before the first request needs it.
@@ -51,7 +56,8 @@ def serve(llm: LLM, settings: Settings) -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     room = format_bytes(service.llm.kv_memory)
     print(
-        f"Glassloop serves {service.name} at http://{host}:{port} (API: /docs), {room} for keys and values",
+        f"Glassloop serves {service.name} at http://{host}:{port} (API: /docs), {room} for keys and values"
+        + (f"; {printable(note, 500)}" if note else ""),
         file=sys.stderr,
         flush=True,
     )

@@ -45,7 +45,7 @@ class Service:
         llm.name = settings.served_name  # answers, records and errors must not tell paths of this machine
         self.settings = settings
         self.log = log
-        self.runs = RunIndex(settings.keep, storage)
+        self.runs = RunIndex(settings.in_memory, storage)
         self.metrics = Metrics(llm, storage)
         self.pools = Pools()
         self.bodies = Bodies(settings.most_body, self.pools)
@@ -185,7 +185,6 @@ class Service:
         *,
         names: Sequence[str | None] = (),
         limit: int | None = None,
-        chat: bool = False,
     ) -> list[RunState]:
         """Starts all requests, or none, as runs of one tree. With `limit` each run pauses after so many new
         tokens."""
@@ -195,7 +194,6 @@ class Service:
             for place, request in enumerate(requests):
                 made = [RunState(run, tree, names[place] if names else None) for run in request.runs]
                 for state in made:
-                    state.chat = chat
                     state.limit = None if limit is None else state.sent + len(request.forced) + limit
                 states += made
                 self._submit(request, made)
@@ -322,6 +320,9 @@ class Service:
 
 
 def _check_paused(state: RunState) -> None:
+    if state.is_elsewhere:
+        message = f"run {state.run.id} is computed by another server; it can be continued when that has ended"
+        raise APIError(409, message, code="not_paused")
     if state.status != "paused":
         reason = state.run.finish_reason
         ended = f" (it ended by {reason})" if reason else ""

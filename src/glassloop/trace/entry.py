@@ -44,7 +44,8 @@ class Kept:
     facts: dict[str, Any]
     added: float = 0.0  # by which lists are ordered
     is_chat: bool = False
-    writer: str | None = None  # the server that computes it now
+    writer: str | None = None  # the server that computes it, or was ended while it did
+    is_elsewhere: bool = False  # that server is another one, and is running
 
 
 _TEXT, _OPTIONAL = (str,), (str, type(None))

@@ -46,10 +46,11 @@ _COLUMNS = (
     *("id", "request", "parent", "created", "model", "prompt", "text", "tokens", "finish_reason", "seed"),
     *("data", "name", "origin", "facts", "title", "talk", "added", "writer", "pruned_by", "tree"),
 )
-# What a row keeps from when it was first written. A run stays untrusted, whichever program writes it again.
+# What a row keeps from when it was first written. An untrusted run stays so, whichever program writes it
+# again, and a server that continues the user's own run adds only tokens to it.
 _KEPT = {
     "name": "coalesce(excluded.name, runs.name)",
-    "origin": "coalesce(excluded.origin, runs.origin)",
+    "origin": "runs.origin",
     "title": "coalesce(excluded.title, runs.title)",
     "added": "coalesce(runs.added, excluded.added)",
     "pruned_by": "runs.pruned_by",
@@ -178,6 +179,15 @@ class Store:
         made = [self._kept(*row) for row in rows]
         return [each for each in made if each is not None]
 
+    def messages(self, ids: Sequence[str]) -> dict[str, Any]:
+        """Returns the conversations of runs, by id. Runs whose prompt is none are left out."""
+        found = {}
+        for id in ids:
+            rows = self._select("SELECT facts FROM runs WHERE id = ? AND talk IS NOT NULL", id)
+            with suppress(IndexError, KeyError, TypeError, ValueError):
+                found[id] = json.loads(rows[0][0])["messages"]
+        return found
+
     def added(self, id: str) -> float | None:
         """Returns when a run was first written, by which lists are ordered."""
         rows = self._select(f"SELECT {ADDED} FROM runs WHERE id = ?", id)
@@ -202,6 +212,11 @@ class Store:
         """Returns the tree that a run is in, and its name there."""
         rows = self._select("SELECT tree, request, name FROM runs WHERE id = ?", id)
         return (str(rows[0][0] or rows[0][1]), rows[0][2]) if rows else (id, None)
+
+    def writer_of(self, id: str) -> str | None:
+        """Returns the name of the server that computes a run, or was ended while it did."""
+        rows = self._select("SELECT writer FROM runs WHERE id = ? AND finish_reason IS NULL", id)
+        return rows[0][0] if rows and isinstance(rows[0][0], str) else None
 
     def is_from_server(self, id: str) -> bool:
         """Returns whether a server wrote the run, or it was imported from a file, so that its contents are
@@ -233,7 +248,8 @@ class Store:
         with self._transaction() as connection:
             connection.executemany(
                 f"INSERT INTO runs ({', '.join(_COLUMNS)}) VALUES ({marks}{tree})"
-                f" ON CONFLICT (id) DO UPDATE SET {update}",
+                # Two servers may have continued the same run: the longer record stays.
+                f" ON CONFLICT (id) DO UPDATE SET {update} WHERE excluded.tokens >= runs.tokens",
                 rows,
             )
 

@@ -85,7 +85,6 @@ def router(service: Service) -> APIRouter:
 class _Completion(Choices):
     """An engine request for each prompt, with `best_of` runs each, of which `n` are answered."""
 
-    is_chat = False
     id_prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
     def __init__(self, service: Service, body: CompletionBody) -> None:

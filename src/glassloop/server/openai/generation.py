@@ -40,8 +40,6 @@ async def respond(
 class Generation(ABC):
     """One HTTP request for text: its engine requests, and the answer in the shapes of its endpoint."""
 
-    is_chat = True  # the prompt is a conversation
-
     def __init__(self, service: Service, requests: Sequence[Request]) -> None:
         self.service = service
         self.requests = requests
@@ -57,14 +55,14 @@ class Generation(ABC):
         return self.runs
 
     async def whole(self) -> Response:
-        await self.service.finish(self.requests, chat=self.is_chat)
+        await self.service.finish(self.requests)
         runs = self.answered
         return await self.service.render(
             self.runs, lambda: JSON(self.answer(runs), headers=run_headers(runs))
         )
 
     def stream(self) -> Response:
-        states = self.service.start_for_client(self.requests, chat=self.is_chat)
+        states = self.service.start_for_client(self.requests)
         headers = run_headers([state.run for state in states])
         return EventStream(self._chunks(states), headers, lambda: self.service.release(states))
 

@@ -12,6 +12,8 @@ from glassloop.shown import shown
 
 _ORIGIN = re.compile(r"https?://(?:\[[0-9a-f:.]+\]|[a-z0-9.-]+)(?::\d{1,5})?")
 
+_IN_MEMORY = 1000  # runs
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -20,7 +22,7 @@ class Settings:
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     open_to_all: bool = False  # bind wider than this machine without a key
-    keep: int = 1000  # runs that are kept once they have ended
+    keep: int | None = None  # runs that are kept once they have ended; the store keeps all if not given
     store: Path | None = None  # a file in which they outlive the process; in memory if there is none
     most_body: int = 8 << 20  # bytes of a request
     most_prompt: int | None = None  # tokens; the model's context if not given
@@ -45,6 +47,16 @@ class Settings:
                     f"--allow-origin is {shown(origin)}; a site as browsers write it is expected, in lower"
                     " case and without a path, such as https://app.example or http://localhost:5173"
                 )
+
+    @property
+    def in_memory(self) -> int:
+        """The number of runs that are kept in memory once they have ended."""
+        return _IN_MEMORY if self.keep is None else self.keep
+
+    @property
+    def address(self) -> str | None:
+        """The address that names the server in its store, or None if any port will do."""
+        return f"{self.host}:{self.port}" if self.port else None
 
     @property
     def is_local(self) -> bool:

@@ -40,7 +40,7 @@ def router(service: Service) -> APIRouter:
     @routes.get("/runs/{id}/export", response_class=Response, responses={200: {"content": {_MEDIA_TYPE: {}}}})
     async def export(id: Id) -> Response:
         state = await service.runs.get(id)
-        if state.request is not None:
+        if state.request is not None or state.is_elsewhere:
             message = f"run {id} is {state.status}; wait for its end or stop it"
             raise APIError(409, message, code="still_running")
         sent = copy(state.run)
@@ -75,7 +75,8 @@ def _check_type(content_type: str) -> None:
 class _Importer:
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._key = os.urandom(32)
+        storage = service.runs.storage
+        self._key = os.urandom(32) if storage is None else storage.key
         self._sizes: dict[str, int] = {}  # of imported runs in memory, oldest first
         # Any run of this server fits, and none can be larger than what it has to show anyway.
         context = service.llm.config.context

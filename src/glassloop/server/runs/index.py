@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from glassloop.server.errors import APIError
-from glassloop.server.runs.state import RunState, TreeState
+from glassloop.server.runs.state import ELSEWHERE, RunState, TreeState
 from glassloop.server.runs.storage import RunStorage
 from glassloop.trace.entry import Kept
 from glassloop.trace.listing import Listing
@@ -62,13 +62,15 @@ class RunIndex:
         stored = await self.storage.get(id)
         if stored is None or id in self._removed:
             return None
-        if id not in self._states:  # another request may have brought it meanwhile
-            tree = self._trees.get(stored.tree) or TreeState(stored.tree)
-            state = RunState(stored.run, tree, stored.name)
-            state.added = stored.added
+        if id in self._states:  # another request may have brought it meanwhile
+            return self._states[id]
+        tree = self._trees.get(stored.tree) or TreeState(stored.tree)
+        state = RunState(stored.run, tree, stored.name)
+        state.added, state.model, state.is_elsewhere = stored.added, stored.model, stored.is_elsewhere
+        if not state.is_elsewhere:  # what is in memory does not change with the store
             self._insert(state)
             self.trim()
-        return self._states.get(id)
+        return state
 
     async def tree(self, id: str) -> TreeState:
         tree = self._trees.get(id)
@@ -145,6 +147,8 @@ class RunIndex:
     async def remove(self, id: str) -> None:
         """Removes a run everywhere. It is gone when this returns, and still there if this fails."""
         self._check_ended(id)
+        if self.storage is not None and await self.storage.is_elsewhere(id):
+            raise _still_running(id, ELSEWHERE)
         stored = False if self.storage is None else await self.storage.remove(id)
         self._check_ended(id)  # it may have been continued meanwhile, and is then in the storage again
         state = self._states.get(id)
@@ -157,7 +161,7 @@ class RunIndex:
     def _check_ended(self, id: str) -> None:
         state = self._states.get(id)
         if state is not None and state.request is not None:
-            raise APIError(409, f"run {id} is {state.status}; stop it first", code="still_running")
+            raise _still_running(id, state.status)
 
     def _note_removed(self, id: str) -> None:
         self._removed[id] = None
@@ -167,6 +171,11 @@ class RunIndex:
 
 def _select(states: Sequence[RunState], listing: Listing) -> Sequence[RunState]:
     return [state for state in states if listing.has(state.run, state.tree.id, state.added)]
+
+
+def _still_running(id: str, status: str) -> APIError:
+    how = "computed by another server; stop it there" if status == ELSEWHERE else f"{status}; stop it"
+    return APIError(409, f"run {id} is {how} first", code="still_running")
 
 
 def _no_run(id: str) -> APIError:

@@ -94,8 +94,7 @@ def router(service: Service) -> APIRouter:
         tree = None if body.tree is None else await service.runs.tree(body.tree)
         requests = await service.prepare_on_thread(request, body, _requests, service, body)
         names = [strategy.name for strategy in body.strategies or ()]
-        is_chat = body.messages is not None
-        states = service.start(requests, tree, names=names, limit=body.pause_after, chat=is_chat)
+        states = service.start(requests, tree, names=names, limit=body.pause_after)
         return summaries(states, 201)
 
     @routes.get("/runs/{id}", response_model=shapes.WholeRun)
@@ -208,7 +207,7 @@ async def _fork(
         return made
 
     made = await service.prepare_on_thread(request, body, prepare)
-    return service.start([made], state.tree, limit=body.pause_after, chat=state.chat)
+    return service.start([made], state.tree, limit=body.pause_after)
 
 
 # ── streams of events ──────────────────────────────────────────────────────────────────────────────────────

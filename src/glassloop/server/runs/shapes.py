@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from glassloop.server.openai.tokens import PromptToken, prompt_token
-from glassloop.server.runs.state import Event, RunState, status_of
+from glassloop.server.runs.state import ELSEWHERE, Event, RunState, status_of
 from glassloop.server.runs.storage import INTERRUPTED
 from glassloop.server.service import Service
 from glassloop.shown import cut
@@ -225,18 +225,30 @@ def _brief(service: Service, state: RunState) -> dict[str, Any]:
 
 def _stored_brief(service: Service, kept: Kept) -> dict[str, Any]:
     entry = kept.entry
-    finish_reason = INTERRUPTED[0] if entry.finish_reason is None else entry.finish_reason
+    finish_reason, _ = _ending(kept)
     same = ("id", "created", "seed", "parent", "tokens")
     return {name: getattr(entry, name) for name in same} | {
         "tree": kept.tree,
         "model": service.public_name(entry.model),
         "name": kept.name,
         "finish_reason": finish_reason,
-        "status": status_of(finish_reason, kept.facts["sampling"]["beam_width"]),
+        "status": _stored_status(kept, finish_reason),
         "title": _stored_title(service, kept),
         "text": cut(entry.text, BRIEF_TEXT),
         "chat": kept.is_chat,
     }
+
+
+def _ending(kept: Kept) -> tuple[str | None, str | None]:
+    """Returns why a stored run ended: finish_reason and stop_reason."""
+    reason = kept.entry.finish_reason
+    if reason is None and not kept.is_elsewhere:
+        return INTERRUPTED
+    return reason, kept.facts.get("stop_reason")
+
+
+def _stored_status(kept: Kept, finish_reason: str | None) -> str:
+    return ELSEWHERE if kept.is_elsewhere else status_of(finish_reason, kept.facts["sampling"]["beam_width"])
 
 
 def _title(service: Service, state: RunState) -> str:
@@ -258,16 +270,14 @@ def _stored_title(service: Service, kept: Kept) -> str:
 
 def _stored_summary(service: Service, kept: Kept) -> dict[str, Any]:
     entry, facts = kept.entry, kept.facts
-    finish_reason, stop_reason = entry.finish_reason, facts["stop_reason"]
-    if finish_reason is None:
-        finish_reason, stop_reason = INTERRUPTED
+    finish_reason, stop_reason = _ending(kept)
     return {name: facts[name] for name in _OF_FACTS} | {
         "id": entry.id,
         "tree": kept.tree,
         "model": service.public_name(entry.model),
         "name": kept.name,
         "created": entry.created,
-        "status": status_of(finish_reason, facts["sampling"]["beam_width"]),
+        "status": _stored_status(kept, finish_reason),
         "finish_reason": finish_reason,
         "stop_reason": stop_reason,
         "error": stop_reason if finish_reason == "error" else None,

@@ -18,6 +18,8 @@ from glassloop.engine.request import Request
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
+ELSEWHERE = "elsewhere"  # the status of a run that another server computes now
+
 
 class Event(NamedTuple):
     kind: Literal["run", "token", "end"]
@@ -37,8 +39,9 @@ class RunState:
         self.request: Request | None = None  # while it is computed
         self.sent = len(run.tokens)  # tokens that are in the tree's log, or are a parent's
         self.limit: int | None = None  # the number of tokens at which it pauses
+        self.is_elsewhere = False  # another server computes it now
+        self.model: str | None = None  # its model as it is recorded, where that is a path
         self.users = 0  # HTTP requests that still need it
-        self.chat = False  # its prompt is a conversation
         self.root: str | None = None  # the node of its prompt
         self.nodes: list[str] = []  # of its tokens, as far as they are computed
         self.prompt: str | None = None  # the decoded prompt, once it was asked for
@@ -48,6 +51,8 @@ class RunState:
     def status(self) -> str:
         if self.request is not None:
             return "waiting" if self.request.started is None else "running"
+        if self.is_elsewhere:
+            return ELSEWHERE
         return status_of(self.run.finish_reason, self.run.sampling.beam_width)
 
 

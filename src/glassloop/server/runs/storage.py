@@ -1,7 +1,8 @@
 """Runs that outlive the process: the SQLite store of `trace`, for use from the event loop.
 
 A run is written when it begins and again when it has ended, so a run that a killed server left behind has no
-end in the store and is shown as interrupted. The event loop never waits for a disk: the store's own thread
+end in the store and is shown as interrupted. Other servers and programs may use the store at the same time;
+what they have made is shown, and never pruned. The event loop never waits for a disk: the store's own thread
 writes and a small pool reads, so a store that hangs delays nothing else.
 """
 
@@ -11,21 +12,22 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from glassloop.errors import StoreError, TraceError
 from glassloop.server.errors import APIError
 from glassloop.server.operation.logs import Log
+from glassloop.server.operation.settings import public_name
 from glassloop.server.runs.state import RunState
 from glassloop.trace.entry import Kept
 from glassloop.trace.listing import Listing
-from glassloop.trace.lock import ServerLock
 from glassloop.trace.run import Run
+from glassloop.trace.server_name import ServerName
 from glassloop.trace.store import Store
 
 INTERRUPTED = "cancelled", "interrupted: the server ended"  # finish_reason and stop_reason
-_ORIGIN = "server"
 _PATIENCE = 5.0  # seconds that a write waits for another process
 _PRUNE_EVERY = 50  # runs
 _READERS = 2
@@ -37,16 +39,23 @@ class StoredRun(NamedTuple):
     tree: str
     name: str | None
     added: float
+    model: str  # as it is recorded; that of the run has no path
+    is_elsewhere: bool
 
 
 class RunStorage:
-    """The store of one server. It is opened, tested and locked when this is made, so a store that cannot be
-    used is an error at the start."""
+    """The store as one server uses it. It is opened and tested when this is made, so a store that cannot be
+    used is an error at the start.
 
-    def __init__(self, path: Path, keep: int, log: Log) -> None:
-        self._store = Store(path, patience=_PATIENCE, origin=_ORIGIN)
+    `address` is where the server listens, or None if any port will do. With `keep` all but the newest runs
+    that this server makes are removed; without, the store keeps all.
+    """
+
+    def __init__(self, path: Path, address: str | None, keep: int | None, log: Log) -> None:
+        self._name = ServerName(path, address)
+        name, prunes = self._name.name, keep is not None
+        self._store = Store(path, patience=_PATIENCE, origin="server", writer=name, prunes=prunes)
         self._store.check()
-        self._lock = ServerLock(path)
         self._pool = ThreadPoolExecutor(_READERS, "glassloop store reader")
         self._keep = keep
         self._log = log
@@ -55,6 +64,7 @@ class RunStorage:
         self.failed_writes = 0
         self.lost_runs = 0
         self._store.on_failure(self._failed)
+        self.key = self._name.shared_key()
 
     @property
     def unwritten(self) -> int:
@@ -83,17 +93,25 @@ class RunStorage:
     def begin(self, state: RunState) -> None:
         """Writes a run without an end. If the server is killed, that is what remains of it."""
         begun = copy(state.run)
-        begun.tokens = state.run.tokens[: state.run.fork_at or 0]
+        begun.tokens = state.run.tokens[: state.sent]  # of its parent, or from before it was paused
         begun.prompt_tokens, begun.finish_reason, begun.samples = [], None, []
-        self._store.put(begun, tree=state.tree.id, name=state.name, added=state.added)
+        self._put(begun, state)
 
     def put(self, state: RunState) -> None:
         """Writes a run that has ended, for the first time or again."""
-        self._store.put(state.run, tree=state.tree.id, name=state.name, added=state.added)
+        self._put(copy(state.run), state)
         self._since_pruning += 1
         if self._since_pruning >= _PRUNE_EVERY:
-            self._since_pruning = 0
-            self._store.prune_soon(self._keep, _ORIGIN)
+            self._prune()
+
+    def _put(self, run: Run, state: RunState) -> None:
+        run.model = state.model or run.model
+        self._store.put(run, tree=state.tree.id, name=state.name, added=state.added)
+
+    def _prune(self) -> None:
+        self._since_pruning = 0
+        if self._keep is not None:
+            self._store.prune_soon(self._keep, self._name.name)
 
     def forget(self, id: str) -> None:
         """Removes a run soon."""
@@ -106,11 +124,11 @@ class RunStorage:
     def close(self) -> None:
         """Writes what waits. What cannot be written is logged, and raised."""
         try:
-            self._store.prune_soon(self._keep, _ORIGIN)
+            self._prune()
             self._store.close()
         finally:
             self._pool.shutdown(wait=False, cancel_futures=True)
-            self._lock.release()
+            self._name.release()
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -121,13 +139,31 @@ class RunStorage:
         run = self._store.run(id)
         if run is None:
             return None
-        if run.finish_reason is None:
+        is_elsewhere = run.finish_reason is None and self._is_running(self._store.writer_of(id))
+        if run.finish_reason is None and not is_elsewhere:
             run.finish_reason, run.stop_reason = INTERRUPTED
-        return StoredRun(run, *self._store.tree_of(id), self._store.added(id) or run.created)
+        model, run.model = run.model, public_name(run.model)  # the terminal records paths
+        added = self._store.added(id)
+        return StoredRun(
+            *(run, *self._store.tree_of(id), run.created if added is None else added, model, is_elsewhere)
+        )
 
     async def list(self, listing: Listing, brief: bool = False) -> Sequence[Kept]:
         """Returns a part of the list of runs, the newest first."""
-        return await self._read(lambda: self._store.kept(listing, brief))
+        return await self._read(lambda: self._list(listing, brief))
+
+    def _list(self, listing: Listing, brief: bool) -> Sequence[Kept]:
+        kept = self._store.kept(listing, brief)
+        writers = {each.writer for each in kept if each.entry.finish_reason is None}
+        running = {writer for writer in writers if self._is_running(writer)}
+        return [replace(each, is_elsewhere=each.writer in running) for each in kept]
+
+    async def is_elsewhere(self, id: str) -> bool:
+        """Returns whether another server computes a run now."""
+        return await self._read(lambda: self._is_running(self._store.writer_of(id)))
+
+    def _is_running(self, writer: str | None) -> bool:
+        return writer is not None and self._name.is_running(writer)
 
     async def added(self, id: str) -> float | None:
         """Returns when a run was added."""
