@@ -23,7 +23,7 @@ _OWN = (
     (r"\b[0-9a-f]{16}\b|\b[0-9a-f]{8}\b", "ID"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME"),
     (r"[\d.]+ tokens/s", "SPEED"),
-    (r"(\d\.\d\d \d\.\d\d) +[\d.]+", r"\1 SPEED"),  # in the table of compare, behind `distinct`
+    (r"(\d\.\d\d/\d\.\d\d) +[\d.]+", r"\1 SPEED"),  # in the table of compare, behind `distinct-1/2`
 )
 
 

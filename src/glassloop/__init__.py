@@ -1,7 +1,7 @@
 """Glassloop: a text-generation engine you can see through.
 
-    from glassloop import LLM, Sampling
-    run = LLM().generate("The capital of France is", Sampling(max_tokens=8))
+    from glassloop import LLM
+    run = LLM().generate("The capital of France is", max_tokens=8)
 
 Names are loaded when they are first used, so `import glassloop` costs next to nothing.
 """

@@ -1,7 +1,8 @@
 """A child process for work that may hang, crash or fill the memory: messages over pipes, under a deadline.
 
-A message is its size, four bytes, and so many bytes. The child's program reads messages from its standard
-input and answers on its standard output; it ends when its input does, so no child outlives its parent.
+A message is its size in four bytes, and then that many bytes. The child's program reads messages from its
+standard input and answers on its standard output; it ends when its input does, so no child outlives its
+parent.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ def shown(value: object) -> str:
 
 
 def printable(text: str, most: int = _MOST) -> str:
-    """Returns a text as it is, or escaped where it would not print, cut to so many characters."""
+    """Returns a text as it is, or escaped where it would not print, cut to at most `most` characters."""
     short = text if len(text) <= most else text[: most - 3] + "..."
     return short if short.isprintable() else ascii(short)
 
 
 def cut(text: str, most: int = _MOST) -> str:
-    """Returns a text, shortened to so many characters."""
+    """Returns a text, shortened to at most `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -66,7 +66,7 @@ def test_a_text_replaces_a_token_by_several(place, first):
     [
         (["--at", "99"], "--at is 99; a token from 0 to 8 is expected"),
         (["--at", "-99"], "--at is -99; a token from 0 to 8 is expected"),
-        (["--at", "zebra"], "--at is 'zebra'; the number or the text of a token of the run is expected"),
+        (["--at", "zebra"], "--at is 'zebra', but no token of the run has this text; the number or the text"),
         (["--at", "1", "--token", "a", "--text", "b"], "--token and --text are both given"),
         (["--at", "1", "--token", "Llanfairpwllgwyngyll"], "--text takes any text"),
         (["--at", "1", "--temperature", "900"], "temperature is 900.0"),
@@ -86,7 +86,9 @@ def test_diff_says_where_two_runs_differ_and_why(store, place, first):
     other = Store(store).get("last")
     done = run("diff", str(place / "a.glass"), other.id[:8], GLASSLOOP_STORE=store)
     assert done.returncode == 0, done.stderr
-    assert f"they part at token 2: {first.tokens[2].piece!r} against ' Rome', because of" in done.stdout
+    assert (
+        f"they differ from token 2 on: {first.tokens[2].piece!r} against ' Rome', because of" in done.stdout
+    )
     assert f"── {first.id[:8]} ──\n{first.text}" in done.stdout and other.text in done.stdout
     same = json.loads(run("diff", first.id, str(place / "a.glass"), "--json", GLASSLOOP_STORE=store).stdout)
     assert same["same"] and same["at"] is None and same["first_run"] == same["second_run"] == first.id

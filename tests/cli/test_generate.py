@@ -9,18 +9,23 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import typer
 from cli.terminal import on_terminal
 from engine.random_runs import PROMPT as IDS
 from engine.random_runs import small_llm
+from hostile.tiny import tiny_gguf
 
 from glassloop import Sampling
 from glassloop.cli.batch import Entry, print_batch
+from glassloop.cli.options import sampling_words
 from glassloop.decode.luck import list_seed
 from glassloop.engine import generation
 from glassloop.engine.generation import Interrupted
+from glassloop.model.loader import load_tokenizer
+from glassloop.model.registry import DEFAULT_MODEL
 
 GLASSLOOP = [sys.executable, "-m", "glassloop"]
 PROMPT = "The capital of France is"
@@ -51,7 +56,8 @@ def test_every_option_of_sampling_is_a_flag():
 
     shown = run("generate", "--help", env=os.environ | {"COLUMNS": "200"}).stdout
     for field in fields(Sampling):
-        assert "--" + field.name.replace("_", "-") in shown
+        flag = {"n": "samples"}.get(field.name, field.name.replace("_", "-"))
+        assert f"--{flag} " in shown
 
 
 def test_flags_reach_the_sampling(tmp_path):
@@ -155,7 +161,7 @@ def test_ctrl_c_in_a_batch_keeps_what_was_generated(monkeypatch, capsys):
 
     generation_complete = generation.complete
     monkeypatch.setattr(generation, "complete", first_alone)
-    entries = [Entry("prompts, line 1", IDS, Sampling(max_tokens=2))] * 2
+    entries = [Entry("prompts, line 1", IDS, None, {"max_tokens": 2})] * 2
     with pytest.raises(typer.Exit) as ended:
         print_batch(small_llm(), entries, True, None, None, False)
     (line,) = capsys.readouterr().out.splitlines()
@@ -182,8 +188,8 @@ def test_a_mistake_in_a_file_of_prompts_names_its_line(tmp_path, lines, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "one prompt is expected, or --from FILE, and not both"),
-        (["x", "--from", "y"], "one prompt is expected, or --from FILE, and not both"),
+        ([], "either a prompt or --from FILE is expected"),
+        (["x", "--from", "y"], "either a prompt or --from FILE is expected"),
         (["--from", "nofile"], "nofile: cannot be read"),
         (["x", "--model", "smollm2-135m-instuct"], "did you mean 'smollm2-135m-instruct'"),
         (["x", "--model", "./not/there.gguf"], "not/there.gguf"),
@@ -192,9 +198,9 @@ def test_a_mistake_in_a_file_of_prompts_names_its_line(tmp_path, lines, said):
         (["x", "--seed", "-4"], "seed is -4"),
         ([""], "prompt is empty"),
         (["x", "--top-p", "1.5"], "top_p is 1.5"),
-        (["x", "--logit-bias", "a=1"], "logit_bias is 'a=1'; ID=VALUE"),
+        (["x", "--logit-bias", "a=1"], "--logit-bias is 'a=1'; ID=NUMBER"),
         (["x", "--json-schema", '{"type": "objekt"}'], "json_schema cannot be used"),
-        (["x", "--json-schema", "no.json"], "--json-schema is 'no.json', which is neither an existing file"),
+        (["x", "--json-schema", "no.json"], "--json-schema: 'no.json' is neither an existing file nor JSON"),
         (["x", "--regex", "(a"], "regex cannot be used"),
         (["x", "--stages", "top_kk"], "did you mean top_k"),
     ],
@@ -219,6 +225,89 @@ def test_ctrl_c_keeps_the_text_so_far():
     out, err = child.communicate(timeout=20)
     assert child.returncode == 130
     assert out.endswith(b"\n") and b"ended by cancelled" in err and b"Traceback" not in err
+
+
+QUESTION = "How many moons does Mars have?"
+
+
+def test_chat_asks_the_model_with_its_template():
+    flags = ("--temperature", "0", "-n", "12", "--json", "--no-store")
+    asked = json.loads(run("generate", "--chat", QUESTION, *flags).stdout)
+    system = json.loads(run("generate", "-", "--system", "Be brief.", *flags, input=QUESTION).stdout)
+    messages = [{"role": "user", "content": QUESTION}]
+    assert asked["messages"] == messages and asked["prompt"] is None
+    assert system["messages"] == [{"role": "system", "content": "Be brief."}, *messages]
+    tokenizer = load_tokenizer(DEFAULT_MODEL)
+    assert asked["prompt_ids"] == tokenizer.encode_chat(messages)
+    assert system["prompt_ids"] == tokenizer.encode_chat(system["messages"])
+    lines = [QUESTION, json.dumps({"messages": messages}), json.dumps({"messages": system["messages"]})]
+    done = run("generate", "--from", "-", "--system", "Be brief.", *flags, input="\n".join(lines))
+    answers = [json.loads(line)["token_ids"] for line in done.stdout.splitlines()]
+    assert answers == [system["token_ids"]] * 3 != [asked["token_ids"]] * 3
+
+
+def test_a_line_with_messages_is_a_chat_without_a_flag_too():
+    line = json.dumps({"messages": [{"role": "user", "content": QUESTION}], "temperature": 0})
+    done = run("generate", "--from", "-", "-n", "4", "--json", "--no-store", input=f"{line}\n{QUESTION}\n")
+    chat, text = map(json.loads, done.stdout.splitlines())
+    assert chat["messages"][0]["content"] == QUESTION and text["prompt"] == QUESTION
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"messages": []}', "messages is empty"),
+        ('{"messages": "Hi"}', "messages must be a list of messages, not str"),
+        ('{"messages": [{"role": "user"}]}', "messages[0].content must be text"),
+        ('{"messages": [{"role": "user", "content": "a"}], "prompt": "b"}', "prompt and messages are both"),
+    ],
+)
+def test_a_mistake_in_messages_names_its_line(line, said):
+    done = run("generate", "--from", "-", "--no-store", input=line)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"glassloop: -, line 1: {said}")
+
+
+def test_chat_needs_a_template(tmp_path):
+    file, path = tiny_gguf(), tmp_path / "tiny.gguf"
+    kept = tuple(entry for entry in file.entries if entry.key != "tokenizer.chat_template")
+    path.write_bytes(replace(file, entries=kept).to_bytes())
+    for flags in (["--chat", "hello"], ["hello", "--system", "x"], ["--from", "-", "--chat"]):
+        done = run("generate", *flags, "--model", str(path), "--no-store", input="hello")
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert "tiny.gguf has no chat template, which --chat needs" in done.stderr
+    done = run("compare", "hello", "--chat", "--with", "greedy", "--model", str(path), "--no-store")
+    assert done.returncode == 2 and "which --chat needs" in done.stderr
+
+
+def test_the_statistics_say_how_tokens_were_chosen():
+    def said(*flags: str) -> str:
+        return run("generate", PROMPT, "-n", "1", "--no-store", *flags).stderr
+
+    assert "· temperature 0.5 (the model's default) · seed 4 ·" in said("--seed", "4")
+    assert "· temperature 1.5, min-p 0.1 · seed" in said("--temperature", "1.5", "--min-p", "0.1")
+    assert "· temperature 1 · seed" in said("--no-model-defaults")
+
+
+def test_the_words_for_how_tokens_are_chosen():
+    model = Sampling(temperature=0.6, top_k=20, top_p=0.9)
+    assert sampling_words(model, model) == "temperature 0.6, top-k 20, top-p 0.9 (the model's defaults)"
+    changed = Sampling(temperature=1, top_k=20, top_p=0.9, repetition_penalty=1.1)
+    assert sampling_words(changed, model) == (
+        "temperature 1, repetition penalty 1.1, top-k 20, top-p 0.9 (the model's defaults)"
+    )
+    assert sampling_words(Sampling(temperature=0, top_k=20), model) == "greedy"
+    assert sampling_words(Sampling(temperature=0, dry_multiplier=0.8), model) == "greedy, dry multiplier 0.8"
+    assert sampling_words(Sampling(beam_width=4), model) == "4 beams"
+    assert sampling_words(Sampling(), Sampling()) == "temperature 1"
+
+
+def test_the_record_has_the_options_of_the_model():
+    record = json.loads(run("generate", PROMPT, "-n", "1", "--json", "--no-store").stdout)
+    assert record["sampling"]["temperature"] == 0.5
+    ways = ("--with", "greedy", "--with", "default", "--with", "temperature=1", "--with", "beam_width=2")
+    compared = json.loads(run("compare", PROMPT, *ways, "-n", "2", "--json", "--no-store").stdout)
+    assert [each["sampling"]["temperature"] for each in compared] == [0, 0.5, 1, 1]
 
 
 @pytest.mark.parametrize("command", [f"generate '{PROMPT}' --temperature 0 -n 40 --no-store", "--help"])

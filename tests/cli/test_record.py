@@ -56,7 +56,7 @@ def test_a_store_that_cannot_be_used_costs_nobody_the_text(place):
 
 def test_explain_takes_any_run_of_a_file(place):
     path = str(place / "several.glass")
-    asked = ("-n", "3", "--temperature", "1", "--n", "3", "--seed", "5", "--no-store")
+    asked = ("-n", "3", "--temperature", "1", "--samples", "3", "--seed", "5", "--no-store")
     assert run("generate", PROMPT, *asked, "--trace", path).returncode == 0
     runs = read(path)
     assert len(runs) == 3
@@ -133,7 +133,7 @@ def test_a_changed_file_is_refused(place, store):
     for command in ("replay", "explain"):
         done = run(command, str(place / "bad.glass"))
         assert done.returncode == 2 and done.stdout == ""
-        assert done.stderr.startswith("glassloop: ") and "damaged: its checksum does not fit" in done.stderr
+        assert done.stderr.startswith("glassloop: ") and "damaged: its checksum does not match" in done.stderr
         assert done.stderr.count("\n") == 1
 
 
@@ -142,10 +142,13 @@ def test_a_changed_file_is_refused(place, store):
     [
         (["explain", "nosuchrun"], "there is no run 'nosuchrun'"),
         (["explain", "last", "--step", "99"], "step is 99; a token from 0 to 8 is expected"),
-        (["explain", "last", "--step", "zebra"], "--step is 'zebra'; the number or the text of a token"),
+        (
+            ["explain", "last", "--step", "zebra"],
+            "--step is 'zebra', but no token of the answer has this text; the number or the text",
+        ),
         (["explain", "last", "--top-p", "3"], "top_p is 3.0"),
         (["replay", "no.glass"], "no.glass: cannot be read"),
-        (["runs", "rm"], "nothing to remove"),
+        (["runs", "rm"], "either the ids of runs or --keep N is expected"),
         (["runs", "import", "no.glass"], "no.glass: cannot be read"),
         (["compare", "Hi", "--with", "hot"], "--with has 'hot'"),
         (["compare", "Hi", "--with", "temprature=1"], "did you mean temperature?"),
@@ -163,7 +166,7 @@ def test_runs_are_shown_exported_and_removed(store, place):
     assert plain["tree"][0]["id"] == plain["id"] and len(plain["tokens"]) == 8
     other = str(place / "other.db")
     for seed in "12":
-        run("generate", "Hi", "-n", "2", "--seed", seed, "--n", "2", GLASSLOOP_STORE=other)
+        run("generate", "Hi", "-n", "2", "--seed", seed, "--samples", "2", GLASSLOOP_STORE=other)
     done = run("runs", "export", "last", str(place / "b.glass"), "--tree", GLASSLOOP_STORE=other)
     assert done.returncode == 0 and "2 runs" in done.stdout and len(read(place / "b.glass")) == 2
     assert run("replay", str(place / "b.glass")).stdout.count("identical, 2 of 2 tokens") == 2
@@ -236,11 +239,11 @@ def test_compare_says_where_ways_part(store):
     assert {each["seed"] for each in (first, second, third)} == {5}
     assert first["logprob"] < 0 and 0 < first["distinct"]["1"] <= 1 and first["tokens_per_second"] > 0
     text = run("compare", PROMPT, *ways[:4], "-n", "8", "--seed", "5", "--no-store").stdout
-    assert "── greedy ──\n" + first["text"] in text and "parts at" in text
+    assert "── greedy ──\n" + first["text"] in text and "differs at" in text
 
 
 def test_samples_are_printed_one_after_the_other(store):
-    arguments = ("generate", "Hi", "--n", "3", "-n", "4", "--seed", "1", "--no-store")
+    arguments = ("generate", "Hi", "--samples", "3", "-n", "4", "--seed", "1", "--no-store")
     done = run(*arguments)
     assert [line for line in done.stdout.splitlines() if line.startswith("──")] == [
         f"── {number} of 3 ──" for number in (1, 2, 3)
@@ -252,6 +255,31 @@ def test_samples_are_printed_one_after_the_other(store):
 
 
 # ── on a terminal ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_show_in_a_pipe_says_that_it_needs_a_terminal_or_colours():
+    arguments = ("generate", PROMPT, *FLAGS, "--no-store", "--show")
+    note = "glassloop: --show surprise needs a terminal, or --color always in a pipe"
+    assert note in run(*arguments, "surprise").stderr
+    assert "glassloop: --show" not in run(*arguments, "surprise", "--color", "always").stderr
+    assert "glassloop: --show" not in run(*arguments, "surprise", "--json").stderr
+    assert "glassloop: --show json needs a terminal;" in run(*arguments, "json").stderr
+
+
+def test_lines_for_a_terminal_are_broken_between_words(monkeypatch, capsys):
+    from glassloop.cli.terminal import wrapped
+
+    class Screen:
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", "40")
+    statistics = "smollm2-135m-instruct · 6 + 12 tokens · first after 0.02 s · ended by length"
+    assert wrapped(statistics) == statistics  # in a pipe
+    lines = wrapped(statistics, Screen()).splitlines()
+    assert lines == ["smollm2-135m-instruct · 6 + 12 tokens ·", "first after 0.02 s · ended by length"]
+    quotation = "they differ from token 2 on: ' here' against ' there'"
+    assert wrapped(quotation, Screen()) == "they differ from token 2 on: ' here'\nagainst ' there'"
 
 
 @pytest.mark.parametrize("show", ["surprise", "alternatives"])

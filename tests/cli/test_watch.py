@@ -68,12 +68,16 @@ def screen(pilot: Pilot[None]) -> str:
 def test_a_record_is_looked_at_token_by_token(llm, recorded):
     async def person(pilot):
         shown = screen(pilot)
-        assert PROMPT in shown and f"token 0 of {len(recorded.tokens)}" in shown and recorded.id[:8] in shown
+        assert (
+            PROMPT in shown
+            and f"token 0 · {len(recorded.tokens)} tokens" in shown
+            and recorded.id[:8] in shown
+        )
         assert all(cell_len(line) == 80 for line in shown.split("\n"))
         for hint, word in hints():
             assert f"{hint} {word}" in shown
         await pilot.press("right", "right", "left", "right")
-        assert app.at == 2 and "token 2 of" in screen(pilot)
+        assert app.at == 2 and "token 2 · 24 tokens" in screen(pilot)
         await until(pilot, lambda: "won" in screen(pilot) or "likeliest" in screen(pilot))
         shown = screen(pilot)
         assert "top_p" in shown and "mass kept" in shown
@@ -124,8 +128,15 @@ def test_enter_forks_with_the_alternative_and_both_stay(llm, recorded):
         assert fork.tokens[2].source == "forced" and app.at == len(fork.tokens) - 1
         shown = screen(pilot)
         assert f"at 2 forced: {fork.id[:8]}" in shown and f"● {recorded.id[:8]}" in shown
+        # The forced token is underlined, and a key leads to it.
+        marked = {cell.token for cell in cells_of(fork, "", app.at) if "underline" in cell.style}
+        assert marked == {2} and "forked at 2" in shown
+        await pilot.press("f")
+        assert app.at == 2
         await pilot.press("t")
         assert app.run_shown is recorded
+        await pilot.press("f")  # not a fork: the token stays, and a notice says why
+        assert app.at == 2 and "this run is not a fork" in [each.message for each in app._notifications]
         await pilot.press("T")
         assert app.run_shown is fork
 
@@ -267,7 +278,7 @@ def test_bars_and_shares_are_wholes(recorded):
 def test_on_a_real_terminal_it_starts_forks_and_quits(tmp_path):
     store = str(tmp_path / "runs.db")
     seen = Session("watch", PROMPT, "--temperature", "0", "-n", "8", GLASSLOOP_STORE=store)
-    seen.wait_for(r"token \d+ of")
+    seen.wait_for(r"token \d+ · ")
     seen.wait_for("ended by")
     seen.type("\x1b[D")
     seen.type("\x1b[B")

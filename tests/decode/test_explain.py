@@ -233,13 +233,13 @@ def test_printed_it_is_what_the_terminal_shows(capsys):
     told = explain(LOGITS, [1, 2], sampling, 7)
     print_reasons(told)
     tables = capsys.readouterr().out.strip()
-    first = f"“<{told.winner.id}>” at position 2 · seed 7 · sampled"
+    first = f"“<{told.winner.id}>” at position 2 (prompt included) · seed 7 · sampled"
     assert str(told) == f"{first}\n\n{tables}\n\n{told.sentence}"
     lines = tables.splitlines()
     assert lines[0].split() == ["stage", "left", "mass", "kept", "removed", "moved"]
     assert [line.split()[0] for line in lines[1:4]] == ["logit_bias", "temperature", "top_k"]
     assert re.fullmatch(r"top_k +3 +\d\d\.\d % +2: “<\d>”, “<\d>”", lines[3])
-    assert lines[5].split() == ["token", "rank", "model", "after", "the", "stages", "luck", "score"]
+    assert lines[5].split() == ["token", "rank", "model", "after", "stages", "luck", "score"]
     assert [line.split()[0] for line in lines[6:]] == [f"“{racer.text}”" for racer in told.candidates]
     assert sum("removed by top_k" in line for line in lines) == 2
     assert str(explain(LOGITS, [1], Sampling(), 7)).count("\n\n") == 2  # no stages, no table of them

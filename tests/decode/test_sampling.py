@@ -119,7 +119,7 @@ def test_a_wrong_call_that_is_not_about_a_name_stays_a_type_error():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"regex": "a", "choice": ["b"]}, "regex and choice are both given"),
+        ({"regex": "a", "choice": ["b"]}, "regex and choice are given"),
         ({"json_schema": {}, "ignore_eos": True}, "ignore_eos"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9"),
     ],
@@ -127,6 +127,15 @@ def test_a_wrong_call_that_is_not_about_a_name_stays_a_type_error():
 def test_options_that_contradict_each_other_are_an_error(options, said):
     with pytest.raises(SamplingError, match=said):
         Sampling(**options)
+
+
+def test_the_error_of_a_temperature_says_what_is_allowed():
+    with pytest.raises(SamplingError, match=r"^temperature is 300\.0; a number from 0 to 100 is expected$"):
+        Sampling(temperature=300.0)
+    with pytest.raises(SamplingError, match=r"^temperature is -1; a number from 0 to 100 is expected$"):
+        Sampling(temperature=-1)
+    with pytest.raises(SamplingError, match="1e-09; 0, or a number from 1e-06 to 100, is expected"):
+        Sampling(temperature=1e-9)
 
 
 def test_values_get_their_normal_form():

@@ -31,6 +31,7 @@ class SmallLLM(LLM):
         self.model_hash = f"{seed:064x}"  # type: ignore[misc]
         self.engine = EngineThread(loop(self.transformer), 1024)
         self.store = None
+        self.default_sampling = Sampling()
 
 
 @cache

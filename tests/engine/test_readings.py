@@ -200,7 +200,7 @@ def test_they_are_counted_and_refused_like_requests():
     for _ in range(2):
         engine.submit(_reading("logits", small, _ids(9), 0)[0])
     assert engine.load.waiting == 2
-    with pytest.raises(Busy, match="2 requests wait already; at most 2 may"):
+    with pytest.raises(Busy, match="2 requests are waiting already; at most 2 are allowed"):
         mean_hidden(engine, _ids(9))
     gate.set()
     engine.call(lambda: None)

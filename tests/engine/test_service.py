@@ -79,7 +79,7 @@ def test_a_list_can_share_its_luck(llm):
     drawn = llm.generate(PROMPTS, Sampling(max_tokens=1), same_luck=True)
     assert len({run.seed for run in drawn}) == 1
     assert len({run.seed for run in llm.generate(PROMPTS, Sampling(max_tokens=1))}) == len(PROMPTS)
-    with pytest.raises(SamplingError, match="same_luck is for one sampling"):
+    with pytest.raises(SamplingError, match="same_luck applies to a single Sampling"):
         llm.generate(PROMPTS, [option] * len(PROMPTS), same_luck=True)
 
 
@@ -240,7 +240,7 @@ def test_a_full_queue_refuses():
     assert started.wait(20)
     for _ in range(3):
         engine.submit(request([66], Sampling(max_tokens=1)))
-    with pytest.raises(Busy, match="3 requests wait already; at most 3 may"):
+    with pytest.raises(Busy, match="3 requests are waiting already; at most 3 are allowed"):
         engine.submit(request([66], Sampling(max_tokens=1)))
     gate.set()
     engine.close()

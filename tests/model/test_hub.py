@@ -162,7 +162,7 @@ def test_what_cannot_be_pulled_is_refused_in_one_line(
 
 def test_a_file_that_is_not_what_the_hub_says_is_not_stored(hub: FakeHub, cache: Path) -> None:
     hub.lies["model.safetensors"] = WEIGHTS[::-1]
-    assert "model.safetensors is not what Hugging Face says it is" in refused("lab/llama")
+    assert "model.safetensors does not have the checksum that Hugging Face lists" in refused("lab/llama")
     assert registry.find("lab/llama") is None
     assert registry.remove("lab/llama") > 0  # the verified files that were kept for another try
     hub.lies = {"config.json": b"[]"}

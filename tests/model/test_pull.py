@@ -202,7 +202,7 @@ def test_too_little_space_is_seen_before_anything_is_downloaded(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 1000))
     monkeypatch.setattr(pip_download, "_pip", lambda: pytest.fail("pip was called"))
     with pytest.raises(
-        RegistryError, match=r"'toy': it needs 201\.\d kB on the way and .*home has 1\.0 kB free"
+        RegistryError, match=r"'toy': it needs 201\.\d kB of temporary space, and .*home has 1\.0 kB free"
     ):
         registry.fetch("toy")
     assert files_below(cache) == set()

@@ -188,7 +188,7 @@ def test_remove_takes_one_name_and_says_how_much(cache: Path) -> None:
     kept = put(cache, "o200k_base")
     assert registry.remove("cl100k_base") == 1_681_126
     assert [item.path for item in registry.installed()] == [kept]
-    with pytest.raises(RegistryError, match="'cl100k_base' is not pulled"):
+    with pytest.raises(RegistryError, match="'cl100k_base' is not in the cache"):
         registry.remove("cl100k_base")
 
 

@@ -21,14 +21,15 @@ MODEL = "smollm2-135m-instruct"
 
 
 class Server:
-    """A `glassloop serve` at a port of its own; its log is kept. It has no store unless that is asked for:
-    tests must not see each other's runs."""
+    """A `glassloop serve` at a port of its own; its log is kept. Options that a request does not give are
+    those of `Sampling()`, as in the Python calls that answers are compared with. It has no store unless that
+    is asked for: tests must not see each other's runs."""
 
     def __init__(self, *flags: str, env: dict[str, str] | None = None) -> None:
         if "--store" not in flags and "GLASSLOOP_STORE" not in (env or {}):
             flags = (*flags, "--no-store")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "glassloop", "serve", "--port", "0", *flags],
+            [sys.executable, "-m", "glassloop", "serve", "--port", "0", "--no-model-defaults", *flags],
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | (env or {}),

@@ -148,7 +148,7 @@ def test_continuing_ends_with_the_messages_text() -> None:
     messages[-1]["content"] = ""
     text = ChatTemplate(TEMPLATES["chatml with tools"]).render(messages, continue_final=True)
     assert text.endswith("<|im_start|>assistant\n")
-    with pytest.raises(TextError, match=r"messages\[0\] is to be continued"):
+    with pytest.raises(TextError, match=r"messages\[0\] cannot be continued"):
         ChatTemplate("x").render(messages[:1], continue_final=True)
     with pytest.raises(TextError, match="leaves out the last message"):
         ChatTemplate("x").render(messages, continue_final=True)

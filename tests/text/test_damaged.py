@@ -230,7 +230,7 @@ def test_rank_files_that_are_not_there_or_not_known(tmp_path: Path) -> None:
         ("tokenizer_config.json", "{", "tokenizer_config.json: is not JSON"),
         ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json: is not JSON"),
         ("tokenizer_config.json", "3", "tokenizer_config.json: is not a JSON object"),
-        ("tokenizer_config.json", '{"eos_token": "<nope>"}', "eos_token is '<nope>', which is no token"),
+        ("tokenizer_config.json", '{"eos_token": "<nope>"}', "eos_token is '<nope>', which is not a token"),
         ("tokenizer_config.json", '{"chat_template": 3}', "chat_template is a int; text or a list"),
         ("tokenizer_config.json", '{"chat_template": [3]}', r"chat_template\[0\] is not an object"),
         ("generation_config.json", '{"eos_token_id": [2, 999999]}', "eos_token_id is 999999; an id below"),
@@ -255,7 +255,7 @@ def test_json_vocabularies_of_other_kinds_are_refused(tmp_path: Path) -> None:
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
-    with pytest.raises(TextError, match=r"its components \(Whitespace, WordPiece\) are of neither"):
+    with pytest.raises(TextError, match=r"its components \(Whitespace, WordPiece\) belong to neither"):
         Tokenizer.from_json_folder(tmp_path)
 
 

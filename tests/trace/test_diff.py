@@ -23,7 +23,7 @@ def causes(found) -> dict[str, bool | None]:
 def test_runs_that_are_the_same():
     found = diff(make(), make(logprobs=9))
     assert found.same and found.at is None and not found.causes and str(found) == "the same 25 tokens"
-    assert "although not the same: top_k (0 against 257)" in str(diff(make(), make(top_k=257)))
+    assert "although these differ: top_k (0 against 257)" in str(diff(make(), make(top_k=257)))
 
 
 @pytest.mark.parametrize(
@@ -97,3 +97,18 @@ def test_a_family_is_drawn():
     assert [each.id for each in fork.tree()] == [each.id for each in run.tree()]
     plain = json.loads(json.dumps(run.tree().to_dict()))
     assert plain[0]["children"][0]["children"][0]["fork_at"] == 5
+
+
+def test_a_difference_of_stages_is_said_in_words():
+    from glassloop import DEFAULT_ORDER
+    from glassloop.trace.diff import Cause, _listed, _stages
+
+    less = tuple(name for name in DEFAULT_ORDER if name != "xtc")
+    said = {
+        _stages(Cause("stages", None, (*DEFAULT_ORDER, "fresh"))): "stage fresh was added",
+        _stages(Cause("stages", None, ("default", "fresh"))): "stage fresh was added",
+        _stages(Cause("stages", (*less, "a", "b"), None)): "stage xtc was added and stages a, b were removed",
+        _stages(Cause("stages", None, DEFAULT_ORDER[::-1])): "the stages are in another order",
+    }
+    assert all(found == expected for found, expected in said.items())
+    assert _listed([Cause("stages", None, less)]) == "the stages (stage xtc was removed)"

@@ -14,12 +14,14 @@ import typer
 
 from glassloop.cli.options import read_text
 from glassloop.cli.show import Painter, Show
-from glassloop.cli.terminal import json_text, visible
+from glassloop.cli.terminal import json_text, visible, wrapped
+from glassloop.decode.defaults import with_defaults
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError, TextError
 from glassloop.files import read_at_most
 from glassloop.shown import shown
+from glassloop.text.chat import check_messages
 
 if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
@@ -29,17 +31,23 @@ _LONGEST = 256 << 20  # bytes of a file with prompts
 
 
 class Entry(NamedTuple):
-    """A prompt of a file, with its options."""
+    """A prompt of a file, or the messages of a chat, with the options that are given for it."""
 
     where: str  # the file and the line, for messages
     prompt: str | list[int]
-    sampling: Sampling
+    messages: list[Any] | None
+    options: dict[str, Any]
 
 
-def read_prompts(name: str, options: Mapping[str, Any]) -> list[Entry]:
-    """Returns the prompts of a file ('-' is stdin). A line that begins with `{` is JSON: a `prompt`, and
-    options that replace those given here. Any other line is a prompt itself; empty lines are skipped. As in
-    Python, a seed given for all of them gives each prompt a seed of its own."""
+def read_prompts(
+    name: str, options: Mapping[str, Any], chat: bool = False, system: str | None = None
+) -> list[Entry]:
+    """Returns the prompts of a file ('-' is stdin). A line that begins with `{` is JSON: a `prompt` or the
+    `messages` of a chat, and options that replace those given here. Any other line is a prompt itself; empty
+    lines are skipped. As in Python, a seed given for all of them gives each prompt a seed of its own.
+
+    With `chat` a prompt that is a text is the user's message. `system` is the system message of chats that
+    have none."""
     entries: list[Entry] = []
     seed = options.get("seed")
     for number, line in enumerate(_text(name).split("\n"), start=1):
@@ -49,14 +57,31 @@ def read_prompts(name: str, options: Mapping[str, Any]) -> list[Entry]:
         where = f"{name}, line {number}"
         with _errors_at(where):
             plain = _object(text) if text.lstrip().startswith("{") else {"prompt": text}
-            prompt = plain.pop("prompt", None)
+            messages = plain.pop("messages", None)
+            prompt = plain.pop("prompt", None if messages is None else "")
+            if prompt and messages is not None:
+                raise TextError("prompt and messages are both given; one of them is expected")
             if not isinstance(prompt, str | list):
                 raise TextError(f"prompt is {shown(prompt)}; a text or a list of token ids is expected")
+            if chat and messages is None and isinstance(prompt, str):
+                messages = [{"role": "user", "content": prompt}]
             own = {} if seed is None else {"seed": list_seed(seed, len(entries))}
-            entries.append(Entry(where, prompt, Sampling.from_dict({**options, **own, **plain})))
+            asked = {**options, **own, **plain}
+            Sampling.from_dict(asked)  # errors in the options come before the model is loaded
+            entries.append(Entry(where, prompt, _with_system(messages, system), asked))
     if not entries:
         raise TextError(f"{name} has no prompts; one on each line is expected")
     return entries
+
+
+def _with_system(messages: Any, system: str | None) -> list[Any] | None:
+    """Returns messages with a system message before them, unless they begin with one."""
+    if messages is None:
+        return None
+    checked: list[Any] = check_messages(messages)
+    if system is None or checked[0]["role"] == "system":
+        return checked
+    return [{"role": "system", "content": system}, *checked]
 
 
 def print_batch(
@@ -64,14 +89,19 @@ def print_batch(
 ) -> None:
     """Generates all answers, prints them in the order of the prompts (as JSON, one object on each line), and
     keeps the runs. The exit code is 2 if one of them failed."""
-    from glassloop.cli.kept import keep
+    from glassloop.cli.kept import check_chat, keep
     from glassloop.engine.generation import Interrupted, complete
     from glassloop.trace.file import write
 
     requests = []
     for entry in entries:
         with _errors_at(entry.where):
-            requests.append(llm.prepare(entry.prompt, entry.sampling))
+            sampling = with_defaults(entry.options, llm.default_sampling)
+            if entry.messages is None:
+                requests.append(llm.prepare(entry.prompt, sampling))
+            else:
+                check_chat(llm)
+                requests.append(llm.prepare_chat(entry.messages, sampling))
     start, interrupted = time.monotonic(), False
     try:
         complete(llm.engine, requests, progress=None)
@@ -93,7 +123,7 @@ def print_batch(
         for error in {str(run.error): None for run in request.runs if run.error is not None}:
             print(f"glassloop: {visible(f'{entry.where}: {error}', newlines=False)}", file=sys.stderr)
     if not json_output:
-        print(_statistics(llm, len(ended), runs, seconds, kept), file=sys.stderr)
+        print(wrapped(_statistics(llm, len(ended), runs, seconds, kept), sys.stderr), file=sys.stderr)
     if interrupted:
         raise typer.Exit(130)
     if any(run.error is not None for run in runs):

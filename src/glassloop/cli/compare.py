@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,11 +11,14 @@ import typer
 
 from glassloop.cli.options import (
     DEFAULT_MODEL,
+    AsChat,
     Json,
     Keep,
     Model,
+    ModelDefaults,
     Plugins,
     Prompt,
+    System,
     given,
     json_or_text,
     load_plugins,
@@ -22,7 +26,8 @@ from glassloop.cli.options import (
     stage_options_of,
     takes_sampling,
 )
-from glassloop.cli.terminal import print_json, print_table, visible, working
+from glassloop.cli.terminal import print_json, print_table, visible, working, wrapped
+from glassloop.decode.defaults import with_defaults
 from glassloop.decode.sampling import Sampling, merge_options
 from glassloop.errors import SamplingError
 
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from glassloop.trace.run import Run
 
 _SHORT = {"greedy": {"temperature": 0.0}, "default": {}}
+_WIDE = 100  # columns of a terminal that has room for the speed
 _ALIASES = {"beam": "beam_width", "beams": "beam_width"}
 
 
@@ -41,33 +47,41 @@ def compare(
         typer.Option(
             "--with",
             metavar="OPTIONS",
-            help="A way to decode, given once for each: 'greedy', 'default', 'temperature=1',"
-            " 'top_p=0.9,temperature=0.7', 'beam_width=4', 'stages=default,my_stage,my_stage.words=3' …",
+            help="The options of one run; repeat it for each run to compare: greedy, default, temperature=1,"
+            " top_p=0.9,temperature=0.7, beam_width=4, stages=default,my_stage,my_stage.words=3 …",
             show_default=False,
+            rich_help_panel="What to compare",
         ),
     ],
+    chat: AsChat = False,
+    system: System = None,
     model: Model = DEFAULT_MODEL,
+    model_defaults: ModelDefaults = True,
     store: Keep = True,
     as_json: Json = False,
     plugin: Plugins = None,
     **options: Any,
 ) -> None:
     """Decode one prompt in several ways with the same seed, and show where they differ and why."""
-    from glassloop.cli.kept import keep, load
+    from glassloop.cli.kept import chat_messages, keep, load
     from glassloop.trace.diff import diff
 
     load_plugins(plugin)
     common = given(options)
-    asked = [Sampling.from_dict(merge_options({**common, "n": 1}, _way(way))) for way in ways]
+    asked = [merge_options({**common, "n": 1}, _way(way)) for way in ways]
+    for each in asked:
+        Sampling.from_dict(each)  # errors in the options come before the model is loaded
     text = read_text(prompt)
-    llm = load(model)
+    llm = load(model, model_defaults=model_defaults)
+    messages = chat_messages(llm, text, system) if chat or system is not None else None
     runs: list[Run] = []
-    for way, sampling in zip(ways, asked, strict=True):
+    for way, each in zip(ways, asked, strict=True):
+        sampling = with_defaults(each, llm.default_sampling)
         # All have the same luck, unless a way has a seed of its own.
         if runs and sampling.seed is None:
             sampling = replace(sampling, seed=runs[0].seed)
         with working(f"{way} ({len(runs) + 1} of {len(ways)})"):
-            runs.append(llm.generate(text, sampling))
+            runs.append(llm.generate(text, sampling) if messages is None else llm.chat(messages, sampling))
     parts = [diff(runs[0], run) for run in runs]
     if store:
         keep(runs)
@@ -77,7 +91,7 @@ def compare(
     _print(ways, runs, parts)
 
 
-takes_sampling(compare, panel="Options for all ways", unset=True)
+takes_sampling(compare, prefix="For all runs", unset=True)
 
 
 def _way(text: str) -> dict[str, Any]:
@@ -131,6 +145,7 @@ def _plain(way: str, run: Run, part: Diff) -> dict[str, Any]:
 
 def _print(ways: list[str], runs: list[Run], parts: list[Diff]) -> None:
     rows = []
+    has_room = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= _WIDE
     for way, run, part in zip(ways, runs, parts, strict=True):
         plain = _plain(way, run, part)
         rows.append(
@@ -139,16 +154,17 @@ def _print(ways: list[str], runs: list[Run], parts: list[Diff]) -> None:
                 str(len(run.tokens)),
                 f"{run.logprob:.1f}",
                 _number(plain["logprob_per_token"], 2),
-                f"{_number(plain['distinct']['1'], 2)} {_number(plain['distinct']['2'], 2)}",
-                _number(plain["tokens_per_second"], 1),
-                "" if run is runs[0] else "same" if part.at is None else str(part.at),
+                f"{_number(plain['distinct']['1'], 2)}/{_number(plain['distinct']['2'], 2)}",
+                *([_number(plain["tokens_per_second"], 1)] if has_room else []),
+                "" if run is runs[0] else "nowhere" if part.at is None else str(part.at),
                 run.id[:8],
             )
         )
-    numbers = ("tokens", "logprob", "a token", "distinct", "tokens/s", "parts at")
+    speeds = ("tokens/s",) if has_room else ()
+    numbers = ("tokens", "logprob", "per token", "distinct-1/2", *speeds, "differs at")
     print_table(("with", *numbers, "run"), rows, right=numbers, fold=("with",))
     for way, part in list(zip(ways, parts, strict=True))[1:]:
-        print(visible(f"{ways[0]} / {way}: {part.sentence}", newlines=False))
+        print(wrapped(visible(f"{ways[0]} / {way}: {part.sentence}", newlines=False)))
     print()
     print_texts(ways, runs, parts)
 

@@ -19,7 +19,7 @@ def diff(
     """Say where two runs differ first, and which option, seed, prompt or token is the reason."""
     from glassloop.cli.compare import print_texts
     from glassloop.cli.kept import find_runs
-    from glassloop.cli.terminal import print_json, visible
+    from glassloop.cli.terminal import print_json, visible, wrapped
 
     load_plugins(plugin)
     one, other = find_runs(first)[0], find_runs(second)[0]
@@ -33,7 +33,7 @@ def diff(
         }
         print_json(told.to_dict() | texts)
         return
-    print(visible(told.sentence, newlines=False) + "\n")
+    print(wrapped(visible(told.sentence, newlines=False)) + "\n")
     print_texts([one.id[:8], other.id[:8]], [one, other], [told, told])
 
 
@@ -53,6 +53,9 @@ def _compared(name: str, one: Run, other: Run, model: str | None) -> Diff:
     except GlassloopError as error:
         if model is not None:
             raise
-        print(f"glassloop: the reason was not tried: {visible(str(error), newlines=False)}", file=sys.stderr)
+        print(
+            f"glassloop: the reason was not looked for: {visible(str(error), newlines=False)}",
+            file=sys.stderr,
+        )
         return told
     return compare(one, other)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glassloop.cli.help import OUTPUT
 from glassloop.cli.kept import Name, Which
 from glassloop.cli.options import Json, Plugins, RunModel, given, load_plugins, takes_sampling
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
     from glassloop.trace.run import Run
 
+_WHAT = "What to explain"
 _BEFORE = 60  # characters of the text before the token that are shown
 
 
@@ -24,25 +26,45 @@ def explain(
             "--step",
             "-s",
             metavar="N|TEXT",
-            help="Which token: its number from 0 (-1 is the last), or its text (the first token with it).",
+            help="Which token: its number, from 0 (-1 is the last), or its text (the first one that has it).",
+            rich_help_panel=_WHAT,
         ),
     ] = "0",
     in_prompt: Annotated[
-        bool, typer.Option("--prompt", help="Explain a token of the prompt, not of the answer.")
+        bool,
+        typer.Option(
+            "--prompt", help="Explain a token of the prompt, not of the answer.", rich_help_panel=_WHAT
+        ),
     ] = False,
     new_luck: Annotated[
-        bool, typer.Option("--new-luck", help="What if: use the luck that a fork at this token would have.")
+        bool,
+        typer.Option(
+            "--new-luck",
+            help="What if: use the luck that a fork at this token would have.",
+            rich_help_panel=_WHAT,
+        ),
     ] = False,
     which: Which = "",
-    shown: Annotated[int, typer.Option("--shown", min=1, max=1000, help="How many candidates to show.")] = 10,
+    shown: Annotated[
+        int,
+        typer.Option(
+            "--shown",
+            metavar="N",
+            min=1,
+            max=1000,
+            help="How many candidates to show.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = 10,
     model: RunModel = None,
     as_json: Json = False,
     plugin: Plugins = None,
     **options: Any,
 ) -> None:
-    """Say why a token was chosen: what each stage did, which tokens raced with how much luck, and which won.
+    """Say why a token was chosen: what each stage did, how much luck each candidate drew, and which one won.
 
-    Any option of generate makes it a what-if: the same luck with, say, --temperature 0.3.
+    Any option of generate makes it a what-if question: with --temperature 0.3, for example, it says which
+    token the same luck would have chosen.
     """
     from glassloop.cli.kept import count_forks, find_run, load, model_of
     from glassloop.cli.naming import find_place
@@ -77,6 +99,11 @@ def explain(
         before = (run.prompt or "") + "".join([each.text for each in run.tokens[:at]])
         place, source = f"token {at}", "to come" if token is None else token.source
     _print(run, f"{place} of run {run.id[:8]}", before, piece, source, told)
+    if token is not None and token.source == "beam" and run.beams:
+        from glassloop.cli.beams import print_beams
+
+        print()
+        print_beams(run, llm.piece, until=at)
     asked = [f"{name}={value}" for name, value in overrides.items()] + ["new luck"] * new_luck
     if asked:
         came = quoted(told.winner.text)
@@ -85,18 +112,18 @@ def explain(
         print(visible(f"What if {', '.join(asked)}: {came}.", newlines=False))
 
 
-takes_sampling(explain, panel="What if", unset=True)
+takes_sampling(explain, prefix="What if", unset=True)
 
 
 def _print(run: Run, place: str, before: str, piece: str | None, source: str, told: Explanation) -> None:
-    from glassloop.cli.terminal import quoted, visible
+    from glassloop.cli.terminal import quoted, visible, wrapped
 
     cut = "…" if len(before) > _BEFORE else ""
     print(f"{cut}{visible(before[-_BEFORE:], newlines=False)} {'…' if piece is None else quoted(piece)}")
     model = visible(run.model, newlines=False)
-    print(f"{place} · {model} · seed {told.seed} · {source}\n")
+    print(wrapped(f"{place} · {model} · seed {told.seed} · {source}") + "\n")
     print_reasons(told)
-    print("\n" + visible(told.sentence))
+    print("\n" + wrapped(visible(told.sentence)))
 
 
 def print_reasons(told: Explanation) -> None:

@@ -24,6 +24,8 @@ from glassloop.cli.options import (
 from glassloop.cli.terminal import Color, print_notes, set_color
 from glassloop.errors import GlassloopError, TextError
 
+_WHERE = "Where to fork"
+
 
 def fork(
     name: Name,
@@ -32,9 +34,10 @@ def fork(
         typer.Option(
             "--at",
             metavar="N|TEXT",
-            help="The token to replace: its number from 0 (-1 is the last), or its text. The number after the"
-            " last token continues the whole run.",
+            help="The token to replace: its number, from 0 (-1 is the last), or its text. The number after"
+            " the last token continues the whole run.",
             show_default=False,
+            rich_help_panel=_WHERE,
         ),
     ],
     token: Annotated[
@@ -44,11 +47,17 @@ def fork(
             metavar="TEXT",
             help="The token to use instead. It gets a space in front if the old token has one; in quotes"
             " (--token '\"text\"') it is used exactly.",
+            rich_help_panel=_WHERE,
         ),
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option("--text", metavar="TEXT", help="The text to use instead, of any number of tokens."),
+        typer.Option(
+            "--text",
+            metavar="TEXT",
+            help="The text to use instead, of any number of tokens.",
+            rich_help_panel=_WHERE,
+        ),
     ] = None,
     which: Which = "",
     model: RunModel = None,
@@ -94,4 +103,4 @@ def fork(
     print_runs(llm, request, json_output, trace, show, store)
 
 
-takes_sampling(fork, panel="Options that change", unset=True)
+takes_sampling(fork, prefix="Options of the fork", unset=True)

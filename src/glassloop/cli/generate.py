@@ -9,21 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glassloop.cli.help import INPUT, OUTPUT
 from glassloop.cli.options import (
     DEFAULT_MODEL,
+    AsChat,
     Colors,
     Draft,
     Keep,
     KVMemory,
     Model,
+    ModelDefaults,
     Plugins,
+    System,
     given,
     load_plugins,
     read_text,
+    sampling_words,
     takes_sampling,
 )
 from glassloop.cli.show import Painter, Show
-from glassloop.cli.terminal import Color, print_json, set_color, visible
+from glassloop.cli.terminal import Color, print_json, set_color, visible, wrapped
+from glassloop.decode.defaults import with_defaults
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
 
@@ -32,29 +38,46 @@ if TYPE_CHECKING:
     from glassloop.engine.request import Request
     from glassloop.trace.run import Run
 
-OneJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
-Trace = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Save the run as a .glass file.")]
+OneJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of the text.", rich_help_panel=OUTPUT)
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option("--trace", metavar="FILE", help="Save the run as a .glass file.", rich_help_panel=OUTPUT),
+]
 Shown = Annotated[
     Show | None,
-    typer.Option("--show", help="What to show of the text's tokens, on a terminal or with --color always."),
+    typer.Option(
+        "--show",
+        metavar="WHAT",
+        help="Show the surprise of each token in colours, its alternatives, accepted and refused drafts, or"
+        " the text as indented JSON: surprise, alternatives, drafts or json.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 
 
 def generate(
     prompt: Annotated[
         str | None,
-        typer.Argument(help="The text to continue; '-' reads it from stdin.", show_default=False),
+        typer.Argument(
+            metavar="[PROMPT]", help="The text to continue; '-' reads it from stdin.", show_default=False
+        ),
     ] = None,
     prompts: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Continue many texts in one batch: each line of the file ('-': stdin) is a prompt, or JSON:"
-            ' {"prompt": "...", "temperature": 0}. With --json, one object is printed for each.',
+            help="Continue many texts in one batch. Each line of the file ('-' is stdin) is a prompt, or JSON"
+            ' such as {"prompt": "...", "temperature": 0}. With --json, one object is printed for each.',
+            rich_help_panel=INPUT,
         ),
     ] = None,
+    chat: AsChat = False,
+    system: System = None,
     model: Model = DEFAULT_MODEL,
+    model_defaults: ModelDefaults = True,
     json_output: OneJson = False,
     trace: Trace = None,
     show: Shown = None,
@@ -65,25 +88,30 @@ def generate(
     plugin: Plugins = None,
     **options: Any,
 ) -> None:
-    """Continue a text with a model, token by token."""
-    from glassloop.cli.kept import drafter, load
+    """Continue a text with a model, token by token, or, with --chat, answer a message."""
+    from glassloop.cli.kept import chat_messages, drafter, load
 
     set_color(color)
     if (prompt is None) == (prompts is None):
-        raise GlassloopError("one prompt is expected, or --from FILE, and not both")
+        raise GlassloopError("either a prompt or --from FILE is expected")
     load_plugins(plugin)
-    asked = given(options)
-    sampling = Sampling.from_dict(asked)
+    asked, chat = given(options), chat or system is not None
+    Sampling.from_dict(asked)  # errors in the options come before the model is loaded
     if prompts is not None:
         from glassloop.cli.batch import print_batch, read_prompts
 
-        entries = read_prompts(prompts, asked)
-        llm = load(model, kv_memory=kv_memory, draft=drafter(draft))
+        entries = read_prompts(prompts, asked, chat, system)
+        llm = load(model, None, kv_memory, drafter(draft), model_defaults)
         print_batch(llm, entries, json_output, trace, show, store)
         return
     text = read_text(prompt or "")
-    llm = load(model, kv_memory=kv_memory, draft=drafter(draft))
-    print_runs(llm, llm.prepare(text, sampling), json_output, trace, show, store)
+    llm = load(model, None, kv_memory, drafter(draft), model_defaults)
+    sampling = with_defaults(asked, llm.default_sampling)
+    if chat:
+        request = llm.prepare_chat(chat_messages(llm, text, system), sampling)
+    else:
+        request = llm.prepare(text, sampling)
+    print_runs(llm, request, json_output, trace, show, store)
 
 
 takes_sampling(generate)
@@ -97,7 +125,7 @@ def print_runs(
     from glassloop.cli.kept import keep
 
     runs, interrupted = request.runs, False
-    with closing(Painter(show)) as painter:
+    with closing(Painter(None if json_output else show)) as painter:
         streamed = not json_output and len(runs) == 1
         if streamed and runs[0].tokens:  # those that a fork has from its parent
             painter.begin("".join([token.text for token in runs[0].tokens]))
@@ -109,7 +137,7 @@ def print_runs(
             # The text so far is printed and kept; the statistics say that it was cancelled.
             interrupted = True
         if not json_output:
-            _finish(runs, painter)
+            _finish(llm, runs, painter)
     if json_output:
         others = {"samples": [each.to_dict() for each in runs]} if len(runs) > 1 else {}
         print_json(runs[0].to_dict() | others)
@@ -117,13 +145,13 @@ def print_runs(
         runs[0].save(trace)
     kept = store and keep(runs)
     if not json_output:
-        print(_statistics(llm, runs[0], kept), file=sys.stderr)
+        print(wrapped(_statistics(llm, runs[0], kept), sys.stderr), file=sys.stderr)
     if interrupted:
         raise typer.Exit(130)
 
 
-def _finish(runs: list[Run], painter: Painter) -> None:
-    """Ends the text of a single run, or prints several."""
+def _finish(llm: LLM, runs: list[Run], painter: Painter) -> None:
+    """Ends the text of a single run, or prints several; then, on a terminal, the tree of a beam search."""
     for run in runs:
         if len(runs) > 1:
             print(f"── {run.sample + 1} of {len(runs)} ──")
@@ -132,10 +160,16 @@ def _finish(runs: list[Run], painter: Painter) -> None:
         painter.end(run)
     if legend := painter.legend(runs[0]):
         print(legend, file=sys.stderr)
+    if runs[0].beams and sys.stdout.isatty():
+        from glassloop.cli.beams import print_beams
+
+        print()
+        print_beams(runs[0], llm.piece)
 
 
 def _statistics(llm: LLM, run: Run, kept: bool) -> str:
     usage, speed = run.usage, run.timings.tokens_per_second(len(run.tokens) - (run.fork_at or 0))
+    continued = run.prompt is not None and run.fork_at is None and llm.tokenizer.chat_template is not None
     parts = [
         run.model,
         f"{llm.ops} ops",
@@ -143,8 +177,11 @@ def _statistics(llm: LLM, run: Run, kept: bool) -> str:
         f"first after {run.timings.prefill:.2f} s",
         f"{speed:.1f} tokens/s" if speed else "",
         f"{run.drafts.accepted} guessed" if run.drafts.accepted else "",
+        sampling_words(run.sampling, llm.default_sampling),
         f"seed {run.seed}",
         f"run {run.id[:8]}" if kept else "",
         f"ended by {run.finish_reason}" + (f" ({run.stop_reason!r})" if run.stop_reason else ""),
+        # A newcomer may expect an answer to the prompt; in a pipe, that is known.
+        "text continued (--chat asks the model)" if continued and sys.stderr.isatty() else "",
     ]
     return visible(" · ".join(part for part in parts if part), newlines=False)

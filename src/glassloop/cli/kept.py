@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,7 +29,9 @@ Name = Annotated[
 
 Which = Annotated[
     str,
-    typer.Option("--run", help="If the file has several runs: the id of one, or its first characters."),
+    typer.Option(
+        "--run", metavar="ID", help="If the file has several runs: the id of one, or its first characters."
+    ),
 ]
 
 
@@ -69,8 +72,8 @@ def model_of(name: str, run: Run) -> str:
     except RegistryError:
         pass
     raise TraceError(
-        f"run {run.id[:8]} names the model {run.model[:200]!r}, which is not among those that were pulled;"
-        " give the one to use: --model NAME"
+        f"run {run.id[:8]} names the model {run.model[:200]!r}, which was never pulled under this name;"
+        " say which model to use: --model NAME"
     )
 
 
@@ -110,6 +113,20 @@ def tokenizer_of(name: str, run: Run) -> Tokenizer | None:
         return None
 
 
+def beam_pieces(name: str, run: Run) -> Callable[[int], str]:
+    """Returns the texts of the tokens of a run's beam search. Without the tokenizer of its model, only tokens
+    that are in the record are known; others are shown by their ids."""
+    from glassloop.text.pieces import Pieces
+
+    tokenizer = tokenizer_of(name, run)
+    if tokenizer is not None:
+        return Pieces(tokenizer).__getitem__
+    tokens = (*run.tokens, *([run.end] if run.end else []))
+    known = {other.id: other.text for token in tokens for other in token.alternatives}
+    known |= {token.id: token.piece for token in tokens}
+    return lambda token: known.get(token, f"<{token}>")
+
+
 def count_forks(run: Run, at: int) -> None:
     """Counts the forks of a run at a place that are in the store, so that the next one has other luck. The
     record of a run has only the forks that were made before it was written."""
@@ -143,10 +160,37 @@ def drafter(given: str | None) -> bool | str:
     return True if given is None else False if given == "off" else given
 
 
-def load(model: str, ops: str | None = None, kv_memory: str | None = None, draft: bool | str = True) -> LLM:
+def load(
+    model: str,
+    ops: str | None = None,
+    kv_memory: str | None = None,
+    draft: bool | str = True,
+    model_defaults: bool = True,
+) -> LLM:
+    """Loads a model. Without `model_defaults`, its own sampling settings are not used."""
     from glassloop.cli.terminal import working
 
     with working(f"Loading {model}"):
         from glassloop.engine.llm import LLM
 
-        return LLM(model, ops, kv_memory=kv_memory, draft=draft)
+        llm = LLM(model, ops, kv_memory=kv_memory, draft=draft)
+    if not model_defaults:
+        from glassloop.decode.sampling import Sampling
+
+        llm.default_sampling = Sampling()
+    return llm
+
+
+def chat_messages(llm: LLM, text: str, system: str | None) -> list[dict[str, str]]:
+    """Returns a conversation of one message, with a system message before it if there is one."""
+    check_chat(llm)
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": text}]
+
+
+def check_chat(llm: LLM) -> None:
+    """Raises if a model has no chat template."""
+    from glassloop.errors import TextError
+
+    if llm.tokenizer.chat_template is None:
+        raise TextError(f"{llm.name} has no chat template, which --chat needs; without it, text is continued")

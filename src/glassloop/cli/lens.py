@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from glassloop.cli.help import App
 from glassloop.cli.kept import complete_run
 from glassloop.cli.options import DEFAULT_MODEL, AnyModel, Json, Ops, is_file, read_text
 from glassloop.cli.picture import GridCell, grid, save
@@ -23,12 +24,9 @@ if TYPE_CHECKING:
 _BAR = 14  # characters, so that a table fits 80 columns
 _SHOWN = 40  # tokens of a long text: those with the most attention
 _RUN_ID = re.compile(r"last|[0-9a-f]{8,32}")
-_TOKEN_HELP = "The token: its place in the text from 0 (-1 is the last), or its text."
+_TOKEN_HELP = "The token: its number, from 0 (-1 is the last), or its text."
 
-app = typer.Typer(
-    help="Look inside the model: attention, the prediction of each layer, neighbours of tokens.",
-    no_args_is_help=True,
-)
+app = App(help="Look inside the model: attention, the prediction of each layer, neighbours of tokens.")
 TextOrRun = Annotated[
     str,
     typer.Argument(
@@ -38,9 +36,13 @@ TextOrRun = Annotated[
         show_default=False,
     ),
 ]
-Place = Annotated[str, typer.Option("--token", "-t", help=_TOKEN_HELP)]
-AsText = Annotated[bool, typer.Option("--text", help="Read it as a text, even if it looks like a run.")]
-Picture = Annotated[Path | None, typer.Option("--picture", "-p", help="Draw a picture: an .svg file.")]
+Place = Annotated[str, typer.Option("--token", "-t", metavar="N|TEXT", help=_TOKEN_HELP)]
+AsText = Annotated[
+    bool, typer.Option("--text", help="Treat the argument as a text, even if it looks like a run.")
+]
+Picture = Annotated[
+    Path | None, typer.Option("--picture", "-p", metavar="FILE", help="Draw a picture into this .svg file.")
+]
 
 
 @app.command()
@@ -48,7 +50,8 @@ def attention(
     source: TextOrRun,
     token: Place = "-1",
     layer: Annotated[
-        int | None, typer.Option("--layer", "-l", min=1, help="Show the heads of this layer.")
+        int | None,
+        typer.Option("--layer", "-l", metavar="N", min=1, help="Show the heads of this layer, from 1."),
     ] = None,
     model: AnyModel = None,
     ops: Ops = None,
@@ -75,7 +78,9 @@ def attention(
 def layers(
     source: TextOrRun,
     token: Place = "-1",
-    count: Annotated[int, typer.Option("--count", "-c", min=1, max=1000, help="Tokens per layer.")] = 4,
+    count: Annotated[
+        int, typer.Option("--count", "-c", metavar="N", min=1, max=1000, help="How many tokens per layer.")
+    ] = 4,
     model: AnyModel = None,
     ops: Ops = None,
     as_text: AsText = False,
@@ -97,9 +102,11 @@ def layers(
 def neighbours(
     of: Annotated[
         str,
-        typer.Argument(metavar="TEXT", help='A token, such as " king", or several: their mean.'),
+        typer.Argument(metavar="TEXT", help='A token, such as " king". Of several tokens, the mean is used.'),
     ],
-    count: Annotated[int, typer.Option("--count", "-c", min=1, max=1000, help="How many tokens.")] = 10,
+    count: Annotated[
+        int, typer.Option("--count", "-c", metavar="N", min=1, max=1000, help="How many tokens.")
+    ] = 10,
     model: AnyModel = None,
     ops: Ops = None,
     picture: Picture = None,
@@ -152,10 +159,10 @@ def _print_attention(seen: Attention) -> None:
             )
         )
     _print_head(f"Where {quoted(seen.tokens[-1].text)} looks", seen)
-    columns = ("at", "token", "of all", "of rest", "", "most by")
-    print_table(columns, rows, right=("at", "of all", "of rest"), cut=("token",))
+    columns = ("n", "token", "mean", "no first", "", "strongest head")
+    print_table(columns, rows, right=("n", "mean", "no first"), cut=("token",))
     layers, heads, _ = seen.weights.shape
-    print(f"\nThe mean of {layers} layers with {heads} heads each; the rest is without the first token.")
+    print(f"\nmean: of {layers} layers with {heads} heads each; no first: the same without the first token.")
 
 
 def _shown(seen: Attention) -> list[int]:

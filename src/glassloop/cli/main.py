@@ -26,13 +26,13 @@ from glassloop.cli import (
     tokenize,
     watch,
 )
+from glassloop.cli.help import App
 from glassloop.cli.terminal import visible
 from glassloop.errors import GlassloopError
 
-app = typer.Typer(
+app = App(
     name="glassloop",
     help="A text-generation engine you can see through.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from glassloop.cli.help import App
 from glassloop.cli.options import Json, complete_model
 from glassloop.cli.terminal import print_json, print_result, print_table, visible, working
 from glassloop.errors import RegistryError
@@ -20,7 +21,7 @@ from glassloop.model import registry
 from glassloop.model.registry.catalog import Entry
 from glassloop.model.registry.store import sha256_of, size_text, tree_size
 
-app = typer.Typer(help="List, pull and remove models.", no_args_is_help=True)
+app = App(help="List, pull and remove models.")
 
 
 _STYLES = {"yes": "green", "no": "dim", "damaged": "bold red"}  # of cells in the list
@@ -75,7 +76,9 @@ def list_models(as_json: Json = False) -> None:
 @app.command()
 def pull(
     name: Name,
-    force: Annotated[bool, typer.Option("--force", help="Pull it again if it is already here.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Download it again if it is already in the cache.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Download a model or tokenizer into the cache and print its path."""
@@ -89,7 +92,7 @@ def show(
     verify: Annotated[bool, typer.Option("--verify", help="Check the SHA-256 of every file.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show where a model is, where it comes from, and what it consists of."""
+    """Show where a model is, where it comes from, and which files it has."""
     with working("verifying" if verify else "reading"):
         facts = _facts(name, verify)
     if as_json:
@@ -100,10 +103,10 @@ def show(
 
 @app.command()
 def path(name: NameOrPath, as_json: Json = False) -> None:
-    """Print the path of a model that is already here. Never downloads."""
+    """Print the path of a model that is already in the cache, or on disk. Never downloads."""
     found = registry.find(name)
     if found is None:
-        raise RegistryError(f"{name!r} is not pulled; 'glassloop models pull {name}' pulls it")
+        raise RegistryError(f"{name!r} is not in the cache; 'glassloop models pull {name}' downloads it")
     print_result({"name": name, "path": str(found)}, found, as_json)
 
 
@@ -140,7 +143,7 @@ def _facts(name: str, verify: bool) -> dict[str, object]:
     found = registry.verify(name) if verify else registry.stored(name)
     item = source if found is None and isinstance(source, Entry) else found
     if item is None:
-        raise RegistryError(f"{name!r} is not pulled; 'glassloop models pull {name}' pulls it")
+        raise RegistryError(f"{name!r} is not in the cache; 'glassloop models pull {name}' downloads it")
     if found is not None and found.problem:
         raise RegistryError(found.problem)
     row = _row(item)

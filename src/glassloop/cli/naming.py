@@ -40,8 +40,8 @@ def find_place(name: str, pieces: Sequence[str], of: str, option: str) -> int:
     place = place_of(name, pieces)
     if place is None:
         raise GlassloopError(
-            f"{option} is {name!r}; the number or the text of a token of {of} is expected, and no token has"
-            " this text"
+            f"{option} is {name!r}, but no token of {of} has this text; the number or the text of a token is"
+            " expected"
         )
     return place
 

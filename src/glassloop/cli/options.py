@@ -12,16 +12,36 @@ from typing import Annotated, Any
 
 import typer
 
+from glassloop.cli.help import CHOOSING, CONSTRAINTS, INPUT, MODEL, OUTPUT, PENALTIES, SAMPLES, STOPPING
 from glassloop.cli.terminal import Color, visible
+from glassloop.decode.defaults import non_default
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError, TextError
 from glassloop.model import registry
+from glassloop.model.generation import FROM_MODEL
 from glassloop.model.registry.catalog import DEFAULT_MODEL as DEFAULT_MODEL
 from glassloop.shown import shown
 
-# Other names of flags, and what the help says of them: `-n` and `--n` look alike.
-_ALSO = {"max_tokens": "-n", "n": "--samples", "stage_options": "--stage-option"}
-_NOTES = {"max_tokens": " (-n is this one; --n is --samples.)", "n": " (Not -n, which is --max-tokens.)"}
+# The group of each option in `--help`; all others choose tokens.
+_GROUPS = {
+    **dict.fromkeys(("seed", "n", "beam_width", "length_penalty", "early_stopping"), SAMPLES),
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), PENALTIES),
+    **dict.fromkeys(("no_repeat_ngram_size", "dry_multiplier", "dry_base", "dry_allowed_length"), PENALTIES),
+    **dict.fromkeys(("max_tokens", "min_tokens", "stop", "stop_token_ids", "include_stop"), STOPPING),
+    **dict.fromkeys(("ignore_eos", "timeout", "stop_on_repetition"), STOPPING),
+    **dict.fromkeys(("json_schema", "regex", "choice", "grammar"), CONSTRAINTS),
+    **dict.fromkeys(("allowed_token_ids", "bad_words"), CONSTRAINTS),
+    **dict.fromkeys(("logprobs", "prompt_logprobs"), OUTPUT),
+}
+# The options that decide how a token is chosen, for a line of statistics.
+_SHOWN = (*FROM_MODEL, *(name for name, group in _GROUPS.items() if group == PENALTIES), "top_n_sigma")
+# Names of flags, where they are not the name of the field: `-n` and `--n` would look alike.
+_FLAGS = {
+    "max_tokens": ("--max-tokens", "-n"),
+    "n": ("--samples",),
+    "stage_options": ("--stage-options", "--stage-option"),
+}
+_OLD_SAMPLES = "old_samples"  # the hidden option --n, which is what --samples was called
 # The type of a flag for each kind of option; `Sampling` checks the values.
 _TYPES: dict[str, Any] = {
     "number": float,
@@ -34,7 +54,17 @@ _TYPES: dict[str, Any] = {
     "schema": str,
     "stage_options": list[str],
 }
-_METAVARS = {"biases": "ID=VALUE", "schema": "FILE|JSON", "stage_options": "STAGE.NAME=VALUE"}
+_METAVARS = {
+    "number": "X",
+    "whole": "N",
+    "text": "TEXT",
+    "texts": "TEXT",
+    "ids": "ID",
+    "biases": "ID=X",
+    "schema": "FILE|JSON",
+    "stage_options": "STAGE.NAME=X",
+}
+_OWN_METAVARS = {"stages": "NAMES", "regex": "REGEX", "grammar": "FILE|TEXT", "timeout": "SECONDS"}
 
 
 def complete_model(start: str) -> list[str]:
@@ -44,31 +74,81 @@ def complete_model(start: str) -> list[str]:
 
 
 def _model(help: str) -> Any:
-    return typer.Option("--model", "-m", help=help, autocompletion=complete_model)
+    return typer.Option(
+        "--model", "-m", metavar="MODEL", help=help, autocompletion=complete_model, rich_help_panel=MODEL
+    )
 
 
-Prompt = Annotated[str, typer.Argument(help="The text to continue; '-' reads it from stdin.")]
-Model = Annotated[str, _model("A model: a name, a .gguf file or a folder with safetensors.")]
-RunModel = Annotated[str | None, _model("The model to use, if not the one that the run names.")]
-AnyModel = Annotated[str | None, _model(f"The model to use, if not the run's or {DEFAULT_MODEL}.")]
-Ops = Annotated[str | None, typer.Option("--ops", help="The op set: native or reference.")]
+Prompt = Annotated[
+    str, typer.Argument(metavar="PROMPT", help="The text to continue; '-' reads it from stdin.")
+]
+Model = Annotated[str, _model("The model: a name, a .gguf file or a folder with safetensors.")]
+RunModel = Annotated[str | None, _model("Model name or path, if the model has moved since the run.")]
+AnyModel = Annotated[str | None, _model(f"Model name or path. Default: that of the run, or {DEFAULT_MODEL}.")]
+Ops = Annotated[
+    str | None,
+    typer.Option("--ops", metavar="NAME", help="The op set: native or reference.", rich_help_panel=MODEL),
+]
 KVMemory = Annotated[
     str | None,
-    typer.Option(help="Memory for keys and values, such as 2GB. Default: a quarter of what is free."),
+    typer.Option(
+        metavar="SIZE",
+        help="Memory for the KV cache, such as 2GB. Default: a quarter of the free memory.",
+        rich_help_panel=MODEL,
+    ),
 ]
 Draft = Annotated[
-    str | None, typer.Option(help="A smaller model that proposes drafts, or 'off' for no drafts.")
+    str | None,
+    typer.Option(
+        metavar="MODEL|off",
+        help="A smaller model for speculative decoding, or 'off'. Default: drafts come from the text.",
+        rich_help_panel=MODEL,
+    ),
 ]
 Keep = Annotated[
-    bool, typer.Option("--store/--no-store", help="Keep runs in the store for explain, replay and runs.")
+    bool,
+    typer.Option(
+        "--store/--no-store",
+        help="Whether to keep the run in the store, for explain, fork, replay and runs.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 Colors = Annotated[
     Color,
     typer.Option(
-        "--color", help="When to write colours: 'auto' is on a terminal, 'always' in a pipe too, or 'never'."
+        "--color",
+        metavar="WHEN",
+        help="When to write colours: auto (on a terminal), always (in a pipe too) or never.",
+        rich_help_panel=OUTPUT,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=OUTPUT)]
+ModelDefaults = Annotated[
+    bool,
+    typer.Option(
+        "--model-defaults/--no-model-defaults",
+        help="Whether options that are not given have the model's own settings, if it has any, or temperature"
+        " 1 and no filters.",
+        rich_help_panel=MODEL,
+    ),
+]
+AsChat = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="Ask the model: the prompt is a message, and the model's chat template is applied.",
+        rich_help_panel=INPUT,
+    ),
+]
+System = Annotated[
+    str | None,
+    typer.Option(
+        "--system",
+        metavar="TEXT",
+        help="The system message of a chat. Implies --chat.",
+        rich_help_panel=INPUT,
+    ),
+]
 Plugins = Annotated[
     list[Path] | None,
     typer.Option(
@@ -77,6 +157,7 @@ Plugins = Annotated[
         help="Load stages of your own from this Python file; may be repeated. The file is run as a program,"
         " with all your rights.",
         show_default=False,
+        rich_help_panel=MODEL,
     ),
 ]
 
@@ -101,13 +182,13 @@ def read_text(text: str) -> str:
         raise TextError(f"stdin is not UTF-8 text: byte {error.start} is 0x{byte:02X}") from None
 
 
-def takes_sampling(command: Callable[..., None], panel: str | None = None, unset: bool = False) -> None:
-    """Gives a command with `**options` a flag for each field of `Sampling`, in a panel of the help. If
-    `unset`, flags have no defaults, and options that are not given are None."""
+def takes_sampling(command: Callable[..., None], prefix: str = "", unset: bool = False) -> None:
+    """Gives a command with `**options` a flag for each field of `Sampling`, in groups of the help whose names
+    begin with `prefix`. If `unset`, flags have no defaults, and options that are not given are None."""
     own = signature(command, eval_str=True)
     parameters = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     taken = {each.name for each in parameters}
-    flags = [flag for flag in _flags(panel, unset) if flag.name not in taken]
+    flags = [flag for flag in _flags(prefix, unset) if flag.name not in taken]
     command.__signature__ = own.replace(parameters=[*parameters, *flags])  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in [*parameters, *flags]}
 
@@ -115,14 +196,17 @@ def takes_sampling(command: Callable[..., None], panel: str | None = None, unset
 def given(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options that were given on the command line, as `Sampling` takes them."""
     found = {name: value for name, value in options.items() if value not in (None, [])}
+    if _OLD_SAMPLES in found:
+        print("glassloop: --n is deprecated; use --samples (-n is --max-tokens)", file=sys.stderr)
+        found["n"] = found.pop(_OLD_SAMPLES)
     if "logit_bias" in found:
         found["logit_bias"] = dict(map(_bias, found["logit_bias"]))
     for name in ("json_schema", "grammar"):
         if name in found and (path := Path(found[name])).suffix and is_file(path):
             found[name] = path.read_text(encoding="utf-8")
         elif name in found and name == "json_schema" and isinstance(json_or_text(found[name]), str):
-            problem = f"is {shown(found[name])}, which is neither an existing file nor JSON"
-            raise SamplingError.about("--json-schema", problem)
+            problem = f"{shown(found[name])} is neither an existing file nor JSON"
+            raise SamplingError(f"--json-schema: {problem}", field="json_schema")
     if "stages" in found:
         found["stages"] = [name for part in found["stages"] for name in part.split(",") if name]
     if "stage_options" in found:
@@ -135,6 +219,29 @@ def changed_options(sampling: Sampling) -> str:
     plain = Sampling().to_dict()
     changed = {name: value for name, value in sampling.to_dict().items() if value != plain[name]}
     return visible(", ".join(f"{name}={value}" for name, value in changed.items()), newlines=False)
+
+
+def sampling_words(sampling: Sampling, defaults: Sampling) -> str:
+    """Returns how tokens are chosen, in short: "temperature 0.5 (the model's default)". `defaults` are those
+    of the model."""
+    values = {name: value for name, value in non_default(sampling).items() if name in _SHOWN}
+    if sampling.greedy:
+        values = {name: value for name, value in values.items() if _GROUPS.get(name) == PENALTIES}
+    elif sampling.beam_width == 1:
+        values = {"temperature": sampling.temperature, **values}
+    own = non_default(defaults)
+    by_model = [name for name, value in values.items() if own.get(name) == value]
+    parts = ["greedy"] if sampling.greedy else []
+    parts += [f"{sampling.beam_width} beams"] if sampling.beam_width > 1 else []
+    parts += [_value_in_words(name, value) for name, value in values.items() if name not in by_model]
+    if by_model:
+        note = f"the model's default{'s' if len(by_model) > 1 else ''}"
+        parts.append(f"{', '.join(_value_in_words(name, values[name]) for name in by_model)} ({note})")
+    return ", ".join(parts)
+
+
+def _value_in_words(name: str, value: float) -> str:
+    return f"{name.replace('_', '-' if len(name) < 6 else ' ')} {value:g}"
 
 
 def json_or_text(value: str) -> Any:
@@ -152,27 +259,23 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def _flags(panel: str | None, unset: bool) -> list[Parameter]:
-    flags = []
+def _flags(prefix: str, unset: bool) -> list[Parameter]:
+    flags = [_flag(_OLD_SAMPLES, None, int | None, typer.Option("--n", hidden=True))]
     for field in fields(Sampling):
         kind, flag = field.metadata["kind"], "--" + field.name.replace("_", "-")
-        names = [flag, _ALSO[field.name]] if field.name in _ALSO else [flag]
-        if kind == "flag":
-            names = [f"{flag}/--no-{flag[2:]}"]
-        default = None if unset or field.default in (MISSING, ()) else field.default
+        names = _FLAGS.get(field.name, (f"{flag}/--no-{flag[2:]}" if kind == "flag" else flag,))
+        group = _GROUPS.get(field.name, CHOOSING)
+        by_model = field.name in FROM_MODEL and not unset
+        default = None if unset or by_model or field.default in (MISSING, ()) else field.default
         option = typer.Option(
             *names,
-            help=field.metadata["help"] + _NOTES.get(field.name, ""),
-            show_default=default not in (None, False),
-            metavar=_METAVARS.get(kind),
-            rich_help_panel=panel,
+            help=field.metadata["help"],
+            show_default="the model's" if by_model else default not in (None, False),
+            metavar=_OWN_METAVARS.get(field.name, _METAVARS.get(kind)),
+            rich_help_panel=f"{prefix}: {group.lower()}" if prefix and group != OUTPUT else group,
         )
         takes = _TYPES[kind] if default is not None else _TYPES[kind] | None
-        flags.append(
-            Parameter(
-                field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[takes, option]
-            )
-        )
+        flags.append(_flag(field.name, default, takes, option))
     return flags
 
 
@@ -189,9 +292,13 @@ def stage_options_of(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _flag(name: str, default: Any, takes: Any, option: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[takes, option])
+
+
 def _bias(text: str) -> tuple[str, float]:
     token, _, value = text.partition("=")
     try:
         return str(int(token)), float(value)
     except ValueError:
-        raise SamplingError(f"logit_bias is {text!r}; ID=VALUE, such as 42=-1.5, is expected") from None
+        raise SamplingError(f"--logit-bias is {text!r}; ID=NUMBER, such as 42=-1.5, is expected") from None

@@ -60,7 +60,7 @@ def grid(title: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[
 def save(svg: str, path: Path) -> None:
     """Writes a picture to a file whose name ends in .svg."""
     if path.suffix.lower() != ".svg":
-        raise GlassloopError(f"picture is {str(path)!r}; a name that ends in .svg is expected")
+        raise GlassloopError(f"--picture is {str(path)!r}; a name that ends in .svg is expected")
     write_text(path, svg)
 
 

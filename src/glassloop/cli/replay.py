@@ -14,10 +14,12 @@ from glassloop.cli.terminal import print_result, visible
 def replay(
     name: Name,
     model: RunModel = None,
-    first: Annotated[int, typer.Option("--from", min=0, help="The token to begin at.")] = 0,
+    first: Annotated[
+        int, typer.Option("--from", metavar="N", min=0, help="The first token to compare, from 0.")
+    ] = 0,
     ops: Ops = None,
     any_model: Annotated[
-        bool, typer.Option("--any-model", help="Compare even if the run was made by another model.")
+        bool, typer.Option("--any-model", help="Compare even if another model made the run.")
     ] = False,
     as_json: Json = False,
     plugin: Plugins = None,

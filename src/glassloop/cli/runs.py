@@ -8,20 +8,23 @@ from typing import Annotated
 
 import typer
 
+from glassloop.cli.help import App
 from glassloop.cli.kept import NAME_HELP, Name, complete_run
 from glassloop.cli.options import Json, changed_options
-from glassloop.cli.terminal import percent, print_json, print_result, print_table, quoted, visible
+from glassloop.cli.terminal import print_json, print_result, print_table, visible
 from glassloop.cli.worst import MOST_SHOWN, print_worst, worst_to_dict
 from glassloop.errors import TraceError
 from glassloop.files import write_text
 from glassloop.shown import cut
 
-app = typer.Typer(help="List, show, remove, export and import stored runs.", no_args_is_help=True)
+app = App(help="List, show, remove, export and import stored runs.")
 
 
 @app.command(name="list")
 def list_runs(
-    limit: Annotated[int, typer.Option("--limit", "-n", "-l", min=1, help="How many runs to list.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", "-l", metavar="N", min=1, help="How many runs to list.")
+    ] = 20,
     search: Annotated[
         str,
         typer.Option(
@@ -74,8 +77,10 @@ def list_runs(
 @app.command()
 def show(name: Name, as_json: Json = False) -> None:
     """Show a run: its options, its text or conversation, each token with its numbers, and its tree."""
-    from glassloop.cli.kept import find_runs, prompt_text
+    from glassloop.cli.beams import print_beams
+    from glassloop.cli.kept import beam_pieces, find_runs, prompt_text
     from glassloop.cli.titles import print_conversation, title_of
+    from glassloop.cli.tokens import print_tokens
 
     run = find_runs(name)[0]
     tree = run.tree()
@@ -96,22 +101,10 @@ def show(name: Name, as_json: Json = False) -> None:
         print(visible(run.text) + "\n")
     else:
         print_conversation(run)
-    rows = [
-        (
-            str(at),
-            quoted(token.piece),
-            percent(token.raw_logprob),
-            percent(token.logprob),
-            str(token.rank),
-            f"{token.entropy:.2f}",
-            f"{token.luck:+.2f}",
-            f"{token.margin:.2f}",
-            token.source,
-        )
-        for at, token in enumerate([*run.tokens, *([run.end] if run.end else [])])
-    ]
-    header = ("step", "token", "model", "after", "rank", "entropy", "luck", "margin", "source")
-    print_table(header, rows, right=("step", "model", "after", "rank", "entropy", "luck", "margin"))
+    print_tokens(run)
+    if run.beams:
+        print()
+        print_beams(run, beam_pieces(name, run))
     if len(tree) > 1:
         print("\n" + visible(str(tree)))
 
@@ -120,7 +113,7 @@ def show(name: Name, as_json: Json = False) -> None:
 def worst(
     name: Name,
     count: Annotated[
-        int, typer.Option("--count", "-c", min=1, help="How many tokens of each kind.")
+        int, typer.Option("--count", "-c", metavar="N", min=1, help="How many tokens of each kind.")
     ] = MOST_SHOWN,
     as_json: Json = False,
 ) -> None:
@@ -143,7 +136,7 @@ def rm(
         ),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option("--keep", min=0, help="Remove all runs except this many of the newest.")
+        int | None, typer.Option("--keep", metavar="N", min=0, help="Remove all runs except the newest N.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -151,7 +144,7 @@ def rm(
     from glassloop.trace.store import Store
 
     if bool(names) == (keep is not None):
-        raise TraceError("nothing to remove; names of runs or --keep N is expected, and not both")
+        raise TraceError("either the ids of runs or --keep N is expected")
     store = Store()
     removed = store.remove(*(names or [])) if keep is None else store.prune(keep)
     left = len(store)

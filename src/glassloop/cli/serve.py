@@ -9,60 +9,131 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glassloop.cli.options import DEFAULT_MODEL, Draft, KVMemory, Model, Plugins, load_plugins
+from glassloop.cli.help import OUTPUT
+from glassloop.cli.options import (
+    DEFAULT_MODEL,
+    Draft,
+    KVMemory,
+    Model,
+    ModelDefaults,
+    Plugins,
+    load_plugins,
+)
 from glassloop.cli.terminal import working
 from glassloop.errors import GlassloopError, TraceError
 
 if TYPE_CHECKING:
     from glassloop.server.operation.settings import Settings
 
+_ACCESS, _LIMITS = "Address and access", "Limits"
+
 
 def serve(
     model: Model = DEFAULT_MODEL,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 takes any free one.", min=0, max=65535)] = 8000,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The address to listen on.", rich_help_panel=_ACCESS)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="The port; 0 takes any free one.", min=0, max=65535, rich_help_panel=_ACCESS
+        ),
+    ] = 8000,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(help="Require this key; may be repeated. Or GLASSLOOP_API_KEY, separated by commas."),
+        typer.Option(
+            metavar="KEY",
+            help="Require this key; may be repeated. Or set GLASSLOOP_API_KEY, with commas between keys.",
+            rich_help_panel=_ACCESS,
+        ),
     ] = None,
     open_to_all: Annotated[
-        bool, typer.Option("--open", help="Listen beyond this machine without a key.")
+        bool, typer.Option("--open", help="Let other machines in without a key.", rich_help_panel=_ACCESS)
     ] = False,
     keep: Annotated[
         int | None,
         typer.Option(
-            help="How many finished runs of this server are kept; 0 for none. Runs of other programs stay."
+            metavar="N",
+            help="How many finished runs of this server to keep; 0 for none. Runs of other programs stay."
             " Default: all in the store, 1000 in memory.",
             min=0,
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
     store: Annotated[
         Path | None,
         typer.Option(
-            help="The file that keeps the runs. Default: the one that all commands use.", show_default=False
+            metavar="FILE",
+            help="The file that keeps the runs. Default: the one that all commands use.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
-    no_store: Annotated[bool, typer.Option("--no-store", help="Keep runs in memory only.")] = False,
+    no_store: Annotated[
+        bool, typer.Option("--no-store", help="Keep runs in memory only.", rich_help_panel=OUTPUT)
+    ] = False,
+    model_defaults: ModelDefaults = True,
     kv_memory: KVMemory = None,
     draft: Draft = None,
-    running: Annotated[int, typer.Option(help="How many requests run at once, at most.", min=1)] = 64,
-    queue: Annotated[int, typer.Option(help="How many requests may wait; more get status 429.", min=1)] = 256,
-    timeout: Annotated[float, typer.Option(help="The seconds that one request may take.", min=0.001)] = 600.0,
+    running: Annotated[
+        int,
+        typer.Option(metavar="N", help="The most requests that run at once.", min=1, rich_help_panel=_LIMITS),
+    ] = 64,
+    queue: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="The most requests that wait; others get status 429.",
+            min=1,
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 256,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="The longest time for one request.", min=0.001, rich_help_panel=_LIMITS
+        ),
+    ] = 600.0,
     grace: Annotated[
-        float, typer.Option(help="The seconds that running requests have at shutdown.", min=0)
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="At shutdown, how long to wait for running requests.",
+            min=0,
+            rich_help_panel=_LIMITS,
+        ),
     ] = 30.0,
-    max_body: Annotated[str, typer.Option(help="The size of the largest request body.")] = "8MB",
+    max_body: Annotated[
+        str, typer.Option(metavar="SIZE", help="The largest request body.", rich_help_panel=_LIMITS)
+    ] = "8MB",
     max_prompt: Annotated[
-        int | None, typer.Option(help="The tokens of the longest prompt. Default: the context.", min=1)
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="The longest prompt, in tokens. Default: the model's context.",
+            min=1,
+            rich_help_panel=_LIMITS,
+        ),
     ] = None,
-    log_prompts: Annotated[bool, typer.Option(help="Log prompts and answers too.")] = False,
+    log_prompts: Annotated[
+        bool,
+        typer.Option(
+            "--log-prompts/--no-log-prompts",
+            help="Whether to log prompts and answers.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     allow_origin: Annotated[
         list[str] | None,
-        typer.Option(help="Let pages of this site use the API from a browser; may be repeated."),
+        typer.Option(
+            metavar="SITE",
+            help="Let pages of this site use the API from a browser; may be repeated.",
+            rich_help_panel=_ACCESS,
+        ),
     ] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Serve a model over HTTP: OpenAI's protocol, runs with their reasons, and the studio."""
+    """Serve a model over HTTP: an OpenAI-compatible API, the API for runs, and the studio."""
     from glassloop.cli.kept import drafter
     from glassloop.engine.memory import parse_bytes
     from glassloop.server.operation.settings import Settings
@@ -94,6 +165,10 @@ def serve(
         from glassloop.server.serve import serve as run
 
         llm = LLM(model, kv_memory=kv_memory, draft=drafter(draft), most_running=running, most_waiting=queue)
+    if not model_defaults:
+        from glassloop.decode.sampling import Sampling
+
+        llm.default_sampling = Sampling()
     run(llm, settings, note)
 
 

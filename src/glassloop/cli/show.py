@@ -27,7 +27,7 @@ class Show(StrEnum):
     JSON = "json"
 
 
-# The colour (of 256) for a token whose surprise is below so many bits.
+# The colour (of 256) for a token whose surprise is below this many bits.
 _SURPRISE = ((1.0, None), (3.0, 114), (6.0, 221), (9.0, 208), (float("inf"), 196))
 _SOURCES = {"draft": 80, "forced": 176, "beam": 221}
 _DIM = 244
@@ -49,6 +49,9 @@ class Painter:
         # Whether the text is painted, and control characters are escaped; else it is written unchanged.
         self._painted = sys.stdout.isatty() or (always_colours() and show not in (None, Show.JSON))
         self._colours = has_colours()
+        if show is not None and not (self._painted or self._as_json):
+            needs = "a terminal" if show is Show.JSON else "a terminal, or --color always in a pipe"
+            print(f"glassloop: --show {show} needs {needs}; the text is printed without it", file=sys.stderr)
         self._json = ""  # the text so far, if it is shown as JSON
         self._live: Live | None = None
 

@@ -92,6 +92,28 @@ def dim(text: str, stream: TextIO | None = None) -> str:
     return f"\x1b[2m{text}\x1b[22m" if has_colours(stream) else text
 
 
+def wrapped(text: str, stream: TextIO | None = None) -> str:
+    """Returns a text with its lines broken between words, if the stream (stdout by default) is a terminal.
+    Parts that are separated by " · " are kept together where there is room."""
+    if not (stream or sys.stdout).isatty():
+        return text
+    import re
+    import shutil
+    import textwrap
+
+    width = max(20, shutil.get_terminal_size().columns - 1)
+    lines = []
+    for line in text.split("\n"):
+        parts = [
+            part.replace(" ", "\u00a0") if cell_width(part) < width else part for part in line.split(" · ")
+        ]
+        kept = " · ".join(parts) if len(parts) > 1 else line
+        kept = re.sub(r"(?<!\S)(['“]) ", "\\1\u00a0", kept)  # a quotation that begins with a space
+        broken = textwrap.wrap(kept, width, break_on_hyphens=False, replace_whitespace=False)
+        lines.append("\n".join(broken).replace("\u00a0", " "))
+    return "\n".join(lines)
+
+
 def print_json(value: object) -> None:
     """Prints a value as JSON, indented on a terminal."""
     print(json_text(value, indent=2 if sys.stdout.isatty() else None))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glassloop.cli.help import MODEL
 from glassloop.cli.options import DEFAULT_MODEL, Colors, Json, complete_model, read_text
 from glassloop.cli.terminal import Color, always_colours, escaped, print_json, set_color, working
 
@@ -27,21 +28,33 @@ _VISIBLE = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 
 def tokenize(
-    text: Annotated[str, typer.Argument(help="The text to tokenize; '-' reads it from stdin.")],
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="The text to tokenize; '-' reads it from stdin.")
+    ],
     model: Annotated[
         str,
         typer.Option(
             "--model",
             "-m",
+            metavar="MODEL",
             help="A model, a tokenizer such as cl100k_base, or a path to either.",
+            rich_help_panel=MODEL,
             autocompletion=complete_model,
         ),
     ] = DEFAULT_MODEL,
     special: Annotated[
-        bool, typer.Option("--special/--no-special", help="Read the names of special tokens as these tokens.")
+        bool,
+        typer.Option(
+            "--special/--no-special",
+            help="Whether the names of special tokens, such as <|im_end|>, are read as these tokens.",
+        ),
     ] = True,
     bos: Annotated[
-        bool, typer.Option("--bos/--no-bos", help="Add the tokens that the model expects around a text.")
+        bool,
+        typer.Option(
+            "--bos/--no-bos",
+            help="Whether to add the tokens that the model expects around a text, such as BOS.",
+        ),
     ] = True,
     color: Colors = Color.AUTO,
     json_output: Json = False,

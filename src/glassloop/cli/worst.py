@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from glassloop.cli.terminal import percent, print_table, quoted
+from glassloop.cli.tokens import luck_text, surprise_text
 
 if TYPE_CHECKING:
     from glassloop.trace.token import Token
@@ -35,26 +36,24 @@ def print_worst(tokens: Sequence[Token], count: int) -> None:
         print("\nThe luckiest tokens: others were more likely after the stages, and luck decided.\n")
         _print(tokens, lucky)
     else:
-        print("\nNo token won by luck: each was the most likely one after the stages.")
+        print("\nNo token won by luck.")
 
 
 def _print(tokens: Sequence[Token], places: Sequence[int]) -> None:
-    from glassloop.trace.worst import surprise_bits
-
     rows = [
         (
             str(place),
             quoted(tokens[place].piece),
             percent(tokens[place].raw_logprob),
             percent(tokens[place].logprob),
-            "–" if (bits := surprise_bits(tokens[place])) is None else f"{bits:.1f} bits",
+            surprise_text(tokens[place]),
             str(tokens[place].rank),
-            f"{tokens[place].luck:+.2f}",
+            luck_text(tokens[place]),
         )
         for place in places
     ]
-    header = ("step", "token", "model", "after", "surprise", "rank", "luck")
-    right = ("step", "model", "after", "surprise", "rank", "luck")
+    header = ("step", "token", "model", "after stages", "surprise", "rank", "luck")
+    right = ("step", "model", "after stages", "surprise", "rank", "luck")
     print_table(header, rows, right=right, cut=("token",))
 
 

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @cache
 def record_with(alternatives: int) -> np.dtype[np.void]:
-    """Returns the type of a record with so many alternatives."""
+    """Returns the type of a record with this many alternatives."""
     return np.dtype([*RECORD.descr, ("alternatives", ALTERNATIVE, (alternatives,))])
 
 

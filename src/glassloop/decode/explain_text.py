@@ -14,7 +14,8 @@ _NAMED = 3  # tokens that a stage changed and that are shown by name
 
 def explanation_text(told: Explanation) -> str:
     """Returns all of an explanation as plain text."""
-    first = f"{quoted(told.taken.text)} at position {told.position} · seed {told.seed} · {told.source}"
+    place = f"{quoted(told.taken.text)} at position {told.position} (prompt included)"
+    first = f"{place} · seed {told.seed} · {told.source}"
     stages = [str(stage_table(told))] if told.stages else []
     return "\n\n".join([first, *stages, str(race_table(told)), visible(told.sentence)])
 
@@ -26,20 +27,19 @@ def stage_table(told: Explanation) -> PlainTable:
 
 
 def race_table(told: Explanation) -> PlainTable:
-    """Returns the candidates, one in a row, in the order of the explanation."""
-    header = ("token", "rank", "model", "after the stages", "luck", "score")
+    """Returns the candidates, one in a row, in the order of the explanation; luck, where there is any."""
+    luck = ("luck", "score") if told.source not in ("beam", "prompt") else ()
     rows = [
         (
             quoted(racer.text),
             str(racer.rank),
             percent(racer.raw_logprob),
             f"removed by {racer.removed_by}" if racer.removed_by else percent(racer.logprob),
-            f"{racer.luck:+.2f}",
-            "" if racer.score is None else f"{racer.score:.2f}",
+            *((f"{racer.luck:+.2f}", "" if racer.score is None else f"{racer.score:.2f}") if luck else ()),
         )
         for racer in told.candidates
     ]
-    return PlainTable(header, rows, right=("rank", "model", "luck", "score"))
+    return PlainTable(("token", "rank", "model", "after stages", *luck), rows, right=("rank", "model", *luck))
 
 
 def _stage(report: StageReport) -> tuple[str, ...]:

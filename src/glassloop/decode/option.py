@@ -37,11 +37,11 @@ def number(
     below: bool = False,
     or_zero: bool = False,
 ) -> Any:
-    """Returns an option that takes a number from `low` to `high`; `above` and `below` leave that bound
-    out."""
+    """Returns an option that takes a number from `low` to `high`; `above` and `below` leave that bound out.
+    With `or_zero`, `low` is the smallest number above 0."""
+    start = 0.0 if or_zero else low
     allowed = (
-        f"a number {'above' if above else 'from'} {low:g} {'and below' if below else 'to'} {high:g}"
-        + (", or 0," if or_zero else "")
+        f"a number {'above' if above else 'from'} {start:g} {'and below' if below else 'to'} {high:g}"
         + (" or None" if default is None else "")
     )
 
@@ -52,7 +52,8 @@ def number(
             raise wrong(name, value, allowed)
         inside = (low < value if above else low <= value) and (value < high if below else value <= high)
         if not inside and not (or_zero and value == 0):
-            raise wrong(name, value, allowed)
+            small = or_zero and 0 < value < low
+            raise wrong(name, value, f"0, or a number from {low:g} to {high:g}," if small else allowed)
         return float(value)
 
     return _option(default, check, help, "number")

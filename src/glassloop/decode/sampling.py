@@ -59,65 +59,111 @@ class Sampling:
 
     # What the distribution looks like
     temperature: float = number(
-        1.0, 1e-6, 100, or_zero=True, help="Below 1 sharper, above 1 flatter; 0 is greedy."
+        1.0,
+        1e-6,
+        100,
+        or_zero=True,
+        help="Below 1 favours likely tokens, above 1 unlikely ones; 0 is greedy: always the most likely.",
     )
-    top_k: int = whole(0, 0, help="Keep the k most likely tokens; 0 keeps all.")
+    top_k: int = whole(0, 0, help="Keep only the k most likely tokens; 0 keeps all.")
     top_p: float = number(
-        1.0, 0, 1, above=True, help="Keep the likeliest tokens up to this probability mass."
+        1.0,
+        0,
+        1,
+        above=True,
+        help="Keep the smallest set of most likely tokens whose probabilities sum to this.",
     )
     min_p: float = number(
-        0.0, 0, 1, help="Keep tokens at least this likely, relative to the most likely one."
+        0.0, 0, 1, help="Keep tokens that are at least this many times as likely as the most likely one."
     )
-    typical_p: float = number(1.0, 0, 1, above=True, help="Keep the most typical tokens up to this mass.")
-    top_n_sigma: float = number(0.0, 0, 100, help="Keep logits within n deviations of the highest; 0 is off.")
-    xtc_probability: float = number(0.0, 0, 1, help="How often XTC removes the most likely tokens; 0 is off.")
+    typical_p: float = number(
+        1.0,
+        0,
+        1,
+        above=True,
+        help="Keep the tokens whose surprise is closest to the entropy, up to this sum of probabilities.",
+    )
+    top_n_sigma: float = number(
+        0.0, 0, 100, help="Keep logits within n standard deviations of the highest; 0 is off."
+    )
+    xtc_probability: float = number(
+        0.0, 0, 1, help="The probability that XTC removes the most likely tokens of a step; 0 is off."
+    )
     xtc_threshold: float = number(
-        0.1, 0, 1, above=True, help="The probability from which XTC may remove a token."
+        0.1,
+        0,
+        1,
+        above=True,
+        help="XTC removes tokens that are at least this likely, except the least likely of them.",
     )
-    epsilon_cutoff: float = number(0.0, 0, 1, below=True, help="Remove tokens less likely than this.")
-    eta_cutoff: float = number(0.0, 0, 1, below=True, help="As epsilon_cutoff, milder where entropy is high.")
+    epsilon_cutoff: float = number(
+        0.0, 0, 1, below=True, help="Remove tokens with a probability below this; 0 is off."
+    )
+    eta_cutoff: float = number(
+        0.0, 0, 1, below=True, help="Like epsilon_cutoff, but milder where the entropy is high; 0 is off."
+    )
     # What has been said before
-    repetition_penalty: float = number(1.0, 0.01, 100, help="Above 1: tokens seen before become less likely.")
-    presence_penalty: float = number(0.0, -100, 100, help="Subtracted from the logits of generated tokens.")
-    frequency_penalty: float = number(0.0, -100, 100, help="Subtracted for each time a token was generated.")
+    repetition_penalty: float = number(
+        1.0, 0.01, 100, help="Above 1 makes tokens of the prompt and the text so far less likely; 1 is off."
+    )
+    presence_penalty: float = number(
+        0.0, -100, 100, help="Subtracted from the logit of every token that has been generated."
+    )
+    frequency_penalty: float = number(
+        0.0, -100, 100, help="Subtracted from a token's logit once for each time it has been generated."
+    )
     no_repeat_ngram_size: int = whole(0, 0, help="Never generate the same n tokens in a row twice; 0 is off.")
-    dry_multiplier: float = number(0.0, 0, 100, help="Penalty for continuing a repetition (DRY); 0 is off.")
-    dry_base: float = number(1.75, 1, 100, help="Growth of the DRY penalty with the length repeated.")
-    dry_allowed_length: int = whole(2, 1, 256, help="The shortest repetition that DRY penalizes.")
+    dry_multiplier: float = number(
+        0.0, 0, 100, help="Strength of DRY, a penalty on tokens that continue a repetition; 0 is off."
+    )
+    dry_base: float = number(
+        1.75, 1, 100, help="The DRY penalty grows by this factor with each repeated token."
+    )
+    dry_allowed_length: int = whole(2, 1, 256, help="The shortest repetition, in tokens, that DRY penalizes.")
     # Which tokens
-    logit_bias: Mapping[int, float] = biases(help="Added to the logit of a token id: ID=VALUE.")
-    allowed_token_ids: tuple[int, ...] | None = items(None, check_id, help="The only tokens that may come.")
+    logit_bias: Mapping[int, float] = biases(help="Add a number to the logit of a token id.")
+    allowed_token_ids: tuple[int, ...] | None = items(None, check_id, help="Generate only these tokens.")
     bad_words: tuple[str | tuple[int, ...], ...] = items(
-        (), check_text_or_ids, help="Texts, or lists of token ids, that are never generated."
+        (), check_text_or_ids, help="Never generate these texts, or these lists of token ids."
     )
     # Luck, and how many
-    seed: int | None = whole(None, 0, _SEED, help="Determines the luck; random, and recorded, if absent.")
-    n: int = whole(1, 1, 1024, help="How many samples of the same prompt.")
+    seed: int | None = whole(
+        None, 0, _SEED, help="Determines the luck. If absent, a random seed is used and recorded."
+    )
+    n: int = whole(1, 1, 1024, help="How many samples of the same prompt to generate.")
     # When it ends
     max_tokens: int = whole(256, 1, help="Stop after this many tokens.")
     min_tokens: int = whole(0, 0, help="Do not stop before this many tokens.")
-    stop: tuple[str, ...] = items((), check_text, help="Stop before this text.")
-    stop_token_ids: tuple[int, ...] = items((), check_id, help="Stop at this token.")
+    stop: tuple[str, ...] = items(
+        (), check_text, help="Stop when this text appears; it is not part of the output."
+    )
+    stop_token_ids: tuple[int, ...] = items((), check_id, help="Stop when this token is chosen.")
     include_stop: bool = flag(False, help="Keep the stop text or token in the output.")
     ignore_eos: bool = flag(False, help="Continue after the end-of-sequence token.")
     timeout: float | None = number(None, 0, 1e9, above=True, help="Stop after this many seconds.")
     stop_on_repetition: int = whole(
-        0, 0, help="Stop when the last tokens were repeated this many times in a row; 0 is off."
+        0, 0, help="Stop when the last tokens have been repeated this many times in a row; 0 is off."
     )
     # Beams
-    beam_width: int = whole(1, 1, 1024, help="How many beams; 1 is no beam search.")
-    length_penalty: float = number(1.0, -10, 10, help="Divide a beam's score by its length to this power.")
+    beam_width: int = whole(1, 1, 1024, help="The number of beams; 1 is no beam search.")
+    length_penalty: float = number(
+        1.0, -10, 10, help="A beam's score is divided by length^this; higher values favour longer texts."
+    )
     early_stopping: bool = flag(False, help="End the search as soon as beam_width beams have finished.")
     # What the text must be: at most one of these
     json_schema: Mapping[str, Any] | bool | None = anything("Generate JSON that matches this schema.")
     regex: str | None = text(None, help="Generate text that matches this regular expression.")
     choice: tuple[str, ...] | None = items(None, check_text, help="Generate one of these texts.")
-    grammar: str | None = text(None, help="Generate text of this Lark grammar.")
+    grammar: str | None = text(None, help="Generate text that matches this Lark grammar.")
     # What is recorded, and in which order
-    logprobs: int = whole(5, 0, 64, help="How many alternatives are recorded with each token.")
-    prompt_logprobs: int = whole(0, 0, 64, help="The same for each token of the prompt.")
+    logprobs: int = whole(5, 0, 64, help="How many alternatives to record with each token.")
+    prompt_logprobs: int = whole(
+        0, 0, 64, help="How many alternatives to record with each token of the prompt; 0 records none."
+    )
     stages: tuple[str, ...] | None = items(
-        None, check_text, help="The order of the stages, by name; 'default' stands for the default order."
+        None,
+        check_text,
+        help="All stages to run, by name, in this order; 'default' stands for the default order.",
     )
     stage_options: Mapping[str, Mapping[str, OptionValue]] = by_stage(
         help="An option of a stage of your own: STAGE.NAME=VALUE."
@@ -190,10 +236,12 @@ _CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
 def _check_together(sampling: Sampling) -> None:
     asked = [name for name in _CONSTRAINTS if getattr(sampling, name) is not None]
     if len(asked) > 1:
-        message = f"{' and '.join(asked)} are both given; one of them at most is expected"
+        message = f"{' and '.join(asked)} are given; at most one of them is expected"
         raise SamplingError(message, field=asked[0])
     if asked and sampling.ignore_eos:
-        raise SamplingError.about("ignore_eos", f"is True with {asked[0]}; a text of a given form has an end")
+        raise SamplingError.about(
+            "ignore_eos", f"is True together with {asked[0]}; a constrained text must be able to end"
+        )
     if sampling.stop_on_repetition == 1:
         raise wrong("stop_on_repetition", 1, "0 (off) or a whole number from 2 up")
     if sampling.stages is not None and sampling.stages.count(DEFAULT) > 1:

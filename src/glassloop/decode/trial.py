@@ -226,7 +226,7 @@ def _limit_memory() -> None:
 
 
 def _set_clock(seconds: float) -> None:
-    """Ends the process after so many seconds of processor time; 0 cancels the limit."""
+    """Ends the process after this many seconds of processor time; 0 cancels the limit."""
     import signal
 
     if hasattr(signal, "setitimer"):

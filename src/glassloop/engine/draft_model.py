@@ -105,7 +105,7 @@ def load_draft(name: str | PathLike[str], tokenizer: Tokenizer, ops: str, memory
     if [theirs.piece(token) for token in range(theirs.vocab_size)] != [
         tokenizer.piece(token) for token in range(tokenizer.vocab_size)
     ]:
-        raise GlassloopError(f"draft is {name}, whose tokens are not those of {tokenizer.name}")
+        raise GlassloopError(f"draft is {name}, whose vocabulary differs from that of {tokenizer.name}")
     return DraftModel(files.transformer(choose_ops(ops), None), memory)
 
 

@@ -35,7 +35,7 @@ def fork_request(
             "at", f"is {at}; a number of tokens from 0 to {len(run.tokens)} is expected"
         )
     if token is not None and text is not None:
-        raise GlassloopError("token and text are both given; one of them at most is expected", field="token")
+        raise GlassloopError("token and text are both given; at most one of them is expected", field="token")
     before = replace(run.sampling, seed=run.seed)
     options = sampling or before
     if overrides:
@@ -43,7 +43,7 @@ def fork_request(
     if options.seed is None:
         options = replace(options, seed=run.seed)
     if options.beam_width > 1:
-        raise SamplingError.about("beam_width", "is above 1; a fork goes on from one branch")
+        raise SamplingError.about("beam_width", "is above 1; a fork continues one branch, so 1 is expected")
     check_stages(options, run.plugins)
     forced = _forced(llm, token, text)
     name = "at" if text is None else "text"
@@ -84,7 +84,7 @@ def rest_request(llm: LLM, run: Run, timeout: float | None = None) -> Request:
     check_continuable(llm, run)
     sampling = run.sampling
     if sampling.beam_width > 1:
-        raise SamplingError.about("beam_width", "is above 1; a beam search cannot go on from its results")
+        raise SamplingError.about("beam_width", "is above 1; a beam search cannot be continued")
     check_stages(sampling, run.plugins)
     llm.check_length(len(run.prompt_ids) + len(run.tokens))
     limits = [seconds for seconds in (sampling.timeout, timeout) if seconds is not None]

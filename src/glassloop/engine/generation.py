@@ -27,18 +27,19 @@ class Interrupted(KeyboardInterrupt):
         self.runs = runs
 
 
-def sampling_of_each(
-    sampling: Sampling | Sequence[Sampling] | None, count: int, same_luck: bool
-) -> list[Sampling]:
+def sampling_of_each(sampling: Sampling | Sequence[Sampling], count: int, same_luck: bool) -> list[Sampling]:
     """Returns the options of each of `count` prompts. A list of options is used as it is. If one is given for
     all, each prompt gets a seed derived from its seed, if it has one; with `same_luck` all get one seed."""
     if isinstance(sampling, Sequence):
         if same_luck:
-            raise SamplingError.about("same_luck", "is for one sampling; in a list, each has its own seed")
+            raise SamplingError.about(
+                "same_luck", "applies to a single Sampling; in a list, each has its own seed"
+            )
         if len(sampling) != count:
-            raise SamplingError(f"sampling has {len(sampling)} entries; {count} are expected, one a prompt")
+            raise SamplingError(
+                f"sampling has {len(sampling)} entries; {count} are expected, one for each prompt"
+            )
         return list(sampling)
-    sampling = sampling or Sampling()
     if same_luck:
         return [replace(sampling, seed=draw_seed() if sampling.seed is None else sampling.seed)] * count
     if sampling.seed is None:  # each request draws its own

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from glassloop.decode.compiled import Compiled
+from glassloop.decode.defaults import default_sampling, resolve, split_options, with_defaults
 from glassloop.decode.plugins import plugins_of
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
@@ -23,7 +24,7 @@ from glassloop.engine.request import Listener, Request, ignore, runs_of
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, LengthError, SamplingError, TextError
 from glassloop.model.loader import ModelFiles
-from glassloop.model.registry import DEFAULT_MODEL, fetch
+from glassloop.model.registry import CATALOG, DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
 from glassloop.ops.quant import Float32
 from glassloop.shown import shown
@@ -52,6 +53,10 @@ class LLM:
     is what keys and values may take, in bytes or as "2GB"; by default a quarter of the free memory.
     `draft` is True (guess from what came before), False, or a smaller model with the same tokens.
     `store` keeps every run: True for the user's own store, a path, or a `Store`.
+
+    `default_sampling` has the sampling settings that the model's authors publish, and may be changed. A call
+    without a `Sampling` uses it, with the keyword options of the call (`temperature=0`) in place of some. A
+    `Sampling` that is given is used as it is.
     """
 
     def __init__(
@@ -73,6 +78,8 @@ class LLM:
         op_set = choose_ops(ops)
         files = ModelFiles(fetch(self.name))
         self.path, self.config = files.path, files.config
+        known = CATALOG[self.name].sampling if self.name in CATALOG else {}
+        self.default_sampling = with_defaults(known, default_sampling(str(files.path), files.settings))
         self.transformer, self.tokenizer = files.load(op_set, weights)
         self._pieces = Pieces(self.tokenizer)
         if memory is None:
@@ -113,13 +120,14 @@ class LLM:
     # ── generating ─────────────────────────────────────────────────────────────────────────────────────────
 
     @overload
-    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts too
+    def generate(
         self,
         prompt: str | Sequence[int],
         sampling: Sampling | None = None,
         *,
         priority: int = 0,
         progress: bool | None = None,
+        **options: Any,
     ) -> Run: ...
 
     @overload
@@ -131,6 +139,7 @@ class LLM:
         priority: int = 0,
         progress: bool | None = None,
         same_luck: bool = False,
+        **options: Any,
     ) -> list[Run]: ...
 
     def generate(
@@ -141,10 +150,12 @@ class LLM:
         priority: int = 0,
         progress: bool | None = None,
         same_luck: bool = False,
+        **options: Any,
     ) -> Run | list[Run]:
         """Generates the answer to a prompt, or to a list of prompts: all of them in one batch, in the order
-        given; then an error is its run's own (`run.error`) and the others go on. With n samples,
-        `run.samples` has all of them.
+        given; then an error is its run's own (`run.error`) and the others continue. With n samples,
+        `run.samples` has all of them. `options` are fields of `Sampling`; `progress` shows a bar for a list
+        (by default on a terminal, for eight prompts or more).
 
         If one `sampling` with a seed is given for a list, each prompt gets a seed derived from it, so that
         their luck is independent; `same_luck` gives all of them the same seed instead. `run.sampling` has the
@@ -152,11 +163,12 @@ class LLM:
         """
         if _is_one(prompt):
             if isinstance(sampling, Sequence):
-                raise SamplingError("sampling is a list; one is expected for one prompt")
-            request = self.prepare(prompt, sampling, priority=priority)  # type: ignore[arg-type]
+                raise SamplingError("sampling is a list; a single Sampling is expected for a single prompt")
+            chosen = resolve(sampling, options, self.default_sampling)
+            request = self.prepare(prompt, chosen, priority=priority)  # type: ignore[arg-type]
             complete(self.engine, [request], progress=False)
             return _result(request)
-        requests = self._prepare_each(prompt, sampling, priority, same_luck)
+        requests = self._prepare_each(prompt, sampling, options, priority, same_luck)
         complete(self.engine, requests, progress)
         return [request.runs[0] for request in requests]
 
@@ -167,35 +179,45 @@ class LLM:
         *,
         priority: int = 0,
         same_luck: bool = False,
+        **options: Any,
     ) -> Iterator[Run]:
         """Yields the runs that `generate` returns for a list of prompts, each as soon as it has ended.
         Leaving the loop cancels the others."""
         if _is_one(prompts) and (prompts or isinstance(prompts, str)):
             raise GlassloopError.about("prompts", "is one prompt; a list of prompts is expected")
-        return as_completed(self.engine, self._prepare_each(prompts, sampling, priority, same_luck))
+        requests = self._prepare_each(prompts, sampling, options, priority, same_luck)
+        return as_completed(self.engine, requests)
 
     def stream(
-        self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0
+        self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0, **options: Any
     ) -> Iterator[Token]:
         """Yields tokens as they are chosen. Leaving the loop cancels the request."""
-        return self.follow(self.prepare(prompt, sampling, priority=priority))
+        chosen = resolve(sampling, options, self.default_sampling)
+        return self.follow(self.prepare(prompt, chosen, priority=priority))
 
     def astream(
-        self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0
+        self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0, **options: Any
     ) -> AsyncIterator[Token]:
         """Yields tokens as they are chosen, for coroutines."""
-        return self.afollow(self.prepare(prompt, sampling, priority=priority))
+        chosen = resolve(sampling, options, self.default_sampling)
+        return self.afollow(self.prepare(prompt, chosen, priority=priority))
 
-    async def agenerate(self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0) -> Run:
-        request = self.prepare(prompt, sampling, priority=priority)
+    async def agenerate(
+        self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0, **options: Any
+    ) -> Run:
+        """Generates the answer to a prompt, for coroutines."""
+        chosen = resolve(sampling, options, self.default_sampling)
+        request = self.prepare(prompt, chosen, priority=priority)
         async for _ in self.afollow(request):
             pass
         return _result(request)
 
-    def chat(self, messages: Messages, sampling: Sampling | None = None, **template: Any) -> Run:
-        """Generates the next turn of a conversation, which the model's own template turns into a prompt."""
-        ids = self.tokenizer.encode_chat(messages, **template)
-        request = self.prepare(ids, sampling, messages=messages)
+    def chat(self, messages: Messages, sampling: Sampling | None = None, **options: Any) -> Run:
+        """Generates the next turn of a conversation, which the model's own template turns into a prompt.
+        Keyword arguments that are not fields of `Sampling` are for the template."""
+        options, template = split_options(options)
+        chosen = resolve(sampling, options, self.default_sampling)
+        request = self.prepare_chat(messages, chosen, **template)
         complete(self.engine, [request], progress=False)
         return _result(request)
 
@@ -209,7 +231,7 @@ class LLM:
         sampling: Sampling | None = None,
         **overrides: Any,
     ) -> Run:
-        """Makes a new run from the first `at` tokens of another. It goes on with a token or a text of the
+        """Makes a new run from the first `at` tokens of another. It continues with a token or a text of the
         caller's choice, or with other options (`temperature=0.3`), or, if nothing is given, with new luck."""
         request = self.prepare_fork(run, at, token=token, text=text, sampling=sampling, **overrides)
         complete(self.engine, [request], progress=False)
@@ -264,7 +286,7 @@ class LLM:
         """Returns a request, checked, with its runs; none of it is computed yet. `compiled` is the result of
         `compile` for these options; without it they are compiled here, and an error is the request's own.
         `messages` is the conversation that the prompt was rendered from, for the record."""
-        sampling = sampling or Sampling()
+        sampling = self.default_sampling if sampling is None else sampling
         text = prompt if isinstance(prompt, str) else None
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.checked(prompt)
         self.check_length(len(ids))
@@ -279,18 +301,30 @@ class LLM:
             ids, sampling, runs, listener, priority, drafts=self.drafts, keep=self.keep, built=built
         )
 
+    def prepare_chat(self, messages: Messages, sampling: Sampling | None = None, **template: Any) -> Request:
+        """Returns a request for the next turn of a conversation. `template` are variables of the model's chat
+        template."""
+        ids = self.tokenizer.encode_chat(messages, **template)
+        return self.prepare(ids, sampling, messages=messages)
+
     def _prepare_each(
         self,
         prompts: Sequence[Any],
         sampling: Sampling | Sequence[Sampling] | None,
+        options: Mapping[str, Any],
         priority: int,
         same_luck: bool,
     ) -> list[Request]:
         """Returns a request for each prompt of a list."""
-        options = sampling_of_each(sampling, len(prompts), same_luck)
+        chosen: Sampling | list[Sampling]
+        if isinstance(sampling, Sequence):
+            chosen = [resolve(each, options, self.default_sampling) for each in sampling]
+        else:
+            chosen = resolve(sampling, options, self.default_sampling)
+        each_sampling = sampling_of_each(chosen, len(prompts), same_luck)
         return [
             self.prepare(prompt, each, priority=priority)
-            for prompt, each in zip(prompts, options, strict=True)
+            for prompt, each in zip(prompts, each_sampling, strict=True)
         ]
 
     def compile(self, sampling: Sampling) -> Compiled:

@@ -206,7 +206,7 @@ def check_continuable(llm: LLM, run: Run) -> None:
     if run.ops and run.ops != llm.op_set:
         raise TraceError(
             f"run {run.id} was made with the op set {printable(run.ops)}, and this is {llm.op_set};"
-            " it can be explained and replayed here, and not continued or forked"
+            " it can be explained and replayed here, but not continued or forked"
         )
 
 

@@ -34,7 +34,7 @@ class Request:
     runs: list[Run]  # one for each of the n samples or best beams
     listener: Listener = ignore
     priority: int = 0  # the highest goes first
-    forced: list[int] = field(default_factory=list)  # the tokens that the answer goes on with
+    forced: list[int] = field(default_factory=list)  # the tokens that the answer continues with
     drafts: bool = True  # whether guessing ahead is allowed; it never changes a token
     arrived: float = field(default_factory=perf_counter)
     started: float | None = None  # when its first step was planned

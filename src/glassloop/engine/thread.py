@@ -40,7 +40,7 @@ class EngineThread:
             self._check_open()
             waiting = self.load.waiting
             if may_refuse and waiting >= self.most_waiting:
-                raise Busy(f"{waiting} requests wait already; at most {self.most_waiting} may")
+                raise Busy(f"{waiting} requests are waiting already; at most {self.most_waiting} are allowed")
             self._open += 1
             self._post(lambda: self._admit(request))
 

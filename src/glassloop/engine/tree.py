@@ -74,7 +74,7 @@ class Path:
 
 class KVTree:
     def __init__(self, transformer: Transformer, memory: int) -> None:
-        """Allocates pages for keys and values, at most so many bytes for all groups of layers together."""
+        """Allocates pages for keys and values, at most this many bytes for all groups of layers together."""
         self.page_bytes = transformer.page_bytes
         self.capacity = memory // self.page_bytes  # tokens' pages, if no window gives any back
         if self.capacity < 2:
@@ -319,7 +319,7 @@ class KVTree:
                 return self._remove(node)
             if not node.needed and self._give_back_windows(node):
                 return None
-        raise NoRoom("the memory for keys and values is full")
+        raise NoRoom("the KV cache is full")
 
     def _may_go(self, node: Node) -> None:
         idle = not node.refs and not node.children

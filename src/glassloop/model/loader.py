@@ -12,6 +12,7 @@ from threading import Thread
 from typing import Any
 
 from glassloop.errors import ModelError
+from glassloop.model.generation import Setting, settings_from_gguf, settings_from_json
 from glassloop.model.gguf import GGUFFile
 from glassloop.model.registry import fetch
 from glassloop.model.transformer import Transformer
@@ -30,6 +31,7 @@ class ModelFiles:
     def __init__(self, path: Path) -> None:
         self.path = path = _model_path(path)
         self.metadata: Mapping[str, Any] = {}
+        self.settings: dict[str, Setting]  # for sampling, as the files have them
         # A process rarely reads both formats, so only the reader that is needed is imported.
         if path.is_dir():
             from glassloop.model.config_hf import config_from_json
@@ -40,6 +42,8 @@ class ModelFiles:
             family, self.config = config_from_json(str(config_file), read_json(config_file))
             self.tensors = read_folder(path)
             self.weights = weights_from_safetensors(str(path), family, self.config, self.tensors)
+            generation = path / "generation_config.json"
+            self.settings = settings_from_json(read_json(generation) if generation.exists() else {})
         else:
             from glassloop.model.config_gguf import config_from_gguf
             from glassloop.model.weights import weights_from_gguf
@@ -48,6 +52,7 @@ class ModelFiles:
             self.metadata, self.tensors = file.metadata, file.tensors
             family, self.config = config_from_gguf(str(path), self.metadata, self.tensors)
             self.weights = weights_from_gguf(str(path), family, self.config, self.tensors)
+            self.settings = settings_from_gguf(self.metadata)
 
     def tokenizer(self) -> Tokenizer:
         """Returns the model's tokenizer. It has no token that the embedding has no row for."""

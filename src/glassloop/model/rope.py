@@ -56,7 +56,7 @@ class YarnScaling(NamedTuple):
         return np.asarray(plain * (1 - ramp) + plain / self.factor * ramp, np.float32)
 
     def _dim_of(self, turns: float, rope: Rope) -> float:
-        """Returns the (fractional) dimension that makes so many turns within the original context."""
+        """Returns the (fractional) dimension that makes this many turns within the original context."""
         return rope.dim * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.base))
 
     @property

@@ -122,7 +122,7 @@ def _whole_numbers(value: Any) -> bool:
 
 
 def read_json(path: Path, most: int = _MAX_CONFIG) -> dict[str, Any]:
-    """Reads a JSON object from a file of at most so many bytes."""
+    """Reads a JSON object from a file of at most `most` bytes."""
     return parse_json(read_at_most(path, most, ModelError), str(path))
 
 

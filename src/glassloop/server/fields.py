@@ -18,7 +18,7 @@ MOST_TOOLS = 128
 
 
 def many(item: Any, most: int, least: int = 0) -> Any:
-    """Returns the type of a list of at most so many items, validated until the first error."""
+    """Returns the type of a list with at most this many items, validated until the first error."""
     return Annotated[list[item], Field(min_length=least, max_length=most, fail_fast=True)]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from glassloop.decode.defaults import with_defaults
 from glassloop.decode.limits import check_size
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.llm import Prompt
@@ -62,11 +63,13 @@ def options_of(body: Body) -> dict[str, Any]:
     return options
 
 
-def make_sampling(options: dict[str, Any], settings: Settings, samples: str = "n") -> Sampling:
-    """Returns the options, checked and within the server's limits. `samples` is the field by which the client
-    gave the number of samples."""
+def make_sampling(
+    options: dict[str, Any], settings: Settings, samples: str = "n", defaults: Sampling | None = None
+) -> Sampling:
+    """Returns the options, checked and within the server's limits, with the model's `defaults` for those that
+    are not given. `samples` is the field by which the client gave the number of samples."""
     check_size(options)
-    sampling = Sampling.from_dict(options)
+    sampling = Sampling.from_dict(options) if defaults is None else with_defaults(options, defaults)
     for name, value in ((samples, sampling.n), ("beam_width", sampling.beam_width)):
         if value > settings.most_choices:
             raise invalid(name, f"{name} is {value}; at most {settings.most_choices} is expected")

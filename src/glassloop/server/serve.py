@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 import sys
@@ -101,7 +102,9 @@ def _listen(settings: Settings) -> socket.socket:
         listening.listen(1024)
     except (OSError, OverflowError) as error:
         listening.close()
-        raise GlassloopError(f"cannot listen at {settings.host}:{settings.port}: {error}") from None
+        taken = getattr(error, "errno", None) == errno.EADDRINUSE
+        problem = "the port is in use; --port 0 takes any free one" if taken else str(error)
+        raise GlassloopError(f"cannot listen at {settings.host}:{settings.port}: {problem}") from None
     return listening
 
 

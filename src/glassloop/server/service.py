@@ -35,7 +35,7 @@ from glassloop.trace.token import Token
 T = TypeVar("T")
 _CONSTRAINTS = frozenset(("json_schema", "regex", "choice", "grammar", "response_format", "text"))
 _RENDERED = frozenset(("messages", "input"))  # fields that a chat template renders
-_FEW_TOKENS = 512  # an answer with at most so many is rendered on the event loop
+_FEW_TOKENS = 512  # an answer with at most this many is rendered on the event loop
 MOST_TEXT = 2_000_000  # characters of all texts that one request brings for the model
 
 
@@ -327,7 +327,7 @@ def _check_paused(state: RunState) -> None:
         reason = state.run.finish_reason
         ended = f" (it ended by {reason})" if reason else ""
         message = (
-            f"run {state.run.id} is {state.status}{ended}; only one that was stopped or paused goes on."
-            " Fork it at its end instead"
+            f"run {state.run.id} is {state.status}{ended}; only a run that was stopped or paused can be"
+            " continued. Fork it at its end instead"
         )
         raise APIError(409, message, code="not_paused")

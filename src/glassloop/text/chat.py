@@ -90,7 +90,7 @@ class ChatTemplate(NamedTuple):
             final = checked[-1]
             if final["role"] != "assistant" or not isinstance(final.get("content"), str):
                 raise TextError(
-                    f"messages[{len(checked) - 1}] is to be continued: it must be text by the assistant"
+                    f"messages[{len(checked) - 1}] cannot be continued: a text of the assistant is expected"
                 )
             checked[-1] = {**final, "content": final["content"] + _HERE}
         values: dict[str, Any] = {
@@ -160,7 +160,7 @@ def _part(where: str, part: object) -> str:
     if not isinstance(part, Mapping):
         raise TextError.about(where, f"must be an object with type and text, not {type(part).__name__}")
     if part.get("type", "text") != "text":
-        raise TextError.about(f"{where}.type", f"is {shown(part.get('type'))}; only text is understood")
+        raise TextError.about(f"{where}.type", f"is {shown(part.get('type'))}; only text is supported")
     if not isinstance(part.get("text"), str):
         raise TextError.about(f"{where}.text", f"must be text, not {_type(part, 'text')}")
     return str(part["text"])

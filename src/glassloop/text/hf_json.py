@@ -61,7 +61,7 @@ def read_json_folder(folder: Path, rows: int | None = None) -> TokenizerParts:
         except UnicodeEncodeError:
             token_id = None
         if token_id is None:
-            raise TextError(f"{folder}: {key} is {shown(text)}, which is no token of tokenizer.json")
+            raise TextError(f"{folder}: {key} is {shown(text)}, which is not a token of tokenizer.json")
         return int(token_id)
 
     bos, eos = named("bos_token"), named("eos_token")
@@ -121,7 +121,8 @@ def _spelling(path: Path, parts: list[dict[str, Any]]) -> Spelling:
         return Spelling.SENTENCEPIECE
     found = ", ".join(sorted(str(kind) for kind in kinds)) or "none"
     raise TextError(
-        f"{path}: byte-level and SentencePiece vocabularies are read; its components ({found}) are of neither"
+        f"{path}: byte-level and SentencePiece vocabularies are supported; its components ({found}) belong to"
+        " neither"
     )
 
 

@@ -71,7 +71,7 @@ class Tokenizer:
     @classmethod
     def from_json_folder(cls, folder: Path, rows: int | None = None) -> Tokenizer:
         """Reads a folder with tokenizer.json and, if they exist, the files that go with it. Added tokens
-        whose ids a model of so many rows does not have are left out."""
+        whose ids are beyond this number of rows are left out."""
         from glassloop.text.hf_json import read_json_folder
 
         return cls(read_json_folder(folder, rows))

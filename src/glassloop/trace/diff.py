@@ -132,15 +132,17 @@ def _piece(run: Run, at: int) -> str | None:
 
 def _sentence(first: Run, second: Run, at: int | None, causes: list[Cause]) -> str:
     if at is None:
-        unlike = f", although not the same: {_listed(causes)}" if causes else ""
+        unlike = f", although these differ: {_listed(causes)}" if causes else ""
         return f"the same {len(first.tokens)} tokens{unlike}"
     mine, theirs = (_piece_or_end(run, at) for run in (first, second))
-    where = f"they part at token {at}: {mine} against {theirs}"
+    where = f"they differ from token {at} on: {mine} against {theirs}"
     decisive = [cause for cause in causes if cause.decisive]
     if not causes:
-        return f"{where}; both asked for the same, so one of them was stopped or computed differently"
+        return f"{where}; both have the same options, so one of them was stopped or computed differently"
     if decisive:
-        return f"{where}, because of {_listed(decisive)}"
+        only_stages = [cause.what for cause in decisive] == ["stages"]
+        reason = _stages(decisive[0]) if only_stages else f"of {_listed(decisive)}"
+        return f"{where}, because {reason}"
     all_tried = all(cause.decisive is not None for cause in causes)
     alone = "; no single one of these does it alone" if all_tried and len(causes) > 1 else ""
     return f"{where}; what differs is {_listed(causes)}{alone}"
@@ -153,14 +155,23 @@ def _piece_or_end(run: Run, at: int) -> str:
 
 def _listed(causes: list[Cause]) -> str:
     special = {"forced": "a token that was given by the caller", "salt": "another branch of luck (salt)"}
-    return " and ".join(special.get(cause.what) or f"{cause.what} ({_change(cause)})" for cause in causes)
+    return " and ".join(
+        special.get(cause.what)
+        or (cause.what == "stages" and f"the stages ({_stages(cause)})")
+        or f"{cause.what} ({cut(repr(cause.first), 40)} against {cut(repr(cause.second), 40)})"
+        for cause in causes
+    )
 
 
-def _change(cause: Cause) -> str:
-    if cause.what == "stages":
-        mine, theirs = (expand_stages(order) for order in (cause.first, cause.second))
-        parts = [f"{name} was added" for name in theirs if name not in mine]
-        parts += [f"{name} was left out" for name in mine if name not in theirs]
-        if parts:
-            return cut(", ".join(parts), 80)
-    return f"{cut(repr(cause.first), 40)} against {cut(repr(cause.second), 40)}"
+def _stages(cause: Cause) -> str:
+    """Returns how the stages of the second run differ from those of the first, as a clause."""
+    first, second = (expand_stages(stages) for stages in (cause.first, cause.second))
+    changes = []
+    for these, others, done in ((second, first, "added"), (first, second, "removed")):
+        names = [name for name in these if name not in others]
+        if names:
+            noun = "stage" if len(names) == 1 else "stages"
+            changes.append(
+                f"{noun} {cut(', '.join(names), 80)} {'was' if len(names) == 1 else 'were'} {done}"
+            )
+    return " and ".join(changes) or "the stages are in another order"

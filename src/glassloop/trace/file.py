@@ -66,7 +66,7 @@ def from_bytes(
             runs.append(run)
             samples.append(ids)
         if not only_first and at != len(data) - _DIGEST:
-            raise TraceError("there is more in it than runs")
+            raise TraceError("there is other data after the last run")
         link(runs, samples)
     except (GlassloopError, struct.error) as error:
         # Its checksum is right, so another program wrote it like this.
@@ -144,7 +144,7 @@ def _check(data: bytes, name: str) -> int:
         raise TraceError(f"{name} is cut off: it has {len(data)} bytes of {least} and more")
     _, version, count, size = _FRONT.unpack_from(data)
     if _CHECK.unpack_from(data, _FRONT.size)[0] != zlib.crc32(data[: _FRONT.size]):
-        raise TraceError(f"{name} is damaged: its first bytes are not as they were written")
+        raise TraceError(f"{name} is damaged: its first bytes were changed")
     if version > VERSION:
         raise TraceError(
             f"{name} is of version {version} of the format; this glassloop reads up to {VERSION}: update it"
@@ -152,7 +152,7 @@ def _check(data: bytes, name: str) -> int:
     if len(data) < size:
         raise TraceError(f"{name} is cut off: it has {len(data)} bytes of {size}")
     if len(data) > size or hashlib.sha256(data[:-_DIGEST]).digest() != data[-_DIGEST:]:
-        raise TraceError(f"{name} is damaged: its checksum does not fit")
+        raise TraceError(f"{name} is damaged: its checksum does not match")
     if not 0 < count <= MOST_RUNS:
         raise TraceError(f"{name} is not a valid trace: it has {count} runs; 1 to {MOST_RUNS} are expected")
     return int(count)

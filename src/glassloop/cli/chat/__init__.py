@@ -6,17 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
+from glassloop.cli.generate import Shown
+from glassloop.cli.help import INPUT
 from glassloop.cli.options import (
     DEFAULT_MODEL,
     Colors,
     Keep,
     Model,
+    ModelDefaults,
     Plugins,
     given,
     load_plugins,
     takes_sampling,
 )
-from glassloop.cli.show import Painter, Show
+from glassloop.cli.show import Painter
 from glassloop.cli.terminal import Color, set_color
 
 _MOST_TOKENS = 1024  # of an answer, by default
@@ -24,13 +27,12 @@ _MOST_TOKENS = 1024  # of an answer, by default
 
 def chat(
     model: Model = DEFAULT_MODEL,
-    system: Annotated[str | None, typer.Option("--system", help="The system message.")] = None,
-    show: Annotated[
-        Show | None,
-        typer.Option(
-            "--show", help="What to show of the answers' tokens, on a terminal or with --color always."
-        ),
+    system: Annotated[
+        str | None,
+        typer.Option("--system", metavar="TEXT", help="The system message.", rich_help_panel=INPUT),
     ] = None,
+    show: Shown = None,
+    model_defaults: ModelDefaults = True,
     color: Colors = Color.AUTO,
     store: Keep = True,
     plugin: Plugins = None,
@@ -38,21 +40,23 @@ def chat(
 ) -> None:
     """Chat with a model; /help lists the commands.
 
-    An answer has up to 1024 tokens by default. In a pipe each line of stdin is a message, and the answers are
-    on stdout.
+    Answers stop at 1024 tokens unless --max-tokens is given. In a pipe, each line of stdin is a message and
+    the answers go to stdout.
     """
     from glassloop.cli.chat.conversation import Conversation
     from glassloop.cli.chat.loop import Chat
     from glassloop.cli.kept import load
+    from glassloop.decode.defaults import with_defaults
     from glassloop.decode.sampling import Sampling
     from glassloop.trace.store import default_path
 
     set_color(color)
     load_plugins(plugin)
-    sampling = Sampling.from_dict({"max_tokens": _MOST_TOKENS, **given(options)})
-    Conversation.check(sampling)
+    asked = {"max_tokens": _MOST_TOKENS, **given(options)}
+    Conversation.check(Sampling.from_dict(asked))  # errors in the options come before the model is loaded
     history = default_path().parent / "chat_history" if store else None
-    with load(model) as llm:
+    with load(model, model_defaults=model_defaults) as llm:
+        sampling = with_defaults(asked, llm.default_sampling)
         talking = Chat(Conversation(llm, sampling, system), Painter(show), store, history)
         talking.run()
     # On a terminal errors have been seen; in a pipe the exit code reports them.

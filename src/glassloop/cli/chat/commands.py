@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from glassloop.cli.naming import number_in
 from glassloop.cli.options import changed_options, json_or_text, stage_options_of
-from glassloop.cli.terminal import percent, print_table, quoted, visible, working
+from glassloop.cli.terminal import percent, print_table, quoted, visible, working, wrapped
+from glassloop.cli.tokens import luck_text, surprise_text
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
 from glassloop.files import write_text
@@ -49,7 +50,7 @@ def _why(chat: Chat, rest: str) -> None:
         found = talk.last.run.explain(place)
     print(f"token {place}, {quoted(talk.last.run.tokens[place].piece)}\n")
     print_reasons(found)
-    print("\n" + visible(found.sentence))
+    print("\n" + wrapped(visible(found.sentence)))
 
 
 def _alts(chat: Chat, rest: str) -> None:
@@ -69,16 +70,25 @@ def _alts(chat: Chat, rest: str) -> None:
         for share in found
     ]
     chosen = [share.id for share in found].index(token.id)
-    print_table(("", "token", "model", "after the stages"), rows, right=("model",), bold=chosen)
+    print_table(("", "token", "model", "after stages"), rows, right=("model", "after stages"), bold=chosen)
 
 
 def _tokens(chat: Chat, _: str) -> None:
     tokens = chat.talk.last.run.tokens
     rows = [
-        (str(number), quoted(token.piece), percent(token.raw_logprob), str(token.rank), token.source)
+        (
+            str(number),
+            quoted(token.piece),
+            percent(token.raw_logprob),
+            str(token.rank),
+            surprise_text(token),
+            luck_text(token),
+            token.source,
+        )
         for number, token in enumerate(tokens)
     ]
-    print_table(("n", "token", "model", "rank", "source"), rows, right=("n", "model", "rank"))
+    numbers = ("model", "rank", "surprise", "luck")
+    print_table(("n", "token", *numbers, "source"), rows, right=("n", *numbers), cut=("token",))
 
 
 def _worst(chat: Chat, rest: str) -> None:
@@ -102,7 +112,7 @@ def _diff(chat: Chat, rest: str) -> None:
     own, other = chat.talk.last.run, chat.talk.find(rest).run
     with working("Comparing"):
         found = diff(other, own)
-    print(visible(f"{other.id[:8]} / {own.id[:8]}: {found.sentence}", newlines=False))
+    print(wrapped(visible(f"{other.id[:8]} / {own.id[:8]}: {found.sentence}", newlines=False)))
 
 
 def _show(chat: Chat, _: str) -> None:
@@ -162,7 +172,7 @@ def _set(chat: Chat, rest: str) -> None:
     name = name.replace("-", "_")
     options = chat.talk.sampling.to_dict()
     if value:
-        options[name] = _value(name, value)
+        options[name] = _value(name, value, chat.talk.llm.default_sampling)
         chat.talk.sampling = chat.talk.check(Sampling.from_dict(options))
     elif name not in options:
         Sampling.from_dict({name: None})  # raises: there is no such option
@@ -233,14 +243,15 @@ def _two(rest: str) -> tuple[str, str]:
     return first, second.strip()
 
 
-def _value(name: str, text: str) -> Any:
-    """Returns the value of an option: JSON, or the text itself. `none` stands for the default."""
+def _value(name: str, text: str, defaults: Sampling) -> Any:
+    """Returns the value of an option: JSON, or the text itself. `none` and `default` stand for the model's
+    default, `off` for that of an option without one."""
     kind = next((field.metadata["kind"] for field in fields(Sampling) if field.name == name), None)
     low = text.lower()
     if kind == "flag":
         return {"true": True, "on": True, "false": False, "off": False}.get(low, text)
-    if low in ("none", "null", "off"):
-        return Sampling().to_dict().get(name)
+    if low in ("none", "null", "default", "off"):
+        return (Sampling() if low == "off" else defaults).to_dict().get(name)
     if name == "stages" and not text.startswith("["):
         return [each.strip() for each in text.split(",")]
     if kind == "stage_options" and not text.startswith("{"):

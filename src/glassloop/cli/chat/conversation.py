@@ -53,7 +53,9 @@ class Conversation:
     @staticmethod
     def check(sampling: Sampling) -> Sampling:
         if sampling.n > 1:
-            raise GlassloopError(f"n is {sampling.n}; 1 is expected: in a chat, /fork makes another answer")
+            raise GlassloopError(
+                f"samples is {sampling.n}; 1 is expected in a chat, where /fork makes another answer"
+            )
         return sampling
 
     def __iter__(self) -> Iterator[Turn]:
@@ -90,8 +92,8 @@ class Conversation:
         """Returns a turn of the tree; `name` is the beginning of its run's id."""
         found = [turn for turn in self if turn.run.id.startswith(name)] if name else []
         if len(found) != 1:
-            many = "several answers begin" if found else "no answer here begins"
-            raise GlassloopError(f"{many} with {name!r}; /tree shows them")
+            many = "the ids of several answers begin" if found else "the id of no answer begins"
+            raise GlassloopError(f"{many} with {name!r}; /tree shows the ids")
         return found[0]
 
     def go(self, name: str) -> Turn:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from glassloop.cli.chat.commands import run_command
 from glassloop.cli.chat.drawing import ending
 from glassloop.cli.chat.lines import Lines
+from glassloop.cli.options import sampling_words
 from glassloop.cli.show import Painter
-from glassloop.cli.terminal import dim, no_echo, visible
+from glassloop.cli.terminal import dim, no_echo, visible, wrapped
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
     from glassloop.cli.chat.conversation import Conversation, Turn
+    from glassloop.decode.sampling import Sampling
     from glassloop.engine.request import Request
     from glassloop.trace.run import Run
 
@@ -87,7 +89,7 @@ class Chat:
             return self.note("stopped before the first token; the question is not kept")
         self.talk.add(question, run, beside)
         kept = self.keep(run)
-        self.note(_statistics(run, kept))
+        self.note(_statistics(run, self.talk.llm.default_sampling, kept))
         if stopped and not self.interactive:
             raise KeyboardInterrupt
         return None
@@ -98,20 +100,21 @@ class Chat:
         return self._store and keep([run])
 
     def note(self, text: str) -> None:
-        print(dim(visible(text), sys.stderr), file=sys.stderr)
+        print(dim(wrapped(visible(text), sys.stderr), sys.stderr), file=sys.stderr)
 
     def _gap(self) -> None:
         if self.interactive and self._terminal:
             print()
 
 
-def _statistics(run: Run, kept: bool) -> str:
+def _statistics(run: Run, defaults: Sampling, kept: bool) -> str:
     usage, speed = run.usage, run.timings.tokens_per_second(len(run.tokens) - (run.fork_at or 0))
     parts = [
         ending(run),
         f"{usage.prompt_tokens} + {usage.completion_tokens} tokens",
         f"{usage.cached_tokens} cached",
         f"{speed:.1f} tokens/s" if speed else "",
+        sampling_words(run.sampling, defaults),
         f"run {run.id[:8]}" if kept else f"seed {run.seed}",  # a run that is kept has its seed
     ]
     return " · ".join(part for part in parts if part)

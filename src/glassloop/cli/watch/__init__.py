@@ -13,6 +13,7 @@ from glassloop.cli.options import (
     DEFAULT_MODEL,
     AnyModel,
     Keep,
+    ModelDefaults,
     Plugins,
     given,
     is_file,
@@ -38,6 +39,7 @@ def watch(
         ),
     ] = None,
     model: AnyModel = None,
+    model_defaults: ModelDefaults = True,
     store: Keep = True,
     plugin: Plugins = None,
     **options: Any,
@@ -53,18 +55,22 @@ def watch(
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise GlassloopError("watch needs a terminal; 'glassloop runs show' works in a pipe")
     from glassloop.cli.kept import load, model_of
+    from glassloop.decode.defaults import with_defaults
     from glassloop.decode.sampling import Sampling
 
     load_plugins(plugin)
     asked = given(options)
     Sampling.from_dict(asked)
     run = _recorded(what)
-    llm = load(model or (model_of(what or "last", run) if run else DEFAULT_MODEL))
+    llm = load(
+        model or (model_of(what or "last", run) if run else DEFAULT_MODEL), model_defaults=model_defaults
+    )
     from glassloop.cli.watch.app import Watch
 
     with llm:
         if run is None:
-            request = llm.prepare(what or "", Sampling.from_dict({"logprobs": _ALTERNATIVES, **asked}))
+            sampling = with_defaults({"logprobs": _ALTERNATIVES, **asked}, llm.default_sampling)
+            request = llm.prepare(what or "", sampling)
             app = Watch(llm, request.runs[0], request, store=store)
         else:
             run.attach(llm)

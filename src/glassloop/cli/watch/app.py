@@ -288,6 +288,13 @@ class Watch(App[None]):
         self.mode = "still"
         self.go(self.at)
 
+    def action_to_fork(self) -> None:
+        if self.run_shown.fork_at is None:
+            self._warn("this run is not a fork")
+        else:
+            self.mode = "still"
+            self.go(self.run_shown.fork_at)
+
     def action_stop(self) -> None:
         for request in self.live:
             if request.runs[0] is self.run_shown:

@@ -25,6 +25,7 @@ KEYS = (
     Key("p", "uncertain(-1)", "p", "", "the previous one"),
     Key("home", "end(-1)", "Home", "", "the first token"),
     Key("end", "end(1)", "End", "", "the last token"),
+    Key("f", "to_fork", "f", "", "the token at which this run was forked"),
     Key("t", "run(1)", "t", "tree", "the next run of the tree"),
     Key("T", "run(-1)", "T", "", "the previous one"),
     Key("s", "stop", "s", "", "stop a live run"),

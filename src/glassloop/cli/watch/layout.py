@@ -26,11 +26,14 @@ class Cell(NamedTuple):
 
 
 def cells_of(run: Run, prompt: str, at: int) -> Iterator[Cell]:
-    """Yields the prompt, then each token in the colour of its surprise; the token at `at` is marked."""
+    """Yields the prompt, then each token in the colour of its surprise, underlined if it was forced; the one
+    at `at` is marked."""
     yield from _cells(prompt, PROMPT, "dim")
     for number, token in enumerate(run.tokens):
         colour = surprise_colour(token)
         style = "" if colour is None else f"color({colour})"
+        if token.source == "forced":
+            style = f"{style} underline".lstrip()
         text = token.text
         if number == at:
             style = f"{style} bold reverse"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp, inf, log
+from math import exp, inf
 from typing import Generic, TypeVar
 
 from rich.cells import cell_len, set_cell_size
@@ -17,6 +17,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from glassloop.cli.terminal import percent, quoted, visible
+from glassloop.cli.tokens import entropy_text, luck_text, surprise_text
 from glassloop.cli.watch.keys import KEYS
 from glassloop.cli.watch.layout import Cell, cells_of, wrap
 from glassloop.decode.explain import Explanation
@@ -35,8 +36,9 @@ def title(run: Run, at: int, mode: str) -> Text:
     """Returns one line about the run and the place in it."""
     state = {"following": "▶ live", "reading": "▶ reading"}.get(mode, "")
     ended = f"ended by {run.finish_reason}" if run.finish_reason else "running"
-    place = f"token {at} of {len(run.tokens)}"
-    parts = (place, state, f"run {run.id[:8]}", f"seed {run.seed}", ended, run.model)
+    place = f"token {at} · {len(run.tokens)} tokens"
+    forked = "" if run.fork_at is None else f"forked at {run.fork_at}"
+    parts = (place, state, f"run {run.id[:8]}", forked, f"seed {run.seed}", ended, run.model)
     return Text(visible(" · ".join(part for part in parts if part), newlines=False), no_wrap=True)
 
 
@@ -153,9 +155,9 @@ class Why(Panel[tuple[Token | None, Explanation | str | None]]):
             return Text()
         facts = [
             f"rank {token.rank}",
-            f"{-token.raw_logprob / log(2):.1f} bits",
-            f"entropy {token.entropy / log(2):.1f}",
-            f"luck {token.luck:+.2f}",
+            f"surprise {surprise_text(token)}",
+            f"entropy {entropy_text(token)}",
+            *([] if token.source == "beam" else [f"luck {luck_text(token)}"]),
             token.source,
         ]
         line = Text(" · ".join(facts), _DIM)
@@ -205,6 +207,7 @@ class Help(ModalScreen[None]):
             table.add_row(Text(key.shown, "bold"), key.help)
         table.add_row()
         table.add_row("", Text("bars: probability after the stages; ░ the model's own", "dim"))
+        table.add_row("", Text("underlined: a token that was forced", "dim"))
         table.add_row("", Text("press any key to close", "dim"))
         box = Static(table, id="help")
         box.border_title = "keys"

@@ -35,7 +35,7 @@ def bad_words(step: Step) -> Rule:
 
 @by_rule("min_tokens", "mask", lambda sampling: sampling.min_tokens)
 def min_tokens(step: Step) -> Rule:
-    """Removes tokens that would end the text before it has so many tokens."""
+    """Removes tokens that would end the text before it has `min_tokens` tokens."""
     enough = step.history.generated_length >= step.sampling.min_tokens
     return Rule(Action.REMOVE, which=_NONE if enough else step.ending_ids)
 

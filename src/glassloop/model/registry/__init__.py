@@ -117,7 +117,7 @@ def remove(name: str) -> int:
     with locked(folder, waiting=lambda: None), storage_errors(f"remove {name!r}"):
         kept, staged = models_folder(folder), staging_folder(folder)
         if not kept.is_dir() and not kept.is_symlink() and not staged.is_dir():
-            raise RegistryError(f"{name!r} is not pulled; 'glassloop models list' shows what is")
+            raise RegistryError(f"{name!r} is not in the cache; 'glassloop models list' shows what is")
         freed = tree_size(staged) + (0 if kept.is_symlink() else tree_size(kept))
         if kept.is_dir() or kept.is_symlink():
             # For other processes it is gone in one step, however long the deleting takes.
@@ -131,7 +131,7 @@ def verify(name: str) -> Installed:
     """Reads every stored file of a name again and compares its SHA-256; an error names what differs."""
     item = stored(name)
     if item is None:
-        raise RegistryError(f"{name!r} is not pulled, so there is nothing to verify")
+        raise RegistryError(f"{name!r} is not in the cache, so there is nothing to verify")
     if item.problem:
         raise RegistryError(item.problem)
     folder = item.folder

@@ -6,6 +6,8 @@ is stored whose size or SHA-256 differs from what is written here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 Kind = Literal["model", "tokenizer", "unknown"]
@@ -50,6 +52,7 @@ class Entry(NamedTuple):
     licence: str
     notice: str = ""  # shown on stderr before anything is downloaded
     beside: tuple[StoredFile, ...] = ()
+    sampling: Mapping[str, float] = MappingProxyType({})  # the defaults of options; the file has none
 
     def __str__(self) -> str:
         return self.name
@@ -119,6 +122,10 @@ _ENTRIES = (
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
         licence="Apache-2.0",
+        # Measured on 60 answers and continuations of up to 80 tokens: 3 repeat themselves, and 1 % of the
+        # tokens are odd (the model gives them less than 1 %). With the values of the authors' example,
+        # temperature 0.2 and top_p 0.9, 10 repeat themselves; at temperature 1, over 20 % are odd.
+        sampling={"temperature": 0.5},
     ),
     Entry(
         name="gemma-3-270m",
@@ -134,6 +141,7 @@ _ENTRIES = (
         ),
         licence="Gemma Terms of Use",
         notice=_GEMMA_NOTICE,
+        sampling={"top_k": 64, "top_p": 0.95},  # as in the authors' generation_config.json
         beside=(
             StoredFile(
                 "GEMMA_TERMS.html",

@@ -87,8 +87,8 @@ def _verified(name: HubName, path: Path, sibling: RepoSibling) -> FileFacts:
     if not same:
         path.unlink()
         raise RegistryError(
-            f"cannot pull {str(name)!r}: {sibling.rfilename} is not what Hugging Face says it is; "
-            "nothing was stored"
+            f"cannot pull {str(name)!r}: {sibling.rfilename} does not have the checksum that Hugging Face "
+            "lists; nothing was stored"
         )
     sync(path)
     return FileFacts(sibling.rfilename, size, sha256)

@@ -76,5 +76,5 @@ def read_manifest(folder: Path) -> Manifest | None:
 def damaged(path: Path, how: str, name: str) -> RegistryError:
     return RegistryError(
         f"{path} {how}: it was damaged after it was stored; "
-        f"'glassloop models pull {name} --force' pulls it again"
+        f"'glassloop models pull {name} --force' downloads it again"
     )

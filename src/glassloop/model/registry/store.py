@@ -97,7 +97,7 @@ def check_space(name: str, needed: int) -> None:
     free = shutil.disk_usage(home()).free
     if free < needed:
         raise RegistryError(
-            f"cannot pull {name!r}: it needs {size_text(needed)} on the way and {home()} has "
+            f"cannot pull {name!r}: it needs {size_text(needed)} of temporary space, and {home()} has "
             f"{size_text(free)} free; free some space or set GLASSLOOP_HOME to a folder elsewhere"
         )
 

@@ -51,7 +51,7 @@ class ChatBody(ChoicesBody):
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
-    # Beyond OpenAI: the last message is the assistant's, and the model goes on with it.
+    # Beyond OpenAI: the last message is the assistant's, and the model continues it.
     continue_final_message: bool | None = None
 
 
@@ -129,7 +129,7 @@ class _Chat(Choices):
         self._most_calls = 1 if body.parallel_tool_calls is False else None
         self._texts: dict[int, CallStream] = {}  # by choice
         try:
-            sampling = make_sampling(options, service.settings)
+            sampling = make_sampling(options, service.settings, defaults=service.llm.default_sampling)
             compiled = service.llm.compile(sampling)
         except SamplingError as error:
             if schema is not None and error.field == "json_schema":  # which the client has not given

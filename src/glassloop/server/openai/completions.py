@@ -106,7 +106,8 @@ class _Completion(Choices):
         if body.logprobs is not None and body.echo:
             options["prompt_logprobs"] = max(1, body.logprobs, options.get("prompt_logprobs", 0))
         add_response_format(options, body.response_format)
-        sampling = make_sampling(options, service.settings, "n" if body.best_of is None else "best_of")
+        counted = "n" if body.best_of is None else "best_of"
+        sampling = make_sampling(options, service.settings, counted, service.llm.default_sampling)
         prompts = prompts_of(body.prompt, "prompt")
         count, most = len(prompts) * best_of, service.settings.most_choices
         if count > most:

@@ -159,7 +159,7 @@ class _Response(Generation):
         add_top_logprobs(options, body.top_logprobs, self._wants_logprobs, f"include: [{_LOGPROBS}]")
         if self._format is not None:
             add_format(options, self._format.type, self._format.schema_, "text.format.schema")
-        self._sampling = make_sampling(options, service.settings)
+        self._sampling = make_sampling(options, service.settings, defaults=service.llm.default_sampling)
         super().__init__(service, [service.prepare(ids, self._sampling, messages=as_recorded(messages))])
         self._run_id = self.runs[0].id
         self._created = int(time.time())

@@ -143,7 +143,7 @@ def _unpack(data: bytes) -> Any:
     value = json.loads(data)
     for name, part in value.items() if isinstance(value, dict) else (("the body", value),):
         if any("\ud800" <= character <= "\udfff" for text in texts_in(part) for character in text):
-            raise invalid(printable(name), f"{printable(name)} has a lone surrogate, which is no text")
+            raise invalid(printable(name), f"{printable(name)} has a lone surrogate, which is not valid text")
     raise ValueError("a key has a lone surrogate")
 
 

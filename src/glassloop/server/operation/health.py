@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
@@ -125,7 +125,7 @@ def _info(service: Service) -> dict[str, Any]:
             {
                 "name": field.name,
                 "kind": field.metadata["kind"],
-                "default": {} if field.default is MISSING else field.default,
+                "default": getattr(llm.default_sampling, field.name),
                 "help": field.metadata["help"],
             }
             for field in fields(Sampling)

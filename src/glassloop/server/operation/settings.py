@@ -35,17 +35,17 @@ class Settings:
 
     def __post_init__(self) -> None:
         if any(not key.strip() for key in self.api_keys):
-            raise GlassloopError("api-key is empty; a text of your choice is expected")
+            raise GlassloopError("--api-key is empty; a key of your choice is expected")
         if not self.api_keys and not self.open_to_all and not self.is_local:
             raise GlassloopError(
-                f"host is {self.host}, which others can reach: give an --api-key, or say --open to let"
-                " everybody in"
+                f"host is {self.host}, which other machines can reach; --api-key KEY is expected, or --open"
+                " to let them in without a key"
             )
         for origin in self.allow_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise GlassloopError(
-                    f"allow-origin is {shown(origin)}; a site as browsers write it is expected, in lower case"
-                    " and without a path, such as https://app.example or http://localhost:5173"
+                    f"--allow-origin is {shown(origin)}; a site as browsers write it is expected, in lower"
+                    " case and without a path, such as https://app.example or http://localhost:5173"
                 )
 
     @property

@@ -36,7 +36,9 @@ class Workers:
         """
         with self._lock:
             if self._count >= self._most:
-                raise Busy(f"{self._count} requests wait for {self._name} already; at most {self._most} may")
+                raise Busy(
+                    f"{self._count} requests are waiting for {self._name}; at most {self._most} are allowed"
+                )
             self._count += 1
         future = self._pool.submit(function, *args, **options)
         future.add_done_callback(self._done)

@@ -177,7 +177,7 @@ def _requests(service: Service, body: StartBody) -> list[EngineRequest]:
     requests: list[EngineRequest] = []
     for strategy in body.strategies or [None]:
         options = _options(body.sampling) | ({} if strategy is None else _options(strategy.sampling))
-        sampling = make_sampling(options, service.settings)
+        sampling = make_sampling(options, service.settings, defaults=service.llm.default_sampling)
         if sampling.beam_width > 1 and body.pause_after is not None:
             raise invalid("pause_after", "pause_after is given; a beam search cannot pause")
         requests.append(service.prepare(prompt, sampling, messages=messages))

@@ -1,0 +1,133 @@
+"""The text of `--help`: options in groups (`rich_help_panel`), with their names in one column and what they
+do in another, so that it can be read on a terminal of 80 columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+if TYPE_CHECKING:
+    from rich.panel import Panel
+    from rich.text import Text
+
+# The groups that commands share, in the order of the help. A command's own groups come before them.
+INPUT = "What to generate"
+CHOOSING, PENALTIES, CONSTRAINTS = "Choosing tokens", "Penalties", "Constraints"
+SAMPLES, STOPPING = "Samples and beams", "When to stop"
+OUTPUT, MODEL = "Output and record", "Model and memory"
+_OTHER = "Options"
+_ORDER = [
+    each.lower()
+    for each in (INPUT, CHOOSING, PENALTIES, CONSTRAINTS, SAMPLES, STOPPING, OUTPUT, MODEL, _OTHER)
+]
+_FEW = 9  # arguments and options that need no groups
+_NAMES = 24  # the width of the column with the names of options
+_HIDDEN_VALUES: tuple[Any, ...] = (None, False, "", [], ())  # defaults that say nothing
+
+
+class _Command(TyperCommand):
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _print_help(self, ctx)
+
+
+class _Group(TyperGroup):
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _print_help(self, ctx)
+
+
+class App(typer.Typer):
+    """A group of commands whose help is printed by this module."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(cls=_Group, no_args_is_help=True, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
+        return super().command(name, cls=_Command, **settings)
+
+
+def _print_help(command: TyperCommand | TyperGroup, ctx: Any) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    parameters = [each for each in command.get_params(ctx) if not getattr(each, "hidden", False)]
+    arguments = [each for each in parameters if each.param_type_name == "argument"]
+    panels: dict[str, list[tuple[Text, Text]]] = {}
+    for each in parameters:
+        title = getattr(each, "rich_help_panel", None) if len(parameters) > _FEW else None
+        title = title or ("Arguments" if each in arguments else _OTHER)
+        panels.setdefault(title, []).append((_names(each), _description(each)))
+    panels = dict(sorted(panels.items(), key=lambda panel: _place(panel[0])))
+    subcommands = getattr(command, "commands", {}).values()
+    if subcommands:
+        rows = [(Text(each.name, "bold cyan"), Text(_first_paragraph(each.help))) for each in subcommands]
+        panels["Commands"] = rows
+    console = Console(highlight=False)
+    taken = "COMMAND …" if subcommands else " ".join(map(_argument, arguments))
+    console.print(Text(f"\nUsage: {ctx.command_path} [OPTIONS] {taken}".rstrip(), "bold"))
+    console.print(Text("\n" + _paragraphs(command.help) + "\n"))
+    for title, rows in panels.items():
+        console.print(_panel(title, rows, 11 if rows is panels.get("Commands") else _NAMES))
+
+
+def _place(title: str) -> int:
+    group = title.rpartition(": ")[2].lower()
+    return _ORDER.index(group) if group in _ORDER else -1
+
+
+def _panel(title: str, rows: Iterable[tuple[Text, Text]], width: int) -> Panel:
+    from rich.panel import Panel
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0), expand=True)
+    table.add_column(width=width, overflow="fold")
+    table.add_column(ratio=1)
+    for row in rows:
+        table.add_row(*row)
+    return Panel(table, title=title, title_align="left", border_style="dim")
+
+
+def _names(parameter: Any) -> Text:
+    """Returns the names of an option with its value, or of an argument; of a switch both on a line each."""
+    from rich.text import Text
+
+    if parameter.param_type_name == "argument":
+        return Text(_argument(parameter).replace("[", "").replace("]", ""), "bold cyan")
+    names = Text(", ".join(sorted(parameter.opts, key=len)), "bold cyan")
+    if parameter.secondary_opts:
+        names.append("\n" + ", ".join(parameter.secondary_opts))
+    elif not parameter.is_flag:
+        names.append(f" {parameter.metavar or 'VALUE'}", "yellow")
+    return names
+
+
+def _argument(parameter: Any) -> str:
+    name: str = parameter.metavar or parameter.name.upper()
+    return name if parameter.required or name.startswith("[") else f"[{name}]"
+
+
+def _description(parameter: Any) -> Text:
+    from rich.text import Text
+
+    text = Text(" ".join((parameter.help or "").split()))
+    default = parameter.default
+    if isinstance(parameter.show_default, str):  # in words, where it is not known yet
+        text.append(f" [default:\u00a0{parameter.show_default}]", "dim")
+    elif parameter.required and parameter.param_type_name == "option":
+        text.append(" [required]", "dim red")
+    elif parameter.show_default and not callable(default) and default not in _HIDDEN_VALUES:
+        value = parameter.opts[0] if default is True else getattr(default, "value", default)
+        text.append(" " + f"[default: {value}]".replace(" ", "\u00a0"), "dim")
+    return text
+
+
+def _first_paragraph(text: str | None) -> str:
+    return _paragraphs(text).split("\n\n")[0]
+
+
+def _paragraphs(text: str | None) -> str:
+    """Returns a docstring with each paragraph on one line."""
+    return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))

@@ -1,0 +1,55 @@
+"""`--help`: readable at 80 columns, in groups, and without the names of Python types."""
+
+from __future__ import annotations
+
+import pytest
+from cli.terminal import on_terminal, run
+
+COMMANDS = (
+    *("generate", "chat", "watch", "explain", "fork", "replay", "compare", "diff", "serve", "tokenize"),
+    *("lens attention", "lens layers", "lens neighbours", "runs list", "runs show", "runs worst", "runs rm"),
+    *("runs export", "runs import", "models list", "models pull", "models show", "models path", "models rm"),
+)
+GROUPS = (
+    *("What to generate", "Choosing tokens", "Penalties", "Constraints", "Samples and beams", "When to stop"),
+    *("Output and record", "Model and memory", "Options"),
+)
+
+
+@pytest.mark.parametrize("command", ["", "lens", "runs", "models", *COMMANDS])
+def test_help_fits_80_columns_and_has_a_word_for_every_value(command):
+    text = run(*command.split(), "--help", COLUMNS="80").stdout
+    assert "Usage:" in text and "--help" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "<" not in text.replace("<|im_end|>", "")  # no types of Python
+    for line in text.splitlines():
+        if line.startswith("│"):  # the names of an option are never cut
+            assert "…" not in line[:27]
+
+
+def test_options_of_generate_are_in_groups_in_this_order():
+    text = run("generate", "--help", COLUMNS="80").stdout
+    titles = [line.strip("╭─╮ ") for line in text.splitlines() if line.startswith("╭")]
+    assert titles == ["Arguments", *GROUPS]
+    group = {}
+    for line in text.splitlines():
+        if line.startswith("╭"):
+            title = line.strip("╭─╮ ")
+        elif line.startswith("│ -"):
+            group[line[2:26].split(" ")[-1 if line[2:].startswith("-n,") else 0].strip(",")] = title
+    assert group["--temperature"] == "Choosing tokens" and group["--dry-base"] == "Penalties"
+    assert group["--samples"] == "Samples and beams" and group["--json"] == "Output and record"
+
+
+def test_help_on_a_terminal_is_in_colours_and_has_the_same_words():
+    code, text = on_terminal("runs", "rm", "--help")
+    assert code == 0 and "\x1b[" in text and "Remove all runs except the newest N." in text
+
+
+def test_n_is_a_hidden_deprecated_name_of_samples():
+    assert "--n " not in run("generate", "--help").stdout
+    asked = ("generate", "Hi", "-n", "2", "--seed", "1", "--no-store")
+    old, new = run(*asked, "--n", "2"), run(*asked, "--samples", "2")
+    assert old.stdout == new.stdout and old.stdout.count("──") == 4
+    assert "--n is deprecated; use --samples (-n is --max-tokens)" in old.stderr
+    assert "deprecated" not in new.stderr
