@@ -166,12 +166,19 @@ def test_the_worst_tokens_of_an_answer():
     assert done.returncode == 2 and "count is 'none'; a number of tokens from 1 up is expected" in done.stderr
 
 
-def test_the_prompt_of_an_answer_is_shown_as_text(tmp_path):
+def test_an_answer_is_shown_with_its_conversation(tmp_path):
     file = tmp_path / "talk.glass"
-    piped(["Say hi.", f"/save {file}"], "-n", "2", "--no-store")
-    shown = run("runs", "show", str(file)).stdout
-    assert "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n" in shown
+    piped(["Say hi.", "Say bye.", f"/save {file}"], "-n", "2", "--no-store", "--system", "Be brief.")
     saved = read(file)
+    talk = saved[0].messages
+    assert [message["role"] for message in talk] == ["system", "user", "assistant", "user"]
+    shown = run("runs", "show", str(file)).stdout
+    first = f"system: Be brief.\nuser: Say hi.\nassistant: {talk[2]['content']}\n"
+    assert f"{first}user: Say bye.\nassistant: {saved[0].text}\n" in shown and "<|im_start|>" not in shown
+    saved[0].messages = None  # as in files of older versions
+    saved[0].save(file)
+    shown = run("runs", "show", str(file)).stdout
+    assert "<|im_start|>user\nSay bye.<|im_end|>\n<|im_start|>assistant\n" in shown
     saved[0].model = "nobody/has-this"
     saved[0].save(file)
     assert f"\n({len(saved[0].prompt_ids)} token ids)\n" in run("runs", "show", str(file)).stdout

@@ -36,6 +36,7 @@ class Server:
         )
         self.log: list[str] = []
         first = self.process.stderr.readline()
+        self.first_line = first
         found = re.search(r"http://[\d.]+:\d+", first)
         assert found, first + self.process.stderr.read()
         self.url = found[0]

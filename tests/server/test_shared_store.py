@@ -112,7 +112,7 @@ def test_a_paused_run_of_the_terminal_is_continued_and_stays_its_own(shared, sto
     assert shared.post(f"/api/runs/{run.id}/step", {"tokens": 100}).status_code == 200
     assert finished(shared, run.id)["text"] == whole.text
     _until(lambda: Store(store).run(run.id).finish_reason == "length")
-    assert Store(store).run(run.id).model == run.model
+    assert Store(store).run(run.id).model == run.model and not Store(store).is_from_server(run.id)
     Store(store).add(run)  # a program that has not seen the rest
     assert Store(store).run(run.id).text == whole.text
 
@@ -194,19 +194,17 @@ def test_a_file_that_is_opened_again_after_a_restart_is_the_run_that_is_here(tmp
     assert len(Store(tmp_path / "runs.db")) == 1
 
 
-def test_where_runs_are_kept_is_said(tmp_path):
+def test_where_runs_are_kept_is_said(shared, store, tmp_path):
+    assert shared.first_line.endswith(f"; runs are kept in {store}\n")
     with serving(*MEMORY) as server:
         (run,) = start(server, sampling={"max_tokens": 2})
         finished(server, run["id"])
-        _until(lambda: server.log)
-        assert server.log[0] == "runs are kept in memory only\n"
+        assert server.first_line.endswith("; runs are kept in memory only\n")
     unusable = tmp_path / "file"
     unusable.write_text("no store")
     with serving(*MEMORY, env={"GLASSLOOP_STORE": str(unusable)}) as server:
-        _until(lambda: server.log)
-        assert "memory only: cannot use the store" in server.log[0]
+        assert "memory only: cannot use the store" in server.first_line
     with serving(
         *MEMORY, "--host", "0.0.0.0", "--open", env={"GLASSLOOP_STORE": str(tmp_path / "x.db")}
     ) as server:
-        _until(lambda: server.log)
-        assert "others can reach this server" in server.log[0] and not (tmp_path / "x.db").exists()
+        assert "others can reach this server" in server.first_line and not (tmp_path / "x.db").exists()

@@ -29,7 +29,8 @@ _LAST_WORDS = 2.0  # seconds that clients have to read the error when requests a
 
 
 def serve(llm: LLM, settings: Settings, note: str = "") -> None:
-    """Serves a model until a signal ends the server. `note` is printed once it listens."""
+    """Serves a model until a signal ends the server. `note` is added to the line that it prints at the start:
+    all other lines are the log's."""
     log = Log(settings.log_prompts)
     listening = _listen(settings)
     storage = None
@@ -54,12 +55,11 @@ def serve(llm: LLM, settings: Settings, note: str = "") -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     room = format_bytes(service.llm.kv_memory)
     print(
-        f"Glassloop serves {service.name} at http://{host}:{port} (API: /docs), {room} for keys and values",
+        f"Glassloop serves {service.name} at http://{host}:{port} (API: /docs), {room} for keys and values"
+        + (f"; {printable(note, 500)}" if note else ""),
         file=sys.stderr,
         flush=True,
     )
-    if note:
-        print(printable(note, 500), file=sys.stderr, flush=True)
     log.take_over("uvicorn.error")
     log("start", model=service.name, host=settings.host, port=port)
     try:

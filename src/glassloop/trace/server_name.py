@@ -16,6 +16,8 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from glassloop.errors import TraceError
 
+_RANDOM = "#"  # what a random number in a name begins with
+
 
 class ServerName:
     """The name of a server among those that use a store, held until `release`.
@@ -29,10 +31,9 @@ class ServerName:
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = None if address is None else self._acquire(address)
-            self._is_random = lock is None
             self.name = address or "server"
             if lock is None:
-                self.name += f"#{os.urandom(6).hex()}"
+                self.name += _RANDOM + os.urandom(6).hex()
                 lock = self._acquire(self.name)
             assert lock is not None
             self._lock = lock
@@ -49,6 +50,7 @@ class ServerName:
             return True
         if lock is not None:
             lock.release()
+            self._forget(name)
         return lock is None
 
     def shared_key(self) -> bytes:
@@ -67,9 +69,13 @@ class ServerName:
 
     def release(self) -> None:
         self._lock.release()
-        if self._is_random:  # no server will have this name again
+        self._forget(self.name)
+
+    def _forget(self, name: str) -> None:
+        """Removes the file of a random name, which no server will have again."""
+        if _RANDOM in name:
             with suppress(OSError):
-                self._path(self.name).unlink()
+                self._path(name).unlink()
 
     def _acquire(self, name: str) -> BaseFileLock | None:
         """Returns the lock of a name, or None if another process holds it."""

@@ -46,10 +46,11 @@ _COLUMNS = (
     *("id", "request", "parent", "created", "model", "prompt", "text", "tokens", "finish_reason", "seed"),
     *("data", "name", "origin", "facts", "title", "talk", "added", "writer", "pruned_by", "tree"),
 )
-# What a row keeps from when it was first written. A run stays untrusted, whichever program writes it again.
+# What a row keeps from when it was first written. An untrusted run stays so, whichever program writes it
+# again, and a server that continues the user's own run adds only tokens to it.
 _KEPT = {
     "name": "coalesce(excluded.name, runs.name)",
-    "origin": "coalesce(excluded.origin, runs.origin)",
+    "origin": "runs.origin",
     "title": "coalesce(excluded.title, runs.title)",
     "added": "coalesce(runs.added, excluded.added)",
     "pruned_by": "runs.pruned_by",
