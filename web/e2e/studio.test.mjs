@@ -500,8 +500,10 @@ test('the address names the run and the token: reload, Back and Forward find the
   await page.reload();
   assert.equal((await settled(page, server)).id, fork.id);
   await page.locator('.item.focused[data-index="1"]').waitFor();
+  await page.route('**/events?*', async (route) => (await sleep(300), route.continue())); // a slow server
   await ask(page, 'The sea is', { max_tokens: 4 });
   const other = await settled(page, server, fork.id);
+  await page.unroute('**/events?*');
   await named(other);
   assert.match(await page.title(), /^The sea is/);
   await page.goBack();

@@ -6,19 +6,18 @@ import type { Message, Options, StartBody } from './types';
 /** What the model is asked: a text to continue, or a conversation. */
 export type Question = { prompt: string } | { messages: Message[] };
 
-/** Whether a run was asked this. `messages` are those of the run, null if it continues a text. */
+/** Returns whether a run was asked this. `messages` are those of the run, null if it continues a text. */
 export function asksSame(question: Question, prompt: string, messages: readonly Message[] | null): boolean {
   return 'messages' in question ? messages !== null && sameMessages(question.messages, messages) : messages === null && question.prompt === prompt;
 }
 
-/** One strategy for each seed from 1 to `count`; options that would make the runs of a seed several or alike are left
- *  out of the common ones. */
+/** Returns one strategy for each seed from 1 to `count`, and the common options without `seed` and `n`. */
 export function seeds(count: number, sampling: Options): Pick<StartBody, 'sampling' | 'strategies'> {
   const { seed: _seed, n: _n, ...common } = sampling;
   return { sampling: common, strategies: Array.from({ length: count }, (_, place) => ({ name: `seed ${place + 1}`, sampling: { seed: place + 1 } })) };
 }
 
-/** Whether other seeds give other texts. */
+/** Returns whether other seeds give other texts. */
 export function hasLuck(sampling: Options): boolean {
   return sampling['temperature'] !== 0 && !(Number(sampling['beam_width']) > 1);
 }

@@ -19,7 +19,7 @@ export function messagesOf(system: string, turns: readonly Message[], answer: st
 
 const known = new WeakMap<readonly RecordedMessage[], Message[]>();
 
-/** The messages of a conversation with their texts: the same list for the same conversation. */
+/** Returns the messages of a conversation with plain texts; for the same array, the same result. */
 export function plain(messages: readonly RecordedMessage[]): Message[] {
   let made = known.get(messages);
   if (!made) {
@@ -29,7 +29,7 @@ export function plain(messages: readonly RecordedMessage[]): Message[] {
   return made;
 }
 
-/** The system message and the turns of a conversation. */
+/** Returns the system message and the turns of a conversation. */
 export function partsOf(messages: readonly Message[]): { system: string; turns: Message[] } {
   const [first, ...rest] = messages;
   return first?.role === 'system' ? { system: first.content, turns: rest } : { system: '', turns: [...messages] };
@@ -49,7 +49,7 @@ export interface Piece {
 
 const WORDS = /\n|[^\S\n]?\S{1,24}|[^\S\n]/gu;
 
-/** A conversation cut into pieces: one line or more for each message, and the beginning of the answer's line. */
+/** Returns a conversation in pieces: each message begins a new line, and the last piece begins the answer's line. */
 export function piecesOf(messages: readonly Message[]): Piece[] {
   const made: Piece[] = [];
   const add = (piece: string, role: boolean): number => made.push({ piece, bytes: hex(piece), role, ends: piece === '\n' });

@@ -10,7 +10,7 @@ export interface Group {
   runs: Summary[]; // newest first
 }
 
-/** Runs of one tree together, the tree with the newest run first. */
+/** Returns the runs by tree, the tree with the newest run first. */
 export function groups(runs: readonly Summary[]): Group[] {
   const made = new Map<string, Group>();
   for (const run of runs) {
@@ -21,14 +21,14 @@ export function groups(runs: readonly Summary[]): Group[] {
   return [...made.values()];
 }
 
-/** Pages put together in their order; a run that is in several is as in the first of them. */
+/** Returns the runs of all pages in their order, each once: as in the first page that has it. */
 export function merged(...pages: readonly (readonly Summary[])[]): Summary[] {
   const made = new Map<string, Summary>();
   for (const page of pages) for (const run of page) if (!made.has(run.id)) made.set(run.id, run);
   return [...made.values()];
 }
 
-/** When a run was started: how long ago, or the day. Both times are in seconds. */
+/** Returns how long ago a run was started, or the day and time. Both arguments are in seconds. */
 export function when(created: number, now: number): string {
   const ago = now - created;
   if (ago < 60) return 'just now';
@@ -40,7 +40,7 @@ export function when(created: number, now: number): string {
   return `${then.toLocaleDateString('en-GB', { day: 'numeric', month: 'short', ...year })}, ${time}`;
 }
 
-/** How a run ended, or what it does, in a word or two. */
+/** Returns how a run ended, or its state, in a few words. */
 export function state(run: Summary): string {
   switch (run.status) {
     case 'running': return 'writing …';
@@ -51,5 +51,5 @@ export function state(run: Summary): string {
   }
 }
 
-/** Whether a run can be removed: it has ended, as far as this server knows. */
+/** Returns whether a run can be removed: it has ended, as far as this server knows. */
 export const isRemovable = ({ status }: Summary): boolean => status === 'done' || status === 'failed' || status === 'paused';
