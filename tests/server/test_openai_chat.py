@@ -287,8 +287,8 @@ def test_a_message_that_only_calls_tools_needs_no_content(client):
             '{"city": "Paris"}',
         ),
         ("{{ 'as text: ' + messages[1].tool_calls[0].function.arguments }}", 'as text: {"city": "Paris"}'),
-        ("{{ 'only a call' if messages[1].content is none else 'a text' }}", "only a call"),
-        ("{{ '<' + messages[1]['content'] + '>' }}", "<>"),
+        ("{# tool_calls #}{{ 'only a call' if messages[1].content is none else 'a text' }}", "only a call"),
+        ("{# tool_calls #}{{ '<' + messages[1]['content'] + '>' }}", "<>"),
     ],
 )
 def test_templates_get_tool_calls_as_they_expect_them(llm, monkeypatch, source, expected):
@@ -338,7 +338,6 @@ def test_parameters_that_change_nothing_are_taken(client):
 @pytest.mark.parametrize(
     "options",
     [
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
         {"audio": {"format": "wav", "voice": "alloy"}},
         {"reasoning_effort": "low"},
         {"prediction": {"type": "content", "content": "x"}},

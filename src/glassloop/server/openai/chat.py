@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from glassloop.errors import SamplingError
 from glassloop.server.errors import ERRORS, invalid, unsupported
 from glassloop.server.fields import Whole, many
 from glassloop.server.openai.conversation import Messages, Tools, encode_messages
@@ -24,9 +23,9 @@ from glassloop.server.openai.generation import (
     respond,
     token_logprob,
 )
-from glassloop.server.openai.tool_calls import CallStream, NamedTool, ToolCall, call_schema, find_calls
+from glassloop.server.openai.tool_calls import CallStream, NamedTool, ToolCall, ToolUse, build, tools_in_use
 from glassloop.server.operation.bodies import BodyRoute
-from glassloop.server.options import make_sampling, options_of
+from glassloop.server.options import options_of
 from glassloop.server.service import Service
 from glassloop.server.streaming import STREAMED
 from glassloop.trace.run import Run
@@ -122,19 +121,9 @@ class _Chat(Choices):
         tools = None if body.tool_choice == "none" else body.tools
         ids = encode_messages(service, body.messages, tools, continue_final=continues)
         options = _options(body, service.llm.config.context - len(ids))
-        schema = call_schema(tools or (), body.tool_choice)
-        if schema is not None:
-            _demand_call(options, schema)
-        self._has_tools, self._demanded = bool(tools), schema is not None
-        self._most_calls = 1 if body.parallel_tool_calls is False else None
+        self._tools = tools_in_use(service, tools, body.tool_choice, body.parallel_tool_calls)
         self._texts: dict[int, CallStream] = {}  # by choice
-        try:
-            sampling = make_sampling(options, service.settings)
-            compiled = service.llm.compile(sampling)
-        except SamplingError as error:
-            if schema is not None and error.field == "json_schema":  # which the client has not given
-                raise invalid("tools", f"tools has parameters that cannot be enforced: {error}") from None
-            raise
+        sampling, compiled = build(service, options, self._tools)
         super().__init__(service, body, [service.prepare(ids, sampling, compiled)])
 
     def answer(self, runs: list[Run]) -> dict[str, Any]:
@@ -154,52 +143,40 @@ class _Chat(Choices):
         }
 
     def _parts(self, run: Run) -> tuple[str, list[dict[str, Any]]]:
-        """Returns the text and the tool calls of an answer. One that was cut off is all text."""
-        if not self._has_tools or finish_reason(run) != "stop":
+        """Returns the text and the tool calls of an answer."""
+        if self._tools is None:
             return run.text, []
-        content, found = find_calls(run.text, self._demanded)
-        calls = [
-            {"id": f"call_{run.id}_{place}", "type": "function", "function": call.model_dump()}
-            for place, call in enumerate(found[: self._most_calls])
-        ]
-        return content, calls
+        return self._tools.split(run, whole=finish_reason(run) == "stop")
 
     def begin(self, runs: list[Run]) -> bytes:
         start = {"role": "assistant", "content": ""}
         return super().begin(runs) + b"".join(self.chunk(index, delta=start) for index in range(len(runs)))
 
     def token(self, index: int, run: Run, token: Token) -> bytes:
-        text = self._text(index).add(token.text) if self._has_tools else token.text
+        text = self._stream(index, self._tools).add(token.text) if self._tools else token.text
         if not text and not self._logprobs:
             return b""
         return self.chunk(index, self._shown([token]), delta={"content": text})
 
     def end(self, index: int, run: Run) -> bytes:
         content, calls = self._parts(run)
-        rest = content[self._text(index).sent :] if self._has_tools else run.tail
+        rest = content[self._stream(index, self._tools).sent :] if self._tools else run.tail
         last = self.chunk(index, delta={"content": rest}) if rest else b""
         for place, call in enumerate(calls):
             last += self.chunk(index, delta={"tool_calls": [{"index": place, **call}]})
         reason = "tool_calls" if calls else finish_reason(run)
         return last + self.chunk(index, delta={}, finish_reason=reason, stop_reason=run.stop_reason)
 
-    def _text(self, index: int) -> CallStream:
-        return self._texts.setdefault(index, CallStream(self._demanded))
+    def _stream(self, index: int, tools: ToolUse) -> CallStream:
+        if index not in self._texts:
+            self._texts[index] = tools.stream()
+        return self._texts[index]
 
     def _shown(self, tokens: list[Token]) -> dict[str, Any] | None:
         if not self._logprobs:
             return None
         content = [token_logprob(self.service, token, self._top) for token in tokens]
         return {"content": content, "refusal": None}
-
-
-def _demand_call(options: dict[str, Any], schema: dict[str, Any]) -> None:
-    """Adds the constraint of a tool call to the options."""
-    for name in ("json_schema", "regex", "choice", "grammar"):
-        if name in options:
-            message = f"tool_choice demands a call; {name} or response_format cannot be given with it"
-            raise invalid("tool_choice", message)
-    options["json_schema"] = schema
 
 
 def _options(body: ChatBody, room: int) -> dict[str, Any]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import from_json
 
 from glassloop.errors import TextError
-from glassloop.server.errors import unsupported
 from glassloop.server.fields import (
     MOST_MESSAGES,
     MOST_PARTS,
@@ -21,6 +21,14 @@ from glassloop.server.fields import (
     many,
     text_or,
     texts_in,
+)
+from glassloop.server.openai.call_forms import (
+    add_system,
+    add_to_first,
+    describe_tools,
+    has_calls,
+    has_tools,
+    write_calls,
 )
 from glassloop.server.options import Body
 from glassloop.server.service import Service
@@ -105,21 +113,38 @@ def encode(
     if not tools:
         return _write(tokenizer, messages, options)
     described = [tool.model_dump() for tool in tools]
-    ids = _write(tokenizer, messages, {**options, "tools": described})
-    if ids == _write(tokenizer, messages, options):
-        why = "this model's chat template has no place for them; describe them in a message"
-        raise unsupported("tools", why)
-    return ids
+    if has_tools(tokenizer.chat_template):
+        ids = _write(tokenizer, messages, {**options, "tools": described})
+        if ids != _write(tokenizer, messages, options):
+            return ids
+    # The template has no place for tools. The system message tells them, or the first one by the user where
+    # the template has no system messages.
+    text = describe_tools([tool.function for tool in tools])
+    try:
+        return _write(tokenizer, messages, options, lambda each: add_system(write_calls(each), text))
+    except TextError:
+        return _write(tokenizer, messages, options, lambda each: add_to_first(write_calls(each), text))
 
 
-def _write(tokenizer: Tokenizer, messages: Sequence[Message], options: dict[str, Any]) -> list[int]:
+def _write(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    options: dict[str, Any],
+    rewrite: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] | None = None,
+) -> list[int]:
     """Returns the token ids of messages, whose tool calls are given to the template in the form that it
-    takes."""
+    takes, after `rewrite`, or as text if it takes none."""
     assert tokenizer.chat_template is not None
     no_text = None if _knows_null(tokenizer.chat_template) else ""
     written = _plain(messages, no_text)
+    if rewrite is None and not has_calls(tokenizer.chat_template):
+        rewrite = write_calls
+    if rewrite is not None:
+        written = rewrite(written)
     if not any(each.get("tool_calls") for each in written):
         return tokenizer.encode_chat(written, **options)
+    if _SHORT_IDS in tokenizer.chat_template.source:
+        written = [_with_short_ids(each) for each in written]
     # Clients send the arguments of a call as JSON text. Most templates want the object, to write it as JSON.
     parsed = [
         {**each, "tool_calls": _parse_arguments(each["tool_calls"])} if each.get("tool_calls") else each
@@ -129,6 +154,26 @@ def _write(tokenizer: Tokenizer, messages: Sequence[Message], options: dict[str,
         return tokenizer.encode_chat(parsed, **options)
     except TextError:  # others write the text as it is
         return tokenizer.encode_chat(written, **options)
+
+
+_SHORT_IDS = "length != 9"  # Mistral's templates refuse ids of calls that do not have nine characters
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message with an id of nine characters in place of each id of a call."""
+    made = dict(message)
+    if isinstance(made.get("tool_call_id"), str):
+        made["tool_call_id"] = _short_id(made["tool_call_id"])
+    if made.get("tool_calls"):
+        made["tool_calls"] = [
+            {**call, "id": _short_id(str(call.get("id", place)))}
+            for place, call in enumerate(made["tool_calls"])
+        ]
+    return made
+
+
+def _short_id(id: str) -> str:
+    return sha256(id.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 def _knows_null(template: ChatTemplate) -> bool:
