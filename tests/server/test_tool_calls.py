@@ -16,7 +16,7 @@ from glassloop.errors import SamplingError
 from glassloop.server.openai import call_forms
 from glassloop.server.openai.call_forms import FORMS, HERMES, CallForm, form_of
 from glassloop.server.openai.conversation import Message, Tool, encode
-from glassloop.server.openai.tool_calls import CallStream, FunctionName, ToolUse, find_calls
+from glassloop.server.openai.tool_calls import CallStream, FunctionName, ToolUse, _closed, find_calls
 from glassloop.text.chat import ChatTemplate
 
 from .conftest import MODEL, serving
@@ -414,3 +414,30 @@ def test_schemas_that_cannot_be_enforced_leave_auto_free(default):
     assert ask_default(default, tools=bad, max_tokens=3).finish_reason == "length"
     with pytest.raises(BadRequestError, match="cannot be enforced"):
         ask_default(default, tools=bad, tool_choice="required")
+
+
+def test_objects_have_declared_properties_only_unless_the_schema_says_otherwise():
+    number = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    nested = {"type": "object", "properties": {"a": number, "b": {"default": number}}}
+    shut = {**number, "additionalProperties": False}
+    assert _closed(nested) == {
+        "type": "object",
+        "properties": {"a": shut, "b": {"default": number}},
+        "additionalProperties": False,
+    }
+    for free in (
+        {**number, "additionalProperties": True},
+        {"type": "object"},
+        {"allOf": [number, number]},
+        {**number, "patternProperties": {"^y": {}}},
+        {"allOf": 5},
+    ):
+        assert _closed(free) == free
+
+
+@pytest.mark.parametrize("function", [{"name": "f", "parameters": 5}, {"name": 5}, {"parameters": {}}])
+def test_functions_that_are_none_are_refused(default, function):
+    for choice in ("auto", "required"):
+        with pytest.raises(BadRequestError) as caught:
+            ask_default(default, tools=[{"type": "function", "function": function}], tool_choice=choice)
+        assert caught.value.body["param"] == "tools"

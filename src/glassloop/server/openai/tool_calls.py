@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel
 from pydantic_core import from_json
 
 from glassloop.decode.compiled import Compiled
+from glassloop.decode.option import children
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError
 from glassloop.server.errors import invalid
@@ -99,9 +100,10 @@ class ToolUse:
         rules = []
         for place, tool in enumerate(self._tools):
             name = json.dumps(_name(tool), ensure_ascii=False) if form.is_json else _name(tool)
-            parameters = {**(tool.function.get("parameters") or {"type": "object"}), **_SPACES}
-            rules.append(f"call_{place}: {self._literal(name + middle)} args_{place} {self._literal(after)}")
-            rules.append(f"args_{place}: %json {json.dumps(parameters, ensure_ascii=False)}")
+            texts = json.dumps(name, ensure_ascii=False), self._literal(middle), self._literal(after)
+            rules.append(f"call_{place}: {texts[0]} {texts[1]} args_{place} {texts[2]}")
+            parameters = json.dumps({**_closed(_parameters(tool)), **_SPACES}, ensure_ascii=False)
+            rules.append(f"args_{place}: %json {parameters}")
         one = f"({' | '.join(f'call_{place}' for place in range(len(self._tools)))})"
         is_one = self.demanded or self._most == 1
         more = "" if is_one else f"({self._literal(form.between + before)} {one})*"
@@ -193,6 +195,48 @@ def _name(tool: Tool) -> str:
     if not isinstance(name, str):
         raise invalid("tools", "tools has a function without a name")
     return name
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    parameters = tool.function.get("parameters") or {"type": "object"}
+    if not isinstance(parameters, dict):
+        raise invalid("tools", f"tools has parameters {shown(parameters)}; a JSON schema is expected")
+    return parameters
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns a schema whose objects have declared properties only, unless it says otherwise: a function
+    takes no others, and a small model would invent them without an end. Schemas that are put together from
+    parts are left as they are."""
+    for each in _objects(schema):
+        parts = each.get("allOf")
+        if (isinstance(parts, list) and len(parts) > 1) or "unevaluatedProperties" in each:
+            return schema
+    return {**_close(schema)}
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            yield each
+        waiting += children(each)
+
+
+def _close(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_close(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    made = {
+        # The values of these are no schemas.
+        name: each if name in ("enum", "const", "default", "examples", "required") else _close(each)
+        for name, each in value.items()
+    }
+    is_object = value.get("type") == "object" and isinstance(value.get("properties"), dict)
+    is_open = "additionalProperties" in value or "patternProperties" in value
+    return {**made, "additionalProperties": False} if is_object and not is_open else made
 
 
 # ── calls in a text ────────────────────────────────────────────────────────────────────────────────────────
