@@ -48,7 +48,6 @@ def test_a_chat_is_streamed(base):
         "min_p": 0,
         "frequency_penalty": 0,
         "presence_penalty": 0,
-        "repeat_penalty": 1.1,
         "seed": -1,
         "max_tokens": 20,
         "stop": [],

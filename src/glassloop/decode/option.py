@@ -34,9 +34,9 @@ def number(
 ) -> Any:
     """Returns an option that takes a number from `low` to `high`; `above` and `below` leave that bound
     out."""
+    lowest = 0.0 if or_zero else low
     allowed = (
-        f"a number {'above' if above else 'from'} {low:g} {'and below' if below else 'to'} {high:g}"
-        + (", or 0," if or_zero else "")
+        f"a number {'above' if above else 'from'} {lowest:g} {'and below' if below else 'to'} {high:g}"
         + (" or None" if default is None else "")
     )
 
@@ -47,7 +47,8 @@ def number(
             raise wrong(name, value, allowed)
         inside = (low < value if above else low <= value) and (value < high if below else value <= high)
         if not inside and not (or_zero and value == 0):
-            raise wrong(name, value, allowed)
+            too_small = f"0, or a number from {low:g} up,"
+            raise wrong(name, value, too_small if or_zero and 0 < value < low else allowed)
         return float(value)
 
     return _option(default, check, help, "number")

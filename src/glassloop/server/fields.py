@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from glassloop.shown import printable
@@ -22,8 +22,24 @@ def many(item: Any, most: int, least: int = 0) -> Any:
     return Annotated[list[item], Field(min_length=least, max_length=most, fail_fast=True)]
 
 
+def _check_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Refuses the names of what a template gets in another way."""
+    for name in values:
+        if name in _OWN_VALUES:
+            raise PydanticCustomError("own_value", "{name} cannot be set", {"name": name})
+    return values
+
+
+_OWN_VALUES = {
+    *("messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt"),
+    *("continue_final", "self", "template"),
+}
 Ids = Annotated[list[int], Field(max_length=MOST_IDS, fail_fast=True)]
 Whole = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
+# Values of a chat template by name. They are settings and no content, so no text can be a special token.
+_Setting = bool | int | float | Annotated[str, Field(max_length=100, pattern=r"^[\w .,:+-]*$")] | None
+_TemplateName = Annotated[str, Field(max_length=100, pattern=r"^[a-z]\w*$")]
+TemplateValues = Annotated[dict[_TemplateName, _Setting], Field(max_length=32), AfterValidator(_check_values)]
 Name = Annotated[str, Field(max_length=1000)]
 
 

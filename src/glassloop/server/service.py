@@ -32,8 +32,11 @@ from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
 T = TypeVar("T")
+_VLLM = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 # Fields that a grammar is made from.
-_CONSTRAINTS = frozenset(("json_schema", "regex", "choice", "grammar", "response_format", "text", "tools"))
+_CONSTRAINTS = frozenset(
+    ("json_schema", "regex", "choice", "grammar", "response_format", "text", "tools", *_VLLM)
+)
 _RENDERED = frozenset(("messages", "input"))  # fields that a chat template renders
 _FEW_TOKENS = 512  # an answer with at most so many is rendered on the event loop
 MOST_TEXT = 2_000_000  # characters of all texts that one request brings for the model
@@ -76,7 +79,7 @@ class Service:
     # ── checking ───────────────────────────────────────────────────────────────────────────────────────────
 
     def check_model(self, model: str | None) -> None:
-        if model is not None and model != self.name:
+        if model and model != self.name:  # an empty name is any model
             message = f"model is {model[:80]!r}; this server has {self.name!r}"
             raise APIError(404, message, param="model", code="model_not_found")
 

@@ -9,14 +9,14 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from glassloop.server.errors import ERRORS, invalid, unsupported
-from glassloop.server.fields import Whole, many
+from glassloop.server.fields import Name, TemplateValues, Whole, many
 from glassloop.server.openai.conversation import Messages, Tools, encode_messages
 from glassloop.server.openai.generation import (
     Choices,
     ChoicesBody,
     PromptLogprobs,
     UsageAnswer,
-    add_response_format,
+    add_formats,
     add_top_logprobs,
     finish_reason,
     prompt_logprobs,
@@ -44,14 +44,17 @@ class ChatBody(ChoicesBody):
     parallel_tool_calls: bool | None = None
     # Accepted because they ask for nothing that changes an answer.
     modalities: many(Literal["text"], 16) | None = None  # type: ignore[valid-type]
-    service_tier: Literal["auto", "default"] | None = None
-    verbosity: Literal["medium"] | None = None
+    service_tier: Name | None = None
+    verbosity: Name | None = None
+    reasoning_effort: Name | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     # Beyond OpenAI: the last message is the assistant's, and the model goes on with it.
     continue_final_message: bool | None = None
+    # Beyond OpenAI: values that the model's chat template knows, such as enable_thinking.
+    chat_template_kwargs: TemplateValues | None = None
 
 
 class Logprob(BaseModel):
@@ -112,14 +115,15 @@ class _Chat(Choices):
 
     def __init__(self, service: Service, body: ChatBody) -> None:
         self._logprobs, self._top = bool(body.logprobs), body.top_logprobs or 0
-        if body.tool_choice not in (None, "none") and body.tools is None:
+        if body.tool_choice not in (None, "none", "auto") and body.tools is None:
             raise unsupported("tool_choice", "there are no tools")
         continues = bool(body.continue_final_message)
         if continues and body.messages[-1].role != "assistant":
             message = "continue_final_message is true; a last message by the assistant is expected"
             raise invalid("continue_final_message", message)
         tools = None if body.tool_choice == "none" else body.tools
-        ids = encode_messages(service, body.messages, tools, continue_final=continues)
+        values = body.chat_template_kwargs
+        ids = encode_messages(service, body.messages, tools, continue_final=continues, values=values)
         options = _options(body, service.llm.config.context - len(ids))
         self._tools = tools_in_use(service, tools, body.tool_choice, body.parallel_tool_calls)
         self._texts: dict[int, CallStream] = {}  # by choice
@@ -188,5 +192,5 @@ def _options(body: ChatBody, room: int) -> dict[str, Any]:
         raise invalid("max_completion_tokens", "max_tokens and max_completion_tokens differ")
     options.setdefault("max_tokens", max(1, room))
     add_top_logprobs(options, body.top_logprobs, bool(body.logprobs), "logprobs: true")
-    add_response_format(options, body.response_format)
+    add_formats(options, body)
     return options

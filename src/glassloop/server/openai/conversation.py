@@ -61,6 +61,13 @@ class Message(Body):
     refusal: str | None = None
     reasoning_content: str | None = None  # for templates that write it
     annotations: many(Any, 1000) | None = None  # type: ignore[valid-type]  # of an answer that is sent back
+    # Of histories from other servers and clients. They are ignored.
+    reasoning: str | None = None
+    reasoning_details: many(Any, 1000) | None = None  # type: ignore[valid-type]
+    thinking_blocks: many(Any, 1000) | None = None  # type: ignore[valid-type]
+    provider_specific_fields: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    id: str | None = None
     audio: None = None
     function_call: None = None
 
@@ -84,11 +91,12 @@ def encode_messages(
     field: str = "messages",
     note: str = "",
     continue_final: bool = False,
+    values: dict[str, Any] | None = None,
 ) -> list[int]:
     """Returns the token ids of a conversation, whose length is checked before and after it is encoded. An
-    error names `field`; `note` says what else counts."""
+    error names `field`; `note` says what else counts; `values` are further ones for the template."""
     service.check_texts(texts_in([messages, tools]), field, service.longest_text)
-    ids = encode(service.llm.tokenizer, messages, tools, continue_final=continue_final)
+    ids = encode(service.llm.tokenizer, messages, tools, continue_final=continue_final, values=values)
     service.check_length(len(ids), field, note)
     return ids
 
@@ -100,6 +108,7 @@ def encode(
     *,
     add_generation_prompt: bool = True,
     continue_final: bool = False,
+    values: dict[str, Any] | None = None,
 ) -> list[int]:
     """Returns the token ids of a conversation as the model's template writes it. No text of a message becomes
     a special token."""
@@ -107,6 +116,7 @@ def encode(
         message = "messages cannot be written: this model has no chat template; use /v1/completions"
         raise TextError(message, field="messages")
     options: dict[str, Any] = {
+        **(values or {}),
         "add_generation_prompt": add_generation_prompt,
         "continue_final": continue_final,
     }
@@ -196,11 +206,17 @@ def _parse_arguments(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
+_NOT_WRITTEN = {
+    *("refusal", "annotations", "reasoning", "reasoning_details", "thinking_blocks"),
+    *("provider_specific_fields", "cache_control", "id"),
+}
+
+
 def _plain(messages: Sequence[Message], no_text: str | None) -> list[dict[str, Any]]:
     """Returns messages as templates expect them. `no_text` is the content of those that only call tools."""
     made = []
     for message in messages:
-        each = message.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
+        each = message.model_dump(exclude_none=True, exclude=_NOT_WRITTEN)
         if each["role"] == "developer":
             each["role"] = "system"
         if isinstance(message.content, list):

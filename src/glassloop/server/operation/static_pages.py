@@ -44,7 +44,6 @@ def router(service: Service) -> APIRouter:
     folder = service.settings.static
     files = {f"/{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*") if path.is_file()}
 
-    @routes.head("/")
     @routes.get("/")
     async def index(request: Request) -> Response:
         if "key" in request.query_params:
