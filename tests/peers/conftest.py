@@ -13,6 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # litellm would fetch a list of prices
+
 MODEL = "smollm2-135m-instruct"
 SITE = "http://localhost:3000"  # the page of a client that runs in a browser
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy  # litellm changes what it is given
 
 import pytest
 
@@ -37,20 +38,20 @@ def test_chat_and_stream(ask):
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_tools(ask, choice):
-    answer = ask(tools=[TOOL], tool_choice=choice).choices[0]
+    answer = ask(tools=[deepcopy(TOOL)], tool_choice=choice).choices[0]
     (call,) = answer.message.tool_calls
     assert answer.finish_reason == "tool_calls" and call.function.name == "get_weather"
     assert json.loads(call.function.arguments)["city"] in ("Paris", "Oslo")
     result = {"role": "tool", "tool_call_id": call.id, "content": "22 C"}
-    last = ask([*ASK, answer.message, result], tools=[TOOL]).choices[0].message
+    last = ask([*ASK, answer.message, result], tools=[deepcopy(TOOL)]).choices[0].message
     assert last.content or last.tool_calls
-    chunks = list(ask(tools=[TOOL], tool_choice=choice, stream=True))
+    chunks = list(ask(tools=[deepcopy(TOOL)], tool_choice=choice, stream=True))
     built = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls[0]
     assert built.function.arguments == call.function.arguments
 
 
 def test_structured_output(ask):
-    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": deepcopy(CITY), "strict": True}}
     made = json.loads(ask(response_format=form).choices[0].message.content)
     assert made["city"] in ("Paris", "Oslo")
 

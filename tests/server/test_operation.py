@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import time
 import httpx2 as httpx
 import pytest
 
-from .conftest import serving
+from .conftest import MODEL, serving
 
 LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True, "stream": True}
 
@@ -136,7 +137,8 @@ def test_the_start_page_and_the_docs_need_nothing_from_elsewhere(server):
     assert page.status_code == 200 and "Glassloop" in page.text
     docs = server.get("/docs")
     assert docs.status_code == 200 and "/v1/chat/completions" in docs.text
-    assert "http://" not in docs.text and "https://" not in docs.text
+    for address in re.findall(r'(?:src|href)="([^"]*)"', docs.text):
+        assert address.startswith(("/", "data:")) and not address.startswith("//")
 
 
 # ── whose requests ─────────────────────────────────────────────────────────────────────────────────────────
@@ -161,9 +163,13 @@ def test_a_wrong_content_type_is_told_with_the_right_one(server):
 
 
 def test_uptime_checks_may_ask_by_head(server):
-    for path in ("/", "/health", "/v1/models"):
+    for path in ("/", "/health", "/v1/models", f"/v1/models/{MODEL}", "/api/runs", "/docs", "/metrics"):
         answer = httpx.head(server.url + path)
         assert answer.status_code == 200 and answer.content == b"", path
+        assert int(answer.headers["content-length"]) == len(server.get(path).content) or path == "/metrics"
+    assert httpx.head(f"{server.url}/v1/completions").status_code == 405
+    assert httpx.head(f"{server.url}/api/runs/0123456789abcdef/events").status_code == 405
+    assert httpx.head(f"{server.url}/nothing").status_code == 404
 
 
 @pytest.fixture(scope="module")

@@ -64,9 +64,8 @@ def options_of(body: Body) -> dict[str, Any]:
         options["seed"] += 1 << 64
     if options.get("top_p") == 0:
         options["top_p"] = _ONE_TOKEN
-    if "stop" in options:
-        stop = [options["stop"]] if isinstance(options["stop"], str) else options["stop"]
-        options["stop"] = [text for text in stop if text]
+    if options.get("stop") in ("", [""]):
+        del options["stop"]
     return options
 
 
