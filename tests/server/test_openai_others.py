@@ -258,6 +258,7 @@ def test_response_formats_and_logprobs(client):
         {"tool_choice": "required"},
         {"background": True},
         {"truncation": "auto"},
+        {"tool_choice": {"type": "web_search"}},
         {"top_logprobs": 2},
         {"input": []},
     ],

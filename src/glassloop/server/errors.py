@@ -198,10 +198,33 @@ def describe(error: Mapping[str, Any], known: Sequence[str] = ()) -> APIError:
         message = f"{name} is empty; at least one item is expected"
     elif kind == "too_long":
         message = f"{name} has too many items; at most {details['max_length']} are expected"
+    elif kind == "none_required":
+        instead = _INSTEAD.get(name, "see /docs for what there is")
+        message, code = f"{name} is not a parameter here; {instead}", "unknown_parameter"
     else:
-        expected = details.get("expected") if kind == "literal_error" else _EXPECTED.get(kind)
+        expected = _expected(kind, details)
         message = f"{name}: {error['msg'][:500]}" if expected is None else f"{name}: {expected} is expected"
     return APIError(400, message, param=param, code=code)
+
+
+def _expected(kind: str, details: Mapping[str, Any]) -> str | None:
+    """Returns what is expected instead of a value with one of pydantic's errors, None if that is not known
+    here."""
+    if kind == "literal_error":
+        return re.sub(r"\b(True|False)\b", lambda found: found[0].lower(), details["expected"])
+    for name, words in (
+        ("ge", "at least {}"),
+        ("le", "at most {}"),
+        ("gt", "more than {}"),
+        ("lt", "less than {}"),
+    ):
+        if kind in ("greater_than_equal", "less_than_equal", "greater_than", "less_than") and name in details:
+            return words.format(details[name])
+    if kind == "string_too_long":
+        return f"a text of at most {details['max_length']} characters"
+    if kind == "string_too_short":
+        return "a text that is not empty"
+    return _EXPECTED.get(kind)
 
 
 def _is_field(part: str) -> bool:
@@ -214,6 +237,7 @@ def _path(place: Sequence[str | int]) -> str:
     return "".join(parts).removeprefix(".")
 
 
+_INSTEAD = {"max_tokens": "use max_output_tokens", "logprobs": "use include and top_logprobs"}
 _TYPES = frozenset(("str", "int", "float", "bool", "list", "dict", "json", "none"))
 # What is expected instead, by pydantic's names of errors.
 _EXPECTED = {

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from glassloop.server.errors import ERRORS, invalid, unsupported
-from glassloop.server.fields import Name, TemplateValues, Whole, many
+from glassloop.server.fields import Name, TemplateValues, Whole, many, word_or
 from glassloop.server.openai.conversation import Messages, Tools, encode_messages
 from glassloop.server.openai.generation import (
     Choices,
@@ -40,7 +40,7 @@ class ChatBody(ChoicesBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: Tools | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    tool_choice: word_or(Literal["auto", "none", "required"], NamedTool) | None = None  # type: ignore[valid-type]
     parallel_tool_calls: bool | None = None
     # Accepted because they ask for nothing that changes an answer.
     modalities: many(Literal["text"], 16) | None = None  # type: ignore[valid-type]

@@ -20,6 +20,7 @@ from glassloop.server.fields import (
     check_type,
     many,
     text_or,
+    word_or,
 )
 from glassloop.server.openai.conversation import Message, TextPart, Tool, encode_messages
 from glassloop.server.openai.generation import (
@@ -125,6 +126,12 @@ class NamedFunction(Body):
     type: Literal["function"]
     name: Name
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_function(cls, value: Any) -> Any:
+        instead = 'send auto, none, required or {"type": "function", "name": "…"}'
+        return check_type(value, ("function",), instead)
+
 
 class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
@@ -154,11 +161,12 @@ class ResponsesBody(SamplingOptions):  # type: ignore[misc, valid-type]
     text: TextOptions | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    include: many(Literal["message.output_text.logprobs"], 16) | None = None  # type: ignore[valid-type]
+    # Reasoning is accepted, since clients ask for it whatever the model; there is none.
+    include: many(Literal["message.output_text.logprobs", "reasoning.encrypted_content"], 16) | None = None  # type: ignore[valid-type]
     top_logprobs: int | None = Field(None, ge=0, le=20)
     metadata: dict[str, str] | None = None
     tools: many(FunctionTool, MOST_TOOLS) | None = None  # type: ignore[valid-type]
-    tool_choice: Literal["auto", "none", "required"] | NamedFunction | None = None
+    tool_choice: word_or(Literal["auto", "none", "required"], NamedFunction) | None = None  # type: ignore[valid-type]
     parallel_tool_calls: bool | None = None
     n: Literal[1] | None = None
     logprobs: None = None
@@ -170,7 +178,7 @@ class ResponsesBody(SamplingOptions):  # type: ignore[misc, valid-type]
     service_tier: Name | None = None
     reasoning: dict[str, Any] | None = None
     store: bool | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["disabled", "auto"] | None = None
     user: str | None = None
 
 
@@ -213,6 +221,8 @@ class _Response(Generation):
             raise unsupported(
                 "prompt_logprobs", "this endpoint has no place for it; use /v1/chat/completions"
             )
+        if body.truncation == "auto":
+            raise unsupported("truncation", "the input is never cut; send as much as the context holds")
         self._body = body
         self._wants_logprobs = _LOGPROBS in (body.include or ())
         self._format = body.text.format if body.text is not None else None

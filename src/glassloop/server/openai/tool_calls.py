@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 from pydantic_core import from_json
 
 from glassloop.decode.compiled import Compiled
@@ -19,7 +19,7 @@ from glassloop.decode.option import children
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError
 from glassloop.server.errors import invalid
-from glassloop.server.fields import Name
+from glassloop.server.fields import Name, check_type
 from glassloop.server.openai.call_forms import HERMES, PLAIN, PYTHON_TAG, CallForm, form_of
 from glassloop.server.openai.conversation import Tool
 from glassloop.server.options import Body, make_sampling
@@ -39,9 +39,17 @@ class FunctionName(Body):
     name: Name
 
 
+_FUNCTION = 'send auto, none, required or {"type": "function", "function": {"name": "…"}}'
+
+
 class NamedTool(Body):
     type: Literal["function"]
     function: FunctionName
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_function(cls, value: Any) -> Any:
+        return check_type(value, ("function",), _FUNCTION)
 
 
 class CalledFunction(BaseModel):
