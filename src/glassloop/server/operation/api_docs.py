@@ -89,7 +89,7 @@ def _operation(
     name = f"{method} {path}"
     example = EXAMPLES.get(name) or Example(operation.get("description") or operation.get("summary", ""))
     tables = "".join(
-        f"<h3>{escape(title)}</h3>{_table(rows)}"
+        f"<h3>{escape(title)}</h3>{_table(title, rows)}"
         for title, rows in _fields(operation, schemas).items()
         if rows
     )
@@ -168,12 +168,13 @@ def _pretty(body: dict[str, Any]) -> str:
 # ── tables ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _table(rows: list[tuple[str, str, str]]) -> str:
+def _table(title: str, rows: list[tuple[str, str, str]]) -> str:
     made = "".join(
         f"<tr><td><code>{escape(name)}</code><td>{escape(kind)}<td>{escape(about)}"
         for name, kind, about in rows
     )
-    return f'<div class="scroll"><table>{made}</table></div>'
+    # It may be wider than the page, and is then scrolled with the keyboard too.
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table>{made}</table></div>'
 
 
 def _fields(operation: dict[str, Any], schemas: dict[str, Any]) -> dict[str, list[tuple[str, str, str]]]:
