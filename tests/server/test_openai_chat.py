@@ -349,6 +349,19 @@ def test_other_names_of_constraints(client, extra, expected):
     assert text(ask(client, extra_body=extra)) == expected
 
 
+def test_errors_of_other_names_name_the_field_that_was_sent(client):
+    for extra, param in (
+        ({"guided_grammar": "start: nothing"}, "guided_grammar"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"guided_grammar": 'root ::= "a"'}, "guided_grammar"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex"),
+    ):
+        with pytest.raises(BadRequestError) as caught:
+            ask(client, extra_body=extra)
+        error = caught.value.body
+        assert error["param"] == param and error["message"].startswith(f"{param} ")
+
+
 def test_usage_in_every_chunk(client):
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = list(ask(client, stream=True, max_tokens=3, stream_options=options))

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.request import Request
+from glassloop.errors import SamplingError
 from glassloop.server.errors import APIError, as_api_error, invalid
 from glassloop.server.fields import many
 from glassloop.server.options import Body, SamplingOptions
@@ -32,10 +33,23 @@ async def respond(
 ) -> Response:
     """Answers an HTTP request with what `prepare` makes of its body."""
     service.check_model(body.given.get("model"))
-    generation = await service.prepare_on_thread(request, body, prepare, service, body)
+    generation = await service.prepare_on_thread(request, body, _prepare, prepare, service, body)
     if body.given.get("stream"):
         return generation.stream()
     return await unless_gone(request.receive, generation.whole())
+
+
+def _prepare(prepare: Callable[[Service, B], Generation], service: Service, body: B) -> Generation:
+    """Returns what `prepare` makes of a body. An error about an option names the field that the client has
+    sent."""
+    try:
+        return prepare(service, body)
+    except SamplingError as error:
+        structured = _structured(body) if isinstance(body, ChoicesBody) else {}
+        field = next((field for field, (name, _) in structured.items() if name == error.field), None)
+        if field is None:
+            raise
+        raise invalid(field, field + str(error).removeprefix(str(error.field))) from None
 
 
 class Generation(ABC):
@@ -324,8 +338,19 @@ def add_formats(options: dict[str, Any], body: ChoicesBody) -> None:
 
 
 def _add_structured(options: dict[str, Any], body: ChoicesBody) -> None:
+    for field, (name, value) in _structured(body).items():
+        if name in options:
+            raise invalid(field, f"{field} and another {name} are both given; one of them is expected")
+        options[name] = value
+    if isinstance(options.get("grammar"), str) and "::=" in options["grammar"]:
+        problem = 'is in GBNF or EBNF; Lark\'s notation is expected, such as start: "yes" | "no"'
+        raise SamplingError.about("grammar", problem)
+
+
+def _structured(body: ChoicesBody) -> dict[str, tuple[str, Any]]:
+    """Returns the constraints with vLLM's names in a body: the option and its value, by field."""
     asked = body.structured_outputs or StructuredOutputs(json=None)
-    given: dict[str, tuple[str, Any]] = {
+    found: dict[str, tuple[str, Any]] = {
         "guided_json": ("json_schema", body.guided_json),
         "guided_regex": ("regex", body.guided_regex),
         "guided_choice": ("choice", body.guided_choice),
@@ -336,15 +361,7 @@ def _add_structured(options: dict[str, Any], body: ChoicesBody) -> None:
         "structured_outputs.choice": ("choice", asked.choice),
         "structured_outputs.grammar": ("grammar", asked.grammar),
     }
-    for field, (name, value) in given.items():
-        if value is None:
-            continue
-        if name in options:
-            raise invalid(field, f"{field} and another {name} are both given; one of them is expected")
-        options[name] = value
-    if isinstance(options.get("grammar"), str) and "::=" in options["grammar"]:
-        message = 'grammar is in GBNF or EBNF; Lark\'s notation is expected, such as start: "yes" | "no"'
-        raise invalid("grammar", message)
+    return {field: (name, value) for field, (name, value) in found.items() if value is not None}
 
 
 def add_format(options: dict[str, Any], kind: str, schema: dict[str, Any] | None, field: str) -> None:
