@@ -150,7 +150,7 @@ def test_options_are_in_the_record_and_a_what_if_replaces_them(plugin, tmp_path)
     [
         (
             {"only_lettr": {}},
-            "stage_options has 'only_lettr', which is not a stage; did you mean only_letter",
+            "stage_options has 'only_lettr', which is not a stage; did you mean only",
         ),
         ({"top_k": {"k": 1}}, "stage_options has 'top_k', which is built in; its options are fields of Samp"),
         (
