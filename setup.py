@@ -16,7 +16,7 @@ FLAGS += ["-Wall", "-Wextra", "-Wno-psabi"]
 
 
 class BuildLibrary(build_ext):
-    """Compiles the sources in parallel, and gives the library a plain name, since it is loaded by its path."""
+    """Compiles the sources in parallel. The library has a plain name: it is loaded by its path."""
 
     def build_extensions(self) -> None:
         compile_some = self.compiler.compile
