@@ -16,7 +16,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 STUDIO := src/glassloop/server/static/index.html
 NPM    := cd web && PATH="$(abspath $(BIN)):$$PATH" npm --no-audit --no-fund --loglevel=error
 
-.PHONY: run serve web test test-studio test-peers fuzz lint format bench clean
+.PHONY: run serve web install test check-studio test-studio test-peers fuzz lint format bench clean
 
 run: $(VENV)/.installed
 	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --seed 1 --max-tokens $(if $(filter file,$(origin PROMPT)),22,60)
@@ -30,11 +30,15 @@ ifndef TESTS
 	@$(MAKE) --no-print-directory test-studio
 endif
 
-# In a browser against the real server, alone on the machine: it measures. What cannot run says so.
-test-studio: $(VENV)/.installed
-	@if ! $(MAKE) --no-print-directory web/node_modules/.installed; then \
-	  echo "SKIPPED: the studio's tests (no Node 20, or npm's packages cannot be had)"; exit 0; fi; \
-	$(MAKE) --no-print-directory $(STUDIO) && ($(NPM) run check) && ($(NPM) test) && \
+# Types, unit tests and the build of the studio; a stamp remembers that they passed. What cannot run says so.
+check-studio: $(VENV)/.installed
+	@if $(MAKE) --no-print-directory web/node_modules/.installed; then \
+	  $(MAKE) --no-print-directory web/node_modules/.checked; \
+	else echo "SKIPPED: the studio's tests (no Node 20, or npm's packages cannot be had)"; fi
+
+# In a browser against the real server, alone on the machine: it measures.
+test-studio: check-studio
+	@if [ ! -e web/node_modules/.checked ]; then exit 0; fi; \
 	if [ -x "$${CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome >/dev/null; then \
 	  export PYTHON="$(abspath $(BIN)/python)"; $(NPM) run e2e; \
 	else echo "SKIPPED: the studio's end-to-end tests (no Chromium: apt install chromium, or set CHROMIUM)"; fi
@@ -61,6 +65,9 @@ endif
 
 web: $(STUDIO)
 
+# All that lint and test need, so that targets that run at the same time do not install at the same time.
+install: $(VENV)/.linted $(VENV)/.tested $(VENV)/.node
+
 lint: $(VENV)/.linted
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -76,7 +83,13 @@ bench: $(VENV)/.installed
 clean:
 	rm -rf $(VENV) $(PEERS) build web/node_modules $(dir $(STUDIO))
 
-# One stamp for each set of packages; a change of the requirements installs again.
+# One stamp for each set of packages; a change of the requirements installs again. The packages of an extra are
+# installed by name: `pip install -e '.[test]'` would compile the C code once more. The oracles are thousands of
+# files of which few are imported: Python compiles those that are.
+EXTRA = $(BIN)/python -c 'import tomllib; extras = \
+  tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+  print(*extras["$(1)"], sep="\n")' >$(VENV)/$(1).txt && $(PIP) install $(2) -c constraints.txt -r $(VENV)/$(1).txt
+
 $(BIN)/python:
 	@echo "Making the environment in $(VENV) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "glassloop needs Python 3.11 or newer")'
@@ -91,12 +104,12 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(NATIVE) | $(BIN)/p
 
 $(VENV)/.tested: pyproject.toml constraints.txt $(VENV)/.installed
 	@echo "Installing the test oracles ..."
-	@$(PIP) install -c constraints.txt -e '.[test]'
+	@$(call EXTRA,test,--no-compile)
 	@touch $@
 
 $(VENV)/.linted: pyproject.toml constraints.txt $(VENV)/.installed
 	@echo "Installing the linters ..."
-	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@$(call EXTRA,dev)
 	@touch $@
 
 $(VENV)/.node: | $(BIN)/python
@@ -112,4 +125,9 @@ web/node_modules/.installed: web/package.json web/package-lock.json | $(VENV)/.n
 $(STUDIO): web/node_modules/.installed web/index.html web/vite.config.ts $(shell find web/src web/public -type f)
 	@echo "Building the studio ..."
 	@$(NPM) run build -- --logLevel warn
+	@touch $@
+
+web/node_modules/.checked: $(STUDIO) $(wildcard web/test/* web/e2e/* web/*.ts web/*.js web/*.json)
+	@$(NPM) run check
+	@$(NPM) test
 	@touch $@

@@ -2,6 +2,8 @@
 and glassloop runs on its reference op set.
 """
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -14,7 +16,18 @@ FLAGS += ["-Wall", "-Wextra", "-Wno-psabi"]
 
 
 class BuildLibrary(build_ext):
-    """A library that is loaded by its path has a plain name, not one for an import."""
+    """Compiles the sources in parallel. The library has a plain name: it is loaded by its path."""
+
+    def build_extensions(self) -> None:
+        compile_some = self.compiler.compile
+
+        def compile_all(sources: list[str], **options: object) -> list[str]:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                objects = pool.map(lambda source: compile_some([source], **options), sources)
+                return [file for files in objects for file in files]
+
+        self.compiler.compile = compile_all
+        super().build_extensions()
 
     def get_ext_filename(self, fullname: str) -> str:
         return "/".join(fullname.split(".")) + ".so"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -12,12 +13,15 @@ import tempfile
 import threading
 from collections.abc import Iterator
 
+import httpcore2
 import httpx2 as httpx
 import pytest
 
 from glassloop import LLM
 
 MODEL = "smollm2-135m-instruct"
+# Each client, that of a single `httpx.get` too, would read all root certificates for itself: 25 ms.
+httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
 
 class Server:

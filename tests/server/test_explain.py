@@ -8,10 +8,11 @@ from typing import Any
 import httpx2 as httpx
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from engine.random_runs import random_run
 from hostile import glass
 from hostile.tiny import write_tiny
-from typer.testing import CliRunner
+from typer.main import get_command
 
 from glassloop import LLM, GlassloopError, Run, Sampling
 from glassloop.cli.main import app
@@ -24,6 +25,7 @@ FRANCE = "The capital of France is"
 # What HTTP and the terminal add to an explanation of their own.
 HTTP_OWN = {"index", "actual", "same", "others"}
 CLI_OWN = {"run", "step", "recorded"}
+COMMANDS = get_command(app)
 
 
 def take(server: Server, data: bytes) -> str:
@@ -291,7 +293,7 @@ def test_python_the_terminal_and_http_answer_alike(tiny, tiny_llm, tmp_path, mon
     for _ in range(8):
         at, asked = random_question(rng, run)
         shell = ["explain", str(tmp_path / "run.glass"), "--run", run.id, "--step", str(at), "--json"]
-        done = CliRunner().invoke(app, [*shell, "--model", "tiny", *flags(asked)])
+        done = CliRunner().invoke(COMMANDS, [*shell, "--model", "tiny", *flags(asked)])
         query = {name: json.dumps(v) if isinstance(v, list) else v for name, v in asked.items()}
         answer = server.get(f"{path}/explain/{at}", params=query)
         try:
@@ -305,5 +307,5 @@ def test_python_the_terminal_and_http_answer_alike(tiny, tiny_llm, tmp_path, mon
         assert over_http.pop("of") == in_terminal.pop("of") == asked.get("of", "answer")
         assert {name: over_http[name] for name in over_http.keys() - HTTP_OWN} == told, asked
         assert {name: in_terminal[name] for name in in_terminal.keys() - CLI_OWN} == told, asked
-        plain = CliRunner().invoke(app, [*shell[:-1], "--model", "tiny", *flags(asked)])
+        plain = CliRunner().invoke(COMMANDS, [*shell[:-1], "--model", "tiny", *flags(asked)])
         assert plain.exit_code == 0 and visible(told["sentence"]) in plain.stdout
