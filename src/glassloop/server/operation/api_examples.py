@@ -134,6 +134,10 @@ EXAMPLES = {
     "GET /api/runs/{id}/explain/{index}": Example(
         "Explains why a token was chosen, or which one other options would choose.", path={"index": "0"}
     ),
+    "GET /api/runs/{id}/worst": Example(
+        "Lists the tokens that surprised the model most, and those that won by the most luck.",
+        query="count=3",
+    ),
     "GET /api/runs/{id}/lens/{name}": Example(
         "Looks inside the model at one token: attention, layers or neighbours.",
         path={"name": "layers"},
