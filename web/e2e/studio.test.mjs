@@ -591,6 +591,47 @@ test('the list has every run, finds them by a text, opens and removes them', { s
   assert.equal(await page.getByRole('textbox', { name: 'Prompt' }).inputValue(), wanted.prompt);
 });
 
+test('the page starts with the model’s own settings, and names each strategy', { skip }, async () => {
+  const { options } = await server.get('/api/info');
+  const { default: temperature } = options.find((each) => each.name === 'temperature');
+  assert.equal(temperature, 0.5);
+  await studio();
+  await played(page);
+  const first = await current(page, server);
+  const menu = page.getByLabel('strategy');
+  assert.equal(await menu.inputValue(), 'default');
+  assert.match(await menu.getAttribute('title'), /^temperature 0\.5: the defaults/);
+  await ask(page, 'The lake is', { max_tokens: 2 });
+  const plain = await settled(page, server, first.id);
+  assert.equal(plain.sampling.temperature, temperature);
+  for (const name of ['greedy', 'careful', 'min-p', 'beams', 'default', 'nucleus']) {
+    await menu.selectOption(name);
+    assert.equal(await menu.inputValue(), name);
+  }
+  await page.getByRole('button', { name: 'Run', exact: true }).click();
+  const { sampling } = await settled(page, server, plain.id);
+  assert.deepEqual([sampling.temperature, sampling.top_p], [1, 0.9]);
+});
+
+test('the list has the runs of the terminal and of another server with the same store', { skip }, async (t) => {
+  const other = new Server(server);
+  t.after(() => other.stop());
+  await Promise.all([server.terminal('generate', '--chat', 'Name a zephyr.', '-n', '3', '--seed', '1'), other.start()]);
+  const { runs } = await other.post('/api/runs', { prompt: 'Another zephyr', sampling: { max_tokens: 4000, ignore_eos: true } });
+  await studio();
+  await played(page);
+  await page.keyboard.press('r');
+  await page.getByRole('searchbox').fill('zephyr');
+  await page.waitForFunction(() => document.querySelectorAll('dialog li[data-run]').length === 2);
+  assert.match(await page.locator(`dialog li[data-run="${runs[0].id}"]`).textContent(), /on another server …/);
+  await page.locator('dialog li[data-run]').filter({ hasText: 'seed 1' }).getByRole('button').first().click();
+  await page.locator('.turns').filter({ hasText: 'Name a zephyr.' }).waitFor();
+  assert.deepEqual((await settled(page, server)).messages, [{ role: 'user', content: 'Name a zephyr.' }]);
+  await page.evaluate((id) => (location.hash = `#run=${id}`), runs[0].id);
+  await page.locator('.state').filter({ hasText: 'another server writes this run' }).waitFor();
+  await page.locator('#lens tr[data-run]').filter({ hasText: 'on another server …' }).waitFor();
+});
+
 test('a run that is shown and removed gives way to another one', { skip }, async () => {
   const [one, two] = [await server.make({ prompt: 'Gone soon', sampling: { max_tokens: 2 } }), await server.make({ prompt: 'Gone later', sampling: { max_tokens: 2 } })];
   await studio({ hash: `#run=${one.id}` });
