@@ -8,16 +8,16 @@ await mkdir(folder, { recursive: true });
 const server = await new Server().start();
 const browser = await launch();
 try {
-  for (const [scheme, name] of [['dark', 'studio'], ['light', 'studio-compare']]) {
-    const page = await open(browser, server.address, { scheme, width: 1280, height: 860 });
+  for (const [scheme, name, height] of [['dark', 'studio', 860], ['light', 'studio-compare', 1060]]) {
+    const page = await open(browser, server.address, { scheme, width: 1280, height });
     await played(page);
     const first = await settled(page, server);
     await page.locator('.item.pulse').click();
-    await settled(page, server, first.id);
+    const fork = await settled(page, server, first.id);
     if (scheme === 'light') {
       await page.keyboard.press('c');
-      await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 5 && !/running|waiting/.test(document.querySelector('#lens table').textContent));
-      await page.evaluate(() => scrollTo(0, 9999));
+      await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 5 && !/(writing|waiting) …/.test(document.querySelector('#lens table').textContent));
+      await page.locator(`#lens tr[data-run="${fork.id}"] td:first-child button`).click();
     }
     await page.mouse.move(3, 3);
     await sleep(2500); // the what-ifs

@@ -52,7 +52,7 @@ def test_a_conversation_on_a_terminal(tmp_path):
     chat = Session("chat", "--temperature", "0", "-n", "400", GLASSLOOP_STORE=str(tmp_path / "runs.db"))
     chat.wait_for(r"› ")
     chat.type("Which is the capital of France?\n")
-    first = chat.wait_for(r"(\d+) \+ \d+ tokens · 0 cached.*\n\n› ")
+    first = chat.wait_for(r"(\d+) \+ \d+ tokens · 0 cached[^›]*› ")
     assert "Paris" in first
 
     chat.type("/why Paris\n")
@@ -65,13 +65,16 @@ def test_a_conversation_on_a_terminal(tmp_path):
     chat.wait_for("› ")
 
     chat.type("/fork Paris Lyon\n")
-    fork = chat.wait_for(r"\d+ cached.*\n\n› ")
+    fork = chat.wait_for(r"\d+ cached[^›]*› ")
     assert "Lyon" in fork and int(re.search(r"(\d+) cached", fork)[1]) > 30
 
     chat.type(f"/diff {re.search('run ([0-9a-f]{8})', first)[1]}\n")
     part = chat.wait_for(r"given by the caller")
     assert "' Paris' against ' Lyon'" in part.replace("\n", " ")
     chat.wait_for("› ")
+
+    chat.type("/diff\n")
+    chat.wait_for(r"the id of another answer is expected: /diff 84f584fc; /tree shows the\s+ids\s+› ")
 
     chat.type("/set temperature 900\n")
     chat.wait_for(r"glassloop: temperature is 900; a number from .* is expected\s+› ")
@@ -85,7 +88,7 @@ def test_a_conversation_on_a_terminal(tmp_path):
     chat.type("Tell me a long story.\n")
     chat.wait_for(r"long story\.\n\s*\S+\s+\S+\s+\S")
     chat.type("\x03")
-    stopped = chat.wait_for(r"stopped · (\d+) \+ (\d+) tokens · (\d+) cached.*\n\n› ")
+    stopped = chat.wait_for(r"stopped · (\d+) \+ (\d+) tokens · (\d+) cached[^›]*› ")
     assert 0 < int(re.search(r"\+ (\d+) tokens", stopped)[1]) < 400
     assert chat.child.poll() is None
 

@@ -31,7 +31,8 @@ def test_layers_as_a_table_json_and_a_picture(tmp_path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "“ Paris” 7" in next(line for line in lines if line.lstrip().startswith("30 "))
-    assert lines[-1] == "Rank and probability are those of “ Paris”, the favourite of the last layer."
+    said = "Rank and probability are those of “ Paris”, the favourite of the last layer; entropy is in nats."
+    assert lines[-1] == said
     words = _texts(picture)
     assert {"1st", "4th", "embedding", "layer 30"} <= set(words) and len(words) == 1 + 4 + 31 * (1 + 4)
     assert str(words[words.index("layer 30") + 1]).startswith("Paris 7")

@@ -42,7 +42,8 @@ def test_step_3_is_token_3_in_every_command(store, made, tmp_path):
     by_text = run("explain", made.id, "--step", piece, "--json", **environment).stdout
     assert json.loads(by_text)["step"] == made.token_ids.index(made.tokens[AT].id)
 
-    assert f"“{piece}”" in row(run("runs", "show", made.id, **environment).stdout, AT)
+    shown = row(run("runs", "show", made.id, **environment).stdout, AT)
+    assert f"“{piece}”" in shown and f"  {made.tokens[AT].entropy:.2f} nats  " in shown
     worst = run("runs", "worst", made.id, "--count", "8", **environment).stdout
     assert f"“{piece}”" in row(worst, AT)
     plain = json.loads(run("runs", "worst", made.id, "--count", "8", "--json", **environment).stdout)

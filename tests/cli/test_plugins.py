@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from functools import partial
 
 import pytest
 from cli.terminal import run
@@ -12,6 +13,7 @@ from engine.test_own_stages import BLOCKS, PLUGIN
 
 from glassloop.cli.chat.commands import _value
 from glassloop.cli.compare import _way
+from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError
 
 COMMANDS = [
@@ -76,6 +78,16 @@ def test_a_bad_plugin_is_one_line(place):
     assert "bad.py, line 1: ZeroDivisionError: division by zero" in failed.stderr
 
 
+def test_an_exception_in_a_stage_is_shown_from_the_authors_own_line_on(place):
+    wrong = '@stage("wrong", kind="mask")\ndef wrong(candidates, step):\n    1 / 0\n'
+    (place / "raises.py").write_text(f"from glassloop import stage\n{wrong}")
+    failed = in_place(place, ["generate", "Hi", "--plugin", "raises.py", "--stages", "default,wrong"])
+    first, where, *_, last, note = failed.stderr.splitlines()
+    assert failed.returncode == 2 and first == "Traceback (most recent call last):"
+    assert where.endswith('raises.py", line 4, in wrong') and last == "ZeroDivisionError: division by zero"
+    assert note == "raised by stage 'wrong' at position 1"
+
+
 def test_every_command_that_runs_stages_takes_a_plugin():
     for command in ("generate", "chat", "compare", "explain", "replay", "fork", "diff", "watch", "serve"):
         shown = run(command, "--help", COLUMNS="300").stdout
@@ -110,7 +122,8 @@ def test_an_option_of_a_stage_has_its_form():
 
 
 def test_a_chat_sets_stages_and_their_options():
-    assert _value("stages", "default, mine") == ["default", "mine"]
-    assert _value("stages", '["mine"]') == ["mine"] and _value("stages", "none") is None
-    assert _value("stage_options", "mine.words=3 mine.on=true") == {"mine": {"words": 3, "on": True}}
-    assert _value("stage_options", '{"mine": {}}') == {"mine": {}} and _value("stage_options", "none") == {}
+    value = partial(_value, defaults=Sampling())
+    assert value("stages", "default, mine") == ["default", "mine"]
+    assert value("stages", '["mine"]') == ["mine"] and value("stages", "none") is None
+    assert value("stage_options", "mine.words=3 mine.on=true") == {"mine": {"words": 3, "on": True}}
+    assert value("stage_options", '{"mine": {}}') == {"mine": {}} and value("stage_options", "none") == {}

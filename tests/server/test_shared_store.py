@@ -207,4 +207,5 @@ def test_where_runs_are_kept_is_said(shared, store, tmp_path):
     with serving(
         *MEMORY, "--host", "0.0.0.0", "--open", env={"GLASSLOOP_STORE": str(tmp_path / "x.db")}
     ) as server:
-        assert "others can reach this server" in server.first_line and not (tmp_path / "x.db").exists()
+        assert "memory only, until the server ends: others can reach it" in server.first_line
+        assert server.first_line.endswith("name a file: --store FILE\n") and not (tmp_path / "x.db").exists()

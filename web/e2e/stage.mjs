@@ -1,9 +1,10 @@
 // A real server with the default model and a real Chromium, for the end-to-end tests.
-import { spawn } from 'node:child_process';
+import { execFile, spawn } from 'node:child_process';
 import { existsSync, mkdtempSync, rmSync } from 'node:fs';
 import { connect, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { promisify } from 'node:util';
 import { chromium } from 'playwright-core';
 
 const PLACES = [process.env.CHROMIUM, '/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/google-chrome'];
@@ -12,11 +13,22 @@ const FLAGS = ['--no-sandbox', '--disable-gpu'];
 
 export class Server {
   #process = null;
-  #folder = mkdtempSync(join(tmpdir(), 'glassloop-studio-'));
+  #folder;
   address = '';
 
-  constructor() {
+  /** With another server, it has the same store. */
+  constructor(beside = null) {
+    this.#folder = beside ? beside.#folder : mkdtempSync(join(tmpdir(), 'glassloop-studio-'));
     process.once('exit', () => (this.#process?.kill('SIGKILL'), this.forget()));
+  }
+
+  get store() {
+    return join(this.#folder, 'runs.db');
+  }
+
+  /** A command of the terminal with the store of this server. */
+  terminal(...command) {
+    return promisify(execFile)(process.env.PYTHON ?? 'python3', ['-m', 'glassloop', ...command], { env: { ...process.env, GLASSLOOP_STORE: this.store } });
   }
 
   /** Removes the store, which is of this server alone: the next start knows no run. */
@@ -26,7 +38,7 @@ export class Server {
 
   async start(port = 0) {
     const python = process.env.PYTHON ?? 'python3';
-    const options = ['--port', String(port), '--store', join(this.#folder, 'runs.db'), '--kv-memory', '600MB', '--grace', '0'];
+    const options = ['--port', String(port), '--store', this.store, '--kv-memory', '600MB', '--grace', '0'];
     this.#process = spawn(python, ['-m', 'glassloop', 'serve', ...options], { stdio: ['ignore', 'ignore', 'pipe'] });
     this.address = await new Promise((resolve, reject) => {
       let told = '';

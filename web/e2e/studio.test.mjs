@@ -153,7 +153,7 @@ test('strategies are compared on one tree', { skip }, async () => {
   await played(page);
   await page.keyboard.press('c');
   await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 4);
-  await page.waitForFunction(() => !/running|waiting/.test(document.querySelector('#lens table').textContent));
+  await page.waitForFunction(() => !/(writing|waiting) …/.test(document.querySelector('#lens table').textContent));
   const names = await page.locator('#lens tr[data-run] td:first-child button').allTextContents();
   assert.deepEqual(names.slice(1), ['greedy', 'nucleus', 'wild']);
   const { runs } = await server.get(`/api/runs?tree=${(await current(page, server)).tree}`);
@@ -227,7 +227,7 @@ test('a run is paused, stepped and resumed, and has the tokens it would have had
   await page.getByRole('button', { name: 'Play' }).click();
   const run = await settled(page, server);
   assert.equal(run.id, before.id);
-  const whole = await server.make({ prompt: 'A long story about a fox:', sampling: { temperature: 0.8, seed: 21, max_tokens: 60, logprobs: 20, ignore_eos: true } });
+  const whole = await server.make({ prompt: 'A long story about a fox:', sampling: { seed: 21, max_tokens: 60, logprobs: 20, ignore_eos: true } });
   assert.deepEqual(run.tokens.map((token) => token.id), whole.tokens.map((token) => token.id));
 });
 
@@ -376,7 +376,7 @@ test('a seed of 64 bits is the same to the last digit wherever it goes', { skip 
   const [download] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'save' }).click()]);
   const file = readFileSync(await download.path());
   await page.keyboard.press('c');
-  await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 4 && !/running|waiting/.test(document.querySelector('#lens table').textContent));
+  await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 4 && !/(writing|waiting) …/.test(document.querySelector('#lens table').textContent));
   for (const row of await page.locator('#lens tr[data-run]').all()) assert.equal(await told(await row.getAttribute('data-run')), seed, 'it is compared');
   await page.locator(`#lens tr[data-run="${run.id}"] td:first-child button`).click();
   await page.locator('.item.alternative').first().click();
@@ -538,7 +538,7 @@ test('the same prompt adds branches to the tree, seeds 1 to n at once; a new tre
   assert.deepEqual(await names(), ['seed 1', 'seed 2', 'seed 3']);
   await page.getByLabel('Number of seeds').selectOption('5');
   await page.getByRole('button', { name: 'Run seeds 1 to' }).click();
-  await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 8 && !/running|waiting/.test(document.querySelector('#lens table').textContent));
+  await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 8 && !/(writing|waiting) …/.test(document.querySelector('#lens table').textContent));
   assert.deepEqual((await names()).slice(3), ['seed 1', 'seed 2', 'seed 3', 'seed 4', 'seed 5']);
   const { runs } = await server.get(`/api/runs?tree=${first.tree}`);
   assert.deepEqual(runs.map((each) => each.seed).sort(), [1, 1, 2, 2, 3, 3, 4, 5]);
@@ -589,6 +589,47 @@ test('the list has every run, finds them by a text, opens and removes them', { s
   await page.waitForFunction((id) => location.hash === `#run=${id}`, wanted.id);
   assert.equal((await settled(page, server)).id, wanted.id);
   assert.equal(await page.getByRole('textbox', { name: 'Prompt' }).inputValue(), wanted.prompt);
+});
+
+test('the page starts with the model’s own settings, and names each strategy', { skip }, async () => {
+  const { options } = await server.get('/api/info');
+  const { default: temperature } = options.find((each) => each.name === 'temperature');
+  assert.equal(temperature, 0.5);
+  await studio();
+  await played(page);
+  const first = await current(page, server);
+  const menu = page.getByLabel('strategy');
+  assert.equal(await menu.inputValue(), 'default');
+  assert.match(await menu.getAttribute('title'), /^temperature 0\.5: the defaults/);
+  await ask(page, 'The lake is', { max_tokens: 2 });
+  const plain = await settled(page, server, first.id);
+  assert.equal(plain.sampling.temperature, temperature);
+  for (const name of ['greedy', 'careful', 'min-p', 'beams', 'default', 'nucleus']) {
+    await menu.selectOption(name);
+    assert.equal(await menu.inputValue(), name);
+  }
+  await page.getByRole('button', { name: 'Run', exact: true }).click();
+  const { sampling } = await settled(page, server, plain.id);
+  assert.deepEqual([sampling.temperature, sampling.top_p], [1, 0.9]);
+});
+
+test('the list has the runs of the terminal and of another server with the same store', { skip }, async (t) => {
+  const other = new Server(server);
+  t.after(() => other.stop());
+  await Promise.all([server.terminal('generate', '--chat', 'Name a zephyr.', '-n', '3', '--seed', '1'), other.start()]);
+  const { runs } = await other.post('/api/runs', { prompt: 'Another zephyr', sampling: { max_tokens: 4000, ignore_eos: true } });
+  await studio();
+  await played(page);
+  await page.keyboard.press('r');
+  await page.getByRole('searchbox').fill('zephyr');
+  await page.waitForFunction(() => document.querySelectorAll('dialog li[data-run]').length === 2);
+  assert.match(await page.locator(`dialog li[data-run="${runs[0].id}"]`).textContent(), /on another server …/);
+  await page.locator('dialog li[data-run]').filter({ hasText: 'seed 1' }).getByRole('button').first().click();
+  await page.locator('.turns').filter({ hasText: 'Name a zephyr.' }).waitFor();
+  assert.deepEqual((await settled(page, server)).messages, [{ role: 'user', content: 'Name a zephyr.' }]);
+  await page.evaluate((id) => (location.hash = `#run=${id}`), runs[0].id);
+  await page.locator('.state').filter({ hasText: 'another server writes this run' }).waitFor();
+  await page.locator('#lens tr[data-run]').filter({ hasText: 'on another server …' }).waitFor();
 });
 
 test('a run that is shown and removed gives way to another one', { skip }, async () => {
@@ -891,7 +932,7 @@ test('what if, compare and the reasons are in sight at 1440 × 900', { skip }, a
   await studio({ width: 1440, height: 900 });
   await played(page);
   await page.keyboard.press('c');
-  await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 4 && !/running|waiting/.test(document.querySelector('#lens table').textContent));
+  await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 4 && !/(writing|waiting) …/.test(document.querySelector('#lens table').textContent));
   await page.locator('[data-luck=new] [data-winner]').waitFor();
   const foot = (await page.locator('footer').boundingBox()).y;
   for (const each of ['#lens tr[data-run] >> nth=1', '[data-luck=same]', '[data-luck=new]', 'tr.won[data-candidate]', '.item.focused', '.sentence']) {

@@ -10,7 +10,7 @@ import { Feed } from './lib/feed';
 import { isLive, type Forest, type Run } from './lib/forest';
 import { uncertain } from './lib/heat';
 import { fromHash, recipeOf, toHash, type Recipe } from './lib/link';
-import { changed, read, STRATEGIES } from './lib/options';
+import { read, STRATEGIES } from './lib/options';
 import { Pace, TABLES, TREE } from './lib/pace';
 import { save } from './lib/save';
 import { suggest } from './lib/suggest';
@@ -40,7 +40,7 @@ class Studio {
   prompt = $state(DEMO.prompt);
   conversation = $state<Message[]>([]); // the turns before the one that is written now
   system = $state('');
-  sampling = $state.raw<Options>({ temperature: 0.8, max_tokens: LIMITS.text, logprobs: 20 });
+  sampling = $state.raw<Options>({ max_tokens: LIMITS.text, logprobs: 20 }); // the others have the server's defaults
 
   // What is here.
   version = $state(0); // of what is drawn of the tree
@@ -547,10 +547,6 @@ class Studio {
     } catch (error) {
       this.fields.set(option.name, String(text), (error as Error).message);
     }
-  }
-
-  get changes(): Options {
-    return this.info ? changed(this.sampling, this.info.options) : this.sampling;
   }
 }
 

@@ -2,9 +2,9 @@ import { describe, expect, it } from 'vitest';
 import { Forest } from '../src/lib/forest';
 import { actionOf, KEYMAP } from '../src/lib/keymap';
 import { fromHash, recipeOf, toHash } from '../src/lib/link';
-import { changed, DEFAULT, grouped, read, SLIDERS, STRATEGIES, write } from '../src/lib/options';
+import { changed, defaultStrategy, grouped, read, SLIDERS, STRATEGIES, strategyOf, write } from '../src/lib/options';
 import { TOUR } from '../src/lib/tour';
-import type { Option } from '../src/lib/types';
+import type { Option, Options } from '../src/lib/types';
 import { events, fork, info, run } from './recorded';
 
 const option = (name: string): Option => info().options.find((each) => each.name === name)!;
@@ -40,9 +40,21 @@ describe('the settings', () => {
   });
   it('of strategies and sliders exist', () => {
     const known = info().options.map((each) => each.name);
-    for (const name of [...SLIDERS.map((each) => each.name), ...[DEFAULT, ...STRATEGIES].flatMap((each) => Object.keys(each.sampling))]) expect(known).toContain(name);
+    for (const name of [...SLIDERS.map((each) => each.name), ...STRATEGIES.flatMap((each) => Object.keys(each.sampling))]) expect(known).toContain(name);
     for (const step of TOUR) for (const name of Object.keys(step.start?.sampling ?? {})) expect(known).toContain(name);
     expect(TOUR).toHaveLength(8);
+  });
+  it('begin with the defaults of the server, and are named by their strategy whatever these are', () => {
+    for (const [temperature, top_k, about] of [[1, 0, 'temperature 1:'], [0.5, 0, 'temperature 0.5:'], [1, 64, 'temperature 1, top-k 64:']] as const) {
+      const options = info().options.map((each) => ({ ...each, default: { temperature, top_k }[each.name] ?? each.default }));
+      const menu = [defaultStrategy(options), ...STRATEGIES];
+      expect(menu[0]!.about.startsWith(about), menu[0]!.about).toBe(true);
+      const named = (sampling: Options) => strategyOf({ max_tokens: 60, logprobs: 20, ...sampling }, menu, options)?.name;
+      expect(named({})).toBe('default');
+      expect(named({ temperature, top_k })).toBe('default');
+      for (const each of STRATEGIES) expect(named(each.sampling)).toBe(each.name);
+      expect([named({ temperature: 0.33 }), named({ temperature: 1.5, top_k: 7 })]).toEqual([undefined, undefined]);
+    }
   });
   it('that differ from the defaults are all that is kept', () => {
     expect(changed(run().sampling, info().options)).toMatchObject({ temperature: 0.8, top_k: 40, seed: 7, max_tokens: 12 });
@@ -52,10 +64,19 @@ describe('the settings', () => {
 describe('a link', () => {
   const forest = new Forest();
   for (const event of events()) forest.apply(event);
+  // A server with other defaults makes the same run, so the options that a model may set are always in the link.
+  const plain = { top_p: 1, min_p: 0, typical_p: 1, epsilon_cutoff: 0, eta_cutoff: 0, xtc_probability: 0, xtc_threshold: 0.1, repetition_penalty: 1, no_repeat_ngram_size: 0 };
   it('says how to make the run again', () => {
     const recipe = recipeOf(forest.runs.get(fork().id)!, forest.runs, info().options)!;
-    expect(recipe).toEqual({ prompt: 'The capital of France is', sampling: { temperature: 0.8, top_k: 40, seed: 7, max_tokens: 12 }, turns: [{ at: 2, token: fork().tokens[2]!.id }] });
+    expect(recipe).toEqual({ prompt: 'The capital of France is', sampling: { ...plain, temperature: 0.8, top_k: 40, seed: 7, max_tokens: 12 }, turns: [{ at: 2, token: fork().tokens[2]!.id }] });
     expect(fromHash(toHash({ run: fork().id, at: 3, recipe }))).toEqual({ run: fork().id, at: 3, recipe });
+  });
+  it('has the options of a fork that differ from its parent’s, the default included', () => {
+    const parent = forest.runs.get(run().id)!;
+    const child = { ...parent, summary: { ...parent.summary, id: 'child', parent: run().id, fork_at: 1, reason: 'sampled' as const, sampling: { ...run().sampling, temperature: 1 } } };
+    const options = info().options;
+    expect(options.find((each) => each.name === 'temperature')!.default).toBe(1);
+    expect(recipeOf(child, forest.runs, options)!.turns).toEqual([{ at: 1, sampling: { temperature: 1 } }]);
   });
   it('carries any text, and survives any nonsense', () => {
     const recipe = { prompt: '日本 “\u202e” <b>\n', sampling: {}, turns: [] };

@@ -7,7 +7,7 @@ import { fromHash, toHash } from '../src/lib/link';
 import { groups, isRemovable, merged, state, when } from '../src/lib/runs';
 import { TOUR } from '../src/lib/tour';
 import type { Message, Summary } from '../src/lib/types';
-import { run } from './recorded';
+import { info, run } from './recorded';
 
 const summary = (change: Partial<Summary> = {}): Summary => ({ ...run(), messages: null, title: '', ...change });
 const said = (...contents: string[]): Message[] => contents.map((content, place) => ({ role: place % 2 ? 'assistant' : 'user', content }));
@@ -83,7 +83,9 @@ describe('a question', () => {
     });
   });
   it('has other answers with other seeds only where luck decides', () => {
-    expect([{}, { temperature: 0.5 }, { temperature: 0 }, { beam_width: 4 }, { beam_width: 1 }].map(hasLuck)).toEqual([true, true, false, false, true]);
+    expect([{}, { temperature: 0.5 }, { temperature: 0 }, { beam_width: 4 }, { beam_width: 1 }].map((sampling) => hasLuck(sampling, info().options))).toEqual([true, true, false, false, true]);
+    const greedy = info().options.map((each) => (each.name === 'temperature' ? { ...each, default: 0 } : each));
+    expect([{}, { temperature: 0.5 }].map((sampling) => hasLuck(sampling, greedy))).toEqual([false, true]);
   });
 });
 

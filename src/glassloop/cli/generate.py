@@ -176,7 +176,7 @@ def _statistics(llm: LLM, run: Run, kept: bool) -> str:
         f"{usage.prompt_tokens} + {usage.completion_tokens} tokens",
         f"first after {run.timings.prefill:.2f} s",
         f"{speed:.1f} tokens/s" if speed else "",
-        f"{run.drafts.accepted} guessed" if run.drafts.accepted else "",
+        f"{run.drafts.accepted} drafted" if run.drafts.accepted else "",
         sampling_words(run.sampling, llm.default_sampling),
         f"seed {run.seed}",
         f"run {run.id[:8]}" if kept else "",

@@ -198,7 +198,7 @@ def _print_layers(seen: Layers) -> None:
     header = ("layer", "would say", "entropy", "rank", follows)
     print_table(header, rows, right=("layer", "entropy", "rank", follows), cut=("would say",))
     why = "which comes next in the text" if seen.given else "the favourite of the last layer"
-    print(f"\nRank and probability are those of {follows}, {why}.")
+    print(f"\nRank and probability are those of {follows}, {why}; entropy is in nats.")
 
 
 def _print_neighbours(seen: Neighbours) -> None:

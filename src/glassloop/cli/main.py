@@ -75,6 +75,14 @@ def main() -> None:
         # The message may quote an untrusted file or model.
         print(f"glassloop: {visible(str(error), newlines=False)}", file=sys.stderr)
         sys.exit(2)
+    except Exception as error:
+        from glassloop.decode.stage import authors_traceback
+
+        written = authors_traceback(error)
+        if written is None:
+            raise
+        print(visible(written), end="", file=sys.stderr)  # by the author of a plugin, who looks for a mistake
+        sys.exit(2)
     except KeyboardInterrupt:
         print("\nglassloop: interrupted", file=sys.stderr)
         sys.exit(130)

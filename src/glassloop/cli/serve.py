@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from glassloop.server.operation.settings import Settings
 
 _ACCESS, _LIMITS = "Address and access", "Limits"
+_IN_MEMORY = (
+    "runs are kept in memory only, until the server ends: others can reach it, and would see the runs in "
+    "your own store. To keep them, name a file: --store FILE"
+)
 
 
 def serve(
@@ -181,8 +185,7 @@ def _with_store(settings: Settings) -> tuple[Settings, str]:
 
     path = settings.store or default_path()
     if settings.store is None and not settings.is_local:
-        reason = "others can reach this server, and would see the runs of all commands"
-        return settings, f"runs are kept in memory only: {reason}. --store names a file"
+        return settings, _IN_MEMORY
     tested = Store(path)
     try:
         tested.check()

@@ -1,8 +1,9 @@
-"""The numbers of tokens as tables of the terminal show them. Surprise and entropy are in bits."""
+"""The numbers of tokens as tables of the terminal show them: surprise in bits, entropy in nats, as it is
+recorded."""
 
 from __future__ import annotations
 
-from math import inf, log
+from math import inf
 from typing import TYPE_CHECKING
 
 from glassloop.cli.terminal import percent, print_table, quoted
@@ -20,7 +21,7 @@ def surprise_text(token: Token) -> str:
 
 
 def entropy_text(token: Token) -> str:
-    return f"{token.entropy / log(2):.1f} bits"
+    return f"{token.entropy:.2f} nats"
 
 
 def print_tokens(run: Run) -> None:

@@ -19,6 +19,7 @@ from hashlib import sha256
 from importlib import import_module
 from inspect import unwrap
 from pathlib import Path
+from traceback import format_exception
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -152,6 +153,22 @@ def _source_of(function: Callable[..., Any]) -> Plugin | None:
         return None
 
 
+_RAISED = "raised by stage "
+
+
+def authors_traceback(error: Exception) -> str | None:
+    """Returns the traceback of an exception that a stage raised, from the function of the stage on; None if
+    the exception is not from a stage."""
+    if not any(note.startswith(_RAISED) for note in getattr(error, "__notes__", ())):
+        return None
+    at = own = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code.co_filename == __file__:
+            own = at.tb_next
+        at = at.tb_next
+    return "".join(format_exception(type(error), error, own))
+
+
 def _named(name: str, run: Run) -> Run:
     """Returns the function of a stage such that its mistakes are reported with the name of the stage."""
 
@@ -162,7 +179,7 @@ def _named(name: str, run: Run) -> Run:
         except NoneLeft:  # of the stages before; the chain says which
             raise
         except Exception as error:
-            error.add_note(f"raised by stage {name!r} at position {step.position}")
+            error.add_note(f"{_RAISED}{name!r} at position {step.position}")
             raise
         if not isinstance(left, Candidates):
             raise SamplingError(f"stage {name!r} returned {shown(left)}; Candidates are expected")

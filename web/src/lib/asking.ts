@@ -1,7 +1,8 @@
 // What is sent to the server when a prompt is run: into which tree it goes, and the strategies of a row of seeds.
 
 import { sameMessages } from './chat';
-import type { Message, Options, StartBody } from './types';
+import { defaultOf } from './options';
+import type { Message, Option, Options, StartBody } from './types';
 
 /** What the model is asked: a text to continue, or a conversation. */
 export type Question = { prompt: string } | { messages: Message[] };
@@ -18,6 +19,6 @@ export function seeds(count: number, sampling: Options): Pick<StartBody, 'sampli
 }
 
 /** Returns whether other seeds give other texts. */
-export function hasLuck(sampling: Options): boolean {
-  return sampling['temperature'] !== 0 && !(Number(sampling['beam_width']) > 1);
+export function hasLuck(sampling: Options, options: readonly Option[]): boolean {
+  return (sampling['temperature'] ?? defaultOf('temperature', options)) !== 0 && !(Number(sampling['beam_width']) > 1);
 }

@@ -46,6 +46,9 @@ export function fromHash(hash: string): Link {
   };
 }
 
+// A model may set these, and a server may ignore what it sets: no other server has to have the same defaults.
+const FROM_MODEL = new Set(['temperature', 'top_k', 'top_p', 'min_p', 'typical_p', 'epsilon_cutoff', 'eta_cutoff', 'xtc_probability', 'xtc_threshold', 'repetition_penalty', 'no_repeat_ngram_size']);
+
 /** How a run came about: its first ancestor's prompt and options, then each turn that was taken. */
 export function recipeOf(run: Run, runs: ReadonlyMap<string, Run>, options: readonly Option[], messages?: Message[]): Recipe | null {
   const line: Run[] = [run];
@@ -55,7 +58,7 @@ export function recipeOf(run: Run, runs: ReadonlyMap<string, Run>, options: read
     line.unshift(parent);
   }
   const first = line[0]!.summary;
-  const made: Recipe = { sampling: { ...changed(first.sampling, options), seed: first.seed }, turns: [] };
+  const made: Recipe = { sampling: { ...picked(first.sampling, ({ name }) => FROM_MODEL.has(name), options), ...changed(first.sampling, options), seed: first.seed }, turns: [] };
   delete made.sampling['timeout'];
   if (messages) made.messages = messages;
   else made.prompt = first.prompt;
@@ -72,10 +75,13 @@ function turn(run: Run, parent: Run, options: readonly Option[]): Turn {
     for (let i = at; run.tokens[i]?.source === 'forced'; i++) text += run.tokens[i]!.piece;
     return { at, text };
   }
-  const before = changed(parent.summary.sampling, options);
-  const now = changed(sampling, options);
-  const differs = Object.entries(now).filter(([name, value]) => stringify(value) !== stringify(before[name]) && name !== 'seed');
-  return differs.length ? { at, sampling: Object.fromEntries(differs) } : { at };
+  const before = parent.summary.sampling;
+  const differing = picked(sampling, ({ name }) => name !== 'seed' && stringify(sampling[name]) !== stringify(before[name]), options);
+  return Object.keys(differing).length ? { at, sampling: differing } : { at };
+}
+
+function picked(sampling: Options, wanted: (option: Option) => boolean, options: readonly Option[]): Options {
+  return Object.fromEntries(options.filter((each) => sampling[each.name] !== undefined && wanted(each)).map(({ name }) => [name, sampling[name]]));
 }
 
 function encode(value: unknown): string {

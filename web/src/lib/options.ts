@@ -47,6 +47,9 @@ function json(option: Option, text: string): unknown {
   }
 }
 
+/** Returns the value that an option has if the request does not give it. */
+export const defaultOf = (name: string, options: readonly Option[]): unknown => options.find((each) => each.name === name)?.default;
+
 /** Returns the options that differ from the defaults. */
 export function changed(sampling: Options, options: readonly Option[]): Options {
   const made: Options = {};
@@ -100,9 +103,6 @@ export interface Strategy {
   about: string;
 }
 
-/** The settings with which the page starts. */
-export const DEFAULT: Strategy = { name: 'default', sampling: { temperature: 0.8 }, about: 'temperature 0.8' };
-
 export const STRATEGIES: readonly Strategy[] = [
   { name: 'greedy', sampling: { temperature: 0 }, about: 'temperature 0: always the most likely token' },
   { name: 'careful', sampling: { temperature: 0.5, top_p: 0.9 }, about: 'temperature 0.5, top-p 0.9' },
@@ -111,3 +111,19 @@ export const STRATEGIES: readonly Strategy[] = [
   { name: 'wild', sampling: { temperature: 1.5 }, about: 'temperature 1.5' },
   { name: 'beams', sampling: { beam_width: 4 }, about: '4 beams: the most likely text as a whole' },
 ];
+
+const FILTERS = ['top_k', 'top_p', 'min_p'] as const;
+
+/** The strategy with which the page starts: the server's defaults, which are the model's own settings if it has any. */
+export function defaultStrategy(options: readonly Option[]): Strategy {
+  const filters = FILTERS.map((name) => [name, defaultOf(name, options)] as const).filter(([name, value]) => value !== (name === 'top_p' ? 1 : 0));
+  const settings = [['temperature', defaultOf('temperature', options)] as const, ...filters].map(([name, value]) => `${name.replace('_', '-')} ${String(value)}`);
+  return { name: 'default', sampling: {}, about: `${settings.join(', ')}: the defaults of the server for this model` };
+}
+
+/** Returns the strategy that these settings are, if they are one. */
+export function strategyOf(sampling: Options, strategies: readonly Strategy[], options: readonly Option[]): Strategy | undefined {
+  const own = options.filter((each) => ['temperature', ...FILTERS, 'beam_width'].includes(each.name));
+  const told = (settings: Options): string => stringify(changed(settings, own));
+  return strategies.find((each) => told(each.sampling) === told(sampling));
+}

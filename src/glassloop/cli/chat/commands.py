@@ -109,6 +109,8 @@ def _tree(chat: Chat, _: str) -> None:
 def _diff(chat: Chat, rest: str) -> None:
     from glassloop.trace.diff import diff
 
+    if not rest:
+        raise GlassloopError("the id of another answer is expected: /diff 84f584fc; /tree shows the ids")
     own, other = chat.talk.last.run, chat.talk.find(rest).run
     with working("Comparing"):
         found = diff(other, own)
@@ -201,7 +203,7 @@ def _save(chat: Chat, rest: str) -> None:
     else:
         text = transcript(talk)
     write_text(path, text)
-    return chat.note(f"{path}: {len(own)} questions and answers")
+    return chat.note(f"{path}: {len(own)} {'answer' if len(own) == 1 else 'answers'}")
 
 
 def _help(chat: Chat, _: str) -> None:
