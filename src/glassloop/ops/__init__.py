@@ -9,7 +9,7 @@ from functools import cache
 from glassloop.errors import GlassloopError
 from glassloop.ops.protocol import Ops
 
-NAMES = ("native", "reference")
+NAMES = ("native", "reference", "torch")
 
 
 def choose_ops(name: str | None = None) -> Ops:
@@ -17,6 +17,16 @@ def choose_ops(name: str | None = None) -> Ops:
     name = name or os.environ.get("GLASSLOOP_OPS") or None
     if name not in (None, *NAMES):
         raise GlassloopError(f"the op set is {name!r}; one of {', '.join(NAMES)} is expected")
+    if name == "torch":
+        from glassloop.ops import torch
+
+        if not torch.available():
+            raise GlassloopError(
+                "ops is 'torch', which needs a CUDA device, torch and Triton: pip install 'glassloop[gpu]'"
+            )
+        from glassloop.ops.torch.ops import TorchOps
+
+        return TorchOps()
     if name != "reference":
         from glassloop.ops.native import library
 
