@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 
@@ -11,6 +12,7 @@ import torch
 
 from bench.gpu.shapes import random_model
 from glassloop.ops.batch import Batch, pages_for
+from glassloop.ops.torch import program as engine
 
 
 def main() -> None:
@@ -20,6 +22,9 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prefill", default="512,2048")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument(
+        "--sweep", action="store_true", help="time attention with other numbers of warps and stages"
+    )
     given = parser.parse_args()
     began = time.monotonic()
     model = random_model(given.shape)
@@ -47,6 +52,16 @@ def main() -> None:
             f" with upload and download {statistics.median(whole) * 1e3:.3f} ms; first {first:.1f} s",
             flush=True,
         )
+    for warps, stages in itertools.product((1, 2, 4, 8), (2, 3, 4)) if given.sweep else ():
+        engine.ATTENDING.update(num_warps=warps, num_stages=stages)
+        program._graphs.clear()
+        found = []
+        for count in streams:
+            step = Batch.of([(tables[i], given.context, [i + 1]) for i in range(count)])
+            model.forward(step, pages)
+            (graph, _) = next(program._graphs[key] for key in program._graphs if key[0] >= count)
+            found.append(f"{_graph_seconds(graph) * 1e3:.3f}")
+        print(f"attention with {warps} warps, {stages} stages:", *found, "ms", flush=True)
     for rows in [int(each) for each in given.prefill.split(",") if each]:
         batch = Batch.of([(tables[0], 0, [i % 1000 for i in range(rows)])])
         model.forward(batch, pages)
@@ -61,13 +76,18 @@ def main() -> None:
         if given.profile:
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
                 model.forward(batch, pages)
-            print(seen.key_averages().table(sort_by="cuda_time_total", row_limit=12, max_name_column_width=40))
+            print(
+                seen.key_averages().table(sort_by="cuda_time_total", row_limit=12, max_name_column_width=40)
+            )
     if given.profile:
         for count in streams:
             step = Batch.of([(tables[i], given.context, [i + 1]) for i in range(count)])
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
                 model.forward(step, pages)
-            print(count, seen.key_averages().table(sort_by="cuda_time_total", row_limit=12, max_name_column_width=40))
+            print(
+                count,
+                seen.key_averages().table(sort_by="cuda_time_total", row_limit=12, max_name_column_width=40),
+            )
 
 
 def _graph_seconds(graph: torch.cuda.CUDAGraph, rounds: int = 30) -> float:

@@ -80,7 +80,9 @@ def seconds(rows: int, width: int, columns: int, gated: bool, tile: Tile) -> flo
     key = (size, columns)
     if key not in _WEIGHTS:
         _WEIGHTS.clear()
-        _WEIGHTS[key] = [torch.randn(size, columns, device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
+        _WEIGHTS[key] = [
+            torch.randn(size, columns, device="cuda", dtype=torch.bfloat16) for _ in range(copies)
+        ]
     x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
     out = torch.empty(rows, width, device="cuda", dtype=torch.bfloat16)
     grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width),)
@@ -90,7 +92,7 @@ def seconds(rows: int, width: int, columns: int, gated: bool, tile: Tile) -> flo
             x, weight, weight, out, out, rows, width, columns, columns, 0, width,
             ROWS=tile.rows, WIDTH=tile.width, STEP=tile.step, SWAPPED=tile.swapped, EVEN=columns % tile.step == 0,
             BIASED=False, ADDED=False, GATED=gated, ACTIVATION=2,
-            num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
+            num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, EARLY=False,
         )  # fmt: skip
 
     run(_WEIGHTS[key][0])

@@ -65,7 +65,10 @@ class TorchMatrix:
         storage = first.untyped_storage().data_ptr()
         for each in matrices:
             values = each.values
-            if values.untyped_storage().data_ptr() != storage or values.storage_offset() != at * values.shape[1]:
+            if (
+                values.untyped_storage().data_ptr() != storage
+                or values.storage_offset() != at * values.shape[1]
+            ):
                 break
             at += each.out
         else:
@@ -175,11 +178,12 @@ class TorchOps:
         record = self._recorder
         made = record.product([q, k, v])
         width = q.matrix.out
-        queries = record.call("heads", width, made, half=True, column=0, about=q)
         about = {"group": place[0], "layer": place[1]}
-        record.effect("keep", made, key=k, column=width, **about)
+        queries = record.call("keep", width, made, half=True, query=q, key=k, **about)
         limits = {"scale": scale, "window": window or 0, "softcap": softcap or 0.0}
-        return record.call("attend", width, queries, half=True, heads=q.heads, kv_heads=k.heads, **about, **limits)
+        return record.call(
+            "attend", width, queries, half=True, heads=q.heads, kv_heads=k.heads, **about, **limits
+        )
 
     def activate(self, x: Lazy, kind: Activation) -> Value:
         return self._elementwise("activate", x, half=True, activation=ACTIVATIONS.index(kind))

@@ -32,7 +32,9 @@ class TorchPages:
         pages = span.pages[group, : pages_for(span.length)]
         check_page(int(pages.min()), self.count)
         check_page(int(pages.max()), self.count)
-        keys = self.keys[torch.from_numpy(pages).to(self.keys.device).long(), layer]  # [pages, kv heads, PAGE, dim]
+        keys = self.keys[
+            torch.from_numpy(pages).to(self.keys.device).long(), layer
+        ]  # [pages, kv heads, PAGE, dim]
         rows = keys.transpose(1, 2).reshape(-1, *keys.shape[1:2], keys.shape[3])
         found: Float32 = rows[: span.length].float().cpu().numpy()
         return found

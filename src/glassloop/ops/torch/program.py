@@ -14,19 +14,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from glassloop.ops.batch import PAGE, Batch, BatchError, check_page, check_spans, pages_for
 from glassloop.ops.quant import Float32
 from glassloop.ops.torch.kernels import attention, linear, pointwise
 from glassloop.ops.torch.pages import TorchPages
 from glassloop.ops.torch.recorder import Angles, Call, Product, Recorder, Value
-from glassloop.ops.torch.tiles import tile_for
+from glassloop.ops.torch.tiles import WIDE, tile_for
 
 UNIT, BLOCK = 256, 64  # positions; the sums of attention are defined by them
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)  # rows of the captured graphs
 _FEW, _MANY = 16, 64  # queries of one program, for short and long spans
 _PROGRAMS = 264  # fewer programs than this leave the device idle: then each computes one unit only
 _ALIGNED = 32  # numbers: parts of an array that begin at multiples of it need no second version of a kernel
+_EARLY = 64  # rows up to which a kernel is launched before the one before it has ended
+ATTENDING = {"num_warps": 4, "num_stages": 3}
 _EXACT = {"enable_fp_fusion": False}  # a product and a sum are never contracted
 
 
@@ -60,6 +63,10 @@ class Program:
         self._homes, self._needs = recorder.lay_out(results)
         self._results = [self._homes[result.id] for result in results]
         self._device, self._half = device, half
+        # The multiprocessors, where they can copy tiles by descriptors.
+        self._wide = 0
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
+            self._wide = torch.cuda.get_device_properties(device).multi_processor_count
         self._weights = [self._weights_of(call) for call in self._calls]
         self._angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._positions = 0  # that the angles are computed for
@@ -70,7 +77,11 @@ class Program:
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._used: Sequence[TorchPages] = ()
         self._group_size = max(
-            [call.settings["heads"] // call.settings["kv_heads"] for call in self._calls if call.kind == "attend"],
+            [
+                call.settings["heads"] // call.settings["kv_heads"]
+                for call in self._calls
+                if call.kind == "attend"
+            ],
             default=1,
         )
         self._one_run = Lock()
@@ -129,13 +140,14 @@ class Program:
                 if min(ids) < 0 or max(ids) >= size:
                     wrong = next(id for id in ids if not 0 <= id < size)
                     raise BatchError(f"a row has the number {wrong}; one from 0 to {size - 1} is expected")
-        for number, span in enumerate(batch.spans):
-            if batch.positions[span.start : span.stop] != list(range(span.first, span.length)):
+        for number, (start, stop, first, _) in enumerate(batch.spans):
+            positions = batch.positions[start:stop]
+            if positions != list(range(first, first + stop - start)):
                 raise BatchError(f"span {number} has positions that are not its own")
-            used = span.pages[:, : pages_for(span.length)]
-            for group, table in zip(pages, used, strict=True):
-                check_page(int(table.min()), group.count)
-                check_page(int(table.max()), group.count)
+        for group, own in enumerate(pages):
+            used = np.concatenate([span.pages[group, : pages_for(span.length)] for span in batch.spans])
+            check_page(int(used.min()), own.count)
+            check_page(int(used.max()), own.count)
 
     def _make_room(self, rows: int, wanted: int, positions: int, pages: Sequence[TorchPages]) -> None:
         """Makes the buffers large enough. Graphs know the addresses of what they use, so they go if it moves."""
@@ -149,7 +161,9 @@ class Program:
         if moved:
             kinds = {True: self._half, False: torch.float32}
             self._buffers = [
-                torch.empty((self._capacity[need.wanted], need.width), dtype=kinds[need.half], device=self._device)
+                torch.empty(
+                    (self._capacity[need.wanted], need.width), dtype=kinds[need.half], device=self._device
+                )
                 for need in self._needs
             ]
         if positions > self._positions:
@@ -162,18 +176,21 @@ class Program:
     def _upload(self, batch: Batch, pages: Sequence[TorchPages], size: int) -> Step:
         """Copies a batch to the device, filled up to `size` rows."""
         rows, filling = len(batch.tokens), size - len(batch.tokens)
-        counts = np.array([span.stop - span.start for span in batch.spans])
-        lengths = np.array([span.pages.size for span in batch.spans])
+        counts, strides, lengths = np.array(
+            [(span.stop - span.start, span.pages.shape[1], span.pages.size) for span in batch.spans]
+            + [(filling, 1, len(pages))],
+            np.int32,
+        ).T
         table_at = np.cumsum(lengths) - lengths
-        strides = np.array([span.pages.shape[1] for span in batch.spans])
         spare = [group.count for group in pages]  # the page that filling rows write to
-        tiles, longest = self._tiles_of(batch, counts, size)
+        tiles, longest = self._tiles_of(batch, size)
+        nothing = np.zeros(filling, np.int32)
         parts: list[Any] = [
-            [*batch.tokens, *[0] * filling],
-            [*batch.positions, *[0] * filling],
-            [*np.repeat(table_at, counts), *[int(lengths.sum())] * filling],
-            [*np.repeat(strides, counts), *[1] * filling],
-            [*batch.wanted, *range(rows, size)] if filling else batch.wanted,
+            np.concatenate([batch.tokens, nothing]),
+            np.concatenate([batch.positions, nothing]),
+            np.repeat(table_at, counts),
+            np.repeat(strides, counts),
+            np.concatenate([batch.wanted, np.arange(rows, size)]) if filling else batch.wanted,
             *[part for tile_rows, tile_counts, _ in tiles for part in (tile_rows, tile_counts)],
             np.concatenate([*(span.pages.reshape(-1) for span in batch.spans), spare]),
         ]
@@ -206,13 +223,13 @@ class Program:
             pages,
         )
 
-    def _tiles_of(self, batch: Batch, counts: Any, size: int) -> tuple[list[tuple[Any, Any, int]], int]:
+    def _tiles_of(self, batch: Batch, size: int) -> tuple[list[tuple[Any, Any, int]], int]:
         """Returns the tiles of short and of long spans (first rows, numbers of rows, queries of a program), and
         the length of the longest branch."""
         longest = max(span.length for span in batch.spans)
         group = self._group_size
         few, many = (max(most, triton.next_power_of_2(group)) for most in (_FEW, _MANY))
-        if len(counts) == len(batch.tokens):
+        if len(batch.spans) == len(batch.tokens):
             return [(np.arange(size), np.ones(size, np.int64), few)], longest
         tiles = []
         for queries, spans in (
@@ -222,7 +239,9 @@ class Program:
             at_once = queries // group
             starts = [(at, span.stop) for span in spans for at in range(span.start, span.stop, at_once)]
             if starts:
-                tiles.append(([at for at, _ in starts], [min(at_once, stop - at) for at, stop in starts], queries))
+                tiles.append(
+                    ([at for at, _ in starts], [min(at_once, stop - at) for at, stop in starts], queries)
+                )
         return tiles, longest
 
     # ── calls ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -244,11 +263,13 @@ class Program:
         return TorchMatrix.beside(matrices), bias
 
     def _compute(self, step: Step) -> None:
+        early = self._wide > 0 and step.rows <= _EARLY
+        self._early: dict[str, Any] = {"EARLY": early, **({"launch_pdl": True} if early else {}), **_EXACT}
         for call, weights in zip(self._calls, self._weights, strict=True):
-            rows = step.wanted if (call.out or call.inputs[0]).wanted else step.rows
+            rows = step.wanted if call.out.wanted else step.rows
             if not rows:
                 continue
-            out = None if call.out is None else self._buffers[self._homes[call.out.id]]
+            out = self._buffers[self._homes[call.out.id]]
             inputs = [self._buffers[self._homes[value.id]] for value in call.inputs]
             getattr(self, f"_{call.kind}")(call.settings, weights, step, rows, out, *inputs)
 
@@ -260,7 +281,7 @@ class Program:
     def _take(self, given: Any, _: Any, step: Step, rows: int, out: Any, x: Any) -> None:
         width = out.shape[1]
         grid = (rows, triton.cdiv(width, 1024))
-        pointwise.take_kernel[grid](x, step.ids["wanted"], out, width, x.stride(0), BLOCK=1024, **_EXACT)
+        pointwise.take_kernel[grid](x, step.ids["wanted"], out, width, x.stride(0), BLOCK=1024, **self._early)
 
     def _norm(self, given: Any, _: Any, step: Step, rows: int, out: Any, x: Any) -> None:
         bias, width = given["bias"], out.shape[1]
@@ -277,39 +298,60 @@ class Program:
             CENTRED=bias is not None,
             BIASED=bias is not None,
             num_warps=8 if block >= 4096 else 4,
-            **_EXACT,
+            **self._early,
         )
 
-    def _linear(self, given: Any, weights: Any, step: Step, rows: int, out: Any, x: Any, added: Any = None) -> None:
+    def _linear(
+        self, given: Any, weights: Any, step: Step, rows: int, out: Any, x: Any, added: Any = None
+    ) -> None:
         weight, bias = weights
         width, columns = out.shape[1], weight.shape[1]
         gated = given.get("gated", False)
         tile = tile_for(rows, width, gated)
-        grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width),)
-        linear.linear_kernel[grid](
+        tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width)
+        about = {
+            "ROWS": tile.rows,
+            "WIDTH": tile.width,
+            "STEP": tile.step,
+            "BIASED": bias is not None,
+            "ADDED": added is not None,
+            "GATED": gated,
+            "ACTIVATION": given.get("activation", 0),
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+            **_EXACT,
+        }
+        bias, residual = weight if bias is None else bias, out if added is None else added
+        if self._wide and rows >= WIDE and columns % 8 == 0:
+            linear.wide_linear_kernel[(min(tiles, self._wide),)](
+                TensorDescriptor(x, [rows, columns], [x.stride(0), 1], [tile.rows, tile.step]),
+                TensorDescriptor(weight, list(weight.shape), [columns, 1], [tile.width, tile.step]),
+                bias,
+                residual,
+                out,
+                rows,
+                width,
+                columns,
+                residual.stride(0),
+                out.stride(0),
+                **about,
+            )
+            return
+        linear.linear_kernel[(tiles,)](
             x,
             weight,
-            weight if bias is None else bias,
-            out if added is None else added,
+            bias,
+            residual,
             out,
             rows,
             width,
             columns,
             x.stride(0),
-            0 if added is None else added.stride(0),
+            residual.stride(0),
             out.stride(0),
-            ROWS=tile.rows,
-            WIDTH=tile.width,
-            STEP=tile.step,
             SWAPPED=tile.swapped,
             EVEN=columns % tile.step == 0,
-            BIASED=bias is not None,
-            ADDED=added is not None,
-            GATED=gated,
-            ACTIVATION=given.get("activation", 0),
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-            **_EXACT,
+            **(about | self._early),
         )
 
     def _about_heads(self, about: Product, x: Any) -> dict[str, Any]:
@@ -353,11 +395,16 @@ class Program:
             **_EXACT,
         )
 
-    def _keep(self, given: Any, _: Any, step: Step, rows: int, out: None, x: Any) -> None:
-        about: Product = given["key"]
+    def _keep(self, given: Any, _: Any, step: Step, rows: int, out: Any, x: Any) -> None:
+        query: Product = given["query"]
+        key: Product = given["key"]
         pages = step.pages[given["group"]]
-        pointwise.keep_kernel[(rows, about.heads)](
+        about, key_norm = self._about_heads(query, x), key.norm
+        pointwise.keep_kernel[(rows, query.heads + key.heads)](
             x=x,
+            queries=out,
+            key_weight=x if key_norm is None else key_norm.weight,
+            key_bias=x if key_norm is None or key_norm.bias is None else key_norm.bias,
             positions=step.ids["positions"],
             row_table=step.row_table,
             row_stride=step.row_stride,
@@ -365,15 +412,16 @@ class Program:
             keys=pages.keys,
             values=pages.values,
             x_stride=x.stride(0),
-            key_column=given["column"],
-            value_column=given["column"] + about.matrix.out,
+            query_stride=out.stride(0),
+            heads=query.heads,
+            kv_heads=key.heads,
             page_stride=pages.keys.stride(0),
             layer_offset=given["layer"] * pages.keys.stride(1),
             group=given["group"],
             PAGE=PAGE,
             num_warps=1,
-            **self._about_heads(about, x),
-            **_EXACT,
+            **about,
+            **self._early,
         )
 
     def _is_split(self, tiles: Tiles, step: Step) -> bool:
@@ -395,7 +443,13 @@ class Program:
                     self._partial = torch.empty(needed, device=self._device)
                     self._graphs.clear()
                 grid = (*grid, tiles.units)
-            about = {"UNIT": UNIT, "QUERIES": tiles.queries, "HEAD": head, "GROUP": group, "WINDOWED": window > 0}
+            about = {
+                "UNIT": UNIT,
+                "QUERIES": tiles.queries,
+                "HEAD": head,
+                "GROUP": group,
+                "WINDOWED": window > 0,
+            }
             both = (step.ids["positions"], tiles.rows, tiles.counts, queries.stride(0), head_dim, window)
             positions, tile_row, tile_count, stride, *_rest = both
             attention.attend_kernel[grid](
@@ -422,14 +476,14 @@ class Program:
                 BLOCK=BLOCK,
                 CAPPED=given["softcap"] > 0,
                 SPLIT=split,
-                num_warps=4,
+                **ATTENDING,
                 **about,
-                **_EXACT,
+                **self._early,
             )
             if split:
                 attention.merge_kernel[grid[:2]](
                     queries, out, self._partial, positions, tile_row, tile_count, stride, head_dim, window, tiles.units,
-                    num_warps=4, **about, **_EXACT,
+                    num_warps=4, **about, **self._early,
                 )  # fmt: skip
 
     def _elementwise(
@@ -438,7 +492,17 @@ class Program:
         width = out.shape[1]
         y = x if y is None else y
         pointwise.elementwise_kernel[(rows, triton.cdiv(width, 1024))](
-            x, y, out, width, x.stride(0), y.stride(0), factor, KIND=kind, ACTIVATION=activation, BLOCK=1024, **_EXACT
+            x,
+            y,
+            out,
+            width,
+            x.stride(0),
+            y.stride(0),
+            factor,
+            KIND=kind,
+            ACTIVATION=activation,
+            BLOCK=1024,
+            **_EXACT,
         )
 
     def _add(self, given: Any, _: Any, step: Step, rows: int, out: Any, x: Any, y: Any) -> None:

@@ -55,7 +55,7 @@ Lazy = Value | Normed | Product
 @dataclass
 class Call:
     kind: str
-    out: Value | None
+    out: Value
     inputs: tuple[Value, ...]
     settings: dict[str, Any]
 
@@ -89,10 +89,6 @@ class Recorder:
         self.calls.append(Call(kind, out, inputs, settings))
         return out
 
-    def effect(self, kind: str, *inputs: Value, **settings: Any) -> None:
-        """Records a call that has no output."""
-        self.calls.append(Call(kind, None, inputs, settings))
-
     def value(self, lazy: Lazy, half: bool = False) -> Value:
         """Returns the array of a value, a norm or a product; the precision is that of a norm's output."""
         if isinstance(lazy, Value):
@@ -105,7 +101,7 @@ class Recorder:
         made = self.product([lazy])
         if lazy.norm is None and lazy.angles is None:
             return made
-        return self.call("heads", made.width, made, half=True, column=0, about=lazy)
+        return self.call("heads", made.width, made, half=True, about=lazy)
 
     def half(self, lazy: Lazy) -> Value:
         """Returns a value in half precision, as products read it."""
@@ -123,7 +119,11 @@ class Recorder:
 
     def gated(self, gate: Product, up: Product, activation: int) -> Value:
         """Records activated(gate) * up, for two products of one input."""
-        about = {"matrices": [gate.matrix, up.matrix], "biases": [gate.bias, up.bias], "activation": activation}
+        about = {
+            "matrices": [gate.matrix, up.matrix],
+            "biases": [gate.bias, up.bias],
+            "activation": activation,
+        }
         return self.call("linear", gate.matrix.out, self.half(gate.x), half=True, gated=True, **about)
 
     def lay_out(self, results: Sequence[Value]) -> tuple[dict[int, int], list[Buffer]]:
@@ -135,14 +135,13 @@ class Recorder:
         buffers: list[Buffer] = []
         free: list[int] = []
         for index, call in enumerate(self.calls):
-            if call.out is not None:
-                needed = Buffer(call.out.width, call.out.wanted, call.out.half)
-                fits = [home for home in free if buffers[home] == needed and call.out.id not in kept]
-                if fits:
-                    free.remove(fits[0])
-                else:
-                    buffers.append(needed)
-                homes[call.out.id] = fits[0] if fits else len(buffers) - 1
+            needed = Buffer(call.out.width, call.out.wanted, call.out.half)
+            fits = [home for home in free if buffers[home] == needed and call.out.id not in kept]
+            if fits:
+                free.remove(fits[0])
+            else:
+                buffers.append(needed)
+            homes[call.out.id] = fits[0] if fits else len(buffers) - 1
             for used in {value.id for value in call.inputs}:
                 if last[used] == index and used not in kept:
                     free.append(homes[used])

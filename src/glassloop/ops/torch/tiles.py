@@ -14,18 +14,29 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By the number of rows, up to the first that is not exceeded; then by the number of outputs, likewise.
+# By the number of rows, up to the first that is not exceeded; then by the number of outputs, likewise. Found by
+# `python -m bench.gpu.tiles` on an H200.
+_ANY = 1 << 40
 _TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
-    (16, ((5120, Tile(16, 32, 256, False, 4, 4)), (1 << 40, Tile(16, 64, 128, False, 4, 4)))),
-    (32, ((5120, Tile(32, 32, 128, False, 4, 5)), (1 << 40, Tile(32, 64, 128, False, 4, 4)))),
-    (64, ((5120, Tile(64, 32, 128, False, 4, 4)), (1 << 40, Tile(64, 128, 64, False, 4, 4)))),
-    (128, ((8192, Tile(64, 64, 64, False, 4, 4)), (1 << 40, Tile(128, 128, 64, False, 8, 4)))),
-    (1 << 40, ((6144, Tile(128, 128, 64, False, 8, 4)), (1 << 40, Tile(128, 256, 64, False, 8, 3)))),
+    (16, ((8192, Tile(16, 64, 256, True, 4, 5)), (_ANY, Tile(16, 64, 128, True, 4, 3)))),
+    (32, ((8192, Tile(32, 32, 128, False, 4, 4)), (_ANY, Tile(32, 64, 128, False, 4, 4)))),
+    (64, ((8192, Tile(64, 32, 128, False, 4, 4)), (_ANY, Tile(64, 128, 128, False, 4, 4)))),
+    (128, ((8192, Tile(64, 64, 64, False, 4, 4)), (_ANY, Tile(128, 128, 64, False, 8, 4)))),
+    (256, ((5120, Tile(64, 128, 64, False, 4, 4)), (_ANY, Tile(128, 128, 64, False, 8, 4)))),
+    (_ANY, ((_ANY, Tile(128, 256, 64, False, 8, 4)),)),
 )
+_GATED: tuple[tuple[int, Tile], ...] = (
+    (16, Tile(16, 64, 128, True, 4, 3)),
+    (32, Tile(32, 64, 128, False, 4, 3)),
+    (64, Tile(64, 64, 128, False, 8, 4)),
+    (_ANY, Tile(128, 128, 64, False, 8, 3)),
+)
+WIDE = 128  # rows from which tiles are copied by descriptors
 
 
 def tile_for(rows: int, width: int, gated: bool) -> Tile:
     """Returns the tile of a product with this many rows and outputs. A gated product has two accumulators."""
+    if gated:
+        return next(tile for most, tile in _GATED if rows <= most)
     by_width = next(widths for most, widths in _TABLE if rows <= most)
-    tile = next(tile for most, tile in by_width if width <= most)
-    return tile._replace(width=max(tile.width // 2, 16)) if gated and tile.rows * tile.width > 8192 else tile
+    return next(tile for most, tile in by_width if width <= most)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from glassloop.ops.torch.kernels.pointwise import wait_for_previous
+
 NOTHING = tl.constexpr(-1e30)  # the maximum over no keys; minus infinity would make NaN
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -121,9 +123,11 @@ def attend_kernel(
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
     SPLIT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Lets the queries of a tile (adjacent rows of a branch, the GROUP heads of one key-value head) attend. With
     SPLIT each program computes one unit, and `merge_kernel` merges them; else a program walks over all units."""
+    wait_for_previous(EARLY)
     tile, head = tl.program_id(0), tl.program_id(1)
     query, place, position, inside = tile_queries(
         queries, query_stride, tile_row, tile_count, positions, head_dim, QUERIES, HEAD, GROUP
@@ -163,7 +167,9 @@ def attend_kernel(
             most, sums, mixed = merged(most, sums, mixed, unit_most, unit_total, unit_mixed)
         total = tl.max(sums, 1)  # the columns are equal
         result = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
-        tl.store(out + place[:, None] + tl.arange(0, HEAD)[None, :], result.to(out.dtype.element_ty), mask=inside)
+        tl.store(
+            out + place[:, None] + tl.arange(0, HEAD)[None, :], result.to(out.dtype.element_ty), mask=inside
+        )
 
 
 @triton.jit(do_not_specialize=["window", "units"])
@@ -183,8 +189,10 @@ def merge_kernel(
     HEAD: tl.constexpr,
     GROUP: tl.constexpr,
     WINDOWED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Merges the units that `attend_kernel` has computed with SPLIT, in ascending order."""
+    wait_for_previous(EARLY)
     tile, head = tl.program_id(0), tl.program_id(1)
     _, place, _, inside = tile_queries(
         queries, query_stride, tile_row, tile_count, positions, head_dim, QUERIES, HEAD, GROUP
@@ -198,7 +206,7 @@ def merge_kernel(
     sums = tl.zeros([QUERIES, 16], tl.float32)
     mixed = tl.zeros([QUERIES, HEAD], tl.float32)
     index = tl.arange(0, QUERIES)
-    for unit in range(0, end - begin):
+    for unit in range(end - begin):
         number = (tile * tl.num_programs(1) + head) * units + unit
         base = partial + number.to(tl.int64) * QUERIES * (HEAD + 17)
         most, sums, mixed = merged(

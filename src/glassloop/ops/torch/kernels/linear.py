@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from glassloop.ops.torch.kernels.pointwise import activated
+from glassloop.ops.torch.kernels.pointwise import activated, wait_for_previous
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -31,10 +31,12 @@ def linear_kernel(
     ADDED: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """out = x @ weight.T + bias + residual; or, GATED, activated(x @ gate.T) * (x @ up.T) for a weight that has
     the rows of gate and then those of up. A tile has ROWS rows and WIDTH outputs and reads STEP columns at a
     time (EVEN: these divide all columns); SWAPPED computes its transpose, so few rows fill an instruction."""
+    wait_for_previous(EARLY)
     tiles = tl.cdiv(width, WIDTH)
     row_tiles = tl.cdiv(rows, ROWS)
     # Eight tiles of rows share the weights that are in the cache.
@@ -96,3 +98,56 @@ def linear_kernel(
         total = tl.load(place, mask=inside, other=0.0).to(tl.float32) + total
     place = out + (row.to(tl.int64) * out_stride)[:, None] + output[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def wide_linear_kernel(
+    x,
+    weight,
+    bias,
+    residual,
+    out,
+    rows,
+    width,
+    columns,
+    residual_stride,
+    out_stride,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STEP: tl.constexpr,
+    BIASED: tl.constexpr,
+    ADDED: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """The same as `linear_kernel`, with the same bits, for many rows: x and weight are descriptors, from which the
+    device copies whole tiles, and each program computes several tiles."""
+    tiles = tl.cdiv(width, WIDTH)
+    row_tiles = tl.cdiv(rows, ROWS)
+    for number in tl.range(tl.program_id(0), tiles * row_tiles, tl.num_programs(0), flatten=True):
+        group = number // (8 * tiles)
+        together = tl.minimum(row_tiles - group * 8, 8)
+        first_row = (group * 8 + number % (8 * tiles) % together) * ROWS
+        first_output = number % (8 * tiles) // together * WIDTH
+        total = tl.zeros([ROWS, WIDTH], tl.float32)
+        up_total = tl.zeros([ROWS, WIDTH], tl.float32)
+        for start in range(0, columns, STEP):
+            a = x.load([first_row, start])
+            total = tl.dot(a, weight.load([first_output, start]).T, total)
+            if GATED:
+                up_total = tl.dot(a, weight.load([width + first_output, start]).T, up_total)
+        row = first_row + tl.arange(0, ROWS)
+        output = first_output + tl.arange(0, WIDTH)
+        output_in = output < width
+        if BIASED:
+            total = total + tl.load(bias + output, mask=output_in, other=0.0)[None, :]
+        if GATED:
+            if BIASED:
+                up_total = up_total + tl.load(bias + width + output, mask=output_in, other=0.0)[None, :]
+            total = activated(total, ACTIVATION) * up_total
+        inside = (row < rows)[:, None] & output_in[None, :]
+        if ADDED:
+            place = residual + (row.to(tl.int64) * residual_stride)[:, None] + output[None, :]
+            total = tl.load(place, mask=inside, other=0.0).to(tl.float32) + total
+        place = out + (row.to(tl.int64) * out_stride)[:, None] + output[None, :]
+        tl.store(place, total.to(out.dtype.element_ty), mask=inside)

@@ -7,6 +7,14 @@ import triton.language as tl
 
 
 @triton.jit
+def wait_for_previous(EARLY: tl.constexpr):
+    """Waits for the kernel before, if this one was launched before that had ended, and lets the next be launched."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def embed_kernel(ids, table, out, width, BLOCK: tl.constexpr):
     """Copies row `ids[row]` of a table of half floats to `out` in float32."""
     row = tl.program_id(0)
@@ -17,8 +25,9 @@ def embed_kernel(ids, table, out, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def take_kernel(x, rows, out, width, x_stride, BLOCK: tl.constexpr):
+def take_kernel(x, rows, out, width, x_stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Copies row `rows[i]` of x to row i of `out`, in float32."""
+    wait_for_previous(EARLY)
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     source = tl.load(rows + row).to(tl.int64)
@@ -28,20 +37,21 @@ def take_kernel(x, rows, out, width, x_stride, BLOCK: tl.constexpr):
 
 @triton.jit
 def moments(x, inside, width, eps, CENTRED: tl.constexpr):
-    """Returns what to subtract from x (its mean, with CENTRED; else zero) and what to divide by: the root of the
-    mean square of the difference. Both are float64; x has to be zero where it is not inside."""
+    """Returns what to subtract from x (its mean, with CENTRED; else zero) and what to multiply by: one over the
+    root of the mean square of the difference. Sums are float64; x has to be zero where it is not inside."""
     wide = x.to(tl.float64)
     centre = tl.sum(wide * 0.0, 0)
     if CENTRED:
         centre = tl.sum(wide, 0) / width
-    wide = tl.where(inside, wide - centre, 0.0)
-    return centre, tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
+        wide = tl.where(inside, wide - centre, 0.0)
+    factor = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
+    return centre.to(tl.float32), factor.to(tl.float32)
 
 
 @triton.jit
-def scaled(x, centre, deviation, weight, bias, columns, inside, BIASED: tl.constexpr):
+def scaled(x, centre, factor, weight, bias, columns, inside, BIASED: tl.constexpr):
     """Returns x normalized by its moments, times a weight, plus a bias."""
-    x = ((x.to(tl.float64) - centre) / deviation).to(tl.float32)
+    x = (x - centre) * factor
     x = x * tl.load(weight + columns, mask=inside, other=0.0)
     if BIASED:
         x = x + tl.load(bias + columns, mask=inside, other=0.0)
@@ -50,15 +60,26 @@ def scaled(x, centre, deviation, weight, bias, columns, inside, BIASED: tl.const
 
 @triton.jit
 def norm_kernel(
-    x, weight, bias, out, width, x_stride, eps, BLOCK: tl.constexpr, CENTRED: tl.constexpr, BIASED: tl.constexpr
+    x,
+    weight,
+    bias,
+    out,
+    width,
+    x_stride,
+    eps,
+    BLOCK: tl.constexpr,
+    CENTRED: tl.constexpr,
+    BIASED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Normalizes each row; one program has a whole row."""
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    centre, deviation = moments(values, inside, width, eps, CENTRED)
-    values = scaled(values, centre, deviation, weight, bias, columns, inside, BIASED)
+    centre, factor = moments(values, inside, width, eps, CENTRED)
+    values = scaled(values, centre, factor, weight, bias, columns, inside, BIASED)
     tl.store(out + row * width + columns, values.to(out.dtype.element_ty), mask=inside)
 
 
@@ -82,15 +103,15 @@ def head_values(
     inside = columns < head_dim
     values = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
     if NORM:
-        centre, deviation = moments(values, inside, head_dim, eps, NORM == 2)
-        values = scaled(values, centre, deviation, weight, bias, columns, inside, BIASED)
+        centre, factor = moments(values, inside, head_dim, eps, NORM == 2)
+        values = scaled(values, centre, factor, weight, bias, columns, inside, BIASED)
     if ROTATED:
         # Column i turns with its partner, half the rotated width away.
         turned = columns < 2 * half
         partner = tl.where(columns < half, columns + half, columns - half)
         others = tl.load(source + partner, mask=turned, other=0.0).to(tl.float32)
         if NORM:
-            others = scaled(others, centre, deviation, weight, bias, partner, turned, BIASED)
+            others = scaled(others, centre, factor, weight, bias, partner, turned, BIASED)
         angle = position.to(tl.int64) * half + tl.where(columns < half, columns, columns - half)
         cosine = tl.load(cosines + angle, mask=turned, other=1.0)
         sine = tl.load(sines + angle, mask=turned, other=0.0)
@@ -118,34 +139,26 @@ def heads_kernel(
     BIASED: tl.constexpr,
     ROTATED: tl.constexpr,
 ):
-    """Normalizes and rotates the heads of each row: queries."""
+    """Normalizes and rotates the heads of each row, for a look at the queries."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, BLOCK)
+    source = x + row * x_stride + head * head_dim
     position = tl.load(positions + row)
     values = head_values(
-        x + row * x_stride + head * head_dim,
-        weight,
-        bias,
-        cosines,
-        sines,
-        position,
-        head_dim,
-        half,
-        eps,
-        columns,
-        NORM,
-        BIASED,
-        ROTATED,
+        source, weight, bias, cosines, sines, position, head_dim, half, eps, columns, NORM, BIASED, ROTATED
     )
     place = out + row * out_stride + head * head_dim + columns
     tl.store(place, values.to(out.dtype.element_ty), mask=columns < head_dim)
 
 
-@triton.jit(do_not_specialize=["group", "key_column", "value_column"])
+@triton.jit(do_not_specialize=["group"])
 def keep_kernel(
     x,
+    queries,
     weight,
     bias,
+    key_weight,
+    key_bias,
     cosines,
     sines,
     positions,
@@ -155,8 +168,9 @@ def keep_kernel(
     keys,
     values,
     x_stride,
-    key_column,
-    value_column,
+    query_stride,
+    heads,
+    kv_heads,
     page_stride,
     layer_offset,
     group,
@@ -168,33 +182,57 @@ def keep_kernel(
     NORM: tl.constexpr,
     BIASED: tl.constexpr,
     ROTATED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """Normalizes and rotates the keys of each row, and writes keys and values to the page of their position."""
+    """Normalizes and rotates queries and keys. Queries go to an array of their own, keys and values to the page of
+    their position. A program has one head of queries, or one of keys with its values."""
+    wait_for_previous(EARLY)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     inside = columns < head_dim
     position = tl.load(positions + row)
-    table = tables + tl.load(row_table + row) + group * tl.load(row_stride + row)
-    page = tl.load(table + position // PAGE).to(tl.int64)
-    place = page * page_stride + layer_offset + (head * PAGE + position % PAGE) * head_dim + columns
-    key = head_values(
-        x + row * x_stride + key_column + head * head_dim,
-        weight,
-        bias,
-        cosines,
-        sines,
-        position,
-        head_dim,
-        half,
-        eps,
-        columns,
-        NORM,
-        BIASED,
-        ROTATED,
-    )
-    tl.store(keys + place, key.to(keys.dtype.element_ty), mask=inside)
-    value = tl.load(x + row * x_stride + value_column + head * head_dim + columns, mask=inside, other=0.0)
-    tl.store(values + place, value.to(values.dtype.element_ty), mask=inside)
+    source = x + row * x_stride + head * head_dim
+    if head < heads:
+        query = head_values(
+            source,
+            weight,
+            bias,
+            cosines,
+            sines,
+            position,
+            head_dim,
+            half,
+            eps,
+            columns,
+            NORM,
+            BIASED,
+            ROTATED,
+        )
+        place = queries + row * query_stride + head * head_dim + columns
+        tl.store(place, query.to(queries.dtype.element_ty), mask=inside)
+    else:
+        key = head_values(
+            source,
+            key_weight,
+            key_bias,
+            cosines,
+            sines,
+            position,
+            head_dim,
+            half,
+            eps,
+            columns,
+            NORM,
+            BIASED,
+            ROTATED,
+        )
+        table = tables + tl.load(row_table + row) + group * tl.load(row_stride + row)
+        page = tl.load(table + position // PAGE).to(tl.int64)
+        slot = (head - heads) * PAGE + position % PAGE
+        place = page * page_stride + layer_offset + slot * head_dim + columns
+        tl.store(keys + place, key.to(keys.dtype.element_ty), mask=inside)
+        value = tl.load(source + kv_heads * head_dim + columns, mask=inside, other=0.0)
+        tl.store(values + place, value.to(values.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -208,12 +246,12 @@ def activated(x, KIND: tl.constexpr):
     """Returns an activation of x in float32: KIND is the place in `ACTIVATIONS`."""
     if KIND == 0:  # gelu
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    elif KIND == 1:  # gelu_tanh
+    if KIND == 1:  # gelu_tanh
         return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
-    elif KIND == 2:  # silu
+    if KIND == 2:  # silu
         return x / (1.0 + tl.exp(-x))
-    else:  # relu
-        return tl.maximum(x, 0.0)
+    # relu
+    return tl.maximum(x, 0.0)
 
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
@@ -221,7 +259,16 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
 
 @triton.jit
 def elementwise_kernel(
-    x, y, out, width, x_stride, y_stride, factor, KIND: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    y,
+    out,
+    width,
+    x_stride,
+    y_stride,
+    factor,
+    KIND: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """KIND 0: x + y; 1: x * factor; 2: factor * tanh(x / factor); 3: activated(x); 4: activated(x) * y; 5: x."""
     row = tl.program_id(0).to(tl.int64)
