@@ -208,8 +208,8 @@ def keep_kernel(
             BIASED,
             ROTATED,
         )
-        place = queries + row * query_stride + head * head_dim + columns
-        tl.store(place, query.to(queries.dtype.element_ty), mask=inside)
+        target = queries + row * query_stride + head * head_dim + columns
+        tl.store(target, query.to(queries.dtype.element_ty), mask=inside)
     else:
         key = head_values(
             source,
