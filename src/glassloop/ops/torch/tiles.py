@@ -21,9 +21,9 @@ _TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
     (16, ((8192, Tile(16, 64, 256, True, 4, 5)), (_ANY, Tile(16, 64, 128, True, 4, 3)))),
     (32, ((8192, Tile(32, 32, 128, False, 4, 4)), (_ANY, Tile(32, 64, 128, False, 4, 4)))),
     (64, ((8192, Tile(64, 32, 128, False, 4, 4)), (_ANY, Tile(64, 128, 128, False, 4, 4)))),
-    (128, ((8192, Tile(64, 64, 64, False, 4, 4)), (_ANY, Tile(128, 128, 64, False, 8, 4)))),
+    (128, ((5120, Tile(64, 64, 128, False, 8, 4)), (_ANY, Tile(128, 64, 128, False, 8, 4)))),
     (256, ((5120, Tile(64, 128, 64, False, 4, 4)), (_ANY, Tile(128, 128, 64, False, 8, 4)))),
-    (_ANY, ((_ANY, Tile(128, 256, 64, False, 8, 4)),)),
+    (_ANY, ((_ANY, Tile(128, 128, 64, False, 8, 4)),)),
 )
 _GATED: tuple[tuple[int, Tile], ...] = (
     (16, Tile(16, 64, 128, True, 4, 3)),
@@ -31,7 +31,7 @@ _GATED: tuple[tuple[int, Tile], ...] = (
     (64, Tile(64, 64, 128, False, 8, 4)),
     (_ANY, Tile(128, 128, 64, False, 8, 3)),
 )
-WIDE = 128  # rows from which tiles are copied by descriptors
+WIDE = 129  # rows from which tiles are copied by descriptors
 
 
 def tile_for(rows: int, width: int, gated: bool) -> Tile:
