@@ -1,8 +1,8 @@
-"""The torch op set. Its methods record the forward pass; the recorded program runs on the device for any batch."""
+"""The torch op set. Its methods record the forward pass; the recorded program runs on the device, for any
+batch."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from threading import Lock
@@ -10,83 +10,19 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 
 from glassloop.ops.batch import Batch
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.protocol import Activation, Forward
-from glassloop.ops.quant import BF16, F16, Float32
+from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
+from glassloop.ops.torch.device import DEVICE, describe, free_memory, memory_errors
 from glassloop.ops.torch.kernels.pointwise import ACTIVATIONS
+from glassloop.ops.torch.matrix import TorchMatrix
 from glassloop.ops.torch.pages import TorchPages, page_bytes
-from glassloop.ops.torch.program import Program
-from glassloop.ops.torch.recorder import Angles, Lazy, Normed, Product, Recorder, Value
-
-# Triton's interpreter cannot multiply in bfloat16; in float32, tests can compare closely.
-HALF = torch.float32 if os.environ.get("TRITON_INTERPRET") == "1" else torch.bfloat16
-
-
-class TorchMatrix:
-    """A weight matrix. It is copied to the device when a program that uses it is made; matrices that one product
-    reads lie beside each other there."""
-
-    def __init__(self, tensor: Tensor, device: torch.device) -> None:
-        self.out, self.into = tensor.shape
-        self._tensor: Tensor | None = tensor
-        self._device = device
-        self._values: torch.Tensor | None = None
-
-    @classmethod
-    def of(cls, values: torch.Tensor) -> TorchMatrix:
-        """Returns a matrix whose values are on the device already."""
-        matrix = cls.__new__(cls)
-        matrix.out, matrix.into = values.shape
-        matrix._tensor, matrix._device, matrix._values = None, values.device, values
-        return matrix
-
-    @property
-    def values(self) -> torch.Tensor:
-        if self._values is None:
-            assert self._tensor is not None
-            self._values = _stored(self._tensor).to(self._device).to(HALF)
-            self._tensor.release()
-            self._tensor = None
-        return self._values
-
-    @staticmethod
-    def beside(matrices: Sequence[TorchMatrix]) -> torch.Tensor:
-        """Returns the matrices below each other, as one. Each becomes a part of it."""
-        if len(matrices) == 1:
-            return matrices[0].values
-        first = matrices[0].values
-        whole_rows = sum(each.out for each in matrices)
-        at = first.storage_offset() // first.shape[1]
-        storage = first.untyped_storage().data_ptr()
-        for each in matrices:
-            values = each.values
-            if (
-                values.untyped_storage().data_ptr() != storage
-                or values.storage_offset() != at * values.shape[1]
-            ):
-                break
-            at += each.out
-        else:
-            return first.as_strided((whole_rows, first.shape[1]), first.stride(), first.storage_offset())
-        whole = torch.cat([each.values for each in matrices])
-        at = 0
-        for each in matrices:
-            each._values = whole[at : at + each.out]
-            at += each.out
-        return whole
-
-
-def _stored(tensor: Tensor) -> torch.Tensor:
-    """Returns the values of a tensor on the host, in the precision in which they are stored."""
-    if tensor.format is BF16 or tensor.format is F16:
-        kind = torch.bfloat16 if tensor.format is BF16 else torch.float16
-        return torch.from_numpy(np.array(tensor.data)).view(kind).reshape(tensor.shape)
-    return torch.from_numpy(np.require(tensor.float32(), requirements="W"))
+from glassloop.ops.torch.program import SIZES, Program
+from glassloop.ops.torch.recorder import Angles, Lazy, Norm, Normed, Product, Recorder, Value
 
 
 class _Placeholder:
@@ -97,12 +33,12 @@ class _Placeholder:
 
 class TorchOps:
     name = "torch"
+    step_rows = 2048
+    rows_beside = 512
+    most_running = SIZES[-1]
 
     def __init__(self) -> None:
-        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        self.device = torch.device("cpu" if interpreted else "cuda")
-        architecture = "interpreter" if interpreted else "sm_{}{}".format(*torch.cuda.get_device_capability())
-        self.description = f"torch/{architecture}/triton-{triton.__version__}"
+        self.description = f"torch/{describe()}"
         self.rows = _row_ops()
         self._recorder = Recorder()
         self._one_recording = Lock()
@@ -111,27 +47,29 @@ class TorchOps:
         return array
 
     def program(self, compute: Forward, sizes: Sequence[int] = ()) -> Forward:
-        with self._one_recording:
+        with self._one_recording, memory_errors("the weights"):
             self._recorder = recorder = Recorder()
             made = compute(_Placeholder(), ())  # type: ignore[arg-type]
             several = isinstance(made, list)
-            results = [recorder.value(each) for each in (made if several else [made])]
-            program = Program(recorder, results, self.device, HALF)
+            program = Program(recorder, [recorder.value(each) for each in (made if several else [made])])
         return program if several else program.only
 
     def page_bytes(self, spec: CacheSpec) -> int:
         return page_bytes(spec)
 
+    def cache_memory(self) -> int:
+        """Two thirds of what is free: the rest is for the buffers of programs and a draft model."""
+        return free_memory() * 2 // 3
+
     def cache(self, specs: Sequence[CacheSpec], memory: int) -> list[Pages]:
-        return make_pools(
-            specs, memory, page_bytes, lambda spec, count: TorchPages(spec, count, self.device, HALF)
-        )
+        with memory_errors("keys and values"):
+            return make_pools(specs, memory, page_bytes, TorchPages)
 
     def matrix(self, tensor: Tensor) -> TorchMatrix:
-        return TorchMatrix(tensor, self.device)
+        return TorchMatrix(tensor)
 
     def vector(self, tensor: Tensor) -> torch.Tensor:
-        return torch.from_numpy(np.array(tensor.float32())).to(self.device)
+        return torch.from_numpy(np.array(tensor.float32())).to(DEVICE)
 
     def embed(self, table: TorchMatrix, ids: Any) -> Value:
         return self._recorder.call("embed", table.into, wanted=False, table=table, ids=ids)
@@ -150,9 +88,10 @@ class TorchOps:
         return self._norm(x, weight, bias, eps)
 
     def _norm(self, x: Lazy, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Lazy:
+        norm = Norm(weight, bias, eps)
         if isinstance(x, Product) and x.heads:
-            return replace(x, norm=Normed(Value(-1, 0, False, False), weight, bias, eps))
-        return Normed(self._recorder.value(x), weight, bias, eps)
+            return replace(x, norm=norm)
+        return Normed(self._recorder.value(x), norm)
 
     def split_heads(self, x: Product, heads: int) -> Product:
         return replace(x, heads=heads)
@@ -175,14 +114,24 @@ class TorchOps:
         window: int | None,
         softcap: float | None,
     ) -> Value:
-        record = self._recorder
-        made = record.product([q, k, v])
+        group, layer = place
         width = q.matrix.out
-        about = {"group": place[0], "layer": place[1]}
-        queries = record.call("keep", width, made, half=True, query=q, key=k, **about)
-        limits = {"scale": scale, "window": window or 0, "softcap": softcap or 0.0}
-        return record.call(
-            "attend", width, queries, half=True, heads=q.heads, kv_heads=k.heads, **about, **limits
+        made = self._recorder.product([q, k, v])
+        queries = self._recorder.call(
+            "keep", width, made, half=True, query=q, key=k, group=group, layer=layer
+        )
+        return self._recorder.call(
+            "attend",
+            width,
+            queries,
+            half=True,
+            heads=q.heads,
+            kv_heads=k.heads,
+            group=group,
+            layer=layer,
+            scale=scale,
+            window=window or 0,
+            softcap=softcap or 0.0,
         )
 
     def activate(self, x: Lazy, kind: Activation) -> Value:

@@ -7,21 +7,26 @@ import torch
 from glassloop.ops.batch import PAGE, Span, check_page, pages_for
 from glassloop.ops.kv_cache import CacheSpec, Place
 from glassloop.ops.quant import Float32
+from glassloop.ops.torch.device import DEVICE, HALF
 
 
 class TorchPages:
-    """Keys and values in the op set's half floats: [pages, layers, kv heads, tokens of a page, head dim]. The
-    last page is no branch's: rows that only fill a batch up write to it."""
+    """Keys and values in half precision: [pages, layers, kv heads, tokens of a page, head dim].
 
-    def __init__(self, spec: CacheSpec, count: int, device: torch.device, half: torch.dtype) -> None:
+    There is one page more than `count`, which belongs to no branch: rows that only fill up a batch write to
+    it.
+    """
+
+    def __init__(self, spec: CacheSpec, count: int) -> None:
         self.count = count
         self.spec = spec
         shape = (count + 1, spec.layers, spec.kv_heads, PAGE, spec.head_dim)
-        self.keys = torch.zeros(shape, dtype=half, device=device)
-        self.values = torch.zeros(shape, dtype=half, device=device)
+        self.keys = torch.zeros(shape, dtype=HALF, device=DEVICE)
+        self.values = torch.zeros(shape, dtype=HALF, device=DEVICE)
         self.page_bytes = page_bytes(spec)
 
     def copy(self, source: int, target: int) -> None:
+        """Copies a page. The copy is on the stream of the programs, so it is done before their next step."""
         check_page(source, self.count)
         check_page(target, self.count)
         self.keys[target].copy_(self.keys[source])
@@ -32,13 +37,11 @@ class TorchPages:
         pages = span.pages[group, : pages_for(span.length)]
         check_page(int(pages.min()), self.count)
         check_page(int(pages.max()), self.count)
-        keys = self.keys[
-            torch.from_numpy(pages).to(self.keys.device).long(), layer
-        ]  # [pages, kv heads, PAGE, dim]
-        rows = keys.transpose(1, 2).reshape(-1, *keys.shape[1:2], keys.shape[3])
-        found: Float32 = rows[: span.length].float().cpu().numpy()
+        index = torch.from_numpy(pages).to(DEVICE, torch.int64)
+        keys = self.keys[index, layer].transpose(1, 2)  # [pages, PAGE, kv heads, head dim]
+        found: Float32 = keys.flatten(0, 1)[: span.length].float().cpu().numpy()
         return found
 
 
 def page_bytes(spec: CacheSpec) -> int:
-    return 2 * 2 * PAGE * spec.layers * spec.kv_heads * spec.head_dim
+    return int(2 * HALF.itemsize * PAGE * spec.layers * spec.kv_heads * spec.head_dim)

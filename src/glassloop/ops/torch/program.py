@@ -1,93 +1,89 @@
 """Runs a recorded forward pass on the device.
 
-A batch is uploaded as one array of numbers and its results come back in one copy. Steps in which every branch has
-one row run as CUDA graphs, captured for a few numbers of rows; such a batch is filled up with rows that no one
-reads, which write to a page of their own.
+Steps in which every branch has one row run as CUDA graphs, captured for a few numbers of rows; such a batch
+is filled up with rows whose results are not used, which write to a page of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from glassloop.ops.batch import PAGE, Batch, BatchError, check_page, check_spans, pages_for
+from glassloop.ops.batch import PAGE, Batch
 from glassloop.ops.quant import Float32
+from glassloop.ops.torch.device import (
+    DEVICE,
+    HALF,
+    INTERPRETED,
+    free_memory,
+    memory_errors,
+    no_room,
+    tma_processors,
+)
 from glassloop.ops.torch.kernels import attention, linear, pointwise
+from glassloop.ops.torch.matrix import TorchMatrix
 from glassloop.ops.torch.pages import TorchPages
-from glassloop.ops.torch.recorder import Angles, Call, Product, Recorder, Value
+from glassloop.ops.torch.recorder import Angles, Call, Norm, Product, Recorder, Value
+from glassloop.ops.torch.step import UNIT, Heads, Numbers, Step, check_batch
 from glassloop.ops.torch.tiles import WIDE, tile_for
 
-UNIT, BLOCK = 256, 64  # positions; the sums of attention are defined by them
+BLOCK = 64  # keys that attention adds at a time; like UNIT it decides the bits
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)  # rows of the captured graphs
-_FEW, _MANY = 16, 64  # queries of one program, for short and long spans
-_PROGRAMS = 264  # fewer programs than this leave the device idle: then each computes one unit only
-_ALIGNED = 32  # numbers: parts of an array that begin at multiples of it need no second version of a kernel
-_EARLY = 64  # rows up to which a kernel is launched before the one before it has ended
-ATTENDING = {"num_warps": 4, "num_stages": 3}
-_EXACT = {"enable_fp_fusion": False}  # a product and a sum are never contracted
-
-
-class Tiles(NamedTuple):
-    rows: torch.Tensor  # the first row of each tile
-    counts: torch.Tensor
-    queries: int
-    units: int  # how many units the longest branch has
-
-
-class Step(NamedTuple):
-    """One batch on the device."""
-
-    rows: int
-    wanted: int
-    ids: dict[str, torch.Tensor]  # tokens, positions and wanted rows
-    row_table: torch.Tensor  # where the page tables of the row's branch begin
-    row_stride: torch.Tensor  # the number of pages in each of them
-    tables: torch.Tensor
-    tiles: list[Tiles]
-    pages: Sequence[TorchPages]
+ATTENTION = {"num_warps": 4, "num_stages": 3}
+_EARLY = 64  # rows up to which a kernel is launched before the previous one has ended
+_COLUMNS = 1024  # of one program of an elementwise kernel
+_POSITIONS = 2048  # whose angles are computed at first
 
 
 class Program:
     """A recorded forward pass with the memory that it runs in. It runs one batch at a time."""
 
-    def __init__(
-        self, recorder: Recorder, results: list[Value], device: torch.device, half: torch.dtype
-    ) -> None:
+    def __init__(self, recorder: Recorder, results: list[Value]) -> None:
         self._calls = recorder.calls
         self._homes, self._needs = recorder.lay_out(results)
         self._results = [self._homes[result.id] for result in results]
-        self._device, self._half = device, half
-        # The multiprocessors, where they can copy tiles by descriptors.
-        self._wide = 0
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
-            self._wide = torch.cuda.get_device_properties(device).multi_processor_count
-        self._weights = [self._weights_of(call) for call in self._calls]
-        self._angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._positions = 0  # that the angles are computed for
+        self._processors = tma_processors()
+        self._early = False
+        self._settings = _prepared(self._calls)
+        attends = [call.settings for call in self._calls if call.kind == "attend"]
+        self._heads = Heads(
+            max([each["heads"] // each["kv_heads"] for each in attends], default=1),
+            max([each["kv_heads"] for each in attends], default=1),
+        )
+        # The sizes of the embeddings, by the numbers of a batch that look them up.
+        self._tables = {
+            call.settings["ids"]: call.settings["table"].out for call in self._calls if call.kind == "embed"
+        }
+        self._launchers: dict[str, Any] = {
+            "embed": self._embed,
+            "take": self._take,
+            "norm": self._norm,
+            "linear": self._linear,
+            "heads": self._rotate_heads,
+            "keep": self._keep,
+            "attend": self._attend,
+            **dict.fromkeys(pointwise.ELEMENTWISE, self._elementwise),
+        }
+        self._numbers = Numbers()
         self._buffers: list[torch.Tensor] = []
         self._capacity = {True: 0, False: 0}  # rows, by `wanted`
-        self._partial = torch.empty(0, device=device)
-        self._numbers = torch.empty(0, dtype=torch.int32, device=device)
-        self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Any]] = {}
-        self._used: Sequence[TorchPages] = ()
-        self._group_size = max(
-            [
-                call.settings["heads"] // call.settings["kv_heads"]
-                for call in self._calls
-                if call.kind == "attend"
-            ],
-            default=1,
-        )
+        self._partial = torch.empty(0, device=DEVICE)  # sums of attention over one unit each
+        self._angles: dict[Angles, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._positions = 0  # that the angles are computed for
+        # By the number of rows and the units of their attention. A graph has the addresses of all that it
+        # reads and writes, so graphs are dropped when anything moves.
+        self._graphs: dict[tuple[int, ...], torch.cuda.CUDAGraph] = {}
+        self._captured_with: tuple[int, Sequence[TorchPages]] = (0, ())
         self._one_run = Lock()
 
     def __call__(self, batch: Batch, pages: Sequence[Any]) -> list[Float32]:
-        with self._one_run, torch.inference_mode():
+        with self._one_run, torch.inference_mode(), memory_errors(f"a step of {len(batch.tokens)} rows"):
             return self._run(batch, pages)
 
     def only(self, batch: Batch, pages: Sequence[Any]) -> Float32:
@@ -95,312 +91,188 @@ class Program:
         return self(batch, pages)[0]
 
     def _run(self, batch: Batch, pages: Sequence[TorchPages]) -> list[Float32]:
-        self._check(batch, pages)
+        check_batch(batch, len(pages), self._tables)
         rows, wanted = len(batch.tokens), len(batch.wanted)
         one_each = len(batch.spans) == rows == wanted and rows <= SIZES[-1]
-        captured = one_each and self._device.type == "cuda"
+        captured = one_each and not INTERPRETED
         size = next(each for each in SIZES if each >= rows) if captured else rows
+        units = self._numbers.upload(batch, pages, size, self._heads)
         self._make_room(size, size if captured else wanted, max(batch.positions) + 1, pages)
-        step = self._upload(batch, pages, size)
         if captured:
-            self._replay(step)
+            self._replay((size, *units), pages)
         else:
-            self._compute(step)
+            self._compute(self._numbers.step(pages))
+        return self._download(wanted)
+
+    def _download(self, wanted: int) -> list[Float32]:
         results = []
         for home in self._results:
             made = self._buffers[home][:wanted]
-            on_host = torch.empty(made.shape, dtype=made.dtype, pin_memory=captured)
-            results.append(on_host.copy_(made, non_blocking=captured))
-        if captured:
+            host = torch.empty(made.shape, dtype=made.dtype, pin_memory=not INTERPRETED)
+            results.append(host.copy_(made, non_blocking=True))
+        if not INTERPRETED:
             torch.cuda.current_stream().synchronize()
         return [result.float().numpy() for result in results]
 
-    def _replay(self, step: Step) -> None:
-        key = (step.rows, step.tiles[0].units if self._is_split(step.tiles[0], step) else 0)
+    def _replay(self, key: tuple[int, ...], pages: Sequence[TorchPages]) -> None:
         if key not in self._graphs:
-            self._compute(step)  # compiles what is not compiled yet
+            step = self._numbers.step(pages)
+            self._compute(step)  # compiles kernels and makes room, which a capture cannot
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # Other threads may use the device meanwhile.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._compute(step)
-            self._graphs[key] = graph, step
-        self._graphs[key][0].replay()
-
-    # ── a batch ────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _check(self, batch: Batch, pages: Sequence[TorchPages]) -> None:
-        """Raises if a number of the batch is out of range. A kernel would read what is not its own."""
-        check_spans(batch, len(pages))
-        rows = len(batch.tokens)
-        if batch.wanted and (min(batch.wanted) < 0 or max(batch.wanted) >= rows):
-            raise BatchError(f"rows {batch.wanted} are wanted; there are {rows}")
-        for call in self._calls:
-            if call.kind == "embed":
-                ids, size = getattr(batch, call.settings["ids"]), call.settings["table"].out
-                if min(ids) < 0 or max(ids) >= size:
-                    wrong = next(id for id in ids if not 0 <= id < size)
-                    raise BatchError(f"a row has the number {wrong}; one from 0 to {size - 1} is expected")
-        for number, (start, stop, first, _) in enumerate(batch.spans):
-            positions = batch.positions[start:stop]
-            if positions != list(range(first, first + stop - start)):
-                raise BatchError(f"span {number} has positions that are not its own")
-        for group, own in enumerate(pages):
-            used = np.concatenate([span.pages[group, : pages_for(span.length)] for span in batch.spans])
-            check_page(int(used.min()), own.count)
-            check_page(int(used.max()), own.count)
+            self._graphs[key] = graph
+        self._graphs[key].replay()
 
     def _make_room(self, rows: int, wanted: int, positions: int, pages: Sequence[TorchPages]) -> None:
-        """Makes the buffers large enough. Graphs know the addresses of what they use, so they go if it moves."""
-        moved = list(pages) != list(self._used)
-        self._used = list(pages)
+        """Makes the buffers and the tables of angles large enough."""
+        captured_with = self._numbers.moves, list(pages)
+        moved = captured_with != self._captured_with
+        self._captured_with = captured_with
         for number, is_wanted in ((rows, False), (wanted, True)):
             if number > self._capacity[is_wanted]:
-                least = SIZES[-1] if self._device.type == "cuda" else 1
-                self._capacity[is_wanted] = max(number, least, 2 * self._capacity[is_wanted])
+                least = 1 if INTERPRETED else SIZES[-1]
+                self._capacity[is_wanted] = capacity = max(number, least, 2 * self._capacity[is_wanted])
+                kept = self._buffers or [None] * len(self._needs)
+                self._buffers = []  # the old ones are freed one by one
+                for index, need in enumerate(self._needs):
+                    if need.wanted is is_wanted:
+                        kept[index] = None
+                        kind = HALF if need.half else torch.float32
+                        kept[index] = torch.empty((capacity, need.width), dtype=kind, device=DEVICE)
+                self._buffers = kept
                 moved = True
-        if moved:
-            kinds = {True: self._half, False: torch.float32}
-            self._buffers = [
-                torch.empty(
-                    (self._capacity[need.wanted], need.width), dtype=kinds[need.half], device=self._device
-                )
-                for need in self._needs
-            ]
         if positions > self._positions:
-            self._positions = max(2048, 2 * positions)
+            self._positions = max(_POSITIONS, 2 * positions)
             self._angles.clear()
             moved = True
         if moved:
             self._graphs.clear()
 
-    def _upload(self, batch: Batch, pages: Sequence[TorchPages], size: int) -> Step:
-        """Copies a batch to the device, filled up to `size` rows."""
-        rows, filling = len(batch.tokens), size - len(batch.tokens)
-        counts, strides, lengths = np.array(
-            [(span.stop - span.start, span.pages.shape[1], span.pages.size) for span in batch.spans]
-            + [(filling, 1, len(pages))],
-            np.int32,
-        ).T
-        table_at = np.cumsum(lengths) - lengths
-        spare = [group.count for group in pages]  # the page that filling rows write to
-        tiles, longest = self._tiles_of(batch, size)
-        nothing = np.zeros(filling, np.int32)
-        parts: list[Any] = [
-            np.concatenate([batch.tokens, nothing]),
-            np.concatenate([batch.positions, nothing]),
-            np.repeat(table_at, counts),
-            np.repeat(strides, counts),
-            np.concatenate([batch.wanted, np.arange(rows, size)]) if filling else batch.wanted,
-            *[part for tile_rows, tile_counts, _ in tiles for part in (tile_rows, tile_counts)],
-            np.concatenate([*(span.pages.reshape(-1) for span in batch.spans), spare]),
-        ]
-        at = [0]
-        for part in parts:
-            at.append(-(-(at[-1] + len(part)) // _ALIGNED) * _ALIGNED)
-        if at[-1] > len(self._numbers):
+    def _make_partial(self, step: Step) -> None:
+        """Makes room for the sums of attention over single units."""
+        needed = 0
+        for tiles in step.tiles:
+            for pages in step.pages:
+                size = tiles.queries * (_head_block(pages.spec.head_dim) + 17)
+                needed = max(needed, len(tiles.rows) * pages.spec.kv_heads * tiles.units * size)
+        if needed > self._partial.numel():
+            self._partial = torch.empty(needed, device=DEVICE)
             self._graphs.clear()
-            self._numbers = torch.empty(max(2 * at[-1], 1 << 16), dtype=torch.int32, device=self._device)
-        pinned = self._device.type == "cuda"
-        numbers = torch.empty(at[-1], dtype=torch.int32, pin_memory=pinned)
-        view = numbers.numpy()
-        for start, part in zip(at, parts, strict=False):
-            view[start : start + len(part)] = part
-        self._numbers[: at[-1]].copy_(numbers, non_blocking=pinned)
-        placed = [self._numbers[start : start + len(part)] for start, part in zip(at, parts, strict=False)]
-        tokens, positions, row_table, row_stride, wanted, *tile_parts, _ = placed
-        units = -(-longest // UNIT)
-        return Step(
-            size,
-            len(wanted),
-            {"tokens": tokens, "positions": positions, "wanted": wanted},
-            row_table,
-            row_stride,
-            self._numbers[at[len(parts) - 1] :],
-            [
-                Tiles(tile_parts[2 * i], tile_parts[2 * i + 1], queries, 1 << (units - 1).bit_length())
-                for i, (_, _, queries) in enumerate(tiles)
-            ],
-            pages,
-        )
-
-    def _tiles_of(self, batch: Batch, size: int) -> tuple[list[tuple[Any, Any, int]], int]:
-        """Returns the tiles of short and of long spans (first rows, numbers of rows, queries of a program), and
-        the length of the longest branch."""
-        longest = max(span.length for span in batch.spans)
-        group = self._group_size
-        few, many = (max(most, triton.next_power_of_2(group)) for most in (_FEW, _MANY))
-        if len(batch.spans) == len(batch.tokens):
-            return [(np.arange(size), np.ones(size, np.int64), few)], longest
-        tiles = []
-        for queries, spans in (
-            (few, [span for span in batch.spans if (span.stop - span.start) * group <= few]),
-            (many, [span for span in batch.spans if (span.stop - span.start) * group > few]),
-        ):
-            at_once = queries // group
-            starts = [(at, span.stop) for span in spans for at in range(span.start, span.stop, at_once)]
-            if starts:
-                tiles.append(
-                    ([at for at, _ in starts], [min(at_once, stop - at) for at, stop in starts], queries)
-                )
-        return tiles, longest
 
     # ── calls ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _weights_of(self, call: Call) -> Any:
-        """Returns what a call reads besides its inputs, on the device."""
-        from glassloop.ops.torch.ops import TorchMatrix
-
-        if call.kind == "embed":
-            return call.settings["table"].values
-        if call.kind != "linear":
-            return None
-        matrices, biases = call.settings["matrices"], call.settings["biases"]
-        bias = None
-        if any(each is not None for each in biases):
-            zeros = [torch.zeros(matrix.out, device=self._device) for matrix in matrices]
-            given = [zero if bias is None else bias for zero, bias in zip(zeros, biases, strict=True)]
-            bias = torch.cat(given)
-        return TorchMatrix.beside(matrices), bias
-
     def _compute(self, step: Step) -> None:
-        early = self._wide > 0 and step.rows <= _EARLY
-        self._early: dict[str, Any] = {"EARLY": early, **({"launch_pdl": True} if early else {}), **_EXACT}
-        for call, weights in zip(self._calls, self._weights, strict=True):
+        self._make_partial(step)
+        self._early = self._processors > 0 and step.rows <= _EARLY
+        for call, settings in zip(self._calls, self._settings, strict=True):
             rows = step.wanted if call.out.wanted else step.rows
-            if not rows:
-                continue
-            out = self._buffers[self._homes[call.out.id]]
-            inputs = [self._buffers[self._homes[value.id]] for value in call.inputs]
-            getattr(self, f"_{call.kind}")(call.settings, weights, step, rows, out, *inputs)
+            if rows:
+                out, *inputs = [self._buffers[self._homes[value.id]] for value in (call.out, *call.inputs)]
+                self._launchers[call.kind](step, rows, out, *inputs, **settings)
 
-    def _embed(self, given: Any, table: Any, step: Step, rows: int, out: Any) -> None:
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
+        """Launches a kernel, compiled without contraction of a product and a sum."""
+        if "EARLY" in kernel.arg_names:
+            settings["EARLY"] = self._early
+            if self._early:
+                settings["launch_pdl"] = True
+        kernel[grid](*arguments, enable_fp_fusion=False, **settings)
+
+    def _embed(self, step: Step, rows: int, out: Any, *, table: Any, ids: str) -> None:
         width = out.shape[1]
-        grid = (rows, triton.cdiv(width, 1024))
-        pointwise.embed_kernel[grid](step.ids[given["ids"]], table, out, width, BLOCK=1024, **_EXACT)
+        grid = (rows, triton.cdiv(width, _COLUMNS))
+        self._launch(pointwise.embed_kernel, grid, step.ids[ids], table, out, width, BLOCK=_COLUMNS)
 
-    def _take(self, given: Any, _: Any, step: Step, rows: int, out: Any, x: Any) -> None:
+    def _take(self, step: Step, rows: int, out: Any, x: Any) -> None:
         width = out.shape[1]
-        grid = (rows, triton.cdiv(width, 1024))
-        pointwise.take_kernel[grid](x, step.ids["wanted"], out, width, x.stride(0), BLOCK=1024, **self._early)
+        grid = (rows, triton.cdiv(width, _COLUMNS))
+        wanted = step.ids["wanted"]
+        self._launch(pointwise.take_kernel, grid, x, wanted, out, width, x.stride(0), BLOCK=_COLUMNS)
 
-    def _norm(self, given: Any, _: Any, step: Step, rows: int, out: Any, x: Any) -> None:
-        bias, width = given["bias"], out.shape[1]
+    def _norm(self, step: Step, rows: int, out: Any, x: Any, *, norm: Norm) -> None:
+        width = out.shape[1]
         block = triton.next_power_of_2(width)
-        pointwise.norm_kernel[(rows,)](
+        self._launch(
+            pointwise.norm_kernel,
+            (rows,),
             x,
-            given["weight"],
-            given["weight"] if bias is None else bias,
+            norm.weight,
+            norm.weight if norm.bias is None else norm.bias,
             out,
             width,
             x.stride(0),
-            given["eps"],
+            norm.eps,
             BLOCK=block,
-            CENTRED=bias is not None,
-            BIASED=bias is not None,
+            CENTRED=norm.bias is not None,
             num_warps=8 if block >= 4096 else 4,
-            **self._early,
         )
 
     def _linear(
-        self, given: Any, weights: Any, step: Step, rows: int, out: Any, x: Any, added: Any = None
+        self,
+        step: Step,
+        rows: int,
+        out: Any,
+        x: Any,
+        added: Any = None,
+        *,
+        weight: Any,
+        bias: Any,
+        gated: bool = False,
+        activation: int = 0,
     ) -> None:
-        weight, bias = weights
         width, columns = out.shape[1], weight.shape[1]
-        gated = given.get("gated", False)
         tile = tile_for(rows, width, gated)
         tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width)
-        about = {
+        settings = {
             "ROWS": tile.rows,
             "WIDTH": tile.width,
             "STEP": tile.step,
             "BIASED": bias is not None,
             "ADDED": added is not None,
             "GATED": gated,
-            "ACTIVATION": given.get("activation", 0),
+            "ACTIVATION": activation,
             "num_warps": tile.warps,
             "num_stages": tile.stages,
-            **_EXACT,
         }
+        # An argument that a kernel does not read is any array.
         bias, residual = weight if bias is None else bias, out if added is None else added
-        if self._wide and rows >= WIDE and columns % 8 == 0:
-            linear.wide_linear_kernel[(min(tiles, self._wide),)](
+        sizes = (bias, residual, out, rows, width, columns, residual.stride(0), out.stride(0))
+        if self._processors and rows >= WIDE and columns % 8 == 0:
+            self._launch(
+                linear.wide_linear_kernel,
+                (min(tiles, self._processors),),
                 TensorDescriptor(x, [rows, columns], [x.stride(0), 1], [tile.rows, tile.step]),
                 TensorDescriptor(weight, list(weight.shape), [columns, 1], [tile.width, tile.step]),
-                bias,
-                residual,
-                out,
-                rows,
-                width,
-                columns,
-                residual.stride(0),
-                out.stride(0),
-                **about,
+                *sizes,
+                **settings,
             )
-            return
-        linear.linear_kernel[(tiles,)](
-            x,
-            weight,
-            bias,
-            residual,
-            out,
-            rows,
-            width,
-            columns,
-            x.stride(0),
-            residual.stride(0),
-            out.stride(0),
-            SWAPPED=tile.swapped,
-            EVEN=columns % tile.step == 0,
-            **(about | self._early),
-        )
+        else:
+            settings |= {"SWAPPED": tile.swapped, "EVEN": columns % tile.step == 0}
+            self._launch(linear.linear_kernel, (tiles,), x, weight, *sizes, x.stride(0), **settings)
 
-    def _about_heads(self, about: Product, x: Any) -> dict[str, Any]:
-        """Returns what the kernels of heads take from a product: the width of a head, its norm and rotation."""
-        cosines, sines = (x, x) if about.angles is None else self._angles_of(about.angles)
-        norm = about.norm
-        head_dim = about.matrix.out // about.heads
-        return {
-            "weight": x if norm is None else norm.weight,
-            "bias": x if norm is None or norm.bias is None else norm.bias,
-            "cosines": cosines,
-            "sines": sines,
-            "head_dim": head_dim,
-            "half": 0 if about.angles is None else cosines.shape[1],
-            "eps": 0.0 if norm is None else norm.eps,
-            "BLOCK": triton.next_power_of_2(head_dim),
-            "NORM": 0 if norm is None else 2 if norm.bias is not None else 1,
-            "BIASED": norm is not None and norm.bias is not None,
-            "ROTATED": about.angles is not None,
-        }
-
-    def _angles_of(self, angles: Angles) -> tuple[torch.Tensor, torch.Tensor]:
-        if id(angles) not in self._angles:
-            turns = np.arange(self._positions, dtype=np.float32)[:, None] * angles.frequencies
-            factor = np.float32(angles.factor)
-            tables = (np.cos(turns) * factor, np.sin(turns) * factor)
-            made = [torch.from_numpy(each).to(self._device) for each in tables]
-            self._angles[id(angles)] = made[0], made[1]
-        return self._angles[id(angles)]
-
-    def _heads(self, given: Any, _: Any, step: Step, rows: int, out: Any, x: Any) -> None:
-        about: Product = given["about"]
-        pointwise.heads_kernel[(rows, about.heads)](
+    def _rotate_heads(self, step: Step, rows: int, out: Any, x: Any, *, product: Product) -> None:
+        self._launch(
+            pointwise.heads_kernel,
+            (rows, product.heads),
             x=x,
             positions=step.ids["positions"],
             out=out,
             x_stride=x.stride(0),
             out_stride=out.stride(0),
             num_warps=1,
-            **self._about_heads(about, x),
-            **_EXACT,
+            **self._head_settings(product, x),
         )
 
-    def _keep(self, given: Any, _: Any, step: Step, rows: int, out: Any, x: Any) -> None:
-        query: Product = given["query"]
-        key: Product = given["key"]
-        pages = step.pages[given["group"]]
-        about, key_norm = self._about_heads(query, x), key.norm
-        pointwise.keep_kernel[(rows, query.heads + key.heads)](
+    def _keep(
+        self, step: Step, rows: int, out: Any, x: Any, *, query: Product, key: Product, group: int, layer: int
+    ) -> None:
+        pages, key_norm = step.pages[group], key.norm
+        self._launch(
+            pointwise.keep_kernel,
+            (rows, query.heads + key.heads),
             x=x,
             queries=out,
             key_weight=x if key_norm is None else key_norm.weight,
@@ -416,82 +288,115 @@ class Program:
             heads=query.heads,
             kv_heads=key.heads,
             page_stride=pages.keys.stride(0),
-            layer_offset=given["layer"] * pages.keys.stride(1),
-            group=given["group"],
+            layer_offset=layer * pages.keys.stride(1),
+            group=group,
             PAGE=PAGE,
             num_warps=1,
-            **about,
-            **self._early,
+            **self._head_settings(query, x),
         )
 
-    def _is_split(self, tiles: Tiles, step: Step) -> bool:
-        """Returns whether each program computes one unit: where there are few programs and several units."""
-        kv_heads = step.pages[0].spec.kv_heads
-        return tiles.units > 1 and len(tiles.rows) * kv_heads < _PROGRAMS
+    def _head_settings(self, product: Product, x: Any) -> dict[str, Any]:
+        """Returns the arguments that kernels of heads take from a product: the width of a head, its norm and
+        its rotation."""
+        norm, head_dim = product.norm, product.matrix.out // product.heads
+        cosines, sines = (x, x) if product.angles is None else self._angles_of(product.angles)
+        return {
+            "weight": x if norm is None else norm.weight,
+            "bias": x if norm is None or norm.bias is None else norm.bias,
+            "cosines": cosines,
+            "sines": sines,
+            "head_dim": head_dim,
+            "half": 0 if product.angles is None else cosines.shape[1],
+            "eps": 0.0 if norm is None else norm.eps,
+            "BLOCK": triton.next_power_of_2(head_dim),
+            "NORM": 0 if norm is None else 1 if norm.bias is None else 2,
+            "ROTATED": product.angles is not None,
+        }
 
-    def _attend(self, given: Any, _: Any, step: Step, rows: int, out: Any, queries: Any) -> None:
-        pages = step.pages[given["group"]]
-        head_dim, kv_heads = pages.spec.head_dim, given["kv_heads"]
-        group, window = given["heads"] // kv_heads, given["window"]
-        head = max(16, triton.next_power_of_2(head_dim))
+    def _angles_of(self, angles: Angles) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns cosines and sines by position: each [positions, half of the rotated width]."""
+        if angles not in self._angles:
+            turns = np.arange(self._positions, dtype=np.float32)[:, None] * angles.frequencies
+            cosines, sines = (
+                torch.from_numpy(turned * np.float32(angles.factor)).to(DEVICE)
+                for turned in (np.cos(turns), np.sin(turns))
+            )
+            self._angles[angles] = cosines, sines
+        return self._angles[angles]
+
+    def _attend(
+        self,
+        step: Step,
+        rows: int,
+        out: Any,
+        queries: Any,
+        *,
+        heads: int,
+        kv_heads: int,
+        group: int,
+        layer: int,
+        scale: float,
+        window: int,
+        softcap: float,
+    ) -> None:
+        pages, positions = step.pages[group], step.ids["positions"]
+        head_dim = pages.spec.head_dim
         for tiles in step.tiles:
-            grid: tuple[int, ...] = (len(tiles.rows), kv_heads)
-            split = self._is_split(tiles, step)
-            if split:
-                needed = len(tiles.rows) * kv_heads * tiles.units * tiles.queries * (head + 17)
-                if needed > self._partial.numel():
-                    self._partial = torch.empty(needed, device=self._device)
-                    self._graphs.clear()
-                grid = (*grid, tiles.units)
-            about = {
+            grid = (len(tiles.rows), kv_heads)
+            settings = {
                 "UNIT": UNIT,
                 "QUERIES": tiles.queries,
-                "HEAD": head,
-                "GROUP": group,
+                "HEAD": _head_block(head_dim),
+                "GROUP": heads // kv_heads,
                 "WINDOWED": window > 0,
             }
-            both = (step.ids["positions"], tiles.rows, tiles.counts, queries.stride(0), head_dim, window)
-            positions, tile_row, tile_count, stride, *_rest = both
-            attention.attend_kernel[grid](
+            cut = (positions, tiles.rows, tiles.counts, queries.stride(0), head_dim, window)
+            self._launch(
+                attention.attend_kernel,
+                (*grid, tiles.units) if tiles.units else grid,
                 queries,
-                pages.keys,
-                pages.values,
                 out,
                 self._partial,
-                positions,
+                *cut,
+                pages.keys,
+                pages.values,
                 step.row_table,
                 step.row_stride,
                 step.tables,
-                tile_row,
-                tile_count,
-                stride,
                 pages.keys.stride(0),
-                given["layer"] * pages.keys.stride(1),
-                given["group"],
-                head_dim,
-                given["scale"],
-                given["softcap"],
-                window,
+                layer * pages.keys.stride(1),
+                group,
+                scale,
+                softcap,
                 PAGE=PAGE,
                 BLOCK=BLOCK,
-                CAPPED=given["softcap"] > 0,
-                SPLIT=split,
-                **ATTENDING,
-                **about,
-                **self._early,
+                CAPPED=softcap > 0,
+                SPLIT=tiles.units > 0,
+                **ATTENTION,
+                **settings,
             )
-            if split:
-                attention.merge_kernel[grid[:2]](
-                    queries, out, self._partial, positions, tile_row, tile_count, stride, head_dim, window, tiles.units,
-                    num_warps=4, **about, **self._early,
-                )  # fmt: skip
+            if tiles.units:
+                merge = attention.merge_kernel
+                self._launch(
+                    merge, grid, queries, out, self._partial, *cut, tiles.units, num_warps=4, **settings
+                )
 
     def _elementwise(
-        self, kind: int, rows: int, out: Any, x: Any, y: Any = None, factor: float = 0.0, activation: int = 0
+        self,
+        step: Step,
+        rows: int,
+        out: Any,
+        x: Any,
+        y: Any = None,
+        *,
+        kind: int,
+        factor: float = 0.0,
+        activation: int = 0,
     ) -> None:
-        width = out.shape[1]
-        y = x if y is None else y
-        pointwise.elementwise_kernel[(rows, triton.cdiv(width, 1024))](
+        width, y = out.shape[1], x if y is None else y
+        self._launch(
+            pointwise.elementwise_kernel,
+            (rows, triton.cdiv(width, _COLUMNS)),
             x,
             y,
             out,
@@ -501,24 +406,45 @@ class Program:
             factor,
             KIND=kind,
             ACTIVATION=activation,
-            BLOCK=1024,
-            **_EXACT,
+            BLOCK=_COLUMNS,
         )
 
-    def _add(self, given: Any, _: Any, step: Step, rows: int, out: Any, x: Any, y: Any) -> None:
-        self._elementwise(0, rows, out, x, y)
 
-    def _scale(self, given: Any, _: Any, step: Step, rows: int, out: Any, x: Any) -> None:
-        self._elementwise(1, rows, out, x, factor=given["factor"])
+def _prepared(calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """Returns the settings of calls with the weights on the device; raises if these do not fit there."""
+    matrices = {
+        matrix
+        for call in calls
+        for matrix in (
+            [call.settings["table"]]
+            if call.kind == "embed"
+            else [product.matrix for product in call.settings.get("products", ())]
+        )
+    }
+    missing = sum(matrix.missing_bytes for matrix in matrices)
+    if missing > free_memory():
+        raise no_room("the model", missing)
+    return [_with_weights(call) for call in calls]
 
-    def _softcap(self, given: Any, _: Any, step: Step, rows: int, out: Any, x: Any) -> None:
-        self._elementwise(2, rows, out, x, factor=given["factor"])
 
-    def _activate(self, given: Any, _: Any, step: Step, rows: int, out: Any, x: Any) -> None:
-        self._elementwise(3, rows, out, x, activation=given["activation"])
+def _with_weights(call: Call) -> dict[str, Any]:
+    settings = dict(call.settings)
+    if call.kind == "embed":
+        settings["table"] = settings["table"].values
+    elif call.kind == "linear":
+        products = settings.pop("products")
+        biases = [product.bias for product in products]
+        settings["weight"] = TorchMatrix.stacked([product.matrix for product in products])
+        settings["bias"] = None
+        if any(bias is not None for bias in biases):
+            zeros = [torch.zeros(product.matrix.out, device=DEVICE) for product in products]
+            given = [zero if bias is None else bias for zero, bias in zip(zeros, biases, strict=True)]
+            settings["bias"] = torch.cat(given)
+    elif call.kind in pointwise.ELEMENTWISE:
+        settings["kind"] = pointwise.ELEMENTWISE.index(call.kind)
+    return settings
 
-    def _gate(self, given: Any, _: Any, step: Step, rows: int, out: Any, x: Any, y: Any) -> None:
-        self._elementwise(4, rows, out, x, y, activation=given["activation"])
 
-    def _cast(self, given: Any, _: Any, step: Step, rows: int, out: Any, x: Any) -> None:
-        self._elementwise(5, rows, out, x)
+def _head_block(head_dim: int) -> int:
+    """Returns the columns of a head in attention: a power of two, as large as the tensor cores need."""
+    return int(max(16, triton.next_power_of_2(head_dim)))

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from glassloop.ops.quant import Float32
+
+if TYPE_CHECKING:
+    import torch
+
+    from glassloop.ops.torch.matrix import TorchMatrix
 
 
 class Value(NamedTuple):
@@ -20,20 +27,24 @@ class Value(NamedTuple):
     half: bool  # in half precision; else float32
 
 
+class Norm(NamedTuple):
+    weight: torch.Tensor
+    bias: torch.Tensor | None  # None: by root mean square; else a layer norm
+    eps: float
+
+
 @dataclass(eq=False)
 class Normed:
     x: Value
-    weight: Any
-    bias: Any | None
-    eps: float
+    norm: Norm
     made: dict[bool, Value] = field(default_factory=dict)  # by `half`
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Angles:
-    """Cosines and sines by position: [positions, half of the rotated width]."""
+    """The rotation of heads by position: its frequencies, and the factor of cosines and sines."""
 
-    frequencies: Any
+    frequencies: Float32
     factor: float
 
 
@@ -42,18 +53,17 @@ class Product:
     """A linear layer of x, perhaps split into heads, each of them normalized and rotated."""
 
     x: Value | Normed
-    matrix: Any
-    bias: Any | None
+    matrix: TorchMatrix
+    bias: torch.Tensor | None
     heads: int = 0  # 0: not split
-    norm: Normed | None = None  # without x
+    norm: Norm | None = None
     angles: Angles | None = None
 
 
 Lazy = Value | Normed | Product
 
 
-@dataclass
-class Call:
+class Call(NamedTuple):
     kind: str
     out: Value
     inputs: tuple[Value, ...]
@@ -71,7 +81,6 @@ class Buffer(NamedTuple):
 class Recorder:
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self._values = 0
 
     def call(
         self,
@@ -79,29 +88,26 @@ class Recorder:
         width: int,
         *inputs: Value,
         half: bool = False,
-        wanted: bool | None = None,
+        wanted: bool = False,
         **settings: Any,
     ) -> Value:
-        """Records a call and returns its output."""
-        has_wanted = inputs[0].wanted if wanted is None and inputs else bool(wanted)
-        out = Value(self._values, width, has_wanted, half)
-        self._values += 1
+        """Records a call and returns its output, which has the wanted rows only if its input has."""
+        out = Value(len(self.calls), width, wanted or any(value.wanted for value in inputs), half)
         self.calls.append(Call(kind, out, inputs, settings))
         return out
 
     def value(self, lazy: Lazy, half: bool = False) -> Value:
-        """Returns the array of a value, a norm or a product; the precision is that of a norm's output."""
+        """Returns the array of a value, a norm or a product; `half` is the precision of a norm's output."""
         if isinstance(lazy, Value):
             return lazy
         if isinstance(lazy, Normed):
             if half not in lazy.made:
-                about = {"weight": lazy.weight, "bias": lazy.bias, "eps": lazy.eps}
-                lazy.made[half] = self.call("norm", lazy.x.width, lazy.x, half=half, **about)
+                lazy.made[half] = self.call("norm", lazy.x.width, lazy.x, half=half, norm=lazy.norm)
             return lazy.made[half]
         made = self.product([lazy])
         if lazy.norm is None and lazy.angles is None:
             return made
-        return self.call("heads", made.width, made, half=True, about=lazy)
+        return self.call("heads", made.width, made, half=True, product=lazy)
 
     def half(self, lazy: Lazy) -> Value:
         """Returns a value in half precision, as products read it."""
@@ -110,25 +116,20 @@ class Recorder:
 
     def product(self, products: Sequence[Product], residual: Value | None = None) -> Value:
         """Records products of one input as one, with their outputs beside each other."""
-        x = self.half(products[0].x)
-        matrices = [each.matrix for each in products]
-        width = sum(matrix.out for matrix in matrices)
-        inputs = (x,) if residual is None else (x, residual)
-        biases = [each.bias for each in products]
-        return self.call("linear", width, *inputs, matrices=matrices, biases=biases)
+        inputs = [self.half(products[0].x)] + ([] if residual is None else [residual])
+        width = sum(each.matrix.out for each in products)
+        return self.call("linear", width, *inputs, products=products)
 
     def gated(self, gate: Product, up: Product, activation: int) -> Value:
         """Records activated(gate) * up, for two products of one input."""
-        about = {
-            "matrices": [gate.matrix, up.matrix],
-            "biases": [gate.bias, up.bias],
-            "activation": activation,
-        }
-        return self.call("linear", gate.matrix.out, self.half(gate.x), half=True, gated=True, **about)
+        x, width = self.half(gate.x), gate.matrix.out
+        return self.call(
+            "linear", width, x, half=True, products=[gate, up], gated=True, activation=activation
+        )
 
     def lay_out(self, results: Sequence[Value]) -> tuple[dict[int, int], list[Buffer]]:
-        """Assigns a buffer to each value. A buffer is used again after the last read of its value; a result has
-        a buffer to itself."""
+        """Assigns a buffer to each value. A buffer is used again after the last read of its value; a result
+        has a buffer to itself."""
         kept = {result.id for result in results}
         last = {value.id: index for index, call in enumerate(self.calls) for value in call.inputs}
         homes: dict[int, int] = {}

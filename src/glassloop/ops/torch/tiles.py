@@ -14,8 +14,8 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By the number of rows, up to the first that is not exceeded; then by the number of outputs, likewise. Found by
-# `python -m bench.gpu.tiles` on an H200.
+# By the number of rows, up to the first that is not exceeded; then by the number of outputs, likewise. Found
+# by `python -m bench.gpu tiles` on an H200.
 _ANY = 1 << 40
 _TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
     (16, ((8192, Tile(16, 64, 256, True, 4, 5)), (_ANY, Tile(16, 64, 128, True, 4, 3)))),

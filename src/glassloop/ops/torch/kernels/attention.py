@@ -1,14 +1,15 @@
-"""Attention over pages. The keys of a branch are divided into units of UNIT positions from position 0 on. Within
-a unit, blocks of BLOCK keys are taken in order (online softmax); units are merged in ascending order. A block or
-unit that a query does not see leaves its sums unchanged to the last bit, so it does not matter which are skipped,
-how many queries share a program, or whether one program or several compute the units."""
+"""Attention over pages. The keys of a branch are divided into units of UNIT positions from position 0 on.
+Within a unit, blocks of BLOCK keys are added in order (online softmax); units are merged in ascending order.
+A block or unit that a query does not see leaves its sums unchanged to the last bit. So the result does not
+depend on which are skipped, how many queries share a program, or how many programs compute the units.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from glassloop.ops.torch.kernels.pointwise import wait_for_previous
+from glassloop.ops.torch.kernels.pointwise import tanh, wait_for_previous
 
 NOTHING = tl.constexpr(-1e30)  # the maximum over no keys; minus infinity would make NaN
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -36,8 +37,8 @@ def unit_sums(
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """Returns of the keys `first` to `last` the maximum score of each query, the sum of the weights (in each of
-    16 columns) and the weighted sum of the values."""
+    """Returns for the keys `first` to `last` the maximum score of each query, the sum of the weights (in each
+    of 16 columns) and the weighted sum of the values."""
     column = tl.arange(0, HEAD)
     most = tl.full([QUERIES], NOTHING, tl.float32)
     sums = tl.zeros([QUERIES, 16], tl.float32)
@@ -53,7 +54,7 @@ def unit_sums(
         value = tl.load(values + at, mask=inside, other=0.0)
         score = tl.dot(query, key.T) * scale
         if CAPPED:
-            score = softcap * (1.0 - 2.0 / (tl.exp(2.0 * (score / softcap)) + 1.0))
+            score = softcap * tanh(score / softcap)
         score = score * LOG2E
         seen = (key_at[None, :] <= position[:, None]) & there[None, :]
         if WINDOWED:
@@ -80,7 +81,8 @@ def merged(most, sums, mixed, other_most, other_sums, other_mixed):
 
 @triton.jit
 def tile_queries(queries, query_stride, tile_row, tile_count, positions, head_dim, QUERIES, HEAD, GROUP):
-    """Returns the queries of a tile: their values, row and column, position, and which there are."""
+    """Returns the queries of a tile: their values, offsets in the array and positions, and the mask of the
+    values that exist."""
     tile, head = tl.program_id(0), tl.program_id(1)
     number = tl.arange(0, QUERIES)
     row = tl.load(tile_row + tile) + number // GROUP
@@ -96,24 +98,24 @@ def tile_queries(queries, query_stride, tile_row, tile_count, positions, head_di
 @triton.jit(do_not_specialize=["group", "window"])
 def attend_kernel(
     queries,
-    keys,
-    values,
     out,
     partial,
     positions,
-    row_table,
-    row_stride,
-    tables,
     tile_row,
     tile_count,
     query_stride,
+    head_dim,
+    window,
+    keys,
+    values,
+    row_table,
+    row_stride,
+    tables,
     page_stride,
     layer_offset,
     group,
-    head_dim,
     scale,
     softcap,
-    window,
     PAGE: tl.constexpr,
     UNIT: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -125,8 +127,9 @@ def attend_kernel(
     SPLIT: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Lets the queries of a tile (adjacent rows of a branch, the GROUP heads of one key-value head) attend. With
-    SPLIT each program computes one unit, and `merge_kernel` merges them; else a program walks over all units."""
+    """Computes attention for the queries of a tile: adjacent rows of a branch, in the GROUP heads that share
+    one key-value head. If SPLIT, each program computes one unit, and `merge_kernel` merges them; else a
+    program computes all units."""
     wait_for_previous(EARLY)
     tile, head = tl.program_id(0), tl.program_id(1)
     query, place, position, inside = tile_queries(
@@ -146,8 +149,9 @@ def attend_kernel(
         unit = begin + tl.program_id(2)
         if unit < end:
             most, sums, mixed = unit_sums(
-                query, keys, values, table, page_stride, at, head_dim, unit * UNIT, tl.minimum((unit + 1) * UNIT, last),
-                position, scale, softcap, window, PAGE, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
+                query, keys, values, table, page_stride, at, head_dim,
+                unit * UNIT, tl.minimum((unit + 1) * UNIT, last), position, scale, softcap, window,
+                PAGE, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
             )  # fmt: skip
             number = (tile * tl.num_programs(1) + head) * tl.num_programs(2) + tl.program_id(2)
             base = partial + number.to(tl.int64) * QUERIES * (HEAD + 17)
@@ -161,8 +165,9 @@ def attend_kernel(
         mixed = tl.zeros([QUERIES, HEAD], tl.float32)
         for unit in range(begin, end):
             unit_most, unit_total, unit_mixed = unit_sums(
-                query, keys, values, table, page_stride, at, head_dim, unit * UNIT, tl.minimum((unit + 1) * UNIT, last),
-                position, scale, softcap, window, PAGE, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
+                query, keys, values, table, page_stride, at, head_dim,
+                unit * UNIT, tl.minimum((unit + 1) * UNIT, last), position, scale, softcap, window,
+                PAGE, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
             )  # fmt: skip
             most, sums, mixed = merged(most, sums, mixed, unit_most, unit_total, unit_mixed)
         total = tl.max(sums, 1)  # the columns are equal

@@ -1,4 +1,4 @@
-"""Matrix products. Each sum runs over the columns in steps of 16, ascending, in one float32 accumulator; so its
+"""Matrix products. Each sum runs over the columns in ascending steps of 16 in one float32 accumulator, so its
 bits depend neither on the tile nor on the number of rows."""
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def linear_kernel(
     rows,
     width,
     columns,
-    x_stride,
     residual_stride,
     out_stride,
+    x_stride,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     STEP: tl.constexpr,
@@ -33,13 +33,14 @@ def linear_kernel(
     ACTIVATION: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """out = x @ weight.T + bias + residual; or, GATED, activated(x @ gate.T) * (x @ up.T) for a weight that has
-    the rows of gate and then those of up. A tile has ROWS rows and WIDTH outputs and reads STEP columns at a
-    time (EVEN: these divide all columns); SWAPPED computes its transpose, so few rows fill an instruction."""
+    """Computes x @ weight.T + bias + residual or, if GATED, activated(x @ gate.T) * (x @ up.T) for a weight
+    that has the rows of gate and then those of up. A tile has ROWS rows and WIDTH outputs and reads STEP
+    columns at a time (EVEN: STEP divides the number of columns). If SWAPPED, the transpose is computed, in
+    which the outputs fill the larger side of a tensor core instruction."""
     wait_for_previous(EARLY)
     tiles = tl.cdiv(width, WIDTH)
     row_tiles = tl.cdiv(rows, ROWS)
-    # Eight tiles of rows share the weights that are in the cache.
+    # Eight tiles of rows in turn use the same weights, which are then in the L2 cache.
     number = tl.program_id(0)
     group = number // (8 * tiles)
     together = tl.minimum(row_tiles - group * 8, 8)
@@ -120,8 +121,8 @@ def wide_linear_kernel(
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    """The same as `linear_kernel`, with the same bits, for many rows: x and weight are descriptors, from which the
-    device copies whole tiles, and each program computes several tiles."""
+    """Computes the same as `linear_kernel`, to the last bit, for many rows: x and weight are descriptors, by
+    which the device copies whole tiles (TMA), and each program computes several tiles."""
     tiles = tl.cdiv(width, WIDTH)
     row_tiles = tl.cdiv(rows, ROWS)
     for number in tl.range(tl.program_id(0), tiles * row_tiles, tl.num_programs(0), flatten=True):

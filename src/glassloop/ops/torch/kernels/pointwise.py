@@ -8,7 +8,8 @@ import triton.language as tl
 
 @triton.jit
 def wait_for_previous(EARLY: tl.constexpr):
-    """Waits for the kernel before, if this one was launched before that had ended, and lets the next be launched."""
+    """Waits until the previous kernel has ended, if this one was launched EARLY, and lets the next kernel be
+    launched meanwhile."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -37,10 +38,11 @@ def take_kernel(x, rows, out, width, x_stride, BLOCK: tl.constexpr, EARLY: tl.co
 
 @triton.jit
 def moments(x, inside, width, eps, CENTRED: tl.constexpr):
-    """Returns what to subtract from x (its mean, with CENTRED; else zero) and what to multiply by: one over the
-    root of the mean square of the difference. Sums are float64; x has to be zero where it is not inside."""
+    """Returns what to subtract from x (its mean, with CENTRED; else zero) and what to multiply by: one over
+    the root of the mean square of the difference. Sums are float64; x has to be zero where it is not inside.
+    """
     wide = x.to(tl.float64)
-    centre = tl.sum(wide * 0.0, 0)
+    centre = tl.full([], 0.0, tl.float64)
     if CENTRED:
         centre = tl.sum(wide, 0) / width
         wide = tl.where(inside, wide - centre, 0.0)
@@ -49,11 +51,11 @@ def moments(x, inside, width, eps, CENTRED: tl.constexpr):
 
 
 @triton.jit
-def scaled(x, centre, factor, weight, bias, columns, inside, BIASED: tl.constexpr):
-    """Returns x normalized by its moments, times a weight, plus a bias."""
+def scaled(x, centre, factor, weight, bias, columns, inside, CENTRED: tl.constexpr):
+    """Returns x normalized by its moments, times a weight and, if CENTRED, plus a bias."""
     x = (x - centre) * factor
     x = x * tl.load(weight + columns, mask=inside, other=0.0)
-    if BIASED:
+    if CENTRED:
         x = x + tl.load(bias + columns, mask=inside, other=0.0)
     return x
 
@@ -69,17 +71,17 @@ def norm_kernel(
     eps,
     BLOCK: tl.constexpr,
     CENTRED: tl.constexpr,
-    BIASED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Normalizes each row; one program has a whole row."""
+    """Normalizes each row: by its root mean square or, if CENTRED, around its mean (layer norm). A program
+    computes a whole row."""
     wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     centre, factor = moments(values, inside, width, eps, CENTRED)
-    values = scaled(values, centre, factor, weight, bias, columns, inside, BIASED)
+    values = scaled(values, centre, factor, weight, bias, columns, inside, CENTRED)
     tl.store(out + row * width + columns, values.to(out.dtype.element_ty), mask=inside)
 
 
@@ -96,22 +98,22 @@ def head_values(
     eps,
     columns,
     NORM: tl.constexpr,
-    BIASED: tl.constexpr,
     ROTATED: tl.constexpr,
 ):
-    """Returns one head of one row, normalized (NORM: 1 by root mean square, 2 around its mean) and rotated."""
+    """Returns one head of one row, normalized (NORM: 0 not, 1 by root mean square, 2 around its mean) and, if
+    ROTATED, rotated."""
     inside = columns < head_dim
     values = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
     if NORM:
         centre, factor = moments(values, inside, head_dim, eps, NORM == 2)
-        values = scaled(values, centre, factor, weight, bias, columns, inside, BIASED)
+        values = scaled(values, centre, factor, weight, bias, columns, inside, NORM == 2)
     if ROTATED:
         # Column i turns with its partner, half the rotated width away.
         turned = columns < 2 * half
         partner = tl.where(columns < half, columns + half, columns - half)
         others = tl.load(source + partner, mask=turned, other=0.0).to(tl.float32)
         if NORM:
-            others = scaled(others, centre, factor, weight, bias, partner, turned, BIASED)
+            others = scaled(others, centre, factor, weight, bias, partner, turned, NORM == 2)
         angle = position.to(tl.int64) * half + tl.where(columns < half, columns, columns - half)
         cosine = tl.load(cosines + angle, mask=turned, other=1.0)
         sine = tl.load(sines + angle, mask=turned, other=0.0)
@@ -136,16 +138,15 @@ def heads_kernel(
     eps,
     BLOCK: tl.constexpr,
     NORM: tl.constexpr,
-    BIASED: tl.constexpr,
     ROTATED: tl.constexpr,
 ):
-    """Normalizes and rotates the heads of each row, for a look at the queries."""
+    """Normalizes and rotates the heads of each row, for programs that return queries."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     source = x + row * x_stride + head * head_dim
     position = tl.load(positions + row)
     values = head_values(
-        source, weight, bias, cosines, sines, position, head_dim, half, eps, columns, NORM, BIASED, ROTATED
+        source, weight, bias, cosines, sines, position, head_dim, half, eps, columns, NORM, ROTATED
     )
     place = out + row * out_stride + head * head_dim + columns
     tl.store(place, values.to(out.dtype.element_ty), mask=columns < head_dim)
@@ -180,12 +181,11 @@ def keep_kernel(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
     NORM: tl.constexpr,
-    BIASED: tl.constexpr,
     ROTATED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Normalizes and rotates queries and keys. Queries go to an array of their own, keys and values to the page of
-    their position. A program has one head of queries, or one of keys with its values."""
+    """Normalizes and rotates queries and keys. Queries are written to an array of their own, keys and values
+    to the page of their position. A program computes one head of queries, or one of keys and its values."""
     wait_for_previous(EARLY)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, BLOCK)
@@ -194,38 +194,15 @@ def keep_kernel(
     source = x + row * x_stride + head * head_dim
     if head < heads:
         query = head_values(
-            source,
-            weight,
-            bias,
-            cosines,
-            sines,
-            position,
-            head_dim,
-            half,
-            eps,
-            columns,
-            NORM,
-            BIASED,
-            ROTATED,
+            source, weight, bias, cosines, sines, position, head_dim, half, eps, columns, NORM, ROTATED
         )
         target = queries + row * query_stride + head * head_dim + columns
         tl.store(target, query.to(queries.dtype.element_ty), mask=inside)
     else:
         key = head_values(
-            source,
-            key_weight,
-            key_bias,
-            cosines,
-            sines,
-            position,
-            head_dim,
-            half,
-            eps,
-            columns,
-            NORM,
-            BIASED,
-            ROTATED,
-        )
+            source, key_weight, key_bias, cosines, sines, position, head_dim, half, eps, columns,
+            NORM, ROTATED,
+        )  # fmt: skip
         table = tables + tl.load(row_table + row) + group * tl.load(row_stride + row)
         page = tl.load(table + position // PAGE).to(tl.int64)
         slot = (head - heads) * PAGE + position % PAGE
@@ -237,13 +214,13 @@ def keep_kernel(
 
 @triton.jit
 def tanh(x):
-    """Returns the hyperbolic tangent, by exp."""
+    """Returns the hyperbolic tangent, computed with exp."""
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
 
 
 @triton.jit
 def activated(x, KIND: tl.constexpr):
-    """Returns an activation of x in float32: KIND is the place in `ACTIVATIONS`."""
+    """Returns the activation of x in float32; KIND is an index of `ACTIVATIONS`."""
     if KIND == 0:  # gelu
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     if KIND == 1:  # gelu_tanh
@@ -255,6 +232,11 @@ def activated(x, KIND: tl.constexpr):
 
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
+
+
+# add: x + y; scale: x * factor; softcap: factor * tanh(x / factor); activate: activated(x);
+# gate: activated(x) * y; cast: x.
+ELEMENTWISE = ("add", "scale", "softcap", "activate", "gate", "cast")
 
 
 @triton.jit
@@ -270,7 +252,7 @@ def elementwise_kernel(
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """KIND 0: x + y; 1: x * factor; 2: factor * tanh(x / factor); 3: activated(x); 4: activated(x) * y; 5: x."""
+    """Computes one of the operations in `ELEMENTWISE`; KIND is its index there."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
