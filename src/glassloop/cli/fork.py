@@ -10,7 +10,7 @@ import typer
 
 from glassloop.cli.generate import OneJson, Shown, Trace, print_runs
 from glassloop.cli.kept import Name, Which
-from glassloop.cli.options import Colors, Draft, Keep, KVMemory, RunModel, given, takes_sampling
+from glassloop.cli.options import Colors, Draft, Keep, KVMemory, Ops, RunModel, given, takes_sampling
 from glassloop.cli.terminal import Color, set_color
 from glassloop.errors import GlassloopError, TextError
 
@@ -47,6 +47,7 @@ def fork(
     show: Shown = None,
     color: Colors = Color.AUTO,
     store: Keep = True,
+    ops: Ops = None,
     kv_memory: KVMemory = None,
     draft: Draft = None,
     **options: Any,
@@ -68,7 +69,7 @@ def fork(
     place = find_place(at, pieces, "the run", "--at")
     if not 0 <= place <= len(pieces):
         raise GlassloopError(f"--at is {at}; a token from 0 to {len(pieces)} is expected")
-    llm = load(model or model_of(name, run), kv_memory=kv_memory, draft=drafter(draft))
+    llm = load(model or model_of(name, run), ops, kv_memory=kv_memory, draft=drafter(draft))
     chosen: int | None = None
     if token is not None:
         chosen = token_named(llm.tokenizer, token, pieces[place] if place < len(pieces) else "")

@@ -16,6 +16,7 @@ from glassloop.cli.options import (
     Keep,
     KVMemory,
     Model,
+    Ops,
     given,
     read_text,
     takes_sampling,
@@ -58,6 +59,7 @@ def generate(
     show: Shown = None,
     color: Colors = Color.AUTO,
     store: Keep = True,
+    ops: Ops = None,
     kv_memory: KVMemory = None,
     draft: Draft = None,
     **options: Any,
@@ -74,11 +76,11 @@ def generate(
         from glassloop.cli.batch import print_batch, read_prompts
 
         entries = read_prompts(prompts, asked)
-        llm = load(model, kv_memory=kv_memory, draft=drafter(draft))
+        llm = load(model, ops, kv_memory=kv_memory, draft=drafter(draft))
         print_batch(llm, entries, json_output, trace, show, store)
         return
     text = read_text(prompt or "")
-    llm = load(model, kv_memory=kv_memory, draft=drafter(draft))
+    llm = load(model, ops, kv_memory=kv_memory, draft=drafter(draft))
     print_runs(llm, llm.prepare(text, sampling), json_output, trace, show, store)
 
 

@@ -50,10 +50,10 @@ Prompt = Annotated[str, typer.Argument(help="The text to continue; '-' reads it 
 Model = Annotated[str, _model("A model: a name, a .gguf file or a folder with safetensors.")]
 RunModel = Annotated[str | None, _model("The model to use, if not the one that the run names.")]
 AnyModel = Annotated[str | None, _model(f"The model to use, if not the run's or {DEFAULT_MODEL}.")]
-Ops = Annotated[str | None, typer.Option("--ops", help="The op set: native or reference.")]
+Ops = Annotated[str | None, typer.Option("--ops", help="The op set: torch (on a GPU), native or reference.")]
 KVMemory = Annotated[
     str | None,
-    typer.Option(help="Memory for keys and values, such as 2GB. Default: a quarter of what is free."),
+    typer.Option(help="Memory for keys and values, such as 2GB. Default: a part of what is free."),
 ]
 Draft = Annotated[
     str | None, typer.Option(help="A smaller model that proposes drafts, or 'off' for no drafts.")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from glassloop.cli.options import DEFAULT_MODEL, Draft, KVMemory, Model
+from glassloop.cli.options import DEFAULT_MODEL, Draft, KVMemory, Model, Ops
 from glassloop.cli.terminal import working
 
 
@@ -27,9 +27,13 @@ def serve(
     store: Annotated[
         Path | None, typer.Option(help="The file that keeps them, for this server alone. Default: in memory.")
     ] = None,
+    ops: Ops = None,
     kv_memory: KVMemory = None,
     draft: Draft = None,
-    running: Annotated[int, typer.Option(help="How many requests run at once, at most.", min=1)] = 64,
+    running: Annotated[
+        int | None,
+        typer.Option(help="How many requests run at once, at most. Default: 64, on a GPU 256.", min=1),
+    ] = None,
     queue: Annotated[int, typer.Option(help="How many requests may wait; more get status 429.", min=1)] = 256,
     timeout: Annotated[float, typer.Option(help="The seconds that one request may take.", min=0.001)] = 600.0,
     grace: Annotated[
@@ -76,5 +80,7 @@ def serve(
         from glassloop.engine.llm import LLM
         from glassloop.server.serve import serve as run
 
-        llm = LLM(model, kv_memory=kv_memory, draft=drafter(draft), most_running=running, most_waiting=queue)
+        llm = LLM(
+            model, ops, kv_memory=kv_memory, draft=drafter(draft), most_running=running, most_waiting=queue
+        )
     run(llm, settings)

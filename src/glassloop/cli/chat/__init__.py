@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from glassloop.cli.options import DEFAULT_MODEL, Colors, Keep, Model, given, takes_sampling
+from glassloop.cli.options import DEFAULT_MODEL, Colors, Keep, Model, Ops, given, takes_sampling
 from glassloop.cli.show import Painter, Show
 from glassloop.cli.terminal import Color, set_color
 
@@ -24,6 +24,7 @@ def chat(
     ] = None,
     color: Colors = Color.AUTO,
     store: Keep = True,
+    ops: Ops = None,
     **options: Any,
 ) -> None:
     """Chat with a model; /help lists the commands.
@@ -41,7 +42,7 @@ def chat(
     sampling = Sampling.from_dict({"max_tokens": _MOST_TOKENS, **given(options)})
     Conversation.check(sampling)
     history = default_path().parent / "chat_history" if store else None
-    with load(model) as llm:
+    with load(model, ops) as llm:
         talking = Chat(Conversation(llm, sampling, system), Painter(show), store, history)
         talking.run()
     # On a terminal errors have been seen; in a pipe the exit code reports them.
