@@ -5,59 +5,91 @@ from __future__ import annotations
 import argparse
 import hashlib
 import time
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.gpu.shapes import random_model
-from glassloop.ops.batch import PAGE, Batch, pages_for
+from bench.gpu.shapes import SHAPES, random_model
+from glassloop.model.transformer import Transformer
+from glassloop.ops.batch import Batch, pages_for
+from glassloop.ops.quant import Float32
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", default="8b-3-layers")
+@dataclass
+class Found:
+    """What was computed, and how many rows differ from the same tokens computed alone."""
+
+    batches: int = 0
+    rows: int = 0
+    most: int = 0  # rows of one batch
+    differ: int = 0
+
+
+@dataclass
+class Texts:
+    """Random texts for a model, each with pages of its own and the digests of its logits computed alone."""
+
+    model: Transformer
+    sequences: int
+    longest: int
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
+
+    def __post_init__(self) -> None:
+        each, size = pages_for(self.longest), self.model.config.vocab_size
+        groups = len(self.model.cache_specs)
+        self.pages = self.model.ops.cache(
+            self.model.cache_specs, self.model.page_bytes * (each * self.sequences + 1)
+        )
+        lengths = self.rng.integers(self.longest // 3, self.longest + 1, self.sequences)
+        self.tokens = [self.rng.integers(0, size, length).tolist() for length in lengths]
+        self.tables = np.arange(groups * each * self.sequences, dtype=np.int32).reshape(-1, groups, each)
+        self.expected = [
+            self._alone(table, text) for table, text in zip(self.tables, self.tokens, strict=True)
+        ]
+
+    def _alone(self, table: np.ndarray, text: list[int]) -> list[bytes]:
+        return digests(self.model.forward(Batch.of([(table, 0, text)], [len(text)]), self.pages))
+
+    def compute_again(self, found: Found) -> None:
+        """Computes every text once more from nothing, in random pieces beside random others."""
+        rng, done = self.rng, [0] * self.sequences
+        while left := [i for i in range(self.sequences) if done[i] < len(self.tokens[i])]:
+            longest = int(rng.choice([1, 1, 4, 16, 64, 300]))
+            work, places = [], []
+            for i in rng.choice(left, rng.integers(1, len(left) + 1), replace=False).tolist():
+                first = done[i]
+                ids = self.tokens[i][first : first + int(rng.integers(1, longest + 1))]
+                work.append((self.tables[i], first, ids))
+                done[i] = first + len(ids)
+                places += [(i, at) for at in range(first, done[i])]
+            logits = self.model.forward(Batch.of(work, [len(ids) for _, _, ids in work]), self.pages)
+            found.differ += sum(
+                digest != self.expected[i][at]
+                for digest, (i, at) in zip(digests(logits), places, strict=True)
+            )
+            found.batches += 1
+            found.rows += len(places)
+            found.most = max(found.most, len(places))
+
+
+def digests(logits: Float32) -> list[bytes]:
+    return [hashlib.sha256(row.tobytes()).digest() for row in logits]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", default="8b-3-layers", choices=SHAPES)
     parser.add_argument("--sequences", type=int, default=24)
     parser.add_argument("--length", type=int, default=300)
     parser.add_argument("--seconds", type=float, default=60)
-    given = parser.parse_args()
-    model = random_model(given.shape)
-    rng = np.random.default_rng(1)
-    lengths = rng.integers(given.length // 3, given.length + 1, given.sequences)
-    texts = [rng.integers(0, model.config.vocab_size, length).tolist() for length in lengths]
-    each = pages_for(given.length)
-    pages = model.ops.cache(model.cache_specs, model.page_bytes * each * (given.sequences + 1))
-    tables = [np.arange(i * each, (i + 1) * each, dtype=np.int32)[None] for i in range(given.sequences)]
 
-    def digests(logits: np.ndarray) -> list[bytes]:
-        return [hashlib.sha256(row.tobytes()).digest() for row in logits]
 
-    expected = []
-    for text, table in zip(texts, tables, strict=True):
-        expected.append(digests(model.forward(Batch.of([(table, 0, text)], [len(text)]), pages)))
-    rows = wrong = batches = 0
+def main(given: argparse.Namespace) -> None:
+    texts, found = Texts(random_model(given.shape), given.sequences, given.length), Found()
     began = time.monotonic()
-    most = 0
     while time.monotonic() - began < given.seconds:
-        # Every sequence is computed again from nothing, in random pieces beside random others.
-        done = [0] * given.sequences
-        while any(at < len(text) for at, text in zip(done, texts, strict=True)):
-            left = [i for i in range(given.sequences) if done[i] < len(texts[i])]
-            here = rng.choice(left, rng.integers(1, len(left) + 1), replace=False)
-            longest = int(rng.choice([1, 1, 4, 16, 64, 300]))
-            work, which = [], []
-            for i in here.tolist():
-                count = min(int(rng.integers(1, longest + 1)), len(texts[i]) - done[i])
-                work.append((tables[i], done[i], texts[i][done[i] : done[i] + count]))
-                which += [(i, at) for at in range(done[i], done[i] + count)]
-                done[i] += count
-            logits = model.forward(Batch.of(work, [len(ids) for _, _, ids in work]), pages)
-            found = digests(logits)
-            wrong += sum(digest != expected[i][at] for digest, (i, at) in zip(found, which, strict=True))
-            rows += len(which)
-            batches += 1
-            most = max(most, len(which))
-    print(f"{given.shape}: {batches} batches of up to {most} rows, {rows} rows, {wrong} differ", flush=True)
-    assert PAGE == 32
-
-
-if __name__ == "__main__":
-    main()
+        texts.compute_again(found)
+    print(
+        f"{given.shape}: {found.batches} batches of up to {found.most} rows, {found.rows} rows,"
+        f" {found.differ} differ",
+        flush=True,
+    )

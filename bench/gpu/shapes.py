@@ -9,7 +9,9 @@ import torch
 from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, ModelConfig, NormConfig
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
-from glassloop.ops.torch.ops import HALF, TorchMatrix, TorchOps
+from glassloop.ops.torch.device import DEVICE, HALF
+from glassloop.ops.torch.matrix import TorchMatrix
+from glassloop.ops.torch.ops import TorchOps
 
 # layers, dim, heads, key-value heads, head dim, feed-forward, vocabulary
 SHAPES = {
@@ -20,8 +22,8 @@ SHAPES = {
 }
 
 
-class _Shaped:
-    """Stands for a stored tensor of which only the shape is known."""
+class _Shape:
+    """Takes the place of a stored tensor; only its shape is used."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -32,11 +34,11 @@ class RandomOps(TorchOps):
 
     def matrix(self, tensor: Any) -> TorchMatrix:
         scale = tensor.shape[1] ** -0.5
-        values = torch.empty(tensor.shape, dtype=HALF, device=self.device).normal_(0.0, scale)
+        values = torch.empty(tensor.shape, dtype=HALF, device=DEVICE).normal_(0.0, scale)
         return TorchMatrix.of(values)
 
     def vector(self, tensor: Any) -> torch.Tensor:
-        return torch.ones(tensor.shape, device=self.device)
+        return torch.ones(tensor.shape, device=DEVICE)
 
 
 def random_model(name: str, context: int = 8192, seed: int = 0) -> Transformer:
@@ -47,5 +49,5 @@ def random_model(name: str, context: int = 8192, seed: int = 0) -> Transformer:
     layer = LayerConfig(mixer, DenseConfig(hidden), norm)
     config = ModelConfig(f"random-{name}", vocabulary, dim, context, (layer,) * layers, norm)
     torch.manual_seed(seed)
-    weights = {name: _Shaped(shape) for name, shape in config.shapes().items()}
+    weights = {name: _Shape(shape) for name, shape in config.shapes().items()}
     return Transformer(config, weights, RandomOps())  # type: ignore[arg-type]

@@ -6,92 +6,94 @@ import argparse
 import itertools
 import statistics
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from bench.gpu.shapes import random_model
+from bench.gpu.shapes import SHAPES, random_model
+from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch, pages_for
-from glassloop.ops.torch import program as engine
+from glassloop.ops.torch import program as torch_program
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", default="8b")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", default="8b", choices=SHAPES)
     parser.add_argument("--streams", default="1,16,64,256")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prefill", default="512,2048")
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument(
-        "--sweep", action="store_true", help="time attention with other numbers of warps and stages"
-    )
-    given = parser.parse_args()
+    parser.add_argument("--profile", action="store_true", help="print the time of each kernel")
+    parser.add_argument("--sweep", action="store_true", help="time attention with other warps and stages")
+
+
+def main(given: argparse.Namespace) -> None:
     began = time.monotonic()
     model = random_model(given.shape)
     torch.cuda.synchronize()
     print(f"{given.shape}: made in {time.monotonic() - began:.1f} s", flush=True)
-    program = model._program.__self__  # type: ignore[attr-defined]
-    streams = [int(each) for each in given.streams.split(",")]
-    each = pages_for(max(given.context + 64, 2048))
+    streams = _numbers(given.streams)
+    prefills = _numbers(given.prefill)
+    each = pages_for(max([given.context + 1, *prefills]))
     pages = model.ops.cache(model.cache_specs, model.page_bytes * each * max(streams))
-    tables = [np.arange(i * each, (i + 1) * each, dtype=np.int32)[None] for i in range(max(streams))]
-    for count in streams:
-        step = Batch.of([(tables[i], given.context, [i + 1]) for i in range(count)])
-        began = time.monotonic()
-        model.forward(step, pages)
-        first = time.monotonic() - began
-        whole = []
-        for _ in range(20):
-            began = time.perf_counter()
-            model.forward(step, pages)
-            whole.append(time.perf_counter() - began)
-        (graph, _), *_rest = [program._graphs[key] for key in program._graphs if key[0] >= count]
-        device = _graph_seconds(graph)
+    tables = np.arange(each * max(streams), dtype=np.int32).reshape(-1, 1, each)
+    steps = {
+        count: Batch.of([(tables[i], given.context, [i + 1]) for i in range(count)]) for count in streams
+    }
+    for count, step in steps.items():
+        first = _seconds(lambda step=step: model.forward(step, pages), 1)  # type: ignore[misc]
+        whole = _seconds(lambda step=step: model.forward(step, pages), 20)  # type: ignore[misc]
+        device = _graph_seconds(model, count)
         print(
-            f"{count:4} streams, context {given.context}: graph {device * 1e3:.3f} ms = {count / device:,.0f} tok/s;"
-            f" with upload and download {statistics.median(whole) * 1e3:.3f} ms; first {first:.1f} s",
+            f"{count:4} streams, context {given.context}: graph {device * 1e3:.3f} ms ="
+            f" {count / device:,.0f} tok/s;"
+            f" with upload and download {whole * 1e3:.3f} ms; first {first:.1f} s",
             flush=True,
         )
     for warps, stages in itertools.product((1, 2, 4, 8), (2, 3, 4)) if given.sweep else ():
-        engine.ATTENDING.update(num_warps=warps, num_stages=stages)
-        program._graphs.clear()
+        torch_program.ATTENTION.update(num_warps=warps, num_stages=stages)
+        _program(model)._graphs.clear()
         found = []
-        for count in streams:
-            step = Batch.of([(tables[i], given.context, [i + 1]) for i in range(count)])
+        for count, step in steps.items():
             model.forward(step, pages)
-            (graph, _) = next(program._graphs[key] for key in program._graphs if key[0] >= count)
-            found.append(f"{_graph_seconds(graph) * 1e3:.3f}")
+            found.append(f"{_graph_seconds(model, count) * 1e3:.3f}")
         print(f"attention with {warps} warps, {stages} stages:", *found, "ms", flush=True)
-    for rows in [int(each) for each in given.prefill.split(",") if each]:
-        batch = Batch.of([(tables[0], 0, [i % 1000 for i in range(rows)])])
-        model.forward(batch, pages)
-        whole = []
-        for _ in range(5):
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            model.forward(batch, pages)
-            whole.append(time.perf_counter() - began)
-        seconds = statistics.median(whole)
+    prompts = {rows: Batch.of([(tables[0], 0, [i % 1000 for i in range(rows)])]) for rows in prefills}
+    for rows, prompt in prompts.items():
+        model.forward(prompt, pages)
+        seconds = _seconds(lambda prompt=prompt: model.forward(prompt, pages), 5)  # type: ignore[misc]
         print(f"prefill of {rows}: {seconds * 1e3:.2f} ms = {rows / seconds:,.0f} tok/s", flush=True)
-        if given.profile:
+    if given.profile:
+        for rows, batch in (prompts | steps).items():
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
                 model.forward(batch, pages)
-            print(
-                seen.key_averages().table(sort_by="cuda_time_total", row_limit=12, max_name_column_width=40)
-            )
-    if given.profile:
-        for count in streams:
-            step = Batch.of([(tables[i], given.context, [i + 1]) for i in range(count)])
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-                model.forward(step, pages)
-            print(
-                count,
-                seen.key_averages().table(sort_by="cuda_time_total", row_limit=12, max_name_column_width=40),
-            )
+            about = {"sort_by": "cuda_time_total", "row_limit": 12, "max_name_column_width": 40}
+            print(f"{rows} rows:", seen.key_averages().table(**about))
 
 
-def _graph_seconds(graph: torch.cuda.CUDAGraph, rounds: int = 30) -> float:
-    """Returns the median time of a replay."""
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",") if each]
+
+
+def _seconds(run: Callable[[], object], rounds: int) -> float:
+    """Returns the median time of a call."""
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def _program(model: Transformer) -> torch_program.Program:
+    program: torch_program.Program = model._program.__self__  # type: ignore[attr-defined]
+    return program
+
+
+def _graph_seconds(model: Transformer, streams: int, rounds: int = 30) -> float:
+    """Returns the median time of a replay of the graph for so many streams, without upload and download."""
+    size = next(size for size in torch_program.SIZES if size >= streams)
+    graph = next(graph for key, graph in _program(model)._graphs.items() if key[0] == size)
     times = []
     for _ in range(rounds):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -101,7 +103,3 @@ def _graph_seconds(graph: torch.cuda.CUDAGraph, rounds: int = 30) -> float:
         end.synchronize()
         times.append(start.elapsed_time(end) / 1e3)
     return statistics.median(times)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Times tiles of the matrix product for the shapes of a model and prints the fastest for each number of rows."""
+"""Times tiles of the matrix product for the shapes of a model; prints the fastest for each number of rows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from glassloop.ops.torch.kernels.linear import linear_kernel
 from glassloop.ops.torch.tiles import Tile, tile_for
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", default="8b")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", default="8b", choices=SHAPES)
     parser.add_argument("--rows", default="1,16,64,128,256,512,2048")
-    given = parser.parse_args()
+
+
+def main(given: argparse.Namespace) -> None:
     _, dim, heads, kv_heads, head_dim, hidden, vocabulary = SHAPES[given.shape]
     linears = {
         "qkv": ((heads + 2 * kv_heads) * head_dim, dim, False),
@@ -89,9 +90,9 @@ def seconds(rows: int, width: int, columns: int, gated: bool, tile: Tile) -> flo
 
     def run(weight: torch.Tensor) -> None:
         linear_kernel[grid](
-            x, weight, weight, out, out, rows, width, columns, columns, 0, width,
-            ROWS=tile.rows, WIDTH=tile.width, STEP=tile.step, SWAPPED=tile.swapped, EVEN=columns % tile.step == 0,
-            BIASED=False, ADDED=False, GATED=gated, ACTIVATION=2,
+            x, weight, weight, out, out, rows, width, columns, width, width, columns,
+            ROWS=tile.rows, WIDTH=tile.width, STEP=tile.step, SWAPPED=tile.swapped,
+            EVEN=columns % tile.step == 0, BIASED=False, ADDED=False, GATED=gated, ACTIVATION=2,
             num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, EARLY=False,
         )  # fmt: skip
 
@@ -112,8 +113,4 @@ def seconds(rows: int, width: int, columns: int, gated: bool, tile: Tile) -> flo
     return sorted(times)[2] / len(_WEIGHTS[key])
 
 
-_WEIGHTS: dict[tuple[int, int], list[torch.Tensor]] = {}
-
-
-if __name__ == "__main__":
-    main()
+_WEIGHTS: dict[tuple[int, int], list[torch.Tensor]] = {}  # the last ones, by shape
