@@ -92,9 +92,11 @@ class Numbers:
         """Copies a batch to the device, filled up to `size` rows. Returns the units of each tile group."""
         rows, spans = len(batch.tokens), batch.spans
         filling = [0] * (size - rows)
-        used = [pages_for(span.length) for span in spans]
+        used = [pages_for(first + stop - start) for start, stop, first, _ in spans]
         # The page tables, only as long as they are used; then that of the filling rows, one page long.
-        tables = np.concatenate([span.pages[:, :n].reshape(-1) for span, n in zip(spans, used, strict=True)])
+        tables = np.concatenate(
+            [span[3][group, :n] for span, n in zip(spans, used, strict=True) for group in range(len(pages))]
+        )
         count = min([group.count for group in pages])
         check_page(int(tables.min()), count)
         check_page(int(tables.max()), count)
@@ -158,7 +160,7 @@ class Numbers:
 def _tiles(batch: Batch, size: int, heads: Heads) -> list[TileGroup]:
     """Cuts the rows of short and of long spans into tiles."""
     few, many = (max(most, 1 << (heads.group - 1).bit_length()) for most in (FEW, MANY))
-    longest = max([span.length for span in batch.spans])
+    longest = 1 + max(batch.positions)
     # A power of two, so that a graph serves a range of lengths.
     units = 1 << (-(-longest // UNIT) - 1).bit_length()
 
