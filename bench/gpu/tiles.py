@@ -9,6 +9,7 @@ import torch
 import triton
 
 from bench.gpu.shapes import SHAPES
+from glassloop.ops.torch.device import shared_memory
 from glassloop.ops.torch.kernels.linear import linear_kernel
 from glassloop.ops.torch.tiles import Tile, tile_for
 
@@ -39,7 +40,7 @@ def main(given: argparse.Namespace) -> None:
                     if "out of resource" not in str(error):
                         print("failed:", tile, str(error)[:100])
             found.sort(key=lambda each: each[0])
-            now = seconds(rows, width, columns, gated, tile_for(rows, width, gated))
+            now = seconds(rows, width, columns, gated, tile_for(rows, width, gated, shared_memory()))
             weights = width * columns * 2 * (2 if gated else 1)
             best = found[0][0]
             print(

@@ -42,12 +42,20 @@ def free_memory() -> int:
     return int(torch.cuda.mem_get_info()[0] + unused)
 
 
-def no_room(what: str, needed: int) -> GlassloopError:
-    """Returns the error for something that does not fit into the device's memory."""
-    return GlassloopError(
-        f"{what} needs {format_bytes(needed)} of the GPU's memory, of which {format_bytes(free_memory())} is"
-        " free; end other programs that use it, or take the op set native"
-    )
+def shared_memory() -> int:
+    """Returns the bytes of shared memory that one program of a kernel may have."""
+    if INTERPRETED:
+        return 1 << 40
+    return int(torch.cuda.get_device_properties(DEVICE).shared_memory_per_block_optin)
+
+
+def check_room(what: str, needed: int) -> None:
+    """Raises if so many bytes do not fit into the device's memory."""
+    if needed > (free := free_memory()):
+        raise GlassloopError(
+            f"{what} needs {format_bytes(needed)} of the GPU's memory, of which {format_bytes(free)} is free;"
+            " end other programs that use it, or take the op set native"
+        )
 
 
 @contextmanager

@@ -21,9 +21,9 @@ from glassloop.ops.torch.device import (
     DEVICE,
     HALF,
     INTERPRETED,
-    free_memory,
+    check_room,
     memory_errors,
-    no_room,
+    shared_memory,
     tma_processors,
 )
 from glassloop.ops.torch.kernels import attention, linear, pointwise
@@ -49,6 +49,7 @@ class Program:
         self._homes, self._needs = recorder.lay_out(results)
         self._results = [self._homes[result.id] for result in results]
         self._processors = tma_processors()
+        self._shared_memory = shared_memory()
         self._early = False
         self._settings = _prepared(self._calls)
         attends = [call.settings for call in self._calls if call.kind == "attend"]
@@ -224,7 +225,7 @@ class Program:
         activation: int = 0,
     ) -> None:
         width, columns = out.shape[1], weight.shape[1]
-        tile = tile_for(rows, width, gated)
+        tile = tile_for(rows, width, gated, self._shared_memory)
         tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width)
         settings = {
             "ROWS": tile.rows,
@@ -421,9 +422,7 @@ def _prepared(calls: Sequence[Call]) -> list[dict[str, Any]]:
             else [product.matrix for product in call.settings.get("products", ())]
         )
     }
-    missing = sum(matrix.missing_bytes for matrix in matrices)
-    if missing > free_memory():
-        raise no_room("the model", missing)
+    check_room("the model", sum(matrix.missing_bytes for matrix in matrices))
     return [_with_weights(call) for call in calls]
 
 

@@ -17,6 +17,7 @@ class Tile(NamedTuple):
 # By the number of rows, up to the first that is not exceeded; then by the number of outputs, likewise. Found
 # by `python -m bench.gpu tiles` on an H200.
 _ANY = 1 << 40
+_MARGIN = 1024  # bytes of shared memory besides the tiles: barriers
 _TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
     (16, ((8192, Tile(16, 64, 256, True, 4, 5)), (_ANY, Tile(16, 64, 128, True, 4, 3)))),
     (32, ((8192, Tile(32, 32, 128, False, 4, 4)), (_ANY, Tile(32, 64, 128, False, 4, 4)))),
@@ -34,9 +35,13 @@ _GATED: tuple[tuple[int, Tile], ...] = (
 WIDE = 129  # rows from which tiles are copied by descriptors
 
 
-def tile_for(rows: int, width: int, gated: bool) -> Tile:
-    """Returns the tile of a product with this many rows and outputs. A gated product has two accumulators."""
+def tile_for(rows: int, width: int, gated: bool, shared_memory: int) -> Tile:
+    """Returns the tile of a product with this many rows and outputs, with as many stages as fit into the
+    shared memory. A gated product reads two matrices."""
     if gated:
-        return next(tile for most, tile in _GATED if rows <= most)
-    by_width = next(widths for most, widths in _TABLE if rows <= most)
-    return next(tile for most, tile in by_width if width <= most)
+        tile = next(tile for most, tile in _GATED if rows <= most)
+    else:
+        by_width = next(widths for most, widths in _TABLE if rows <= most)
+        tile = next(tile for most, tile in by_width if width <= most)
+    stage = 2 * tile.step * (tile.rows + tile.width * (2 if gated else 1))
+    return tile._replace(stages=max(1, min(tile.stages, (shared_memory - _MARGIN) // stage)))
