@@ -163,7 +163,7 @@ def check_filled() -> None:
     step = [(0, 5, text[5:]), (1, 2, text[2:3])]
     program: Any = model._program.__self__  # type: ignore[attr-defined]
     batch = filled.batch(step)
-    units = program._numbers.upload(batch, filled.pages, 4, program._heads)
+    units = program._numbers.upload(batch, filled.pages, 4, program._head_counts)
     assert units == (0,)
     program._make_room(4, 4, 6, filled.pages)
     program._compute(program._numbers.step(filled.pages))

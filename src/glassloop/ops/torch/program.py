@@ -53,23 +53,13 @@ class Program:
         self._early = False
         self._settings = _prepared(self._calls)
         attends = [call.settings for call in self._calls if call.kind == "attend"]
-        self._heads = Heads(
+        self._head_counts = Heads(
             max([each["heads"] // each["kv_heads"] for each in attends], default=1),
             max([each["kv_heads"] for each in attends], default=1),
         )
         # The sizes of the embeddings, by the numbers of a batch that look them up.
         self._tables = {
             call.settings["ids"]: call.settings["table"].out for call in self._calls if call.kind == "embed"
-        }
-        self._launchers: dict[str, Any] = {
-            "embed": self._embed,
-            "take": self._take,
-            "norm": self._norm,
-            "linear": self._linear,
-            "heads": self._rotate_heads,
-            "keep": self._keep,
-            "attend": self._attend,
-            **dict.fromkeys(pointwise.ELEMENTWISE, self._elementwise),
         }
         self._numbers = Numbers()
         self._buffers: list[torch.Tensor] = []
@@ -97,7 +87,7 @@ class Program:
         one_each = len(batch.spans) == rows == wanted and rows <= SIZES[-1]
         captured = one_each and not INTERPRETED
         size = next(each for each in SIZES if each >= rows) if captured else rows
-        units = self._numbers.upload(batch, pages, size, self._heads)
+        units = self._numbers.upload(batch, pages, size, self._head_counts)
         self._make_room(size, size if captured else wanted, max(batch.positions) + 1, pages)
         if captured:
             self._replay((size, *units), pages)
@@ -172,7 +162,8 @@ class Program:
             rows = step.wanted if call.out.wanted else step.rows
             if rows:
                 out, *inputs = [self._buffers[self._homes[value.id]] for value in (call.out, *call.inputs)]
-                self._launchers[call.kind](step, rows, out, *inputs, **settings)
+                method = "elementwise" if call.kind in pointwise.ELEMENTWISE else call.kind
+                getattr(self, f"_{method}")(step, rows, out, *inputs, **settings)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
         """Launches a kernel, compiled without contraction of a product and a sum."""
@@ -254,7 +245,7 @@ class Program:
             settings |= {"SWAPPED": tile.swapped, "EVEN": columns % tile.step == 0}
             self._launch(linear.linear_kernel, (tiles,), x, weight, *sizes, x.stride(0), **settings)
 
-    def _rotate_heads(self, step: Step, rows: int, out: Any, x: Any, *, product: Product) -> None:
+    def _heads(self, step: Step, rows: int, out: Any, x: Any, *, product: Product) -> None:
         self._launch(
             pointwise.heads_kernel,
             (rows, product.heads),
