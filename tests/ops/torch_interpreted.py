@@ -7,10 +7,13 @@ The interpreter takes milliseconds for each program of a kernel: models and batc
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from traceback import format_exc
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import torch
@@ -171,6 +174,86 @@ def check_filled() -> None:
     for own, other in zip(filled.pages, expected.pages, strict=True):
         assert own.keys[: own.count].equal(other.keys[: own.count])  # type: ignore[attr-defined]
         assert own.values[: own.count].equal(other.values[: own.count])  # type: ignore[attr-defined]
+
+
+class RecordedGraph:
+    """Takes the place of a CUDA graph: repeats the launches of its capture, with the same arguments."""
+
+    capturing: RecordedGraph | None = None
+
+    def __init__(self) -> None:
+        self.launches: list[Callable[[], None]] = []
+        self.replays = 0
+
+    @staticmethod
+    @contextmanager
+    def capture(graph: RecordedGraph, **_: Any) -> Iterator[None]:
+        RecordedGraph.capturing = graph
+        yield
+        RecordedGraph.capturing = None
+
+    @staticmethod
+    def launch(*arguments: Any, **settings: Any) -> None:
+        run = partial(LAUNCH, *arguments, **settings)
+        if RecordedGraph.capturing is None:
+            run()
+        else:
+            RecordedGraph.capturing.launches.append(run)
+
+    def replay(self) -> None:
+        self.replays += 1
+        for launch in self.launches:
+            launch()
+
+
+LAUNCH = torch_program.Program._launch
+
+
+def check_graphs() -> None:
+    """A graph computes every later batch of its size, and is captured again when what it uses has moved."""
+    shape, text = config(windows=(None, 20), heads=2, kv_heads=1), tokens(40)
+    (_, plain), (_, captured) = models(shape), models(shape)
+    program: Any = captured._program.__self__  # type: ignore[attr-defined]
+    expected, found = (Branches(model, 64, branches=3) for model in (plain, captured))
+    prompts = [(0, 0, text[:13]), (1, 0, text[:3]), (2, 0, text[:30])]
+    empty, moved = torch.empty, 0
+    steps: list[list[tuple[int, int, list[int]]]] = [
+        [(0, 13, text[13:14]), (1, 3, text[3:4]), (2, 30, text[30:31])],
+        [(2, 31, text[31:32]), (0, 14, text[14:15]), (1, 4, text[4:5])],  # a replay
+        [(2, 32, text[32:33]), (1, 5, text[5:6])],
+        [(2, 33, text[33:34]), (1, 6, text[6:7]), (0, 15, text[15:16])],  # the array of numbers has moved
+    ]
+    with ExitStack() as patches:
+        for where, name, value in (
+            (torch_step, "UNIT", 16),
+            (torch_program, "UNIT", 16),
+            (torch_program, "BLOCK", 16),
+            (
+                torch_program.Program,
+                "_launch",
+                lambda self, *rest, **more: RecordedGraph.launch(self, *rest, **more),
+            ),
+            (torch.cuda, "CUDAGraph", RecordedGraph),
+            (torch.cuda, "graph", RecordedGraph.capture),
+            (torch.cuda, "synchronize", lambda: None),
+            (torch.cuda, "current_stream", Mock()),
+            (torch, "empty", lambda *shape, pin_memory=False, **kind: empty(*shape, **kind)),
+        ):
+            patches.enter_context(patch.object(where, name, value))
+        expected.forward(prompts)
+        found.forward(prompts)
+        for number, step in enumerate(steps):
+            if number == 3:
+                program._numbers._grow(1 << 13)
+                moved = program._numbers.moves
+            batch = found.batch(step)
+            with patch.object(torch_program, "INTERPRETED", False):
+                logits = captured.forward(batch, found.pages)
+            assert logits.tobytes() == expected.forward(step).tobytes(), f"step {number}"
+            if number == 2:
+                replays = {key: graph.replays for key, graph in program._graphs.items()}
+                assert replays == {(4, 2): 2, (2, 4): 1}, replays  # by rows and units
+    assert moved == program._numbers.moves == 2 and [*program._graphs] == [(4, 4)]
 
 
 def check_lenses() -> None:
