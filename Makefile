@@ -4,6 +4,7 @@
 #   make web                  builds the studio; Node comes from PyPI where there is none
 #   make test                 the whole suite, the studio's tests included: make test-studio
 #   make test-peers           other clients (openai, langchain, litellm, instructor, llm) against the server
+#   make test-gpu             the op set torch: its kernels, and on a GPU its promises; docs/ops.md
 #   make fuzz [ARGS=...]      hostile requests, files and templates for minutes; tests/attacks/fuzz.py
 #   make lint                 ruff and mypy
 #   make bench [ARGS=--quick] beside other engines, each installed on demand; docs/benchmarks.md
@@ -16,7 +17,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 STUDIO := src/glassloop/server/static/index.html
 NPM    := cd web && PATH="$(abspath $(BIN)):$$PATH" npm --no-audit --no-fund --loglevel=error
 
-.PHONY: run serve web install test check-studio test-studio test-peers fuzz lint format bench clean
+.PHONY: run serve web install test check-studio test-studio test-peers test-gpu fuzz lint format bench clean
 
 run: $(VENV)/.installed
 	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --seed 1 --max-tokens $(if $(filter file,$(origin PROMPT)),22,60)
@@ -53,6 +54,11 @@ $(PEERS)/.installed: tests/peers/requirements.txt
 	@$(PYTHON) -m venv $(PEERS)
 	@$(PEERS)/bin/pip --disable-pip-version-check --quiet install --upgrade -r $<
 	@touch $@
+
+# Without a GPU: what Triton's interpreter and compiler can check. ROWS: rows that are compared bit for bit.
+ROWS ?= 20000
+test-gpu: $(VENV)/.gpu
+	@GLASSLOOP_GPU_ROWS=$(ROWS) $(BIN)/python -m pytest -rs tests/ops/test_torch.py tests/gpu
 
 # The attacks of the suite with more cases and the promised limits, alone on the machine: they measure. Then the
 # long run. FUZZ multiplies the cases; the seed is fixed unless ARGS="--seed N" says otherwise.
@@ -105,6 +111,11 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(NATIVE) | $(BIN)/p
 $(VENV)/.tested: pyproject.toml constraints.txt $(VENV)/.installed
 	@echo "Installing the test oracles ..."
 	@$(call EXTRA,test,--no-compile)
+	@touch $@
+
+$(VENV)/.gpu: pyproject.toml constraints.txt $(VENV)/.tested
+	@echo "Installing Triton ..."
+	@$(call EXTRA,gpu)
 	@touch $@
 
 $(VENV)/.linted: pyproject.toml constraints.txt $(VENV)/.installed

@@ -12,12 +12,12 @@ from model.tiny import TINY, VOCAB, make
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
-from glassloop.engine import scheduler
 from glassloop.engine.beams import Beams
 from glassloop.engine.loop import Loop
 from glassloop.engine.request import Request, runs_of
 from glassloop.errors import SamplingError
 from glassloop.model.loader import ModelFiles
+from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.reference import ReferenceOps
 from glassloop.trace.run import Run
 
@@ -123,7 +123,7 @@ def test_one_beam_is_greedy_and_four_are_no_worse(seed):
 
 @pytest.mark.parametrize(("seed", "pages", "rows"), [(3, 14, 512), (4, 14, 16), (5, 15, 512), (6, 16, 16)])
 def test_the_search_is_the_same_beside_others_and_in_little_room(seed, pages, rows, monkeypatch):
-    monkeypatch.setattr(scheduler, "STEP_ROWS", rows)
+    monkeypatch.setattr(NativeOps, "step_rows", rows)
     small = model(40)
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(0, 256, 50).tolist() for _ in range(4)]

@@ -7,9 +7,10 @@ import pytest
 from engine.small import EOS, finish, loop, model, naive, request, same, tokenizer
 
 from glassloop import LLM, GlassloopError, Sampling
-from glassloop.engine import draft_model, scheduler
+from glassloop.engine import draft_model
 from glassloop.engine.draft_model import DraftModel
 from glassloop.engine.drafts import AcceptanceRates, Lookup, NgramIndex, RecentRuns, StepCost, ngram_of
+from glassloop.ops.native.ops import NativeOps
 
 
 def test_grams_find_the_longest_agreement():
@@ -175,7 +176,7 @@ class _Passes:
 
 
 def test_a_long_prompt_beside_streams_costs_bounded_passes_of_both_models(monkeypatch):
-    monkeypatch.setattr(scheduler, "_ROWS_BESIDE", 16)
+    monkeypatch.setattr(NativeOps, "rows_beside", 16)
     monkeypatch.setattr(draft_model, "PASS_ROWS", 16)
     small, drafter, streams = model(None), model(None, seed=2), 3
     # It drafts what the model itself says, with passes that are counted apart.

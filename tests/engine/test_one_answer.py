@@ -16,6 +16,7 @@ from glassloop.engine import scheduler
 from glassloop.engine.loop import Loop
 from glassloop.engine.request import Request
 from glassloop.engine.task import Call
+from glassloop.ops.native.ops import NativeOps
 from glassloop.trace.run import Run
 
 # Each scenario has a dozen requests or so. More for who wants to be surer: GLASSLOOP_SCENARIOS=5000.
@@ -123,8 +124,8 @@ def test_the_scenarios_have_what_they_are_about(monkeypatch):
 def _scenario(seed: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Random requests in a random engine, each run compared with the naive loop. Returns what happened."""
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr(scheduler, "STEP_ROWS", int(rng.choice([16, 40, 512])))
-    monkeypatch.setattr(scheduler, "_ROWS_BESIDE", int(rng.choice([1, 7, 128])))
+    monkeypatch.setattr(NativeOps, "step_rows", int(rng.choice([16, 40, 512])))
+    monkeypatch.setattr(NativeOps, "rows_beside", int(rng.choice([1, 7, 128])))
     monkeypatch.setattr(scheduler, "_SCORED_ROWS", int(rng.choice([1, 5, 64])))
     small = model(int(rng.integers(1, 70)) if rng.random() < 0.5 else None)
     shared = rng.integers(0, 256, 70).tolist()

@@ -21,6 +21,7 @@ from glassloop.engine.task import Program
 from glassloop.engine.thread import Busy, EngineThread
 from glassloop.model.cache import Branches
 from glassloop.model.lens import Lens
+from glassloop.ops.native.ops import NativeOps
 from glassloop.trace.file import from_bytes, to_bytes
 
 
@@ -66,8 +67,8 @@ KINDS = ("logits", "hidden", "layers", "attention")
 def test_they_change_nothing_and_nothing_changes_them(seed, monkeypatch):
     """Readings and runs at random times, in little room, some cancelled, some late."""
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr(scheduler, "STEP_ROWS", int(rng.choice([16, 40, 512])))
-    monkeypatch.setattr(scheduler, "_ROWS_BESIDE", int(rng.choice([1, 7, 128])))
+    monkeypatch.setattr(NativeOps, "step_rows", int(rng.choice([16, 40, 512])))
+    monkeypatch.setattr(NativeOps, "rows_beside", int(rng.choice([1, 7, 128])))
     monkeypatch.setattr(scheduler, "_SCORED_ROWS", int(rng.choice([1, 5, 64])))
     small = model(int(rng.integers(1, 70)) if rng.random() < 0.5 else None)
     shared = _ids(60, seed)
@@ -120,7 +121,7 @@ def test_they_change_nothing_and_nothing_changes_them(seed, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_gets_a_token_in_every_step_beside_them(kind, monkeypatch):
     """And a step has no more rows for them than for a prompt."""
-    monkeypatch.setattr(scheduler, "_ROWS_BESIDE", 16)
+    monkeypatch.setattr(NativeOps, "rows_beside", 16)
     small = model(None)
     engine = loop(small)
     talker = request(_ids(5), Sampling(max_tokens=150, seed=1, ignore_eos=True), drafts=False)
@@ -139,7 +140,7 @@ def test_a_stream_gets_a_token_in_every_step_beside_them(kind, monkeypatch):
 
 
 def test_a_short_prompt_does_not_wait_for_the_end_of_long_ones(monkeypatch):
-    monkeypatch.setattr(scheduler, "STEP_ROWS", 16)
+    monkeypatch.setattr(NativeOps, "step_rows", 16)
     small = model(None)
     engine = loop(small)
     long = [_reading("hidden", small, _ids(190, seed), 0)[0] for seed in range(4)]
@@ -161,7 +162,7 @@ def test_a_short_prompt_does_not_wait_for_the_end_of_long_ones(monkeypatch):
 
 
 def test_equally_long_ones_come_in_the_order_of_arrival(monkeypatch):
-    monkeypatch.setattr(scheduler, "STEP_ROWS", 16)
+    monkeypatch.setattr(NativeOps, "step_rows", 16)
     engine, ended = loop(model(None)), []
     for number in range(4):
         ids = _ids(100, number)
@@ -179,7 +180,7 @@ def test_a_mean_has_the_same_bits_however_its_rows_come(length, monkeypatch):
     total = sum((rows[at : at + 128].sum(axis=0) for at in range(0, length, 128)), np.zeros(rows.shape[1]))
     expected = (total / length).astype(np.float32)
     for step in (512, 40, 7):
-        monkeypatch.setattr(scheduler, "STEP_ROWS", step)
+        monkeypatch.setattr(NativeOps, "step_rows", step)
         llm = SmallLLM()
         assert mean_hidden(llm.engine, ids).tobytes() == expected.tobytes()
         assert mean_hidden(llm.engine, ids).tobytes() == expected.tobytes()  # all of it in the cache

@@ -10,6 +10,7 @@ from glassloop import Sampling
 from glassloop.decode.stop import Ending
 from glassloop.engine import scheduler
 from glassloop.engine.thread import EngineThread
+from glassloop.ops.native.ops import NativeOps
 
 
 def _prompt(length: int, seed: int = 0) -> list[int]:
@@ -17,7 +18,7 @@ def _prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def test_a_long_prompt_delays_nobody_by_more_than_a_step(monkeypatch):
-    monkeypatch.setattr(scheduler, "_ROWS_BESIDE", 16)
+    monkeypatch.setattr(NativeOps, "rows_beside", 16)
     engine = loop(model(None))
     talker = request(_prompt(5), Sampling(max_tokens=40, seed=1, ignore_eos=True), drafts=False)
     engine.add(talker)
@@ -103,7 +104,7 @@ def test_samples_compute_their_prompt_once(scored):
 
 @pytest.mark.parametrize("fault", ["cancelled", "scoring fails", "choosing fails", "preempted", "no room"])
 def test_samples_go_on_without_the_first(fault, monkeypatch):
-    monkeypatch.setattr(scheduler, "STEP_ROWS", 32)
+    monkeypatch.setattr(NativeOps, "step_rows", 32)
     small = model(None)
     engine = loop(small, pages=12)
     sampling = Sampling(n=3, max_tokens=12, seed=1, ignore_eos=True, prompt_logprobs=1)
@@ -145,7 +146,7 @@ def test_samples_go_on_without_the_first(fault, monkeypatch):
 
 
 def test_a_request_that_is_cancelled_ends_the_samples_that_wait(monkeypatch):
-    monkeypatch.setattr(scheduler, "STEP_ROWS", 32)
+    monkeypatch.setattr(NativeOps, "step_rows", 32)
     engine = loop(model(None))
     ends: list[int] = []
     asked = request(
@@ -163,7 +164,7 @@ def test_a_request_that_is_cancelled_ends_the_samples_that_wait(monkeypatch):
 
 def test_samples_wait_for_their_prompt_without_a_place_in_the_queue(monkeypatch):
     """Another request is not held up by them, and they do not count as waiting requests."""
-    monkeypatch.setattr(scheduler, "STEP_ROWS", 32)
+    monkeypatch.setattr(NativeOps, "step_rows", 32)
     engine = loop(model(None))
     many = request(_prompt(100), Sampling(n=8, max_tokens=4, seed=1, ignore_eos=True))
     other = request(_prompt(6, 1), Sampling(max_tokens=1, seed=1))

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from glassloop.errors import GlassloopError
-from glassloop.ops import choose_ops
+from glassloop.ops import choose_ops, torch
 
 _TWICE = """
 from glassloop.ops import choose_ops
@@ -55,3 +55,15 @@ def test_names():
     assert choose_ops("native").name == "native"
     with pytest.raises(GlassloopError, match="'numba'"):
         choose_ops("numba")
+
+
+def test_torch_needs_what_it_is_made_of(monkeypatch):
+    monkeypatch.setattr(torch, "has_device", lambda: False)
+    monkeypatch.setattr(torch, "installed", lambda: False)
+    with pytest.raises(GlassloopError, match=r"pip install 'glassloop\[gpu\]'"):
+        choose_ops("torch")
+    monkeypatch.setattr(torch, "installed", lambda: True)
+    monkeypatch.setattr(torch, "interpreted", lambda: False)
+    with pytest.raises(GlassloopError, match="needs an NVIDIA GPU"):
+        choose_ops("torch")
+    assert choose_ops().name == "native"

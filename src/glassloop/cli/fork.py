@@ -15,6 +15,7 @@ from glassloop.cli.options import (
     Draft,
     Keep,
     KVMemory,
+    Ops,
     Plugins,
     RunModel,
     given,
@@ -66,6 +67,7 @@ def fork(
     show: Shown = None,
     color: Colors = Color.AUTO,
     store: Keep = True,
+    ops: Ops = None,
     kv_memory: KVMemory = None,
     draft: Draft = None,
     plugin: Plugins = None,
@@ -90,7 +92,7 @@ def fork(
     place = find_place(at, pieces, "the run", "--at")
     if not 0 <= place <= len(pieces):
         raise GlassloopError(f"--at is {at}; a token from 0 to {len(pieces)} is expected")
-    llm = load(model or model_of(name, run), kv_memory=kv_memory, draft=drafter(draft))
+    llm = load(model or model_of(name, run), ops, kv_memory=kv_memory, draft=drafter(draft))
     chosen: int | None = None
     if token is not None:
         chosen = token_named(llm.tokenizer, token, pieces[place] if place < len(pieces) else "")

@@ -19,6 +19,7 @@ from glassloop.cli.options import (
     KVMemory,
     Model,
     ModelDefaults,
+    Ops,
     Plugins,
     System,
     given,
@@ -83,6 +84,7 @@ def generate(
     show: Shown = None,
     color: Colors = Color.AUTO,
     store: Keep = True,
+    ops: Ops = None,
     kv_memory: KVMemory = None,
     draft: Draft = None,
     plugin: Plugins = None,
@@ -101,11 +103,11 @@ def generate(
         from glassloop.cli.batch import print_batch, read_prompts
 
         entries = read_prompts(prompts, asked, chat, system)
-        llm = load(model, None, kv_memory, drafter(draft), model_defaults)
+        llm = load(model, ops, kv_memory, drafter(draft), model_defaults)
         print_batch(llm, entries, json_output, trace, show, store)
         return
     text = read_text(prompt or "")
-    llm = load(model, None, kv_memory, drafter(draft), model_defaults)
+    llm = load(model, ops, kv_memory, drafter(draft), model_defaults)
     sampling = with_defaults(asked, llm.default_sampling)
     if chat:
         request = llm.prepare_chat(chat_messages(llm, text, system), sampling)

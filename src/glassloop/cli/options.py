@@ -87,13 +87,18 @@ RunModel = Annotated[str | None, _model("Model name or path, if the model has mo
 AnyModel = Annotated[str | None, _model(f"Model name or path. Default: that of the run, or {DEFAULT_MODEL}.")]
 Ops = Annotated[
     str | None,
-    typer.Option("--ops", metavar="NAME", help="The op set: native or reference.", rich_help_panel=MODEL),
+    typer.Option(
+        "--ops",
+        metavar="NAME",
+        help="The op set: torch (on a GPU), native or reference.",
+        rich_help_panel=MODEL,
+    ),
 ]
 KVMemory = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Memory for the KV cache, such as 2GB. Default: a quarter of the free memory.",
+        help="Memory for the KV cache, such as 2GB. Default: a part of the free memory.",
         rich_help_panel=MODEL,
     ),
 ]

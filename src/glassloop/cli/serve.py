@@ -16,6 +16,7 @@ from glassloop.cli.options import (
     KVMemory,
     Model,
     ModelDefaults,
+    Ops,
     Plugins,
     load_plugins,
 )
@@ -77,12 +78,18 @@ def serve(
         bool, typer.Option("--no-store", help="Keep runs in memory only.", rich_help_panel=OUTPUT)
     ] = False,
     model_defaults: ModelDefaults = True,
+    ops: Ops = None,
     kv_memory: KVMemory = None,
     draft: Draft = None,
     running: Annotated[
-        int,
-        typer.Option(metavar="N", help="The most requests that run at once.", min=1, rich_help_panel=_LIMITS),
-    ] = 64,
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="The most requests that run at once. Default: 64, on a GPU 256.",
+            min=1,
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
     queue: Annotated[
         int,
         typer.Option(
@@ -168,7 +175,9 @@ def serve(
         from glassloop.engine.llm import LLM
         from glassloop.server.serve import serve as run
 
-        llm = LLM(model, kv_memory=kv_memory, draft=drafter(draft), most_running=running, most_waiting=queue)
+        llm = LLM(
+            model, ops, kv_memory=kv_memory, draft=drafter(draft), most_running=running, most_waiting=queue
+        )
     if not model_defaults:
         from glassloop.decode.sampling import Sampling
 

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 
-MOST_RUNNING = 64
 MOST_WAITING = 1024
 
 
@@ -50,7 +49,8 @@ class LLM:
     """A model that generates text: the default one, or a name, a `.gguf` file, a folder with safetensors.
 
     `ops` names an op set; `weights` (q8, q4, f32) brings the matrices to another format on load. `kv_memory`
-    is what keys and values may take, in bytes or as "2GB"; by default a quarter of the free memory.
+    is what keys and values may take, in bytes or as "2GB"; by default a quarter of the free memory, or two
+    thirds of a GPU's.
     `draft` is True (guess from what came before), False, or a smaller model with the same tokens.
     `store` keeps every run: True for the user's own store, a path, or a `Store`.
 
@@ -67,7 +67,7 @@ class LLM:
         *,
         kv_memory: int | str | None = None,
         draft: bool | str | Path = True,
-        most_running: int = MOST_RUNNING,
+        most_running: int | None = None,
         most_waiting: int = MOST_WAITING,
         store: Store | str | Path | bool | None = None,
     ) -> None:
@@ -76,6 +76,7 @@ class LLM:
         self.store = None if store in (None, False) else _store(store)
         memory = None if kv_memory is None else parse_bytes(kv_memory)
         op_set = choose_ops(ops)
+        most_running = most_running or op_set.most_running
         files = ModelFiles(fetch(self.name))
         self.path, self.config = files.path, files.config
         known = (CATALOG[self.name].sampling if self.name in CATALOG else None) or {}

@@ -47,7 +47,7 @@ class Loop:
         self.transformer = transformer
         self.tokenizer = tokenizer
         self.tree = KVTree(transformer, kv_memory)
-        self.scheduler = Scheduler(self.tree, most_running)
+        self.scheduler = Scheduler(self.tree, transformer.ops, most_running)
         self.counters = Counters()
         self._pieces = pieces
         self._row_ops = transformer.ops.rows

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from glassloop.engine.task import Call, Program, Task, Work
 from glassloop.engine.tree import KVTree, NoRoom
+from glassloop.ops.protocol import Ops
 
-STEP_ROWS = 512  # of one step
-_ROWS_BESIDE = 128  # for prompts, while another task waits for its next token
 _SCORED_ROWS = 64  # rows with logits of one branch: they are as wide as the vocabulary
 
 
 class Scheduler:
-    def __init__(self, tree: KVTree, most_running: int) -> None:
+    def __init__(self, tree: KVTree, ops: Ops, most_running: int) -> None:
         self._tree = tree
+        self._ops = ops  # whose limits of rows hold
         self.most_running = most_running
         self.waiting: list[Task] = []  # in order
         self.running: list[Task] = []  # in order; these hold pages
@@ -47,14 +47,14 @@ class Scheduler:
         works: list[Work] = []
         planned: set[Task] = set()
         ready = [task for task in self.running if task.program is None and _waits_for_a_token(task)]
-        spare = STEP_ROWS - sum([len(task.branches) for task in ready])
+        spare = self._ops.step_rows - sum([len(task.branches) for task in ready])
         for task in ready:
             if task in self.running:  # an older task may have taken its pages meanwhile
                 guess = task.guess(spare)
-                if self._add_work(task, guess, STEP_ROWS, planned, works):
+                if self._add_work(task, guess, self._ops.step_rows, planned, works):
                     spare -= len(guess)
         if len(planned) < len(self.running) or self.waiting:
-            room = STEP_ROWS if not works else min(spare, _ROWS_BESIDE)
+            room = self._ops.step_rows if not works else min(spare, self._ops.rows_beside)
             if room > 0:
                 self._add_prompts(room, planned, works)
         return _calls(works)

@@ -1,4 +1,5 @@
-"""Array operations. `choose_ops` returns an op set: the native one if it was built, else the reference."""
+"""Array operations. `choose_ops` returns an op set: `torch` if there is a GPU and the extra `gpu` is
+installed, else the native one if it was built, else the reference."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from functools import cache
 from glassloop.errors import GlassloopError
 from glassloop.ops.protocol import Ops
 
-NAMES = ("native", "reference")
+NAMES = ("torch", "native", "reference")
 
 
 def choose_ops(name: str | None = None) -> Ops:
@@ -17,6 +18,19 @@ def choose_ops(name: str | None = None) -> Ops:
     name = name or os.environ.get("GLASSLOOP_OPS") or None
     if name not in (None, *NAMES):
         raise GlassloopError(f"the op set is {name!r}; one of {', '.join(NAMES)} is expected")
+    if name in ("torch", None):
+        from glassloop.ops import torch
+
+        if torch.has_device() or (name == "torch" and torch.installed() and torch.interpreted()):
+            from glassloop.ops.torch.ops import TorchOps
+
+            return TorchOps()
+        if name == "torch":
+            raise GlassloopError(
+                "ops is 'torch', which needs an NVIDIA GPU of 2020 or newer (compute capability 8.0)"
+                if torch.installed()
+                else "ops is 'torch', which needs torch and Triton: pip install 'glassloop[gpu]'"
+            )
     if name != "reference":
         from glassloop.ops.native import library
 

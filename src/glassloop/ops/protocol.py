@@ -1,8 +1,8 @@
 """The operations that a forward pass is made of. `model/transformer.py` calls these and no others.
 
-Op sets implement this protocol: `reference` (NumPy, the specification) and `native` (C). Arrays go in and
-arrays come out. Which type they have, and in which form a matrix is kept, is up to the op set; `host`
-converts an array to NumPy.
+Op sets implement this protocol: `reference` (NumPy, the specification), `native` (C) and `torch` (GPU).
+Arrays go in and arrays come out. Which type they have, and in which form a matrix is kept, is up to the op
+set; `host` converts an array to NumPy.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ Forward = Callable[[Batch, Sequence[Pages]], Array]
 
 class Ops(Protocol):
     name: str
+    step_rows: int  # rows that one step of the engine has, at most
+    rows_beside: int  # those for prompts, while another task waits for its next token
+    most_running: int  # requests that run at once, by default
 
     @property
     def description(self) -> str:
@@ -43,6 +46,9 @@ class Ops(Protocol):
         are the numbers of rows that batches usually have; an op set may prepare for these, and must run any
         other.
         """
+
+    def cache_memory(self) -> int:
+        """Returns how many bytes a cache takes by default: a share of the memory that is free."""
 
     def page_bytes(self, spec: CacheSpec) -> int:
         """Returns the bytes of one page of a group of layers."""

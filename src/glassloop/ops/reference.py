@@ -13,6 +13,7 @@ import numpy as np
 from glassloop.ops import rows as reference_rows
 from glassloop.ops.batch import PAGE, Batch, BatchError, Int32, Span, check_page, check_spans, pages_for
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
+from glassloop.ops.memory import free_host_memory
 from glassloop.ops.protocol import Activation, Forward
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowOps
@@ -59,6 +60,7 @@ class ReferencePages:
 
 class ReferenceOps:
     name = description = "reference"
+    step_rows, rows_beside, most_running = 512, 128, 64
     rows: RowOps = reference_rows
 
     def host(self, array: Float32) -> Float32:
@@ -70,6 +72,9 @@ class ReferenceOps:
             return compute(batch, pages)
 
         return checked
+
+    def cache_memory(self) -> int:
+        return free_host_memory() // 4
 
     @staticmethod
     def page_bytes(spec: CacheSpec) -> int:

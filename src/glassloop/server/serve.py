@@ -15,8 +15,8 @@ from types import FrameType
 import uvicorn
 
 from glassloop.engine.llm import LLM
-from glassloop.engine.memory import format_bytes
 from glassloop.errors import GlassloopError
+from glassloop.ops.memory import format_bytes
 from glassloop.server.app import make_app
 from glassloop.server.operation.connection import Connection, ConnectionLimits
 from glassloop.server.operation.logs import Log

@@ -14,6 +14,7 @@ from glassloop.cli.options import (
     Keep,
     Model,
     ModelDefaults,
+    Ops,
     Plugins,
     given,
     load_plugins,
@@ -35,6 +36,7 @@ def chat(
     model_defaults: ModelDefaults = True,
     color: Colors = Color.AUTO,
     store: Keep = True,
+    ops: Ops = None,
     plugin: Plugins = None,
     **options: Any,
 ) -> None:
@@ -55,7 +57,7 @@ def chat(
     asked = {"max_tokens": _MOST_TOKENS, **given(options)}
     Conversation.check(Sampling.from_dict(asked))  # errors in the options come before the model is loaded
     history = default_path().parent / "chat_history" if store else None
-    with load(model, model_defaults=model_defaults) as llm:
+    with load(model, ops, model_defaults=model_defaults) as llm:
         sampling = with_defaults(asked, llm.default_sampling)
         talking = Chat(Conversation(llm, sampling, system), Painter(show), store, history)
         talking.run()

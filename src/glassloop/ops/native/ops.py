@@ -18,6 +18,7 @@ import numpy as np
 
 from glassloop.ops.batch import PAGE, Batch, BatchError, Span, check_page, check_spans, pages_for
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
+from glassloop.ops.memory import free_host_memory
 from glassloop.ops.native import library as lib
 from glassloop.ops.native import rows as native_rows
 from glassloop.ops.native.packer import NativeMatrix, Packer
@@ -78,6 +79,7 @@ class _Placeholder:
 
 class NativeOps:
     name = "native"
+    step_rows, rows_beside, most_running = 512, 128, 64
     rows: RowOps = native_rows
 
     def __init__(self) -> None:
@@ -100,6 +102,9 @@ class NativeOps:
             several = isinstance(result, list)
             program = _Program(self._recorder, result if several else [result], self.threads, self._kept)
         return program if several else program.only
+
+    def cache_memory(self) -> int:
+        return free_host_memory() // 4
 
     @staticmethod
     def page_bytes(spec: CacheSpec) -> int:

@@ -1,0 +1,23 @@
+"""`python -m bench.gpu bits|speed|tiles`: are the bits always the same, how fast are forward passes, which
+tiles are fastest."""
+
+from __future__ import annotations
+
+import argparse
+
+from bench.gpu import bits, speed, tiles
+
+_COMMANDS = {"bits": bits, "speed": speed, "tiles": tiles}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, module in _COMMANDS.items():
+        module.add_options(commands.add_parser(name, help=module.__doc__))
+    given = parser.parse_args()
+    _COMMANDS[given.command].main(given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Models with random weights in the shapes of well-known ones, made on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, ModelConfig, NormConfig
+from glassloop.model.rope import Rope
+from glassloop.model.transformer import Transformer
+from glassloop.ops.torch.device import DEVICE, HALF
+from glassloop.ops.torch.matrix import TorchMatrix
+from glassloop.ops.torch.ops import TorchOps
+
+# layers, dim, heads, key-value heads, head dim, feed-forward, vocabulary
+SHAPES = {
+    "135m": (30, 576, 9, 3, 64, 1536, 49152),
+    "1b": (16, 2048, 32, 8, 64, 8192, 128256),
+    "8b": (32, 4096, 32, 8, 128, 14336, 128256),
+    "8b-3-layers": (3, 4096, 32, 8, 128, 14336, 128256),
+}
+
+
+class _Shape:
+    """Takes the place of a stored tensor; only its shape is used."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+
+class RandomOps(TorchOps):
+    """The torch op set with random weights."""
+
+    def matrix(self, tensor: Any) -> TorchMatrix:
+        scale = tensor.shape[1] ** -0.5
+        values = torch.empty(tensor.shape, dtype=HALF, device=DEVICE).normal_(0.0, scale)
+        return TorchMatrix.of(values)
+
+    def vector(self, tensor: Any) -> torch.Tensor:
+        return torch.ones(tensor.shape, device=DEVICE)
+
+
+def random_model(name: str, context: int = 8192, seed: int = 0) -> Transformer:
+    """Returns a model with random weights, the same for the same seed."""
+    layers, dim, heads, kv_heads, head_dim, hidden, vocabulary = SHAPES[name]
+    mixer = AttentionConfig(heads, kv_heads, head_dim, head_dim**-0.5, None, Rope(500000.0, head_dim))
+    norm = NormConfig(1e-5)
+    layer = LayerConfig(mixer, DenseConfig(hidden), norm)
+    config = ModelConfig(f"random-{name}", vocabulary, dim, context, (layer,) * layers, norm)
+    torch.manual_seed(seed)
+    weights = {name: _Shape(shape) for name, shape in config.shapes().items()}
+    return Transformer(config, weights, RandomOps())  # type: ignore[arg-type]

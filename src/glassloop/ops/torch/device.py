@@ -1,0 +1,72 @@
+"""The device that the torch op set computes on: its number format, its free memory, and errors about memory.
+
+With TRITON_INTERPRET=1 the kernels run on the CPU in NumPy, for tests. Triton's interpreter cannot multiply
+in bfloat16, so float32 takes its place there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import triton
+
+from glassloop.errors import GlassloopError
+from glassloop.ops.memory import format_bytes, free_host_memory
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+HALF = torch.float32 if INTERPRETED else torch.bfloat16
+
+
+def describe() -> str:
+    """Returns what bits may depend on: the architecture and the version of Triton."""
+    architecture = "interpreter" if INTERPRETED else "sm_{}{}".format(*torch.cuda.get_device_capability())
+    return f"{architecture}/triton-{triton.__version__}"
+
+
+def tma_processors() -> int:
+    """Returns the number of multiprocessors, or 0 if they cannot copy tiles by descriptors (TMA)."""
+    if INTERPRETED or torch.cuda.get_device_capability() < (9, 0):
+        return 0
+    return int(torch.cuda.get_device_properties(DEVICE).multi_processor_count)
+
+
+def free_memory() -> int:
+    """Returns how many bytes this process could still take."""
+    if INTERPRETED:
+        return free_host_memory()
+    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return int(torch.cuda.mem_get_info()[0] + unused)
+
+
+def shared_memory() -> int:
+    """Returns the bytes of shared memory that one program of a kernel may have."""
+    if INTERPRETED:
+        return 1 << 40
+    return int(torch.cuda.get_device_properties(DEVICE).shared_memory_per_block_optin)
+
+
+def check_room(what: str, needed: int) -> None:
+    """Raises if so many bytes do not fit into the device's memory."""
+    if needed > (free := free_memory()):
+        raise GlassloopError(
+            f"{what} needs {format_bytes(needed)} of the GPU's memory, of which {format_bytes(free)} is free;"
+            " end other programs that use it, or take the op set native"
+        )
+
+
+@contextmanager
+def memory_errors(what: str) -> Iterator[None]:
+    """Raises GlassloopError with figures if an allocation for `what` fails."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise GlassloopError(
+            f"the GPU has no room for {what}: {format_bytes(free_memory())} of its memory is free; give less"
+            " kv_memory, end other programs that use it, or take the op set native"
+            f" ({' '.join(str(error).split())})"
+        ) from None

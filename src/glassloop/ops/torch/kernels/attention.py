@@ -1,0 +1,227 @@
+"""Attention over pages. The keys of a branch are divided into units of UNIT positions from position 0 on.
+Within a unit, blocks of BLOCK keys are added in order (online softmax); units are merged in ascending order.
+A block or unit that a query does not see leaves its sums unchanged to the last bit. So the result does not
+depend on which are skipped, how many queries share a program, or how many programs compute the units.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from glassloop.ops.torch.kernels.pointwise import tanh, wait_for_previous
+
+NOTHING = tl.constexpr(-1e30)  # the maximum over no keys; minus infinity would make NaN
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def unit_sums(
+    query,
+    keys,
+    values,
+    table,
+    page_stride,
+    place,
+    head_dim,
+    first,
+    last,
+    position,
+    scale,
+    softcap,
+    window,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    QUERIES: tl.constexpr,
+    HEAD: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):
+    """Returns for the keys `first` to `last` the maximum score of each query, the sum of the weights (in each
+    of 16 columns) and the weighted sum of the values."""
+    column = tl.arange(0, HEAD)
+    most = tl.full([QUERIES], NOTHING, tl.float32)
+    sums = tl.zeros([QUERIES, 16], tl.float32)
+    mixed = tl.zeros([QUERIES, HEAD], tl.float32)
+    ones = tl.full([BLOCK, 16], 1.0, tl.float32).to(query.dtype)
+    for start in range(first, last, BLOCK):
+        key_at = start + tl.arange(0, BLOCK)
+        there = key_at < last
+        page = tl.load(table + key_at // PAGE, mask=there, other=0).to(tl.int64)
+        at = (page * page_stride + place + (key_at % PAGE) * head_dim)[:, None] + column[None, :]
+        inside = there[:, None] & (column < head_dim)[None, :]
+        key = tl.load(keys + at, mask=inside, other=0.0)
+        value = tl.load(values + at, mask=inside, other=0.0)
+        score = tl.dot(query, key.T) * scale
+        if CAPPED:
+            score = softcap * tanh(score / softcap)
+        score = score * LOG2E
+        seen = (key_at[None, :] <= position[:, None]) & there[None, :]
+        if WINDOWED:
+            seen = seen & (key_at[None, :] > position[:, None] - window)
+        score = tl.where(seen, score, NOTHING)
+        higher = tl.maximum(most, tl.max(score, 1))
+        kept = tl.exp2(most - higher)
+        weight = tl.where(seen, tl.exp2(score - higher[:, None]), 0.0).to(query.dtype)
+        sums = tl.dot(weight, ones, sums * kept[:, None])
+        mixed = tl.dot(weight, value, mixed * kept[:, None])
+        most = higher
+    return most, sums, mixed
+
+
+@triton.jit
+def merged(most, sums, mixed, other_most, other_sums, other_mixed):
+    """Returns the sums over the keys of two sets of units."""
+    higher = tl.maximum(most, other_most)
+    own, other = tl.exp2(most - higher), tl.exp2(other_most - higher)
+    sums = sums * own[:, None] + other_sums * other[:, None]
+    mixed = mixed * own[:, None] + other_mixed * other[:, None]
+    return higher, sums, mixed
+
+
+@triton.jit
+def tile_queries(queries, query_stride, tile_row, tile_count, positions, head_dim, QUERIES, HEAD, GROUP):
+    """Returns the queries of a tile: their values, offsets in the array and positions, and the mask of the
+    values that exist."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    number = tl.arange(0, QUERIES)
+    row = tl.load(tile_row + tile) + number // GROUP
+    is_query = number < tl.load(tile_count + tile) * GROUP
+    place = row.to(tl.int64) * query_stride + (head * GROUP + number % GROUP) * head_dim
+    column = tl.arange(0, HEAD)
+    inside = is_query[:, None] & (column < head_dim)[None, :]
+    query = tl.load(queries + place[:, None] + column[None, :], mask=inside, other=0.0)
+    position = tl.load(positions + row, mask=is_query, other=-1)
+    return query, place, position, inside
+
+
+@triton.jit(do_not_specialize=["group", "window"])
+def attend_kernel(
+    queries,
+    out,
+    partial,
+    positions,
+    tile_row,
+    tile_count,
+    query_stride,
+    head_dim,
+    window,
+    keys,
+    values,
+    row_table,
+    row_stride,
+    tables,
+    page_stride,
+    layer_offset,
+    group,
+    scale,
+    softcap,
+    PAGE: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    QUERIES: tl.constexpr,
+    HEAD: tl.constexpr,
+    GROUP: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Computes attention for the queries of a tile: adjacent rows of a branch, in the GROUP heads that share
+    one key-value head. If SPLIT, each program computes one unit, and `merge_kernel` merges them; else a
+    program computes all units."""
+    wait_for_previous(EARLY)
+    tile, head = tl.program_id(0), tl.program_id(1)
+    query, place, position, inside = tile_queries(
+        queries, query_stride, tile_row, tile_count, positions, head_dim, QUERIES, HEAD, GROUP
+    )
+    row = tl.load(tile_row + tile)
+    count = tl.load(tile_count + tile)
+    table = tables + tl.load(row_table + row) + group * tl.load(row_stride + row)
+    first = tl.load(positions + row)
+    last = first + count
+    begin = 0
+    if WINDOWED:
+        begin = tl.maximum(first - window + 1, 0) // UNIT
+    end = tl.cdiv(last, UNIT)
+    at = layer_offset + head * PAGE * head_dim
+    if SPLIT:
+        unit = begin + tl.program_id(2)
+        if unit < end:
+            most, sums, mixed = unit_sums(
+                query, keys, values, table, page_stride, at, head_dim,
+                unit * UNIT, tl.minimum((unit + 1) * UNIT, last), position, scale, softcap, window,
+                PAGE, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
+            )  # fmt: skip
+            number = (tile * tl.num_programs(1) + head) * tl.num_programs(2) + tl.program_id(2)
+            base = partial + number.to(tl.int64) * QUERIES * (HEAD + 17)
+            index = tl.arange(0, QUERIES)
+            tl.store(base + index, most)
+            tl.store(base + QUERIES + index[:, None] * 16 + tl.arange(0, 16)[None, :], sums)
+            tl.store(base + QUERIES * 17 + index[:, None] * HEAD + tl.arange(0, HEAD)[None, :], mixed)
+    else:
+        most = tl.full([QUERIES], NOTHING, tl.float32)
+        sums = tl.zeros([QUERIES, 16], tl.float32)
+        mixed = tl.zeros([QUERIES, HEAD], tl.float32)
+        for unit in range(begin, end):
+            unit_most, unit_total, unit_mixed = unit_sums(
+                query, keys, values, table, page_stride, at, head_dim,
+                unit * UNIT, tl.minimum((unit + 1) * UNIT, last), position, scale, softcap, window,
+                PAGE, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
+            )  # fmt: skip
+            most, sums, mixed = merged(most, sums, mixed, unit_most, unit_total, unit_mixed)
+        total = tl.max(sums, 1)  # the columns are equal
+        result = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+        tl.store(
+            out + place[:, None] + tl.arange(0, HEAD)[None, :], result.to(out.dtype.element_ty), mask=inside
+        )
+
+
+@triton.jit(do_not_specialize=["window", "units"])
+def merge_kernel(
+    queries,
+    out,
+    partial,
+    positions,
+    tile_row,
+    tile_count,
+    query_stride,
+    head_dim,
+    window,
+    units,
+    UNIT: tl.constexpr,
+    QUERIES: tl.constexpr,
+    HEAD: tl.constexpr,
+    GROUP: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Merges the units that `attend_kernel` has computed with SPLIT, in ascending order."""
+    wait_for_previous(EARLY)
+    tile, head = tl.program_id(0), tl.program_id(1)
+    _, place, _, inside = tile_queries(
+        queries, query_stride, tile_row, tile_count, positions, head_dim, QUERIES, HEAD, GROUP
+    )
+    first = tl.load(positions + tl.load(tile_row + tile))
+    begin = 0
+    if WINDOWED:
+        begin = tl.maximum(first - window + 1, 0) // UNIT
+    end = tl.cdiv(first + tl.load(tile_count + tile), UNIT)
+    most = tl.full([QUERIES], NOTHING, tl.float32)
+    sums = tl.zeros([QUERIES, 16], tl.float32)
+    mixed = tl.zeros([QUERIES, HEAD], tl.float32)
+    index = tl.arange(0, QUERIES)
+    for unit in range(end - begin):
+        number = (tile * tl.num_programs(1) + head) * units + unit
+        base = partial + number.to(tl.int64) * QUERIES * (HEAD + 17)
+        most, sums, mixed = merged(
+            most,
+            sums,
+            mixed,
+            tl.load(base + index),
+            tl.load(base + QUERIES + index[:, None] * 16 + tl.arange(0, 16)[None, :]),
+            tl.load(base + QUERIES * 17 + index[:, None] * HEAD + tl.arange(0, HEAD)[None, :]),
+        )
+    total = tl.max(sums, 1)
+    result = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+    tl.store(out + place[:, None] + tl.arange(0, HEAD)[None, :], result.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,154 @@
+"""Matrix products. Each sum runs over the columns in ascending steps of 16 in one float32 accumulator, so its
+bits depend neither on the tile nor on the number of rows."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from glassloop.ops.torch.kernels.pointwise import activated, wait_for_previous
+
+
+@triton.jit(do_not_specialize=["rows"])
+def linear_kernel(
+    x,
+    weight,
+    bias,
+    residual,
+    out,
+    rows,
+    width,
+    columns,
+    residual_stride,
+    out_stride,
+    x_stride,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STEP: tl.constexpr,
+    SWAPPED: tl.constexpr,
+    EVEN: tl.constexpr,
+    BIASED: tl.constexpr,
+    ADDED: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Computes x @ weight.T + bias + residual or, if GATED, activated(x @ gate.T) * (x @ up.T) for a weight
+    that has the rows of gate and then those of up. A tile has ROWS rows and WIDTH outputs and reads STEP
+    columns at a time (EVEN: STEP divides the number of columns). If SWAPPED, the transpose is computed, in
+    which the outputs fill the larger side of a tensor core instruction."""
+    wait_for_previous(EARLY)
+    tiles = tl.cdiv(width, WIDTH)
+    row_tiles = tl.cdiv(rows, ROWS)
+    # Eight tiles of rows in turn use the same weights, which are then in the L2 cache.
+    number = tl.program_id(0)
+    group = number // (8 * tiles)
+    together = tl.minimum(row_tiles - group * 8, 8)
+    at_row = group * 8 + number % (8 * tiles) % together
+    at_width = number % (8 * tiles) // together
+
+    row = at_row * ROWS + tl.arange(0, ROWS)
+    output = at_width * WIDTH + tl.arange(0, WIDTH)
+    step = tl.arange(0, STEP)
+    row_in, output_in = row < rows, output < width
+    x_at = x + (row.to(tl.int64) * x_stride)[:, None] + step[None, :]
+    weight_at = weight + (output.to(tl.int64) * columns)[:, None] + step[None, :]
+    up_at = weight_at + width.to(tl.int64) * columns
+    if SWAPPED:
+        total = tl.zeros([WIDTH, ROWS], tl.float32)
+        up_total = tl.zeros([WIDTH, ROWS], tl.float32)
+    else:
+        total = tl.zeros([ROWS, WIDTH], tl.float32)
+        up_total = tl.zeros([ROWS, WIDTH], tl.float32)
+    for start in range(0, columns, STEP):
+        if EVEN:
+            a = tl.load(x_at, mask=row_in[:, None], other=0.0)
+            b = tl.load(weight_at, mask=output_in[:, None], other=0.0)
+        else:
+            within = (start + step < columns)[None, :]
+            a = tl.load(x_at, mask=row_in[:, None] & within, other=0.0)
+            b = tl.load(weight_at, mask=output_in[:, None] & within, other=0.0)
+        if SWAPPED:
+            total = tl.dot(b, a.T, total)
+        else:
+            total = tl.dot(a, b.T, total)
+        if GATED:
+            if EVEN:
+                c = tl.load(up_at, mask=output_in[:, None], other=0.0)
+            else:
+                c = tl.load(up_at, mask=output_in[:, None] & (start + step < columns)[None, :], other=0.0)
+            if SWAPPED:
+                up_total = tl.dot(c, a.T, up_total)
+            else:
+                up_total = tl.dot(a, c.T, up_total)
+            up_at += STEP
+        x_at += STEP
+        weight_at += STEP
+    if SWAPPED:
+        total = total.T
+        up_total = up_total.T
+    if BIASED:
+        total = total + tl.load(bias + output, mask=output_in, other=0.0)[None, :]
+    if GATED:
+        if BIASED:
+            up_total = up_total + tl.load(bias + width + output, mask=output_in, other=0.0)[None, :]
+        total = activated(total, ACTIVATION) * up_total
+    inside = row_in[:, None] & output_in[None, :]
+    if ADDED:
+        place = residual + (row.to(tl.int64) * residual_stride)[:, None] + output[None, :]
+        total = tl.load(place, mask=inside, other=0.0).to(tl.float32) + total
+    place = out + (row.to(tl.int64) * out_stride)[:, None] + output[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def wide_linear_kernel(
+    x,
+    weight,
+    bias,
+    residual,
+    out,
+    rows,
+    width,
+    columns,
+    residual_stride,
+    out_stride,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STEP: tl.constexpr,
+    BIASED: tl.constexpr,
+    ADDED: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """Computes the same as `linear_kernel`, to the last bit, for many rows: x and weight are descriptors, by
+    which the device copies whole tiles (TMA), and each program computes several tiles."""
+    tiles = tl.cdiv(width, WIDTH)
+    row_tiles = tl.cdiv(rows, ROWS)
+    for number in tl.range(tl.program_id(0), tiles * row_tiles, tl.num_programs(0), flatten=True):
+        group = number // (8 * tiles)
+        together = tl.minimum(row_tiles - group * 8, 8)
+        first_row = (group * 8 + number % (8 * tiles) % together) * ROWS
+        first_output = number % (8 * tiles) // together * WIDTH
+        total = tl.zeros([ROWS, WIDTH], tl.float32)
+        up_total = tl.zeros([ROWS, WIDTH], tl.float32)
+        for start in range(0, columns, STEP):
+            a = x.load([first_row, start])
+            total = tl.dot(a, weight.load([first_output, start]).T, total)
+            if GATED:
+                up_total = tl.dot(a, weight.load([width + first_output, start]).T, up_total)
+        row = first_row + tl.arange(0, ROWS)
+        output = first_output + tl.arange(0, WIDTH)
+        output_in = output < width
+        if BIASED:
+            total = total + tl.load(bias + output, mask=output_in, other=0.0)[None, :]
+        if GATED:
+            if BIASED:
+                up_total = up_total + tl.load(bias + width + output, mask=output_in, other=0.0)[None, :]
+            total = activated(total, ACTIVATION) * up_total
+        inside = (row < rows)[:, None] & output_in[None, :]
+        if ADDED:
+            place = residual + (row.to(tl.int64) * residual_stride)[:, None] + output[None, :]
+            total = tl.load(place, mask=inside, other=0.0).to(tl.float32) + total
+        place = out + (row.to(tl.int64) * out_stride)[:, None] + output[None, :]
+        tl.store(place, total.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,272 @@
+"""Kernels that treat each row by itself: embedding, norms, rotation, activations, gathering rows."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def wait_for_previous(EARLY: tl.constexpr):
+    """Waits until the previous kernel has ended, if this one was launched EARLY, and lets the next kernel be
+    launched meanwhile."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def embed_kernel(ids, table, out, width, BLOCK: tl.constexpr):
+    """Copies row `ids[row]` of a table of half floats to `out` in float32."""
+    row = tl.program_id(0)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(ids + row).to(tl.int64)
+    values = tl.load(table + token * width + columns, mask=columns < width, other=0.0)
+    tl.store(out + row.to(tl.int64) * width + columns, values.to(tl.float32), mask=columns < width)
+
+
+@triton.jit
+def take_kernel(x, rows, out, width, x_stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """Copies row `rows[i]` of x to row i of `out`, in float32."""
+    wait_for_previous(EARLY)
+    row = tl.program_id(0)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    source = tl.load(rows + row).to(tl.int64)
+    values = tl.load(x + source * x_stride + columns, mask=columns < width, other=0.0)
+    tl.store(out + row.to(tl.int64) * width + columns, values.to(tl.float32), mask=columns < width)
+
+
+@triton.jit
+def moments(x, inside, width, eps, CENTRED: tl.constexpr):
+    """Returns what to subtract from x (its mean, with CENTRED; else zero) and what to multiply by: one over
+    the root of the mean square of the difference. Sums are float64; x has to be zero where it is not inside.
+    """
+    wide = x.to(tl.float64)
+    centre = tl.full([], 0.0, tl.float64)
+    if CENTRED:
+        centre = tl.sum(wide, 0) / width
+        wide = tl.where(inside, wide - centre, 0.0)
+    factor = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
+    return centre.to(tl.float32), factor.to(tl.float32)
+
+
+@triton.jit
+def scaled(x, centre, factor, weight, bias, columns, inside, CENTRED: tl.constexpr):
+    """Returns x normalized by its moments, times a weight and, if CENTRED, plus a bias."""
+    x = (x - centre) * factor
+    x = x * tl.load(weight + columns, mask=inside, other=0.0)
+    if CENTRED:
+        x = x + tl.load(bias + columns, mask=inside, other=0.0)
+    return x
+
+
+@triton.jit
+def norm_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    width,
+    x_stride,
+    eps,
+    BLOCK: tl.constexpr,
+    CENTRED: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Normalizes each row: by its root mean square or, if CENTRED, around its mean (layer norm). A program
+    computes a whole row."""
+    wait_for_previous(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    centre, factor = moments(values, inside, width, eps, CENTRED)
+    values = scaled(values, centre, factor, weight, bias, columns, inside, CENTRED)
+    tl.store(out + row * width + columns, values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def head_values(
+    source,
+    weight,
+    bias,
+    cosines,
+    sines,
+    position,
+    head_dim,
+    half,
+    eps,
+    columns,
+    NORM: tl.constexpr,
+    ROTATED: tl.constexpr,
+):
+    """Returns one head of one row, normalized (NORM: 0 not, 1 by root mean square, 2 around its mean) and, if
+    ROTATED, rotated."""
+    inside = columns < head_dim
+    values = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        centre, factor = moments(values, inside, head_dim, eps, NORM == 2)
+        values = scaled(values, centre, factor, weight, bias, columns, inside, NORM == 2)
+    if ROTATED:
+        # Column i turns with its partner, half the rotated width away.
+        turned = columns < 2 * half
+        partner = tl.where(columns < half, columns + half, columns - half)
+        others = tl.load(source + partner, mask=turned, other=0.0).to(tl.float32)
+        if NORM:
+            others = scaled(others, centre, factor, weight, bias, partner, turned, NORM == 2)
+        angle = position.to(tl.int64) * half + tl.where(columns < half, columns, columns - half)
+        cosine = tl.load(cosines + angle, mask=turned, other=1.0)
+        sine = tl.load(sines + angle, mask=turned, other=0.0)
+        sign = tl.where(columns < half, -1.0, 1.0)
+        values = tl.where(turned, values * cosine + sign * (others * sine), values)
+    return values
+
+
+@triton.jit
+def heads_kernel(
+    x,
+    weight,
+    bias,
+    cosines,
+    sines,
+    positions,
+    out,
+    x_stride,
+    out_stride,
+    head_dim,
+    half,
+    eps,
+    BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
+    ROTATED: tl.constexpr,
+):
+    """Normalizes and rotates the heads of each row, for programs that return queries."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = tl.arange(0, BLOCK)
+    source = x + row * x_stride + head * head_dim
+    position = tl.load(positions + row)
+    values = head_values(
+        source, weight, bias, cosines, sines, position, head_dim, half, eps, columns, NORM, ROTATED
+    )
+    place = out + row * out_stride + head * head_dim + columns
+    tl.store(place, values.to(out.dtype.element_ty), mask=columns < head_dim)
+
+
+@triton.jit(do_not_specialize=["group"])
+def keep_kernel(
+    x,
+    queries,
+    weight,
+    bias,
+    key_weight,
+    key_bias,
+    cosines,
+    sines,
+    positions,
+    row_table,
+    row_stride,
+    tables,
+    keys,
+    values,
+    x_stride,
+    query_stride,
+    heads,
+    kv_heads,
+    page_stride,
+    layer_offset,
+    group,
+    head_dim,
+    half,
+    eps,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
+    ROTATED: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Normalizes and rotates queries and keys. Queries are written to an array of their own, keys and values
+    to the page of their position. A program computes one head of queries, or one of keys and its values."""
+    wait_for_previous(EARLY)
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < head_dim
+    position = tl.load(positions + row)
+    source = x + row * x_stride + head * head_dim
+    if head < heads:
+        query = head_values(
+            source, weight, bias, cosines, sines, position, head_dim, half, eps, columns, NORM, ROTATED
+        )
+        target = queries + row * query_stride + head * head_dim + columns
+        tl.store(target, query.to(queries.dtype.element_ty), mask=inside)
+    else:
+        key = head_values(
+            source, key_weight, key_bias, cosines, sines, position, head_dim, half, eps, columns,
+            NORM, ROTATED,
+        )  # fmt: skip
+        table = tables + tl.load(row_table + row) + group * tl.load(row_stride + row)
+        page = tl.load(table + position // PAGE).to(tl.int64)
+        slot = (head - heads) * PAGE + position % PAGE
+        place = page * page_stride + layer_offset + slot * head_dim + columns
+        tl.store(keys + place, key.to(keys.dtype.element_ty), mask=inside)
+        value = tl.load(source + kv_heads * head_dim + columns, mask=inside, other=0.0)
+        tl.store(values + place, value.to(values.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def tanh(x):
+    """Returns the hyperbolic tangent, computed with exp."""
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@triton.jit
+def activated(x, KIND: tl.constexpr):
+    """Returns the activation of x in float32; KIND is an index of `ACTIVATIONS`."""
+    if KIND == 0:  # gelu
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    if KIND == 1:  # gelu_tanh
+        return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    if KIND == 2:  # silu
+        return x / (1.0 + tl.exp(-x))
+    # relu
+    return tl.maximum(x, 0.0)
+
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
+
+
+# add: x + y; scale: x * factor; softcap: factor * tanh(x / factor); activate: activated(x);
+# gate: activated(x) * y; cast: x.
+ELEMENTWISE = ("add", "scale", "softcap", "activate", "gate", "cast")
+
+
+@triton.jit
+def elementwise_kernel(
+    x,
+    y,
+    out,
+    width,
+    x_stride,
+    y_stride,
+    factor,
+    KIND: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Computes one of the operations in `ELEMENTWISE`; KIND is its index there."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    if KIND == 0 or KIND == 4:
+        others = tl.load(y + row * y_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    if KIND == 0:
+        values = values + others
+    elif KIND == 1:
+        values = values * factor
+    elif KIND == 2:
+        values = factor * tanh(values / factor)
+    elif KIND == 3:
+        values = activated(values, ACTIVATION)
+    elif KIND == 4:
+        values = activated(values, ACTIVATION) * others
+    tl.store(out + row * width + columns, values.to(out.dtype.element_ty), mask=inside)

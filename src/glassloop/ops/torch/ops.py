@@ -1,0 +1,177 @@
+"""The torch op set. Its methods record the forward pass; the recorded program runs on the device, for any
+batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+
+from glassloop.ops.batch import Batch
+from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
+from glassloop.ops.protocol import Activation, Forward
+from glassloop.ops.quant import Float32
+from glassloop.ops.rows import RowOps
+from glassloop.ops.tensor import Tensor
+from glassloop.ops.torch.device import DEVICE, describe, free_memory, memory_errors
+from glassloop.ops.torch.kernels.pointwise import ACTIVATIONS
+from glassloop.ops.torch.matrix import TorchMatrix
+from glassloop.ops.torch.pages import TorchPages, page_bytes
+from glassloop.ops.torch.program import SIZES, Program
+from glassloop.ops.torch.recorder import Angles, Lazy, Norm, Normed, Product, Recorder, Value
+
+
+class _Placeholder:
+    """The batch that a forward pass is recorded with: of its fields only the names."""
+
+    tokens, positions, wanted = "tokens", "positions", "wanted"
+
+
+class TorchOps:
+    name = "torch"
+    step_rows = 2048
+    rows_beside = 512
+    most_running = SIZES[-1]
+
+    def __init__(self) -> None:
+        self.description = f"torch/{describe()}"
+        self.rows = _row_ops()
+        self._recorder = Recorder()
+        self._one_recording = Lock()
+
+    def host(self, array: Float32) -> Float32:
+        return array
+
+    def program(self, compute: Forward, sizes: Sequence[int] = ()) -> Forward:
+        with self._one_recording, memory_errors("the weights"):
+            self._recorder = recorder = Recorder()
+            made = compute(_Placeholder(), ())  # type: ignore[arg-type]
+            several = isinstance(made, list)
+            program = Program(recorder, [recorder.value(each) for each in (made if several else [made])])
+        return program if several else program.only
+
+    def page_bytes(self, spec: CacheSpec) -> int:
+        return page_bytes(spec)
+
+    def cache_memory(self) -> int:
+        """Two thirds of what is free: the rest is for the buffers of programs and a draft model."""
+        return free_memory() * 2 // 3
+
+    def cache(self, specs: Sequence[CacheSpec], memory: int) -> list[Pages]:
+        with memory_errors("keys and values"):
+            return make_pools(specs, memory, page_bytes, TorchPages)
+
+    def matrix(self, tensor: Tensor) -> TorchMatrix:
+        return TorchMatrix(tensor)
+
+    def vector(self, tensor: Tensor) -> torch.Tensor:
+        return torch.from_numpy(np.array(tensor.float32())).to(DEVICE)
+
+    def embed(self, table: TorchMatrix, ids: Any) -> Value:
+        return self._recorder.call("embed", table.into, wanted=False, table=table, ids=ids)
+
+    def linear(self, x: Lazy, weight: TorchMatrix, bias: torch.Tensor | None) -> Product:
+        assert not isinstance(x, Product)
+        return Product(x, weight, bias)
+
+    def head(self, x: Lazy, weight: TorchMatrix) -> Value:
+        return self._recorder.value(self.linear(x, weight, None))
+
+    def rms_norm(self, x: Lazy, weight: torch.Tensor, eps: float) -> Lazy:
+        return self._norm(x, weight, None, eps)
+
+    def layer_norm(self, x: Lazy, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Lazy:
+        return self._norm(x, weight, bias, eps)
+
+    def _norm(self, x: Lazy, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Lazy:
+        norm = Norm(weight, bias, eps)
+        if isinstance(x, Product) and x.heads:
+            return replace(x, norm=norm)
+        return Normed(self._recorder.value(x), norm)
+
+    def split_heads(self, x: Product, heads: int) -> Product:
+        return replace(x, heads=heads)
+
+    def angles(self, positions: Any, frequencies: Float32, factor: float) -> Angles:
+        return Angles(np.asarray(frequencies, np.float32), factor)
+
+    def rotate(self, x: Product, angles: Angles) -> Product:
+        return replace(x, angles=angles)
+
+    def attention(
+        self,
+        q: Product,
+        k: Product,
+        v: Product,
+        batch: Batch,
+        pages: Any,
+        place: Place,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Value:
+        group, layer = place
+        width = q.matrix.out
+        made = self._recorder.product([q, k, v])
+        queries = self._recorder.call(
+            "keep", width, made, half=True, query=q, key=k, group=group, layer=layer
+        )
+        return self._recorder.call(
+            "attend",
+            width,
+            queries,
+            half=True,
+            heads=q.heads,
+            kv_heads=k.heads,
+            group=group,
+            layer=layer,
+            scale=scale,
+            window=window or 0,
+            softcap=softcap or 0.0,
+        )
+
+    def activate(self, x: Lazy, kind: Activation) -> Value:
+        return self._elementwise("activate", x, half=True, activation=ACTIVATIONS.index(kind))
+
+    def gate(self, gate: Lazy, up: Lazy, kind: Activation) -> Value:
+        activation = ACTIVATIONS.index(kind)
+        if isinstance(gate, Product) and isinstance(up, Product) and gate.x is up.x:
+            return self._recorder.gated(gate, up, activation)
+        value = self._recorder.value
+        return self._elementwise("gate", value(gate), value(up), half=True, activation=activation)
+
+    def add(self, x: Lazy, y: Lazy) -> Value:
+        if isinstance(x, Value) and isinstance(y, Product) and not y.heads:
+            return self._recorder.product([y], residual=x)
+        return self._elementwise("add", x, self._recorder.value(y))
+
+    def scale(self, x: Lazy, factor: float) -> Value:
+        return self._elementwise("scale", x, factor=factor)
+
+    def softcap(self, x: Lazy, cap: float) -> Value:
+        return self._elementwise("softcap", x, factor=cap)
+
+    def take(self, x: Lazy, rows: Any) -> Value:
+        value = self._recorder.value(x)
+        return self._recorder.call("take", value.width, value, wanted=True)
+
+    def _elementwise(self, kind: str, x: Lazy, *others: Value, half: bool = False, **settings: Any) -> Value:
+        value = self._recorder.value(x)
+        return self._recorder.call(kind, value.width, value, *others, half=half, **settings)
+
+
+def _row_ops() -> RowOps:
+    """Returns functions over rows of logits on the host: the native ones if they were built."""
+    from glassloop.ops.native import library
+
+    if library.available():
+        from glassloop.ops.native import rows
+
+        return rows
+    from glassloop.ops import rows as reference_rows
+
+    return reference_rows

@@ -1,0 +1,440 @@
+"""Runs a recorded forward pass on the device.
+
+Steps in which every branch has one row run as CUDA graphs, captured for a few numbers of rows; such a batch
+is filled up with rows whose results are not used, which write to a page of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from glassloop.ops.batch import PAGE, Batch
+from glassloop.ops.quant import Float32
+from glassloop.ops.torch.device import (
+    DEVICE,
+    HALF,
+    INTERPRETED,
+    check_room,
+    memory_errors,
+    shared_memory,
+    tma_processors,
+)
+from glassloop.ops.torch.kernels import attention, linear, pointwise
+from glassloop.ops.torch.matrix import TorchMatrix
+from glassloop.ops.torch.pages import TorchPages
+from glassloop.ops.torch.recorder import Angles, Call, Norm, Product, Recorder, Value
+from glassloop.ops.torch.step import UNIT, Heads, Numbers, Step, check_batch
+from glassloop.ops.torch.tiles import WIDE, tile_for
+
+BLOCK = 64  # keys that attention adds at a time; like UNIT it decides the bits
+SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)  # rows of the captured graphs
+ATTENTION = {"num_warps": 4, "num_stages": 3}
+_EARLY = 64  # rows up to which a kernel is launched before the previous one has ended
+_COLUMNS = 1024  # of one program of an elementwise kernel
+_POSITIONS = 2048  # whose angles are computed at first
+
+
+class Program:
+    """A recorded forward pass with the memory that it runs in. It runs one batch at a time."""
+
+    def __init__(self, recorder: Recorder, results: list[Value]) -> None:
+        self._calls = recorder.calls
+        self._homes, self._needs = recorder.lay_out(results)
+        self._results = [self._homes[result.id] for result in results]
+        self._processors = tma_processors()
+        self._shared_memory = shared_memory()
+        self._early = False
+        self._settings = _prepared(self._calls)
+        attends = [call.settings for call in self._calls if call.kind == "attend"]
+        self._head_counts = Heads(
+            max([each["heads"] // each["kv_heads"] for each in attends], default=1),
+            max([each["kv_heads"] for each in attends], default=1),
+        )
+        # The sizes of the embeddings, by the numbers of a batch that look them up.
+        self._tables = {
+            call.settings["ids"]: call.settings["table"].out for call in self._calls if call.kind == "embed"
+        }
+        self._numbers = Numbers()
+        self._buffers: list[torch.Tensor] = []
+        self._capacity = {True: 0, False: 0}  # rows, by `wanted`
+        self._partial = torch.empty(0, device=DEVICE)  # sums of attention over one unit each
+        self._angles: dict[Angles, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._positions = 0  # that the angles are computed for
+        # By the number of rows and the units of their attention. A graph has the addresses of all that it
+        # reads and writes, so graphs are dropped when anything moves.
+        self._graphs: dict[tuple[int, ...], torch.cuda.CUDAGraph] = {}
+        self._captured_with: tuple[int, Sequence[TorchPages]] = (0, ())
+        self._one_run = Lock()
+
+    def __call__(self, batch: Batch, pages: Sequence[Any]) -> list[Float32]:
+        with self._one_run, torch.inference_mode(), memory_errors(f"a step of {len(batch.tokens)} rows"):
+            return self._run(batch, pages)
+
+    def only(self, batch: Batch, pages: Sequence[Any]) -> Float32:
+        """Runs a program that has one result, and returns that."""
+        return self(batch, pages)[0]
+
+    def _run(self, batch: Batch, pages: Sequence[TorchPages]) -> list[Float32]:
+        check_batch(batch, len(pages), self._tables)
+        rows, wanted = len(batch.tokens), len(batch.wanted)
+        one_each = len(batch.spans) == rows == wanted and rows <= SIZES[-1]
+        captured = one_each and not INTERPRETED
+        size = next(each for each in SIZES if each >= rows) if captured else rows
+        units = self._numbers.upload(batch, pages, size, self._head_counts)
+        self._make_room(size, size if captured else wanted, max(batch.positions) + 1, pages)
+        if captured:
+            self._replay((size, *units), pages)
+        else:
+            self._compute(self._numbers.step(pages))
+        return self._download(wanted)
+
+    def _download(self, wanted: int) -> list[Float32]:
+        results = []
+        for home in self._results:
+            made = self._buffers[home][:wanted]
+            host = torch.empty(made.shape, dtype=made.dtype, pin_memory=not INTERPRETED)
+            results.append(host.copy_(made, non_blocking=True))
+        if not INTERPRETED:
+            torch.cuda.current_stream().synchronize()
+        return [result.float().numpy() for result in results]
+
+    def _replay(self, key: tuple[int, ...], pages: Sequence[TorchPages]) -> None:
+        if key not in self._graphs:
+            step = self._numbers.step(pages)
+            self._compute(step)  # compiles kernels and makes room, which a capture cannot
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may use the device meanwhile.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._compute(step)
+            self._graphs[key] = graph
+        self._graphs[key].replay()
+
+    def _make_room(self, rows: int, wanted: int, positions: int, pages: Sequence[TorchPages]) -> None:
+        """Makes the buffers and the tables of angles large enough."""
+        captured_with = self._numbers.moves, list(pages)
+        moved = captured_with != self._captured_with
+        self._captured_with = captured_with
+        for number, is_wanted in ((rows, False), (wanted, True)):
+            if number > self._capacity[is_wanted]:
+                least = 1 if INTERPRETED else SIZES[-1]
+                self._capacity[is_wanted] = capacity = max(number, least, 2 * self._capacity[is_wanted])
+                kept = self._buffers or [None] * len(self._needs)
+                self._buffers = []  # the old ones are freed one by one
+                for index, need in enumerate(self._needs):
+                    if need.wanted is is_wanted:
+                        kept[index] = None
+                        kind = HALF if need.half else torch.float32
+                        kept[index] = torch.empty((capacity, need.width), dtype=kind, device=DEVICE)
+                self._buffers = kept
+                moved = True
+        if positions > self._positions:
+            self._positions = max(_POSITIONS, 2 * positions)
+            self._angles.clear()
+            moved = True
+        if moved:
+            self._graphs.clear()
+
+    def _make_partial(self, step: Step) -> None:
+        """Makes room for the sums of attention over single units."""
+        needed = 0
+        for tiles in step.tiles:
+            for pages in step.pages:
+                size = tiles.queries * (_head_block(pages.spec.head_dim) + 17)
+                needed = max(needed, len(tiles.rows) * pages.spec.kv_heads * tiles.units * size)
+        if needed > self._partial.numel():
+            self._partial = torch.empty(needed, device=DEVICE)
+            self._graphs.clear()
+
+    # ── calls ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _compute(self, step: Step) -> None:
+        self._make_partial(step)
+        self._early = self._processors > 0 and step.rows <= _EARLY
+        for call, settings in zip(self._calls, self._settings, strict=True):
+            rows = step.wanted if call.out.wanted else step.rows
+            if rows:
+                out, *inputs = [self._buffers[self._homes[value.id]] for value in (call.out, *call.inputs)]
+                method = "elementwise" if call.kind in pointwise.ELEMENTWISE else call.kind
+                getattr(self, f"_{method}")(step, rows, out, *inputs, **settings)
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
+        """Launches a kernel, compiled without contraction of a product and a sum."""
+        if "EARLY" in kernel.arg_names:
+            settings["EARLY"] = self._early
+            if self._early:
+                settings["launch_pdl"] = True
+        kernel[grid](*arguments, enable_fp_fusion=False, **settings)
+
+    def _embed(self, step: Step, rows: int, out: Any, *, table: Any, ids: str) -> None:
+        width = out.shape[1]
+        grid = (rows, triton.cdiv(width, _COLUMNS))
+        self._launch(pointwise.embed_kernel, grid, step.ids[ids], table, out, width, BLOCK=_COLUMNS)
+
+    def _take(self, step: Step, rows: int, out: Any, x: Any) -> None:
+        width = out.shape[1]
+        grid = (rows, triton.cdiv(width, _COLUMNS))
+        wanted = step.ids["wanted"]
+        self._launch(pointwise.take_kernel, grid, x, wanted, out, width, x.stride(0), BLOCK=_COLUMNS)
+
+    def _norm(self, step: Step, rows: int, out: Any, x: Any, *, norm: Norm) -> None:
+        width = out.shape[1]
+        block = triton.next_power_of_2(width)
+        self._launch(
+            pointwise.norm_kernel,
+            (rows,),
+            x,
+            norm.weight,
+            norm.weight if norm.bias is None else norm.bias,
+            out,
+            width,
+            x.stride(0),
+            norm.eps,
+            BLOCK=block,
+            CENTRED=norm.bias is not None,
+            num_warps=8 if block >= 4096 else 4,
+        )
+
+    def _linear(
+        self,
+        step: Step,
+        rows: int,
+        out: Any,
+        x: Any,
+        added: Any = None,
+        *,
+        weight: Any,
+        bias: Any,
+        gated: bool = False,
+        activation: int = 0,
+    ) -> None:
+        width, columns = out.shape[1], weight.shape[1]
+        tile = tile_for(rows, width, gated, self._shared_memory)
+        tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width)
+        settings = {
+            "ROWS": tile.rows,
+            "WIDTH": tile.width,
+            "STEP": tile.step,
+            "BIASED": bias is not None,
+            "ADDED": added is not None,
+            "GATED": gated,
+            "ACTIVATION": activation,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+        }
+        # An argument that a kernel does not read is any array.
+        bias, residual = weight if bias is None else bias, out if added is None else added
+        sizes = (bias, residual, out, rows, width, columns, residual.stride(0), out.stride(0))
+        if self._processors and rows >= WIDE and columns % 8 == 0:
+            self._launch(
+                linear.wide_linear_kernel,
+                (min(tiles, self._processors),),
+                TensorDescriptor(x, [rows, columns], [x.stride(0), 1], [tile.rows, tile.step]),
+                TensorDescriptor(weight, list(weight.shape), [columns, 1], [tile.width, tile.step]),
+                *sizes,
+                **settings,
+            )
+        else:
+            settings |= {"SWAPPED": tile.swapped, "EVEN": columns % tile.step == 0}
+            self._launch(linear.linear_kernel, (tiles,), x, weight, *sizes, x.stride(0), **settings)
+
+    def _heads(self, step: Step, rows: int, out: Any, x: Any, *, product: Product) -> None:
+        self._launch(
+            pointwise.heads_kernel,
+            (rows, product.heads),
+            x=x,
+            positions=step.ids["positions"],
+            out=out,
+            x_stride=x.stride(0),
+            out_stride=out.stride(0),
+            num_warps=1,
+            **self._head_settings(product, x),
+        )
+
+    def _keep(
+        self, step: Step, rows: int, out: Any, x: Any, *, query: Product, key: Product, group: int, layer: int
+    ) -> None:
+        pages, key_norm = step.pages[group], key.norm
+        self._launch(
+            pointwise.keep_kernel,
+            (rows, query.heads + key.heads),
+            x=x,
+            queries=out,
+            key_weight=x if key_norm is None else key_norm.weight,
+            key_bias=x if key_norm is None or key_norm.bias is None else key_norm.bias,
+            positions=step.ids["positions"],
+            row_table=step.row_table,
+            row_stride=step.row_stride,
+            tables=step.tables,
+            keys=pages.keys,
+            values=pages.values,
+            x_stride=x.stride(0),
+            query_stride=out.stride(0),
+            heads=query.heads,
+            kv_heads=key.heads,
+            page_stride=pages.keys.stride(0),
+            layer_offset=layer * pages.keys.stride(1),
+            group=group,
+            PAGE=PAGE,
+            num_warps=1,
+            **self._head_settings(query, x),
+        )
+
+    def _head_settings(self, product: Product, x: Any) -> dict[str, Any]:
+        """Returns the arguments that kernels of heads take from a product: the width of a head, its norm and
+        its rotation."""
+        norm, head_dim = product.norm, product.matrix.out // product.heads
+        cosines, sines = (x, x) if product.angles is None else self._angles_of(product.angles)
+        return {
+            "weight": x if norm is None else norm.weight,
+            "bias": x if norm is None or norm.bias is None else norm.bias,
+            "cosines": cosines,
+            "sines": sines,
+            "head_dim": head_dim,
+            "half": 0 if product.angles is None else cosines.shape[1],
+            "eps": 0.0 if norm is None else norm.eps,
+            "BLOCK": triton.next_power_of_2(head_dim),
+            "NORM": 0 if norm is None else 1 if norm.bias is None else 2,
+            "ROTATED": product.angles is not None,
+        }
+
+    def _angles_of(self, angles: Angles) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns cosines and sines by position: each [positions, half of the rotated width]."""
+        if angles not in self._angles:
+            turns = np.arange(self._positions, dtype=np.float32)[:, None] * angles.frequencies
+            cosines, sines = (
+                torch.from_numpy(turned * np.float32(angles.factor)).to(DEVICE)
+                for turned in (np.cos(turns), np.sin(turns))
+            )
+            self._angles[angles] = cosines, sines
+        return self._angles[angles]
+
+    def _attend(
+        self,
+        step: Step,
+        rows: int,
+        out: Any,
+        queries: Any,
+        *,
+        heads: int,
+        kv_heads: int,
+        group: int,
+        layer: int,
+        scale: float,
+        window: int,
+        softcap: float,
+    ) -> None:
+        pages, positions = step.pages[group], step.ids["positions"]
+        head_dim = pages.spec.head_dim
+        for tiles in step.tiles:
+            grid = (len(tiles.rows), kv_heads)
+            settings = {
+                "UNIT": UNIT,
+                "QUERIES": tiles.queries,
+                "HEAD": _head_block(head_dim),
+                "GROUP": heads // kv_heads,
+                "WINDOWED": window > 0,
+            }
+            cut = (positions, tiles.rows, tiles.counts, queries.stride(0), head_dim, window)
+            self._launch(
+                attention.attend_kernel,
+                (*grid, tiles.units) if tiles.units else grid,
+                queries,
+                out,
+                self._partial,
+                *cut,
+                pages.keys,
+                pages.values,
+                step.row_table,
+                step.row_stride,
+                step.tables,
+                pages.keys.stride(0),
+                layer * pages.keys.stride(1),
+                group,
+                scale,
+                softcap,
+                PAGE=PAGE,
+                BLOCK=BLOCK,
+                CAPPED=softcap > 0,
+                SPLIT=tiles.units > 0,
+                **ATTENTION,
+                **settings,
+            )
+            if tiles.units:
+                merge = attention.merge_kernel
+                self._launch(
+                    merge, grid, queries, out, self._partial, *cut, tiles.units, num_warps=4, **settings
+                )
+
+    def _elementwise(
+        self,
+        step: Step,
+        rows: int,
+        out: Any,
+        x: Any,
+        y: Any = None,
+        *,
+        kind: int,
+        factor: float = 0.0,
+        activation: int = 0,
+    ) -> None:
+        width, y = out.shape[1], x if y is None else y
+        self._launch(
+            pointwise.elementwise_kernel,
+            (rows, triton.cdiv(width, _COLUMNS)),
+            x,
+            y,
+            out,
+            width,
+            x.stride(0),
+            y.stride(0),
+            factor,
+            KIND=kind,
+            ACTIVATION=activation,
+            BLOCK=_COLUMNS,
+        )
+
+
+def _prepared(calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """Returns the settings of calls with the weights on the device; raises if these do not fit there."""
+    matrices = {
+        matrix
+        for call in calls
+        for matrix in (
+            [call.settings["table"]]
+            if call.kind == "embed"
+            else [product.matrix for product in call.settings.get("products", ())]
+        )
+    }
+    check_room("the model", sum(matrix.missing_bytes for matrix in matrices))
+    return [_with_weights(call) for call in calls]
+
+
+def _with_weights(call: Call) -> dict[str, Any]:
+    settings = dict(call.settings)
+    if call.kind == "embed":
+        settings["table"] = settings["table"].values
+    elif call.kind == "linear":
+        products = settings.pop("products")
+        biases = [product.bias for product in products]
+        settings["weight"] = TorchMatrix.stacked([product.matrix for product in products])
+        settings["bias"] = None
+        if any(bias is not None for bias in biases):
+            zeros = [torch.zeros(product.matrix.out, device=DEVICE) for product in products]
+            given = [zero if bias is None else bias for zero, bias in zip(zeros, biases, strict=True)]
+            settings["bias"] = torch.cat(given)
+    elif call.kind in pointwise.ELEMENTWISE:
+        settings["kind"] = pointwise.ELEMENTWISE.index(call.kind)
+    return settings
+
+
+def _head_block(head_dim: int) -> int:
+    """Returns the columns of a head in attention: a power of two, as large as the tensor cores need."""
+    return int(max(16, triton.next_power_of_2(head_dim)))

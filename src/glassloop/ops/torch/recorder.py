@@ -1,0 +1,149 @@
+"""Records the calls of one forward pass, in the form in which the kernels compute them.
+
+A `Value` stands for an array [rows, width] that does not exist yet. Products and norms are not recorded when
+they are called but when they are used, since their use decides how: three products of one input that go into
+attention become one, two that go into a gate become one with the gate in it, a product that is added to the
+residual stream adds it itself, and a norm is written in half precision if a product reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from glassloop.ops.quant import Float32
+
+if TYPE_CHECKING:
+    import torch
+
+    from glassloop.ops.torch.matrix import TorchMatrix
+
+
+class Value(NamedTuple):
+    id: int
+    width: int
+    wanted: bool  # has the wanted rows only
+    half: bool  # in half precision; else float32
+
+
+class Norm(NamedTuple):
+    weight: torch.Tensor
+    bias: torch.Tensor | None  # None: by root mean square; else a layer norm
+    eps: float
+
+
+@dataclass(eq=False)
+class Normed:
+    x: Value
+    norm: Norm
+    made: dict[bool, Value] = field(default_factory=dict)  # by `half`
+
+
+@dataclass(frozen=True, eq=False)
+class Angles:
+    """The rotation of heads by position: its frequencies, and the factor of cosines and sines."""
+
+    frequencies: Float32
+    factor: float
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A linear layer of x, perhaps split into heads, each of them normalized and rotated."""
+
+    x: Value | Normed
+    matrix: TorchMatrix
+    bias: torch.Tensor | None
+    heads: int = 0  # 0: not split
+    norm: Norm | None = None
+    angles: Angles | None = None
+
+
+Lazy = Value | Normed | Product
+
+
+class Call(NamedTuple):
+    kind: str
+    out: Value
+    inputs: tuple[Value, ...]
+    settings: dict[str, Any]
+
+
+class Buffer(NamedTuple):
+    """What a buffer of the program needs for each row."""
+
+    width: int
+    wanted: bool
+    half: bool
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def call(
+        self,
+        kind: str,
+        width: int,
+        *inputs: Value,
+        half: bool = False,
+        wanted: bool = False,
+        **settings: Any,
+    ) -> Value:
+        """Records a call and returns its output, which has the wanted rows only if its input has."""
+        out = Value(len(self.calls), width, wanted or any(value.wanted for value in inputs), half)
+        self.calls.append(Call(kind, out, inputs, settings))
+        return out
+
+    def value(self, lazy: Lazy, half: bool = False) -> Value:
+        """Returns the array of a value, a norm or a product; `half` is the precision of a norm's output."""
+        if isinstance(lazy, Value):
+            return lazy
+        if isinstance(lazy, Normed):
+            if half not in lazy.made:
+                lazy.made[half] = self.call("norm", lazy.x.width, lazy.x, half=half, norm=lazy.norm)
+            return lazy.made[half]
+        made = self.product([lazy])
+        if lazy.norm is None and lazy.angles is None:
+            return made
+        return self.call("heads", made.width, made, half=True, product=lazy)
+
+    def half(self, lazy: Lazy) -> Value:
+        """Returns a value in half precision, as products read it."""
+        value = self.value(lazy, half=True)
+        return value if value.half else self.call("cast", value.width, value, half=True)
+
+    def product(self, products: Sequence[Product], residual: Value | None = None) -> Value:
+        """Records products of one input as one, with their outputs beside each other."""
+        inputs = [self.half(products[0].x)] + ([] if residual is None else [residual])
+        width = sum(each.matrix.out for each in products)
+        return self.call("linear", width, *inputs, products=products)
+
+    def gated(self, gate: Product, up: Product, activation: int) -> Value:
+        """Records activated(gate) * up, for two products of one input."""
+        x, width = self.half(gate.x), gate.matrix.out
+        return self.call(
+            "linear", width, x, half=True, products=[gate, up], gated=True, activation=activation
+        )
+
+    def lay_out(self, results: Sequence[Value]) -> tuple[dict[int, int], list[Buffer]]:
+        """Assigns a buffer to each value. A buffer is used again after the last read of its value; a result
+        has a buffer to itself."""
+        kept = {result.id for result in results}
+        last = {value.id: index for index, call in enumerate(self.calls) for value in call.inputs}
+        homes: dict[int, int] = {}
+        buffers: list[Buffer] = []
+        free: list[int] = []
+        for index, call in enumerate(self.calls):
+            needed = Buffer(call.out.width, call.out.wanted, call.out.half)
+            fits = [home for home in free if buffers[home] == needed and call.out.id not in kept]
+            if fits:
+                free.remove(fits[0])
+            else:
+                buffers.append(needed)
+            homes[call.out.id] = fits[0] if fits else len(buffers) - 1
+            for used in {value.id for value in call.inputs}:
+                if last[used] == index and used not in kept:
+                    free.append(homes[used])
+        return homes, buffers

@@ -1,0 +1,185 @@
+"""A batch on the device: all of its numbers are checked, placed in one array, and copied there at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from glassloop.ops.batch import Batch, BatchError, Int32, check_page, check_spans, pages_for
+from glassloop.ops.torch.device import DEVICE, INTERPRETED
+from glassloop.ops.torch.pages import TorchPages
+
+UNIT = 256  # positions whose attention is summed on its own; docs/ops.md
+FEW, MANY = 16, 64  # queries of one program of attention, for short and long spans
+_PROGRAMS = 264  # fewer programs than this leave the device idle: then each computes one unit only
+# In numbers. Kernels are compiled once more for pointers that are not multiples of 16 bytes.
+_ALIGNMENT = 32
+
+
+class Heads(NamedTuple):
+    """What the cut of a batch into tiles depends on."""
+
+    group: int  # query heads that share a key-value head
+    kv_heads: int
+
+
+class TileGroup(NamedTuple):
+    """Tiles of attention: adjacent rows of one branch that one program computes together."""
+
+    rows: Any  # the first row of each tile
+    counts: Any  # how many rows it has
+    queries: int  # rows times the heads of a group, at most
+    units: int  # how many each program computes on its own, to be merged; 0: a program computes all of them
+
+
+class Step(NamedTuple):
+    """One batch on the device."""
+
+    rows: int
+    wanted: int
+    ids: dict[str, torch.Tensor]  # tokens, positions and wanted rows
+    row_table: torch.Tensor  # where the page tables of the row's branch begin
+    row_stride: torch.Tensor  # the number of pages in each of them
+    tables: torch.Tensor
+    tiles: list[TileGroup]
+    pages: Sequence[TorchPages]
+
+
+def check_batch(batch: Batch, groups: int, tables: dict[str, int]) -> None:
+    """Raises if a number of the batch is out of range. A kernel would read or write memory that is not its
+    own. `tables` are the sizes of the embeddings, by what looks them up; `Numbers` checks the pages."""
+    check_spans(batch, groups)
+    rows = len(batch.tokens)
+    if batch.wanted and (min(batch.wanted) < 0 or max(batch.wanted) >= rows):
+        raise BatchError(f"rows {batch.wanted} are wanted; there are {rows}")
+    if len(batch.spans) == rows:
+        positions = [span.first for span in batch.spans]
+    else:
+        positions = [
+            *chain.from_iterable(
+                [range(first, first + stop - start) for start, stop, first, _ in batch.spans]
+            )
+        ]
+    if batch.positions != positions:
+        wrong = next(row for row in range(rows) if batch.positions[row] != positions[row])
+        raise BatchError(
+            f"row {wrong} has the position {batch.positions[wrong]}; {positions[wrong]} is expected"
+        )
+    for name, size in tables.items():
+        ids = getattr(batch, name)
+        if min(ids) < 0 or max(ids) >= size:
+            wrong = next(id for id in ids if not 0 <= id < size)
+            raise BatchError(f"a row has the number {wrong}; one from 0 to {size - 1} is expected")
+
+
+class Numbers:
+    """The numbers of a batch, on the device and in the memory that they are copied from. The next batch takes
+    the same memory, so it must not be uploaded before this one is computed."""
+
+    def __init__(self) -> None:
+        self.moves = 0  # how often the array on the device has moved
+        self._grow(1 << 12)
+        # Of the last batch: the places of its parts, its sizes and tiles.
+        self._parts: list[slice] = []
+        self._sizes = 0, 0
+        self._tiles: list[tuple[int, int]] = []
+
+    def upload(self, batch: Batch, pages: Sequence[TorchPages], size: int, heads: Heads) -> tuple[int, ...]:
+        """Copies a batch to the device, filled up to `size` rows. Returns the units of each tile group."""
+        rows, spans = len(batch.tokens), batch.spans
+        filling = [0] * (size - rows)
+        used = [pages_for(first + stop - start) for start, stop, first, _ in spans]
+        # The page tables, only as long as they are used; then that of the filling rows, one page long.
+        tables = np.concatenate(
+            [span[3][group, :n] for span, n in zip(spans, used, strict=True) for group in range(len(pages))]
+        )
+        count = min([group.count for group in pages])
+        check_page(int(tables.min()), count)
+        check_page(int(tables.max()), count)
+        strides = np.array([*used, 1], np.int32)
+        starts = np.cumsum(strides * len(pages), dtype=np.int32) - strides * len(pages)
+        if rows == len(spans):
+            last = [len(spans)] * len(filling)
+            row_table, row_stride = (np.concatenate([each[:-1], each[last]]) for each in (starts, strides))
+        else:
+            counts = [*(span.stop - span.start for span in spans), len(filling)]
+            row_table, row_stride = np.repeat(starts, counts), np.repeat(strides, counts)
+        tiles = _tiles(batch, size, heads)
+        parts: list[Any] = [
+            batch.tokens + filling,
+            batch.positions + filling,
+            row_table,
+            row_stride,
+            [*batch.wanted, *range(rows, size)],
+            *chain.from_iterable([each[:2] for each in tiles]),
+            np.append(tables, [group.count for group in pages]),
+        ]
+        self._sizes, self._tiles = (size, len(parts[4])), [each[2:] for each in tiles]
+        self._copy(parts)
+        return tuple(each.units for each in tiles)
+
+    def step(self, pages: Sequence[TorchPages]) -> Step:
+        """Returns the batch that was uploaded last."""
+        placed = [self._device[part] for part in self._parts]
+        tokens, positions, row_table, row_stride, wanted, *tiles, _ = placed
+        return Step(
+            *self._sizes,
+            {"tokens": tokens, "positions": positions, "wanted": wanted},
+            row_table,
+            row_stride,
+            self._device[self._parts[-1].start :],
+            [
+                TileGroup(tiles[2 * index], tiles[2 * index + 1], *about)
+                for index, about in enumerate(self._tiles)
+            ],
+            pages,
+        )
+
+    def _copy(self, parts: list[Any]) -> None:
+        at, self._parts = 0, []
+        for part in parts:
+            self._parts.append(slice(at, at + len(part)))
+            at += -(-len(part) // _ALIGNMENT) * _ALIGNMENT
+        if at > len(self._view):
+            self._grow(2 * at)
+        for place, part in zip(self._parts, parts, strict=True):
+            self._view[place] = part
+        self._device[:at].copy_(self._host[:at], non_blocking=True)
+
+    def _grow(self, size: int) -> None:
+        self.moves += 1
+        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=not INTERPRETED)
+        self._device = torch.zeros(size, dtype=torch.int32, device=DEVICE)
+        self._view: Int32 = self._host.numpy()
+
+
+def _tiles(batch: Batch, size: int, heads: Heads) -> list[TileGroup]:
+    """Cuts the rows of short and of long spans into tiles."""
+    few, many = (max(most, 1 << (heads.group - 1).bit_length()) for most in (FEW, MANY))
+    longest = 1 + max(batch.positions)
+    # A power of two, so that a graph serves a range of lengths.
+    units = 1 << (-(-longest // UNIT) - 1).bit_length()
+
+    def group(rows: Any, counts: Any, queries: int) -> TileGroup:
+        split = units > 1 and len(rows) * heads.kv_heads < _PROGRAMS
+        return TileGroup(rows, counts, queries, units if split else 0)
+
+    if len(batch.spans) == len(batch.tokens):
+        return [group(np.arange(size), np.ones(size, np.int32), few)]
+    short = [(span.stop - span.start) * heads.group <= few for span in batch.spans]
+    groups = []
+    for queries, is_short in ((few, True), (many, False)):
+        at_once = queries // heads.group
+        spans = [span for span, each in zip(batch.spans, short, strict=True) if each is is_short]
+        tiles = [
+            (row, min(at_once, span.stop - row))
+            for span in spans
+            for row in range(span.start, span.stop, at_once)
+        ]
+        if tiles:
+            groups.append(group([row for row, _ in tiles], [count for _, count in tiles], queries))
+    return groups

@@ -1,0 +1,47 @@
+"""Which tile a matrix product uses. Tiles change the speed and not the bits, so the table may be anything."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Tile(NamedTuple):
+    rows: int
+    width: int
+    step: int  # columns that are read at a time
+    swapped: bool  # whether the transpose is computed
+    warps: int
+    stages: int
+
+
+# By the number of rows, up to the first that is not exceeded; then by the number of outputs, likewise. Found
+# by `python -m bench.gpu tiles` on an H200.
+_ANY = 1 << 40
+_MARGIN = 1024  # bytes of shared memory besides the tiles: barriers
+_TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
+    (16, ((8192, Tile(16, 64, 256, True, 4, 5)), (_ANY, Tile(16, 64, 128, True, 4, 3)))),
+    (32, ((8192, Tile(32, 32, 128, False, 4, 4)), (_ANY, Tile(32, 64, 128, False, 4, 4)))),
+    (64, ((8192, Tile(64, 32, 128, False, 4, 4)), (_ANY, Tile(64, 128, 128, False, 4, 4)))),
+    (128, ((5120, Tile(64, 64, 128, False, 8, 4)), (_ANY, Tile(128, 64, 128, False, 8, 4)))),
+    (256, ((5120, Tile(64, 128, 64, False, 4, 4)), (_ANY, Tile(128, 128, 64, False, 8, 4)))),
+    (_ANY, ((_ANY, Tile(128, 128, 64, False, 8, 4)),)),
+)
+_GATED: tuple[tuple[int, Tile], ...] = (
+    (16, Tile(16, 64, 128, True, 4, 3)),
+    (32, Tile(32, 64, 128, False, 4, 3)),
+    (64, Tile(64, 64, 128, False, 8, 4)),
+    (_ANY, Tile(128, 128, 64, False, 8, 3)),
+)
+WIDE = 129  # rows from which tiles are copied by descriptors
+
+
+def tile_for(rows: int, width: int, gated: bool, shared_memory: int) -> Tile:
+    """Returns the tile of a product with this many rows and outputs, with as many stages as fit into the
+    shared memory. A gated product reads two matrices."""
+    if gated:
+        tile = next(tile for most, tile in _GATED if rows <= most)
+    else:
+        by_width = next(widths for most, widths in _TABLE if rows <= most)
+        tile = next(tile for most, tile in by_width if width <= most)
+    stage = 2 * tile.step * (tile.rows + tile.width * (2 if gated else 1))
+    return tile._replace(stages=max(1, min(tile.stages, (shared_memory - _MARGIN) // stage)))

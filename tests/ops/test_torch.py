@@ -1,0 +1,55 @@
+"""The torch op set without a GPU: its kernels run by Triton's interpreter against the reference, and compiled
+for several architectures. `tests/gpu` runs them on a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    find_spec("torch") is None or find_spec("triton") is None, reason="needs torch and Triton: make test-gpu"
+)
+CHECKS = ("models", "batches", "units", "filled", "graphs", "lenses", "refused", "memory", "wide")
+
+
+@pytest.fixture(scope="module")
+def errors() -> dict[str, str]:
+    """What went wrong, by check. One process runs all of them: importing torch takes longer than most."""
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-m", "ops.torch_interpreted"],
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_kernels_compute_what_the_reference_does(check, errors):
+    assert check not in errors, errors[check]
+
+
+def test_no_check_is_left_out(errors):
+    source = (Path(__file__).parent / "torch_interpreted.py").read_text()
+    written = [line[10:].split("(")[0] for line in source.splitlines() if line.startswith("def check_")]
+    assert written == [*CHECKS]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rows"), [(80, (16, 2048)), (90, (16, 32, 64, 128, 256, 2048)), (100, (16, 2048))]
+)
+def test_the_kernels_compile_and_fit_the_shared_memory(architecture, rows):
+    from ops.torch_compiled import SHARED_MEMORY, compiled, variants
+
+    for kernel, constants, options in variants(architecture, rows):
+        made = compiled(kernel, architecture, constants, **options)
+        assert made.metadata.shared <= SHARED_MEMORY[architecture], (kernel.__name__, constants)

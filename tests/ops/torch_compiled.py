@@ -1,0 +1,111 @@
+"""Compiles the torch op set's kernels without a GPU: `compiled` returns a kernel for an architecture, and
+`variants` what a program launches. Types follow from the names of arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from glassloop.ops.torch.kernels import attention, linear, pointwise
+from glassloop.ops.torch.program import ATTENTION, BLOCK
+from glassloop.ops.torch.step import FEW, MANY, UNIT
+from glassloop.ops.torch.tiles import tile_for
+
+SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes that one program may have, by architecture
+_INTEGERS = {
+    "rows", "width", "columns", "x_stride", "y_stride", "residual_stride", "out_stride", "query_stride",
+    "page_stride", "layer_offset", "group", "head_dim", "half", "window", "units", "heads", "kv_heads",
+}  # fmt: skip
+_FLOATS = {"eps", "scale", "softcap", "factor"}
+_INTEGER_ARRAYS = {"ids", "positions", "row_table", "row_stride", "tables", "tile_row", "tile_count"}
+_FLOAT_ARRAYS = {"bias", "residual", "partial", "cosines", "sines", "key_weight", "key_bias"}
+# Arguments that differ between the kernels.
+_OWN = {
+    "take_kernel": {"x": "*fp32", "rows": "*i32", "out": "*fp32"},
+    "embed_kernel": {"out": "*fp32"},
+    "norm_kernel": {"x": "*fp32", "weight": "*fp32"},
+    "heads_kernel": {"x": "*fp32", "weight": "*fp32"},
+    "keep_kernel": {"x": "*fp32", "weight": "*fp32"},
+    "elementwise_kernel": {"x": "*fp32", "y": "*fp32"},
+}
+
+
+def compiled(kernel: Any, architecture: int, constants: dict[str, Any], **options: Any) -> Any:
+    """Compiles a kernel as for arrays that are aligned and sizes that are multiples of 16."""
+    own = {name: options.pop(name) for name in ("x", "weight", "out") if name in options}
+    types: dict[str, str] = _OWN.get(kernel.__name__, {}) | own
+    signature = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in types:
+            signature[name] = types[name]
+        elif name in _FLOATS:
+            signature[name] = "fp32"
+        elif name in _INTEGERS:
+            signature[name] = "i32"
+        else:
+            signature[name] = (
+                "*i32" if name in _INTEGER_ARRAYS else "*fp32" if name in _FLOAT_ARRAYS else "*bf16"
+            )
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, kind in enumerate(signature.values())
+        if kind == "i32" or kind.startswith("*")
+    }
+    source = ASTSource(kernel, signature, constants, aligned)
+    target = GPUTarget("cuda", architecture, 32)
+    return triton.compile(source, target=target, options={"enable_fp_fusion": False, **options})
+
+
+def variants(
+    architecture: int, rows: tuple[int, ...]
+) -> Iterator[tuple[Any, dict[str, Any], dict[str, Any]]]:
+    """Yields kernels with the constants and options that programs launch them with; products and attention of
+    these numbers of rows."""
+    early = architecture >= 90
+    yield pointwise.embed_kernel, {"BLOCK": 1024}, {}
+    yield pointwise.take_kernel, {"BLOCK": 1024, "EARLY": early}, {}
+    for centred in (False, True):
+        yield pointwise.norm_kernel, {"BLOCK": 4096, "CENTRED": centred, "EARLY": early}, {"num_warps": 8}
+    heads = {"BLOCK": 128, "NORM": 2, "ROTATED": True}
+    yield pointwise.heads_kernel, heads, {"num_warps": 1}
+    yield pointwise.keep_kernel, heads | {"PAGE": 32, "EARLY": early}, {"num_warps": 1}
+    for kind in range(len(pointwise.ELEMENTWISE)):
+        settings = {"KIND": kind, "ACTIVATION": kind % 4, "BLOCK": 1024}
+        yield pointwise.elementwise_kernel, settings, {}
+    for count in rows:
+        for width, gated in ((4096, False), (128256, False), (14336, True)):
+            yield _linear(architecture, count, width, gated, early and count <= 64)
+            if early and count > 128:
+                yield _wide(architecture, count, width, gated)
+    about = {"UNIT": UNIT, "HEAD": 128, "GROUP": 4, "WINDOWED": True}
+    for queries, split in ((FEW, True), (FEW, False), (MANY, False)):
+        about["QUERIES"] = queries
+        settings = about | {"PAGE": 32, "BLOCK": BLOCK, "CAPPED": True, "SPLIT": split, "EARLY": early}
+        yield attention.attend_kernel, settings, dict(ATTENTION)
+    yield attention.merge_kernel, about | {"EARLY": early}, {"num_warps": 4}
+
+
+def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool) -> Any:
+    tile = tile_for(rows, width, gated, SHARED_MEMORY[architecture])
+    constants = {
+        "ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "SWAPPED": tile.swapped, "EVEN": True,
+        "BIASED": False, "ADDED": not gated, "GATED": gated, "ACTIVATION": 2, "EARLY": early,
+    }  # fmt: skip
+    out = "*bf16" if gated else "*fp32"
+    return linear.linear_kernel, constants, {"num_warps": tile.warps, "num_stages": tile.stages, "out": out}
+
+
+def _wide(architecture: int, rows: int, width: int, gated: bool) -> Any:
+    _, constants, options = _linear(architecture, rows, width, gated, False)
+    tile = tile_for(rows, width, gated, SHARED_MEMORY[architecture])
+    options["x"] = f"tensordesc<bf16[{tile.rows}, {tile.step}]>"
+    options["weight"] = f"tensordesc<bf16[{tile.width}, {tile.step}]>"
+    wanted = linear.wide_linear_kernel.arg_names
+    constants = {name: value for name, value in constants.items() if name in wanted}
+    return linear.wide_linear_kernel, constants, options

@@ -1,0 +1,359 @@
+"""Small models through the torch op set's kernels, run on the CPU by Triton's interpreter, against the
+reference. `test_torch.py` runs this as a program, since TRITON_INTERPRET is read when Triton is imported.
+
+The interpreter takes milliseconds for each program of a kernel: models and batches are tiny.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from traceback import format_exc
+from typing import Any
+from unittest.mock import Mock, patch
+
+import numpy as np
+import torch
+from ops.bad_numbers import _spoil
+from ops.random_models import random_tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from glassloop.errors import GlassloopError
+from glassloop.model.cache import Branches
+from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, ModelConfig, NormConfig
+from glassloop.model.lens import Lens
+from glassloop.model.rope import Rope
+from glassloop.model.transformer import Transformer
+from glassloop.ops import choose_ops
+from glassloop.ops.batch import PAGE, Batch, BatchError
+from glassloop.ops.kv_cache import CacheSpec
+from glassloop.ops.memory import format_bytes
+from glassloop.ops.quant import FORMATS, Float32
+from glassloop.ops.reference import ReferenceOps
+from glassloop.ops.torch import device
+from glassloop.ops.torch import program as torch_program
+from glassloop.ops.torch import step as torch_step
+from glassloop.ops.torch.kernels import linear
+from glassloop.ops.torch.matrix import TorchMatrix
+from glassloop.ops.torch.ops import TorchOps
+
+RMS, LAYER = NormConfig(1e-5), NormConfig(1e-5, "layer")
+
+
+def config(
+    norm: NormConfig = RMS, windows: tuple[int | None, ...] = (None,), place: Any = "pre", **options: Any
+) -> ModelConfig:
+    """A model of layers with these windows; `options` are those of any part of its config."""
+
+    def part(kind: Any, **defaults: Any) -> Any:
+        names = kind.__dataclass_fields__
+        return kind(**defaults | {name: value for name, value in options.items() if name in names})
+
+    mixer = part(AttentionConfig, heads=4, kv_heads=2, head_dim=16, scale=0.25, rope=Rope(10000.0, 16))
+    feed_forward = part(DenseConfig, ffn_dim=24)
+    layers = tuple(
+        LayerConfig(replace(mixer, window=window), feed_forward, norm, place) for window in windows
+    )
+    return part(
+        ModelConfig, family="tiny", vocab_size=50, dim=24, context=600, layers=layers, final_norm=norm
+    )  # type: ignore[no-any-return]
+
+
+# Every kind of part that the forward pass knows; each model has several that do not touch each other.
+MODELS = {
+    "plain": config(),
+    "odd sizes": config(
+        heads=3, kv_heads=1, head_dim=10, rope=Rope(10000.0, 6), dim=21, ffn_dim=37, scale=0.3
+    ),
+    "biases and layer norms": config(
+        LAYER, qkv_bias=True, out_bias=True, bias=True, rope=None, positions="learned", gated=False,
+        activation="gelu", tied=True,
+    ),
+    "norms of queries and keys": config(
+        qk_norm=RMS, place="sandwich", activation="gelu_tanh", windows=(6, None)
+    ),
+    "layer norms of queries": config(LAYER, qk_norm=LAYER, place="post", activation="relu", bias=True),
+    "caps": config(softcap=4.0, logit_softcap=7.0, embedding_scale=3.0, positions="sinusoidal", rope=None),
+}  # fmt: skip
+
+
+def models(config: ModelConfig, seed: int = 0) -> tuple[Transformer, Transformer]:
+    """The same random weights on the reference and on the torch op set."""
+    rng = np.random.default_rng(seed)
+    weights = {
+        name: random_tensor(rng, name, shape, FORMATS["F32"]) for name, shape in config.shapes().items()
+    }
+    return Transformer(config, weights, ReferenceOps()), Transformer(config, weights, TorchOps())
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(0, 50, count).tolist()
+    return found
+
+
+def close(found: Float32, expected: Float32, what: str) -> None:
+    error = np.abs(found - expected).max() / np.abs(expected).max()
+    assert found.shape == expected.shape and error < 1e-4, f"{what}: off by {error}"
+
+
+def check_models() -> None:
+    """Each model gives the reference's logits: for a prompt, one token each, a draft beside a prompt."""
+    for name, config in MODELS.items():
+        reference, model = models(config)
+        work = [
+            [(0, 0, tokens(9)), (1, 0, tokens(3, 1))],
+            [(0, 9, tokens(1, 2)), (1, 3, tokens(1, 3))],
+            [(0, 10, tokens(4, 4)), (1, 4, tokens(1, 5))],
+        ]
+        here, there = (Branches(model, 64, branches=2) for model in (reference, model))
+        for step in work:
+            close(there.forward(step, every_logit=True), here.forward(step, every_logit=True), name)
+        # All rows of a prompt are computed and none is wanted, as in all chunks but the last.
+        first = there.batch([(0, 14, tokens(2, 6))])._replace(wanted=[])
+        assert model.forward(first, there.pages).shape == (0, 50)
+
+
+def check_batches() -> None:
+    """Other batches and chunks give the same logits, and forks read the pages that they share. (NumPy sums a
+    tile of another size in another order; `tests/gpu` compares the bits.)"""
+    _, model = models(config(heads=2, kv_heads=1))
+    text = tokens(PAGE + 6)
+    whole = Branches(model, 64).forward([(0, 0, text)], every_logit=True)
+    parts = Branches(model, 64, branches=2)
+    parts.forward([(0, 0, text[:PAGE]), (1, 0, tokens(7, 1))])
+    rest = parts.forward([(1, 7, tokens(1, 2)), (0, PAGE, text[PAGE:])], every_logit=True)
+    close(rest[1:], whole[PAGE:], "chunks")
+    # Branch 2 shares the first page and has a copy of the second one.
+    table = parts.batch([(0, 0, text)]).spans[0].pages
+    fork = np.array([[table[0, 0], 3]], np.int32)
+    parts.pages[0].copy(int(table[0, 1]), 3)
+    batch = Batch.of([(fork, PAGE + 4, text[PAGE + 4 :])], [2])
+    close(model.forward(batch, parts.pages), whole[-2:], "a fork")
+
+
+def check_units() -> None:
+    """Attention by one program per unit gives the bits of one program for all units, with a window too."""
+    for windows in ((None,), (20,)):
+        reference, model = models(config(windows=windows, heads=2, kv_heads=1))
+        text = tokens(44)
+        expected = Branches(reference, 96).forward([(0, 0, text)], every_logit=True)
+        found = []
+        for programs in (0, 10**6):
+            with (
+                patch.multiple(torch_step, UNIT=16, _PROGRAMS=programs),
+                patch.multiple(torch_program, UNIT=16, BLOCK=16),
+            ):
+                cache = Branches(model, 96)
+                rows = [cache.forward([(0, 0, text[:37])], every_logit=True)]
+                rows += [cache.forward([(0, 37, text[37:41])], every_logit=True)]
+                rows += [cache.forward([(0, at, text[at : at + 1])]) for at in range(41, 44)]
+            found.append(np.concatenate(rows))
+        close(found[0], expected, f"units with windows {windows}")
+        assert found[0].tobytes() == found[1].tobytes(), f"splitting changes bits with windows {windows}"
+
+
+def check_filled() -> None:
+    """A batch filled up to the size of a graph gives the same bits, and its filling writes to no page."""
+    _, model = models(config(windows=(None, 5)))
+    text = tokens(6)
+    expected = Branches(model, 32, branches=2)
+    expected.forward([(0, 0, text[:5]), (1, 0, text[:2])])
+    filled = Branches(model, 32, branches=2)
+    filled.forward([(0, 0, text[:5]), (1, 0, text[:2])])
+    step = [(0, 5, text[5:]), (1, 2, text[2:3])]
+    program: Any = model._program.__self__  # type: ignore[attr-defined]
+    batch = filled.batch(step)
+    units = program._numbers.upload(batch, filled.pages, 4, program._head_counts)
+    assert units == (0,)
+    program._make_room(4, 4, 6, filled.pages)
+    program._compute(program._numbers.step(filled.pages))
+    assert program._download(2)[0].tobytes() == expected.forward(step).tobytes()
+    for own, other in zip(filled.pages, expected.pages, strict=True):
+        assert own.keys[: own.count].equal(other.keys[: own.count])  # type: ignore[attr-defined]
+        assert own.values[: own.count].equal(other.values[: own.count])  # type: ignore[attr-defined]
+
+
+class RecordedGraph:
+    """Takes the place of a CUDA graph: repeats the launches of its capture, with the same arguments."""
+
+    capturing: RecordedGraph | None = None
+
+    def __init__(self) -> None:
+        self.launches: list[Callable[[], None]] = []
+        self.replays = 0
+
+    @staticmethod
+    @contextmanager
+    def capture(graph: RecordedGraph, **_: Any) -> Iterator[None]:
+        RecordedGraph.capturing = graph
+        yield
+        RecordedGraph.capturing = None
+
+    @staticmethod
+    def launch(*arguments: Any, **settings: Any) -> None:
+        run = partial(LAUNCH, *arguments, **settings)
+        if RecordedGraph.capturing is None:
+            run()
+        else:
+            RecordedGraph.capturing.launches.append(run)
+
+    def replay(self) -> None:
+        self.replays += 1
+        for launch in self.launches:
+            launch()
+
+
+LAUNCH = torch_program.Program._launch
+
+
+def check_graphs() -> None:
+    """A graph computes every later batch of its size, and is captured again when what it uses has moved."""
+    shape, text = config(windows=(None, 20), heads=2, kv_heads=1), tokens(40)
+    (_, plain), (_, captured) = models(shape), models(shape)
+    program: Any = captured._program.__self__  # type: ignore[attr-defined]
+    expected, found = (Branches(model, 64, branches=3) for model in (plain, captured))
+    prompts = [(0, 0, text[:13]), (1, 0, text[:3]), (2, 0, text[:30])]
+    empty, moved = torch.empty, 0
+    steps: list[list[tuple[int, int, list[int]]]] = [
+        [(0, 13, text[13:14]), (1, 3, text[3:4]), (2, 30, text[30:31])],
+        [(2, 31, text[31:32]), (0, 14, text[14:15]), (1, 4, text[4:5])],  # a replay
+        [(2, 32, text[32:33]), (1, 5, text[5:6])],
+        [(2, 33, text[33:34]), (1, 6, text[6:7]), (0, 15, text[15:16])],  # the array of numbers has moved
+    ]
+    with ExitStack() as patches:
+        for where, name, value in (
+            (torch_step, "UNIT", 16),
+            (torch_program, "UNIT", 16),
+            (torch_program, "BLOCK", 16),
+            (
+                torch_program.Program,
+                "_launch",
+                lambda self, *rest, **more: RecordedGraph.launch(self, *rest, **more),
+            ),
+            (torch.cuda, "CUDAGraph", RecordedGraph),
+            (torch.cuda, "graph", RecordedGraph.capture),
+            (torch.cuda, "synchronize", lambda: None),
+            (torch.cuda, "current_stream", Mock()),
+            (torch, "empty", lambda *shape, pin_memory=False, **kind: empty(*shape, **kind)),
+        ):
+            patches.enter_context(patch.object(where, name, value))
+        expected.forward(prompts)
+        found.forward(prompts)
+        for number, step in enumerate(steps):
+            if number == 3:
+                program._numbers._grow(1 << 13)
+                moved = program._numbers.moves
+            batch = found.batch(step)
+            with patch.object(torch_program, "INTERPRETED", False):
+                logits = captured.forward(batch, found.pages)
+            assert logits.tobytes() == expected.forward(step).tobytes(), f"step {number}"
+            if number == 2:
+                replays = {key: graph.replays for key, graph in program._graphs.items()}
+                assert replays == {(4, 2): 2, (2, 4): 1}, replays  # by rows and units
+    assert moved == program._numbers.moves == 2 and [*program._graphs] == [(4, 4)]
+
+
+def check_lenses() -> None:
+    """Programs with many results, and the queries of a layer."""
+    for name in ("plain", "norms of queries and keys"):
+        found = []
+        for model in models(MODELS[name]):
+            cache, lens = Branches(model, 32), Lens(model)
+            batch = cache.batch([(0, 0, tokens(7))])
+            found.append(
+                (
+                    lens.layers(batch, cache.pages),
+                    lens.attention(batch, cache.pages),
+                    lens.embeddings([3, 4]),
+                    model.hidden(batch, cache.pages),
+                )
+            )
+        for theirs, ours in zip(*found, strict=True):
+            close(ours, theirs, f"lenses of {name}")
+
+
+def check_refused() -> None:
+    """A batch with a wrong number is refused, and no page is touched."""
+    _, model = models(config(windows=(None, 5), positions="learned"))
+    rng, cache = np.random.default_rng(0), Branches(model, 96, branches=2)
+    for _ in range(80):
+        work = [(branch, 0, tokens(int(rng.integers(1, 90)))) for branch in range(2)]
+        kind, bad = _spoil(rng, cache.batch(work, every_logit=True), 50, cache.pages[0].count)
+        try:
+            model.forward(bad, cache.pages)
+        except BatchError as error:
+            assert "\n" not in str(error)
+        else:
+            raise AssertionError(f"a batch with a wrong {kind} was computed")
+    for group in cache.pages:
+        assert not group.keys.any() and not group.values.any()  # type: ignore[attr-defined]
+    spec = CacheSpec(1, 1, 16)
+    (pages,) = model.ops.cache([spec], 3 * model.ops.page_bytes(spec))
+    for source, target in ((-1, 0), (0, -1), (3, 0), (0, 3), (0, 2**40)):
+        try:
+            pages.copy(source, target)
+        except BatchError as error:
+            assert "there is no page" in str(error)
+        else:
+            raise AssertionError(f"page {source} was copied to {target}")
+
+
+def check_memory() -> None:
+    """Weights that do not fit the device are refused before any is loaded, with figures."""
+    rng = np.random.default_rng(0)
+    weights = {
+        name: random_tensor(rng, name, shape, FORMATS["F32"])
+        for name, shape in MODELS["plain"].shapes().items()
+    }
+    needed = sum(tensor.size for tensor in weights.values() if len(tensor.shape) == 2) * 4
+    with patch.object(device, "free_memory", lambda: 1000), patch.object(TorchMatrix, "values", None):
+        try:
+            Transformer(MODELS["plain"], weights, TorchOps())
+        except GlassloopError as error:
+            figures = f"needs {format_bytes(needed)} of the GPU's memory, of which 1000 B is free"
+            assert figures in str(error).replace("1.0 KB", "1000 B") and "\n" not in str(error), error
+        else:
+            raise AssertionError("weights that do not fit were loaded")
+
+
+def check_wide() -> None:
+    """The product that copies tiles by descriptors gives what the plain one gives."""
+    rng = np.random.default_rng(0)
+    x, weight, bias, added = (
+        torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
+        for shape in ((20, 40), (66, 40), (66,), (20, 33))
+    )
+    for gated in (False, True):
+        width = 33 if gated else 66
+        residual = added if gated else torch.cat([added, added], 1)
+        sizes = (bias, residual, 20, width, 40, width, width)
+        settings: dict[str, Any] = {"BIASED": True, "ADDED": True, "GATED": gated, "ACTIVATION": 2}
+        settings |= {"ROWS": 16, "WIDTH": 16, "STEP": 16}
+        found = [torch.zeros(20, width), torch.zeros(20, width)]
+        before, after = (*sizes[:2],), sizes[2:]
+        linear.linear_kernel[(2 * -(-width // 16),)](
+            x, weight, *before, found[0], *after, 40, SWAPPED=False, EVEN=False, EARLY=False, **settings
+        )
+        descriptors = [TensorDescriptor(each, list(each.shape), [40, 1], [16, 16]) for each in (x, weight)]
+        linear.wide_linear_kernel[(3,)](*descriptors, *before, found[1], *after, **settings)
+        close(found[1].numpy(), found[0].numpy(), "a wide product")
+        gate, up = (x @ part.T + own for part, own in zip(weight.split(33), bias.split(33), strict=True))
+        expected = torch.nn.functional.silu(gate) * up if gated else x @ weight.T + bias
+        close(found[0].numpy(), (expected + residual).numpy(), "a product")
+
+
+CHECKS = {name.removeprefix("check_"): each for name, each in globals().items() if name.startswith("check_")}
+
+
+if __name__ == "__main__":
+    assert choose_ops("torch").description.startswith("torch/interpreter/")
+    errors = {}
+    for name, check in CHECKS.items():
+        try:
+            check()
+        except Exception:
+            errors[name] = format_exc()
+    print(json.dumps(errors))
