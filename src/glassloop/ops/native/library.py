@@ -39,6 +39,9 @@ BLOCK_BYTES = 16  # gl_block: what a quantized row has beside the codes of each 
 # Developers may name another build of the library; the sanitizers' test does.
 FILE = Path(os.environ.get("GLASSLOOP_LIBRARY") or Path(__file__).with_name("libglassloop.so"))
 
+# All that there are kernels for; a machine has some of them.
+INSTRUCTION_SETS = ("portable", "avx2", "avxvnni", "avx512", "neon", "dotprod", "i8mm")
+
 # The enums of native.h and choosing.h, each counted from 0 but for the failures.
 OP_KINDS = (
     *("embed", "norm", "linear", "angles", "rotate", "keep", "attend"),
