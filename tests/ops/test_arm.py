@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,7 @@ def _check(drivers: tuple[list[str], list[str]], file: Path, logits: list[bytes]
         assert _run(arm, instructions, file) == expected, f"{instructions} differs"
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_models_on_arm_have_the_same_bits(seed, drivers, tmp_path):
     rng = np.random.default_rng(seed)
     config, weights = random_model(rng)
@@ -81,7 +82,7 @@ def test_real_models_on_arm_have_the_same_bits(name, drivers, tmp_path):
     text = "The sea was calm that morning, and the fishermen had already gone out when the bell rang. " * 40
     ids = files.tokenizer().encode(text)[:TOKENS]
     cuts = sorted({0, 1, len(ids) // 3, len(ids) - 1, len(ids)})
-    works = [[(0, start, ids[start:stop])] for start, stop in zip(cuts, cuts[1:], strict=False)]
+    works = [[(0, start, ids[start:stop])] for start, stop in pairwise(cuts)]
     model = files.transformer(RecordingOps())
     file = tmp_path / "recording"
     _check(drivers, file, write_recording(file, model, works, len(ids), 1))

@@ -154,6 +154,7 @@ _ARGUMENTS: dict[str, tuple[Any, list[Any]]] = {  # what a function returns, and
         c_int,
         [c_uint64, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_double, *[c_void_p] * 3],
     ),
+    "gl_exp_each": (None, [c_void_p, c_int64, c_void_p]),
     "gl_luck_of": (None, [c_uint64, c_void_p, c_int64, c_void_p]),
     "gl_choose_rows": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_int64]),
     "gl_survivors": (

@@ -201,6 +201,10 @@ double gl_log_sum_exp(const float *logits, int64_t count, double scale) {
 
 int64_t gl_rank_of(const float *logits, int64_t count, int64_t id) { return gl_active()->rank_of(logits, count, id); }
 
+void gl_exp_each(const double *x, int64_t count, double *y) {
+    for (int64_t i = 0; i < count; i++) y[i] = gl_exp(x[i]);
+}
+
 static uint64_t hash_of(uint64_t key, int32_t id) { return gl_mix(key + ((uint64_t)(uint32_t)id + 1) * GL_GOLDEN); }
 
 static double luck_by(uint64_t hash) { return -gl_normal_log(-gl_normal_log(((double)(hash >> 12) + 0.5) * 0x1p-52)); }
