@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -119,6 +121,46 @@ def test_rows_of_any_logits_have_one_record(seed):
         return records(logits, [0]) + repr(sums).encode()
 
     check_equal(compute)
+
+
+def _child(instructions: str, code: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=os.environ | {"GLASSLOOP_ISA": instructions},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+_MAKE = """
+import sys
+from glassloop import LLM, Sampling
+llm = LLM()
+options = {"temperature": 0.9, "top_p": 0.95, "typical_p": 0.9, "seed": 3, "logprobs": 5}
+sampling = Sampling(**options, max_tokens=int(sys.argv[2]))
+llm.generate("The sea was calm that morning, and", sampling).save(sys.argv[1])
+"""
+
+_REPLAY = """
+import sys
+from glassloop import LLM, Run
+run, llm = Run.load(sys.argv[1]), LLM()
+verdict = llm.replay(run)
+assert verdict.notes == (), verdict.notes
+assert llm.fork(run, 3, max_tokens=5).ops == run.ops
+print(run.ops, verdict)
+"""
+
+
+def test_a_glass_file_replays_identical_on_every_instruction_set(tmp_path):
+    """The run uses a stage that has no rule, so a part of it is computed in NumPy."""
+    file = str(tmp_path / "made.glass")
+    _child("", _MAKE, file, str(TOKENS))
+    for instructions in instruction_sets():
+        said = _child(instructions, _REPLAY, file)
+        assert said.startswith("native arithmetic 1 identical,"), f"{instructions}: {said}"
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m-instruct", "gemma-3-270m"])
