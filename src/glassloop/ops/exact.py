@@ -54,10 +54,15 @@ def exp_in_numpy(x: Float64) -> Float64:
     shifted = clipped * 1.4426950408889634 + _MAGIC
     k = shifted - _MAGIC
     r = (clipped - k * _LN2) - k * _LN2_REST
-    p: Float64 = np.full_like(r, _inverse_factorial(13))
-    for power in range(12, -1, -1):
-        p = p * r + _inverse_factorial(power)
-    made: Float64 = p * ((shifted.view(np.int64) + 1023) << 52).view(np.float64)
+    z = r * r
+    even: Float64 = np.full_like(z, _inverse_factorial(12))
+    odd: Float64 = np.full_like(z, _inverse_factorial(13))
+    for power in (10, 8, 6, 4, 2):
+        even = even * z + _inverse_factorial(power)
+        odd = odd * z + _inverse_factorial(power + 1)
+    made: Float64 = (1.0 + (r + z * (even + r * odd))) * ((shifted.view(np.int64) + 1023) << 52).view(
+        np.float64
+    )
     return np.where(x < -708.0, 0.0, np.where(x > 709.0, np.inf, made))
 
 

@@ -45,16 +45,20 @@ static inline double gl_log(double x) {
 
 #define GL_MAGIC 6755399441055744.0 /* 1.5 * 2^52: adding it rounds to a whole number, which the low bits then hold */
 
-/* e^x: 2^k times the Taylor polynomial of degree 13 on [-ln2/2, ln2/2]. 0 below -708, infinity above 709. */
+/* e^x: 2^k times the Taylor polynomial of degree 13 on [-ln2/2, ln2/2], whose even and odd powers are summed apart,
+ * side by side. 0 below -708, infinity above 709. */
 static inline double gl_exp(double x) {
-    static const double inverse[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320,
-                                     1.0 / 5040,      1.0 / 720,      1.0 / 120,     1.0 / 24,     1.0 / 6,
-                                     1.0 / 2,         1.0,            1.0};
     if (x < -708.0) return 0.0;
     if (!(x <= 709.0)) return x > 709.0 ? INFINITY : x;
     double shifted = x * 1.4426950408889634 + GL_MAGIC, k = shifted - GL_MAGIC;
-    double r = (x - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10, p = 1.0 / 6227020800.0;
-    for (int i = 0; i < 13; i++) p = p * r + inverse[i];
+    double r = (x - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10, z = r * r;
+    double even = 1.0 / 479001600, odd = 1.0 / 6227020800.0;
+    even = even * z + 1.0 / 3628800, odd = odd * z + 1.0 / 39916800;
+    even = even * z + 1.0 / 40320, odd = odd * z + 1.0 / 362880;
+    even = even * z + 1.0 / 720, odd = odd * z + 1.0 / 5040;
+    even = even * z + 1.0 / 24, odd = odd * z + 1.0 / 120;
+    even = even * z + 1.0 / 2, odd = odd * z + 1.0 / 6;
+    double p = 1.0 + (r + z * (even + r * odd));
     return p * gl_from_bits((gl_bits(shifted) + 1023) << 52);
 }
 
