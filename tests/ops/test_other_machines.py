@@ -71,7 +71,7 @@ def avxvnni(tmp_path_factory):
             assert "f16c,avxvnni" in text
             text = text.replace("f16c,avxvnni", "f16c,avx512vnni,avx512vl")
         text = text.replace("_mm256_dpbusd_avx_epi32", "_mm256_dpbusd_epi32")
-        text = text.replace('__builtin_cpu_supports("avxvnni")', "1")
+        text = text.replace("avx2 && has_avxvnni()", "avx2 + 0 * has_avxvnni()")
         (folder / file.name).write_text(text)
     return [_build("cc", folder / "driver", folder)]
 

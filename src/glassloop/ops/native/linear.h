@@ -21,10 +21,10 @@ INLINE vf load_scale(const uint8_t *at, int wide) {
 INLINE void dot_two_rows(vi *sum, vi weights, vi next_weights, const int8_t *x, const int8_t *next_x) {
     int8x16_t both = vcombine_s8(vld1_s8(x), vld1_s8(next_x));
 #define TWO_OUTPUTS(zip, half) vreinterpretq_s8_s32(zip(weights.half, next_weights.half))
-    sum[0].low = vmmlaq_s32(sum[0].low, TWO_OUTPUTS(vzip1q_s32, low), both);
-    sum[0].high = vmmlaq_s32(sum[0].high, TWO_OUTPUTS(vzip2q_s32, low), both);
-    sum[1].low = vmmlaq_s32(sum[1].low, TWO_OUTPUTS(vzip1q_s32, high), both);
-    sum[1].high = vmmlaq_s32(sum[1].high, TWO_OUTPUTS(vzip2q_s32, high), both);
+    sum[0].low = dot_matrices(sum[0].low, TWO_OUTPUTS(vzip1q_s32, low), both);
+    sum[0].high = dot_matrices(sum[0].high, TWO_OUTPUTS(vzip2q_s32, low), both);
+    sum[1].low = dot_matrices(sum[1].low, TWO_OUTPUTS(vzip1q_s32, high), both);
+    sum[1].high = dot_matrices(sum[1].high, TWO_OUTPUTS(vzip2q_s32, high), both);
 #undef TWO_OUTPUTS
 }
 

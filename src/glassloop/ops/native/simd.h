@@ -233,7 +233,10 @@ static inline vi four_bytes(const int8_t *p) {
 }
 static inline int32x4_t half_dot(int32x4_t sum, int32x4_t weights, int32x4_t x) {
     int8x16_t a = vreinterpretq_s8_s32(weights), b = vreinterpretq_s8_s32(x);
-#if defined(GL_DOTPROD)
+#if defined(GL_DOTPROD) && defined(__clang__) /* older ones have no vdotq_s32 for a function's own target */
+    __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b));
+    return sum;
+#elif defined(GL_DOTPROD)
     return vdotq_s32(sum, a, b);
 #else
     /* The sum of two products is at most 2 * 128 * 127 and fits 16 bits. */
@@ -241,6 +244,17 @@ static inline int32x4_t half_dot(int32x4_t sum, int32x4_t weights, int32x4_t x) 
     return vpadalq_s16(sum, vpaddq_s16(low, high));
 #endif
 }
+#if defined(GL_I8MM)
+/* The products of the two rows of eight bytes in `a` with the two in `b`: a 2 x 2 matrix. */
+static inline int32x4_t dot_matrices(int32x4_t sum, int8x16_t a, int8x16_t b) {
+#if defined(__clang__)
+    __asm__("smmla %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b));
+    return sum;
+#else
+    return vmmlaq_s32(sum, a, b);
+#endif
+}
+#endif
 static inline vi dot_signed(vi sum, vi weights, vi x) {
     return (vi){half_dot(sum.low, weights.low, x.low), half_dot(sum.high, weights.high, x.high)};
 }
