@@ -15,8 +15,8 @@ settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
-# Two workers of pytest share two cores. Threads of PyTorch (OpenMP) wait for each other in a loop, so with more
-# threads than cores a test of tiny models takes several times as long. Set before PyTorch is imported.
+# Two workers of pytest share two cores. Threads of PyTorch (OpenMP) wait for each other in a loop, so with
+# more threads than cores a test of tiny models takes several times as long. Set before PyTorch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A job in the background has Ctrl-C ignored, and so would have all that the tests start.

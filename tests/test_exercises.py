@@ -76,7 +76,7 @@ def test_every_command_of_the_exercises_answers_what_is_pasted(tmp_path):
     )
     said = re.split(r"\n:::\d+\n", done.stdout)[:-1]
     assert done.returncode == 0, f"{asked[len(said)][0]}\n{done.stderr[-500:]}"
-    op_set = f"native/{getattr(choose_ops(), 'instructions', None)}"
+    op_set = choose_ops().description
     for (command, pasted), answer in zip(asked, said, strict=True):
         expected, found = plain(pasted), plain(answer)
         if op_set == WRITTEN_WITH:  # elsewhere a close choice may fall differently

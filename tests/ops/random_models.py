@@ -104,12 +104,18 @@ def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], f
     return Tensor(name, shape, format, raw.reshape(-1))
 
 
+def random_model(rng: np.random.Generator) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Returns a random config and weights for it, all in one random format."""
+    format = FORMATS[str(rng.choice(list(FORMATS)))]
+    config = random_config(rng, format.block_values)
+    return config, {name: random_tensor(rng, name, shape, format) for name, shape in config.shapes().items()}
+
+
 def check(seed: int) -> None:
     """Native against reference, and native against itself in other batches."""
     rng = np.random.default_rng(seed)
-    format = FORMATS[str(rng.choice(list(FORMATS)))]
-    config = random_config(rng, format.block_values)
-    weights = {name: random_tensor(rng, name, shape, format) for name, shape in config.shapes().items()}
+    config, weights = random_model(rng)
+    format = weights["token_embedding.weight"].format
     native = Transformer(config, weights, NativeOps())
     prompts = [rng.integers(0, config.vocab_size, rng.integers(1, 80)).tolist() for _ in range(3)]
     alone = [Branches(native, 128).forward([(0, 0, ids)], every_logit=True) for ids in prompts]
@@ -156,7 +162,7 @@ def check_choosing(logits: Float32, prompts: list[list[int]]) -> None:
 
 if __name__ == "__main__":
     native_library = library.library()
-    for name in ("portable", "avx2", "avxvnni", "avx512"):
+    for name in library.INSTRUCTION_SETS:
         if native_library.gl_select_kernels(name.encode()):
             for number in range(int(sys.argv[1])):
                 check(number)

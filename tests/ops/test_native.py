@@ -23,10 +23,8 @@ from glassloop.ops.native import library
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.reference import ReferenceOps, ReferencePages
 
-INSTRUCTIONS = ["portable", "avx2", "avxvnni", "avx512"]
 
-
-@pytest.fixture(params=INSTRUCTIONS)
+@pytest.fixture(params=library.INSTRUCTION_SETS)
 def instructions(request):
     """Each instruction set that this machine has; what is packed for one must not run on another."""
     native = library.library()

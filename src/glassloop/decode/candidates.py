@@ -11,13 +11,13 @@ two equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from math import exp, log
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glassloop.decode.luck import Race, race
 from glassloop.decode.rules import Action, Rule, check_rule
+from glassloop.ops.exact import exp, exp_of, log_of
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import Float64, Int32, RowOps, RowSummary, Survivors
 
@@ -108,7 +108,7 @@ class Candidates:
             else:
                 values = self.values
                 peak = float(values[0])
-                self._lse = peak + log(np.add.reduce(np.exp(values - peak)))
+                self._lse = peak + log_of(float(exp(values - peak).cumsum()[-1]))
         return self._lse
 
     @property
@@ -155,7 +155,7 @@ class Candidates:
 
     def logit_of(self, probability: float) -> float:
         """Returns the logit with this probability, lower by `SLACK`, so that rounding never decides a cut."""
-        return self.log_sum_exp + log(probability) - SLACK
+        return self.log_sum_exp + log_of(probability) - SLACK
 
     # ── what a stage can do ────────────────────────────────────────────────────────────────────────────────
 
@@ -179,7 +179,7 @@ class Candidates:
         if action is Action.MASS:
             return self.with_mass(amount)
         if action is Action.SHARE:
-            return self.at_least(float(self.values[0]) + log(amount))
+            return self.at_least(float(self.values[0]) + log_of(amount))
         return self.at_least(self.logit_of(amount))
 
     def moved(
@@ -276,8 +276,8 @@ class Candidates:
             raise ValueError(f"with_mass() got {mass}; a probability from 0 to 1 is expected")
         while True:
             peak = float(self.values[0])
-            reached = np.exp(self.values - peak).cumsum()
-            total = float(reached[-1]) if self.complete else exp(self.log_sum_exp - peak)
+            reached = exp(self.values - peak).cumsum()
+            total = float(reached[-1]) if self.complete else exp_of(self.log_sum_exp - peak)
             enough = int(reached.searchsorted((mass - SLACK) * total))
             if enough < len(reached) or self.complete:
                 return self.first(enough + 1)

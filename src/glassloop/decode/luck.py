@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from glassloop.ops.exact import log_normal
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import Float64, Int32
 
@@ -84,32 +85,11 @@ def hash_ids(key: int, ids: NDArray[np.integer]) -> NDArray[np.uint64]:
 def luck_of(key: int, ids: NDArray[np.integer]) -> Float64:
     """Returns Gumbel noise for each id: -log(-log(u)), u = (the upper 52 bits of its hash + 1/2) / 2^52.
 
-    Each operation is one IEEE double operation and `_log` is spelled out, so the value is the same to the
-    last bit on every machine (C must be compiled without contraction to fused multiply-add).
+    Each operation is one IEEE double operation and `log_normal` is spelled out, so the value is the same to
+    the last bit on every machine (C must be compiled without contraction to fused multiply-add).
     """
     uniform = ((hash_ids(key, ids) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-    return -_log(-_log(uniform))
-
-
-def _log(x: Float64) -> Float64:
-    """Returns the logarithm of normal positive numbers by the method and constants of fdlibm's `log`."""
-    fraction, exponent = np.frexp(x)  # x = fraction · 2^exponent, fraction from 1/2 to 1
-    low = fraction < 0.7071067811865476
-    f = np.where(low, fraction + fraction, fraction) - 1.0  # 1 + f lies between √½ and √2
-    k = (exponent - low).astype(np.float64)
-    s = f / (2.0 + f)
-    z = s * s
-    w = z * z
-    even = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01))
-    odd = z * (
-        6.666666666666735130e-01
-        + w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01))
-    )
-    half = 0.5 * f * f
-    r: Float64 = k * 6.93147180369123816490e-01 - (
-        (half - (s * (half + (even + odd)) + k * 1.90821492927058770002e-10)) - f
-    )
-    return r
+    return -log_normal(-log_normal(uniform))
 
 
 # ── the race ───────────────────────────────────────────────────────────────────────────────────────────────

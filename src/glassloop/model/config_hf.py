@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import log
 from typing import Any
 
 from glassloop.fields import Fields
@@ -13,6 +12,7 @@ from glassloop.model.build import Reach, build_config, config_errors, reaches_of
 from glassloop.model.config import MOST_LAYERS, AttentionConfig, DenseConfig, ModelConfig, NormConfig
 from glassloop.model.families import FAMILY_BY_TYPE, ModelFamily
 from glassloop.model.rope import LinearScaling, Llama3Scaling, Rope, Scaling, YarnScaling
+from glassloop.ops.exact import log_of
 from glassloop.ops.protocol import Activation
 from glassloop.shown import shown
 
@@ -194,5 +194,5 @@ def _yarn_sharpness(fields: Fields) -> float | None:
     above, below = fields.get("mscale"), fields.get("mscale_all_dim")
     if given is not None or not above or not below:
         return given
-    grown = 0.1 * log(max(fields.number("factor"), 1.0))
+    grown = 0.1 * log_of(max(fields.number("factor"), 1.0))
     return (grown * fields.number("mscale") + 1) / (grown * fields.number("mscale_all_dim") + 1)

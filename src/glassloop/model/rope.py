@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from glassloop.ops.exact import log_of, power
 from glassloop.ops.quant import Float32
 
 
@@ -57,13 +58,13 @@ class YarnScaling(NamedTuple):
 
     def _dim_of(self, turns: float, rope: Rope) -> float:
         """Returns the (fractional) dimension that makes this many turns within the original context."""
-        return rope.dim * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.base))
+        return rope.dim * log_of(self.original_context / (turns * 2 * math.pi)) / (2 * log_of(rope.base))
 
     @property
     def sharpness(self) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
-        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+        return 0.1 * log_of(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
 class ListedScaling(NamedTuple):
@@ -86,7 +87,8 @@ class Rope(NamedTuple):
     def frequencies(self) -> Float32:
         """Returns the radians per position of each pair of dimensions. [dim / 2]"""
         exponents = np.arange(0, self.dim, 2).astype(np.float32) / np.float32(self.dim)
-        plain = np.asarray(1.0 / np.power(np.float32(self.base), exponents), np.float32)
+        powers = power(float(np.float32(self.base)), exponents.astype(np.float64))
+        plain = np.asarray(np.float32(1) / powers.astype(np.float32), np.float32)
         return plain if self.scaling is None else self.scaling.apply(plain, self)
 
     @property

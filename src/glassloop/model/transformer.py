@@ -27,6 +27,7 @@ from glassloop.model.config import (
 )
 from glassloop.model.rope import Rope
 from glassloop.ops.batch import Batch
+from glassloop.ops.exact import exp, log_of, sin_cos
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, shapes_of
 from glassloop.ops.protocol import Array, Forward, Matrix, Ops
 from glassloop.ops.quant import Float32
@@ -288,10 +289,9 @@ class _Weights:
 def sinusoids(count: int, dim: int) -> Float32:
     """Sines in the first half of the dimensions, cosines in the second, from fast to slow. [count, dim]"""
     half = dim // 2
-    slowness = math.log(10_000) / max(half - 1, 1)
-    turns = np.arange(count, dtype=np.float32)[:, None] * np.exp(np.arange(half) * -slowness).astype(
-        np.float32
-    )
+    slowness = log_of(10_000) / max(half - 1, 1)
+    frequencies = exp(np.arange(half, dtype=np.float64) * -slowness).astype(np.float32)
+    turns = np.arange(count, dtype=np.float32)[:, None] * frequencies
     table = np.zeros((count, dim), np.float32)
-    table[:, :half], table[:, half : 2 * half] = np.sin(turns), np.cos(turns)
+    table[:, :half], table[:, half : 2 * half] = sin_cos(turns.astype(np.float64))
     return table

@@ -30,7 +30,7 @@ class Ops(Protocol):
 
     @property
     def description(self) -> str:
-        """The name and, if results or speed depend on it, the variant: "native/avx512"."""
+        """The name and, if results depend on it, the arithmetic or the machine: "native arithmetic 1"."""
 
     @property
     def rows(self) -> RowOps:

@@ -4,7 +4,7 @@ XTC, its head). Each leaves at least one token.
 
 from __future__ import annotations
 
-from math import exp, sqrt
+from math import sqrt
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from glassloop.decode.candidates import SLACK, Candidates
 from glassloop.decode.luck import coin
 from glassloop.decode.rules import Action, Rule
 from glassloop.decode.stage import Step, built_in, by_rule
+from glassloop.ops.exact import exp, exp_of, log_of
 from glassloop.ops.rows import Float64
 
 
@@ -51,8 +52,8 @@ def typical_p(candidates: Candidates, step: Step) -> Candidates:
     that are as close as the last of these."""
     ids, logits = candidates.everyone()
     surprise = _surprise(logits)
-    masses = np.exp(-surprise)
-    distance = np.abs(surprise - float(masses @ surprise))
+    masses = exp(-surprise)
+    distance = np.abs(surprise - float((masses * surprise).sum()))
     order = np.argsort(distance, kind="stable")
     last = int(np.searchsorted(np.cumsum(masses[order]), step.sampling.typical_p - SLACK))
     border = distance[order[min(last, len(order) - 1)]]
@@ -83,7 +84,7 @@ def xtc(candidates: Candidates, step: Step) -> Candidates:
 def eta_cutoff(candidates: Candidates, step: Step) -> Candidates:
     """Keeps those with at least probability min(ε, √ε · exp(-entropy))."""
     epsilon = step.sampling.eta_cutoff
-    border = min(epsilon, sqrt(epsilon) * exp(-entropy(candidates)))
+    border = min(epsilon, sqrt(epsilon) * exp_of(-entropy(candidates)))
     return candidates.at_least(candidates.logit_of(border))
 
 
@@ -91,11 +92,11 @@ def entropy(candidates: Candidates) -> float:
     """Returns the entropy of the survivors, in nats."""
     _, logits = candidates.everyone()
     surprise = _surprise(logits)
-    return float(np.exp(-surprise) @ surprise)
+    return float((exp(-surprise) * surprise).sum())
 
 
 def _surprise(logits: Float64) -> Float64:
     """Returns minus the log-probabilities of all survivors, with full precision: near the uniform
     distribution the differences that typical-p depends on are far smaller than the values."""
     below: Float64 = logits.max() - logits
-    return below + float(np.log(np.exp(-below).sum()))
+    return below + log_of(float(exp(-below).sum()))

@@ -48,8 +48,10 @@ def dry(step: Step) -> Rule:
     loses multiplier · base^(L - allowed length), where L is at least the allowed length; the longest L
     counts."""
     ids, lengths = _continuations(step.history.tokens, step.sampling.dry_allowed_length)
-    beyond = lengths - step.sampling.dry_allowed_length
-    amounts = step.sampling.dry_multiplier * np.power(step.sampling.dry_base, beyond)
+    beyond = (lengths - step.sampling.dry_allowed_length).astype(np.int64)
+    # One product after another: NumPy's power has other last bits on other processors.
+    powers = np.cumprod([1.0, *[step.sampling.dry_base] * int(beyond.max(initial=0))], dtype=np.float64)
+    amounts = step.sampling.dry_multiplier * powers[beyond]
     return Rule(Action.LESS, 1.0, ids, amounts)
 
 

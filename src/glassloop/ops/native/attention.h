@@ -104,7 +104,8 @@ static float soften(const gl_op *op, float *scores, int64_t pages, int64_t strid
                 vf_store(page + i, vf_mul(vf_tanh(vf_div(vf_load(page + i), vf_set(op->f1))), vf_set(op->f1)));
     for (int64_t i = 0; i < seen_from; i++) scores[i / GL_PAGE * stride + i % GL_PAGE] = -INFINITY;
     for (int64_t i = seen_to; i < pages * GL_PAGE; i++) scores[i / GL_PAGE * stride + i % GL_PAGE] = -INFINITY;
-    vf largest = vf_set(-INFINITY), sum = vf_set(0.0f);
+    vf largest = vf_set(-INFINITY), sum[VECTORS];
+    for (int v = 0; v < VECTORS; v++) sum[v] = vf_set(0.0f);
     for (float *page = scores; page < end; page += stride)
         for (int i = 0; i < GL_PAGE; i += LANES) largest = vf_max(largest, vf_load(page + i));
     vf most = vf_set(vf_largest(largest));
@@ -112,7 +113,7 @@ static float soften(const gl_op *op, float *scores, int64_t pages, int64_t strid
         for (int i = 0; i < GL_PAGE; i += LANES) {
             vf weight = vf_exp(vf_sub(vf_load(page + i), most));
             vf_store(page + i, weight);
-            sum = vf_add(sum, weight);
+            sum[i / LANES % VECTORS] = vf_add(sum[i / LANES % VECTORS], weight);
         }
     return vf_sum(sum);
 }

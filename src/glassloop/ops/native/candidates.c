@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "choosing.h"
+#include "exact.h"
 
 #define FIRST_HEAD 64 /* how many logits are sorted at first */
 #define SHORTEST 16   /* a head that changes have left shorter than this is sorted anew */
@@ -102,8 +103,8 @@ double log_sum_exp_of(const candidates *c) {
     if (!c->listed && !c->touched && c->scale == c->request->scale) return c->facts->sums.scaled;
     if (!c->listed) return gl_log_sum_exp(c->row, c->width, c->scale);
     double most = head_logit(c, 0), sum = 0;
-    for (int64_t i = 0; i < c->size; i++) sum += exp(head_logit(c, i) - most);
-    return most + log(sum);
+    for (int64_t i = 0; i < c->size; i++) sum += gl_exp(head_logit(c, i) - most);
+    return most + gl_log(sum);
 }
 
 /* To be called before logits of the row are changed. */
@@ -210,11 +211,11 @@ static void keep_mass(candidates *c, double mass) {
     for (;;) {
         double most = head_logit(c, 0), total = 0, reached = 0;
         if (c->complete)
-            for (int64_t i = 0; i < c->size; i++) total += exp(head_logit(c, i) - most);
-        else total = exp(log_sum_exp_of(c) - most);
+            for (int64_t i = 0; i < c->size; i++) total += gl_exp(head_logit(c, i) - most);
+        else total = gl_exp(log_sum_exp_of(c) - most);
         int64_t enough = 0;
         for (; enough < c->size; enough++)
-            if ((reached += exp(head_logit(c, enough) - most)) >= (mass - SLACK) * total) break;
+            if ((reached += gl_exp(head_logit(c, enough) - most)) >= (mass - SLACK) * total) break;
         if (enough < c->size || c->complete) {
             keep_first(c, enough + 1);
             return;
@@ -250,8 +251,8 @@ static void follow(candidates *c, const gl_rule *r) {
     switch (r->action) {
     case GL_RULE_FIRST: keep_first(c, count_of(c, r->amount)); return;
     case GL_RULE_MASS: keep_mass(c, r->amount); return;
-    case GL_RULE_SHARE: keep_from(c, head_logit(c, 0) + log(r->amount)); return;
-    case GL_RULE_PROBABILITY: keep_from(c, log_sum_exp_of(c) + log(r->amount) - SLACK); return;
+    case GL_RULE_SHARE: keep_from(c, head_logit(c, 0) + gl_log(r->amount)); return;
+    case GL_RULE_PROBABILITY: keep_from(c, log_sum_exp_of(c) + gl_log(r->amount) - SLACK); return;
     default: c->failure = GL_WRONG_RULE;
     }
 }

@@ -39,6 +39,9 @@ BLOCK_BYTES = 16  # gl_block: what a quantized row has beside the codes of each 
 # Developers may name another build of the library; the sanitizers' test does.
 FILE = Path(os.environ.get("GLASSLOOP_LIBRARY") or Path(__file__).with_name("libglassloop.so"))
 
+# All that there are kernels for; a machine has some of them.
+INSTRUCTION_SETS = ("portable", "avx2", "avxvnni", "avx512", "neon", "dotprod", "i8mm")
+
 # The enums of native.h and choosing.h, each counted from 0 but for the failures.
 OP_KINDS = (
     *("embed", "norm", "linear", "angles", "rotate", "keep", "attend"),
@@ -151,6 +154,7 @@ _ARGUMENTS: dict[str, tuple[Any, list[Any]]] = {  # what a function returns, and
         c_int,
         [c_uint64, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_double, *[c_void_p] * 3],
     ),
+    "gl_exp_each": (None, [c_void_p, c_int64, c_void_p]),
     "gl_luck_of": (None, [c_uint64, c_void_p, c_int64, c_void_p]),
     "gl_choose_rows": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_int64]),
     "gl_survivors": (

@@ -14,6 +14,86 @@ INLINE vf load_scale(const uint8_t *at, int wide) {
 #define MOST_ROWS 4
 #endif
 
+#if defined(GL_I8MM)
+/* Adds the products of eight inputs, given as two vectors of four, with two rows: [0] for the first, [1] for the second.
+ * An instruction multiplies eight inputs of two outputs with eight of two rows, so its results are interleaved;
+ * `separate` puts them in order. */
+INLINE void dot_two_rows(vi *sum, vi weights, vi next_weights, const int8_t *x, const int8_t *next_x) {
+    int8x16_t both = vcombine_s8(vld1_s8(x), vld1_s8(next_x));
+#define TWO_OUTPUTS(zip, half) vreinterpretq_s8_s32(zip(weights.half, next_weights.half))
+    sum[0].low = dot_matrices(sum[0].low, TWO_OUTPUTS(vzip1q_s32, low), both);
+    sum[0].high = dot_matrices(sum[0].high, TWO_OUTPUTS(vzip2q_s32, low), both);
+    sum[1].low = dot_matrices(sum[1].low, TWO_OUTPUTS(vzip1q_s32, high), both);
+    sum[1].high = dot_matrices(sum[1].high, TWO_OUTPUTS(vzip2q_s32, high), both);
+#undef TWO_OUTPUTS
+}
+
+INLINE void separate(vi *sum) {
+    vi a = sum[0], b = sum[1];
+    sum[0] = (vi){vuzp1q_s32(a.low, a.high), vuzp1q_s32(b.low, b.high)};
+    sum[1] = (vi){vuzp2q_s32(a.low, a.high), vuzp2q_s32(b.low, b.high)};
+}
+
+/* As block_sums, for an even number of rows. */
+INLINE void block_sums_by_two(const uint8_t *codes, const quantized_row *x, int64_t at, vi *first, vi *second,
+                              const int rows, const int packing, const int halves) {
+    const int steps = packing == GL_Q4 ? 4 : 8;
+    #pragma GCC unroll 4
+    for (int j = 0; j < steps; j += 2) {
+        vi one = vi_load(codes + 4 * LANES * j), two = vi_load(codes + 4 * LANES * (j + 1));
+        #pragma GCC unroll 4
+        for (int r = 0; r < rows; r += 2) {
+            const int8_t *a = x[r].codes + at + 4 * j, *b = x[r + 1].codes + at + 4 * j;
+            if (packing == GL_Q4) {
+                dot_two_rows(first + r, low_nibbles(one), low_nibbles(two), a, b);
+                dot_two_rows(first + r, high_nibbles(one), high_nibbles(two), a + 16, b + 16);
+            } else dot_two_rows(halves && j >= 4 ? second + r : first + r, one, two, a, b);
+        }
+    }
+    for (int r = 0; r < rows; r += 2) {
+        separate(first + r);
+        separate(second + r);
+    }
+}
+#endif
+
+/* The exact sums of the products of a block's codes with those of each row from `at` on. `second` has those of the
+ * upper 16 inputs if these have scales of their own. */
+INLINE void block_sums(const uint8_t *codes, const quantized_row *x, int64_t at, vi *first, vi *second, const int rows,
+                       const int packing, const int halves) {
+    for (int r = 0; r < rows; r++) first[r] = second[r] = vi_zero();
+#if defined(GL_I8MM)
+    if (rows % 2 == 0) {
+        block_sums_by_two(codes, x, at, first, second, rows, packing, halves);
+        return;
+    }
+#endif
+    if (packing == GL_Q4) {
+        /* Byte i of vector j: input 4j + i in the low half, input 16 + 4j + i in the high half. */
+        #pragma GCC unroll 4
+        for (int j = 0; j < 4; j++, codes += 4 * LANES) {
+            vi packed = vi_load(codes), low_half = low_nibbles(packed), high_half = high_nibbles(packed);
+            #pragma GCC unroll 12
+            for (int r = 0; r < rows; r++)
+                first[r] = dot_small(first[r], low_half, four_bytes(x[r].codes + at + 4 * j));
+            #pragma GCC unroll 12
+            for (int r = 0; r < rows; r++)
+                first[r] = dot_small(first[r], high_half, four_bytes(x[r].codes + at + 16 + 4 * j));
+        }
+        return;
+    }
+    #pragma GCC unroll 8
+    for (int j = 0; j < 8; j++, codes += 4 * LANES) {
+        vi weights = signed_weights(vi_load(codes));
+        #pragma GCC unroll 12
+        for (int r = 0; r < rows; r++) {
+            vi four = four_bytes(x[r].codes + at + 4 * j);
+            if (halves && j >= 4) second[r] = dot_signed(second[r], weights, four);
+            else first[r] = dot_signed(first[r], weights, four);
+        }
+    }
+}
+
 /* One tile (LANES outputs) times `rows` rows. A block is unpacked once and used for all rows. Consecutive terms of a
  * sum are a round of rows apart, which hides the latency of the instructions. */
 INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quantized_row *x, vf *out, const int rows,
@@ -27,31 +107,8 @@ INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quanti
         for (int g = 0; g < groups; g++, tile += vector) scale[g] = load_scale(tile, wide);
         if (minimum) low = load_scale(tile, wide), tile += vector;
         vi first[MOST_ROWS], second[MOST_ROWS]; /* sums of the one or two groups of the block */
-        for (int r = 0; r < rows; r++) first[r] = second[r] = vi_zero();
-        if (packing == GL_Q4) {
-            /* Byte i of vector j: input 4j + i in the low half, input 16 + 4j + i in the high half. */
-            #pragma GCC unroll 4
-            for (int j = 0; j < 4; j++, tile += 4 * LANES) {
-                vi packed = vi_load(tile), low_half = low_nibbles(packed), high_half = high_nibbles(packed);
-                #pragma GCC unroll 12
-                for (int r = 0; r < rows; r++)
-                    first[r] = dot_small(first[r], low_half, four_bytes(x[r].codes + b * GL_BLOCK + 4 * j));
-                #pragma GCC unroll 12
-                for (int r = 0; r < rows; r++)
-                    first[r] = dot_small(first[r], high_half, four_bytes(x[r].codes + b * GL_BLOCK + 16 + 4 * j));
-            }
-        } else {
-            #pragma GCC unroll 8
-            for (int j = 0; j < 8; j++, tile += 4 * LANES) {
-                vi weights = signed_weights(vi_load(tile));
-                #pragma GCC unroll 12
-                for (int r = 0; r < rows; r++) {
-                    vi four = four_bytes(x[r].codes + b * GL_BLOCK + 4 * j);
-                    if (halves && j >= 4) second[r] = dot_signed(second[r], weights, four);
-                    else first[r] = dot_signed(first[r], weights, four);
-                }
-            }
-        }
+        block_sums(tile, x, b * GL_BLOCK, first, second, rows, packing, halves);
+        tile += GL_BLOCK * LANES / (packing == GL_Q4 ? 2 : 1);
         #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             const gl_block *block = x[r].block + b;

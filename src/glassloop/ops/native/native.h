@@ -162,6 +162,9 @@ const gl_kernels *gl_kernels_portable(void);
 const gl_kernels *gl_kernels_avx2(void);
 const gl_kernels *gl_kernels_avxvnni(void);
 const gl_kernels *gl_kernels_avx512(void);
+const gl_kernels *gl_kernels_neon(void);
+const gl_kernels *gl_kernels_dotprod(void);
+const gl_kernels *gl_kernels_i8mm(void);
 
 /* The kernels of the selected instruction set. */
 const gl_kernels *gl_active(void);
@@ -196,6 +199,8 @@ static inline void gl_rest(int spins) {
     if (spins > 4000) sched_yield();
 #if defined(__x86_64__)
     else __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    else __asm__ volatile("yield");
 #endif
 }
 

@@ -4,21 +4,54 @@
 
 #include "native.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+/* Two that not every compiler's __builtin_cpu_supports knows. Both need what AVX2 needs of the system. */
+static int has_f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && c >> 29 & 1;
+}
+static int has_avxvnni(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
+}
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+static int has_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; } /* HWCAP_ASIMDDP */
+static int has_i8mm(void) { return getauxval(AT_HWCAP2) >> 13 & 1; }   /* HWCAP2_I8MM */
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+static int has(const char *feature) {
+    int found = 0;
+    size_t size = sizeof found;
+    return !sysctlbyname(feature, &found, &size, NULL, 0) && found;
+}
+static int has_dotprod(void) { return has("hw.optional.arm.FEAT_DotProd"); }
+static int has_i8mm(void) { return has("hw.optional.arm.FEAT_I8MM"); }
+#elif defined(__aarch64__)
+static int has_dotprod(void) { return 0; }
+static int has_i8mm(void) { return 0; }
+#endif
+
 static const gl_kernels *active;
 
 /* Selects the best kernels for this machine, or those of the named instruction set: "portable", "avx2", "avxvnni",
- * "avx512". Returns 0 if this machine does not have it. */
+ * "avx512", "neon", "dotprod", "i8mm". Returns 0 if this machine does not have it. */
 int gl_select_kernels(const char *name) {
     const gl_kernels *found[4];
     int count = 0;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     if (avx2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
         found[count++] = gl_kernels_avx512();
-    if (avx2 && __builtin_cpu_supports("avxvnni")) found[count++] = gl_kernels_avxvnni();
+    if (avx2 && has_avxvnni()) found[count++] = gl_kernels_avxvnni();
     if (avx2) found[count++] = gl_kernels_avx2();
+#elif defined(__aarch64__)
+    if (has_dotprod() && has_i8mm()) found[count++] = gl_kernels_i8mm();
+    if (has_dotprod()) found[count++] = gl_kernels_dotprod();
+    found[count++] = gl_kernels_neon();
 #endif
     found[count++] = gl_kernels_portable();
     for (int i = 0; i < count; i++)

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "exact.h"
 #include "native.h"
 
 #define PART 4096        /* logits in one unit of work: a few microseconds */
@@ -133,8 +134,8 @@ static void add_up(const sweep *s, int64_t row, const double *sums, double scale
         sum = 0;
         for (int64_t i = 0; i < s->count; i++) sum = isnan(s->row[row][i]) ? NAN : sum;
     }
-    *log_sum_exp = sum == 0 ? -INFINITY : most * scale + log(sum);
-    *entropy = sum == 0 ? 0 : log(sum) - weighted / sum / LOG2_E;
+    *log_sum_exp = sum == 0 ? -INFINITY : most * scale + gl_log(sum);
+    *entropy = sum == 0 ? 0 : gl_log(sum) - weighted / sum / LOG2_E;
 }
 
 /* Finds the `top` highest logits of each row in order, ties by lower id, and the sums of each row. */
@@ -200,27 +201,13 @@ double gl_log_sum_exp(const float *logits, int64_t count, double scale) {
 
 int64_t gl_rank_of(const float *logits, int64_t count, int64_t id) { return gl_active()->rank_of(logits, count, id); }
 
-/* The natural logarithm, spelled out as docs/luck.md specifies it so that luck has the same bits everywhere. */
-static double luck_log(double x) {
-    uint64_t bits;
-    memcpy(&bits, &x, 8);
-    int64_t exponent = (int64_t)(bits >> 52 & 0x7ff) - 1022;
-    bits = (bits & 0x800fffffffffffffu) | (uint64_t)1022 << 52;
-    double fraction; /* x = fraction * 2^exponent, fraction from 1/2 to 1 */
-    memcpy(&fraction, &bits, 8);
-    int low = fraction < 0.7071067811865476;
-    double f = (low ? fraction + fraction : fraction) - 1.0, k = (double)(exponent - low);
-    double s = f / (2.0 + f), z = s * s, w = z * z;
-    double even = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01));
-    double odd = z * (6.666666666666735130e-01 +
-                      w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)));
-    double half = 0.5 * f * f;
-    return k * 6.93147180369123816490e-01 - ((half - (s * (half + (even + odd)) + k * 1.90821492927058770002e-10)) - f);
+void gl_exp_each(const double *x, int64_t count, double *y) {
+    for (int64_t i = 0; i < count; i++) y[i] = gl_exp(x[i]);
 }
 
 static uint64_t hash_of(uint64_t key, int32_t id) { return gl_mix(key + ((uint64_t)(uint32_t)id + 1) * GL_GOLDEN); }
 
-static double luck_by(uint64_t hash) { return -luck_log(-luck_log(((double)(hash >> 12) + 0.5) * 0x1p-52)); }
+static double luck_by(uint64_t hash) { return -gl_normal_log(-gl_normal_log(((double)(hash >> 12) + 0.5) * 0x1p-52)); }
 
 void gl_luck_of(uint64_t key, const int32_t *ids, int64_t count, double *luck) {
     for (int64_t i = 0; i < count; i++) luck[i] = luck_by(hash_of(key, ids[i]));

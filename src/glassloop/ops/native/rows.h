@@ -12,7 +12,7 @@ static float largest(const float *x, int64_t count) {
 }
 
 /* A vector of doubles. A sum always has eight lanes, in one vector or several, so that its order is the same on all
- * machines. */
+ * machines. vd_fma_normal may differ from vd_fma if a number is so small that the product's last bits are lost. */
 #if defined(GL_AVX512)
 #define WIDE 8
 typedef __m512d vd;
@@ -21,6 +21,7 @@ typedef __m512d vd;
 #define vd_set _mm512_set1_pd
 INLINE vd vd_load(const float *x) { return _mm512_cvtps_pd(_mm256_loadu_ps(x)); }
 INLINE vd vd_exponent(vd x) { return _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(x), 52)); }
+#define vd_fma_normal vd_fma
 #elif defined(GL_AVX2) || defined(GL_AVXVNNI)
 #define WIDE 4
 typedef __m256d vd;
@@ -29,12 +30,46 @@ typedef __m256d vd;
 #define vd_set _mm256_set1_pd
 INLINE vd vd_load(const float *x) { return _mm256_cvtps_pd(_mm_loadu_ps(x)); }
 INLINE vd vd_exponent(vd x) { return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(x), 52)); }
+#define vd_fma_normal vd_fma
+#elif defined(GL_NEON)
+#define WIDE 2
+typedef float64x2_t vd;
+#define vd_set vdupq_n_f64
+INLINE vd vd_fma(vd a, vd b, vd c) { return vfmaq_f64(c, a, b); }
+INLINE vd vd_max(vd a, vd b) { return vbslq_f64(vcgtq_f64(a, b), a, b); }
+INLINE vd vd_load(const float *x) { return vcvt_f64_f32(vld1_f32(x)); }
+INLINE vd vd_exponent(vd x) { return vreinterpretq_f64_s64(vshlq_n_s64(vreinterpretq_s64_f64(x), 52)); }
+#define vd_fma_normal vd_fma
 #else
 #define WIDE 2
 typedef double vd __attribute__((vector_size(16)));
 typedef int64_t vl __attribute__((vector_size(16)));
 INLINE vd vd_set(double x) { return (vd){x, x}; }
-INLINE vd vd_fma(vd a, vd b, vd c) { return a * b + c; }
+INLINE vd vd_fma(vd a, vd b, vd c) { return (vd){__builtin_fma(a[0], b[0], c[0]), __builtin_fma(a[1], b[1], c[1])}; }
+#if defined(GL_FUSED)
+#define vd_fma_normal vd_fma
+#else
+/* The exact sum of a + b, rounded, and what the rounding left. */
+INLINE vd exact_sum(vd a, vd b, vd *rest) {
+    vd sum = a + b, back = sum - a;
+    *rest = (a - (sum - back)) + (b - back);
+    return sum;
+}
+INLINE vd upper_half(vd x) {
+    vd shifted = x * 134217729.0;
+    return shifted - (shifted - x);
+}
+/* The product is taken apart into two doubles; all that the sum of the larger parts leaves is rounded to odd, so that
+ * the last addition rounds as if it had the exact sum. Calls of the C library's fma would take far longer. */
+INLINE vd vd_fma_normal(vd a, vd b, vd c) {
+    vd high_a = upper_half(a), high_b = upper_half(b), low_a = a - high_a, low_b = b - high_b, product = a * b;
+    vd product_rest = ((high_a * high_b - product) + high_a * low_b + low_a * high_b) + low_a * low_b;
+    vd small, rest, error, sum = exact_sum(product, exact_sum(c, product_rest, &small), &rest);
+    vd odd = exact_sum(small, rest, &error);
+    vl inexact = (error > 0) | (error < 0), even = ((vl)odd & 1) - 1, inward = (error > 0) ^ (odd > 0);
+    return sum + (vd)((vl)odd + ((inward | 1) & inexact & even));
+}
+#endif
 INLINE vd vd_max(vd a, vd b) { return (vd){a[0] > b[0] ? a[0] : b[0], a[1] > b[1] ? a[1] : b[1]}; }
 INLINE vd vd_load(const float *x) { return (vd){x[0], x[1]}; }
 INLINE vd vd_exponent(vd x) { return (vd)((vl)x << 52); }
@@ -49,7 +84,7 @@ INLINE vd power_of_two(vd x) {
     /* Adding 1.5 * 2^52 rounds to an integer in the low bits; with 1023 added they are the bits of an exponent. */
     const vd magic = vd_set(6755399441055744.0 + 1023);
     vd shifted = x + magic, r = x - (shifted - magic), p = vd_set(7.072585949269223e-09);
-    for (int i = 0; i < 10; i++) p = vd_fma(p, r, vd_set(series[i]));
+    for (int i = 0; i < 10; i++) p = vd_fma_normal(p, r, vd_set(series[i]));
     return p * vd_exponent(shifted);
 }
 

@@ -1,8 +1,9 @@
 /* A vector of LANES floats or 32-bit integers, and the operations that the kernels are written in.
  *
- * kernels.h is compiled once for each instruction set, over this file. A lane is one output of a matrix or one
- * key of the cache, never a part of a sum: so the order of every sum is the same on all of them. The caller
- * defines one of GL_AVX512, GL_AVXVNNI, GL_AVX2, or none for portable C.
+ * kernels.h is compiled once for each instruction set, over this file. All of them compute the same bits, which
+ * docs/ops.md defines: a lane is one output of a matrix or one key of the cache, and the few sums that cross lanes
+ * have SUM_LANES of them, in as many vectors as that takes. The caller defines one of GL_AVX512, GL_AVXVNNI, GL_AVX2,
+ * GL_NEON (with GL_DOTPROD, and with GL_I8MM too, if there is more), or none for portable C.
  */
 #ifndef GLASSLOOP_SIMD_H
 #define GLASSLOOP_SIMD_H
@@ -10,6 +11,11 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+/* Whether the compiler has an instruction for a fused multiply-add outside the sections for instruction sets. */
+#if defined(__FP_FAST_FMAF) && defined(__FP_FAST_FMA)
+#define GL_FUSED
+#endif
 
 /* IEEE half to float and back, for machines without the instructions. */
 static inline float half_to_float(uint16_t h) {
@@ -69,6 +75,10 @@ static inline void vf_store_half(uint16_t *p, vf x) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 static inline vf vf_round(vf x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+/* x * 2^n, or 0 where `where` is below `least`; n is a whole number from -126 to 127, or anything where that is so. */
+static inline vf vf_times_power_of_two(vf x, vf n, vf where, float least) {
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(where, _mm512_set1_ps(least), _CMP_NLT_UQ), x, n);
+}
 static inline vf vf_abs(vf x) { return _mm512_abs_ps(x); }
 static inline vi low_nibbles(vi packed) { return _mm512_and_si512(packed, _mm512_set1_epi8(15)); }
 static inline vi high_nibbles(vi packed) {
@@ -115,9 +125,10 @@ static inline void vf_store_half(uint16_t *p, vf x) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 static inline vf vf_round(vf x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-static inline vf vf_times_power_of_two(vf x, vf n) {
+static inline vf vf_times_power_of_two(vf x, vf n, vf where, float least) {
     vi exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-    return _mm256_mul_ps(x, _mm256_castsi256_ps(exponent));
+    vf product = _mm256_mul_ps(x, _mm256_castsi256_ps(exponent));
+    return _mm256_and_ps(product, _mm256_cmp_ps(where, _mm256_set1_ps(least), _CMP_NLT_UQ));
 }
 static inline vf vf_abs(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 static inline vi low_nibbles(vi packed) { return _mm256_and_si256(packed, _mm256_set1_epi8(15)); }
@@ -156,6 +167,106 @@ static inline void vi_store_bytes(int8_t *p, vf rounded) {
     _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
 }
 
+#elif defined(GL_NEON)
+#include <arm_neon.h>
+#define LANES 8
+/* Two registers: each value of a row that is loaded meets eight outputs, and four rows fit the 32 registers. */
+typedef struct {
+    float32x4_t low, high;
+} vf;
+typedef struct {
+    int32x4_t low, high;
+} vi;
+#define EACH_HALF(name, operation) \
+    static inline vf name(vf a, vf b) { return (vf){operation(a.low, b.low), operation(a.high, b.high)}; }
+/* Not the instructions for maximum and minimum, whose result for NaN and for zeros differs from that of x86. */
+static inline float32x4_t half_max(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+static inline float32x4_t half_min(float32x4_t a, float32x4_t b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+EACH_HALF(vf_add, vaddq_f32)
+EACH_HALF(vf_sub, vsubq_f32)
+EACH_HALF(vf_mul, vmulq_f32)
+EACH_HALF(vf_div, vdivq_f32)
+EACH_HALF(vf_max, half_max)
+EACH_HALF(vf_min, half_min)
+static inline vf vf_fma(vf a, vf b, vf c) {
+    return (vf){vfmaq_f32(c.low, a.low, b.low), vfmaq_f32(c.high, a.high, b.high)};
+}
+static inline vf vf_load(const float *p) { return (vf){vld1q_f32(p), vld1q_f32(p + 4)}; }
+static inline void vf_store(float *p, vf x) { vst1q_f32(p, x.low), vst1q_f32(p + 4, x.high); }
+static inline vf vf_set(float f) { return (vf){vdupq_n_f32(f), vdupq_n_f32(f)}; }
+static inline vf vf_from_vi(vi a) { return (vf){vcvtq_f32_s32(a.low), vcvtq_f32_s32(a.high)}; }
+static inline float32x4_t four_halves(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+static inline vf vf_load_half(const uint16_t *p) { return (vf){four_halves(p), four_halves(p + 4)}; }
+static inline float32x4_t four_bf16(const uint16_t *p) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
+}
+static inline vf vf_load_bf16(const uint16_t *p) { return (vf){four_bf16(p), four_bf16(p + 4)}; }
+static inline void vf_store_half(uint16_t *p, vf x) {
+    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x.low)));
+    vst1_u16(p + 4, vreinterpret_u16_f16(vcvt_f16_f32(x.high)));
+}
+static inline vf vf_round(vf x) { return (vf){vrndnq_f32(x.low), vrndnq_f32(x.high)}; }
+static inline float32x4_t half_times_power(float32x4_t x, float32x4_t n, float32x4_t where, float least) {
+    int32x4_t exponent = vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23);
+    uint32x4_t product = vreinterpretq_u32_f32(vmulq_f32(x, vreinterpretq_f32_s32(exponent)));
+    return vreinterpretq_f32_u32(vbicq_u32(product, vcltq_f32(where, vdupq_n_f32(least))));
+}
+static inline vf vf_times_power_of_two(vf x, vf n, vf where, float least) {
+    return (vf){half_times_power(x.low, n.low, where.low, least), half_times_power(x.high, n.high, where.high, least)};
+}
+static inline vf vf_abs(vf x) { return (vf){vabsq_f32(x.low), vabsq_f32(x.high)}; }
+static inline vi vi_load(const void *p) {
+    const int8_t *bytes = p;
+    return (vi){vreinterpretq_s32_s8(vld1q_s8(bytes)), vreinterpretq_s32_s8(vld1q_s8(bytes + 16))};
+}
+static inline vi vi_zero(void) { return (vi){vdupq_n_s32(0), vdupq_n_s32(0)}; }
+static inline int32x4_t half_low_nibbles(int32x4_t packed) { return vandq_s32(packed, vdupq_n_s32(0x0f0f0f0f)); }
+static inline int32x4_t half_high_nibbles(int32x4_t packed) {
+    return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(packed), 4));
+}
+static inline vi low_nibbles(vi packed) { return (vi){half_low_nibbles(packed.low), half_low_nibbles(packed.high)}; }
+static inline vi high_nibbles(vi packed) { return (vi){half_high_nibbles(packed.low), half_high_nibbles(packed.high)}; }
+static inline vi four_bytes(const int8_t *p) {
+    int32_t four;
+    memcpy(&four, p, 4);
+    return (vi){vdupq_n_s32(four), vdupq_n_s32(four)};
+}
+static inline int32x4_t half_dot(int32x4_t sum, int32x4_t weights, int32x4_t x) {
+    int8x16_t a = vreinterpretq_s8_s32(weights), b = vreinterpretq_s8_s32(x);
+#if defined(GL_DOTPROD) && defined(__clang__) /* older ones have no vdotq_s32 for a function's own target */
+    __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b));
+    return sum;
+#elif defined(GL_DOTPROD)
+    return vdotq_s32(sum, a, b);
+#else
+    /* The sum of two products is at most 2 * 128 * 127 and fits 16 bits. */
+    int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b)), high = vmull_high_s8(a, b);
+    return vpadalq_s16(sum, vpaddq_s16(low, high));
+#endif
+}
+#if defined(GL_I8MM)
+/* The products of the two rows of eight bytes in `a` with the two in `b`: a 2 x 2 matrix. */
+static inline int32x4_t dot_matrices(int32x4_t sum, int8x16_t a, int8x16_t b) {
+#if defined(__clang__)
+    __asm__("smmla %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(a), "w"(b));
+    return sum;
+#else
+    return vmmlaq_s32(sum, a, b);
+#endif
+}
+#endif
+static inline vi dot_signed(vi sum, vi weights, vi x) {
+    return (vi){half_dot(sum.low, weights.low, x.low), half_dot(sum.high, weights.high, x.high)};
+}
+#define dot_small dot_signed
+static inline vi dot_small_sum(vi sum) { return sum; }
+static inline vi signed_weights(vi raw) { return raw; }
+static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return (void)x_sum, sum; }
+static inline void vi_store_bytes(int8_t *p, vf rounded) {
+    int16x4_t low = vqmovn_s32(vcvtnq_s32_f32(rounded.low)), high = vqmovn_s32(vcvtnq_s32_f32(rounded.high));
+    vst1_s8(p, vqmovn_s16(vcombine_s16(low, high)));
+}
+
 #else
 #define LANES 8
 typedef float vf __attribute__((vector_size(32)));
@@ -168,7 +279,22 @@ static inline vf vf_add(vf a, vf b) { return a + b; }
 static inline vf vf_sub(vf a, vf b) { return a - b; }
 static inline vf vf_mul(vf a, vf b) { return a * b; }
 static inline vf vf_div(vf a, vf b) { return a / b; }
-static inline vf vf_fma(vf a, vf b, vf c) { return a * b + c; }
+#if defined(GL_FUSED)
+static inline vf vf_fma(vf a, vf b, vf c) { vf x; EACH_LANE x[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]); return x; }
+#else
+/* In double precision the product is exact. Their sum is rounded to odd, so that rounding it to float is as good as
+ * rounding the exact sum. */
+static inline vf vf_fma(vf a, vf b, vf c) {
+    typedef double wide __attribute__((vector_size(64)));
+    typedef int64_t bits __attribute__((vector_size(64)));
+    wide product = __builtin_convertvector(a, wide) * __builtin_convertvector(b, wide);
+    wide addend = __builtin_convertvector(c, wide), sum = product + addend, back = sum - product;
+    wide error = (product - (sum - back)) + (addend - back);
+    bits inexact = (error > 0) | (error < 0), even = ((bits)sum & 1) - 1, inward = (error > 0) ^ (sum > 0);
+    sum = (wide)((bits)sum + ((inward | 1) & inexact & even));
+    return __builtin_convertvector(sum, vf);
+}
+#endif
 static inline vf vf_max(vf a, vf b) { vf x; EACH_LANE x[lane] = a[lane] > b[lane] ? a[lane] : b[lane]; return x; }
 static inline vf vf_min(vf a, vf b) { vf x; EACH_LANE x[lane] = a[lane] < b[lane] ? a[lane] : b[lane]; return x; }
 static inline vf vf_from_vi(vi a) { vf x; EACH_LANE x[lane] = (float)a[lane]; return x; }
@@ -184,9 +310,13 @@ static inline vf vf_load_bf16(const uint16_t *p) {
     return x;
 }
 static inline void vf_store_half(uint16_t *p, vf x) { EACH_LANE p[lane] = float_to_half(x[lane]); }
-static inline vf vf_round(vf x) { EACH_LANE x[lane] = rintf(x[lane]); return x; }
-static inline vf vf_times_power_of_two(vf x, vf n) { EACH_LANE x[lane] = ldexpf(x[lane], (int)n[lane]); return x; }
-static inline vf vf_abs(vf x) { EACH_LANE x[lane] = fabsf(x[lane]); return x; }
+/* Rounds values below 2^22: adding 1.5 * 2^23 leaves no bits behind the point. */
+static inline vf vf_round(vf x) { return (x + vf_set(12582912.0f)) - vf_set(12582912.0f); }
+static inline vf vf_times_power_of_two(vf x, vf n, vf where, float least) {
+    vi exponent = (vi)(n + vf_set(12582912.0f + 127)) << 23; /* the low bits of the sum are n + 127 */
+    return (vf)((vi)(x * (vf)exponent) & ~(where < vf_set(least)));
+}
+static inline vf vf_abs(vf x) { return (vf)((vi)x & 0x7fffffff); }
 static inline vi vi_load(const void *p) { vi x; memcpy(&x, p, sizeof x); return x; }
 static inline vi vi_zero(void) { return (vi){0}; }
 static inline vi low_nibbles(vi packed) { return packed & 0x0f0f0f0f; }
@@ -212,10 +342,17 @@ static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return (void)x_sum, sum
 static inline void vi_store_bytes(int8_t *p, vf rounded) { EACH_LANE p[lane] = (int8_t)rounded[lane]; }
 #endif
 
-/* Lanes are always added up in this order. */
-static inline float vf_sum(vf x) {
+/* A sum over many numbers has SUM_LANES partial sums: number i is added to partial sum i % SUM_LANES. They are kept in
+ * VECTORS vectors, and always added up in this order: the upper half to the lower half, until one is left. */
+#define SUM_LANES 16
+#define VECTORS (SUM_LANES / LANES)
+static inline float vf_sum(const vf *partial) {
     float lane[LANES];
-    vf_store(lane, x);
+#if VECTORS == 1
+    vf_store(lane, partial[0]);
+#else
+    vf_store(lane, vf_add(partial[0], partial[1]));
+#endif
     for (int width = LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++) lane[i] += lane[i + width];
     return lane[0];
@@ -236,23 +373,26 @@ static inline float vf_whole_sum(vf x) {
     half = _mm_add_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
 }
+#elif defined(GL_NEON)
+static inline float vf_largest(vf x) { return vmaxvq_f32(half_max(x.low, x.high)); }
+static inline float vf_whole_sum(vf x) { return vaddvq_f32(vaddq_f32(x.low, x.high)); }
 #else
 static inline float vf_largest(vf x) {
     float largest = x[0];
     EACH_LANE if (x[lane] > largest) largest = x[lane];
     return largest;
 }
-static inline float vf_whole_sum(vf x) { return vf_sum(x); }
+static inline float vf_whole_sum(vf x) {
+    float sum = 0;
+    EACH_LANE sum += x[lane];
+    return sum;
+}
 #endif
 
-/* e^x to within two units in the last place: 2^n times a polynomial on [-ln2/2, ln2/2]. 0 below -87. */
+/* e^x to within two units in the last place: 2^n times a polynomial on [-ln2/2, ln2/2]. 0 below -87, e^88 above 88, so
+ * that every result is a normal number; NaN for NaN. */
 static inline vf vf_exp(vf x) {
-    vf low = vf_set(-87.0f);
-#if defined(GL_AVX512)
-    vf clipped = x; /* multiplying by 2^n takes any n */
-#else
-    vf clipped = vf_min(vf_max(x, low), vf_set(88.0f));
-#endif
+    vf clipped = vf_min(vf_set(88.0f), x);
     vf n = vf_round(vf_mul(clipped, vf_set(1.44269504f)));
     vf r = vf_fma(n, vf_set(-0.693359375f), clipped);
     r = vf_fma(n, vf_set(2.12194440e-4f), r);
@@ -263,15 +403,7 @@ static inline vf vf_exp(vf x) {
     p = vf_fma(p, r, vf_set(1.6666665459e-1f));
     p = vf_fma(p, r, vf_set(5.0000001201e-1f));
     p = vf_fma(p, vf_mul(r, r), vf_add(r, vf_set(1.0f)));
-#if defined(GL_AVX512)
-    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, low, _CMP_GE_OQ), p, n);
-#elif defined(GL_AVX2) || defined(GL_AVXVNNI)
-    return _mm256_and_ps(vf_times_power_of_two(p, n), _mm256_cmp_ps(x, low, _CMP_GE_OQ));
-#else
-    vf y = vf_times_power_of_two(p, n);
-    EACH_LANE if (!(x[lane] >= -87.0f)) y[lane] = 0;
-    return y;
-#endif
+    return vf_times_power_of_two(p, n, x, -87.0f);
 }
 
 /* tanh by way of e^2x; exact at both ends, since e^2x is clipped where tanh is 1 to the last bit. */

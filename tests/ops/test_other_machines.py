@@ -1,0 +1,131 @@
+"""The kernels for processors that this machine is not: the bits of this machine's own kernels.
+
+Those for ARM are cross-compiled and run under an emulator: skipped without the compiler
+`aarch64-linux-gnu-gcc` and the emulator `qemu-aarch64` (Debian's packages gcc-aarch64-linux-gnu,
+libc6-dev-arm64-cross and qemu-user). Those for AVX-VNNI are compiled with the instructions of AVX-512 that do
+the same. GLASSLOOP_TEST_TOKENS says how many tokens of the real models are computed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ops.random_models import random_model
+from ops.recording import RecordingOps, write_recording
+
+from glassloop.model.loader import ModelFiles
+from glassloop.model.registry import fetch
+from glassloop.model.transformer import Transformer
+from glassloop.ops.native import library
+
+TOKENS = int(os.environ.get("GLASSLOOP_TEST_TOKENS", "12"))
+ARM = ("portable", "neon", "dotprod", "i8mm")
+_CROSS, _EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
+_FLAGS = ("-std=gnu11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-Wno-psabi")
+_SOURCES = Path(library.__file__).parent
+
+
+def _build(compiler: str, to: Path, sources: Path = _SOURCES, extra: Sequence[str] = ()) -> str:
+    files = [str(Path(__file__).with_name("driver.c")), *map(str, sorted(sources.glob("*.c")))]
+    command = [compiler, *_FLAGS, *extra, f"-I{sources}", *files, "-o", str(to), "-lm"]
+    subprocess.run(command, check=True)
+    return str(to)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """The command line of the driver, for this machine."""
+    if not shutil.which("cc"):
+        pytest.skip("no C compiler")
+    return [_build("cc", tmp_path_factory.mktemp("driver") / "here")]
+
+
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory):
+    """The command line of the driver for ARM, under the emulator."""
+    if not (shutil.which(_CROSS) and shutil.which(_EMULATOR)):
+        pytest.skip("no cross compiler or emulator for ARM")
+    return [
+        *(_EMULATOR, "-cpu", "max"),
+        _build(_CROSS, tmp_path_factory.mktemp("driver") / "arm", extra=["-static"]),
+    ]
+
+
+@pytest.fixture(scope="module")
+def avxvnni(tmp_path_factory):
+    """The command line of a driver whose AVX-VNNI kernels use the instructions of AVX-512 VNNI."""
+    if not library.library().gl_select_kernels(b"avx512"):
+        pytest.skip("this machine has no AVX-512")
+    library.library().gl_select_kernels(os.environ.get("GLASSLOOP_ISA", "").encode())
+    folder = tmp_path_factory.mktemp("avxvnni")
+    for file in (*_SOURCES.glob("*.c"), *_SOURCES.glob("*.h")):
+        text = file.read_text()
+        if file.name == "kernels_avxvnni.c":
+            assert "f16c,avxvnni" in text
+            text = text.replace("f16c,avxvnni", "f16c,avx512vnni,avx512vl")
+        text = text.replace("_mm256_dpbusd_avx_epi32", "_mm256_dpbusd_epi32")
+        text = text.replace("avx2 && has_avxvnni()", "avx2 + 0 * has_avxvnni()")
+        (folder / file.name).write_text(text)
+    return [_build("cc", folder / "driver", folder)]
+
+
+def _run(driver: list[str], instructions: str, file: Path) -> bytes:
+    return subprocess.run([*driver, instructions, str(file)], check=True, capture_output=True).stdout
+
+
+def _random(seed: int, file: Path) -> bytes:
+    """Records a random model with two batches. Returns the logits of the first."""
+    rng = np.random.default_rng(seed)
+    config, weights = random_model(rng)
+    model = Transformer(config, weights, RecordingOps())
+    branches = int(rng.integers(1, 5))
+    prompts = [rng.integers(0, config.vocab_size, rng.integers(1, 70)).tolist() for _ in range(branches)]
+    works = [
+        [(b, 0, ids) for b, ids in enumerate(prompts)],
+        [(b, len(ids), [ids[0]]) for b, ids in enumerate(prompts)],
+    ]
+    return write_recording(file, model, works, 96, branches)[0]
+
+
+def _real(name: str, file: Path) -> bytes:
+    """Records a real model with a text in chunks of several sizes, the last one token."""
+    files = ModelFiles(fetch(name))
+    text = "The sea was calm that morning, and the fishermen had already gone out when the bell rang. " * 40
+    ids = files.tokenizer().encode(text)[:TOKENS]
+    cuts = sorted({0, 1, len(ids) // 3, len(ids) - 1, len(ids)})
+    works = [[(0, start, ids[start:stop])] for start, stop in pairwise(cuts)]
+    return write_recording(file, files.transformer(RecordingOps()), works, len(ids), 1)[0]
+
+
+def _check(here: list[str], driver: list[str], names: Sequence[str], file: Path, logits: bytes) -> None:
+    expected = _run(here, "", file)
+    assert expected.startswith(logits), "the driver computes what Python computes"
+    for name in names:
+        assert _run(driver, name, file) == expected, f"{name} differs"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_models_on_arm_have_the_same_bits(seed, here, arm, tmp_path):
+    _check(here, arm, ARM, tmp_path / "recording", _random(seed, tmp_path / "recording"))
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m-instruct", "gemma-3-270m"])
+def test_real_models_on_arm_have_the_same_bits(name, here, arm, tmp_path):
+    _check(here, arm, ARM, tmp_path / "recording", _real(name, tmp_path / "recording"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_models_on_avxvnni_have_the_same_bits(seed, here, avxvnni, tmp_path):
+    _check(here, avxvnni, ["avxvnni"], tmp_path / "recording", _random(seed, tmp_path / "recording"))
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m-instruct", "gemma-3-270m"])
+def test_real_models_on_avxvnni_have_the_same_bits(name, here, avxvnni, tmp_path):
+    _check(here, avxvnni, ["avxvnni"], tmp_path / "recording", _real(name, tmp_path / "recording"))
