@@ -283,7 +283,7 @@ def _ask_as_a_backend_developer(server: Server) -> str:
         ):
             with pytest.raises(BadRequestError) as refused:
                 ask.create(**asked, **wrong)
-            assert says in refused.value.message
+            assert says in refused.value.message and not re.search(r"/\w+/|\.gguf", refused.value.message)
         with pytest.raises(BadRequestError, match="only functions that the client calls are tools here"):
             client.responses.create(model=asked["model"], input="hi", tools=[{"type": "web_search"}])
     # curl without a content type.

@@ -271,7 +271,10 @@ def test_a_request_can_reorder_the_stages():
         (["temperature"], "leaves top_p out"),
         (["top_p", "top_p"], "'top_p' 2 times"),
         (["top_p", "tempreature"], "did you mean temperature"),
-        (["top_p", "zzz"], r"the stages are logit_bias, allowed_tokens, .*registered with @stage before"),
+        (
+            ["top_p", "zzz"],
+            r"the stages are logit_bias, allowed_tokens, .*Register a stage of your own with @stage before",
+        ),
     ],
 )
 def test_a_bad_order_is_an_error(stages, said):

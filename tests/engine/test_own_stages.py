@@ -80,7 +80,7 @@ def test_the_example_of_the_document_does_what_it_says(capsys, tmp_path, monkeyp
     assert first in starts and "removed by new_opening" in str(run.explain(first))
     assert run.replay().identical
     assert run.plugins == {"new_opening": ("my_stages.py", sha256(PLUGIN.encode()).hexdigest())}
-    assert "because of stages (new_opening was added)" in glassloop.diff(plain, run).sentence
+    assert "because stage new_opening was added" in glassloop.diff(plain, run).sentence
 
 
 @pytest.mark.parametrize(
