@@ -9,14 +9,15 @@ import signal
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
-# Two workers of pytest share two cores. Threads of PyTorch (OpenMP) wait for each other in a loop, so with
-# more threads than cores a test of tiny models takes several times as long. Set before PyTorch is imported.
+# The workers of pytest share the cores. Threads of OpenMP and BLAS wait for each other in a loop: with more of
+# them than cores, a test of tiny models takes several times as long. Set before NumPy and PyTorch are imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A job in the background has Ctrl-C ignored, and so would have all that the tests start.
@@ -25,3 +26,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # No test writes to the store of the person who runs it.
 os.environ["GLASSLOOP_STORE"] = str(Path(tempfile.mkdtemp(prefix="glassloop-")) / "runs.db")
+
+# Tests of twenty seconds and more come first: one that starts last would leave the other core idle.
+LONG = ("tests/test_exercises.py",)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
