@@ -128,10 +128,13 @@ class Program:
             self._positions = max(_POSITIONS, 2 * positions)
             self._angles.clear()
             self._graphs.clear()
+        # At first for the largest graph; but a lens has many results, each with a buffer as wide as the
+        # vocabulary, and mostly of one row.
+        least = 1 if INTERPRETED or len(self._results) > 1 else SIZES[-1]
         capacity = dict(self._capacity)
         for number, is_wanted in ((rows, False), (wanted, True)):
             if number > capacity[is_wanted]:
-                capacity[is_wanted] = max(number, 1 if INTERPRETED else SIZES[-1], 2 * capacity[is_wanted])
+                capacity[is_wanted] = max(number, least, 2 * capacity[is_wanted])
         if capacity != self._capacity:
             self._graphs.clear()
             # The old buffers are freed first. If there is no room for new ones, the next step tries again.
