@@ -51,6 +51,12 @@ def test_json_has_the_whole_run():
     assert answer["seed"] == 5 and len(answer["token_ids"]) == 3 and answer["finish_reason"] == "length"
 
 
+def test_the_op_set_can_be_chosen():
+    done = run("generate", "Hi", "-n", "1", "--no-store", "--ops", "reference")
+    assert " · reference ops · " in done.stderr
+    assert "'gpu'; one of torch, native, reference" in run("generate", "Hi", "--ops", "gpu").stderr
+
+
 def test_every_option_of_sampling_is_a_flag():
     from dataclasses import fields
 

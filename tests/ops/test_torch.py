@@ -45,7 +45,8 @@ def test_no_check_is_left_out(errors):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "rows"), [(80, (16, 2048)), (90, (16, 32, 64, 128, 256, 2048)), (100, (16, 2048))]
+    ("architecture", "rows"),
+    [(80, (16, 2048)), (89, (16, 2048)), (90, (16, 32, 64, 128, 256, 2048)), (100, (16, 2048)), (120, (16,))],
 )
 def test_the_kernels_compile_and_fit_the_shared_memory(architecture, rows):
     from ops.torch_compiled import SHARED_MEMORY, compiled, variants

@@ -15,7 +15,13 @@ from glassloop.ops.torch.program import ATTENTION, BLOCK
 from glassloop.ops.torch.step import FEW, MANY, UNIT
 from glassloop.ops.torch.tiles import tile_for
 
-SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes that one program may have, by architecture
+SHARED_MEMORY = {
+    80: 166_912,
+    89: 101_376,
+    90: 232_448,
+    100: 232_448,
+    120: 101_376,
+}  # bytes that one program may have, by architecture
 _INTEGERS = {
     "rows", "width", "columns", "x_stride", "y_stride", "residual_stride", "out_stride", "query_stride",
     "page_stride", "layer_offset", "group", "head_dim", "half", "window", "units", "heads", "kv_heads",
@@ -67,7 +73,7 @@ def variants(
 ) -> Iterator[tuple[Any, dict[str, Any], dict[str, Any]]]:
     """Yields kernels with the constants and options that programs launch them with; products and attention of
     these numbers of rows."""
-    early = architecture >= 90
+    early = SHARED_MEMORY[architecture] > 200_000
     yield pointwise.embed_kernel, {"BLOCK": 1024}, {}
     yield pointwise.take_kernel, {"BLOCK": 1024, "EARLY": early}, {}
     for centred in (False, True):

@@ -302,7 +302,8 @@ def check_refused() -> None:
 
 
 def check_memory() -> None:
-    """Weights that do not fit the device are refused before any is loaded, with figures."""
+    """Weights that do not fit the device are refused before any is loaded, with figures. A step that finds no
+    memory is an error with figures too, and the next one is computed."""
     rng = np.random.default_rng(0)
     weights = {
         name: random_tensor(rng, name, shape, FORMATS["F32"])
@@ -317,6 +318,17 @@ def check_memory() -> None:
             assert figures in str(error).replace("1.0 KB", "1000 B") and "\n" not in str(error), error
         else:
             raise AssertionError("weights that do not fit were loaded")
+    _, model = models(MODELS["plain"])
+    cache = Branches(model, 32)
+    expected = cache.forward([(0, 0, tokens(3))])
+    with patch.object(torch, "empty", Mock(side_effect=torch.OutOfMemoryError("out\nof memory"))):
+        try:
+            cache.forward([(0, 0, tokens(20))])
+        except GlassloopError as error:
+            assert "no room for a step of 20 rows: " in str(error) and "\n" not in str(error), error
+        else:
+            raise AssertionError("a step without memory was computed")
+    assert cache.forward([(0, 0, tokens(3))]).tobytes() == expected.tobytes()
 
 
 def check_wide() -> None:

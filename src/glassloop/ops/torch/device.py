@@ -18,6 +18,7 @@ from glassloop.ops.memory import format_bytes, free_host_memory
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+_WIDE_BYTES = 200 << 10
 HALF = torch.float32 if INTERPRETED else torch.bfloat16
 
 
@@ -28,8 +29,9 @@ def describe() -> str:
 
 
 def tma_processors() -> int:
-    """Returns the number of multiprocessors, or 0 if they cannot copy tiles by descriptors (TMA)."""
-    if INTERPRETED or torch.cuda.get_device_capability() < (9, 0):
+    """Returns the number of multiprocessors, or 0 if they cannot copy tiles by descriptors (TMA) or have no
+    room for the tiles of `wide_linear_kernel`, as those of GPUs for desktops."""
+    if INTERPRETED or torch.cuda.get_device_capability() < (9, 0) or shared_memory() < _WIDE_BYTES:
         return 0
     return int(torch.cuda.get_device_properties(DEVICE).multi_processor_count)
 
@@ -46,7 +48,8 @@ def shared_memory() -> int:
     """Returns the bytes of shared memory that one program of a kernel may have."""
     if INTERPRETED:
         return 1 << 40
-    return int(torch.cuda.get_device_properties(DEVICE).shared_memory_per_block_optin)
+    properties = triton.runtime.driver.active.utils.get_device_properties(torch.cuda.current_device())
+    return int(properties["max_shared_mem"])
 
 
 def check_room(what: str, needed: int) -> None:

@@ -127,6 +127,7 @@ class TorchOps:
             half=True,
             heads=q.heads,
             kv_heads=k.heads,
+            head_dim=width // q.heads,
             group=group,
             layer=layer,
             scale=scale,

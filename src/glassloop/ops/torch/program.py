@@ -30,7 +30,7 @@ from glassloop.ops.torch.kernels import attention, linear, pointwise
 from glassloop.ops.torch.matrix import TorchMatrix
 from glassloop.ops.torch.pages import TorchPages
 from glassloop.ops.torch.recorder import Angles, Call, Norm, Product, Recorder, Value
-from glassloop.ops.torch.step import UNIT, Heads, Numbers, Step, check_batch
+from glassloop.ops.torch.step import UNIT, Heads, Numbers, Step, check_batch, partial_numbers
 from glassloop.ops.torch.tiles import WIDE, tile_for
 
 BLOCK = 64  # keys that attention adds at a time; like UNIT it decides the bits
@@ -56,6 +56,7 @@ class Program:
         self._head_counts = Heads(
             max([each["heads"] // each["kv_heads"] for each in attends], default=1),
             max([each["kv_heads"] for each in attends], default=1),
+            max([_head_block(each["head_dim"]) for each in attends], default=0),
         )
         # The sizes of the embeddings, by the numbers of a batch that look them up.
         self._tables = {
@@ -120,35 +121,34 @@ class Program:
     def _make_room(self, rows: int, wanted: int, positions: int, pages: Sequence[TorchPages]) -> None:
         """Makes the buffers and the tables of angles large enough."""
         captured_with = self._numbers.moves, list(pages)
-        moved = captured_with != self._captured_with
-        self._captured_with = captured_with
-        for number, is_wanted in ((rows, False), (wanted, True)):
-            if number > self._capacity[is_wanted]:
-                least = 1 if INTERPRETED else SIZES[-1]
-                self._capacity[is_wanted] = capacity = max(number, least, 2 * self._capacity[is_wanted])
-                kept = self._buffers or [None] * len(self._needs)
-                self._buffers = []  # the old ones are freed one by one
-                for index, need in enumerate(self._needs):
-                    if need.wanted is is_wanted:
-                        kept[index] = None
-                        kind = HALF if need.half else torch.float32
-                        kept[index] = torch.empty((capacity, need.width), dtype=kind, device=DEVICE)
-                self._buffers = kept
-                moved = True
+        if captured_with != self._captured_with:
+            self._captured_with = captured_with
+            self._graphs.clear()
         if positions > self._positions:
             self._positions = max(_POSITIONS, 2 * positions)
             self._angles.clear()
-            moved = True
-        if moved:
             self._graphs.clear()
+        # At first for the largest graph; but a lens has many results, each with a buffer as wide as the
+        # vocabulary, and mostly of one row.
+        least = 1 if INTERPRETED or len(self._results) > 1 else SIZES[-1]
+        capacity = dict(self._capacity)
+        for number, is_wanted in ((rows, False), (wanted, True)):
+            if number > capacity[is_wanted]:
+                capacity[is_wanted] = max(number, least, 2 * capacity[is_wanted])
+        if capacity != self._capacity:
+            self._graphs.clear()
+            # The old buffers are freed first. If there is no room for new ones, the next step tries again.
+            self._buffers, self._capacity = [], {True: 0, False: 0}
+            kinds = {True: HALF, False: torch.float32}
+            self._buffers = [
+                torch.empty((capacity[need.wanted], need.width), dtype=kinds[need.half], device=DEVICE)
+                for need in self._needs
+            ]
+            self._capacity = capacity
 
     def _make_partial(self, step: Step) -> None:
         """Makes room for the sums of attention over single units."""
-        needed = 0
-        for tiles in step.tiles:
-            for pages in step.pages:
-                size = tiles.queries * (_head_block(pages.spec.head_dim) + 17)
-                needed = max(needed, len(tiles.rows) * pages.spec.kv_heads * tiles.units * size)
+        needed = max([partial_numbers(tiles, self._head_counts) for tiles in step.tiles])
         if needed > self._partial.numel():
             self._partial = torch.empty(needed, device=DEVICE)
             self._graphs.clear()
@@ -325,6 +325,7 @@ class Program:
         *,
         heads: int,
         kv_heads: int,
+        head_dim: int,
         group: int,
         layer: int,
         scale: float,
@@ -332,7 +333,6 @@ class Program:
         softcap: float,
     ) -> None:
         pages, positions = step.pages[group], step.ids["positions"]
-        head_dim = pages.spec.head_dim
         for tiles in step.tiles:
             grid = (len(tiles.rows), kv_heads)
             settings = {

@@ -15,16 +15,18 @@ from glassloop.ops.torch.pages import TorchPages
 
 UNIT = 256  # positions whose attention is summed on its own; docs/ops.md
 FEW, MANY = 16, 64  # queries of one program of attention, for short and long spans
+_MOST_PARTIAL = 1 << 28  # numbers
 _PROGRAMS = 264  # fewer programs than this leave the device idle: then each computes one unit only
 # In numbers. Kernels are compiled once more for pointers that are not multiples of 16 bytes.
 _ALIGNMENT = 32
 
 
 class Heads(NamedTuple):
-    """What the cut of a batch into tiles depends on."""
+    """What the cut of a batch into tiles depends on; the largest numbers of all layers."""
 
     group: int  # query heads that share a key-value head
     kv_heads: int
+    columns: int  # of a head, as attention computes them
 
 
 class TileGroup(NamedTuple):
@@ -157,6 +159,12 @@ class Numbers:
         self._view: Int32 = self._host.numpy()
 
 
+def partial_numbers(tiles: TileGroup, heads: Heads) -> int:
+    """Returns how many numbers the sums over single units take: for each query its maximum, 16 sums of
+    weights and the sums of values."""
+    return len(tiles.rows) * heads.kv_heads * tiles.units * tiles.queries * (1 + 16 + heads.columns)
+
+
 def _tiles(batch: Batch, size: int, heads: Heads) -> list[TileGroup]:
     """Cuts the rows of short and of long spans into tiles."""
     few, many = (max(most, 1 << (heads.group - 1).bit_length()) for most in (FEW, MANY))
@@ -165,8 +173,11 @@ def _tiles(batch: Batch, size: int, heads: Heads) -> list[TileGroup]:
     units = 1 << (-(-longest // UNIT) - 1).bit_length()
 
     def group(rows: Any, counts: Any, queries: int) -> TileGroup:
-        split = units > 1 and len(rows) * heads.kv_heads < _PROGRAMS
-        return TileGroup(rows, counts, queries, units if split else 0)
+        split = TileGroup(rows, counts, queries, units)
+        few_programs = len(rows) * heads.kv_heads < _PROGRAMS
+        if units > 1 and few_programs and partial_numbers(split, heads) <= _MOST_PARTIAL:
+            return split
+        return split._replace(units=0)
 
     if len(batch.spans) == len(batch.tokens):
         return [group(np.arange(size), np.ones(size, np.int32), few)]
