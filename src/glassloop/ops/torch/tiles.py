@@ -19,15 +19,22 @@ class Tile(NamedTuple):
 _ANY = 1 << 40
 _MARGIN = 1024  # bytes of shared memory besides the tiles: barriers
 _TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
-    (16, ((8192, Tile(16, 64, 256, True, 4, 5)), (_ANY, Tile(16, 64, 128, True, 4, 3)))),
+    (16, ((8192, Tile(16, 64, 256, True, 4, 5)), (_ANY, Tile(16, 64, 128, True, 4, 5)))),
     (32, ((8192, Tile(32, 32, 128, False, 4, 4)), (_ANY, Tile(32, 64, 128, False, 4, 4)))),
-    (64, ((8192, Tile(64, 32, 128, False, 4, 4)), (_ANY, Tile(64, 128, 128, False, 4, 4)))),
+    (
+        64,
+        (
+            (5120, Tile(64, 32, 256, False, 4, 3)),
+            (8192, Tile(64, 64, 128, False, 8, 4)),
+            (_ANY, Tile(64, 128, 128, False, 4, 4)),
+        ),
+    ),
     (128, ((5120, Tile(64, 64, 128, False, 8, 4)), (_ANY, Tile(128, 64, 128, False, 8, 4)))),
-    (256, ((5120, Tile(64, 128, 64, False, 4, 4)), (_ANY, Tile(128, 128, 64, False, 8, 4)))),
+    (256, ((5120, Tile(128, 64, 64, False, 4, 5)), (_ANY, Tile(128, 128, 64, False, 4, 4)))),
     (_ANY, ((_ANY, Tile(128, 128, 64, False, 8, 4)),)),
 )
 _GATED: tuple[tuple[int, Tile], ...] = (
-    (16, Tile(16, 64, 128, True, 4, 3)),
+    (16, Tile(16, 64, 128, True, 4, 5)),
     (32, Tile(32, 64, 128, False, 4, 3)),
     (64, Tile(64, 64, 128, False, 8, 4)),
     (_ANY, Tile(128, 128, 64, False, 8, 3)),
