@@ -3,6 +3,7 @@
 #   make serve [ARGS=...]     the studio and the same over HTTP, at http://127.0.0.1:8000; docs/server.md
 #   make web                  builds the studio; Node comes from PyPI where there is none
 #   make test                 the whole suite, the studio's tests included: make test-studio
+#   make test-peers           other clients (openai, langchain, litellm, instructor, llm) against the server
 #   make fuzz [ARGS=...]      hostile requests, files and templates for minutes; tests/attacks/fuzz.py
 #   make lint                 ruff and mypy
 #   make bench [ARGS=--quick] beside other engines, each installed on demand; docs/benchmarks.md
@@ -15,7 +16,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 STUDIO := src/glassloop/server/static/index.html
 NPM    := cd web && PATH="$(abspath $(BIN)):$$PATH" npm --no-audit --no-fund --loglevel=error
 
-.PHONY: run serve web install test check-studio test-studio fuzz lint format bench clean
+.PHONY: run serve web install test check-studio test-studio test-peers fuzz lint format bench clean
 
 run: $(VENV)/.installed
 	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --seed 1 --max-tokens $(if $(filter file,$(origin PROMPT)),22,60)
@@ -41,6 +42,17 @@ test-studio: check-studio
 	if [ -x "$${CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome >/dev/null; then \
 	  export PYTHON="$(abspath $(BIN)/python)"; $(NPM) run e2e; \
 	else echo "SKIPPED: the studio's end-to-end tests (no Chromium: apt install chromium, or set CHROMIUM)"; fi
+
+# Clients in their newest versions, in an environment of their own: what they need does not fit the server's.
+PEERS ?= .venv-peers
+test-peers: $(VENV)/.installed $(PEERS)/.installed
+	@GLASSLOOP_PYTHON="$(abspath $(BIN)/python)" $(PEERS)/bin/python -m pytest tests/peers $(ARGS)
+
+$(PEERS)/.installed: tests/peers/requirements.txt
+	@echo "Installing other clients in $(PEERS) ..."
+	@$(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/pip --disable-pip-version-check --quiet install --upgrade -r $<
+	@touch $@
 
 # The attacks of the suite with more cases and the promised limits, alone on the machine: they measure. Then the
 # long run. FUZZ multiplies the cases; the seed is fixed unless ARGS="--seed N" says otherwise.
@@ -69,7 +81,7 @@ bench: $(VENV)/.installed
 	@$(BIN)/python -m bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) build web/node_modules $(dir $(STUDIO))
+	rm -rf $(VENV) $(PEERS) build web/node_modules $(dir $(STUDIO))
 
 # One stamp for each set of packages; a change of the requirements installs again. The packages of an extra are
 # installed by name: `pip install -e '.[test]'` would compile the C code once more. The oracles are thousands of

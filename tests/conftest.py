@@ -16,8 +16,9 @@ settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
-# The workers of pytest share the cores. Threads of OpenMP and BLAS wait for each other in a loop: with more of
-# them than cores, a test of tiny models takes several times as long. Set before NumPy and PyTorch are imported.
+# The workers of pytest share the cores. Threads of OpenMP and BLAS wait for each other in a loop: with more
+# of them than cores, a test of tiny models takes several times as long.
+# NumPy and PyTorch read this when they are imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A job in the background has Ctrl-C ignored, and so would have all that the tests start.

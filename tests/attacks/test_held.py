@@ -68,12 +68,17 @@ def test_no_header_gets_around_the_key(keyed: Server) -> None:
             b"Cookie: glassloop-key=" + each
             for each in (b"", key[:-1], b"%00", b'"', b"a" * 5000, key + b"x")
         ),
-        *(b"Cookie: x=" + key, b"X-Api-Key: " + key, b"Api-Key: " + key, b"Authorization : Bearer " + key),
+        *(
+            b"X-Api-Key: " + each
+            for each in (b"", key[:-1], key + b"x", key.upper(), b"Bearer " + key, b"\xff", b"a" * 5000)
+        ),
+        *(b"Cookie: x=" + key, b"X-Api-Key : " + key, b"Api-Key: " + key, b"Authorization : Bearer " + key),
     ]
     for header in wrong:
         status = _status(keyed, b"GET /v1/models HTTP/1.1", header + b"\r\n")
         assert status in (400, 401), (header[:60], status)
-    assert _status(keyed, b"GET /v1/models HTTP/1.1", b"Authorization: Bearer " + key + b"\r\n") == 200
+    for header in (b"Authorization: Bearer " + key, b"X-Api-Key: " + key):
+        assert _status(keyed, b"GET /v1/models HTTP/1.1", header + b"\r\n") == 200
     assert "s3cret" not in keyed.log_text()
 
 

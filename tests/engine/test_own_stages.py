@@ -148,7 +148,10 @@ def test_options_are_in_the_record_and_a_what_if_replaces_them(plugin, tmp_path)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"only_lettr": {}}, "stage_options has 'only_lettr', which is no stage; did you mean only_letter"),
+        (
+            {"only_lettr": {}},
+            "stage_options has 'only_lettr', which is not a stage; did you mean only",
+        ),
         ({"top_k": {"k": 1}}, "stage_options has 'top_k', which is built in; its options are fields of Samp"),
         (
             {"only_letter": {"leter": "a"}},

@@ -166,7 +166,7 @@ def test_a_file_that_is_not_what_the_hub_says_is_not_stored(hub: FakeHub, cache:
     assert registry.find("lab/llama") is None
     assert registry.remove("lab/llama") > 0  # the verified files that were kept for another try
     hub.lies = {"config.json": b"[]"}
-    assert "config.json is not what Hugging Face says it is" in refused("lab/llama")
+    assert "config.json does not have the checksum that Hugging Face lists" in refused("lab/llama")
     assert registry.find("lab/llama") is None
 
 

@@ -287,8 +287,8 @@ def test_a_message_that_only_calls_tools_needs_no_content(client):
             '{"city": "Paris"}',
         ),
         ("{{ 'as text: ' + messages[1].tool_calls[0].function.arguments }}", 'as text: {"city": "Paris"}'),
-        ("{{ 'only a call' if messages[1].content is none else 'a text' }}", "only a call"),
-        ("{{ '<' + messages[1]['content'] + '>' }}", "<>"),
+        ("{# tool_calls #}{{ 'only a call' if messages[1].content is none else 'a text' }}", "only a call"),
+        ("{# tool_calls #}{{ '<' + messages[1]['content'] + '>' }}", "<>"),
     ],
 )
 def test_templates_get_tool_calls_as_they_expect_them(llm, monkeypatch, source, expected):
@@ -300,6 +300,7 @@ def test_templates_get_tool_calls_as_they_expect_them(llm, monkeypatch, source, 
 def test_histories_of_other_servers_are_taken(client):
     plain = text(ask(client, [*HI, {"role": "assistant", "content": "Hi."}, *STORY]))
     answer = {"role": "assistant", "content": "Hi.", "reasoning_content": "It is short.", "refusal": None}
+    answer |= {"reasoning": "Short.", "provider_specific_fields": {"a": 1}, "thinking_blocks": [], "id": "x"}
     cached = [{"type": "text", "text": STORY[0]["content"], "cache_control": {"type": "ephemeral"}}]
     assert text(ask(client, [*HI, answer, {"role": "user", "content": cached}])) == plain
 
@@ -318,6 +319,62 @@ def test_the_seed_minus_one_is_none(client, server):
     assert seeds[0] != seeds[1]
 
 
+def test_negative_seeds_are_those_of_64_bits_with_a_sign(client, llm):
+    assert text(ask(client, seed=-2)) == direct(llm, seed=2**64 - 2).text
+    with pytest.raises(BadRequestError, match="seed is"):
+        ask(client, seed=-(2**63) - 1)
+
+
+def test_values_that_mean_no_limit(client, llm):
+    whole = ask(client, HI, max_tokens=-1, temperature=0)
+    assert whole.choices[0].finish_reason == "stop"
+    assert text(ask(client, top_p=0)) == text(ask(client, temperature=0))
+    assert client.chat.completions.create(model="", messages=HI, max_tokens=1).model == MODEL
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ({"guided_regex": "ab"}, "ab"),
+        ({"guided_choice": ["ab"]}, "ab"),
+        ({"guided_json": {"enum": [12]}}, "12"),
+        ({"guided_json": '{"enum": [12]}'}, "12"),
+        ({"guided_grammar": 'start: "ab"'}, "ab"),
+        ({"structured_outputs": {"regex": "ab"}}, "ab"),
+        ({"structured_outputs": {"json": {"enum": [12]}}}, "12"),
+        ({"response_format": {"type": "json_object", "schema": {"enum": [12]}}}, "12"),
+    ],
+)
+def test_other_names_of_constraints(client, extra, expected):
+    assert text(ask(client, extra_body=extra)) == expected
+
+
+def test_errors_of_other_names_name_the_field_that_was_sent(client):
+    for extra, param in (
+        ({"guided_grammar": "start: nothing"}, "guided_grammar"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"guided_grammar": 'root ::= "a"'}, "guided_grammar"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex"),
+    ):
+        with pytest.raises(BadRequestError) as caught:
+            ask(client, extra_body=extra)
+        error = caught.value.body
+        assert error["param"] == param and error["message"].startswith(f"{param} ")
+
+
+def test_usage_in_every_chunk(client):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(ask(client, stream=True, max_tokens=3, stream_options=options))
+    used = [chunk.usage.completion_tokens for chunk in chunks]
+    assert used == sorted(used) and used[-1] == 3
+
+
+def test_a_base_url_without_v1_is_told_where_it_is(server):
+    answer = server.post("/chat/completions", {"messages": HI})
+    assert answer.status_code == 404 and "/v1/chat/completions: add /v1" in answer.json()["error"]["message"]
+    assert "add /v1" not in server.post("/nothing").json()["error"]["message"]
+
+
 def test_the_fingerprint_names_the_model_and_the_op_set(client, llm):
     expected = f"fp_{llm.model_hash[:12]}_{llm.op_set.replace('/', '-')}"
     assert ask(client, max_tokens=1).system_fingerprint == expected
@@ -332,30 +389,33 @@ def test_parameters_that_change_nothing_are_taken(client):
     plain = text(ask(client))
     assert text(ask(client, user="me", metadata={"a": "b"}, store=True, service_tier="auto")) == plain
     assert text(ask(client, modalities=["text"], safety_identifier="x", prompt_cache_key="y")) == plain
-    assert text(ask(client, tool_choice="none")) == plain
+    assert text(ask(client, tool_choice="none")) == text(ask(client, tool_choice="auto")) == plain
+    assert text(ask(client, reasoning_effort="low", verbosity="high", service_tier="flex")) == plain
+    for extra in ({"top_k": -1}, {"chat_template_kwargs": {"enable_thinking": False}}, {"stop": ""}):
+        assert text(ask(client, extra_body=extra)) == plain
+    assert text(ask(client, stop=[""])) == plain
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
         {"audio": {"format": "wav", "voice": "alloy"}},
-        {"reasoning_effort": "low"},
         {"prediction": {"type": "content", "content": "x"}},
         {"web_search_options": {}},
         {"functions": [{"name": "f"}]},
         {"modalities": ["audio"]},
-        {"service_tier": "flex"},
-        {"verbosity": "high"},
-        {"extra_body": {"guided_json": {"type": "object"}}},
-        {"extra_body": {"structured_outputs": {"regex": "a"}}},
+        {"extra_body": {"repeat_penalty": 1.1}},
+        {"extra_body": {"grammar": 'root ::= "a"'}},
+        {"extra_body": {"regex": "a", "guided_regex": "b"}},
+        {"extra_body": {"chat_template_kwargs": {"messages": 1}}},
+        {"extra_body": {"chat_template_kwargs": {"style": "<|im_end|>"}}},
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(client, options):
     with pytest.raises(BadRequestError) as caught:
         ask(client, **options)
     assert caught.value.body["type"] == "invalid_request_error"
-    name = next(iter(options.get("extra_body", options)))
+    name = list(options.get("extra_body", options))[-1]
     assert re.split(r"[.\[]", caught.value.body["param"])[0] == name
 
 

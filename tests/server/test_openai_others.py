@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -204,8 +205,8 @@ def test_a_response_is_what_the_clients_types_say(client):
 @pytest.mark.parametrize(
     ("item", "place", "instead"),
     [
-        ({"type": "function_call_output", "call_id": "c", "output": "22"}, "input[1]", "only messages"),
-        ({"type": "item_reference", "id": "msg_1"}, "input[1]", "only messages"),
+        ({"type": "item_reference", "id": "msg_1"}, "input[1]", "send messages"),
+        ({"type": "computer_call_output", "call_id": "c"}, "input[1]", "send messages"),
         (
             {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]},
             "input[1].content[0]",
@@ -254,9 +255,10 @@ def test_response_formats_and_logprobs(client):
     [
         {"previous_response_id": "resp_1"},
         {"tools": [{"type": "web_search"}]},
-        {"reasoning": {"effort": "low"}},
+        {"tool_choice": "required"},
         {"background": True},
         {"truncation": "auto"},
+        {"tool_choice": {"type": "web_search"}},
         {"top_logprobs": 2},
         {"input": []},
     ],
@@ -264,7 +266,78 @@ def test_response_formats_and_logprobs(client):
 def test_responses_refuse_what_they_cannot_do(client, options):
     with pytest.raises(BadRequestError) as caught:
         respond(client, **options)
-    assert caught.value.body["param"].split(".")[0] == next(iter(options))
+    assert re.split(r"[.\[]", caught.value.body["param"])[0] == next(iter(options))
+
+
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Oslo"]}},
+        "required": ["city"],
+    },
+}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+def test_functions_are_called(client, choice):
+    options = {"tools": [WEATHER], "tool_choice": choice, "max_output_tokens": 60, "temperature": 0}
+    answer = respond(client, "Is it warm in Oslo?", **options)
+    (call,) = answer.output
+    assert call.type == "function_call" and call.name == "weather" and call.status == "completed"
+    assert json.loads(call.arguments)["city"] in ("Paris", "Oslo") and answer.status == "completed"
+    assert answer.tools[0].name == "weather" and answer.parallel_tool_calls is True
+    events = list(respond(client, "Is it warm in Oslo?", stream=True, **options))
+    assert [event.type for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert events[3].delta == events[4].arguments == call.arguments
+    assert events[-1].response.output[0].arguments == call.arguments
+    assert [event.sequence_number for event in events] == list(range(7))
+
+
+def test_text_with_functions_is_streamed_as_text(client):
+    extra = {"choice": ["It is warm."]}
+    options = {"tools": [WEATHER], "max_output_tokens": 60, "extra_body": extra}
+    whole, events = respond(client, **options), list(respond(client, stream=True, **options))
+    assert whole.output_text == "It is warm." and len(whole.output) == 1
+    kinds = [event.type for event in events]
+    assert kinds[2:4] == ["response.output_item.added", "response.content_part.added"]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == events[-1].response.output_text == "It is warm."
+    said = 'I look. <tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+    both = respond(client, **{**options, "extra_body": {"choice": [said]}})
+    assert [item.type for item in both.output] == ["message", "function_call"]
+    assert both.output_text == "I look. "
+    events = list(respond(client, stream=True, **{**options, "extra_body": {"choice": [said]}}))
+    assert [item.type for item in events[-1].response.output] == ["message", "function_call"]
+    assert [e.output_index for e in events if e.type == "response.output_item.done"] == [0, 1]
+
+
+def test_calls_and_their_results_are_input(client, llm):
+    call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city": "Oslo"}'}
+    said = [
+        {"role": "user", "content": "Is it warm in Oslo?"},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {**call, "id": "fc_1", "status": "completed"},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "22 C"}]},
+    ]
+    written = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    plain = [
+        said[0],
+        {"role": "assistant", "content": written},
+        {"role": "user", "content": "<tool_response>\n22 C\n</tool_response>"},
+    ]
+    answer = respond(client, said, reasoning={"effort": "low"})
+    assert answer.output_text == llm.chat(plain, Sampling(max_tokens=8, seed=7)).text
 
 
 # ── embeddings and models ──────────────────────────────────────────────────────────────────────────────────
@@ -302,5 +375,6 @@ def test_embeddings_refuse(client):
 def test_models(client):
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).owned_by == "glassloop"
+    assert client.models.retrieve(MODEL).root == MODEL
     with pytest.raises(NotFoundError):
         client.models.retrieve("gpt-9")

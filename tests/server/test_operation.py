@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import time
 import httpx2 as httpx
 import pytest
 
-from .conftest import serving
+from .conftest import MODEL, serving
 
 LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True, "stream": True}
 
@@ -136,7 +137,8 @@ def test_the_start_page_and_the_docs_need_nothing_from_elsewhere(server):
     assert page.status_code == 200 and "Glassloop" in page.text
     docs = server.get("/docs")
     assert docs.status_code == 200 and "/v1/chat/completions" in docs.text
-    assert "http://" not in docs.text and "https://" not in docs.text
+    for address in re.findall(r'(?:src|href)="([^"]*)"', docs.text):
+        assert address.startswith(("/", "data:")) and not address.startswith("//")
 
 
 # ── whose requests ─────────────────────────────────────────────────────────────────────────────────────────
@@ -160,10 +162,54 @@ def test_a_wrong_content_type_is_told_with_the_right_one(server):
         assert (answer.status_code, answer.json()["error"]["message"]) == (415, message)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (
+            "chat/completions",
+            {"tool_choice": {"type": "custom"}},
+            "tool_choice: custom is not supported: send",
+        ),
+        ("chat/completions", {"tool_choice": {"type": "function"}}, "tool_choice.function is missing"),
+        ("chat/completions", {"top_logprobs": 21}, "top_logprobs: at most 20 is expected"),
+        (
+            "chat/completions",
+            {"temperature": 300},
+            "temperature is 300.0; a number from 0 to 100 is expected",
+        ),
+        ("chat/completions", {"temperature": 1e-9}, "temperature is 1e-09; 0, or a number from 1e-06 up,"),
+        ("chat/completions", {"chat_template_kwargs": {"a": []}}, "chat_template_kwargs: a is no setting;"),
+        ("completions", {"prompt": ["a", [1, 2]]}, "prompt[1]: text is expected"),
+        ("completions", {"prompt": "x", "max_tokens": -2}, "max_tokens: at least -1 is expected"),
+        ("completions", {"prompt": "x", "logprobs": True}, "logprobs: a whole number is expected"),
+        ("responses", {"input": "x", "background": True}, "background: false is expected"),
+        ("responses", {"input": "x", "max_tokens": 5}, "max_tokens is not a parameter here; use max_output"),
+        (
+            "responses",
+            {"input": "x", "tools": [{"type": "web_search"}]},
+            "tools[0]: web_search is not supported",
+        ),
+        (
+            "responses",
+            {"input": "x", "truncation": "auto"},
+            "truncation is not supported: the input is never",
+        ),
+    ],
+)
+def test_errors_are_in_our_own_words(server, path, body, message):
+    said = {"messages": [{"role": "user", "content": "x"}]} if path.startswith("chat") else {}
+    answer = server.post(f"/v1/{path}", {**said, **body})
+    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(message)
+
+
 def test_uptime_checks_may_ask_by_head(server):
-    for path in ("/", "/health", "/v1/models"):
+    for path in ("/", "/health", "/v1/models", f"/v1/models/{MODEL}", "/api/runs", "/docs", "/metrics"):
         answer = httpx.head(server.url + path)
         assert answer.status_code == 200 and answer.content == b"", path
+        assert int(answer.headers["content-length"]) == len(server.get(path).content) or path == "/metrics"
+    assert httpx.head(f"{server.url}/v1/completions").status_code == 405
+    assert httpx.head(f"{server.url}/api/runs/0123456789abcdef/events").status_code == 405
+    assert httpx.head(f"{server.url}/nothing").status_code == 404
 
 
 @pytest.fixture(scope="module")
@@ -175,16 +221,22 @@ def keyed():
 
 def test_keys(keyed):
     server = keyed
-    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "first"}):
+    for headers in (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "first"},
+        {"x-api-key": "wrong"},
+    ):
         answer = server.get("/v1/models", headers=headers)
         assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
-    for path in ("/api/runs", "/metrics", "/openapi.json", "/docs"):
+    for path in ("/api/runs", "/metrics", "/openapi.json", "/docs", "/docs.js"):
         assert server.get(path).status_code == 401
     assert server.post("/tokenize", {"prompt": "x"}).status_code == 401
     assert server.get("/health").status_code == 200
     key = {"authorization": "Bearer first"}
     assert server.get("/v1/models", headers=key).status_code == 200
     assert server.get("/v1/models", headers={"authorization": "Bearer zweiter-ü".encode()}).status_code == 200
+    assert server.get("/v1/models", headers={"x-api-key": "zweiter-ü".encode()}).status_code == 200
     # A browser brings it once, and gets a cookie for it.
     assert "set-cookie" not in server.get("/", params={"key": "wrong"}).headers
     entered = server.get("/", params={"key": "first"})

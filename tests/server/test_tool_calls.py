@@ -1,5 +1,5 @@
 """Tool calls with OpenAI's own client. The model is a tiny random one whose template has tools: a constraint
-makes it write what a trained model would.
+makes it write what a trained model would. The default model, whose template has none, is asked too.
 """
 
 from __future__ import annotations
@@ -10,9 +10,16 @@ import pytest
 from hostile.tiny import write_tiny
 from openai import BadRequestError, OpenAI
 
-from glassloop.server.openai.tool_calls import CallStream, find_calls
+from glassloop import Sampling
+from glassloop.decode.grammar import Grammar
+from glassloop.errors import SamplingError
+from glassloop.server.openai import call_forms
+from glassloop.server.openai.call_forms import FORMS, HERMES, CallForm, form_of
+from glassloop.server.openai.conversation import Message, Tool, encode
+from glassloop.server.openai.tool_calls import CallStream, FunctionName, ToolUse, _closed, find_calls
+from glassloop.text.chat import ChatTemplate
 
-from .conftest import serving
+from .conftest import MODEL, serving
 
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n"
@@ -183,8 +190,254 @@ def test_a_function_needs_a_name(client):
 @pytest.mark.parametrize("text", [case[0] for case in CASES])
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_text_is_held_back_only_where_a_call_may_begin(text, size):
-    stream = CallStream(demanded=False)
+    stream = CallStream(HERMES)
     sent = "".join(stream.add(text[at : at + size]) for at in range(0, len(text), size))
-    content, _ = find_calls(text, demanded=False)
+    content, _ = find_calls(text, HERMES)
     assert content.startswith(sent) or text.startswith(sent)
     assert stream.sent == len(sent) and len(sent) >= len(text.split("<tool")[0])
+
+
+# ── forms ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+# Templates in the style of model families, with as much of them as says how calls are written.
+LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+HEAD = "{% if tools %}{{ tools | tojson }}{% endif %}" + LOOP
+CALLS = "{% for call in messages[-1].tool_calls or [] %}"
+STYLES = {
+    "qwen": HEAD + "{% if tools %}<tool_call>\n{...}\n</tool_call>{% endif %}",
+    "mistral": HEAD + CALLS + "{{ '[TOOL_CALLS][' + call.function | string + ']' }}{% endfor %}",
+    "mistral-space": HEAD + CALLS + "{{ '[TOOL_CALLS] [' + call.function | string + ']' }}{% endfor %}",
+    "mistral-args": HEAD + CALLS + "[TOOL_CALLS]{{ call.function.name }}[ARGS]{% endfor %}",
+    "llama": HEAD + CALLS + '{{ \'{"name": "\' + call.function.name + \'", "parameters": \' }}{% endfor %}',
+    "deepseek": HEAD + CALLS + "<｜tool▁calls▁begin｜>{{ call.type }}\n```json\n{% endfor %}",
+    "deepseek-3.1": HEAD + CALLS + "<｜tool▁calls▁begin｜>{{ call.function.name }}{% endfor %}",
+    "phi": HEAD + CALLS + "<|tool_call|>{{ call }}<|/tool_call|>{% endfor %}",
+}
+# Two calls as a model of each family writes them.
+ONE, TWO = '{"city": "Paris"}', '{"day": 2}'
+NAMED = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+WRITTEN = {
+    "qwen": PARIS + "\n" + DAY,
+    "mistral": f'[TOOL_CALLS][{{"name": "weather", "arguments": {ONE}, "id": "abcdefghi"}},'
+    f' {{"name": "calendar", "arguments": {TWO}}}]',
+    "mistral-space": f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ONE}}},'
+    f' {{"arguments": {TWO}, "name": "calendar"}}]',
+    "mistral-args": f"[TOOL_CALLS]weather[ARGS]{ONE}[TOOL_CALLS]calendar[ARGS]{TWO}",
+    "llama": f'{{"name": "weather", "parameters": {ONE}}}; {{"name": "calendar", "parameters": {TWO}}}',
+    "deepseek": f"<｜tool▁calls▁begin｜>{NAMED[0]}function{NAMED[1]}weather\n```json\n{ONE}\n```{NAMED[2]}\n"
+    f"{NAMED[0]}function{NAMED[1]}calendar\n```json\n{TWO}\n```{NAMED[2]}<｜tool▁calls▁end｜>",
+    "deepseek-3.1": f"<｜tool▁calls▁begin｜>{NAMED[0]}weather{NAMED[1]}{ONE}{NAMED[2]}"
+    f"{NAMED[0]}calendar{NAMED[1]}{TWO}{NAMED[2]}<｜tool▁calls▁end｜>",
+    "phi": f'<|tool_call|>[{{"name": "weather", "arguments": {ONE}}},'
+    f' {{"name": "calendar", "arguments": {TWO}}}]'
+    "<|/tool_call|>",
+}
+BOTH = [("weather", {"city": "Paris"}), ("calendar", {"day": 2})]
+
+
+def read(text, form):
+    content, calls = find_calls(text, form)
+    return content, [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+def test_each_form_is_known_by_its_template():
+    forms = [form_of(ChatTemplate(style)) for style in STYLES.values()]
+    assert None not in forms and len(set(forms)) == len(FORMS)
+    assert form_of(ChatTemplate(LOOP)) is HERMES
+    coder = STYLES["qwen"] + "<function=name>"
+    assert form_of(ChatTemplate(coder)) is None and form_of(ChatTemplate(HEAD)) is None
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_calls_of_each_form_are_found(style):
+    form = form_of(ChatTemplate(STYLES[style]))
+    assert read(WRITTEN[style], form) == ("", BOTH)
+    assert read(form.write("weather", ONE), form) == ("", BOTH[:1])
+    for text in ("It is warm.", "", '{"a": 1}', f"{form.mark}x", WRITTEN[style].replace("Paris", 'Pa"ris')):
+        assert read(text, form) == (text, [])
+    if not form.first:
+        assert read(f"I look. {WRITTEN[style]}", form) == ("I look. ", BOTH)
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize("style", STYLES)
+def test_calls_of_each_form_are_held_back(style, size):
+    form = form_of(ChatTemplate(STYLES[style]))
+    for text in (WRITTEN[style], f"<|python_tag|>{WRITTEN[style]}" if form.first else WRITTEN[style]):
+        stream = CallStream(form)
+        assert "".join(stream.add(text[at : at + size]) for at in range(0, len(text), size)) == ""
+    for text in ("It is warm.", '{"a": 1} is an object'):
+        stream = CallStream(form)
+        assert "".join(stream.add(text[at : at + size]) for at in range(0, len(text), size)) == text
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_each_form_is_enforced(llm, monkeypatch, style):
+    """The default model with the template of another family: the grammar makes it write that family's calls,
+    and lets through what that family writes."""
+    monkeypatch.setattr(llm.tokenizer, "chat_template", ChatTemplate(STYLES[style]))
+    tools, form = [Tool(**each) for each in TOOLS], form_of(llm.tokenizer.chat_template)
+    demanded = ToolUse(llm.tokenizer, tools, FunctionName(name="calendar"), parallel=True)
+    run = llm.generate("x", Sampling(grammar=demanded._grammar(), max_tokens=200, seed=1))
+    ((name, arguments),) = read(run.text, form)[1]
+    assert name == "calendar" and arguments["day"] in (1, 2, 3) and run.finish_reason == "stop"
+
+    def passes(text, parallel=True):
+        auto = ToolUse(llm.tokenizer, tools, "auto", parallel=parallel)
+        state = Grammar(Sampling(grammar=auto._grammar()), llm.config.vocab_size, llm.tokenizer)
+        for token in [*llm.tokenizer.encode(text, add_special=False), llm.tokenizer.eos_ids[0]]:
+            try:
+                state.commit(token)
+            except SamplingError:
+                return False
+        return True
+
+    both = form.opening + form.between.join(_one(form, *each) for each in BOTH) + form.closing
+    assert passes(both) and read(both, form) == ("", BOTH) and not passes(both, parallel=False)
+    assert passes(form.write("weather", ONE), parallel=False)
+    assert passes("It is warm.") and passes('{"a": 1}') and passes("")
+    assert not passes(form.write("weather", '{"city": "Rome"}')) and not passes(form.write("no", "{}"))
+    assert passes(f"I look. {both}")
+
+
+def _one(form, name, arguments):
+    return form.write(name, json.dumps(arguments)).removeprefix(form.opening).removesuffix(form.closing)
+
+
+def test_marks_that_are_special_tokens_are_written_as_such(llm, monkeypatch):
+    """As `[TOOL_CALLS]` is one of Mistral's: a special token of the default model stands for it."""
+    mark = "<repo_name>"
+    assert llm.tokenizer.id_of(mark) in llm.tokenizer.special_ids
+    form = CallForm((mark,), mark, (mark, "<file_sep>", ""))
+    monkeypatch.setattr(call_forms, "FORMS", (form,))
+    monkeypatch.setattr(llm.tokenizer, "chat_template", ChatTemplate(HEAD + mark))
+    tools = [Tool(**each) for each in TOOLS]
+    for choice, before in ((FunctionName(name="weather"), ""), ("auto", "I look. ")):
+        use = ToolUse(llm.tokenizer, tools, choice, parallel=True)
+        run = llm.generate("x", Sampling(grammar=use._grammar(), max_tokens=60, seed=1))
+        ids = [token.id for token in run.tokens]
+        if choice == "auto":
+            state = Grammar(Sampling(grammar=use._grammar()), llm.config.vocab_size, llm.tokenizer)
+            ids = llm.tokenizer.encode(f"{before}{mark}weather<file_sep>{ONE}")
+            for token in ids:
+                state.commit(token)
+            assert state.mask()[llm.tokenizer.eos_ids[0]]
+        assert llm.tokenizer.id_of(mark) in ids and llm.tokenizer.id_of("<file_sep>") in ids
+        assert read(llm.tokenizer.decode(ids), form)[1][0][0] == "weather"
+
+
+# ── templates without a place for tools ────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def default(server):
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def ask_default(client, messages=ASK, **options):
+    options = {"model": MODEL, "tools": TOOLS, "max_tokens": 200, "temperature": 0, **options}
+    return client.chat.completions.create(messages=messages, **options).choices[0]
+
+
+def prompt_of(server, messages, **options):
+    pieces = server.post("/tokenize", {"messages": messages, **options}).json()["pieces"]
+    return bytes.fromhex("".join(piece["bytes"] for piece in pieces)).decode()
+
+
+def test_the_default_model_calls_tools(default):
+    for choice in ("required", {"type": "function", "function": {"name": "calendar"}}):
+        answer = ask_default(default, tool_choice=choice)
+        ((name, arguments),) = calls_of(answer.message)
+        assert answer.finish_reason == "tool_calls" and answer.message.content is None
+        assert set(arguments) == ({"city"} if name == "weather" else {"day"})
+    answer = ask_default(default, tool_choice="auto")
+    assert bool(answer.message.tool_calls) == (answer.finish_reason == "tool_calls")
+
+
+def test_tools_and_calls_are_text_where_the_template_has_no_place(server):
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Oslo"}'},
+    }
+    history = [
+        {"role": "system", "content": "Be brief."},
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [call, call]},
+        {"role": "tool", "tool_call_id": "c", "content": "22 C"},
+        {"role": "tool", "tool_call_id": "c", "content": "23 C"},
+    ]
+    shown = prompt_of(server, history, tools=TOOLS)
+    written = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    assert shown.startswith("<|im_start|>system\nBe brief.\n\nYou can call these functions:\n")
+    for each in TOOLS:
+        assert json.dumps(each["function"]) in shown
+    assert f"<|im_start|>assistant\n{written}\n{written}<|im_end|>" in shown
+    results = "<tool_response>\n22 C\n</tool_response>\n<tool_response>\n23 C\n</tool_response>"
+    assert f"<|im_start|>user\n{results}<|im_end|>" in shown
+    # Without tools the earlier calls are there all the same.
+    assert written in prompt_of(server, history) and "You can call" not in prompt_of(server, history)
+    assert "system\nYou can call" in prompt_of(server, ASK, tools=TOOLS)
+
+
+def test_templates_without_system_messages_tell_tools_in_the_first_message(llm, monkeypatch):
+    strict = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    monkeypatch.setattr(llm.tokenizer, "chat_template", ChatTemplate(strict))
+    ids = encode(llm.tokenizer, [Message(**each) for each in ASK], [Tool(**each) for each in TOOLS])
+    shown = llm.tokenizer.decode(ids)
+    assert shown.startswith("<user>You can call these functions:") and shown.endswith("Weather?")
+
+
+def test_ids_have_nine_characters_where_the_template_wants_them(llm, monkeypatch):
+    mistral = (
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}"
+        "{% if call.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}[{{ call.id }}]{% endfor %}"
+        "{% if m.role == 'tool' %}[{{ m.tool_call_id }}]{% endif %}{% endfor %}"
+    )
+    monkeypatch.setattr(llm.tokenizer, "chat_template", ChatTemplate(mistral))
+    call = {"id": "call_0123456789abcdef_0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    history = [
+        *ASK,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "x"},
+    ]
+    shown = llm.tokenizer.decode(encode(llm.tokenizer, [Message(**each) for each in history]))
+    assert len(shown) == 22 and shown[:11] == shown[11:]
+
+
+def test_schemas_that_cannot_be_enforced_leave_auto_free(default):
+    bad = [tool("f", {"type": "object", "properties": {"x": {"type": "nonsense"}}})]
+    assert ask_default(default, tools=bad, max_tokens=3).finish_reason == "length"
+    with pytest.raises(BadRequestError, match="cannot be enforced"):
+        ask_default(default, tools=bad, tool_choice="required")
+
+
+def test_objects_have_declared_properties_only_unless_the_schema_says_otherwise():
+    number = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    nested = {"type": "object", "properties": {"a": number, "b": {"default": number}}}
+    shut = {**number, "additionalProperties": False}
+    assert _closed(nested) == {
+        "type": "object",
+        "properties": {"a": shut, "b": {"default": number}},
+        "additionalProperties": False,
+    }
+    for free in (
+        {**number, "additionalProperties": True},
+        {"type": "object"},
+        {"allOf": [number, number]},
+        {**number, "patternProperties": {"^y": {}}},
+        {"allOf": 5},
+    ):
+        assert _closed(free) == free
+
+
+@pytest.mark.parametrize("function", [{"name": "f", "parameters": 5}, {"name": 5}, {"parameters": {}}])
+def test_functions_that_are_none_are_refused(default, function):
+    for choice in ("auto", "required"):
+        with pytest.raises(BadRequestError) as caught:
+            ask_default(default, tools=[{"type": "function", "function": function}], tool_choice=choice)
+        assert caught.value.body["param"] == "tools"

@@ -932,7 +932,6 @@ test('a server that was restarted has its runs; one that lost them makes the sam
   await page.locator('[role=alert]').filter({ hasText: 'gone away' }).waitFor();
   assert.ok((await page.locator('.token[data-token]').count()) > 0, 'what was there stays');
   await server.start(port);
-  await page.locator('[role=alert]').waitFor({ state: 'detached' });
   await page.reload();
   assert.equal((await settled(page, server)).id, run.id);
   await server.stop();

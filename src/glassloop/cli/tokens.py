@@ -6,7 +6,6 @@ from math import inf, log
 from typing import TYPE_CHECKING
 
 from glassloop.cli.terminal import percent, print_table, quoted
-from glassloop.trace.worst import surprise_bits
 
 if TYPE_CHECKING:
     from glassloop.trace.run import Run
@@ -14,6 +13,8 @@ if TYPE_CHECKING:
 
 
 def surprise_text(token: Token) -> str:
+    from glassloop.trace.worst import surprise_bits  # it imports NumPy, which `--help` does without
+
     bits = surprise_bits(token)
     return "–" if bits is None else f"{max(bits, 0.0):.1f} bits"
 

@@ -59,8 +59,8 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
     order = expand_stages(sampling.stages)
     for name in order:
         if name not in REGISTER:
-            own = "a stage of your own is registered with @stage before it is used; --plugin loads a file"
-            problem = f"has {shown(name)}, which is no stage; {_nearest(name)} ({own})"
+            own = "Register a stage of your own with @stage before use, or load its file with --plugin"
+            problem = f"has {shown(name)}, which is not a stage; {_nearest(name)}. {own}"
             raise SamplingError.about("stages", problem)
         if order.count(name) > 1:
             raise SamplingError.about("stages", f"has {name!r} {order.count(name)} times; once is expected")
@@ -97,7 +97,7 @@ def _nearest(name: str) -> str:
 
 def _check_takes_options(name: str, order: tuple[str, ...]) -> None:
     if name not in REGISTER:
-        problem = f"has {shown(name)}, which is no stage; {_nearest(name)}"
+        problem = f"has {shown(name)}, which is not a stage; {_nearest(name)}"
     elif REGISTER[name].built_in:
         problem = f"has {name!r}, which is built in; its options are fields of Sampling"
     elif name not in order:

@@ -78,7 +78,7 @@ class LLM:
         op_set = choose_ops(ops)
         files = ModelFiles(fetch(self.name))
         self.path, self.config = files.path, files.config
-        known = CATALOG[self.name].sampling if self.name in CATALOG else {}
+        known = (CATALOG[self.name].sampling if self.name in CATALOG else None) or {}
         self.default_sampling = with_defaults(known, default_sampling(str(files.path), files.settings))
         self.transformer, self.tokenizer = files.load(op_set, weights)
         self._pieces = Pieces(self.tokenizer)

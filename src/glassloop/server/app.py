@@ -33,5 +33,5 @@ def make_app(service: Service) -> ASGIApp:
     errors.install(app)
     for part in _PARTS:
         app.include_router(part.router(service))
-    app.include_router(api_docs.router(app))
+    app.include_router(api_docs.router(app, service.name))
     return AccessControl(app, service, app.routes)

@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from glassloop.engine.deadline import TimedOut
 from glassloop.engine.thread import Busy
@@ -27,8 +28,6 @@ UNSUPPORTED = {
     "prediction": "drafts are made by the server itself, and never change an answer",
     "functions": "it is long deprecated; use tools",
     "function_call": "it is long deprecated; use tool_choice",
-    "reasoning_effort": "no model here has such a setting",
-    "reasoning": "no model here has such a setting",
     "web_search_options": "the server reaches nothing outside itself",
     "previous_response_id": "responses are not chained by the server; send the whole conversation as input",
     "conversation": "conversations are not kept by the server; send the whole conversation as input",
@@ -37,13 +36,10 @@ UNSUPPORTED = {
     "moderation": "texts are not judged",
     "prompt": "prompts are not kept by the server; send messages or input",
     # Names that other servers have for what is here under another one.
-    "structured_outputs": "use json_schema, regex, choice or grammar",
-    "guided_json": "use json_schema",
-    "guided_regex": "use regex",
-    "guided_choice": "use choice",
-    "guided_grammar": "use grammar, in Lark's notation",
     "n_predict": "use max_tokens",
-    "chat_template_kwargs": "the template gets messages and tools, and no other values",
+    "num_predict": "use max_tokens",
+    "repeat_penalty": "use repetition_penalty",
+    "ebnf": "use grammar, in Lark's notation",
 }
 
 
@@ -159,7 +155,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
         message = {
-            404: f"there is no {request.method} {printable(request.url.path)}",
+            404: f"there is no {request.method} {printable(request.url.path)}{_v1(request)}",
             405: f"{printable(request.url.path)} does not take {request.method}",
         }.get(error.status_code, str(error.detail))
         headers = dict(error.headers) if error.headers else None
@@ -171,6 +167,15 @@ def install(app: FastAPI) -> None:
     # For an unexpected `Exception` Starlette sends this response and raises the exception again for the log.
     for kind in (APIError, GlassloopError, RecursionError, Exception):
         app.add_exception_handler(kind, _ours)
+
+
+def _v1(request: Request) -> str:
+    """Returns a hint for a client whose base URL lacks `/v1`."""
+    path = f"/v1{request.url.path}"
+    scope = {**request.scope, "path": path}
+    if not any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+        return ""
+    return f"; it is at {printable(path)}: add /v1 to the base URL"
 
 
 def describe(error: Mapping[str, Any], known: Sequence[str] = ()) -> APIError:
@@ -193,10 +198,33 @@ def describe(error: Mapping[str, Any], known: Sequence[str] = ()) -> APIError:
         message = f"{name} is empty; at least one item is expected"
     elif kind == "too_long":
         message = f"{name} has too many items; at most {details['max_length']} are expected"
+    elif kind == "none_required":
+        instead = _INSTEAD.get(name, "see /docs for what there is")
+        message, code = f"{name} is not a parameter here; {instead}", "unknown_parameter"
     else:
-        expected = details.get("expected") if kind == "literal_error" else _EXPECTED.get(kind)
+        expected = _expected(kind, details)
         message = f"{name}: {error['msg'][:500]}" if expected is None else f"{name}: {expected} is expected"
     return APIError(400, message, param=param, code=code)
+
+
+def _expected(kind: str, details: Mapping[str, Any]) -> str | None:
+    """Returns what is expected instead of a value with one of pydantic's errors, None if that is not known
+    here."""
+    if kind == "literal_error":
+        return re.sub(r"\b(True|False)\b", lambda found: found[0].lower(), details["expected"])
+    for name, words in (
+        ("ge", "at least {}"),
+        ("le", "at most {}"),
+        ("gt", "more than {}"),
+        ("lt", "less than {}"),
+    ):
+        if kind in ("greater_than_equal", "less_than_equal", "greater_than", "less_than") and name in details:
+            return words.format(details[name])
+    if kind == "string_too_long":
+        return f"a text of at most {details['max_length']} characters"
+    if kind == "string_too_short":
+        return "a text that is not empty"
+    return _EXPECTED.get(kind)
 
 
 def _is_field(part: str) -> bool:
@@ -209,6 +237,7 @@ def _path(place: Sequence[str | int]) -> str:
     return "".join(parts).removeprefix(".")
 
 
+_INSTEAD = {"max_tokens": "use max_output_tokens", "logprobs": "use include and top_logprobs"}
 _TYPES = frozenset(("str", "int", "float", "bool", "list", "dict", "json", "none"))
 # What is expected instead, by pydantic's names of errors.
 _EXPECTED = {

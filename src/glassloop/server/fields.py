@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from glassloop.shown import printable
@@ -22,8 +23,29 @@ def many(item: Any, most: int, least: int = 0) -> Any:
     return Annotated[list[item], Field(min_length=least, max_length=most, fail_fast=True)]
 
 
+def _check_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Refuses what is no setting of a chat template: content, which might be a special token, and the names
+    of what a template gets in another way."""
+    for name, value in values.items():
+        is_text = isinstance(value, str) and re.fullmatch(r"[\w .,:+-]{0,100}", value) is not None
+        if not re.fullmatch(r"[A-Za-z]\w{0,99}", name) or name in _OWN_VALUES:
+            problem = "{name} cannot be set; the template's own settings are expected"
+        elif not (value is None or is_text or isinstance(value, (bool, int, float))):
+            problem = "{name} is no setting; true, false, a number or a short text is expected"
+        else:
+            continue
+        raise PydanticCustomError("no_setting", problem, {"name": printable(name)})
+    return values
+
+
+_OWN_VALUES = {
+    *("messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt"),
+    *("continue_final", "self"),
+}
 Ids = Annotated[list[int], Field(max_length=MOST_IDS, fail_fast=True)]
 Whole = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
+# Settings of a chat template, by name.
+TemplateValues = Annotated[dict[str, Any], Field(max_length=32), AfterValidator(_check_values)]
 Name = Annotated[str, Field(max_length=1000)]
 
 
@@ -52,6 +74,17 @@ def _is_list(value: Any) -> str:
 def text_or(items: Any) -> Any:
     """Returns the type of a text or a list of the given type."""
     return Annotated[Annotated[str, Tag("Text")] | Annotated[items, Tag("List")], Discriminator(_is_list)]
+
+
+def word_or(words: Any, item: Any) -> Any:
+    """Returns the type of a word or an object of the given type."""
+    return Annotated[
+        Annotated[words, Tag("Word")] | Annotated[item, Tag("Object")], Discriminator(_is_object)
+    ]
+
+
+def _is_object(value: Any) -> str:
+    return "Object" if isinstance(value, (dict, BaseModel)) else "Word"
 
 
 def check_type(value: Any, read: Collection[str], instead: str) -> Any:

@@ -29,6 +29,7 @@ _TYPES: dict[str, Any] = {
     "schema": dict[str, Any] | bool | str,
     "stage_options": dict[str, dict[str, Any]],
 }
+_ONE_TOKEN = 1e-9  # a top_p that keeps the likeliest token only, which others write as 0
 _OWN_TYPES: dict[str, Any] = {"bad_words": text_or(many(text_or(many(int, _MOST_ITEMS)), _MOST_ITEMS))}
 
 
@@ -55,11 +56,18 @@ SamplingOptions.__doc__ = "Any fields of Sampling; docs/decoding.md says what th
 
 
 def options_of(body: Body) -> dict[str, Any]:
-    """Returns the fields of a body that are options of `Sampling`. The seed -1 is none, as many clients mean
-    it."""
+    """Returns the fields of a body that are options of `Sampling`, with the values that other servers take:
+    -1 is no seed, no top_k and no max_tokens; other negative seeds are those of 64 bits with a sign."""
     options = {name: value for name, value in body.given.items() if name in _FIELDS}
-    if options.get("seed") == -1:
-        del options["seed"]
+    for name in ("seed", "top_k", "max_tokens"):
+        if options.get(name) == -1:
+            del options[name]
+    if -(1 << 63) <= options.get("seed", 0) < 0:
+        options["seed"] += 1 << 64
+    if options.get("top_p") == 0:
+        options["top_p"] = _ONE_TOKEN
+    if options.get("stop") in ("", [""]):
+        del options["stop"]
     return options
 
 

@@ -33,7 +33,11 @@ from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
 T = TypeVar("T")
-_CONSTRAINTS = frozenset(("json_schema", "regex", "choice", "grammar", "response_format", "text"))
+_VLLM = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+# Fields that a grammar is made from.
+_CONSTRAINTS = frozenset(
+    ("json_schema", "regex", "choice", "grammar", "response_format", "text", "tools", *_VLLM)
+)
 _RENDERED = frozenset(("messages", "input"))  # fields that a chat template renders
 _FEW_TOKENS = 512  # an answer with at most this many is rendered on the event loop
 MOST_TEXT = 2_000_000  # characters of all texts that one request brings for the model
@@ -80,7 +84,7 @@ class Service:
     # ── checking ───────────────────────────────────────────────────────────────────────────────────────────
 
     def check_model(self, model: str | None) -> None:
-        if model is not None and model != self.name:
+        if model and model != self.name:  # an empty name is any model
             message = f"model is {model[:80]!r}; this server has {self.name!r}"
             raise APIError(404, message, param="model", code="model_not_found")
 
@@ -147,8 +151,7 @@ class Service:
         has a large body or a grammar, of another one where a template renders a conversation. It is dropped
         if the client disconnects while it waits."""
         pools, given = self.pools, body.given
-        demands_call = given.get("tool_choice", "auto") not in ("auto", "none")
-        if request.state.long or demands_call or not _CONSTRAINTS.isdisjoint(given):
+        if request.state.long or not _CONSTRAINTS.isdisjoint(given):
             pool = pools.long
         else:
             pool = pools.short if _RENDERED.isdisjoint(given) else pools.chat

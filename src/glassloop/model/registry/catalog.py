@@ -7,7 +7,6 @@ is stored whose size or SHA-256 differs from what is written here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 Kind = Literal["model", "tokenizer", "unknown"]
@@ -52,7 +51,7 @@ class Entry(NamedTuple):
     licence: str
     notice: str = ""  # shown on stderr before anything is downloaded
     beside: tuple[StoredFile, ...] = ()
-    sampling: Mapping[str, float] = MappingProxyType({})  # the defaults of options; the file has none
+    sampling: Mapping[str, float] | None = None  # the defaults of options, where the file has none
 
     def __str__(self) -> str:
         return self.name

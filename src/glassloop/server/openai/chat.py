@@ -8,25 +8,24 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from glassloop.errors import SamplingError
 from glassloop.server.errors import ERRORS, invalid, unsupported
-from glassloop.server.fields import Whole, many
+from glassloop.server.fields import Name, TemplateValues, Whole, many, word_or
 from glassloop.server.openai.conversation import Messages, Tools, as_recorded, encode_messages
 from glassloop.server.openai.generation import (
     Choices,
     ChoicesBody,
     PromptLogprobs,
     UsageAnswer,
-    add_response_format,
+    add_formats,
     add_top_logprobs,
     finish_reason,
     prompt_logprobs,
     respond,
     token_logprob,
 )
-from glassloop.server.openai.tool_calls import CallStream, NamedTool, ToolCall, call_schema, find_calls
+from glassloop.server.openai.tool_calls import CallStream, NamedTool, ToolCall, ToolUse, build, tools_in_use
 from glassloop.server.operation.bodies import BodyRoute
-from glassloop.server.options import make_sampling, options_of
+from glassloop.server.options import options_of
 from glassloop.server.service import Service
 from glassloop.server.streaming import STREAMED
 from glassloop.trace.run import Run
@@ -41,18 +40,21 @@ class ChatBody(ChoicesBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: Tools | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    tool_choice: word_or(Literal["auto", "none", "required"], NamedTool) | None = None  # type: ignore[valid-type]
     parallel_tool_calls: bool | None = None
     # Accepted because they ask for nothing that changes an answer.
     modalities: many(Literal["text"], 16) | None = None  # type: ignore[valid-type]
-    service_tier: Literal["auto", "default"] | None = None
-    verbosity: Literal["medium"] | None = None
+    service_tier: Name | None = None
+    verbosity: Name | None = None
+    reasoning_effort: Name | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     # Beyond OpenAI: the last message is the assistant's, and the model continues it.
     continue_final_message: bool | None = None
+    # Beyond OpenAI: values that the model's chat template knows, such as enable_thinking.
+    chat_template_kwargs: TemplateValues | None = None
 
 
 class Logprob(BaseModel):
@@ -113,28 +115,19 @@ class _Chat(Choices):
 
     def __init__(self, service: Service, body: ChatBody) -> None:
         self._logprobs, self._top = bool(body.logprobs), body.top_logprobs or 0
-        if body.tool_choice not in (None, "none") and body.tools is None:
+        if body.tool_choice not in (None, "none", "auto") and body.tools is None:
             raise unsupported("tool_choice", "there are no tools")
         continues = bool(body.continue_final_message)
         if continues and body.messages[-1].role != "assistant":
             message = "continue_final_message is true; a last message by the assistant is expected"
             raise invalid("continue_final_message", message)
         tools = None if body.tool_choice == "none" else body.tools
-        ids = encode_messages(service, body.messages, tools, continue_final=continues)
+        values = body.chat_template_kwargs
+        ids = encode_messages(service, body.messages, tools, continue_final=continues, values=values)
         options = _options(body, service.llm.config.context - len(ids))
-        schema = call_schema(tools or (), body.tool_choice)
-        if schema is not None:
-            _demand_call(options, schema)
-        self._has_tools, self._demanded = bool(tools), schema is not None
-        self._most_calls = 1 if body.parallel_tool_calls is False else None
+        self._tools = tools_in_use(service, tools, body.tool_choice, body.parallel_tool_calls)
         self._texts: dict[int, CallStream] = {}  # by choice
-        try:
-            sampling = make_sampling(options, service.settings, defaults=service.llm.default_sampling)
-            compiled = service.llm.compile(sampling)
-        except SamplingError as error:
-            if schema is not None and error.field == "json_schema":  # which the client has not given
-                raise invalid("tools", f"tools has parameters that cannot be enforced: {error}") from None
-            raise
+        sampling, compiled = build(service, options, self._tools)
         messages = as_recorded(body.messages)
         super().__init__(service, body, [service.prepare(ids, sampling, compiled, messages)])
 
@@ -155,52 +148,40 @@ class _Chat(Choices):
         }
 
     def _parts(self, run: Run) -> tuple[str, list[dict[str, Any]]]:
-        """Returns the text and the tool calls of an answer. One that was cut off is all text."""
-        if not self._has_tools or finish_reason(run) != "stop":
+        """Returns the text and the tool calls of an answer."""
+        if self._tools is None:
             return run.text, []
-        content, found = find_calls(run.text, self._demanded)
-        calls = [
-            {"id": f"call_{run.id}_{place}", "type": "function", "function": call.model_dump()}
-            for place, call in enumerate(found[: self._most_calls])
-        ]
-        return content, calls
+        return self._tools.split(run, whole=finish_reason(run) == "stop")
 
     def begin(self, runs: list[Run]) -> bytes:
         start = {"role": "assistant", "content": ""}
         return super().begin(runs) + b"".join(self.chunk(index, delta=start) for index in range(len(runs)))
 
     def token(self, index: int, run: Run, token: Token) -> bytes:
-        text = self._text(index).add(token.text) if self._has_tools else token.text
+        text = self._stream(index, self._tools).add(token.text) if self._tools else token.text
         if not text and not self._logprobs:
             return b""
         return self.chunk(index, self._shown([token]), delta={"content": text})
 
     def end(self, index: int, run: Run) -> bytes:
         content, calls = self._parts(run)
-        rest = content[self._text(index).sent :] if self._has_tools else run.tail
+        rest = content[self._stream(index, self._tools).sent :] if self._tools else run.tail
         last = self.chunk(index, delta={"content": rest}) if rest else b""
         for place, call in enumerate(calls):
             last += self.chunk(index, delta={"tool_calls": [{"index": place, **call}]})
         reason = "tool_calls" if calls else finish_reason(run)
         return last + self.chunk(index, delta={}, finish_reason=reason, stop_reason=run.stop_reason)
 
-    def _text(self, index: int) -> CallStream:
-        return self._texts.setdefault(index, CallStream(self._demanded))
+    def _stream(self, index: int, tools: ToolUse) -> CallStream:
+        if index not in self._texts:
+            self._texts[index] = tools.stream()
+        return self._texts[index]
 
     def _shown(self, tokens: list[Token]) -> dict[str, Any] | None:
         if not self._logprobs:
             return None
         content = [token_logprob(self.service, token, self._top) for token in tokens]
         return {"content": content, "refusal": None}
-
-
-def _demand_call(options: dict[str, Any], schema: dict[str, Any]) -> None:
-    """Adds the constraint of a tool call to the options."""
-    for name in ("json_schema", "regex", "choice", "grammar"):
-        if name in options:
-            message = f"tool_choice demands a call; {name} or response_format cannot be given with it"
-            raise invalid("tool_choice", message)
-    options["json_schema"] = schema
 
 
 def _options(body: ChatBody, room: int) -> dict[str, Any]:
@@ -212,5 +193,5 @@ def _options(body: ChatBody, room: int) -> dict[str, Any]:
         raise invalid("max_completion_tokens", "max_tokens and max_completion_tokens differ")
     options.setdefault("max_tokens", max(1, room))
     add_top_logprobs(options, body.top_logprobs, bool(body.logprobs), "logprobs: true")
-    add_response_format(options, body.response_format)
+    add_formats(options, body)
     return options

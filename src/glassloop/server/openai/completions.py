@@ -12,13 +12,13 @@ from starlette.responses import Response
 
 from glassloop.engine.request import Request as EngineRequest
 from glassloop.server.errors import ERRORS, invalid
-from glassloop.server.fields import Prompts, Whole
+from glassloop.server.fields import Prompts
 from glassloop.server.openai.generation import (
     Choices,
     ChoicesBody,
     PromptLogprobs,
     UsageAnswer,
-    add_response_format,
+    add_formats,
     finish_reason,
     prompt_logprobs,
     respond,
@@ -38,7 +38,7 @@ class CompletionBody(ChoicesBody):
     """OpenAI's parameters, and every field of Sampling."""
 
     prompt: Prompts
-    max_tokens: Whole | None = None
+    max_tokens: int | None = Field(None, ge=-1, le=(1 << 31) - 1)
     best_of: int | None = Field(None, ge=1, le=1024)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=_MOST_LOGPROBS)
@@ -102,10 +102,10 @@ class _Completion(Choices):
             raise invalid("max_tokens", f"max_tokens is 0; at least 1 is expected {how}")
         options = options_of(body)
         options["n"] = best_of
-        options["max_tokens"] = 16 if body.max_tokens is None else max(1, body.max_tokens)
+        options["max_tokens"] = _most_tokens(body.max_tokens, service.llm.config.context)
         if body.logprobs is not None and body.echo:
             options["prompt_logprobs"] = max(1, body.logprobs, options.get("prompt_logprobs", 0))
-        add_response_format(options, body.response_format)
+        add_formats(options, body)
         counted = "n" if body.best_of is None else "best_of"
         sampling = make_sampling(options, service.settings, counted, service.llm.default_sampling)
         prompts = prompts_of(body.prompt, "prompt")
@@ -207,6 +207,11 @@ class _Completion(Choices):
             "top_logprobs": top if self._top else None,
             "text_offset": places,
         }
+
+
+def _most_tokens(asked: int | None, context: int) -> int:
+    """Returns how many tokens an answer may have: OpenAI's 16 if there is no limit, all for -1."""
+    return 16 if asked is None else context if asked < 0 else max(1, asked)
 
 
 class _Offsets:

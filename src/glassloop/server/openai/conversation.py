@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import from_json
 
 from glassloop.errors import TextError
-from glassloop.server.errors import unsupported
 from glassloop.server.fields import (
     MOST_MESSAGES,
     MOST_PARTS,
@@ -21,6 +21,14 @@ from glassloop.server.fields import (
     many,
     text_or,
     texts_in,
+)
+from glassloop.server.openai.call_forms import (
+    add_system,
+    add_to_first,
+    describe_tools,
+    has_calls,
+    has_tools,
+    write_calls,
 )
 from glassloop.server.options import Body
 from glassloop.server.service import Service
@@ -53,6 +61,13 @@ class Message(Body):
     refusal: str | None = None
     reasoning_content: str | None = None  # for templates that write it
     annotations: many(Any, 1000) | None = None  # type: ignore[valid-type]  # of an answer that is sent back
+    # Of histories from other servers and clients. They are ignored.
+    reasoning: str | None = None
+    reasoning_details: many(Any, 1000) | None = None  # type: ignore[valid-type]
+    thinking_blocks: many(Any, 1000) | None = None  # type: ignore[valid-type]
+    provider_specific_fields: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    id: str | None = None
     audio: None = None
     function_call: None = None
 
@@ -76,11 +91,12 @@ def encode_messages(
     field: str = "messages",
     note: str = "",
     continue_final: bool = False,
+    values: dict[str, Any] | None = None,
 ) -> list[int]:
     """Returns the token ids of a conversation, whose length is checked before and after it is encoded. An
-    error names `field`; `note` says what else counts."""
+    error names `field`; `note` says what else counts; `values` are further ones for the template."""
     service.check_texts(texts_in([messages, tools]), field, service.longest_text)
-    ids = encode(service.llm.tokenizer, messages, tools, continue_final=continue_final)
+    ids = encode(service.llm.tokenizer, messages, tools, continue_final=continue_final, values=values)
     service.check_length(len(ids), field, note)
     return ids
 
@@ -103,6 +119,7 @@ def encode(
     *,
     add_generation_prompt: bool = True,
     continue_final: bool = False,
+    values: dict[str, Any] | None = None,
 ) -> list[int]:
     """Returns the token ids of a conversation as the model's template writes it. No text of a message becomes
     a special token."""
@@ -110,27 +127,45 @@ def encode(
         message = "messages cannot be written: this model has no chat template; use /v1/completions"
         raise TextError(message, field="messages")
     options: dict[str, Any] = {
+        **(values or {}),
         "add_generation_prompt": add_generation_prompt,
         "continue_final": continue_final,
     }
     if not tools:
         return _write(tokenizer, messages, options)
     described = [tool.model_dump() for tool in tools]
-    ids = _write(tokenizer, messages, {**options, "tools": described})
-    if ids == _write(tokenizer, messages, options):
-        why = "this model's chat template has no place for them; describe them in a message"
-        raise unsupported("tools", why)
-    return ids
+    if has_tools(tokenizer.chat_template):
+        ids = _write(tokenizer, messages, {**options, "tools": described})
+        if ids != _write(tokenizer, messages, options):
+            return ids
+    # The template has no place for tools. The system message tells them, or the first one by the user where
+    # the template has no system messages.
+    text = describe_tools([tool.function for tool in tools])
+    try:
+        return _write(tokenizer, messages, options, lambda each: add_system(write_calls(each), text))
+    except TextError:
+        return _write(tokenizer, messages, options, lambda each: add_to_first(write_calls(each), text))
 
 
-def _write(tokenizer: Tokenizer, messages: Sequence[Message], options: dict[str, Any]) -> list[int]:
+def _write(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    options: dict[str, Any],
+    rewrite: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] | None = None,
+) -> list[int]:
     """Returns the token ids of messages, whose tool calls are given to the template in the form that it
-    takes."""
+    takes, after `rewrite`, or as text if it takes none."""
     assert tokenizer.chat_template is not None
     no_text = None if _knows_null(tokenizer.chat_template) else ""
     written = _plain(messages, no_text)
+    if rewrite is None and not has_calls(tokenizer.chat_template):
+        rewrite = write_calls
+    if rewrite is not None:
+        written = rewrite(written)
     if not any(each.get("tool_calls") for each in written):
         return tokenizer.encode_chat(written, **options)
+    if _SHORT_IDS in tokenizer.chat_template.source:
+        written = [_with_short_ids(each) for each in written]
     # Clients send the arguments of a call as JSON text. Most templates want the object, to write it as JSON.
     parsed = [
         {**each, "tool_calls": _parse_arguments(each["tool_calls"])} if each.get("tool_calls") else each
@@ -140,6 +175,26 @@ def _write(tokenizer: Tokenizer, messages: Sequence[Message], options: dict[str,
         return tokenizer.encode_chat(parsed, **options)
     except TextError:  # others write the text as it is
         return tokenizer.encode_chat(written, **options)
+
+
+_SHORT_IDS = "length != 9"  # Mistral's templates refuse ids of calls that do not have nine characters
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message with an id of nine characters in place of each id of a call."""
+    made = dict(message)
+    if isinstance(made.get("tool_call_id"), str):
+        made["tool_call_id"] = _short_id(made["tool_call_id"])
+    if made.get("tool_calls"):
+        made["tool_calls"] = [
+            {**call, "id": _short_id(str(call.get("id", place)))}
+            for place, call in enumerate(made["tool_calls"])
+        ]
+    return made
+
+
+def _short_id(id: str) -> str:
+    return sha256(id.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 def _knows_null(template: ChatTemplate) -> bool:
@@ -162,11 +217,17 @@ def _parse_arguments(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
+_NOT_WRITTEN = {
+    *("refusal", "annotations", "reasoning", "reasoning_details", "thinking_blocks"),
+    *("provider_specific_fields", "cache_control", "id"),
+}
+
+
 def _plain(messages: Sequence[Message], no_text: str | None) -> list[dict[str, Any]]:
     """Returns messages as templates expect them. `no_text` is the content of those that only call tools."""
     made = []
     for message in messages:
-        each = message.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
+        each = message.model_dump(exclude_none=True, exclude=_NOT_WRITTEN)
         if each["role"] == "developer":
             each["role"] = "system"
         if isinstance(message.content, list):

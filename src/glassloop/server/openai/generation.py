@@ -15,7 +15,9 @@ from starlette.responses import Response
 
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.request import Request
+from glassloop.errors import SamplingError
 from glassloop.server.errors import APIError, as_api_error, invalid
+from glassloop.server.fields import many
 from glassloop.server.options import Body, SamplingOptions
 from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
@@ -31,10 +33,23 @@ async def respond(
 ) -> Response:
     """Answers an HTTP request with what `prepare` makes of its body."""
     service.check_model(body.given.get("model"))
-    generation = await service.prepare_on_thread(request, body, prepare, service, body)
+    generation = await service.prepare_on_thread(request, body, _prepare, prepare, service, body)
     if body.given.get("stream"):
         return generation.stream()
     return await unless_gone(request.receive, generation.whole())
+
+
+def _prepare(prepare: Callable[[Service, B], Generation], service: Service, body: B) -> Generation:
+    """Returns what `prepare` makes of a body. An error about an option names the field that the client has
+    sent."""
+    try:
+        return prepare(service, body)
+    except SamplingError as error:
+        structured = _structured(body) if isinstance(body, ChoicesBody) else {}
+        field = next((field for field, (name, _) in structured.items() if name == error.field), None)
+        if field is None:
+            raise
+        raise invalid(field, field + str(error).removeprefix(str(error.field))) from None
 
 
 class Generation(ABC):
@@ -115,7 +130,8 @@ class Generation(ABC):
 
 class StreamOptions(Body):
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None  # as in vLLM: the usage so far in every chunk
+    include_obfuscation: bool | None = None  # accepted: it never changes what a client reads
 
 
 class JSONSchema(Body):
@@ -128,6 +144,17 @@ class JSONSchema(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JSONSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")  # of a json_object, as in llama.cpp
+
+
+class StructuredOutputs(Body):
+    """A constraint with vLLM's names."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: many(str, 1024) | None = None  # type: ignore[valid-type]
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class ChoicesBody(SamplingOptions):  # type: ignore[misc, valid-type]
@@ -137,6 +164,12 @@ class ChoicesBody(SamplingOptions):  # type: ignore[misc, valid-type]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    # vLLM's names of json_schema, regex, choice and grammar.
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: many(str, 1024) | None = None  # type: ignore[valid-type]
+    guided_grammar: str | None = None
     user: str | None = None
 
 
@@ -154,7 +187,9 @@ class Choices(Generation):
         self.with_prompt = bool(body.given.get("prompt_logprobs"))
         if self.with_prompt and body.stream:
             raise invalid("prompt_logprobs", "prompt_logprobs is not streamed; ask for it without stream")
-        self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        asked = body.stream_options or StreamOptions()
+        self._with_usage = bool(asked.include_usage)
+        self._usage_in_each = bool(asked.include_usage and asked.continuous_usage_stats)
         self._fingerprint = service.fingerprint
         self._frame: dict[str, Any] = {}
 
@@ -178,7 +213,8 @@ class Choices(Generation):
     def chunk(self, index: int, logprobs: Any = None, **choice: Any) -> bytes:
         """Returns the event for a part of one choice."""
         made = {"index": index, "logprobs": logprobs, "finish_reason": None, **choice}
-        return data({**self._frame, "choices": [made]})
+        usage = {"usage": self.usage()} if self._usage_in_each else {}
+        return data({**self._frame, **usage, "choices": [made]})
 
     async def finish(self) -> bytes:
         usage = b""
@@ -288,11 +324,44 @@ def token_logprob(service: Service, token: Token, count: int) -> dict[str, Any]:
 # ── options ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def add_response_format(options: dict[str, Any], format: ResponseFormat | None) -> None:
-    """Adds what `response_format` asks for to the options."""
-    if format is not None:
-        schema = None if format.json_schema is None else format.json_schema.schema_
-        add_format(options, format.type, schema, "response_format.json_schema.schema")
+def add_formats(options: dict[str, Any], body: ChoicesBody) -> None:
+    """Adds what `response_format`, and vLLM's names of the constraints, ask for to the options."""
+    _add_structured(options, body)
+    format = body.response_format
+    if format is None:
+        return
+    if format.type == "json_object" and format.schema_ is not None:
+        options["json_schema"] = format.schema_
+        return
+    schema = None if format.json_schema is None else format.json_schema.schema_
+    add_format(options, format.type, schema, "response_format.json_schema.schema")
+
+
+def _add_structured(options: dict[str, Any], body: ChoicesBody) -> None:
+    for field, (name, value) in _structured(body).items():
+        if name in options:
+            raise invalid(field, f"{field} and another {name} are both given; one of them is expected")
+        options[name] = value
+    if isinstance(options.get("grammar"), str) and "::=" in options["grammar"]:
+        problem = 'is in GBNF or EBNF; Lark\'s notation is expected, such as start: "yes" | "no"'
+        raise SamplingError.about("grammar", problem)
+
+
+def _structured(body: ChoicesBody) -> dict[str, tuple[str, Any]]:
+    """Returns the constraints with vLLM's names in a body: the option and its value, by field."""
+    asked = body.structured_outputs or StructuredOutputs(json=None)
+    found: dict[str, tuple[str, Any]] = {
+        "guided_json": ("json_schema", body.guided_json),
+        "guided_regex": ("regex", body.guided_regex),
+        "guided_choice": ("choice", body.guided_choice),
+        "guided_grammar": ("grammar", body.guided_grammar),
+        "structured_outputs.json": ("json_schema", asked.json_),
+        "structured_outputs.json_object": ("json_schema", {"type": "object"} if asked.json_object else None),
+        "structured_outputs.regex": ("regex", asked.regex),
+        "structured_outputs.choice": ("choice", asked.choice),
+        "structured_outputs.grammar": ("grammar", asked.grammar),
+    }
+    return {field: (name, value) for field, (name, value) in found.items() if value is not None}
 
 
 def add_format(options: dict[str, Any], kind: str, schema: dict[str, Any] | None, field: str) -> None:

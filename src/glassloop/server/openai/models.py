@@ -17,6 +17,8 @@ class ModelAnswer(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    parent: str | None
     max_model_len: int
 
 
@@ -32,10 +34,11 @@ def router(service: Service) -> APIRouter:
         object="model",
         created=int(time.time()),
         owned_by="glassloop",
+        root=service.name,
+        parent=None,
         max_model_len=service.llm.config.context,
     )
 
-    @routes.head("/v1/models", include_in_schema=False)
     @routes.get("/v1/models")
     async def models() -> ModelsAnswer:
         return ModelsAnswer(object="list", data=[described])

@@ -1,12 +1,13 @@
-"""`POST /v1/responses`: OpenAI's newer endpoint, for text."""
+"""`POST /v1/responses`: OpenAI's newer endpoint, for text and function calls."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from starlette.responses import Response
 
 from glassloop.server.errors import ERRORS, APIError, invalid, unsupported
@@ -19,8 +20,9 @@ from glassloop.server.fields import (
     check_type,
     many,
     text_or,
+    word_or,
 )
-from glassloop.server.openai.conversation import Message, TextPart, as_recorded, encode_messages
+from glassloop.server.openai.conversation import Message, TextPart, Tool, as_recorded, encode_messages
 from glassloop.server.openai.generation import (
     Generation,
     add_format,
@@ -29,8 +31,9 @@ from glassloop.server.openai.generation import (
     respond,
     token_logprob,
 )
+from glassloop.server.openai.tool_calls import FunctionName, NamedTool, build, tools_in_use
 from glassloop.server.operation.bodies import BodyRoute
-from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
+from glassloop.server.options import Body, SamplingOptions, options_of
 from glassloop.server.service import Service
 from glassloop.server.streaming import STREAMED, event
 from glassloop.trace.run import Run
@@ -39,21 +42,95 @@ from glassloop.trace.token import Token
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class InputMessage(Body):
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+_INSTEAD = 'send messages, such as {"role": "user", "content": "…"}, function_call or function_call_output'
+
+
+class InputItem(Body):
+    """An item of the input that may be one of an earlier answer."""
+
+    id: str | None = None
+    status: Literal["completed", "incomplete", "in_progress"] | None = None
+
+
+class InputMessage(InputItem):
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: text_or(many(TextPart, MOST_PARTS))  # type: ignore[valid-type]
-    # Of an answer that is sent back.
-    id: str | None = None
-    status: Literal["completed", "incomplete", "in_progress"] | None = None
     phase: Name | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _is_message(cls, value: Any) -> Any:
-        return check_type(
-            value, ("message",), 'only messages are read; send {"role": "user", "content": "…"}'
-        )
+    def _is_known(cls, value: Any) -> Any:
+        return check_type(value, _ITEMS, _INSTEAD)
+
+
+class FunctionCall(InputItem):
+    type: Literal["function_call"]
+    call_id: Name
+    name: Name
+    arguments: str
+    namespace: None = None
+    caller: None = None
+    created_by: None = None
+
+
+class FunctionCallOutput(InputItem):
+    type: Literal["function_call_output"]
+    call_id: Name
+    output: text_or(many(TextPart, MOST_PARTS))  # type: ignore[valid-type]
+    name: Name | None = None
+    caller: None = None
+    created_by: None = None
+
+
+class Reasoning(InputItem):
+    """What another model has thought. It is ignored."""
+
+    type: Literal["reasoning"]
+    summary: many(Any, MOST_PARTS) | None = None  # type: ignore[valid-type]
+    content: many(Any, MOST_PARTS) | None = None  # type: ignore[valid-type]
+    encrypted_content: str | None = None
+
+
+def _kind_of_item(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return {"function_call": "Call", "function_call_output": "Output", "reasoning": "Reasoning"}.get(
+        kind if isinstance(kind, str) else "", "Message"
+    )
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag("Message")]
+    | Annotated[FunctionCall, Tag("Call")]
+    | Annotated[FunctionCallOutput, Tag("Output")]
+    | Annotated[Reasoning, Tag("Reasoning")],
+    Discriminator(_kind_of_item),
+]
+
+
+class FunctionTool(Body):
+    type: Literal["function"]
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_function(cls, value: Any) -> Any:
+        return check_type(value, ("function",), "only functions that the client calls are tools here")
+
+
+class NamedFunction(Body):
+    type: Literal["function"]
+    name: Name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_function(cls, value: Any) -> Any:
+        instead = 'send auto, none, required or {"type": "function", "name": "…"}'
+        return check_type(value, ("function",), instead)
 
 
 class TextFormat(Body):
@@ -66,40 +143,42 @@ class TextFormat(Body):
 
 class TextOptions(Body):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Name | None = None  # accepted, as in chat
 
 
 class ResponseStreamOptions(Body):
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None  # accepted: it never changes what a client reads
 
 
 class ResponsesBody(SamplingOptions):  # type: ignore[misc, valid-type]
     """OpenAI's parameters, and the fields of Sampling, with the exception of `n`, `logprobs` and
     `max_tokens`, which have other names here or no place."""
 
-    input: text_or(many(InputMessage, MOST_MESSAGES))  # type: ignore[valid-type]
+    input: text_or(many(Item, MOST_MESSAGES))  # type: ignore[valid-type]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: Whole | None = Field(None, ge=1)
     text: TextOptions | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    include: many(Literal["message.output_text.logprobs"], 16) | None = None  # type: ignore[valid-type]
+    # Reasoning is accepted, since clients ask for it whatever the model; there is none.
+    include: many(Literal["message.output_text.logprobs", "reasoning.encrypted_content"], 16) | None = None  # type: ignore[valid-type]
     top_logprobs: int | None = Field(None, ge=0, le=20)
     metadata: dict[str, str] | None = None
+    tools: many(FunctionTool, MOST_TOOLS) | None = None  # type: ignore[valid-type]
+    tool_choice: word_or(Literal["auto", "none", "required"], NamedFunction) | None = None  # type: ignore[valid-type]
+    parallel_tool_calls: bool | None = None
     n: Literal[1] | None = None
     logprobs: None = None
     max_tokens: None = None
     # Accepted because they ask for nothing that changes an answer.
     background: Literal[False] | None = None
-    parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: Name | None = None
+    reasoning: dict[str, Any] | None = None
     store: bool | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    tools: many(Any, MOST_TOOLS) | None = None  # type: ignore[valid-type]
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["disabled", "auto"] | None = None
     user: str | None = None
 
 
@@ -119,8 +198,8 @@ class ResponseAnswer(BaseModel):
     temperature: float
     top_p: float
     text: dict[str, Any]
-    tool_choice: str
-    tools: list[Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
     truncation: str
     metadata: dict[str, str]
     usage: dict[str, Any] | None
@@ -142,15 +221,17 @@ class _Response(Generation):
             raise unsupported(
                 "prompt_logprobs", "this endpoint has no place for it; use /v1/chat/completions"
             )
-        if body.tools:
-            raise unsupported("tools", "this endpoint has none; functions go to /v1/chat/completions")
+        if body.truncation == "auto":
+            raise unsupported("truncation", "the input is never cut; send as much as the context holds")
         self._body = body
         self._wants_logprobs = _LOGPROBS in (body.include or ())
         self._format = body.text.format if body.text is not None else None
+        tools = None if body.tool_choice == "none" else _tools(body)
         messages = _messages(service, body)
         ids = encode_messages(
             service,
             messages,
+            tools,
             field="input",
             note="" if body.instructions is None else ", instructions included",
         )
@@ -159,12 +240,17 @@ class _Response(Generation):
         add_top_logprobs(options, body.top_logprobs, self._wants_logprobs, f"include: [{_LOGPROBS}]")
         if self._format is not None:
             add_format(options, self._format.type, self._format.schema_, "text.format.schema")
-        self._sampling = make_sampling(options, service.settings, defaults=service.llm.default_sampling)
-        super().__init__(service, [service.prepare(ids, self._sampling, messages=as_recorded(messages))])
+        self._tools = tools_in_use(service, tools, _choice(body), body.parallel_tool_calls)
+        self._sampling, compiled = build(service, options, self._tools)
+        super().__init__(
+            service, [service.prepare(ids, self._sampling, compiled, messages=as_recorded(messages))]
+        )
         self._run_id = self.runs[0].id
         self._created = int(time.time())
         self._sequence_number = -1
         self._place = {"item_id": f"msg_{self._run_id}", "output_index": 0, "content_index": 0}
+        self._stream = None if self._tools is None else self._tools.stream()
+        self._has_begun = False  # the events of the message
 
     def answer(self, runs: list[Run]) -> dict[str, Any]:
         return self._response(runs[0])
@@ -172,32 +258,59 @@ class _Response(Generation):
     # ── as it comes ────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, runs: list[Run]) -> bytes:
+        started = self._event("response.created", response=self._response(None))
+        started += self._event("response.in_progress", response=self._response(None))
+        return started if self._tools else started + self._begin_message()
+
+    def _begin_message(self) -> bytes:
+        """Returns the events before the first text. With tools there may be no text at all."""
+        if self._has_begun:
+            return b""
+        self._has_begun = True
         empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        return (
-            self._event("response.created", response=self._response(None))
-            + self._event("response.in_progress", response=self._response(None))
-            + self._event("response.output_item.added", output_index=0, item=self._message(None))
-            + self._event("response.content_part.added", part=empty, **self._place)
-        )
+        added = self._event("response.output_item.added", output_index=0, item=self._message(None))
+        return added + self._event("response.content_part.added", part=empty, **self._place)
 
     def token(self, index: int, run: Run, token: Token) -> bytes:
-        logprobs = self._logprobs([token])
-        return self._delta(token.text, logprobs) if token.text or logprobs else b""
+        text = token.text if self._stream is None else self._stream.add(token.text)
+        logprobs = self._logprobs([token]) if self._stream is None or text else []
+        return self._begin_message() + self._delta(text, logprobs) if text or logprobs else b""
 
     def end(self, index: int, run: Run) -> bytes:
-        return self._delta(run.tail, []) if run.tail else b""
+        rest = run.tail if self._stream is None else self._parts(run)[0][self._stream.sent :]
+        return self._begin_message() + self._delta(rest, []) if rest else b""
 
     async def finish(self) -> bytes:
         return await self.service.render(self.runs, self._finish)
 
     def _finish(self) -> bytes:
         run = self.runs[0]
-        response, logprobs = self._response(run), self._logprobs(run.tokens)
+        response = self._response(run)
+        made = b""
+        for place, item in enumerate(response["output"]):
+            made += self._message_done(run, item) if item["type"] == "message" else self._call(place, item)
+        return made + self._event(f"response.{response['status']}", response=response)
+
+    def _message_done(self, run: Run, item: dict[str, Any]) -> bytes:
+        (part,) = item["content"]
+        text = {"text": part["text"], "logprobs": part["logprobs"]}
         return (
-            self._event("response.output_text.done", text=run.text, logprobs=logprobs, **self._place)
-            + self._event("response.content_part.done", part=self._part(run), **self._place)
-            + self._event("response.output_item.done", output_index=0, item=self._message(run))
-            + self._event(f"response.{response['status']}", response=response)
+            self._begin_message()
+            + self._event("response.output_text.done", **text, **self._place)
+            + self._event("response.content_part.done", part=part, **self._place)
+            + self._event("response.output_item.done", output_index=0, item=item)
+        )
+
+    def _call(self, place: int, item: dict[str, Any]) -> bytes:
+        """Returns the events of a function call, which is sent when it is complete."""
+        where = {"item_id": item["id"], "output_index": place}
+        told = {"name": item["name"], "arguments": item["arguments"]}
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        return (
+            self._event("response.output_item.added", output_index=place, item=begun)
+            + self._event("response.function_call_arguments.delta", delta=item["arguments"], **where)
+            + self._event("response.function_call_arguments.done", **told, **where)
+            + self._event("response.output_item.done", output_index=place, item=item)
         )
 
     def failed(self, error: APIError) -> bytes:
@@ -227,8 +340,8 @@ class _Response(Generation):
             "instructions": self._body.instructions,
             "max_output_tokens": self._body.max_output_tokens,
             "model": self.service.name,
-            "output": [] if run is None else [self._message(run)],
-            "parallel_tool_calls": bool(self._body.parallel_tool_calls),
+            "output": [] if run is None else self._output(run),
+            "parallel_tool_calls": self._body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "temperature": self._sampling.temperature,
             "top_p": self._sampling.top_p,
@@ -237,12 +350,36 @@ class _Response(Generation):
                 if form is None
                 else form.model_dump(by_alias=True, exclude_none=True)
             },
-            "tool_choice": self._body.tool_choice or "auto",
-            "tools": [],
+            "tool_choice": self._body.tool_choice.model_dump()
+            if isinstance(self._body.tool_choice, NamedFunction)
+            else self._body.tool_choice or "auto",
+            "tools": [tool.model_dump() for tool in self._body.tools or ()],
             "truncation": "disabled",
             "metadata": self._body.metadata or {},
             "usage": None if run is None else _usage(run),
         }
+
+    def _parts(self, run: Run) -> tuple[str, list[dict[str, Any]]]:
+        """Returns the text and the function calls of an answer."""
+        if self._tools is None:
+            return run.text, []
+        return self._tools.split(run, whole=finish_reason(run) == "stop")
+
+    def _output(self, run: Run) -> list[dict[str, Any]]:
+        """Returns the items of an answer: the message, unless there are only calls, and the calls."""
+        text, calls = self._parts(run)
+        made = [self._message(run)] if text.strip() or self._has_begun or not calls else []
+        for call in calls:
+            made.append(
+                {
+                    "id": f"fc_{call['id'].removeprefix('call_')}",
+                    "type": "function_call",
+                    "call_id": call["id"],
+                    "status": "completed",
+                    **call["function"],
+                }
+            )
+        return made
 
     def _message(self, run: Run | None) -> dict[str, Any]:
         return {
@@ -255,7 +392,8 @@ class _Response(Generation):
 
     def _part(self, run: Run) -> dict[str, Any]:
         logprobs = self._logprobs(run.tokens)
-        return {"type": "output_text", "text": run.text, "annotations": [], "logprobs": logprobs}
+        text, _ = self._parts(run)
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _logprobs(self, tokens: list[Token]) -> list[dict[str, Any]]:
         if not self._wants_logprobs:
@@ -265,17 +403,58 @@ class _Response(Generation):
 
 def _messages(service: Service, body: ResponsesBody) -> list[Message]:
     """Returns the input as a conversation, which begins with the instructions."""
-    messages = (
-        [Message(role="user", content=body.input)]
-        if isinstance(body.input, str)
-        else [Message(role=each.role, content=each.content) for each in body.input]
-    )
+    if isinstance(body.input, str):
+        messages = [Message(role="user", content=body.input)]
+    else:
+        messages = _conversation(body.input)
     if body.instructions is not None:
         service.check_text(body.instructions, "instructions")
         messages.insert(0, Message(role="system", content=body.instructions))
     if not messages:
         raise invalid("input", "input is empty; at least one message is expected")
     return messages
+
+
+def _conversation(
+    items: Sequence[InputItem],
+) -> list[Message]:
+    """Returns items of the input as messages. Calls that follow each other, or a text of the assistant, are
+    one message."""
+    made: list[Message] = []
+    for each in items:
+        if isinstance(each, InputMessage):
+            made.append(Message(role=each.role, content=each.content))
+        elif isinstance(each, FunctionCall):
+            call = {
+                "id": each.call_id,
+                "type": "function",
+                "function": {"name": each.name, "arguments": each.arguments},
+            }
+            if not made or made[-1].role != "assistant":
+                made.append(Message(role="assistant"))
+            made[-1].tool_calls = [*(made[-1].tool_calls or ()), call]
+        elif isinstance(each, FunctionCallOutput):
+            made.append(Message(role="tool", tool_call_id=each.call_id, content=each.output))
+    return made
+
+
+def _tools(body: ResponsesBody) -> list[Tool] | None:
+    """Returns the functions in the form of chat."""
+    if body.tools is None:
+        return None
+    fields = {"name", "description", "parameters"}
+    return [
+        Tool(type="function", function=tool.model_dump(include=fields, exclude_none=True))
+        for tool in body.tools
+    ]
+
+
+def _choice(body: ResponsesBody) -> NamedTool | str | None:
+    """Returns which tool is to be called, in the form of chat."""
+    choice = body.tool_choice
+    if not isinstance(choice, NamedFunction):
+        return choice
+    return NamedTool(type="function", function=FunctionName(name=choice.name))
 
 
 def _status(run: Run | None) -> str:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from glassloop.errors import LengthError
 from glassloop.server.errors import ERRORS, invalid
-from glassloop.server.fields import many, texts_in
+from glassloop.server.fields import TemplateValues, many, texts_in
 from glassloop.server.openai.conversation import Messages, Tools, encode
 from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import Body
@@ -27,6 +27,7 @@ class TokenizeBody(Body):
     tools: Tools | None = None
     add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn; default true.")
     continue_final_message: bool | None = Field(None, description="Leave the assistant's last message open.")
+    chat_template_kwargs: TemplateValues | None = Field(None, description="Values for the chat template.")
     add_special_tokens: bool | None = Field(None, description="What the model wants before a text (BOS).")
     parse_special_tokens: bool | None = Field(
         None, description="The text of a special token is that token, as in a prompt of /v1/completions."
@@ -93,6 +94,7 @@ def _tokenize(service: Service, body: TokenizeBody) -> Response:
             body.tools,
             add_generation_prompt=body.add_generation_prompt is not False,
             continue_final=bool(body.continue_final_message),
+            values=body.chat_template_kwargs,
         )
     elif body.prompt is not None and body.messages is None:
         service.check_texts([body.prompt], "prompt", max(service.longest_text, _MOST_TOKENS))

@@ -59,7 +59,9 @@ class AccessControl:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 0
+        began, status, method = time.perf_counter(), 0, scope["method"]
+        if method == "HEAD" and not scope["path"].endswith("/events"):
+            scope = {**scope, "method": "GET"}  # the HTTP server drops the body
         run: str | None = None
         origin = self._allowed_origin(scope)
 
@@ -92,7 +94,7 @@ class AccessControl:
                 page = _foreign_page(scope) if refusal.code == "foreign_site" else None
                 await (page or refusal.response)(scope, receive, answer)
         finally:
-            self._record(scope, status, run, time.perf_counter() - began)
+            self._record(scope, method, status, run, time.perf_counter() - began)
 
     def _allowed_origin(self, scope: Scope) -> str | None:
         """Returns the origin of a page of an allowed site that uses the API, None for all other requests."""
@@ -149,6 +151,7 @@ class AccessControl:
         kind, _, given = headers.get("authorization", "").partition(" ")
         # A header is bytes; clients write a key that is not ASCII as UTF-8.
         found = [given.strip().encode("latin-1")] if kind.lower() == "bearer" else []
+        found += [headers["x-api-key"].encode("latin-1")] if "x-api-key" in headers else []
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
         except CookieError:
@@ -166,14 +169,14 @@ class AccessControl:
         same = [hmac.compare_digest(given, key.encode()) for key in self._settings.api_keys]
         return any(same)
 
-    def _record(self, scope: Scope, status: int, run: str | None, seconds: float) -> None:
+    def _record(self, scope: Scope, method: str, status: int, run: str | None, seconds: float) -> None:
         """Counts and logs a request that is answered."""
         path = getattr(scope.get("route"), "path", "other")  # the pattern, as clients must not make up labels
         self._service.metrics.requests.labels(path, str(status or 499)).inc()
         details: dict[str, Any] = {"run": run} if run else {}
         self._service.log(
             "request",
-            method=scope["method"],
+            method=method,
             path=scope["path"][:200],
             status=status or 499,
             seconds=round(seconds, 4),

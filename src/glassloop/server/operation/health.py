@@ -71,7 +71,6 @@ class Info(BaseModel):
 def router(service: Service) -> APIRouter:
     routes = APIRouter(tags=["operation"], responses=ERRORS)
 
-    @routes.head("/health", include_in_schema=False)
     @routes.get("/health")
     async def health() -> HealthAnswer:
         if service.draining:

@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from glassloop.server.operation.access import COOKIE
 from glassloop.server.service import Service
 
-_POLICY = (
+POLICY = (
     "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:;"
     " connect-src 'self'; object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
 )
@@ -44,7 +44,6 @@ def router(service: Service) -> APIRouter:
     folder = service.settings.static
     files = {f"/{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*") if path.is_file()}
 
-    @routes.head("/")
     @routes.get("/")
     async def index(request: Request) -> Response:
         if "key" in request.query_params:
@@ -56,7 +55,7 @@ def router(service: Service) -> APIRouter:
         page = files.get("/index.html")
         if page is None:
             html = _NOT_BUILT.format(model=escape(service.name))
-            return HTMLResponse(html, headers={"content-security-policy": _POLICY})
+            return HTMLResponse(html, headers={"content-security-policy": POLICY})
         return _file(page)
 
     for name, path in files.items():
@@ -76,5 +75,5 @@ def _file(path: Path) -> Response:
     # Built files have a hash in their names and never change; the page that names them may.
     lasting = path.parent.name == "assets"
     cache = "public, max-age=31536000, immutable" if lasting else "no-cache"
-    headers = {"cache-control": cache, "content-security-policy": _POLICY}
+    headers = {"cache-control": cache, "content-security-policy": POLICY}
     return Response(path.read_bytes(), media_type=kind, headers=headers)

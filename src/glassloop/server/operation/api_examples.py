@@ -1,0 +1,152 @@
+"""A sentence and an example for each route, as data for the page `/docs`. Every example is a request that the
+default model answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+_SAY_HI = [{"role": "user", "content": "Say hi."}]
+_START = "The capital of France is"
+_WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Paris", "Oslo"]}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What a route does, and a request for it. Path parameters that have no value here are the ids of a run
+    or of its tree."""
+
+    about: str
+    body: dict[str, Any] | None = None
+    path: dict[str, str] = field(default_factory=dict)
+    query: str = ""
+    is_file: bool = False  # the body is a .glass file
+    more: tuple[tuple[str, dict[str, Any]], ...] = ()  # further bodies, each with a name
+
+
+EXAMPLES = {
+    "POST /v1/chat/completions": Example(
+        "Generates the next turn of a conversation.",
+        {"messages": _SAY_HI, "max_tokens": 40, "temperature": 0.5, "seed": 7},
+        more=(
+            ("streamed", {"messages": _SAY_HI, "max_tokens": 40, "seed": 7, "stream": True}),
+            (
+                "with a tool",
+                {
+                    "messages": [{"role": "user", "content": "Is it warm in Oslo?"}],
+                    "tools": [_WEATHER],
+                    "tool_choice": "required",
+                    "max_tokens": 60,
+                },
+            ),
+            (
+                "as JSON",
+                {
+                    "messages": [{"role": "user", "content": "Which city is the capital of France?"}],
+                    "response_format": {
+                        "type": "json_schema",
+                        "json_schema": {
+                            "name": "city",
+                            "schema": {
+                                "type": "object",
+                                "properties": {"city": {"type": "string", "maxLength": 20}},
+                                "required": ["city"],
+                                "additionalProperties": False,
+                            },
+                        },
+                    },
+                    "max_tokens": 60,
+                    "temperature": 0,
+                },
+            ),
+        ),
+    ),
+    "POST /v1/completions": Example(
+        "Continues one text, or several.",
+        {"prompt": _START, "max_tokens": 16, "temperature": 0, "logprobs": 2},
+        more=(("streamed", {"prompt": _START, "max_tokens": 16, "seed": 7, "stream": True}),),
+    ),
+    "POST /v1/responses": Example(
+        "Generates an answer in the form of OpenAI's newer endpoint.",
+        {"input": "Say hi.", "max_output_tokens": 40, "seed": 7},
+        more=(("streamed", {"input": "Say hi.", "max_output_tokens": 40, "seed": 7, "stream": True}),),
+    ),
+    "POST /v1/embeddings": Example(
+        "Returns a vector of length one for each text: the mean of the last hidden states of its tokens.",
+        {"input": ["The cat sat on the mat.", "A kitten was on a rug."]},
+    ),
+    "GET /v1/models": Example("Lists the model that is served."),
+    "GET /v1/models/{model}": Example("Describes the model, if this is its name.", path={"model": "MODEL"}),
+    "POST /tokenize": Example(
+        "Returns the tokens of a text, or of a conversation as the model gets it.",
+        {"prompt": "How do naïve strawberries work?"},
+        more=(("of a conversation", {"messages": _SAY_HI}),),
+    ),
+    "POST /detokenize": Example("Returns the text of tokens.", {"tokens": [504, 3575, 282, 4649, 314]}),
+    "GET /api/runs": Example("Lists runs, the newest first.", query="limit=3"),
+    "POST /api/runs": Example(
+        "Starts one run, or several beside each other in one tree.",
+        {"prompt": _START, "sampling": {"max_tokens": 8, "seed": 7}, "pause_after": 4},
+        more=(
+            (
+                "with strategies",
+                {
+                    "prompt": _START,
+                    "sampling": {"max_tokens": 8},
+                    "strategies": [
+                        {"name": "greedy", "sampling": {"temperature": 0}},
+                        {"name": "wild", "sampling": {"temperature": 1.5}},
+                    ],
+                },
+            ),
+        ),
+    ),
+    "GET /api/runs/{id}": Example(
+        "Returns a run with every token and its alternatives.", query="alternatives=3"
+    ),
+    "GET /api/runs/{id}/events": Example("Streams the tokens of a run as they are generated."),
+    "GET /api/trees/{id}/events": Example(
+        "Streams the events of all runs of a tree; with close=true until none is active.",
+        query="close=true",
+    ),
+    "POST /api/runs/{id}/fork": Example(
+        "Starts a run that keeps the first tokens of another one and then differs.",
+        {"at": 1, "token": " a", "sampling": {"max_tokens": 8}},
+    ),
+    "POST /api/runs/{id}/edit": Example(
+        "Starts a run in which a text replaces the tokens from a place on.", {"at": 1, "text": " not"}
+    ),
+    "POST /api/runs/{id}/step": Example(
+        "Continues a run that was stopped or has paused, for so many tokens.", {"tokens": 1}
+    ),
+    "POST /api/runs/{id}/stop": Example("Stops a run. It can be continued."),
+    "GET /api/runs/{id}/explain/{index}": Example(
+        "Explains why a token was chosen, or which one other options would choose.", path={"index": "0"}
+    ),
+    "GET /api/runs/{id}/worst": Example(
+        "Lists the tokens that surprised the model most, and those that won by the most luck.",
+        query="count=3",
+    ),
+    "GET /api/runs/{id}/lens/{name}": Example(
+        "Looks inside the model at one token: attention, layers or neighbours.",
+        path={"name": "layers"},
+        query="count=3",
+    ),
+    "GET /api/runs/{id}/export": Example("Returns a run as a .glass file."),
+    "POST /api/runs/import": Example("Takes in the first run of a .glass file.", is_file=True),
+    "DELETE /api/runs/{id}": Example("Deletes a run, from the store too."),
+    "GET /api/info": Example("Describes the model, its limits and every option."),
+    "GET /health": Example("Says whether the server accepts requests."),
+    "GET /metrics": Example("Returns counters and times in the format of Prometheus."),
+}
