@@ -64,6 +64,6 @@ def test_logits_are_close_to_the_reference(llm):
     assert (found.argmax(1) == expected.argmax(1))[clear].all()
 
 
-def test_a_cache_that_does_not_fit_is_an_error_with_figures():
+def test_a_cache_that_does_not_fit_is_an_error_with_figures(llm):
     with pytest.raises(GlassloopError, match=r"no room for keys and values: .* of its memory is free"):
         LLM(ops="torch", kv_memory="4TB")
