@@ -95,6 +95,16 @@ def test_a_record_is_looked_at_token_by_token(llm, recorded):
     watched(app, person)
 
 
+def test_a_chat_is_shown_as_a_conversation(llm):
+    run = llm.chat([{"role": "user", "content": "Say hi."}], Sampling(max_tokens=4, seed=1))
+
+    async def person(pilot):
+        shown = screen(pilot)
+        assert "user: Say hi." in shown and "assistant: " in shown and "<|im_start|>" not in shown
+
+    watched(Watch(llm, run, store=False), person)
+
+
 def test_uncertain_tokens_are_found(llm, recorded):
     unsure = [at for at, token in enumerate(recorded.tokens) if token.raw_logprob < -0.6931471805599453]
 

@@ -24,6 +24,7 @@ from glassloop.cli.watch.keys import KEYS, hints
 from glassloop.cli.watch.panels import Bars, Help, TextPanel, TreePanel, Why, title
 from glassloop.cli.watch.style import STYLE
 from glassloop.errors import GlassloopError
+from glassloop.trace.messages import text_of
 from glassloop.trace.shares import Share, shares
 
 if TYPE_CHECKING:
@@ -194,6 +195,9 @@ class Watch(App[None]):
         self.query_one(TreePanel).show(run)
 
     def _prompt(self, run: Run) -> str:
+        """Returns the text before the tokens: the prompt, or a chat with the role of each message."""
+        if run.messages is not None:
+            return "".join(f"{each['role']}: {text_of(each)}\n" for each in run.messages) + "assistant: "
         return run.prompt if run.prompt is not None else self.llm.tokenizer.decode(run.prompt_ids)
 
     def _warn(self, text: str) -> None:
