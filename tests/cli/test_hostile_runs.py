@@ -161,11 +161,14 @@ def test_the_model_of_a_run_of_ones_own_is_used_and_that_of_a_server_is_not(tmp_
     run.model = "./mine.gguf"
     Store().add(run)
     assert model_of(run.id, run) == model_of("last", run) == "./mine.gguf"
-    Store(origin="server").add(run)
+    served = small_llm().generate(PROMPT, Sampling(max_tokens=2))
+    served.model = "./mine.gguf"
+    Store(origin="server").add(served)
+    Store().add(served)  # written again by the terminal, it stays a server's
     with pytest.raises(TraceError, match="--model NAME"):
-        model_of("last", run)
-    run.model = "smollm2-135m-instruct"
-    assert model_of("last", run) == run.model
+        model_of("last", served)
+    served.model = "smollm2-135m-instruct"
+    assert model_of("last", served) == served.model
 
 
 @pytest.mark.parametrize(

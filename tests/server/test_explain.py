@@ -65,7 +65,8 @@ def test_a_beam_token_is_explained_by_its_search_and_not_by_luck(server, llm):
         assert told["taken"]["id"] == told["actual"]["id"] == token["id"]
         assert told["taken"]["logprob"] == token["logprob"]
         assert all(racer["luck"] == 0 for racer in told["candidates"])
-        assert told["sentence"].startswith(f"“{token['piece']}” (")
+        piece = token["piece"].replace("\n", "\\n")
+        assert told["sentence"].startswith(f"“{piece}” (")
         assert "best as a whole" in told["sentence"] and "whole text and has no luck" in told["sentence"]
         assert "drew" not in told["sentence"] and told["same"] == (told["winner"]["id"] == token["id"])
         # Its rank is that among the beams of the same length.

@@ -376,7 +376,7 @@ def test_a_base_url_without_v1_is_told_where_it_is(server):
 
 
 def test_the_fingerprint_names_the_model_and_the_op_set(client, llm):
-    expected = f"fp_{llm.model_hash[:12]}_{llm.op_set.replace('/', '-')}"
+    expected = f"fp_{llm.model_hash[:12]}_{llm.op_set.replace(' ', '-')}"
     assert ask(client, max_tokens=1).system_fingerprint == expected
     assert {chunk.system_fingerprint for chunk in ask(client, max_tokens=2, stream=True)} == {expected}
     complete = {"model": MODEL, "prompt": "x", "max_tokens": 2}
