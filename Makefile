@@ -20,7 +20,7 @@ NPM    := cd web && PATH="$(abspath $(BIN)):$$PATH" npm --no-audit --no-fund --l
 .PHONY: run serve web install test check-studio test-studio test-peers test-gpu fuzz lint format bench clean
 
 run: $(VENV)/.installed
-	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --seed 1 --max-tokens $(if $(filter file,$(origin PROMPT)),22,60)
+	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --seed 1 --max-tokens $(if $(filter file,$(origin PROMPT)),11,60)
 
 serve: $(VENV)/.installed $(STUDIO)
 	@$(BIN)/glassloop serve $(ARGS)
