@@ -125,5 +125,7 @@ function nameOf(item: Item, guess: string, promptTokens: number): string {
   const told = guess && `, ${guess}`;
   if (item.kind === 'end') return `The end, “${spoken(item.piece)}”${told}`;
   const fate = isPruned(item.place) ? ', pruned' : '';
-  return `“${spoken(item.piece)}”, token ${item.index}${fate}${told}${item.tag ? `, end of ${item.tag}` : ''}`;
+  // In the order in which it is seen: the rejected draft, then the token.
+  const draft = item.refused ? `“${spoken(item.refused.text)}” → ` : '';
+  return `${draft}“${spoken(item.piece)}”, token ${item.index}${fate}${told}${item.tag ? `, end of ${item.tag}` : ''}`;
 }
