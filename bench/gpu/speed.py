@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from bench.gpu.shapes import SHAPES, random_model
+from bench.gpu.timing import graph_seconds
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch, pages_for
 from glassloop.ops.torch import program as torch_program
@@ -91,15 +92,7 @@ def _program(model: Transformer) -> torch_program.Program:
 
 
 def _graph_seconds(model: Transformer, streams: int, rounds: int = 30) -> float:
-    """Returns the median time of a replay of the graph for so many streams, without upload and download."""
+    """Returns the median time of a replay of the graph for this many streams, without upload and download."""
     size = next(size for size in torch_program.SIZES if size >= streams)
     graph = next(graph for key, graph in _program(model)._graphs.items() if key[0] == size)
-    times = []
-    for _ in range(rounds):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(times)
+    return graph_seconds(graph, rounds)

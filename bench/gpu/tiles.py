@@ -9,6 +9,7 @@ import torch
 import triton
 
 from bench.gpu.shapes import SHAPES
+from bench.gpu.timing import graph_seconds
 from glassloop.ops.torch.device import shared_memory
 from glassloop.ops.torch.kernels.linear import linear_kernel
 from glassloop.ops.torch.tiles import Tile, tile_for
@@ -103,15 +104,7 @@ def seconds(rows: int, width: int, columns: int, gated: bool, tile: Tile) -> flo
     with torch.cuda.graph(graph):
         for weight in _WEIGHTS[key]:
             run(weight)
-    times = []
-    for _ in range(5):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return sorted(times)[2] / len(_WEIGHTS[key])
+    return graph_seconds(graph, 5) / len(_WEIGHTS[key])
 
 
 _WEIGHTS: dict[tuple[int, int], list[torch.Tensor]] = {}  # the last ones, by shape

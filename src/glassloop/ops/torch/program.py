@@ -16,6 +16,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from glassloop.ops.batch import PAGE, Batch
+from glassloop.ops.exact import sin_cos
 from glassloop.ops.quant import Float32
 from glassloop.ops.torch.device import (
     DEVICE,
@@ -309,9 +310,11 @@ class Program:
         """Returns cosines and sines by position: each [positions, half of the rotated width]."""
         if angles not in self._angles:
             turns = np.arange(self._positions, dtype=np.float32)[:, None] * angles.frequencies
+            # NumPy's own sine and cosine differ between processors; the record names the GPU alone.
+            turned = reversed(sin_cos(turns.astype(np.float64)))
             cosines, sines = (
-                torch.from_numpy(turned * np.float32(angles.factor)).to(DEVICE)
-                for turned in (np.cos(turns), np.sin(turns))
+                torch.from_numpy(each.astype(np.float32) * np.float32(angles.factor)).to(DEVICE)
+                for each in turned
             )
             self._angles[angles] = cosines, sines
         return self._angles[angles]
