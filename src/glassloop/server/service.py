@@ -189,7 +189,7 @@ class Service:
         names: Sequence[str | None] = (),
         limit: int | None = None,
     ) -> list[RunState]:
-        """Starts all requests, or none, as runs of one tree. With `limit` each run pauses after so many new
+        """Starts all requests, or none, as runs of one tree. With `limit` each run pauses after this many new
         tokens."""
         tree = tree or TreeState()
         states: list[RunState] = []

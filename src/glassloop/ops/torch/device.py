@@ -53,7 +53,7 @@ def shared_memory() -> int:
 
 
 def check_room(what: str, needed: int) -> None:
-    """Raises if so many bytes do not fit into the device's memory."""
+    """Raises if this many bytes do not fit into the device's memory."""
     if needed > (free := free_memory()):
         raise GlassloopError(
             f"{what} needs {format_bytes(needed)} of the GPU's memory, of which {format_bytes(free)} is free;"

@@ -128,7 +128,7 @@ EXAMPLES = {
         "Starts a run in which a text replaces the tokens from a place on.", {"at": 1, "text": " not"}
     ),
     "POST /api/runs/{id}/step": Example(
-        "Continues a run that was stopped or has paused, for so many tokens.", {"tokens": 1}
+        "Continues a run that was stopped or has paused, for a number of tokens.", {"tokens": 1}
     ),
     "POST /api/runs/{id}/stop": Example("Stops a run. It can be continued."),
     "GET /api/runs/{id}/explain/{index}": Example(
