@@ -80,7 +80,8 @@ def download_copy(copy: HubFile, size: int, folder: Path, show: PullProgress) ->
     """Downloads one file of a repository below a folder and returns its path; the caller verifies it. Raises
     RegistryError if the hub does not answer within seconds."""
     show.phase("asking Hugging Face")
-    name = HubName(*copy.repo_id.split("/"), file=copy.path)
+    owner, repo = copy.repo_id.split("/")
+    name = HubName(owner, repo, file=copy.path)
     with _hub_errors(name), _quiet_client():
         from huggingface_hub import HfApi, hf_hub_download
 
