@@ -102,10 +102,9 @@ def prepare(
     own, others = _split(options)
     count = n if n is not None else samples
     made = make_method(method, others if count is None else {"n": count, **others})
-    if method is None:
-        chosen = resolve(sampling, own, llm.default_sampling)
-    else:
-        chosen = made.sampling(resolve(sampling, _with_defaults(llm, own), llm.default_sampling))
+    if method is not None and sampling is None:
+        own = _with_defaults(llm, own)
+    chosen = made.sampling(resolve(sampling, own, llm.default_sampling))
     if chosen.seed is None:
         chosen = replace(chosen, seed=draw_seed())
     request = _request(llm, question, chosen, chat)
