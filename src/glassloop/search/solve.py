@@ -78,7 +78,7 @@ def solve_each(
         return prepare(llm, questions[index], method, sampling=sampling, verify=each[index], **given)
 
     window = in_flight or max(2, 2 * llm.engine.loop.scheduler.most_running // _paths(method, options))
-    return _drive_all(llm, make, len(questions), window)
+    return drive_all(llm, make, len(questions), window)
 
 
 def prepare(
@@ -188,7 +188,7 @@ def _drive(running: Running, watch: Watch | None) -> Solution:
     return solution
 
 
-def _drive_all(llm: LLM, make: Callable[[int], Running], count: int, window: int) -> Iterator[Solution]:
+def drive_all(llm: LLM, make: Callable[[int], Running], count: int, window: int) -> Iterator[Solution]:
     """Runs searches, at most `window` at a time. What is done between the rounds of one search delays no
     other: it runs on a few threads."""
     news: SimpleQueue[tuple[int, Future[list[Request]] | None]] = SimpleQueue()
