@@ -357,9 +357,6 @@ class Running:
         budget has left is shared equally. Where there is less than a token for each path, the last ones
         end."""
         open_paths = [path for path in self.paths.running if not path.held]
-        if not open_paths:
-            for path in self.paths.running:
-                self.end(path, BY_METHOD, "the method has not released it")
         share = _MOST_TOKENS
         if self.budget.tokens is not None:
             left = self.budget.tokens - self.tokens
@@ -367,6 +364,9 @@ class Running:
                 self.end(open_paths.pop(), BY_BUDGET, _TOKENS)
             forced = sum(len(self._growth[path].forced) for path in open_paths)
             share = (left - forced) // len(open_paths) if open_paths else 0
+        if not open_paths:
+            for path in self.paths.running:
+                self.end(path, BY_METHOD, "no other path runs, and the method has not released it")
         most = min(share, self.method.stride or _MOST_TOKENS)
         leases = {path: len(path.run.tokens) + len(self._growth[path].forced) + most for path in open_paths}
         cut = self._past.cut
@@ -385,8 +385,8 @@ class Running:
         made: list[Request] = []
         now = perf_counter()
         new = [path for path in leases if not path.run.tokens and not self._growth[path].forced]
-        if new:
-            made.append(self._request(new, leases[new[0]], now))
+        for tokens in dict.fromkeys(leases[path] for path in new):
+            made.append(self._request([path for path in new if leases[path] == tokens], tokens, now))
         made += [self._request([path], leases[path], now) for path in leases if path not in new]
         return made
 
@@ -409,7 +409,7 @@ class Running:
             [path.run for path in paths],
             priority=self._priority,
             forced=forced,
-            pause=Pause(tokens, ids, first) if tokens < _MOST_TOKENS else None,
+            pause=Pause(tokens, ids, first) if ids or tokens < _MOST_TOKENS else None,
             drafts=self.llm.drafts,
             arrived=growth.arrived,
             built=self._compiled,

@@ -227,18 +227,19 @@ def drive_all(llm: LLM, make: Callable[[int], Running], count: int, window: int)
 def submit(running: Running, requests: Sequence[Request], ended: Callable[[], None]) -> None:
     """Submits the requests of a round. `ended` is called on the engine's thread when all have ended."""
     left = sum(len(request.runs) for request in requests)
+    engine = running.llm.engine
 
     def tell(run: Run, token: Token | None) -> None:
         nonlocal left
         if token is None:
             left -= 1
-            if not left:
-                ended()
+            if not left:  # the runs may be continued at once, so the engine must have let go of them
+                engine.after_step(ended)
 
     for request in requests:
         request.listener = tell
     for request in requests:
-        running.llm.engine.submit(request, may_refuse=False)
+        engine.submit(request, may_refuse=False)
 
 
 def withdraw(running: Running, requests: Sequence[Request]) -> None:
