@@ -63,7 +63,7 @@ class Task:
     def digest(self) -> str:
         """A hash of all questions and answers, by which a record knows its task."""
         parts = [[item.id, item.question, item.answer, item.choices] for item in self.items]
-        data = json.dumps([self.name, parts], sort_keys=True, default=str).encode()
+        data = json.dumps(parts, sort_keys=True, default=str).encode()
         return hashlib.sha256(data).hexdigest()[:16]
 
     def value(self, item: Item, text: str) -> str | None:
