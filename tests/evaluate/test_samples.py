@@ -138,10 +138,10 @@ def test_confidences_survive_packing() -> None:
 
 def test_figures_have_a_row_for_each_method_and_a_test_for_each_pair(record: Path) -> None:
     figures = figures_of_samples(TASK, record, "greedy,vote:4,vote:8,any:8", [record])
-    rows = figures.json["methods"]
+    rows = figures.json
     assert [row["method"] for row in rows][:4] == ["greedy", "vote:4", "vote:8", "any:8"]
     assert all(row["items"] == 6 and 0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1 for row in rows)
-    assert len(figures.json["paired"]) == 10
+    assert [len(row["compared"]) for row in rows] == [0, 1, 2, 3, 4]
     assert figures.svg.startswith("<svg") and "vote:8" in figures.svg
     assert "McNemar" in figures.text
 
