@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.sampling import Sampling
+from glassloop.evaluate.choices import METHODS as CHOICE_METHODS
+from glassloop.evaluate.choices import check_methods, run_choices
 from glassloop.evaluate.methods import MethodSpec, parse_methods
 from glassloop.evaluate.progress import progress
 from glassloop.evaluate.record import Record
@@ -39,6 +41,9 @@ class Evaluation:
 
     @property
     def specs(self) -> list[MethodSpec]:
+        """The methods. Those of a task of choices are its own, unless they are named."""
+        if self.task.is_choice and self.methods == "greedy":
+            return parse_methods(CHOICE_METHODS)
         return parse_methods([self.methods])
 
     @property
@@ -54,6 +59,9 @@ class Evaluation:
         """Raises GlassloopError for what is wrong, before a model is loaded."""
         if self.limit is not None and self.limit < 1:
             raise TaskError.about("limit", f"is {self.limit}; a number of items from 1 up is expected")
+        if self.task.is_choice:
+            check_methods(self.specs)
+            return
         for method in self.specs:
             make_method(method.name, dict(method.options))
         _ = self.settings
@@ -70,7 +78,10 @@ def evaluate(llm: LLM, wanted: Evaluation) -> Figures:
             ids, texts = {item.id for item in items}, {method.text for method in methods}
             done = sum(row["item"] in ids and row["method"] in texts for row in record.rows)
             with progress(len(items) * len(methods), done) as told:
-                run_methods(llm, task, items, methods, settings, record, told)
+                if task.is_choice:
+                    run_choices(llm, task, items, methods, record, told)
+                else:
+                    run_methods(llm, task, items, methods, settings, record, told)
             results = outcomes_of(record, items, [method.text for method in methods])
             rows = rows_of(record, results)
     return figures_of(task.name, str(record.header["model"]), rows, results)
