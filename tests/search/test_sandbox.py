@@ -21,6 +21,7 @@ from glassloop.search.verify.sandbox import Limits, run
 from glassloop.search.verify.unit_tests import code_of, python_check, unit_tests
 
 SHORT = Limits(seconds=1.0, memory=256 << 20)
+ENOUGH = Limits(seconds=30, memory=256 << 20)  # for what ends by itself, on a busy machine too
 GOOD = "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
 
 
@@ -82,9 +83,9 @@ def test_the_standard_library_can_be_imported_and_printing_does_no_harm() -> Non
     ],
 )
 def test_what_hangs_or_crashes_ends_by_itself(program: str, told: str) -> None:
-    outcome = run(program, ["assert True"], limits=SHORT)
-    assert outcome.failed is not None and told in outcome.failed
-    assert not unit_tests("assert True", limits=SHORT)(program).passed
+    limits = SHORT if "more than" in told else ENOUGH
+    verdict = unit_tests("assert True", limits=limits)(program)
+    assert not verdict.passed and told in verdict.reason
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_what_hangs_or_crashes_ends_by_itself(program: str, told: str) -> None:
     ],
 )
 def test_no_other_process_is_reached_or_made(attempt: str) -> None:
-    outcome = run(attempt, [], limits=SHORT)
+    outcome = run(attempt, [], limits=ENOUGH)
     assert outcome.failed is not None
     assert re.search("PermissionError|not permitted|can't start|not allowed", outcome.failed)
 
@@ -129,7 +130,7 @@ def test_nothing_is_written_to_disk(tmp_path: Path) -> None:
         "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
         f"assert libc.creat({os.fsencode(tmp_path / 'c')!r}, 0o600) >= 0, os.strerror(ctypes.get_errno())",
     ):
-        outcome = run(attempt, [], limits=SHORT)
+        outcome = run(attempt, [], limits=ENOUGH)
         assert outcome.failed is not None, attempt
         assert "rror" in outcome.failed, attempt
     assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
@@ -138,7 +139,7 @@ def test_nothing_is_written_to_disk(tmp_path: Path) -> None:
 
 def test_files_of_the_user_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
-    outcome = run(f"print(open({str(tmp_path / 'secret')!r}).read())", [], limits=SHORT)
+    outcome = run(f"print(open({str(tmp_path / 'secret')!r}).read())", [], limits=ENOUGH)
     assert (
         outcome.failed is not None and "PermissionError" in outcome.failed and "secret" not in outcome.printed
     )
@@ -155,7 +156,7 @@ def test_no_socket_is_opened() -> None:
             "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))",
             f"import urllib.request\nurllib.request.urlopen('http://127.0.0.1:{port}/')",
         ):
-            outcome = run(attempt, [], limits=SHORT)
+            outcome = run(attempt, [], limits=ENOUGH)
             assert outcome.failed is not None and "rror" in outcome.failed
         with pytest.raises(TimeoutError):
             server.accept()
