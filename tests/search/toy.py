@@ -29,7 +29,9 @@ def options(llm: LLM, **others: object) -> Sampling:
     end = llm.tokenizer.eos_ids[0]
     # The random model hardly ever ends by itself; the bias makes the end as likely as a letter.
     allowed = (*LETTERS, end)
-    return Sampling(temperature=1.0, allowed_token_ids=allowed, max_tokens=LENGTH, logit_bias={end: 2.0}, **others)
+    return Sampling(
+        temperature=1.0, allowed_token_ids=allowed, max_tokens=LENGTH, logit_bias={end: 2.0}, **others
+    )
 
 
 def leaves(llm: LLM, prompt: list[int]) -> list[Leaf]:

@@ -291,7 +291,7 @@ class Running:
                 self._note_step(path)
             elif out_of_time:
                 timed_out = True
-            elif run.finish_reason == "cancelled":
+            elif run.finish_reason in (None, "cancelled"):  # None: the request was not submitted
                 cancelled = True
             else:
                 self._close(path, str(run.finish_reason), run.stop_reason or "")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
 
 Question = str | Sequence[int] | Sequence[Mapping[str, Any]]
-Watch = Callable[[Running], None]  # called after each round, on the thread that searches
+Watch = Callable[[Running], None]  # called before each round and after the last
 
 TEMPERATURE = 0.7  # of the paths, where neither the caller nor the model's authors give one
 MAX_TOKENS = 512  # of a path, where the caller gives none
@@ -43,7 +43,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def solve(llm: LLM, question: Question, *, watch: Watch | None = None, **options: Any) -> Solution:
-    """Returns what `LLM.solve` does. `watch` is called after each round."""
+    """Returns what `LLM.solve` does. `watch` is called before each round and after the last."""
     running = prepare(llm, question, **options)
     return _drive(running, watch)
 
@@ -169,12 +169,12 @@ def _drive(running: Running, watch: Watch | None) -> Solution:
         requests: list[Request] = []
         try:
             requests = running.next_round()
+            if watch is not None and not interrupted:
+                watch(running)
             if not requests:
                 break
             submit(running, requests, lambda: ended.put(None))
             ended.get()
-            if watch is not None:
-                watch(running)
         except KeyboardInterrupt:
             interrupted = True
             running.cancel("interrupted")
