@@ -224,8 +224,11 @@ def drive_all(llm: LLM, make: Callable[[int], Running], count: int, window: int)
                 withdraw(running, requests)
 
 
-def submit(running: Running, requests: Sequence[Request], ended: Callable[[], None]) -> None:
-    """Submits the requests of a round. `ended` is called on the engine's thread when all have ended."""
+def submit(
+    running: Running, requests: Sequence[Request], ended: Callable[[], None], may_refuse: bool = False
+) -> None:
+    """Submits the requests of a round. `ended` is called on the engine's thread when all have ended. If
+    `may_refuse`, raises `Busy` where too many requests wait already."""
     left = sum(len(request.runs) for request in requests)
     engine = running.llm.engine
 
@@ -238,8 +241,10 @@ def submit(running: Running, requests: Sequence[Request], ended: Callable[[], No
 
     for request in requests:
         request.listener = tell
+        for run in request.runs:  # those that have paused go on
+            run.finish_reason, run.stop_reason, run.tail = None, None, ""
     for request in requests:
-        engine.submit(request, may_refuse=False)
+        engine.submit(request, may_refuse)
 
 
 def withdraw(running: Running, requests: Sequence[Request]) -> None:
