@@ -88,7 +88,7 @@ def test_each_single_answer_is_that_of_its_paths(tiny, tree):
     """Not only in distribution: from the paths that were drawn, the right one is chosen."""
     by_text = {(leaf.text, leaf.ended): leaf for leaf in tree}
     for method, choose in (("vote", most_frequent), ("likelihood", likeliest)):
-        given = dict(n=5, extract=lambda text: text, sampling=options(tiny, seed=5))
+        given = {"n": 5, "extract": str, "sampling": options(tiny, seed=5)}
         for solution in solve_each(tiny, [PROMPT] * 40, method, **given):
             drawn = tuple(by_text[path.text, path.finish_reason == "stop"] for path in solution.paths)
             assert solution.text == choose(drawn).text

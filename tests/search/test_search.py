@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from glassloop import LLM, Budget, GlassloopError, Sampling, Search, Solution, Verdict
 from glassloop.search.methods import METHODS, make_method
+from glassloop.search.running import Running
 from glassloop.search.search import Paths
 from glassloop.search.solution import Path
 from glassloop.search.solve import Stopped, prepare, solve_each
@@ -180,7 +181,9 @@ def test_a_budget_of_seconds_cuts_and_the_cut_is_replayed(tiny):
     options = Sampling(seed=1, max_tokens=400, ignore_eos=True)
     for method in (Slow(), make_method("vote", {"n": 40})):
         made = tiny.solve(QUESTION, method, sampling=options, budget=Budget(seconds=0.15))
-        assert {path.ended_by for path in made.paths} == {"budget"} and made.usage.tokens < 400 * len(made.paths)
+        assert {path.ended_by for path in made.paths} == {"budget"} and made.usage.tokens < 400 * len(
+            made.paths
+        )
         again = made.replay(method=method)
         assert again.identical, again.difference
 
@@ -189,7 +192,12 @@ def test_a_verifier_that_hangs_does_not_outlast_the_budget(tiny):
     began = time.monotonic()
     stuck = threading.Event()
     made = tiny.solve(
-        QUESTION, "best", n=2, sampling=OPTIONS, verify=lambda text: stuck.wait(60), budget=Budget(seconds=0.3)
+        QUESTION,
+        "best",
+        n=2,
+        sampling=OPTIONS,
+        verify=lambda text: stuck.wait(60),
+        budget=Budget(seconds=0.3),
     )
     stuck.set()
     assert time.monotonic() - began < 30
@@ -198,8 +206,10 @@ def test_a_verifier_that_hangs_does_not_outlast_the_budget(tiny):
 
 @pytest.mark.parametrize(
     "values, field",
-    [({"tokens": 0}, "tokens"), ({"tokens": 1.5}, "tokens"), ({"branches": True}, "branches")]
-    + [({"seconds": float("nan")}, "seconds"), ({"seconds": 0}, "seconds"), ({"token": 3}, "budget")],
+    [
+        *(({"tokens": 0}, "tokens"), ({"tokens": 1.5}, "tokens"), ({"branches": True}, "branches")),
+        *(({"seconds": float("nan")}, "seconds"), ({"seconds": 0}, "seconds"), ({"token": 3}, "budget")),
+    ],
 )
 def test_a_wrong_budget_is_refused_by_its_field(values, field):
     with pytest.raises(GlassloopError, match=field):
@@ -262,8 +272,9 @@ def test_wrong_options_are_named(tiny, method, options, message):
 
 
 def test_ctrl_c_keeps_what_is_there_and_gives_back_the_pages(tiny):
-    def interrupt(running: object) -> None:
-        raise KeyboardInterrupt
+    def interrupt(running: Running) -> None:
+        if running.round > 1:
+            raise KeyboardInterrupt
 
     from glassloop.search.solve import solve
 

@@ -24,6 +24,7 @@ from glassloop.cli import (
     replay,
     runs,
     serve,
+    solve,
     tokenize,
     watch,
 )
@@ -39,6 +40,7 @@ app = App(
 )
 app.command(name="generate")(generate.generate)
 app.command(name="chat")(chat.chat)
+app.command(name="solve")(solve.solve)
 app.command(name="watch")(watch.watch)
 app.command(name="explain")(explain.explain)
 app.command(name="fork")(fork.fork)

@@ -140,6 +140,10 @@ def _number(value: object) -> bool:
     return type(value) in (int, float)
 
 
+def _flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
 def _text(value: object) -> bool:
     return isinstance(value, str)
 
@@ -156,8 +160,7 @@ def _is(value: object, fields: Mapping[str, Callable[[object], bool]]) -> bool:
 
 
 def _verdict(value: object) -> bool:
-    right = {"passed": lambda it: isinstance(it, bool), "score": _number, "reason": _text}
-    return _is(value, right)
+    return _is(value, {"passed": _flag, "score": _number, "reason": _text})
 
 
 def _table(value: object) -> bool:
@@ -167,7 +170,7 @@ def _table(value: object) -> bool:
 def _judged(value: object) -> bool:
     if not isinstance(value, list):
         return False
-    kinds = (_whole, _whole, _text, lambda it: isinstance(it, bool), _number, _text)
+    kinds = (_whole, _whole, _text, _flag, _number, _text)
     return all(
         isinstance(row, list)
         and len(row) == len(kinds)
@@ -206,7 +209,7 @@ _USAGE: dict[str, Callable[[object], bool]] = {
 }
 _CUT: dict[str, Callable[[object], bool]] = {
     "round": _whole,
-    "during": lambda it: isinstance(it, bool),
+    "during": _flag,
     "by": _text,
     "why": _text,
     "tokens": lambda it: isinstance(it, dict) and all(map(_whole, it.values())),

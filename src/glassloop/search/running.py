@@ -291,7 +291,7 @@ class Running:
                 self._note_step(path)
             elif out_of_time:
                 timed_out = True
-            elif run.finish_reason == "cancelled":
+            elif run.finish_reason in (None, "cancelled"):  # None: the request was not submitted
                 cancelled = True
             else:
                 self._close(path, str(run.finish_reason), run.stop_reason or "")
@@ -394,9 +394,7 @@ class Running:
         growth = self._growth[paths[0]]
         forced, growth.forced = growth.forced, []
         for path in paths:
-            run = path.run
             self._growth[path].arrived = self._growth[path].arrived or now
-            run.finish_reason, run.stop_reason, run.tail = None, None, ""
         sampling, left = self._sampling, self._seconds_left
         if left is not None:
             limit = max(now - growth.arrived + left, 1e-6)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
 
 Question = str | Sequence[int] | Sequence[Mapping[str, Any]]
-Watch = Callable[[Running], None]  # called after each round, on the thread that searches
+Watch = Callable[[Running], None]  # called before each round and after the last
 
 TEMPERATURE = 0.7  # of the paths, where neither the caller nor the model's authors give one
 MAX_TOKENS = 512  # of a path, where the caller gives none
@@ -43,7 +43,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def solve(llm: LLM, question: Question, *, watch: Watch | None = None, **options: Any) -> Solution:
-    """Returns what `LLM.solve` does. `watch` is called after each round."""
+    """Returns what `LLM.solve` does. `watch` is called before each round and after the last."""
     running = prepare(llm, question, **options)
     return _drive(running, watch)
 
@@ -169,12 +169,12 @@ def _drive(running: Running, watch: Watch | None) -> Solution:
         requests: list[Request] = []
         try:
             requests = running.next_round()
+            if watch is not None and not interrupted:
+                watch(running)
             if not requests:
                 break
             submit(running, requests, lambda: ended.put(None))
             ended.get()
-            if watch is not None:
-                watch(running)
         except KeyboardInterrupt:
             interrupted = True
             running.cancel("interrupted")
@@ -224,8 +224,11 @@ def drive_all(llm: LLM, make: Callable[[int], Running], count: int, window: int)
                 withdraw(running, requests)
 
 
-def submit(running: Running, requests: Sequence[Request], ended: Callable[[], None]) -> None:
-    """Submits the requests of a round. `ended` is called on the engine's thread when all have ended."""
+def submit(
+    running: Running, requests: Sequence[Request], ended: Callable[[], None], may_refuse: bool = False
+) -> None:
+    """Submits the requests of a round. `ended` is called on the engine's thread when all have ended. If
+    `may_refuse`, raises `Busy` where too many requests wait already."""
     left = sum(len(request.runs) for request in requests)
     engine = running.llm.engine
 
@@ -238,8 +241,10 @@ def submit(running: Running, requests: Sequence[Request], ended: Callable[[], No
 
     for request in requests:
         request.listener = tell
+        for run in request.runs:  # those that have paused go on
+            run.finish_reason, run.stop_reason, run.tail = None, None, ""
     for request in requests:
-        engine.submit(request, may_refuse=False)
+        engine.submit(request, may_refuse)
 
 
 def withdraw(running: Running, requests: Sequence[Request]) -> None:
