@@ -22,7 +22,7 @@ MOST_DIGITS = 200  # of a number
 
 # A number: a sign that is not a minus between two terms, thousands with commas, decimals.
 _NUMBER = re.compile(
-    r"(?:(?<![\w)\]}.])(?P<sign>[-+])\s?)?\$?(?:(?<=\$)(?P<inner>-))?"
+    r"(?:(?<![\w)\]}.])(?P<sign>[-+]))?\$?(?:(?<=\$)(?P<inner>-))?"
     r"(?P<whole>\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?P<decimals>\.\d+)?"
 )
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
