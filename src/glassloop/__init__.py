@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from glassloop.errors import SamplingError as SamplingError
     from glassloop.errors import TextError as TextError
     from glassloop.errors import TraceError as TraceError
+    from glassloop.search.budget import Budget as Budget
+    from glassloop.search.search import Search as Search
+    from glassloop.search.solution import Solution as Solution
+    from glassloop.search.verdict import Verdict as Verdict
     from glassloop.trace.diff import diff as diff
     from glassloop.trace.run import Run as Run
     from glassloop.trace.store import Store as Store
@@ -39,6 +43,10 @@ _HOMES = {
     "Store": "glassloop.trace.store",
     "diff": "glassloop.trace.diff",
     "Token": "glassloop.trace.token",
+    "Budget": "glassloop.search.budget",
+    "Search": "glassloop.search.search",
+    "Solution": "glassloop.search.solution",
+    "Verdict": "glassloop.search.verdict",
     "Sampling": "glassloop.decode.sampling",
     "stage": "glassloop.decode.stage",
     "DEFAULT_ORDER": "glassloop.decode.chain",

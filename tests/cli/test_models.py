@@ -72,6 +72,8 @@ def test_list_shows_the_catalog_and_what_is_here(cache: Path) -> None:
         ["name", "kind", "size", "pulled", "licence"],
         ["smollm2-135m-instruct", "model", "98.4 MB", "no", "Apache-2.0"],
         ["gemma-3-270m", "model", "253.3 MB", "no", "Gemma Terms of Use"],
+        ["qwen2.5-coder-0.5b-instruct", "model", "491.4 MB", "no", "Apache-2.0"],
+        ["qwen2.5-coder-1.5b-instruct", "model", "1.12 GB", "no", "Apache-2.0"],
         ["cl100k_base", "tokenizer", "1.7 MB", "yes", "MIT"],
         ["o200k_base", "tokenizer", "3.6 MB", "no", "MIT"],
         ["mine", "unknown", "0 B", "damaged", "unknown"],

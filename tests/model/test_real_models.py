@@ -1,8 +1,10 @@
 """The real models, from their GGUF files: the same logits and the same greedy tokens as `transformers` gives
-for the same file in float32.
+for the same file in float32. `GLASSLOOP_TEST_QWEN=1` adds Qwen2.5-Coder 0.5B, a download of 478 MB.
 """
 
 from __future__ import annotations
+
+import os
 
 import numpy as np
 import pytest
@@ -28,9 +30,12 @@ PROMPTS = [
     "Dear Sir or Madam,\n\nI am writing to you because",
 ]
 NEW_TOKENS = 32
+MODELS = ["smollm2-135m-instruct", "gemma-3-270m"]
+if os.environ.get("GLASSLOOP_TEST_QWEN"):
+    MODELS.append("qwen2.5-coder-0.5b-instruct")
 
 
-@pytest.fixture(scope="module", params=["smollm2-135m-instruct", "gemma-3-270m"])
+@pytest.fixture(scope="module", params=MODELS)
 def models(request):
     path = fetch(request.param)
     theirs = AutoModelForCausalLM.from_pretrained(

@@ -15,6 +15,7 @@ from glassloop.cli import (
     chat,
     compare,
     diff,
+    eval,
     explain,
     fork,
     generate,
@@ -23,6 +24,7 @@ from glassloop.cli import (
     replay,
     runs,
     serve,
+    solve,
     tokenize,
     watch,
 )
@@ -38,12 +40,14 @@ app = App(
 )
 app.command(name="generate")(generate.generate)
 app.command(name="chat")(chat.chat)
+app.command(name="solve")(solve.solve)
 app.command(name="watch")(watch.watch)
 app.command(name="explain")(explain.explain)
 app.command(name="fork")(fork.fork)
 app.command(name="replay")(replay.replay)
 app.command(name="compare")(compare.compare)
 app.command(name="diff")(diff.diff)
+app.command(name="eval")(eval.evaluate)
 app.command(name="serve")(serve.serve)
 app.command(name="tokenize")(tokenize.tokenize)
 app.add_typer(lens.app, name="lens")

@@ -193,6 +193,8 @@ def takes_sampling(command: Callable[..., None], prefix: str = "", unset: bool =
     own = signature(command, eval_str=True)
     parameters = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     taken = {each.name for each in parameters}
+    if "n" in taken:  # a command that has --n of its own
+        taken.add(_OLD_SAMPLES)
     flags = [flag for flag in _flags(prefix, unset) if flag.name not in taken]
     command.__signature__ = own.replace(parameters=[*parameters, *flags])  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in [*parameters, *flags]}

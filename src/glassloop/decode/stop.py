@@ -6,6 +6,7 @@ Stop strings depend on the text, not on tokens; they are in `text/stops.py`.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +49,35 @@ class Stopper:
             return Ending("length", "context")
         if self._timeout is not None and seconds >= self._timeout:
             return Ending("timeout", f"after {self._timeout:g} s")
+        return None
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Where a request interrupts its run, so that another request can continue it."""
+
+    tokens: int  # when the answer has this many
+    ids: frozenset[int] = frozenset()  # or after one of these tokens,
+    first: int = 0  # if the answer has more than this many by then
+
+
+PAUSED = Ending("cancelled", "paused")
+
+
+class PausingStopper(Stopper):
+    """The conditions of a branch that pauses before its end."""
+
+    def __init__(self, sampling: Sampling, eos_ids: Collection[int], context: int, pause: Pause) -> None:
+        super().__init__(sampling, eos_ids, context)
+        self._pause = pause
+
+    def after(self, history: History, seconds: float) -> Ending | None:
+        ending = super().after(history, seconds)
+        if ending is not None:
+            return ending
+        length, pause = history.generated_length, self._pause
+        if length >= pause.tokens or (length > pause.first and history.last in pause.ids):
+            return PAUSED
         return None
 
 

@@ -57,15 +57,12 @@ def fork_request(
         salt = fork_salt(run.salt, position, ordinal)
     run.forks[position] = ordinal + options.n - 1
 
+    reason = "edited" if text is not None else "forced" if token is not None else "sampled"
+
     def make(seed: int, number: int) -> Run:
         own = salt if number == 0 else fork_salt(run.salt, position, ordinal + number)
-        made = llm.new_run(run.prompt_ids, options, seed, salt=own, prompt=run.prompt, sample=number)
-        made.messages = run.messages
-        made.tokens = list(run.tokens[:at])
-        if options.prompt_logprobs == run.sampling.prompt_logprobs:
-            made.prompt_tokens = list(run.prompt_tokens)
-        reason = "edited" if text is not None else "forced" if token is not None else "sampled"
-        made.descend(run, at, reason)
+        made = _copy_start(llm, run, at, options, seed, own, reason)
+        made.sample = number
         return made
 
     runs = runs_of(options, make)
@@ -73,6 +70,29 @@ def fork_request(
     return Request(
         run.prompt_ids, options, runs, forced=forced, drafts=llm.drafts, keep=llm.keep, built=built
     )
+
+
+def forked_run(llm: LLM, run: Run, at: int, *, new_luck: bool) -> Run:
+    """Returns a run that begins with the first `at` tokens of another run of this model and has its options:
+    with new luck, or with the same."""
+    position, salt = len(run.prompt_ids) + at, run.salt
+    if new_luck:
+        run.forks[position] = ordinal = run.forks.get(position, 0) + 1
+        salt = fork_salt(run.salt, position, ordinal)
+    made = _copy_start(llm, run, at, run.sampling, run.seed, salt, "sampled" if new_luck else "edited")
+    made.samples = [made]
+    return made
+
+
+def _copy_start(llm: LLM, run: Run, at: int, options: Sampling, seed: int, salt: int, reason: str) -> Run:
+    """Returns a fork of a run with its first `at` tokens."""
+    made = llm.new_run(run.prompt_ids, options, seed, salt=salt, prompt=run.prompt, sample=0)
+    made.messages = run.messages
+    made.tokens = list(run.tokens[:at])
+    if options.prompt_logprobs == run.sampling.prompt_logprobs:
+        made.prompt_tokens = list(run.prompt_tokens)
+    made.descend(run, at, reason)
+    return made
 
 
 def rest_request(llm: LLM, run: Run, timeout: float | None = None) -> Request:

@@ -36,6 +36,7 @@ from glassloop.trace.token import Token
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
     from glassloop.engine.lens import Lenses
+    from glassloop.search.solution import Solution
     from glassloop.trace.store import Store
     from glassloop.trace.verdict import Verdict
 
@@ -221,6 +222,22 @@ class LLM:
         request = self.prepare_chat(messages, chosen, **template)
         complete(self.engine, [request], progress=False)
         return _result(request)
+
+    def solve(
+        self, question: str | Sequence[int] | Messages, method: Any = "vote", **options: Any
+    ) -> Solution:
+        """Answers a question by a search: several paths, a method that decides between them, and a record of
+        every decision. docs/thinking.md describes the methods and their options.
+
+        `question` is a text, which is asked as a chat if the model has a template (`chat=False`: as it is),
+        or a list of messages. `method` is a name (`vote`, `best`, `confidence`, …), an object of a subclass
+        of `Search`, or None for one path as `generate` makes it. `n` is the number of paths, `extract` finds
+        the answer in a text, `verify` says whether a text is right, and `budget` is a `Budget(tokens=,
+        seconds=, branches=)`. All other options are those of the method or fields of `Sampling`.
+        """
+        from glassloop.search.solve import solve
+
+        return solve(self, question, method=method, **options)
 
     def fork(
         self,

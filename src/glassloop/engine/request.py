@@ -10,7 +10,7 @@ from time import perf_counter
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
-from glassloop.decode.stop import Ending
+from glassloop.decode.stop import Ending, Pause
 from glassloop.engine.task import CANCELLED, Counters
 from glassloop.errors import GlassloopError
 from glassloop.trace.run import Run
@@ -35,6 +35,7 @@ class Request:
     listener: Listener = ignore
     priority: int = 0  # the highest goes first
     forced: list[int] = field(default_factory=list)  # the tokens that the answer continues with
+    pause: Pause | None = None  # where its runs are interrupted; they can be continued by another request
     drafts: bool = True  # whether guessing ahead is allowed; it never changes a token
     arrived: float = field(default_factory=perf_counter)
     started: float | None = None  # when its first step was planned

@@ -7,7 +7,7 @@ from time import perf_counter
 
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
-from glassloop.decode.stop import Ending, Stopper
+from glassloop.decode.stop import Ending, PausingStopper, Stopper
 from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.drafts import Guesser, RecentRuns, guess_room
 from glassloop.engine.request import Request
@@ -50,7 +50,9 @@ class Sample:
         self._recent_runs = recent_runs
         self._queue = queue
         self._text = BranchText(request.compiled)
-        self._stopper = Stopper(run.sampling, tokenizer.eos_ids, run.context)
+        conditions = (run.sampling, tokenizer.eos_ids, run.context)
+        pause = request.pause
+        self._stopper = Stopper(*conditions) if pause is None else PausingStopper(*conditions, pause)
         for token in run.tokens:  # a fork has kept these of its parent
             decoder.commit(token.id)
             self._text.feed(token.bytes)

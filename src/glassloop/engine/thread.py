@@ -73,6 +73,12 @@ class EngineThread:
         if failed:
             raise failed[0]
 
+    def after_step(self, job: Callable[[], None]) -> None:
+        """Runs a job on the engine's thread after the step that is under way, and does not wait for it. For
+        listeners: the engine has let go of a run that has ended only then, so that it can be continued."""
+        with self._door:
+            self._post(job)
+
     @property
     def load(self) -> Load:
         """The requests of which no task runs yet, or none any more, and the tasks that run."""
@@ -126,3 +132,5 @@ class EngineThread:
         for job in jobs:
             job()
         self.loop.cancel_all()
+        while self._jobs:  # of listeners that were told of the end
+            self._jobs.popleft()()

@@ -140,6 +140,8 @@ class Run:
     forks: dict[int, int] = field(
         default_factory=dict, repr=False
     )  # position: how many forks were made there
+    # The record of a search, kept with its first path; docs/thinking.md describes it.
+    search: dict[str, Any] | None = field(default=None, repr=False)
     created: float = field(default_factory=time.time)  # seconds since 1970
     model_hash: str = ""  # empty until `identity` is first read
     # The files that define its stages, by the name of the stage; built-in stages have none.
@@ -220,7 +222,7 @@ class Run:
         made.tail = whole[len(shown) :]
         made.finish_reason, made.stop_reason, made.error = "cancelled", "rewound", None
         made.samples, made.beams, made.forks, made.children = [made], [], {}, []
-        made.timings, made.drafts = Timings(), Drafts()
+        made.timings, made.drafts, made.search = Timings(), Drafts(), None
         made.descend(self, at, "rewound")
         return made
 

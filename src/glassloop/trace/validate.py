@@ -30,7 +30,7 @@ _MOST_SAMPLES = 1024  # as many as `Sampling.n` allows
 _LARGEST = 1e308  # of any number, so that it fits a float64
 _MOST_MESSAGES = 10_000  # of a conversation, and parts of one message
 _MOST_CONVERSATION = 2 << 20  # characters of a conversation as JSON
-_LATER = ("refused", "plugins", "messages")  # fields that older files do not have
+_LATER = ("refused", "plugins", "messages", "search")  # fields that older files do not have
 
 _MODEL_HASH = re.compile(r"([0-9a-f]{64}(\+[a-z0-9_]{1,16})?)?")
 _POSITION = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -346,6 +346,7 @@ FIELDS: dict[str, Check] = {
     "drafts": _object_of({"proposed": _count, "accepted": _count, "seconds": _seconds}),
     "refused": _list(_row(_count, _token, _text(), _one_of("lookup", "model"), _count)),
     "beams": _beams,
+    "search": _optional(_is_object),  # `search.record` checks the rest where a search is read
     "forks": _forks,
     "prompt_records": _count,
     "records": _count,

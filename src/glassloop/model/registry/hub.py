@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glassloop.errors import RegistryError
+from glassloop.model.registry.catalog import HubFile
 from glassloop.model.registry.hub_files import choose
 from glassloop.model.registry.manifest import FileFacts, Manifest
 from glassloop.model.registry.names import HubName, slug
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
 
 _SECONDS_TO_ANSWER = 20
+_SECONDS_TO_BE_THERE = 5  # where there is another source
 _DISK_ERRORS = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 }
@@ -72,6 +74,25 @@ def pull_hub(name: HubName, show: PullProgress) -> Path:
         final = _move_into_place(staging, models_folder(slug(name)), manifest)
     show.say(f"pulled {name} in {show.seconds:.1f} s ({size_text(total)}, {len(facts)} files verified)")
     return manifest.path(final)
+
+
+def download_copy(copy: HubFile, size: int, folder: Path, show: PullProgress) -> Path:
+    """Downloads one file of a repository below a folder and returns its path; the caller verifies it. Raises
+    RegistryError if the hub does not answer within seconds."""
+    show.phase("asking Hugging Face")
+    owner, repo = copy.repo_id.split("/")
+    name = HubName(owner, repo, file=copy.path)
+    with _hub_errors(name), _quiet_client():
+        from huggingface_hub import HfApi, hf_hub_download
+
+        # The client asks six times, over 23 s, before it gives up a download; a request for the listing fails
+        # at once where there is no network.
+        HfApi().model_info(name.repo_id, timeout=_SECONDS_TO_BE_THERE)
+        check_space(str(name), size)
+        show.phase("downloading", size)
+        folder.mkdir(parents=True, exist_ok=True)
+        with show.watching(folder, 0, size):
+            return Path(hf_hub_download(name.repo_id, copy.path, local_dir=folder))
 
 
 def _verified(name: HubName, path: Path, sibling: RepoSibling) -> FileFacts:

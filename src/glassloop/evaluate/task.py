@@ -1,0 +1,88 @@
+"""A task: items with known answers, and how an answer is found in a text and judged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from glassloop.errors import GlassloopError
+from glassloop.search.extract import find_extractor
+from glassloop.search.verdict import Extractor, Verifier, verdict_of
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class TaskError(GlassloopError):
+    """A task file or an item that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question. `answer` is compared with the extracted value; `verify`, if given, judges the whole text
+    instead; `choices` are texts whose likelihoods are compared."""
+
+    id: str
+    question: str | Messages
+    answer: str | None = None
+    choices: tuple[str, ...] = ()
+    verify: Verifier | None = None
+    group: str = ""  # the part of the task that it belongs to, for accuracies by part
+    extract: str | Extractor | None = None  # in place of the task's
+
+
+@dataclass(frozen=True)
+class Task:
+    """Items, and what they share: the extractor, the limits of an answer, and whether questions are chats."""
+
+    name: str
+    items: tuple[Item, ...]
+    extract: str | Extractor | None = "auto"
+    max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+    chat: bool | None = None  # None: if the model has a chat template
+    options: Mapping[str, Any] = field(default_factory=dict)  # other options of `Sampling`
+    delimiter: str = " "  # between a question and a choice
+
+    def __post_init__(self) -> None:
+        if not self.items:
+            raise TaskError.about("task", f"{self.name} has no items; at least one is expected")
+        seen: set[str] = set()
+        for item in self.items:
+            if self.is_choice != bool(item.choices):
+                problem = f"are missing in item {item.id}; either all items of a task have choices, or none"
+                raise TaskError.about("choices", problem)
+            if item.id in seen:
+                raise TaskError.about("id", f"{item.id} occurs twice; every item is expected to have its own")
+            seen.add(item.id)
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether the likelihoods of choices are compared, so that nothing is generated."""
+        return bool(self.items[0].choices)
+
+    @property
+    def digest(self) -> str:
+        """A hash of all questions and answers, by which a record knows its task."""
+        parts = [[item.id, item.question, item.answer, item.choices] for item in self.items]
+        data = json.dumps(parts, sort_keys=True, default=str).encode()
+        return hashlib.sha256(data).hexdigest()[:16]
+
+    def value(self, item: Item, text: str) -> str | None:
+        """Returns the extracted answer of a text."""
+        return find_extractor(item.extract if item.extract is not None else self.extract)(text)
+
+    def correct(self, item: Item, text: str, value: str | None) -> bool:
+        """Tells whether a text, or the value that was extracted from it, is right."""
+        if item.verify is not None:
+            return verdict_of(item.verify, text).passed
+        return value is not None and item.answer is not None and value == item.answer
+
+    def part(self, limit: int | None, offset: int = 0) -> Task:
+        """Returns the task with some of its items."""
+        from dataclasses import replace
+
+        last = None if limit is None else offset + limit
+        return replace(self, items=self.items[offset:last])

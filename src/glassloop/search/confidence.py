@@ -1,0 +1,41 @@
+"""How sure the model was of a path, from the alternatives in its record.
+
+The confidence of a token is the mean of -log p over the recorded alternatives (the model's likeliest tokens):
+it is large where one token has most of the probability. The confidence of a group is the mean over a window
+of tokens, and that of a path its lowest group (Fu et al., "Deep Think with Confidence", 2025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from glassloop.decode.chosen import ALTERNATIVE
+from glassloop.ops.rows import Float64
+from glassloop.trace.token import Token
+
+WINDOW = 32  # tokens of a group: answers have hundreds of tokens, not the tens of thousands of the paper
+
+
+def token_confidences(tokens: Sequence[Token]) -> Float64:
+    """Returns the confidence of each token; NaN for one that was recorded without alternatives."""
+    packed = [token.chosen.packed_alternatives for token in tokens]
+    counts = {len(each) // ALTERNATIVE.itemsize for each in packed}
+    if len(counts) == 1 and 0 not in counts:
+        table = np.frombuffer(b"".join(packed), ALTERNATIVE)["raw_logprob"].reshape(len(packed), counts.pop())
+        return np.asarray(-table.mean(axis=1))
+    each = [np.frombuffer(data, ALTERNATIVE)["raw_logprob"] for data in packed]
+    return np.array([-values.mean() if len(values) else np.nan for values in each], np.float64)
+
+
+def lowest_group(confidences: Float64, window: int = WINDOW) -> float | None:
+    """Returns the lowest mean over `window` tokens in a row, or over all if there are fewer; None if there is
+    no number."""
+    known = confidences[~np.isnan(confidences)]
+    if not len(known):
+        return None
+    if len(known) <= window:
+        return float(known.mean())
+    sums = np.cumsum(np.concatenate([[0.0], known]))
+    return float((sums[window:] - sums[:-window]).min() / window)

@@ -1,0 +1,60 @@
+"""The methods that are built in, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+from glassloop.errors import GlassloopError
+from glassloop.search.methods.beam import Beam
+from glassloop.search.methods.best import Best
+from glassloop.search.methods.confidence import Confidence
+from glassloop.search.methods.forcing import Forcing
+from glassloop.search.methods.likelihood import Likelihood
+from glassloop.search.methods.options import Method
+from glassloop.search.methods.single import Greedy, Single
+from glassloop.search.methods.tree import Tree
+from glassloop.search.methods.vote import Vote
+from glassloop.search.search import Search
+from glassloop.shown import shown
+
+METHODS: dict[str, type[Method]] = {
+    made.name: made for made in (Single, Greedy, Vote, Best, Likelihood, Confidence, Beam, Tree, Forcing)
+}
+# Names under which others know them.
+_ALSO = {
+    "majority": "vote",
+    "self_consistency": "vote",
+    "best_of": "best",
+    "best_of_n": "best",
+    "confident": "confidence",
+    "deepconf": "confidence",
+    "budget_forcing": "budget",
+}
+
+
+def make_method(method: str | Search | None, options: Mapping[str, Any]) -> Search:
+    """Returns a method by its name, with its options; None is one path with the options as they are. An
+    object of the caller's own is copied, so that it can be used again."""
+    if isinstance(method, Search):
+        if options:
+            name = next(iter(options))
+            raise GlassloopError.about(name, "is given beside a method object, which has its own options")
+        return method.fresh()
+    if method is not None and not isinstance(method, str):
+        problem = f"is {shown(method)}; a name or an object of a subclass of Search is expected"
+        raise GlassloopError.about("method", problem)
+    name = Single.name if method is None else _ALSO.get(method, method)
+    if name not in METHODS:
+        known = ", ".join(sorted(set(METHODS) - {Single.name}))
+        raise GlassloopError.about("method", f"is {shown(method)}; one of {known} is expected")
+    kind = METHODS[name]
+    allowed = [field.name for field in fields(kind)]
+    for option in options:
+        if option not in allowed:
+            near = get_close_matches(option, allowed, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(allowed) or 'none'}"
+            raise GlassloopError.about(option, f"is not an option of the method {name}{hint}")
+    return kind(**options)

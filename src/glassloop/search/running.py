@@ -1,0 +1,475 @@
+"""One search while it runs: the requests of each round, the budget, and the record of what was decided.
+
+`next_round` lets the method decide about the last round and returns the engine requests of the next one. The
+caller submits them and calls it again when all have ended; `solve.py` and the server do that. Between rounds
+a search holds nothing in the engine: a path that pauses leaves its keys and values in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import asdict, dataclass, replace
+from threading import Thread
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from glassloop.decode.stop import PAUSED, Pause
+from glassloop.engine.fork import forked_run
+from glassloop.engine.request import Request
+from glassloop.errors import GlassloopError
+from glassloop.search.budget import Budget
+from glassloop.search.confidence import WINDOW, lowest_group, token_confidences
+from glassloop.search.search import Paths, Search
+from glassloop.search.solution import BY_BUDGET, BY_CALLER, BY_METHOD, Path, Solution, Spent
+from glassloop.search.verdict import Extractor, Verdict, Verifier, verdict_of
+from glassloop.search.voting import votes_of
+from glassloop.text.tokenizer import Tokenizer
+from glassloop.trace.run import Run, Timings
+
+if TYPE_CHECKING:
+    from glassloop.engine.llm import LLM
+
+_MOST_TOKENS = 1 << 31
+_SECONDS = "the budget of seconds is spent"
+_TOKENS = "the budget of tokens is spent"
+_BRANCHES = "the budget of branches is spent"
+
+
+Place = tuple[int, int, str]  # of a verdict: the path, its number of tokens, and who judged: verify or judge
+
+
+@dataclass
+class Growth:
+    """What the driver knows of a path beside its record."""
+
+    forced: list[int]  # tokens that it continues with in its first round
+    arrived: float = 0.0  # when its first request was made
+    cached: int = 0
+    timings: Timings | None = None  # those of the rounds before the one that runs
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a replay takes from the record of a search: where time cut it, and the verdicts."""
+
+    cut: Mapping[str, Any] | None = None  # the round, the reason, and tokens by path
+    verdicts: Mapping[Place, Verdict] | None = None
+
+
+class Running:
+    """A search in progress. Its methods are called by one thread at a time."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        question: Request,
+        method: Search,
+        budget: Budget,
+        *,
+        extractor: Extractor | None = None,
+        verifier: Verifier | None = None,
+        judge: Verifier | None = None,
+        named: Mapping[str, Any] | None = None,
+        past: Past | None = None,
+    ) -> None:
+        """`question` is a prepared request, whose run has the prompt and the seed; none of it is computed.
+        `named` are the parts of the record that only the caller knows."""
+        base = question.runs[0]
+        for name in ("n", "beam_width"):
+            if getattr(base.sampling, name) > 1:
+                problem = (
+                    f"is {getattr(base.sampling, name)}; a search starts its own paths, so 1 is expected"
+                )
+                raise GlassloopError.about(name, problem)
+        if method.needs_verifier and verifier is None:
+            raise GlassloopError.about("verify", f"is missing; the method {_name(method)} needs a verifier")
+        self.llm = llm
+        self.method = method
+        self.budget = budget
+        self.judge = judge
+        self._verifiers = {"verify": verifier, "judge": judge}
+        self.round = 0
+        self.paths = Paths(self)
+        self._extractor = extractor
+        self._base = base
+        self._sampling = base.sampling
+        self._compiled = question.compiled
+        self._priority = question.priority
+        self._named = dict(named or {})
+        self._past = past or Past()
+        self._began: float | None = None
+        self._seconds = 0.0
+        self._cut: dict[str, Any] | None = None
+        self._roots: list[Run] = []
+        self._growth: dict[Path, Growth] = {}
+        self._judged: dict[Place, Verdict] = {}
+        self._grown: list[Path] = []  # in the round that runs or has just ended
+        self._just_ended: set[Path] = set()
+        self._cancelled = ""
+
+    # ── rounds ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def next_round(self) -> list[Request]:
+        """Lets the method decide about the last round, and returns the requests of the next one. None: the
+        search is over, and `solution` has its answer."""
+        if self._began is None:
+            self._began = perf_counter()
+            if not self._cancelled:
+                self.method.start(self.paths)
+        else:
+            self._settle()
+            for path in self._grown:
+                if self.paths.finished:
+                    break
+                if path.running:
+                    self.method.grown(self.paths, path)
+                elif path in self._just_ended:
+                    self.method.ended(self.paths, path)
+        self._enforce_seconds()
+        leases = self._leases()
+        cut = self._past.cut
+        is_cut = cut is not None and cut["during"] and cut["round"] == self.round + 1
+        self.round += bool(leases) or is_cut
+        if is_cut and not leases and cut is not None:
+            self._cut_off(cut["by"], cut["why"], during=True)
+        self._grown = list(leases)
+        return self._requests(leases)
+
+    def cancel(self, why: str) -> None:
+        """Ends the search with what it has: the next round has no requests. The caller ends those that
+        run."""
+        self._cancelled = why
+
+    @property
+    def seconds(self) -> float:
+        """The time since the search began."""
+        return 0.0 if self._began is None else perf_counter() - self._began
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of all paths by now."""
+        return sum(path.spent for path in self.paths)
+
+    def solution(self) -> Solution:
+        """Returns the answer of a search that is over."""
+        paths = list(self.paths)
+        errors = [path.run.error for path in paths if path.run.error is not None]
+        if errors and len(errors) == len(paths):
+            raise errors[0]
+        self.round += 1
+        chosen = self.method.answer(self.paths) if paths else None
+        votes = votes_of(paths)
+        if chosen is not None:
+            shown = "" if chosen.value is None else f"{chosen.value!r}"[:200]
+            self.paths.decide("answer", chosen, shown)
+        usage = Spent(self.tokens, self.seconds, len(paths), len(self._base.prompt_ids))
+        record = self._record(chosen, votes, usage)
+        if paths:
+            first = paths[0].run
+            first.search = record
+            self._keep(first)
+        return Solution(chosen, paths, votes, list(self.paths.decisions), usage, record)
+
+    # ── paths ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def allowed(self, count: int) -> int:
+        """Returns how many of `count` new paths the budget has room for."""
+        if type(count) is not int or count < 0:
+            raise GlassloopError.about("count", f"is {count!r}; a whole number from 0 up is expected")
+        most = self.budget.branches
+        left = count if most is None else min(count, most - len(self.paths))
+        if left < count:
+            self.paths.note(f"{_BRANCHES}: {count - left} of {count} paths are not started")
+        return left
+
+    def new_path(self) -> Path:
+        number, base = len(self._roots), self._base
+        run = self.llm.new_run(
+            base.prompt_ids,
+            self._sampling,
+            base.seed,
+            salt=number,
+            prompt=base.prompt,
+            sample=number,
+            messages=base.messages,
+        )
+        run.samples = self._roots
+        self._roots.append(run)
+        path = self._add(Path(len(self.paths), run), [])
+        self.paths.decide("start", path)
+        return path
+
+    def new_fork(self, parent: Path, at: int, text: str) -> Path:
+        if not 0 <= at <= len(parent.run.tokens):
+            most = len(parent.run.tokens)
+            raise GlassloopError.about("at", f"is {at}; a number of tokens from 0 to {most} is expected")
+        forced = encode_forced(self.llm.tokenizer, text) if text else []
+        run = forked_run(self.llm, parent.run, at, new_luck=not forced)
+        path = Path(len(self.paths), run, parent, steps=[step for step in parent.steps if step <= at])
+        self._add(path, forced)
+        told = f"after {at} tokens of path {parent.number}"
+        self.paths.decide("fork", path, f"{told}, with {text!r}" if text else told)
+        if len(run.prompt_ids) + at + len(forced) >= self.llm.config.context:
+            self.end(path, "length", "the context is full")
+        return path
+
+    def end(self, path: Path, by: str, why: str) -> None:
+        """Ends a path that runs, between two rounds."""
+        run = path.run
+        if run.finish_reason in (None, "cancelled", "timeout"):
+            run.finish_reason, run.stop_reason = "cancelled", why
+        self._close(path, by, why)
+        self.paths.decide("stop", path, why)
+
+    def judged(self, path: Path, by: str) -> Verdict:
+        """Returns the verdict on a path as it is now. The verifier, or the judge, is asked once."""
+        key = path.number, len(path.run.tokens), by
+        if key not in self._judged:
+            self._judged[key] = verdict = self._verdict(key, path.run.text)
+            self.paths.decide("verdict", path, _told(verdict))
+        path.verdict = self._judged[key]
+        return self._judged[key]
+
+    def _verdict(self, key: Place, text: str) -> Verdict:
+        if self._past.verdicts is not None and key in self._past.verdicts:
+            return self._past.verdicts[key]
+        verifier = self._verifiers[key[2]]
+        if verifier is None:
+            raise GlassloopError.about(key[2], f"is missing; the method {_name(self.method)} asks for it")
+        left = self._seconds_left
+        if left is None:
+            return verdict_of(verifier, text)
+        found: list[Verdict | GlassloopError] = []
+
+        def judge() -> None:
+            try:
+                found.append(verdict_of(verifier, text))
+            except GlassloopError as error:
+                found.append(error)
+
+        thread = Thread(target=judge, name="glassloop-verifier", daemon=True)
+        thread.start()
+        thread.join(max(left, 0.0))
+        if not found:
+            return Verdict(False, 0.0, "the verifier took longer than the budget allows")
+        if isinstance(found[0], GlassloopError):
+            raise found[0]
+        return found[0]
+
+    def _add(self, path: Path, forced: list[int]) -> Path:
+        self.paths.add(path)
+        self._growth[path] = Growth(forced)
+        return path
+
+    def _close(self, path: Path, by: str, why: str) -> None:
+        path.ended_by, path.why = by, why
+        run = path.run
+        window = getattr(self.method, "window", WINDOW)
+        path.confidence = lowest_group(token_confidences(run.tokens), window)
+        if self._extractor is not None and by != "error":
+            path.value = self._extractor(run.text)
+        self._keep(run)
+
+    def _keep(self, run: Run) -> None:
+        if self.llm.keep is not None:
+            self.llm.keep(run)
+
+    # ── after a round ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _settle(self) -> None:
+        """Notes how each path of the last round has ended or paused."""
+        self._just_ended = set()
+        timed_out = cancelled = False
+        for path in self._grown:
+            run = path.run
+            self._add_timings(path)
+            paused = run.finish_reason == PAUSED.reason and run.stop_reason == PAUSED.detail
+            out_of_time = run.finish_reason == "timeout" and (self._seconds_left or 1.0) <= 0
+            if paused:
+                self._note_step(path)
+            elif out_of_time:
+                timed_out = True
+            elif run.finish_reason in (None, "cancelled"):  # None: the request was not submitted
+                cancelled = True
+            else:
+                self._close(path, str(run.finish_reason), run.stop_reason or "")
+                self._just_ended.add(path)
+                self.paths.decide("end", path, f"{run.finish_reason}: {run.stop_reason}")
+        cut = self._past.cut
+        if cut is not None and cut["during"] and cut["round"] == self.round:
+            self._cut_off(cut["by"], cut["why"], during=True)
+        elif self._cancelled or cancelled:
+            self._cut_off(BY_CALLER, self._cancelled or "the engine has ended it", during=True)
+        elif timed_out:
+            self._cut_off(BY_BUDGET, _SECONDS, during=True)
+
+    def _add_timings(self, path: Path) -> None:
+        """Adds the times of the last round to those of the rounds before."""
+        growth, run = self._growth[path], path.run
+        if growth.timings is not None:
+            before, last = growth.timings, run.timings
+            decode = before.decode + last.prefill + last.decode
+            run.timings = replace(before, decode=decode, preempted=last.preempted)
+            run.cached_tokens = growth.cached
+        growth.timings, growth.cached = copy(run.timings), run.cached_tokens
+
+    def _note_step(self, path: Path) -> None:
+        step = (self.method.step or "").encode()
+        if not step:
+            return
+        tokens = path.run.tokens
+        tail = b"".join(token.bytes for token in tokens[-len(step) - 1 :])
+        if step in tail[-len(tokens[-1].bytes) - len(step) + 1 :]:
+            path.steps.append(len(tokens))
+
+    # ── the budget ─────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _seconds_left(self) -> float | None:
+        limit = self.budget.seconds
+        return None if limit is None or self._past.cut is not None else limit - self.seconds
+
+    def _enforce_seconds(self) -> None:
+        left, cut = self._seconds_left, self._past.cut
+        if self._cancelled:
+            self._cut_off(BY_CALLER, self._cancelled)
+        elif left is not None and left <= 0:
+            self._cut_off(BY_BUDGET, _SECONDS)
+        elif cut is not None and not cut["during"] and cut["round"] == self.round:
+            self._cut_off(cut["by"], cut["why"])
+
+    def _cut_off(self, by: str, why: str, during: bool = False) -> None:
+        """Ends all paths that run where they are: `during` a round, or after the method has decided about it.
+        The record has where, so that a replay can do the same."""
+        open_paths = self.paths.running
+        if self._cut is None:
+            tokens = {str(path.number): len(path.run.tokens) for path in open_paths}
+            self._cut = {"round": self.round, "during": during, "by": by, "why": why, "tokens": tokens}
+            self.paths.decide("cut", None, why)
+        self.paths.finished = True
+        for path in open_paths:
+            self.end(path, by, why)
+
+    def _leases(self) -> dict[Path, int]:
+        """Returns the paths of the next round, and the number of tokens up to which each may grow. What the
+        budget has left is shared equally. Where there is less than a token for each path, the last ones
+        end."""
+        open_paths = [path for path in self.paths.running if not path.held]
+        share = _MOST_TOKENS
+        if self.budget.tokens is not None:
+            left = self.budget.tokens - self.tokens
+            while open_paths and left < sum(1 + len(self._growth[path].forced) for path in open_paths):
+                self.end(open_paths.pop(), BY_BUDGET, _TOKENS)
+            forced = sum(len(self._growth[path].forced) for path in open_paths)
+            share = (left - forced) // len(open_paths) if open_paths else 0
+        if not open_paths:
+            for path in self.paths.running:
+                self.end(path, BY_METHOD, "no other path runs, and the method has not released it")
+        most = min(share, self.method.stride or _MOST_TOKENS)
+        leases = {path: len(path.run.tokens) + len(self._growth[path].forced) + most for path in open_paths}
+        cut = self._past.cut
+        if (
+            cut is not None and cut["during"] and cut["round"] == self.round + 1
+        ):  # the round that time has cut
+            for path in open_paths:
+                leases[path] = cut["tokens"].get(str(path.number), leases[path])
+        return {path: tokens for path, tokens in leases.items() if tokens > len(path.run.tokens)}
+
+    # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _requests(self, leases: dict[Path, int]) -> list[Request]:
+        """Returns the requests for the paths of a round. Those that begin share one, so that the prompt is
+        computed once."""
+        made: list[Request] = []
+        now = perf_counter()
+        new = [path for path in leases if not path.run.tokens and not self._growth[path].forced]
+        for tokens in dict.fromkeys(leases[path] for path in new):
+            made.append(self._request([path for path in new if leases[path] == tokens], tokens, now))
+        made += [self._request([path], leases[path], now) for path in leases if path not in new]
+        return made
+
+    def _request(self, paths: list[Path], tokens: int, now: float) -> Request:
+        growth = self._growth[paths[0]]
+        forced, growth.forced = growth.forced, []
+        for path in paths:
+            self._growth[path].arrived = self._growth[path].arrived or now
+        sampling, left = self._sampling, self._seconds_left
+        if left is not None:
+            limit = max(now - growth.arrived + left, 1e-6)
+            sampling = replace(sampling, timeout=min(limit, sampling.timeout or limit))
+        ids = step_ids(self.llm.tokenizer, self.method.step) if self.method.step else frozenset()
+        first = len(paths[0].run.tokens) + len(forced)
+        return Request(
+            self._base.prompt_ids,
+            sampling,
+            [path.run for path in paths],
+            priority=self._priority,
+            forced=forced,
+            pause=Pause(tokens, ids, first) if ids or tokens < _MOST_TOKENS else None,
+            drafts=self.llm.drafts,
+            arrived=growth.arrived,
+            built=self._compiled,
+        )
+
+    # ── the record ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _record(self, chosen: Path | None, votes: dict[str, float], usage: Spent) -> dict[str, Any]:
+        judged = [[*key, *asdict(verdict).values()] for key, verdict in self._judged.items()]
+        return {
+            "version": 1,
+            "method": _name(self.method),
+            "options": plain(self.method.options),
+            "seed": self._base.seed,
+            "budget": self.budget.to_dict(),
+            **self._named,
+            "rounds": self.round,
+            "answer": None if chosen is None else chosen.number,
+            "value": None if chosen is None else chosen.value,
+            "votes": votes,
+            "usage": asdict(usage),
+            "paths": [path.to_dict() for path in self.paths],
+            "decisions": [decision.to_dict() for decision in self.paths.decisions],
+            "verdicts": judged,
+            "cut": self._cut,
+        }
+
+
+def plain(value: Any) -> Any:
+    """Returns a value as JSON has it; what JSON does not have is told by its name."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return getattr(value, "__name__", type(value).__name__)
+
+
+def _name(method: Search) -> str:
+    return method.name or type(method).__name__
+
+
+def _told(verdict: Verdict) -> str:
+    told = f"{'passed' if verdict.passed else 'failed'}, score {verdict.score:g}"
+    return f"{told}: {verdict.reason}" if verdict.reason else told
+
+
+def encode_forced(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Returns the tokens of a text that a path continues with. A text that is one token of the vocabulary,
+    such as `</think>`, is that token."""
+    found = tokenizer.id_of(text)
+    return [found] if found is not None else tokenizer.encode(text, add_special=False, parse_special=False)
+
+
+_step_ids: WeakKeyDictionary[Tokenizer, dict[str, frozenset[int]]] = WeakKeyDictionary()
+
+
+def step_ids(tokenizer: Tokenizer, step: str) -> frozenset[int]:
+    """Returns the tokens that may end a step: those with the last byte of its text."""
+    known = _step_ids.setdefault(tokenizer, {})
+    if step not in known:
+        last = step.encode()[-1:]
+        known[step] = frozenset(id for id in range(tokenizer.vocab_size) if last in tokenizer.token_bytes(id))
+    return known[step]

@@ -1,0 +1,37 @@
+"""What a verifier says of a text, and the types of verifiers and extractors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from glassloop.errors import GlassloopError, described
+from glassloop.shown import printable, shown
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A verifier's opinion of the text of a path."""
+
+    passed: bool
+    score: float  # from 0 to 1, the best
+    reason: str = ""
+
+
+Verifier = Callable[[str], "Verdict | bool | float"]
+Extractor = Callable[[str], "str | None"]  # text → the answer in canonical form, or None if it has none
+
+
+def verdict_of(verifier: Verifier, text: str) -> Verdict:
+    """Returns what a verifier says of a text. True and False are scores of 1 and 0; a score passes if it is
+    1. An exception of the verifier is a verdict against the text."""
+    try:
+        said = verifier(text)
+    except Exception as error:
+        return Verdict(False, 0.0, printable(f"{type(error).__name__}: {described(error)}", 200))
+    if isinstance(said, Verdict):
+        return said
+    if isinstance(said, (bool, int, float)) and 0 <= said <= 1:
+        return Verdict(said >= 1, float(said))
+    problem = f"returned {shown(said)}; a Verdict, True, False or a score from 0 to 1 is expected"
+    raise GlassloopError.about("verify", problem)
