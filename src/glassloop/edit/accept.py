@@ -28,21 +28,21 @@ def log_ratio(
     new: Sequence[Token],
     old_drawn: Sequence[Token],
     new_drawn: Sequence[Token],
-    following: float = 0.0,
     alpha: float = 1.0,
 ) -> float:
     """Returns the logarithm of the ratio of Metropolis–Hastings for a replacement that was drawn without
-    regard to what it replaces: alpha times the gain in log-probability of the span and of what follows
-    (`following`), corrected by how likely each of the two is to be drawn.
+    regard to what it replaces: alpha times the gain in log-probability of the span and of what follows,
+    corrected by how likely each of the two is to be drawn.
 
-    `old` and `new` have the model's own log-probabilities, `old_drawn` and `new_drawn` those after the stages
-    of the draw. What the stages can never draw is never gone back to, so the ratio is zero.
+    `old` and `new` have the model's own log-probabilities, of the span and of what follows; `old_drawn` and
+    `new_drawn` those of the span after the stages of the draw. What the stages can never draw is never gone
+    back to, so the ratio is zero.
     """
     forward = sum(token.logprob for token in new_drawn)
     back = sum(token.logprob for token in old_drawn)
     if back == -inf:
         return -inf
-    return alpha * (logprob(new) - logprob(old) + following) + back - forward
+    return alpha * (logprob(new) - logprob(old)) + back - forward
 
 
 def logprob(tokens: Sequence[Token]) -> float:
@@ -66,16 +66,22 @@ def best_by_bits(proposals: Sequence[Proposal], least_gain: float | None) -> Pro
 
 
 def chain(
-    proposals: Sequence[Proposal], old: Sequence[Token], old_drawn: Sequence[Token], dice: Dice, alpha: float
+    proposals: Sequence[Proposal],
+    old: Sequence[Token],
+    old_drawn: Sequence[Token],
+    dice: Dice,
+    alpha: float,
+    first: Proposal | None = None,
 ) -> Proposal | None:
     """Runs one step of Metropolis–Hastings for each proposal, in order. They were drawn together, which is
     exact since no draw depends on the text that it would replace. Returns the last accepted one, or None.
 
-    `old` is the span as it is with what follows it; `old_drawn` the span under the stages of the draw.
+    `old` is the span as it is with what follows it; `old_drawn` the span under the stages of the draw. If
+    there is none, the chain begins with the proposal `first`.
     """
-    current: Proposal | None = None
+    current = first
     for each in proposals:
-        if each.run is None or each.drawn is None:
+        if each.run is None or each.drawn is None or each is first:
             continue
         if current is not None:  # the chain has moved on: this one would replace the accepted one
             assert current.run is not None and current.drawn is not None

@@ -39,6 +39,11 @@ class Place:
     end: int  # the token after the last
     tokens: int
     step: int  # the number of the step, which the luck depends on
+    after: tuple[int, ...] | None = None  # the tokens behind a hole; None: those of the run behind the span
+
+    @property
+    def following(self) -> list[int]:
+        return self.run.token_ids[self.end :] if self.after is None else list(self.after)
 
     @property
     def prefix(self) -> list[int]:
@@ -212,28 +217,36 @@ class Work:
     # ── proposals ──────────────────────────────────────────────────────────────────────────────────────────
 
     def propose(
-        self, places: Sequence[Place], sampling: Sampling, candidates: int, *, greedy: bool = False
+        self, places: Sequence[Place], sampling: Sampling, candidates: int, *, ranked: bool = False
     ) -> list[list[Proposal]]:
-        """Draws replacements for one or more spans, in one batch. With `greedy`, the first one of each place
-        is the likeliest token at each step instead of a draw."""
-        requests = [
-            request for place in places for request in self._draws(place, sampling, candidates, greedy)
-        ]
-        self.complete(requests)
+        """Draws replacements for one or more spans, in one batch.
+
+        If the best one is to be taken (`ranked`), the first of each place is the likeliest token at each step
+        instead of a draw, no text is proposed twice, and a draw under a constraint is proposed as far as each
+        place where the constraint allows an end: in the middle of a text a model rarely ends by itself.
+        """
+        draws = [self._draws(place, sampling, candidates, ranked) for place in places]
+        self.complete([request for requests in draws for request in requests])
         made: list[list[Proposal]] = []
-        left = iter(requests)
-        for place in places:
-            runs: list[Run] = []
-            while len(runs) < candidates:
-                runs += next(left).runs
-            made.append([self._proposal(place, number, run) for number, run in enumerate(runs)])
+        for place, requests in zip(places, draws, strict=True):
+            proposals: list[Proposal] = []
+            known: set[tuple[int, ...]] = set()
+            for request in requests:
+                for drawn in request.runs:
+                    for length in _complete_lengths(request, drawn, ranked) or [None]:
+                        ids = drawn.token_ids[:length]
+                        if not ranked or (*ids,) not in known:
+                            known.add((*ids,))
+                            made_here = self._proposal(place, len(proposals), drawn, ids, length is not None)
+                            proposals.append(made_here)
+            made.append(proposals)
         return made
 
-    def _draws(self, place: Place, sampling: Sampling, candidates: int, greedy: bool) -> list[Request]:
+    def _draws(self, place: Place, sampling: Sampling, candidates: int, ranked: bool) -> list[Request]:
         options = self.span_sampling(sampling, place.tokens)
         prefix, requests = place.prefix, list[Request]()
         first = 0
-        if greedy and not options.greedy:
+        if ranked and not options.greedy:
             requests.append(self.llm.prepare(prefix, replace(options, temperature=0.0)))
             first = 1
         if candidates > first:
@@ -255,18 +268,15 @@ class Work:
             sampling, n=1, seed=self.dice.seed, max_tokens=tokens, min_tokens=least, prompt_logprobs=0
         )
 
-    def _proposal(self, place: Place, number: int, drawn: Run) -> Proposal:
-        run = place.run
-        old = self._decode(run.token_ids[place.start : place.end])
-        made = Proposal(
-            place.step, number, place.start, place.end, drawn.token_ids, drawn.text, old, drawn=drawn
-        )
-        if drawn.sampling.constraint is not None and drawn.finish_reason != "stop":
+    def _proposal(self, place: Place, number: int, drawn: Run, ids: list[int], complete: bool) -> Proposal:
+        old = self._decode(place.run.token_ids[place.start : place.end])
+        made = Proposal(place.step, number, place.start, place.end, ids, self._decode(ids), old, drawn=drawn)
+        if not complete:
             made.refusal = f"the {drawn.sampling.constraint} is not complete after {place.tokens} tokens"
-        elif not made.ids:
+        elif not ids:
             made.refusal = "it is empty"
         else:
-            made.refusal = self._cuts_a_character(place, made.ids)
+            made.refusal = self._cuts_a_character(place, ids)
         return made
 
     def _cuts_a_character(self, place: Place, ids: Sequence[int]) -> str | None:
@@ -275,7 +285,7 @@ class Work:
         before = [*place.run.prompt_ids[-_NEAR:], *tokens[max(0, place.start - _NEAR) : place.start]]
         left = self._bytes(before[-_NEAR:])
         own = self._bytes(ids)
-        right = self._bytes(tokens[place.end : place.end + _NEAR])
+        right = self._bytes(place.following[:_NEAR])
         try:
             text = own.decode()
         except UnicodeDecodeError:
@@ -290,7 +300,7 @@ class Work:
     def score(self, place: Place, proposals: Sequence[Proposal], window: int | None = None) -> list[Request]:
         """Returns the requests that score proposals, for `complete`: the replacement and at most `window`
         tokens after it. `note` then reads the results."""
-        following = place.run.token_ids[place.end :][:window]
+        following = place.following[:window]
         requests = []
         for each in proposals:
             if each.refusal is None:
@@ -299,15 +309,15 @@ class Work:
                 requests.append(request)
         return requests
 
-    def note(self, place: Place, proposals: Sequence[Proposal], *, hole: bool = False) -> None:
-        """Sets the bits of proposals that were scored. A `hole` had nothing in the place of the span."""
+    def note(self, place: Place, proposals: Sequence[Proposal]) -> None:
+        """Sets the bits of proposals that were scored."""
         for each in proposals:
             if each.run is None:
                 continue
             end = place.start + len(each.ids)
             each.own_bits = bits(each.run, place.start, end)
             each.following_bits = bits(each.run, end, end + each.followed)
-            if not hole:
+            if place.after is None:  # a hole has nothing to compare with
                 each.old_own_bits = bits(place.run, place.start, place.end)
                 each.old_following_bits = bits(place.run, place.end, place.end + each.followed)
 
@@ -318,4 +328,22 @@ class Work:
         return b"".join(map(self.llm.tokenizer.token_bytes, ids))
 
 
+def _complete_lengths(request: Request, drawn: Run, ranked: bool) -> list[int]:
+    """Returns after how many tokens of a draw its text is complete. Without a constraint, or if the draw is
+    to be taken as it is, that can only be after the last one."""
+    whole = len(drawn.tokens)
+    grammar = request.compiled.grammar
+    if grammar is None:
+        return [whole]
+    if not ranked:
+        return [whole] if drawn.finish_reason == "stop" else []
+    grammar, found = grammar.fork(), list[int]()
+    for length, token in enumerate(drawn.token_ids, 1):
+        grammar.commit(token)
+        if grammar.accepting:
+            found.append(length)
+    return found[:_MOST_ENDINGS]
+
+
+_MOST_ENDINGS = 3  # of a draw under a constraint that are proposed
 _NEAR = 16  # tokens beside a span that may belong to a character which people see as one

@@ -6,6 +6,7 @@ from dataclasses import replace as changed
 from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.sampling import Sampling
+from glassloop.edit.infill import infill, rewrite
 from glassloop.edit.power import sharpen
 from glassloop.edit.record import Edit, Replay, compare
 from glassloop.errors import GlassloopError, TraceError
@@ -31,4 +32,8 @@ def _again(edit: Edit, llm: LLM, check: Any) -> Edit:
     given = dict(edit.given)
     prompt_ids = given.pop("prompt_ids")
     sampling = changed(Sampling.from_dict(given.pop("sampling")), seed=edit.seed)
-    return sharpen(llm, prompt_ids, sampling=sampling, **given)
+    if edit.kind == "sharpen":
+        return sharpen(llm, prompt_ids, sampling=sampling, **given)
+    if edit.kind == "infill":
+        return infill(llm, sampling=sampling, **given)
+    return rewrite(llm, sampling=sampling, **given)
