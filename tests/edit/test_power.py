@@ -1,4 +1,4 @@
-"""Power sampling has the distribution p^alpha: by detailed balance over all texts of a toy, and by chi-square."""
+"""Power sampling has the distribution p^alpha: detailed balance over all texts of a toy, and chi-square."""
 
 from __future__ import annotations
 

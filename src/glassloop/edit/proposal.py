@@ -233,12 +233,13 @@ class Work:
             known: set[tuple[int, ...]] = set()
             for request in requests:
                 for drawn in request.runs:
-                    for length in _complete_lengths(request, drawn, ranked) or [None]:
+                    lengths = _complete_lengths(request, drawn, ranked)
+                    for length in lengths or [len(drawn.tokens)]:
                         ids = drawn.token_ids[:length]
                         if not ranked or (*ids,) not in known:
                             known.add((*ids,))
-                            made_here = self._proposal(place, len(proposals), drawn, ids, length is not None)
-                            proposals.append(made_here)
+                            each = self._proposal(place, len(proposals), drawn, ids, bool(lengths))
+                            proposals.append(each)
             made.append(proposals)
         return made
 
