@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from glassloop.decode.sampling import Sampling as Sampling
     from glassloop.decode.stage import Step as Step
     from glassloop.decode.stage import stage as stage
+    from glassloop.edit.record import Edit as Edit
     from glassloop.engine.llm import LLM as LLM
     from glassloop.errors import GlassloopError as GlassloopError
     from glassloop.errors import ModelError as ModelError
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "LLM": "glassloop.engine.llm",
+    "Edit": "glassloop.edit.record",
     "Run": "glassloop.trace.run",
     "Store": "glassloop.trace.store",
     "diff": "glassloop.trace.diff",

@@ -65,6 +65,25 @@ def best_by_bits(proposals: Sequence[Proposal], least_gain: float | None) -> Pro
     return best
 
 
+def best_by_gain(proposals: Sequence[Proposal], least_gain: float) -> Proposal | None:
+    """Accepts a proposal that saves at least so many bits and does not make what follows less likely. Unlike
+    the bits, the gain can be compared between replacements of spans of different lengths. Of those that save
+    at least half as many bits as the best, one that replaces the fewest tokens is taken: longer ones save
+    bits by saying less. Returns it, or None."""
+    scored = [each for each in proposals if each.run is not None and each.following_gain >= 0]
+    best = max(scored, key=lambda each: each.gain, default=None)
+    if best is None:
+        return None
+    if best.gain < least_gain:
+        best.why = f"best of {len(scored)}, but gains less than {least_gain:g} bits"
+        return None
+    enough = max(least_gain, best.gain / 2)
+    paying = [each for each in scored if each.gain >= enough]
+    taken = min(paying, key=lambda each: (each.end - each.start, -each.gain))
+    taken.accepted, taken.why = True, f"the shortest that pays, of {len(scored)}"
+    return taken
+
+
 def chain(
     proposals: Sequence[Proposal],
     old: Sequence[Token],

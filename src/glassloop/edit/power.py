@@ -119,11 +119,11 @@ def _chain(
     while True:
         for step in range(len(proposals), len(proposals) + steps):
             at = work.dice.below(len(ended(current)), step, 1)
-            request = _fork(llm, current, at, work.dice.salt(step, 0), built)
+            request = fork(llm, current, at, work.dice.salt(step, 0), built)
             yield request
             new = _checked(request.runs[0])
             work.sampled += len(ended(new)) - at
-            proposal = _proposal(step, current, new, at)
+            proposal = suffix_proposal(step, 0, current, new, at)
             proposals.append(proposal)
             if metropolis(proposal, suffix_ratio(current, new, at, alpha), work.dice.coin(step)):
                 current = new
@@ -132,7 +132,7 @@ def _chain(
             break
         length = min(length + block, sampling.max_tokens)
         built = llm.compile(replace(sampling, max_tokens=length))
-        request = _fork(llm, current, len(current.tokens), current.salt, built)
+        request = fork(llm, current, len(current.tokens), current.salt, built)
         yield request
         work.sampled += len(ended(request.runs[0])) - len(current.tokens)
         current = _checked(request.runs[0])
@@ -148,10 +148,11 @@ def _prepare(llm: LLM, prompt: Any, sampling: Sampling) -> Request:
     return llm.prepare(prompt, sampling)
 
 
-def _fork(llm: LLM, run: Run, at: int, salt: int, built: Compiled) -> Request:
+def fork(llm: LLM, run: Run, at: int, salt: int, built: Compiled) -> Request:
     """Returns a request that draws the text anew from the token `at` on, with the options of `built`."""
     options = built.sampling
-    made = llm.new_run(run.prompt_ids, options, run.seed, salt=salt, prompt=run.prompt, sample=0)
+    assert options.seed is not None
+    made = llm.new_run(run.prompt_ids, options, options.seed, salt=salt, prompt=run.prompt, sample=0)
     made.messages, made.samples, made.tokens = run.messages, [made], list(run.tokens[:at])
     made.descend(run, at, "sampled")
     return Request(
@@ -166,11 +167,13 @@ def _checked(run: Run) -> Run:
     return run
 
 
-def _proposal(step: int, old: Run, new: Run, at: int) -> Proposal:
+def suffix_proposal(step: int, number: int, old: Run, new: Run, at: int) -> Proposal:
+    """Returns the proposal of a text whose end, from the token `at` on, was drawn anew."""
+
     def text(run: Run) -> str:
         return "".join([token.text for token in run.tokens[at:]]) + run.tail
 
-    made = Proposal(step, 0, at, len(old.tokens), new.token_ids[at:], text(new), text(old), new, new)
+    made = Proposal(step, number, at, len(old.tokens), new.token_ids[at:], text(new), text(old), new, new)
     made.own_bits = -logprob(ended(new)[at:]) / log(2)
     made.old_own_bits = -logprob(ended(old)[at:]) / log(2)
     return made

@@ -238,10 +238,16 @@ class Work:
                         ids = drawn.token_ids[:length]
                         if not ranked or (*ids,) not in known:
                             known.add((*ids,))
-                            each = self._proposal(place, len(proposals), drawn, ids, bool(lengths))
+                            each = self.proposal(place, len(proposals), drawn, ids, bool(lengths))
                             proposals.append(each)
             made.append(proposals)
         return made
+
+    def alternatives(self, place: Place, count: int) -> list[Proposal]:
+        """Returns the tokens that the model finds likeliest in the place of one token as proposals."""
+        token = place.run.tokens[place.start]
+        others = [each.id for each in token.alternatives if each.id != token.id][:count]
+        return [self.proposal(place, number, None, [other]) for number, other in enumerate(others)]
 
     def _draws(self, place: Place, sampling: Sampling, candidates: int, ranked: bool) -> list[Request]:
         options = self.span_sampling(sampling, place.tokens)
@@ -269,10 +275,14 @@ class Work:
             sampling, n=1, seed=self.dice.seed, max_tokens=tokens, min_tokens=least, prompt_logprobs=0
         )
 
-    def _proposal(self, place: Place, number: int, drawn: Run, ids: list[int], complete: bool) -> Proposal:
+    def proposal(
+        self, place: Place, number: int, drawn: Run | None, ids: list[int], complete: bool = True
+    ) -> Proposal:
+        """Returns a replacement for a span, not scored yet. It is refused if it is not `complete` by its
+        constraint or would cut a character."""
         old = self._decode(place.run.token_ids[place.start : place.end])
         made = Proposal(place.step, number, place.start, place.end, ids, self._decode(ids), old, drawn=drawn)
-        if not complete:
+        if drawn is not None and not complete:
             made.refusal = f"the {drawn.sampling.constraint} is not complete after {place.tokens} tokens"
         elif not ids:
             made.refusal = "it is empty"
@@ -297,6 +307,15 @@ class Work:
             if not is_border(whole, place_of_border):
                 return "it would join a character beside it"
         return None
+
+    def score_all(
+        self, places: Sequence[Place], proposals: Sequence[Sequence[Proposal]], window: int | None
+    ) -> None:
+        """Scores the proposals of several places in one batch."""
+        pairs = list(zip(places, proposals, strict=True))
+        self.complete([request for place, made in pairs for request in self.score(place, made, window)])
+        for place, made in pairs:
+            self.note(place, made)
 
     def score(self, place: Place, proposals: Sequence[Proposal], window: int | None = None) -> list[Request]:
         """Returns the requests that score proposals, for `complete`: the replacement and at most `window`

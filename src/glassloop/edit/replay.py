@@ -9,6 +9,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.edit.infill import infill, rewrite
 from glassloop.edit.power import sharpen
 from glassloop.edit.record import Edit, Replay, compare
+from glassloop.edit.repair import again
 from glassloop.errors import GlassloopError, TraceError
 
 if TYPE_CHECKING:
@@ -36,4 +37,6 @@ def _again(edit: Edit, llm: LLM, check: Any) -> Edit:
         return sharpen(llm, prompt_ids, sampling=sampling, **given)
     if edit.kind == "infill":
         return infill(llm, sampling=sampling, **given)
+    if edit.kind == "repair":
+        return again(llm, prompt_ids, given, sampling, check)
     return rewrite(llm, sampling=sampling, **given)

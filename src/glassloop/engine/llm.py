@@ -35,6 +35,7 @@ from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
+    from glassloop.edit.record import Edit
     from glassloop.engine.lens import Lenses
     from glassloop.trace.store import Store
     from glassloop.trace.verdict import Verdict
@@ -254,6 +255,33 @@ class LLM:
         from glassloop.engine.replay import replay_run
 
         return replay_run(self, run, first, strict, deadline)
+
+    # ── editing ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def infill(self, before: str, after: str, tokens: int = 12, **options: Any) -> Edit:
+        """Fills a hole between two texts; `glassloop.edit.infill.infill` describes the options."""
+        from glassloop.edit.infill import infill
+
+        return infill(self, before, after, tokens, **options)
+
+    def rewrite(self, text: str, spans: Any, sampling: Sampling | None = None, **options: Any) -> Edit:
+        """Replaces one or more spans of a text, given by characters: `glassloop.edit.infill.rewrite`."""
+        from glassloop.edit.infill import rewrite
+
+        return rewrite(self, text, spans, sampling, **options)
+
+    def repair(self, text: str | Run, **options: Any) -> Edit:
+        """Replaces the spans of a text that hurt most, or, with `check`, what a verifier does not like:
+        `glassloop.edit.repair.repair`."""
+        from glassloop.edit.repair import repair
+
+        return repair(self, text, **options)
+
+    def sharpen(self, prompt: Prompt | Messages, alpha: float = 4.0, **options: Any) -> Edit:
+        """Draws a text from p^alpha by Metropolis-Hastings: `glassloop.edit.power.sharpen`."""
+        from glassloop.edit.power import sharpen
+
+        return sharpen(self, prompt, alpha, **options)
 
     @cached_property
     def lens(self) -> Lenses:
