@@ -193,7 +193,8 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0, **options: Any
     ) -> Iterator[Token]:
-        """Yields tokens as they are chosen. Leaving the loop cancels the request."""
+        """Yields tokens as they are chosen. Leaving the loop cancels the request. With `revise`, a
+        `TakenBack` among them says that the last tokens were taken back."""
         chosen = resolve(sampling, options, self.default_sampling)
         return self.follow(self.prepare(prompt, chosen, priority=priority))
 
@@ -400,9 +401,15 @@ class LLM:
     def cancel(self, request: Request) -> None:
         self.engine.cancel(request)
 
-    def follow(self, request: Request) -> Iterator[Token]:
-        """Yields the tokens of a prepared request. Leaving the iteration cancels it."""
-        return follow(self.engine, request)
+    def follow(self, request: Request, *, settled: bool = False) -> Iterator[Token]:
+        """Yields the tokens of a prepared request. Leaving the iteration cancels it. With `settled`, a token
+        comes when it cannot be taken back any more (`Sampling.revise`)."""
+        tokens = follow(self.engine, request)
+        if settled and request.sampling.revise:
+            from glassloop.engine.revise import settled_tokens
+
+            return settled_tokens(tokens, request.sampling.revise_window)
+        return tokens
 
     def afollow(self, request: Request) -> AsyncIterator[Token]:
         return afollow(self.engine, request)
