@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from glassloop.trace.diff import diff as diff
     from glassloop.trace.run import Run as Run
     from glassloop.trace.store import Store as Store
+    from glassloop.trace.token import TakenBack as TakenBack
     from glassloop.trace.token import Token as Token
 
 _HOMES = {
@@ -41,6 +42,7 @@ _HOMES = {
     "Store": "glassloop.trace.store",
     "diff": "glassloop.trace.diff",
     "Token": "glassloop.trace.token",
+    "TakenBack": "glassloop.trace.token",
     "Sampling": "glassloop.decode.sampling",
     "stage": "glassloop.decode.stage",
     "DEFAULT_ORDER": "glassloop.decode.chain",

@@ -124,6 +124,7 @@ def _chain(
             new = _checked(request.runs[0])
             work.sampled += len(ended(new)) - at
             proposal = suffix_proposal(step, 0, current, new, at)
+            proposal.seconds = work.seconds
             proposals.append(proposal)
             if metropolis(proposal, suffix_ratio(current, new, at, alpha), work.dice.coin(step)):
                 current = new

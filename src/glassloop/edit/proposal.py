@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from math import log
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.sampling import Sampling
@@ -75,6 +76,7 @@ class Proposal:
     refusal: str | None = None  # why it was not even scored: it cuts a character, or is incomplete
     score: float | None = None  # what a verifier gave the text with it
     why: str = ""  # the reason of the decision, in a few words
+    seconds: float = 0.0  # when it was scored, since the edit began; not the same when it is made again
 
     @property
     def gain(self) -> float:
@@ -123,7 +125,7 @@ DECIDED = (
     *("followed", "old_own_bits", "old_following_bits", "accepted", "coin", "threshold", "refusal", "score"),
     "why",
 )
-_IN_JSON = DECIDED
+_IN_JSON = (*DECIDED, "seconds")
 
 
 def bits(run: Run, start: int, end: int) -> float:
@@ -136,10 +138,9 @@ def complete_all(llm: LLM, requests: Sequence[Request], deadline: Deadline | Non
     after which nothing of them runs any more."""
     if deadline is not None:
         deadline.check()
-    with closing(as_completed(llm.engine, requests)) as runs:
+    with closing(as_completed(llm.engine, requests, deadline)) as runs:
         for _ in runs:
-            if deadline is not None:
-                deadline.check()
+            pass
     for request in requests:
         for run in request.runs:
             raise_error(run)
@@ -152,11 +153,18 @@ class Work:
         self.llm = llm
         self.dice = Dice(seed)
         self.deadline = deadline
+        self._began = perf_counter()
         self.sampled = 0  # tokens that were drawn
         self.scored = 0  # tokens that were given and scored
 
     @property
+    def seconds(self) -> float:
+        """The time since the edit began."""
+        return perf_counter() - self._began
+
+    @property
     def tokens(self) -> int:
+        """The tokens that were computed so far; budgets are in these."""
         return self.sampled + self.scored
 
     def complete(self, requests: Sequence[Request]) -> None:
@@ -332,6 +340,7 @@ class Work:
     def note(self, place: Place, proposals: Sequence[Proposal]) -> None:
         """Sets the bits of proposals that were scored."""
         for each in proposals:
+            each.seconds = self.seconds
             if each.run is None:
                 continue
             end = place.start + len(each.ids)

@@ -21,6 +21,7 @@ from glassloop.shown import shown
 from glassloop.trace.run import Run
 
 if TYPE_CHECKING:
+    from glassloop.engine.deadline import Deadline
     from glassloop.engine.llm import LLM
 
 FORMAT = 1
@@ -158,12 +159,18 @@ class Edit:
             scored=usage["scored"],
         )
 
-    def replay(self, llm: LLM, *, check: Any = None) -> Replay:
+    def replay(
+        self,
+        llm: LLM,
+        *,
+        check: Any = None,
+        deadline: Deadline | None = None,
+    ) -> Replay:
         """Makes the edit again and compares every proposal, every number and the text. An edit that was made
         with a verifier needs it again."""
         from glassloop.edit.replay import replay
 
-        return replay(self, llm, check)
+        return replay(self, llm, check, deadline)
 
 
 @dataclass(frozen=True)
@@ -278,4 +285,6 @@ def _proposal(name: str, plain: Any) -> Proposal:
     _check(name, plain, "an object", lambda it: isinstance(it, dict))
     for key, (expected, good) in _PROPOSAL.items():
         _check(f"{name}.{key}", plain.get(key), expected, good)
-    return Proposal(**{key: plain[key] for key in _PROPOSAL}, drawn=None)
+    seconds = plain.get("seconds", 0.0)
+    _check(f"{name}.seconds", seconds, *_NUMBER)
+    return Proposal(**{key: plain[key] for key in _PROPOSAL}, drawn=None, seconds=seconds)

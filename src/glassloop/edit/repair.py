@@ -216,6 +216,7 @@ def _by_check(
             run = request.runs[0]
             each = suffix_proposal(step, number, current, run, at)
             good, each.score = verdict(check, head + _text(work, run))
+            each.seconds = work.seconds
             made.append((each.score, good, each, run))
         proposals += [each for _, _, each, _ in made]
         best = max(made, key=lambda it: it[0])  # the first, if several are equal
@@ -283,14 +284,21 @@ def _plain(options: _Options) -> dict[str, Any]:
     return {name: getattr(options, name) for name in _Options.__dataclass_fields__}
 
 
-def again(llm: LLM, prompt_ids: list[int], given: Mapping[str, Any], sampling: Sampling, check: Any) -> Edit:
+def again(
+    llm: LLM,
+    prompt_ids: list[int],
+    given: Mapping[str, Any],
+    sampling: Sampling,
+    check: Check | None,
+    deadline: Deadline | None,
+) -> Edit:
     """Makes a repair again from its record."""
     values = dict(given)
     ids, head = llm.checked(values.pop("ids"), "ids"), values.pop("head")
     if values.pop("checked") and check is None:
         raise GlassloopError.about("check", "is missing; the edit was made with a verifier")
     options = _Options(**values)
-    work = Work(llm, sampling.seed or 0)
+    work = Work(llm, sampling.seed or 0, deadline)
     draft = work.text(llm.checked(prompt_ids, "prompt_ids"), ids)
     if check is None:
         current, proposals = _by_surprise(work, draft, sampling, options)
