@@ -62,7 +62,8 @@ class Pools:
         self.long = Workers("long preparation", threads=2, waiting=32)  # large bodies, grammars
         self.rendering = Workers("large answers", threads=2, waiting=256)
         self.reading = Workers("explanations, lenses and embeddings", threads=8, waiting=64)
+        self.editing = Workers("edits", threads=4, waiting=32)  # these take seconds to minutes
 
     def close(self) -> None:
-        for pool in (self.short, self.chat, self.long, self.rendering, self.reading):
+        for pool in (self.short, self.chat, self.long, self.rendering, self.reading, self.editing):
             pool.close()
