@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import tempfile
 from pathlib import Path
 
+import forking
 import pytest
 from hypothesis import settings
 
@@ -27,6 +29,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # No test writes to the store of the person who runs it.
 os.environ["GLASSLOOP_STORE"] = str(Path(tempfile.mkdtemp(prefix="glassloop-")) / "runs.db")
+
+# Commands are forks of a process that has imported everything: tests start hundreds of them.
+subprocess.Popen = forking.Popen
 
 # Tests of twenty seconds and more come first: one that starts last would leave the other core idle.
 LONG = ("tests/test_exercises.py",)
