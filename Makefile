@@ -5,6 +5,7 @@
 #   make test                 the whole suite, the studio's tests included: make test-studio
 #   make test-peers           other clients (openai, langchain, litellm, instructor, llm) against the server
 #   make test-gpu             the op set torch: its kernels, and on a GPU its promises; docs/ops.md
+#   make test-arm             a run of this machine replayed on ARM, under an emulator; docs/ops.md
 #   make fuzz [ARGS=...]      hostile requests, files and templates for minutes; tests/attacks/fuzz.py
 #   make wheel                a wheel and an sdist in dist/, tested in an empty environment without a compiler
 #   make lint                 ruff and mypy
@@ -18,7 +19,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 STUDIO := src/glassloop/server/static/index.html
 NPM    := cd web && PATH="$(abspath $(BIN)):$$PATH" npm --no-audit --no-fund --loglevel=error
 
-.PHONY: run serve web install test check-studio test-studio test-peers test-gpu fuzz sdist wheel lint format bench clean
+.PHONY: run serve web install test check-studio test-studio test-peers test-gpu test-arm fuzz sdist wheel lint format bench clean
 
 run: $(VENV)/.installed
 	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --seed 1 --max-tokens $(if $(filter file,$(origin PROMPT)),11,60)
@@ -60,6 +61,16 @@ $(PEERS)/.installed: tests/peers/requirements.txt
 ROWS ?= 20000
 test-gpu: $(VENV)/.gpu
 	@GLASSLOOP_GPU_ROWS=$(ROWS) $(BIN)/python -m pytest -rs tests/ops/test_torch.py tests/gpu
+
+# Needs Debian's packages qemu-user, gcc-aarch64-linux-gnu and libc6-dev-arm64-cross; downloads a Python for ARM.
+ARM ?= build/arm
+test-arm: $(VENV)/.tested $(ARM)/.ready
+	@GLASSLOOP_ARM_PYTHON=$(ARM) $(BIN)/python -m pytest -rs tests/ops/test_other_machines.py
+
+$(ARM)/.ready: tests/ops/arm_python.sh
+	@echo "Downloading a Python for ARM ..."
+	@$< $(ARM) $(BIN)/python
+	@touch $@
 
 # The attacks of the suite with more cases and the promised limits, alone on the machine: they measure. Then the
 # long run. FUZZ multiplies the cases; the seed is fixed unless ARGS="--seed N" says otherwise.

@@ -4,6 +4,9 @@ Those for ARM are cross-compiled and run under an emulator: skipped without the 
 `aarch64-linux-gnu-gcc` and the emulator `qemu-aarch64` (Debian's packages gcc-aarch64-linux-gnu,
 libc6-dev-arm64-cross and qemu-user). Those for AVX-VNNI are compiled with the instructions of AVX-512 that do
 the same. GLASSLOOP_TEST_TOKENS says how many tokens of the real models are computed.
+
+With GLASSLOOP_ARM_PYTHON, the folder that arm_python.sh makes, the whole program runs under the emulator too:
+`make test-arm`.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import pytest
 from ops.random_models import random_model
 from ops.recording import RecordingOps, write_recording
 
+import glassloop
+from glassloop import LLM, Sampling
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
 from glassloop.model.transformer import Transformer
@@ -140,3 +145,56 @@ def test_random_models_on_avxvnni_have_the_same_bits(seed, here, avxvnni, tmp_pa
 @pytest.mark.parametrize("name", ["smollm2-135m-instruct", "gemma-3-270m"])
 def test_real_models_on_avxvnni_have_the_same_bits(name, here, avxvnni, tmp_path):
     _check(here, avxvnni, ["avxvnni"], tmp_path / "recording", _real(name, tmp_path / "recording"))
+
+
+# ── the whole program on ARM ───────────────────────────────────────────────────────────────────────────────
+
+ARM_PYTHON = os.environ.get("GLASSLOOP_ARM_PYTHON")
+_REPLAY = """
+import platform, sys
+from glassloop import LLM, Run
+from glassloop.ops.native.library import library
+run, llm = Run.load(sys.argv[1]), LLM(kv_memory="100MB")
+verdict = llm.replay(run)
+assert verdict.notes == (), verdict.notes
+print(platform.machine(), library().gl_name().decode(), run.ops, verdict, sep=", ")
+"""
+
+
+@pytest.fixture(scope="module")
+def glass_file(tmp_path_factory):
+    """A run that this machine made with its best kernels. A stage without a rule makes NumPy compute too."""
+    file = tmp_path_factory.mktemp("made") / "made.glass"
+    options = {"temperature": 0.9, "top_p": 0.95, "typical_p": 0.9, "seed": 3, "logprobs": 5}
+    with LLM(kv_memory="100MB") as llm:
+        run = llm.generate("The sea was calm that morning, and", Sampling(**options, max_tokens=TOKENS))
+    run.save(file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def arm_library(tmp_path_factory):
+    to = tmp_path_factory.mktemp("library") / "libglassloop.so"
+    sources = [str(file) for file in sorted(_SOURCES.glob("*.c"))]
+    subprocess.run([_CROSS, *_FLAGS, "-shared", "-fPIC", *sources, "-o", str(to), "-lm"], check=True)
+    return to
+
+
+@pytest.mark.skipif(not ARM_PYTHON, reason="GLASSLOOP_ARM_PYTHON names no Python for ARM")
+@pytest.mark.parametrize("instructions", ARM)
+def test_a_glass_file_of_this_machine_replays_identical_on_arm(instructions, glass_file, arm_library):
+    folder = Path(ARM_PYTHON or "").resolve()
+    done = subprocess.run(
+        [_EMULATOR, *("-cpu", "max"), "-L", folder / "root", folder / "python", "-c", _REPLAY, glass_file],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(Path(glassloop.__file__).parents[1])]),
+            "GLASSLOOP_LIBRARY": str(arm_library),
+            "GLASSLOOP_ISA": instructions,
+            "GLASSLOOP_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+    )
+    verdict = f"aarch64, {instructions}, native arithmetic 1, identical, {TOKENS} of {TOKENS} tokens\n"
+    assert done.stdout == verdict, done.stderr[-2000:]
