@@ -5,7 +5,9 @@
 #   make test                 the whole suite, the studio's tests included: make test-studio
 #   make test-peers           other clients (openai, langchain, litellm, instructor, llm) against the server
 #   make test-gpu             the op set torch: its kernels, and on a GPU its promises; docs/ops.md
+#   make test-arm             a run of this machine replayed on ARM, under an emulator; docs/ops.md
 #   make fuzz [ARGS=...]      hostile requests, files and templates for minutes; tests/attacks/fuzz.py
+#   make wheel                a wheel and an sdist in dist/, tested in an empty environment without a compiler
 #   make lint                 ruff and mypy
 #   make bench [ARGS=--quick] beside other engines, each installed on demand; docs/benchmarks.md
 
@@ -17,7 +19,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 STUDIO := src/glassloop/server/static/index.html
 NPM    := cd web && PATH="$(abspath $(BIN)):$$PATH" npm --no-audit --no-fund --loglevel=error
 
-.PHONY: run serve web install test check-studio test-studio test-peers test-gpu fuzz lint format bench clean
+.PHONY: run serve web install test check-studio test-studio test-peers test-gpu test-arm fuzz sdist wheel lint format bench clean
 
 run: $(VENV)/.installed
 	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --seed 1 --max-tokens $(if $(filter file,$(origin PROMPT)),11,60)
@@ -60,6 +62,16 @@ ROWS ?= 20000
 test-gpu: $(VENV)/.gpu
 	@GLASSLOOP_GPU_ROWS=$(ROWS) $(BIN)/python -m pytest -rs tests/ops/test_torch.py tests/gpu
 
+# Needs Debian's packages qemu-user, gcc-aarch64-linux-gnu and libc6-dev-arm64-cross; downloads a Python for ARM.
+ARM ?= build/arm
+test-arm: $(VENV)/.tested $(ARM)/.ready
+	@GLASSLOOP_ARM_PYTHON=$(ARM) $(BIN)/python -m pytest -rs tests/ops/test_other_machines.py
+
+$(ARM)/.ready: tests/ops/arm_python.sh
+	@echo "Downloading a Python for ARM ..."
+	@$< $(ARM) $(BIN)/python
+	@touch $@
+
 # The attacks of the suite with more cases and the promised limits, alone on the machine: they measure. Then the
 # long run. FUZZ multiplies the cases; the seed is fixed unless ARGS="--seed N" says otherwise.
 FUZZ ?= 1
@@ -70,6 +82,17 @@ endif
 	@PYTHONPATH=tests $(BIN)/python -m attacks.fuzz $(ARGS)
 
 web: $(STUDIO)
+
+# The wheel is built from the sdist, so that both are complete. On Linux auditwheel names the oldest systems that
+# it fits. CONTRIBUTING.md tells how to release.
+sdist: $(VENV)/.release $(STUDIO)
+	@$(BIN)/python -m build --sdist
+
+wheel: $(VENV)/.release $(VENV)/.tested $(STUDIO)
+	@rm -rf dist
+	@GLASSLOOP_REQUIRE_NATIVE=1 $(BIN)/python -m build
+	@if [ "$$(uname)" = Linux ]; then cd dist && PATH="$(abspath $(BIN)):$$PATH" auditwheel repair -w . *-linux_*.whl && rm *-linux_*.whl; fi
+	@GLASSLOOP_DIST=dist $(BIN)/python -m pytest tests/test_wheel.py
 
 # All that lint and test need, so that targets that run at the same time do not install at the same time.
 install: $(VENV)/.linted $(VENV)/.tested $(VENV)/.node
@@ -87,7 +110,7 @@ bench: $(VENV)/.installed
 	@$(BIN)/python -m bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(PEERS) build web/node_modules $(dir $(STUDIO))
+	rm -rf $(VENV) $(PEERS) build dist web/node_modules $(dir $(STUDIO))
 
 # One stamp for each set of packages; a change of the requirements installs again. The packages of an extra are
 # installed by name: `pip install -e '.[test]'` would compile the C code once more. The oracles are thousands of
@@ -116,6 +139,11 @@ $(VENV)/.tested: pyproject.toml constraints.txt $(VENV)/.installed
 $(VENV)/.gpu: pyproject.toml constraints.txt $(VENV)/.tested
 	@echo "Installing Triton ..."
 	@$(call EXTRA,gpu)
+	@touch $@
+
+$(VENV)/.release: pyproject.toml constraints.txt $(VENV)/.installed
+	@echo "Installing what a release is built with ..."
+	@$(call EXTRA,release)
 	@touch $@
 
 $(VENV)/.linted: pyproject.toml constraints.txt $(VENV)/.installed

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import tempfile
 from pathlib import Path
 
+import forking
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
@@ -28,9 +30,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # No test writes to the store of the person who runs it.
 os.environ["GLASSLOOP_STORE"] = str(Path(tempfile.mkdtemp(prefix="glassloop-")) / "runs.db")
 
+# Commands are forks of a process that has imported everything: tests start hundreds of them.
+subprocess.Popen = forking.Popen
+
 # Tests of twenty seconds and more come first: one that starts last would leave the other core idle.
-LONG = ("tests/test_exercises.py",)
+LONG = (
+    "tests/test_exercises.py",
+    "tests/ops/test_other_machines.py::test_real_models_on_arm",
+    "tests/attacks/test_files.py::test_no_byte_out_of_bounds",
+    "tests/ops/test_arithmetic.py",
+)
+
+# The share of the examples that each property test asks for; more than 1 for a long run (CONTRIBUTING.md).
+EXAMPLES = float(os.environ.get("GLASSLOOP_EXAMPLES", "0.5"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    tests = {item.function for item in items if isinstance(item, pytest.Function)}
+    for test in filter(is_hypothesis_test, tests):
+        asked = test._hypothesis_internal_use_settings or settings.default
+        count = max(1, round(asked.max_examples * EXAMPLES))
+        test._hypothesis_internal_use_settings = settings(asked, max_examples=count)

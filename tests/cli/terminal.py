@@ -13,6 +13,8 @@ import sys
 import termios
 import time
 
+from forking import own_terminal
+
 GLASSLOOP = [sys.executable, "-m", "glassloop"]
 
 
@@ -104,9 +106,6 @@ def _start(
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     settings = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "50", **environment}
     inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
-
-    def own_terminal() -> None:  # so that Ctrl-C reaches it
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     child = subprocess.Popen(
         [*GLASSLOOP, *arguments],

@@ -17,7 +17,7 @@ from model.wheelhouse import put
 from glassloop.model import registry
 from glassloop.model.registry.catalog import CATALOG, DEFAULT_MODEL
 
-COMMAND = [sys.executable, "-c", "from glassloop.cli.main import main; main()", "models"]
+COMMAND = [sys.executable, "-m", "glassloop", "models"]
 
 
 @pytest.fixture(autouse=True)

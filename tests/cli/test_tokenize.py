@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = [sys.executable, "-c", "from glassloop.cli.main import main; main()", "tokenize"]
+COMMAND = [sys.executable, "-m", "glassloop", "tokenize"]
 # An environment of its own: nothing of the caller's decides about colour or width.
 QUIET = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
 ENVIRONMENT = {**QUIET, "TERM": "xterm-256color", "PYTHONUTF8": "1"}

@@ -14,7 +14,7 @@ from filelock import FileLock
 from glassloop.ops.native import library
 
 _FLAGS = (
-    *("-std=gnu11", "-O1", "-g", "-ffp-contract=off", "-fno-omit-frame-pointer", "-Wno-psabi"),
+    *("-std=gnu11", "-Og", "-g1", "-ffp-contract=off", "-fno-omit-frame-pointer", "-Wno-psabi"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fPIC", "-shared", "-pthread"),
 )
 _FOLDER = Path(__file__).parents[2] / "build" / "sanitized"

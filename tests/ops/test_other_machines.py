@@ -4,6 +4,9 @@ Those for ARM are cross-compiled and run under an emulator: skipped without the 
 `aarch64-linux-gnu-gcc` and the emulator `qemu-aarch64` (Debian's packages gcc-aarch64-linux-gnu,
 libc6-dev-arm64-cross and qemu-user). Those for AVX-VNNI are compiled with the instructions of AVX-512 that do
 the same. GLASSLOOP_TEST_TOKENS says how many tokens of the real models are computed.
+
+With GLASSLOOP_ARM_PYTHON, the folder that arm_python.sh makes, the whole program runs under the emulator too:
+`make test-arm`.
 """
 
 from __future__ import annotations
@@ -20,31 +23,44 @@ import pytest
 from ops.random_models import random_model
 from ops.recording import RecordingOps, write_recording
 
+import glassloop
+from glassloop import LLM, Sampling
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
 from glassloop.model.transformer import Transformer
 from glassloop.ops.native import library
 
-TOKENS = int(os.environ.get("GLASSLOOP_TEST_TOKENS", "12"))
+TOKENS = int(os.environ.get("GLASSLOOP_TEST_TOKENS", "4"))
 ARM = ("portable", "neon", "dotprod", "i8mm")
 _CROSS, _EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 _FLAGS = ("-std=gnu11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-Wno-psabi")
 _SOURCES = Path(library.__file__).parent
+# Changes of the sources that let AVX-VNNI run on a machine with AVX-512.
+_WITH_AVX512 = {
+    "kernels_avxvnni.c": {"f16c,avxvnni": "f16c,avx512vnni,avx512vl"},
+    "program.c": {"avx2 && has_avxvnni()": "avx2 + 0 * has_avxvnni()"},
+    "simd.h": {"_mm256_dpbusd_avx_epi32": "_mm256_dpbusd_epi32"},
+}
 
 
-def _build(compiler: str, to: Path, sources: Path = _SOURCES, extra: Sequence[str] = ()) -> str:
-    files = [str(Path(__file__).with_name("driver.c")), *map(str, sorted(sources.glob("*.c")))]
-    command = [compiler, *_FLAGS, *extra, f"-I{sources}", *files, "-o", str(to), "-lm"]
-    subprocess.run(command, check=True)
+def _build(compiler: str, to: Path, sources: Sequence[Path], extra: Sequence[str]) -> str:
+    files = [str(Path(__file__).with_name("driver.c")), *map(str, sources)]
+    subprocess.run([compiler, *_FLAGS, f"-I{_SOURCES}", *files, *extra, "-o", str(to), "-lm"], check=True)
     return str(to)
+
+
+def _build_here(to: Path, instead: Sequence[Path] = ()) -> str:
+    """Builds the driver for this machine with the library that is installed. What the files of `instead`
+    define takes the place of what the library has under the same names."""
+    if not shutil.which("cc") or not library.FILE.exists():
+        pytest.skip("no C compiler")
+    return _build("cc", to, instead, [str(library.FILE), f"-Wl,-rpath,{library.FILE.parent}", "-rdynamic"])
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     """The command line of the driver, for this machine."""
-    if not shutil.which("cc"):
-        pytest.skip("no C compiler")
-    return [_build("cc", tmp_path_factory.mktemp("driver") / "here")]
+    return [_build_here(tmp_path_factory.mktemp("driver") / "here")]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +70,7 @@ def arm(tmp_path_factory):
         pytest.skip("no cross compiler or emulator for ARM")
     return [
         *(_EMULATOR, "-cpu", "max"),
-        _build(_CROSS, tmp_path_factory.mktemp("driver") / "arm", extra=["-static"]),
+        _build(_CROSS, tmp_path_factory.mktemp("driver") / "arm", sorted(_SOURCES.glob("*.c")), ["-static"]),
     ]
 
 
@@ -65,15 +81,15 @@ def avxvnni(tmp_path_factory):
         pytest.skip("this machine has no AVX-512")
     library.library().gl_select_kernels(os.environ.get("GLASSLOOP_ISA", "").encode())
     folder = tmp_path_factory.mktemp("avxvnni")
-    for file in (*_SOURCES.glob("*.c"), *_SOURCES.glob("*.h")):
-        text = file.read_text()
-        if file.name == "kernels_avxvnni.c":
-            assert "f16c,avxvnni" in text
-            text = text.replace("f16c,avxvnni", "f16c,avx512vnni,avx512vl")
-        text = text.replace("_mm256_dpbusd_avx_epi32", "_mm256_dpbusd_epi32")
-        text = text.replace("avx2 && has_avxvnni()", "avx2 + 0 * has_avxvnni()")
-        (folder / file.name).write_text(text)
-    return [_build("cc", folder / "driver", folder)]
+    for header in _SOURCES.glob("*.h"):  # a header includes those beside it
+        shutil.copy(header, folder)
+    for name, changes in _WITH_AVX512.items():
+        text = (_SOURCES / name).read_text()
+        for before, after in changes.items():
+            assert before in text
+            text = text.replace(before, after)
+        (folder / name).write_text(text)
+    return [_build_here(folder / "driver", sorted(folder.glob("*.c")))]
 
 
 def _run(driver: list[str], instructions: str, file: Path) -> bytes:
@@ -129,3 +145,56 @@ def test_random_models_on_avxvnni_have_the_same_bits(seed, here, avxvnni, tmp_pa
 @pytest.mark.parametrize("name", ["smollm2-135m-instruct", "gemma-3-270m"])
 def test_real_models_on_avxvnni_have_the_same_bits(name, here, avxvnni, tmp_path):
     _check(here, avxvnni, ["avxvnni"], tmp_path / "recording", _real(name, tmp_path / "recording"))
+
+
+# ── the whole program on ARM ───────────────────────────────────────────────────────────────────────────────
+
+ARM_PYTHON = os.environ.get("GLASSLOOP_ARM_PYTHON")
+_REPLAY = """
+import platform, sys
+from glassloop import LLM, Run
+from glassloop.ops.native.library import library
+run, llm = Run.load(sys.argv[1]), LLM(kv_memory="100MB")
+verdict = llm.replay(run)
+assert verdict.notes == (), verdict.notes
+print(platform.machine(), library().gl_name().decode(), run.ops, verdict, sep=", ")
+"""
+
+
+@pytest.fixture(scope="module")
+def glass_file(tmp_path_factory):
+    """A run that this machine made with its best kernels. A stage without a rule makes NumPy compute too."""
+    file = tmp_path_factory.mktemp("made") / "made.glass"
+    options = {"temperature": 0.9, "top_p": 0.95, "typical_p": 0.9, "seed": 3, "logprobs": 5}
+    with LLM(kv_memory="100MB") as llm:
+        run = llm.generate("The sea was calm that morning, and", Sampling(**options, max_tokens=TOKENS))
+    run.save(file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def arm_library(tmp_path_factory):
+    to = tmp_path_factory.mktemp("library") / "libglassloop.so"
+    sources = [str(file) for file in sorted(_SOURCES.glob("*.c"))]
+    subprocess.run([_CROSS, *_FLAGS, "-shared", "-fPIC", *sources, "-o", str(to), "-lm"], check=True)
+    return to
+
+
+@pytest.mark.skipif(not ARM_PYTHON, reason="GLASSLOOP_ARM_PYTHON names no Python for ARM")
+@pytest.mark.parametrize("instructions", ARM)
+def test_a_glass_file_of_this_machine_replays_identical_on_arm(instructions, glass_file, arm_library):
+    folder = Path(ARM_PYTHON or "").resolve()
+    done = subprocess.run(
+        [_EMULATOR, *("-cpu", "max"), "-L", folder / "root", folder / "python", "-c", _REPLAY, glass_file],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(Path(glassloop.__file__).parents[1])]),
+            "GLASSLOOP_LIBRARY": str(arm_library),
+            "GLASSLOOP_ISA": instructions,
+            "GLASSLOOP_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+    )
+    verdict = f"aarch64, {instructions}, native arithmetic 1, identical, {TOKENS} of {TOKENS} tokens\n"
+    assert done.stdout == verdict, done.stderr[-2000:]

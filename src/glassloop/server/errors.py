@@ -54,9 +54,14 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
+# FastAPI builds a validator for each model of each route, which would take most of the server's start. One of
+# them brings the schema into the OpenAPI document; the others refer to it.
+_BY_MODEL = {"model": ErrorAnswer}
+_BY_REFERENCE = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}}
+
 # The error responses that every endpoint may give, as the OpenAPI document lists them.
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer, "description": what}
+    status: {"description": what, **(_BY_MODEL if status == 500 else _BY_REFERENCE)}
     for status, what in {
         400: "Something in the request is wrong, or not supported",
         401: "An API key is expected",

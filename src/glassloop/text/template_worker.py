@@ -77,9 +77,10 @@ def _describe(error: Exception) -> str:
 
 
 def _set_limits(memory: int) -> None:
-    """Forbids files and processes, and limits the address space to `memory` bytes."""
+    """Forbids files and processes, and limits the address space to `memory` bytes where the system can."""
+    if sys.platform != "darwin":  # macOS refuses a limit of the address space
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     for limit, most in (
-        (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_NOFILE, 3),  # stdin, stdout and stderr, which are open
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
