@@ -7,10 +7,12 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from postgres import PostgresServer, installed
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
@@ -34,3 +36,23 @@ LONG = ("tests/test_exercises.py",)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One PostgreSQL server for all tests that need one; each test has a database of its own."""
+    programs = installed()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed (apt install postgresql)")
+    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'glassloop[postgres]')")
+    server = PostgresServer(programs)
+    yield server
+    server.remove()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a new store is: a file that does not exist, or the URL of an empty database."""
+    if request.param == "sqlite":
+        return str(tmp_path / "new" / "runs.db")
+    return request.getfixturevalue("postgres").new_database()

@@ -86,3 +86,18 @@ def test_runs_of_an_older_version_have_titles_too(tmp_path):
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE runs SET data = x'00' WHERE id = ?", (kept.id,))
     assert {entry["title"] for entry in listed(str(path))} == {"The sea", "(no text)", "(43 tokens)"}
+
+
+def test_the_store_may_be_in_postgresql(runs, postgres, tmp_path):
+    url = postgres.new_database()
+    runs[0].save(tmp_path / "a.glass")
+    assert run("runs", "import", str(tmp_path / "a.glass"), GLASSLOOP_STORE=url).stdout.endswith(
+        "1 run imported, 0 there already\n"
+    )
+    Store(url).add(runs[1])
+    assert [entry["title"] for entry in listed(url)] == [runs[1].title, runs[0].title]
+    assert "tool: In\nNorway" in run("runs", "show", runs[0].id[:9], GLASSLOOP_STORE=url).stdout
+    assert run("runs", "rm", "--keep", "1", GLASSLOOP_STORE=url).stdout == "removed 1 run, 1 left\n"
+    bad = run("runs", "list", GLASSLOOP_STORE=url.replace("s3cret", "wr0ng"))
+    assert bad.returncode == 2 and bad.stderr.count("\n") == 1 and "wr0ng" not in bad.stderr
+    assert "password authentication failed" in bad.stderr
