@@ -44,8 +44,15 @@ ENV = array(struct(("name",), name=TEXT, value=TEXT, valueFrom=struct(secretKeyR
 PORT = struct(("containerPort",), containerPort={**COUNT, "minimum": 1, "maximum": 65535}, name=NAME)
 CONTAINER = struct(
     ("name", "image"),
-    **{"name": NAME, "image": TEXT, "ports": array(PORT), "resources": RESOURCES, "env": ENV},
-    **{"command": array(TEXT), "args": array(TEXT), "volumeMounts": array(ANY), "lifecycle": ANY},
+    name=NAME,
+    image=TEXT,
+    ports=array(PORT),
+    resources=RESOURCES,
+    env=ENV,
+    command=array(TEXT),
+    args=array(TEXT),
+    volumeMounts=array(ANY),
+    lifecycle=ANY,
 )
 SPREAD = struct(
     ("maxSkew", "topologyKey", "whenUnsatisfiable"),

@@ -101,3 +101,17 @@ def test_the_store_may_be_in_postgresql(runs, postgres, tmp_path):
     bad = run("runs", "list", GLASSLOOP_STORE=url.replace("s3cret", "wr0ng"))
     assert bad.returncode == 2 and bad.stderr.count("\n") == 1 and "wr0ng" not in bad.stderr
     assert "password authentication failed" in bad.stderr
+
+
+def test_a_run_is_exported_as_a_page(store, runs, tmp_path):
+    done = run("export", runs[1].id, "--html", str(tmp_path / "a.html"), "--json", GLASSLOOP_STORE=store)
+    assert json.loads(done.stdout)["size"] == (tmp_path / "a.html").stat().st_size
+    assert "Content-Security-Policy" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    for flags, said in (
+        (("--explain", "3"), "--explain names the token '3'; a number from 0 to 2 is expected"),
+        (("--lens", "colour:1"), "layers:N or attention:N is expected"),
+        ((), "cannot write"),
+    ):
+        path = tmp_path / "a.html" if flags else tmp_path / "none" / "a.html"
+        bad = run("export", runs[1].id, "--html", str(path), *flags, GLASSLOOP_STORE=store)
+        assert bad.returncode == 2 and said in bad.stderr and bad.stderr.count("\n") == 1

@@ -16,6 +16,7 @@ from glassloop.cli import (
     compare,
     diff,
     explain,
+    export,
     fork,
     generate,
     lens,
@@ -44,6 +45,7 @@ app.command(name="fork")(fork.fork)
 app.command(name="replay")(replay.replay)
 app.command(name="compare")(compare.compare)
 app.command(name="diff")(diff.diff)
+app.command(name="export")(export.export)
 app.command(name="serve")(serve.serve)
 app.command(name="tokenize")(tokenize.tokenize)
 app.add_typer(lens.app, name="lens")

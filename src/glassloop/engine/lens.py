@@ -92,6 +92,12 @@ class Attention:
             "layers": [{"layer": each, "weights": _rounded(self.layer(each))} for each in shown],
         }
 
+    def _repr_html_(self) -> str:
+        """Returns it as a notebook shows it."""
+        from glassloop.engine.lens_html import attention_parts, lens_view
+
+        return lens_view(*attention_parts(self), label="Attention")
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -133,6 +139,12 @@ class Layers:
             "layers": [asdict(said) | {"top": [asdict(one) for one in said.top]} for said in self.layers],
         }
 
+    def _repr_html_(self) -> str:
+        """Returns it as a notebook shows it."""
+        from glassloop.engine.lens_html import layers_parts, lens_view
+
+        return lens_view(*layers_parts(self), label="The prediction of each layer")
+
 
 @dataclass(frozen=True)
 class Neighbour:
@@ -158,6 +170,12 @@ class Neighbours:
             "of": [asdict(piece) for piece in self.of],
             "neighbours": [asdict(one) for one in self.found],
         }
+
+    def _repr_html_(self) -> str:
+        """Returns it as a notebook shows it."""
+        from glassloop.engine.lens_html import lens_view, neighbours_parts
+
+        return lens_view(*neighbours_parts(self), label="Neighbours")
 
 
 class Lenses:
