@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.errors import GlassloopError
 from glassloop.html_text import tag, text_html, view
+from glassloop.shown import shown
 from glassloop.trace.html.page import record
 from glassloop.trace.html.tokens import facts_line, prompt_text, token_span
 from glassloop.trace.run import Run
@@ -62,7 +63,8 @@ class LiveRun:
         at, token = (asked.get("at"), asked.get("token")) if isinstance(asked, dict) else (None, None)
         if type(at) is not int or type(token) is not int or not 0 <= at < len(self.run.tokens):
             raise GlassloopError(
-                f"fork is {asked!r:.80}; a place from 0 to {len(self.run.tokens) - 1} and a token id are expected"
+                f"fork is {shown(asked)}; a place from 0 to {len(self.run.tokens) - 1} and a token id are"
+                " expected"
             )
         self.run = self.run.fork(at, token=token)
         self.history.append(self.run)
