@@ -98,7 +98,8 @@ def bar(logprob: float | None) -> Markup:
 def view(*parts: Part, label: str) -> Markup:
     """Returns a view that stands by itself in a notebook: its style and its parts."""
     style = Markup(f"<style>{STYLE}</style>")
-    return tag("div", style, *parts, class_="glassloop", role="group", aria_label=label)
+    # It can have the focus, since keys scroll it where it is wider than the window.
+    return tag("div", style, *parts, class_="glassloop view", role="group", aria_label=label, tabindex="0")
 
 
 def _plain(text: str, newlines: bool) -> str:
@@ -113,7 +114,7 @@ _SHADES = "".join(
 )
 STYLE = (
     ".glassloop{--line:rgba(127,127,127,.35);--soft:rgba(127,127,127,.12);--bar:#3b7dd8;"
-    "font:14px/1.5 system-ui,sans-serif;max-width:76em}"
+    "font:14px/1.5 system-ui,sans-serif;max-width:76em}.glassloop.view{overflow-x:auto}"
     "@media(prefers-color-scheme:dark){.glassloop{--bar:#6aa5f0}}"
     ".glassloop .text{white-space:pre-wrap;overflow-wrap:anywhere;font:15px/1.75 Georgia,serif;"
     "border-left:3px solid var(--line);padding:.2em .8em;margin:.5em 0}"

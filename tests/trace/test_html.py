@@ -52,7 +52,7 @@ ALLOWED = {
         "caption",
         "p",
     ),
-    *("pre", "code", "strong", "h1", "h2", "ul", "li", "button", "section", "aside", "main"),
+    *("pre", "code", "strong", "h1", "h2", "ul", "li", "button", "section", "aside", "main", "header"),
     *("html", "head", "body", "meta", "title", "script"),
 }
 

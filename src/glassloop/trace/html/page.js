@@ -40,7 +40,7 @@ function show(token) {
   parts.push(facts);
   if (alternatives.length) {
     const table = document.createElement("table");
-    table.append(row(["token", "model", "", "after stages"], "th"));
+    table.append(row(["token", "model", make("td", ""), "after stages"], "th"));
     for (const [text, model, after, share] of alternatives) table.append(row([text, model, bar(share), after]));
     parts.push(make("h2", "What else was likely"), table);
   }

@@ -60,17 +60,20 @@ def page(
         tag(
             "details",
             tag("summary", f"Why {quoted(told.taken.text)}"),
-            tag("div", *explanation_parts(told), class_="scroll"),
+            tag("div", *explanation_parts(told), class_="scroll", tabindex="0"),
             id=f"why-{records.key(run, at)}",
         )
         for at, told in sorted((explanations or {}).items())
     ]
-    shown = [tag("section", _inside(extra), class_="scroll") for extra in extras]
+    shown = [tag("section", _inside(extra)) for extra in extras]
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created))
     body = tag(
         "div",
-        tag("h1", run.title),
-        tag("div", f"{facts_line(run)} · {made} · {run.ops}", class_="note"),
+        tag(
+            "header",
+            tag("h1", run.title),
+            tag("div", f"{facts_line(run)} · {made} · {run.ops}", class_="note"),
+        ),
         tag(
             "main",
             tag(
