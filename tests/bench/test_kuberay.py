@@ -41,6 +41,7 @@ RESOURCES = struct(requests=QUANTITIES, limits=QUANTITIES)
 NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
 KEY = struct(("name", "key"), name=NAME, key=TEXT, optional=BOOL)
 ENV = array(struct(("name",), name=TEXT, value=TEXT, valueFrom=struct(secretKeyRef=KEY, configMapKeyRef=KEY)))
+SOURCE = struct(("name",), name=NAME, optional=BOOL)
 PORT = struct(("containerPort",), containerPort={**COUNT, "minimum": 1, "maximum": 65535}, name=NAME)
 CONTAINER = struct(
     ("name", "image"),
@@ -49,6 +50,7 @@ CONTAINER = struct(
     ports=array(PORT),
     resources=RESOURCES,
     env=ENV,
+    envFrom=array(struct(prefix=TEXT, secretRef=SOURCE, configMapRef=SOURCE)),
     command=array(TEXT),
     args=array(TEXT),
     volumeMounts=array(ANY),
@@ -166,3 +168,13 @@ def test_the_application_is_what_ray_serve_takes(manifest):
         "ray.serve.schema", reason="Ray is not installed (pip install 'glassloop[ray]')"
     )
     assert schema.ServeDeploySchema.model_validate(config).applications[0].name == "glassloop"
+
+
+def test_the_arguments_are_options_of_the_application_and_fit_the_pods(manifest):
+    options = pytest.importorskip("glassloop.cluster.options")
+    (application,) = yaml.safe_load(manifest["spec"]["serveConfigV2"])["applications"]
+    (engine,) = options.AppOptions.from_dict(application["args"]).engines
+    (worker,) = manifest["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    assert (engine.replicas, engine.most_replicas) == (worker["minReplicas"], worker["maxReplicas"])
+    cores = int(worker["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"])
+    assert engine.threads == cores - 1  # an ingress takes one
