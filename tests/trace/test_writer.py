@@ -129,6 +129,22 @@ def test_only_so_many_runs_wait_to_be_tried_again(store, location, failures, mon
     assert ids(store) == {run.id for run in runs[2:]}
 
 
+def test_only_so_many_tokens_wait_to_be_tried_again(store, location, failures, monkeypatch):
+    monkeypatch.setattr(writing, "MOST_TOKENS", 25)
+    other = locked(store, location)
+    runs = [make(seed, tokens) for seed, tokens in ((1, 10), (2, 10), (3, 10), (4, 40))]
+    for left, run in zip((1, 2, 2, 1), runs, strict=True):
+        store.put(run)
+        with pytest.raises(TraceError):
+            store.prune_soon(9, "one").result()
+        assert store.unwritten == left
+    assert [id for id, lost in failures if lost] == [run.id for run in runs[:3]]
+    other.execute("COMMIT")
+    with pytest.raises(TraceError, match="3 runs were not kept"):
+        store.flush()
+    assert ids(store) == {runs[3].id}
+
+
 def test_what_failed_before_it_was_removed_is_not_tried_again(store, location):
     other, run = locked(store, location), make()
     store.put(run)
