@@ -76,6 +76,7 @@ def test_runs_wait_for_a_server_that_stays_away_and_readers_are_told(postgres, u
         with pytest.raises(TraceError, match="cannot use the store postgresql://tester@/") as caught:
             store.list()
         assert PASSWORD not in str(caught.value) and "\n" not in str(caught.value)
+        assert caught.value.reason == "the database cannot be reached"  # what clients of a server see
     finally:
         postgres.start()
     wait(lambda: not store.unwritten)

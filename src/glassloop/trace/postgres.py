@@ -219,12 +219,15 @@ class Postgres:
         return version
 
     def _error(self, error: Exception, lost: bool) -> StoreError:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        details = " ".join(str(error).split()) or type(error).__name__
         if self._password:
-            reason = reason.replace(self._password, "***")
+            details = details.replace(self._password, "***")
+        # Clients of a server see the reason: it names no host and no path.
+        stated = getattr(getattr(error, "diag", None), "message_primary", None)
+        reason = "the database cannot be reached" if lost else str(stated or "the database refused it")
         state = _state(error)
         return StoreError(
-            f"cannot use the store {self.name}: {reason}",
+            f"cannot use the store {self.name}: {details}",
             reason,
             busy=lost or state in _CONFLICTS or state == "55P03",  # lock_not_available
             full=state == "53100",

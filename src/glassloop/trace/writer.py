@@ -21,9 +21,7 @@ from glassloop.trace.run import Run
 _LINGER = 0.05  # seconds to wait for more runs, which are written together
 _RETRY = 5.0  # seconds until a failed write is tried again
 MOST_UNWRITTEN = 4096  # runs that wait to be tried again: minutes in which a database is away
-MOST_TOKENS = (
-    1_000_000  # that they may have together, some hundred megabytes; the newest run stays in any case
-)
+MOST_TOKENS = 1_000_000  # that they may have together, some hundred megabytes; the newest run always stays
 
 
 class Item(NamedTuple):
