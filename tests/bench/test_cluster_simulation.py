@@ -9,7 +9,7 @@ import pytest
 
 from bench.cluster_simulation import POLICIES, Cluster, main, simulate, storm
 
-SMALL = Cluster(replicas=100, seconds=60)
+SMALL = Cluster(replicas=80, seconds=40)
 
 
 @pytest.fixture(scope="module")

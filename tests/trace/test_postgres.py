@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from engine.random_runs import PROMPT, small_llm
@@ -104,6 +105,7 @@ def test_a_statement_that_loses_its_connection_is_executed_again(postgres, url):
         (lambda url: url + "&colour=blue", "not a valid PostgreSQL URL"),
         (lambda url: url.replace("%25", "%"), "not a valid PostgreSQL URL"),
         (lambda url: "postgresql://tester:s3cret%25word@localhost:port/x", "not a valid PostgreSQL URL|port"),
+        (lambda url: Path(url), "not a valid PostgreSQL URL"),  # it has only one slash then
         (lambda url: url.replace("postgresql", "mysql"), "'mysql'://; a file or postgresql://"),
     ],
 )

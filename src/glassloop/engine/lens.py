@@ -94,9 +94,10 @@ class Attention:
 
     def _repr_html_(self) -> str:
         """Returns it as a notebook shows it."""
-        from glassloop.engine.lens_html import attention_parts, lens_view
+        from glassloop.engine.lens_html import attention_parts
+        from glassloop.html_text import view
 
-        return lens_view(*attention_parts(self), label="Attention")
+        return view(*attention_parts(self), label="Attention")
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,10 @@ class Layers:
 
     def _repr_html_(self) -> str:
         """Returns it as a notebook shows it."""
-        from glassloop.engine.lens_html import layers_parts, lens_view
+        from glassloop.engine.lens_html import layers_parts
+        from glassloop.html_text import view
 
-        return lens_view(*layers_parts(self), label="The prediction of each layer")
+        return view(*layers_parts(self), label="The prediction of each layer")
 
 
 @dataclass(frozen=True)
@@ -173,9 +175,10 @@ class Neighbours:
 
     def _repr_html_(self) -> str:
         """Returns it as a notebook shows it."""
-        from glassloop.engine.lens_html import lens_view, neighbours_parts
+        from glassloop.engine.lens_html import neighbours_parts
+        from glassloop.html_text import view
 
-        return lens_view(*neighbours_parts(self), label="Neighbours")
+        return view(*neighbours_parts(self), label="Neighbours")
 
 
 class Lenses:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import log
 from typing import TYPE_CHECKING
 
-from glassloop.html_text import LEVELS, Markup, joined, level, table_html, tag, view
+from glassloop.html_text import LEVELS, Markup, joined, level, table_html, tag
 from glassloop.plain_text import PlainTable, percent, quoted
 
 if TYPE_CHECKING:
@@ -75,11 +75,6 @@ def neighbours_parts(seen: Neighbours) -> tuple[Markup, ...]:
         tag("p", f"Tokens nearest to {quoted(of)}", class_="note"),
         table_html(PlainTable(("token", "cosine"), rows, right=("cosine",))),
     )
-
-
-def lens_view(*parts: Markup, label: str) -> Markup:
-    """Returns a lens as a notebook shows it."""
-    return view(*parts, label=label)
 
 
 def _shade(logprob: float) -> str:

@@ -22,7 +22,7 @@ from glassloop.trace.validate import replace_surrogates
 if TYPE_CHECKING:
     import psycopg
 
-SCHEMES = ("postgresql://", "postgres://")
+_SCHEMES = ("postgresql:", "postgres:")
 VERSION = 1
 _SCHEMA = "glassloop"
 _PREPARING = 0x676C617373  # the advisory lock under which the tables are created
@@ -68,8 +68,8 @@ T = TypeVar("T")
 
 
 def is_postgres(location: object) -> bool:
-    """Returns whether a store's location is the URL of a PostgreSQL database."""
-    return isinstance(location, str) and location.startswith(SCHEMES)
+    """Returns whether a store's location is the URL of a PostgreSQL database, or was meant as one."""
+    return str(location).startswith(_SCHEMES)
 
 
 class Postgres:

@@ -21,7 +21,7 @@ from glassloop.trace.database import Database, Rows
 from glassloop.trace.entry import BRIEF_TEXT, Kept, RunEntry, entry_of, facts_of
 from glassloop.trace.file import from_bytes, to_bytes, write
 from glassloop.trace.listing import ORDER, Listing, talk_of
-from glassloop.trace.postgres import SCHEMES, Postgres, is_postgres
+from glassloop.trace.postgres import Postgres, is_postgres
 from glassloop.trace.run import Run
 from glassloop.trace.run_tree import link
 from glassloop.trace.sqlite import SQLite
@@ -75,12 +75,11 @@ def open_database(location: str | Path | None, patience: float) -> Database:
     """Returns the database at a path or a PostgreSQL URL, or that of the user's own store."""
     if location is None:
         location = default_location()
-    if isinstance(location, str):
-        if is_postgres(location):
-            return Postgres(location, patience)
-        if "://" in location:
-            scheme = location.split("://")[0][:40]
-            raise TraceError(f"store begins with {scheme!r}://; a file or {SCHEMES[0]}… is expected")
+    if is_postgres(location):
+        return Postgres(str(location), patience)
+    if isinstance(location, str) and "://" in location:
+        scheme = location.split("://")[0][:40]
+        raise TraceError(f"store begins with {scheme!r}://; a file or postgresql://… is expected")
     return SQLite(Path(location), patience)
 
 
