@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import forking
 import pytest
 from hypothesis import is_hypothesis_test, settings
+from postgres import PostgresServer, installed
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
@@ -52,3 +54,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         asked = test._hypothesis_internal_use_settings or settings.default
         count = max(1, round(asked.max_examples * EXAMPLES))
         test._hypothesis_internal_use_settings = settings(asked, max_examples=count)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One PostgreSQL server for all tests that need one; each test has a database of its own."""
+    programs = installed()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed (apt install postgresql)")
+    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'glassloop[postgres]')")
+    server = PostgresServer(programs)
+    yield server
+    server.remove()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a new store is: a file that does not exist, or the URL of an empty database."""
+    if request.param == "sqlite":
+        return str(tmp_path / "new" / "runs.db")
+    return request.getfixturevalue("postgres").new_database()

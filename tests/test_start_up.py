@@ -20,6 +20,9 @@ HEAVY = (
     "uvicorn",
     "textual",
     "readline",
+    "psycopg",
+    "anywidget",
+    "IPython",
 )
 
 

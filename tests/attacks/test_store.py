@@ -25,7 +25,7 @@ from glassloop import Sampling, Store
 _ASK = {"prompt": "x", "max_tokens": 2, "ignore_eos": True}
 
 
-def _flags(store: Path, *more: str) -> tuple[str, ...]:
+def _flags(store: str | Path, *more: str) -> tuple[str, ...]:
     return ("--kv-memory", "16MB", "--grace", "2", "--store", str(store), *more)
 
 
@@ -274,3 +274,33 @@ def test_a_kill_amid_streams_loses_nothing_that_was_finished(tiny_file: Path, st
     with serving(*_flags(store), model=tiny_file) as server:
         assert set(finished) <= _ids(server)
         assert {run: server.get(f"/api/runs/{run}").json()["text"] for run in finished} == texts
+
+
+def test_a_restart_of_postgresql_and_a_kill_lose_nothing_that_was_finished(tiny_file: Path, postgres) -> None:
+    url = postgres.new_database()
+    with serving(*_flags(url), model=tiny_file) as server, serving(*_flags(url), model=tiny_file) as other:
+        assert "runs are kept in postgresql://tester@" in server.log_text()
+        finished = [_complete(server) for _ in range(5)]
+        postgres.stop()
+        finished += [_complete(server) for _ in range(5)]
+        postgres.start()
+        finished += [_complete(server) for _ in range(5)]
+        until = time.monotonic() + 20
+        while not set(finished) <= (seen := _ids(other)) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert set(finished) <= seen  # any server finds any run
+        texts = {run: server.get(f"/api/runs/{run}").json()["text"] for run in finished}
+        assert server.get("/health").json()["status"] == "ok"
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=20)
+        body = b'{"prompt": "x", "max_tokens": 400, "ignore_eos": true, "stream": true}'
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        connection.getresponse().readline()
+        server.end(signal.SIGKILL)
+        connection.close()
+        assert {run: other.get(f"/api/runs/{run}").json()["text"] for run in finished} == texts
+        forked = other.post(f"/api/runs/{finished[0]}/fork", {"at": 1, "sampling": {"max_tokens": 3}})
+        assert forked.status == 201, forked.body
+        assert other.end() == 0
+        assert "s3cret" not in server.log_text() + other.log_text()
+    fork = forked.json()["runs"][0]["id"]
+    assert {fork, *finished} <= {entry.id for entry in Store(url).list()}

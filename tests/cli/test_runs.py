@@ -86,3 +86,30 @@ def test_runs_of_an_older_version_have_titles_too(tmp_path):
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE runs SET data = x'00' WHERE id = ?", (kept.id,))
     assert {entry["title"] for entry in listed(str(path))} == {"The sea", "(no text)", "(43 tokens)"}
+
+
+def test_the_store_may_be_in_postgresql(runs, postgres, tmp_path):
+    url = postgres.new_database()
+    runs[0].save(tmp_path / "a.glass")
+    assert run("runs", "import", str(tmp_path / "a.glass"), GLASSLOOP_STORE=url).stdout.endswith(
+        "1 run imported, 0 there already\n"
+    )
+    Store(url).add(runs[1])
+    assert [entry["title"] for entry in listed(url)] == [runs[1].title, runs[0].title]
+    assert run("runs", "rm", "--keep", "1", GLASSLOOP_STORE=url).stdout == "removed 1 run, 1 left\n"
+    bad = run("runs", "list", GLASSLOOP_STORE=url.replace("s3cret", "wr0ng"))
+    assert bad.returncode == 2 and bad.stderr.count("\n") == 1 and "wr0ng" not in bad.stderr
+    assert "password authentication failed" in bad.stderr
+
+
+def test_a_run_is_exported_as_a_page(store, runs, tmp_path):
+    done = run("export", runs[1].id, "--html", str(tmp_path / "a.html"), "--json", GLASSLOOP_STORE=store)
+    assert json.loads(done.stdout)["size"] == (tmp_path / "a.html").stat().st_size
+    assert "Content-Security-Policy" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    for flags, said in (
+        (("--explain", "3"), "--explain names the token '3'; a number from 0 to 2 is expected"),
+        ((), "cannot write"),
+    ):
+        path = tmp_path / "a.html" if flags else tmp_path / "none" / "a.html"
+        bad = run("export", runs[1].id, "--html", str(path), *flags, GLASSLOOP_STORE=store)
+        assert bad.returncode == 2 and said in bad.stderr and bad.stderr.count("\n") == 1

@@ -163,6 +163,7 @@ def test_a_continued_run_has_its_tokens_in_the_store_if_the_server_is_killed(tmp
     with serving(*MEMORY, "--store", str(path)) as server:
         (run,) = start(server, sampling={"max_tokens": 3000, "ignore_eos": True}, pause_after=5)
         _until(lambda: server.get(f"/api/runs/{run['id']}").json()["status"] == "paused")
+        _until(lambda: Store(path).run(run["id"]).finish_reason is not None)  # written by another thread
         server.post(f"/api/runs/{run['id']}/step", {"tokens": 2900})
         _until(lambda: Store(path).run(run["id"]).finish_reason is None)
         server.end(signal.SIGKILL)

@@ -40,11 +40,11 @@ def make(messages=TALK, **options) -> Run:
     return request.runs[0]
 
 
-def test_forks_samples_files_and_stores_keep_the_conversation(tmp_path):
+def test_forks_samples_files_and_stores_keep_the_conversation(location):
     run = make(n=2)
     fork = run.fork(2, text="ab", n=1)
     runs = [*run.samples, fork, fork.rewind(1)]
-    store = Store(tmp_path / "runs.db")
+    store = Store(location)
     store.add(*runs)
     for each in (*runs, *from_bytes(to_bytes(runs)), *(store.get(each.id) for each in runs)):
         assert each.messages == TALK and each.title == "Where is Oslo?"
@@ -67,12 +67,12 @@ def test_the_title_is_the_last_text_of_the_user(messages, title):
     assert make(messages).title == title
 
 
-def test_the_title_of_a_prompt_is_its_beginning(tmp_path):
+def test_the_title_of_a_prompt_is_its_beginning(location):
     llm = small_llm()
     text = llm.generate("two\nlines", Sampling(max_tokens=2))
     ids = llm.generate(PROMPT, Sampling(max_tokens=2))
     assert (text.title, ids.title) == ("two lines", bytes(PROMPT).decode())
-    store = Store(tmp_path / "runs.db")
+    store = Store(location)
     store.add(text, ids)
     assert [entry.title for entry in store.list()] == [ids.title, text.title]
     assert from_bytes(to_bytes([ids]))[0].title == f"({len(PROMPT)} tokens)"  # there is no model to decode it
@@ -153,8 +153,8 @@ def test_any_conversation_comes_back(talk):
 # ── lists of a store ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_search_finds_titles_prompts_conversations_texts_and_ids(tmp_path):
-    store = Store(tmp_path / "runs.db")
+def test_a_search_finds_titles_prompts_conversations_texts_and_ids(location):
+    store = Store(location)
     llm = small_llm()
     talk = make(seed=1)
     text = llm.generate(
@@ -178,8 +178,8 @@ def test_a_search_finds_titles_prompts_conversations_texts_and_ids(tmp_path):
     assert found("role") == set() and found("") == {talk.id, text.id, ids.id}
 
 
-def test_pages_have_every_run_once_while_others_are_added(tmp_path):
-    store = Store(tmp_path / "runs.db")
+def test_pages_have_every_run_once_while_others_are_added(location):
+    store = Store(location)
     runs = [make(seed=seed) for seed in range(25)]
     store.add(*runs)
     seen: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from typing import Any
 
 import pytest
 from engine.random_runs import PROMPT, small_llm
@@ -20,8 +21,8 @@ def make(seed: int = 1, tokens: int = 5, **options) -> Run:
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "runs.db", patience=0.2, origin="server", writer="one", prunes=True)
+def store(location) -> Store:
+    return Store(location, patience=0.2, origin="server", writer="one", prunes=True)
 
 
 @pytest.fixture
@@ -59,21 +60,28 @@ def test_a_run_that_cannot_be_packed_takes_no_other_along(store, failures):
     assert failures == [(runs[2].id, True)] and store.unwritten == 0
 
 
-def locked(store: Store) -> sqlite3.Connection:
-    """Holds the write lock, as another process would."""
+def locked(store: Store, location: str) -> Any:
+    """Returns a connection that holds the write lock, as one of another process would."""
     store.check()
-    other = sqlite3.connect(store.path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
+    if store.path is None:
+        import psycopg
+
+        other: Any = psycopg.connect(location, autocommit=True)
+        other.execute("BEGIN")
+        other.execute("LOCK TABLE glassloop.runs IN EXCLUSIVE MODE")
+    else:
+        other = sqlite3.connect(store.path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
     return other
 
 
-def test_a_lock_of_another_process_loses_nothing_and_lets_others_read(store, failures, monkeypatch):
+def test_a_lock_of_another_process_loses_nothing_and_lets_others_read(store, location, failures, monkeypatch):
     monkeypatch.setattr(writing, "_RETRY", 0.1)
     first, second = make(1), make(2)
     store.add(first)
-    other = locked(store)
+    other = locked(store, location)
     store.put(second)
-    with pytest.raises(TraceError, match="database is locked"):
+    with pytest.raises(TraceError, match=r"database is locked|lock timeout"):
         store.remove_soon(first.id).result()
     assert ids(store) == {first.id} and store.run(first.id) is not None
     assert failures == [(second.id, False)] and store.unwritten == 1
@@ -86,9 +94,11 @@ def test_a_lock_of_another_process_loses_nothing_and_lets_others_read(store, fai
     store.flush()  # nothing went wrong in the end
 
 
-def test_a_full_disk_loses_only_what_does_not_fit_and_says_so(store, failures):
+def test_a_full_disk_loses_only_what_does_not_fit_and_says_so(tmp_path):
+    store, failures = Store(tmp_path / "runs.db"), []
+    store.on_failure(lambda run, error, lost: failures.append((run.id, lost)))
     store.check()
-    with store._writing.used() as connection:
+    with store._database._writer.used() as connection:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages + 8}")
     runs = [make(seed, tokens=30) for seed in range(12)]
@@ -103,9 +113,9 @@ def test_a_full_disk_loses_only_what_does_not_fit_and_says_so(store, failures):
         assert store.run(id) is not None
 
 
-def test_only_so_many_runs_wait_to_be_tried_again(store, failures, monkeypatch):
+def test_only_so_many_runs_wait_to_be_tried_again(store, location, failures, monkeypatch):
     monkeypatch.setattr(writing, "MOST_UNWRITTEN", 3)
-    other = locked(store)
+    other = locked(store, location)
     runs = [make(seed) for seed in range(5)]
     for run in runs:
         store.put(run)
@@ -119,8 +129,24 @@ def test_only_so_many_runs_wait_to_be_tried_again(store, failures, monkeypatch):
     assert ids(store) == {run.id for run in runs[2:]}
 
 
-def test_what_failed_before_it_was_removed_is_not_tried_again(store):
-    other, run = locked(store), make()
+def test_only_so_many_tokens_wait_to_be_tried_again(store, location, failures, monkeypatch):
+    monkeypatch.setattr(writing, "MOST_TOKENS", 25)
+    other = locked(store, location)
+    runs = [make(seed, tokens) for seed, tokens in ((1, 10), (2, 10), (3, 10), (4, 40))]
+    for left, run in zip((1, 2, 2, 1), runs, strict=True):
+        store.put(run)
+        with pytest.raises(TraceError):
+            store.prune_soon(9, "one").result()
+        assert store.unwritten == left
+    assert [id for id, lost in failures if lost] == [run.id for run in runs[:3]]
+    other.execute("COMMIT")
+    with pytest.raises(TraceError, match="3 runs were not kept"):
+        store.flush()
+    assert ids(store) == {runs[3].id}
+
+
+def test_what_failed_before_it_was_removed_is_not_tried_again(store, location):
+    other, run = locked(store, location), make()
     store.put(run)
     removed = store.remove_soon(run.id)
     with pytest.raises(TraceError):
@@ -139,10 +165,10 @@ def test_a_run_is_written_as_it_was_when_it_was_put(store):
     assert len(store.run(run.id).tokens) == 5
 
 
-def test_a_server_prunes_only_runs_that_it_made_and_was_told_to_prune(store):
+def test_a_server_prunes_only_runs_that_it_made_and_was_told_to_prune(store, location):
     def filled(**options) -> list[Run]:
         made = [make(seed) for seed in range(3)]
-        Store(store.path, **options).add(*made)
+        Store(location, **options).add(*made)
         return made
 
     others = [*filled(), *filled(origin="file"), *filled(origin="server", writer="two", prunes=True)]
@@ -154,12 +180,12 @@ def test_a_server_prunes_only_runs_that_it_made_and_was_told_to_prune(store):
     assert ids(store) == {run.id for run in [*others, *own[3:]]}
 
 
-def test_a_run_that_is_written_again_keeps_its_place_and_stays_untrusted(store):
+def test_a_run_that_is_written_again_keeps_its_place_and_stays_untrusted(store, location):
     old, new = make(1), make(2)
     store.put(old, tree="a" * 16, name="greedy", added=5.0)
     store.put(new)
     store.flush()
-    Store(store.path).add(old)
+    Store(location).add(old)
     assert [entry.id for entry in store.list()] == [new.id, old.id]
     assert store.is_from_server(old.id) and store.tree_of(old.id) == ("a" * 16, "greedy")
 
@@ -215,8 +241,8 @@ def test_a_bad_row_hides_no_other(tmp_path):
     assert len(store) == 2
 
 
-def test_rows_that_descend_from_each_other_stand_alone(tmp_path):
-    store = Store(tmp_path / "runs.db")
+def test_rows_that_descend_from_each_other_stand_alone(location):
+    store = Store(location)
     one, other = make(1), make(2)
     one.parent, other.parent = other.id, one.id
     store.add(one, other)

@@ -18,6 +18,7 @@ from glassloop.cli import (
     edit,
     eval,
     explain,
+    export,
     fork,
     generate,
     lens,
@@ -51,6 +52,7 @@ app.command(name="replay")(replay.replay)
 app.command(name="compare")(compare.compare)
 app.command(name="diff")(diff.diff)
 app.command(name="eval")(eval.evaluate)
+app.command(name="export")(export.export)
 app.command(name="serve")(serve.serve)
 app.command(name="tokenize")(tokenize.tokenize)
 app.add_typer(lens.app, name="lens")

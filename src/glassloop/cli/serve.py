@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -66,10 +65,11 @@ def serve(
         ),
     ] = None,
     store: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="FILE",
-            help="The file that keeps the runs. Default: the one that all commands use.",
+            metavar="FILE|URL",
+            help="The file that keeps the runs, or postgresql://… for a database that many servers share."
+            " Default: the store that all commands use.",
             show_default=False,
             rich_help_panel=OUTPUT,
         ),
@@ -190,19 +190,21 @@ def _with_store(settings: Settings) -> tuple[Settings, str]:
     that was asked for must be usable."""
     from dataclasses import replace
 
-    from glassloop.trace.store import Store, default_path
+    from glassloop.trace.store import Store, default_location
 
-    path = settings.store or default_path()
+    location = settings.store or default_location()
     if settings.store is None and not settings.is_local:
         return settings, _IN_MEMORY
-    tested = Store(path)
+    tested = None
     try:
+        tested = Store(location)
         tested.check()
     except TraceError as error:
         if settings.store is not None:
             raise
         return settings, f"runs are kept in memory only: {error}"
     finally:
-        with suppress(TraceError):
-            tested.close()
-    return replace(settings, store=path), f"runs are kept in {path}"
+        if tested is not None:
+            with suppress(TraceError):
+                tested.close()
+    return replace(settings, store=location), f"runs are kept in {tested.name}"

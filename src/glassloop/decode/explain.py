@@ -100,6 +100,12 @@ class Explanation:
         plain["notes"] = list(self.notes)
         return plain
 
+    def _repr_html_(self) -> str:
+        """Returns it as a notebook shows it."""
+        from glassloop.decode.explain_html import explanation_view
+
+        return explanation_view(self)
+
     def __str__(self) -> str:
         """Returns it as plain text: the tables of the stages and of the race, and the sentence."""
         from glassloop.decode.explain_text import explanation_text

@@ -92,6 +92,13 @@ class Attention:
             "layers": [{"layer": each, "weights": _rounded(self.layer(each))} for each in shown],
         }
 
+    def _repr_html_(self) -> str:
+        """Returns it as a notebook shows it."""
+        from glassloop.engine.lens_html import attention_parts
+        from glassloop.html_text import view
+
+        return view(*attention_parts(self), label="Attention")
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -133,6 +140,13 @@ class Layers:
             "layers": [asdict(said) | {"top": [asdict(one) for one in said.top]} for said in self.layers],
         }
 
+    def _repr_html_(self) -> str:
+        """Returns it as a notebook shows it."""
+        from glassloop.engine.lens_html import layers_parts
+        from glassloop.html_text import view
+
+        return view(*layers_parts(self), label="The prediction of each layer")
+
 
 @dataclass(frozen=True)
 class Neighbour:
@@ -158,6 +172,13 @@ class Neighbours:
             "of": [asdict(piece) for piece in self.of],
             "neighbours": [asdict(one) for one in self.found],
         }
+
+    def _repr_html_(self) -> str:
+        """Returns it as a notebook shows it."""
+        from glassloop.engine.lens_html import neighbours_parts
+        from glassloop.html_text import view
+
+        return view(*neighbours_parts(self), label="Neighbours")
 
 
 class Lenses:

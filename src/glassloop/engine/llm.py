@@ -54,7 +54,7 @@ class LLM:
     is what keys and values may take, in bytes or as "2GB"; by default a quarter of the free memory, or two
     thirds of a GPU's.
     `draft` is True (guess from what came before), False, or a smaller model with the same tokens.
-    `store` keeps every run: True for the user's own store, a path, or a `Store`.
+    `store` keeps every run: True for the user's own store, a path, a `postgresql://` URL, or a `Store`.
 
     `default_sampling` has the sampling settings that the model's authors publish, and may be changed. A call
     without a `Sampling` uses it, with the keyword options of the call (`temperature=0`) in place of some. A

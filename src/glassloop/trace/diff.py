@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from glassloop.decode.chain import expand_stages
@@ -49,6 +49,7 @@ class Diff:
     second: str | None
     causes: tuple[Cause, ...]
     sentence: str
+    runs: tuple[Run, ...] = field(default=(), repr=False, compare=False)  # the two, to be shown
 
     @property
     def same(self) -> bool:
@@ -56,7 +57,15 @@ class Diff:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the difference as JSON has it."""
-        return asdict(self) | {"same": self.same}
+        names = ("at", "first", "second", "causes", "sentence", "same")
+        plain = {name: getattr(self, name) for name in names}
+        return plain | {"causes": tuple(asdict(cause) for cause in self.causes)}
+
+    def _repr_html_(self) -> str:
+        """Returns the comparison as a notebook shows it."""
+        from glassloop.trace.html.views import diff_view
+
+        return diff_view(self)
 
     def __str__(self) -> str:
         return self.sentence
@@ -69,7 +78,7 @@ def diff(first: Run, second: Run) -> Diff:
     if at is not None:
         causes = [replace(cause, decisive=_is_decisive(cause, first, second, at)) for cause in causes]
     mine, theirs = (None if at is None else _piece(run, at) for run in (first, second))
-    return Diff(at, mine, theirs, tuple(causes), _sentence(first, second, at, causes))
+    return Diff(at, mine, theirs, tuple(causes), _sentence(first, second, at, causes), (first, second))
 
 
 def _first_difference(mine: list[int], theirs: list[int]) -> int | None:
@@ -93,7 +102,7 @@ def _causes(first: Run, second: Run, at: int) -> list[Cause]:
         causes.append(Cause("forced", _piece(first, at), _piece(second, at)))
     mine, theirs = first.drawn_with(at), second.drawn_with(at)
     drawn: list[tuple[str, Any, Any]] = [(name, mine, theirs) for name in ("seed", "salt")]
-    names = [field.name for field in fields(Sampling) if field.name not in _IGNORED]
+    names = [each.name for each in fields(Sampling) if each.name not in _IGNORED]
     for name, one, other in drawn + [(name, mine.sampling, theirs.sampling) for name in names]:
         if getattr(one, name) != getattr(other, name):
             causes.append(Cause(name, getattr(one, name), getattr(other, name)))

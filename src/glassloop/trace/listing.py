@@ -22,9 +22,10 @@ class Listing:
     search: str = ""  # a part of the title, the prompt, the conversation or the text, or the start of an id
     before: tuple[float, str] | None = None  # when the run before the first one was added, and its id
 
-    def where(self) -> tuple[str, list[object]]:
-        """Returns the condition in SQL, with its values."""
-        parts, values = ["1"], list[object]()
+    def where(self, contains: str) -> tuple[str, list[object]]:
+        """Returns the condition in SQL, with its values. `contains` is the database's condition for a
+        search."""
+        parts, values = ["1 = 1"], list[object]()
         if self.tree is not None:
             parts.append("tree = ?")
             values.append(self.tree)
@@ -33,7 +34,7 @@ class Listing:
             values += self.before
         if self.search:
             folded = self.search.casefold()
-            parts.append("(contains(?, title, prompt, talk, text) OR substr(id, 1, ?) = ?)")
+            parts.append(f"({contains} OR substr(id, 1, ?) = ?)")
             values += [folded, len(folded), folded]
         return " AND ".join(parts), values
 

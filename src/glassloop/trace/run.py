@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from glassloop.decode.sampling import Sampling
@@ -22,8 +23,11 @@ from glassloop.trace.messages import NO_TEXT, Message, title_of_ids, title_of_me
 from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
+    from anywidget import AnyWidget
+
     from glassloop.decode.explain import Explanation
     from glassloop.decode.stage import Plugin
+    from glassloop.trace.html.page import Shown
     from glassloop.trace.run_tree import RunTree
     from glassloop.trace.verdict import Verdict
 
@@ -284,6 +288,22 @@ class Run:
         others = [other for other in self.samples if other is not self]
         write(path, self.tree().from_run(self) if tree else [self, *others])
 
+    def save_html(
+        self,
+        path: str | PathLike[str],
+        *,
+        explanations: Mapping[int, Explanation] | None = None,
+        extras: Sequence[Shown] = (),
+        tree: bool = True,
+    ) -> None:
+        """Writes a page that shows the run anywhere, without a network: its text, its tree, and the record of
+        each token. `explanations` (by place, from `explain`) and `extras` (lenses, comparisons) are added to
+        it. Without `tree`, only this run is in it."""
+        from glassloop.files import write_text
+        from glassloop.trace.html.page import page
+
+        write_text(Path(path), page(self, explanations, extras, tree))
+
     @staticmethod
     def load(path: str | PathLike[str], *, llm: Maker | None = None) -> Run:
         """Returns the first run of a `.glass` file; the others are in its `samples` and its `tree()`. With
@@ -331,6 +351,19 @@ class Run:
             {"run": self.id, "sample": self.sample, "step": step, "position": first + step} | token.to_row()
             for step, token in enumerate(self.tokens)
         ]
+
+    def live(self, on_fork: Callable[[Run], None] | None = None) -> AnyWidget:
+        """Returns a widget for a notebook: a click on an alternative forks the run, and the widget's `run` is
+        then the fork. Needs the extra `notebook`."""
+        from glassloop.trace.html.live import widget
+
+        return widget(self, on_fork)
+
+    def _repr_html_(self) -> str:
+        """Returns the run as a notebook shows it: HTML without a script."""
+        from glassloop.trace.html.views import run_view
+
+        return run_view(self)
 
     def __repr__(self) -> str:
         ended = self.finish_reason or "running"

@@ -1,8 +1,9 @@
 """The names of the servers that use a store, and which of them are running.
 
 A server is named after the address that it listens on, also after a restart, so that it finds the runs that
-it made. It holds a lock of the operating system on a file of that name beside the store; the lock ends with
-the process in any case. Other programs that use the store need no name.
+it made. Beside a store in a file it holds a lock of the operating system on a file of that name, which ends
+with the process in any case; for PostgreSQL see `trace/postgres_name.py`. Other programs that use the store
+need no name.
 """
 
 from __future__ import annotations
@@ -11,12 +12,37 @@ import os
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
+from typing import Protocol
 
 from filelock import BaseFileLock, FileLock, Timeout
 
 from glassloop.errors import TraceError
+from glassloop.trace.postgres import is_postgres
 
-_RANDOM = "#"  # what a random number in a name begins with
+RANDOM = "#"  # what a random number in a name begins with
+
+
+class HeldName(Protocol):
+    """The name of a server, held until `release`."""
+
+    name: str
+
+    def is_running(self, name: str) -> bool:
+        """Returns whether another server of this name is running."""
+
+    def shared_key(self) -> bytes:
+        """Returns random bytes that are the same for all servers of the store."""
+
+    def release(self) -> None: ...
+
+
+def hold_name(store: str | Path, address: str | None) -> HeldName:
+    """Returns a name for the server at an address that uses a store, a file or a PostgreSQL URL."""
+    if not is_postgres(store):
+        return ServerName(Path(store), address)
+    from glassloop.trace.postgres_name import PostgresName
+
+    return PostgresName(str(store), address)
 
 
 class ServerName:
@@ -33,7 +59,7 @@ class ServerName:
             lock = None if address is None else self._acquire(address)
             self.name = address or "server"
             if lock is None:
-                self.name += _RANDOM + os.urandom(6).hex()
+                self.name += RANDOM + os.urandom(6).hex()
                 lock = self._acquire(self.name)
             assert lock is not None
             self._lock = lock
@@ -73,7 +99,7 @@ class ServerName:
 
     def _forget(self, name: str) -> None:
         """Removes the file of a random name, which no server will have again."""
-        if _RANDOM in name:
+        if RANDOM in name:
             with suppress(OSError):
                 self._path(name).unlink()
 

@@ -1,46 +1,43 @@
-"""The store: runs in one SQLite file, which several processes may use at once.
+"""The store: runs in an SQLite file or in PostgreSQL, which several processes may use at once.
 
 A run is a row with the bytes of its `.glass` file and columns to find and list it by. A write is one
-transaction in the write-ahead log, so a process that is killed leaves no half-written run, and reading never
-waits for a writer.
+transaction, so a process that is killed leaves no half-written run, and reading never waits for a writer.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from typing import Any
 
-from glassloop.errors import StoreError, TraceError
+from glassloop.errors import TraceError
+from glassloop.trace.database import Database, Rows
 from glassloop.trace.entry import BRIEF_TEXT, Kept, RunEntry, entry_of, facts_of
 from glassloop.trace.file import from_bytes, to_bytes, write
-from glassloop.trace.listing import ORDER, Listing, contains, talk_of
+from glassloop.trace.listing import ORDER, Listing, talk_of
+from glassloop.trace.postgres import Postgres, is_postgres
 from glassloop.trace.run import Run
 from glassloop.trace.run_tree import link
-from glassloop.trace.tables import ADDED, prepare, touch, transaction
+from glassloop.trace.sqlite import SQLite
+from glassloop.trace.tables import ADDED
 from glassloop.trace.validate import replace_surrogates
 from glassloop.trace.writer import Item, Writer
 
-_PATIENCE = 30.0  # seconds to wait for another process to finish writing
+_PATIENCE = 30.0  # seconds to wait for another process to finish writing, or for a server to come back
 _MOST_RELATED = 4096  # runs of a tree that are read with one of them
+_ALL = 1 << 62  # rows, as a limit
 _SHOWN = "id, created, model, {prompt}, {text}, tokens, finish_reason, seed, parent, length(data), title"
 _WHOLE = {"prompt": "prompt", "text": "text", "facts": "facts"}
-# Parts of long texts, and of the facts what a short list shows: enough for lists of thousands of runs.
+# Parts of long texts: enough for lists of thousands of runs. The facts are those that the database cuts.
 _BRIEF = {
     "prompt": "CASE WHEN title IS NULL THEN prompt END",
     "text": f"substr(text, 1, {BRIEF_TEXT + 1})",
-    "facts": """CASE WHEN json_valid(facts) THEN json_object(
-        'sampling', json_object('beam_width', json_extract(facts, '$.sampling.beam_width')),
-        'prompt_ids', CASE WHEN title IS NULL THEN json_extract(facts, '$.prompt_ids') END
-    ) END""",
 }
 _COLUMNS = (
     *("id", "request", "parent", "created", "model", "prompt", "text", "tokens", "finish_reason", "seed"),
@@ -58,21 +55,41 @@ _KEPT = {
 
 
 def default_path() -> Path:
-    """GLASSLOOP_STORE, else $XDG_DATA_HOME/glassloop/runs.db, else ~/.local/share/glassloop/runs.db."""
-    if named := os.environ.get("GLASSLOOP_STORE"):
+    """Returns the file of the user's own store, if that is a file: GLASSLOOP_STORE, else
+    $XDG_DATA_HOME/glassloop/runs.db, else ~/.local/share/glassloop/runs.db."""
+    named = os.environ.get("GLASSLOOP_STORE")
+    if named and not is_postgres(named):
         return Path(named).expanduser().absolute()
     data = os.environ.get("XDG_DATA_HOME", "")
     base = Path(data) if Path(data).is_absolute() else Path.home() / ".local" / "share"
     return base / "glassloop" / "runs.db"
 
 
-class Store:
-    """A store of runs, for use from any thread. The file is created when the first run is added.
+def default_location() -> str | Path:
+    """Returns where the user's own store is: the URL in GLASSLOOP_STORE, or a file (`default_path`)."""
+    named = os.environ.get("GLASSLOOP_STORE", "")
+    return named if is_postgres(named) else default_path()
 
-    `patience` is how many seconds a write waits for other processes. `origin` is stored with every run that
-    is added and marks it as untrusted (servers use "server", `runs import` uses "file"). `writer` is the name
-    of a server, stored with runs that it computes now, and, with `prunes`, with all that it makes: `prune`
-    can be limited to these.
+
+def open_database(location: str | Path | None, patience: float) -> Database:
+    """Returns the database at a path or a PostgreSQL URL, or that of the user's own store."""
+    if location is None:
+        location = default_location()
+    if is_postgres(location):
+        return Postgres(str(location), patience)
+    if isinstance(location, str) and "://" in location:
+        scheme = location.split("://")[0][:40]
+        raise TraceError(f"store begins with {scheme!r}://; a file or postgresql://… is expected")
+    return SQLite(Path(location), patience)
+
+
+class Store:
+    """A store of runs, for use from any thread. A file is created when the first run is added.
+
+    `path` is that of a file, or the URL of a PostgreSQL database (`postgresql://…`). `patience` is how many
+    seconds a write waits for other processes. `origin` is stored with every run that is added and marks it as
+    untrusted (servers use "server", `runs import` uses "file"). `writer` is the name of a server, stored with
+    runs that it computes now, and, with `prunes`, with all that it makes: `prune` can be limited to these.
     """
 
     def __init__(
@@ -84,19 +101,26 @@ class Store:
         writer: str | None = None,
         prunes: bool = False,
     ) -> None:
-        self.path = default_path() if path is None else Path(path)
-        self._patience = patience
+        self._database = open_database(path, patience)
         self._origin = origin
         self._server = writer
         self._prunes = prunes
-        # Two connections, so that reads do not wait while a write waits for another process.
-        self._reader = _Connection(self._connect)
-        self._writing = _Connection(self._connect)
+        self._columns = _COLUMNS[:-1] + self._database.search_columns + _COLUMNS[-1:]
         self._writer = Writer(self._add_all)
+
+    @property
+    def path(self) -> Path | None:
+        """The file, or None if the store is in PostgreSQL."""
+        return self._database.path
+
+    @property
+    def name(self) -> str:
+        """Where the store is, for people: its file, or its URL without the password."""
+        return self._database.name
 
     @classmethod
     def of(cls, store: Store | str | Path | bool | None) -> Store | None:
-        """Returns a store: none, the user's own (True), the one at a path, or the given one."""
+        """Returns a store: none, the user's own (True), the one at a path or URL, or the given one."""
         if store is None or store is False:
             return None
         if store is True:
@@ -106,9 +130,8 @@ class Store:
     # ── writing ────────────────────────────────────────────────────────────────────────────────────────────
 
     def check(self) -> None:
-        """Raises unless the store can be opened and written. Creates the file if there is none."""
-        with self._errors(), self._writing.used() as connection:
-            touch(connection)
+        """Raises unless the store can be opened and written. Creates it if there is none."""
+        self._database.check()
 
     def add(self, *runs: Run) -> None:
         """Writes runs; they are on disk when this returns. A run with the same id is replaced."""
@@ -154,11 +177,8 @@ class Store:
         if keep < 0:
             raise TraceError(f"keep is {keep}; a number of runs from 0 up is expected")
         own, values = ("", ()) if server is None else ("WHERE pruned_by = ?", (server,))
-        oldest = f"SELECT number FROM runs {own} {ORDER} LIMIT -1 OFFSET ?"
-        with self._transaction() as connection:
-            return connection.execute(
-                f"DELETE FROM runs WHERE number IN ({oldest})", (*values, keep)
-            ).rowcount
+        oldest = f"SELECT number FROM runs {own} {ORDER} LIMIT {_ALL} OFFSET ?"
+        return self._database.execute(f"DELETE FROM runs WHERE number IN ({oldest})", (*values, keep))
 
     def prune_soon(self, keep: int, server: str) -> Future[int]:
         return self._writer.call(lambda: self.prune(keep, server))
@@ -175,7 +195,8 @@ class Store:
         """Returns a part of the list of runs, with what a server shows of them; if `brief`, without prompts,
         and with the beginnings of long texts."""
         columns = f"{_SHOWN}, tree, name, {{facts}}, {ADDED}, talk IS NOT NULL, writer"
-        rows = self._listed(columns.format(**(_BRIEF if brief else _WHOLE)), listing)
+        shown = {**_BRIEF, "facts": self._database.brief_facts} if brief else _WHOLE
+        rows = self._listed(columns.format(**shown), listing)
         made = [self._kept(*row) for row in rows]
         return [each for each in made if each is not None]
 
@@ -199,7 +220,7 @@ class Store:
         own = self._id(name)
         run = self.run(own)
         if run is None:
-            raise TraceError(f"there is no run {own!r} in {self.path}")
+            raise TraceError(f"there is no run {own!r} in {self.name}")
         self._link_tree(run)
         return run
 
@@ -229,29 +250,29 @@ class Store:
         write(path, run.tree().from_run(run) if tree else [run])
 
     def __len__(self) -> int:
-        return int(self._select("SELECT count(*) FROM runs")[0][0]) if self.path.exists() else 0
+        rows = self._select("SELECT count(*) FROM runs")
+        return int(rows[0][0]) if rows else 0
 
     def close(self) -> None:
         try:
             self.flush()
         finally:
-            self._reader.close()
-            self._writing.close()
+            self._database.close()
 
     # ── rows ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _add_all(self, items: Iterable[Item]) -> None:
         rows = [self._row(item) for item in items]
-        marks = "?, " * (len(_COLUMNS) - 1)
+        columns = self._columns
+        marks = "?, " * (len(columns) - 1)
         tree = "coalesce(?, (SELECT tree FROM runs WHERE id = ?), (SELECT tree FROM runs WHERE id = ?), ?)"
-        update = ", ".join(f"{name} = {_KEPT.get(name, 'excluded.' + name)}" for name in _COLUMNS[1:])
-        with self._transaction() as connection:
-            connection.executemany(
-                f"INSERT INTO runs ({', '.join(_COLUMNS)}) VALUES ({marks}{tree})"
-                # Two servers may have continued the same run: the longer record stays.
-                f" ON CONFLICT (id) DO UPDATE SET {update} WHERE excluded.tokens >= runs.tokens",
-                rows,
-            )
+        update = ", ".join(f"{name} = {_KEPT.get(name, 'excluded.' + name)}" for name in columns[1:])
+        self._database.execute_many(
+            f"INSERT INTO runs ({', '.join(columns)}) VALUES ({marks}{tree})"
+            # Two servers may have continued the same run: the longer record stays.
+            f" ON CONFLICT (id) DO UPDATE SET {update} WHERE excluded.tokens >= runs.tokens",
+            rows,
+        )
 
     def _row(self, item: Item) -> tuple[object, ...]:
         run = item.run
@@ -259,7 +280,7 @@ class Store:
         texts = [
             None if text is None else replace_surrogates(text) for text in (run.model, run.prompt, run.text)
         ]
-        title = run.known_title
+        title, talk = run.known_title, talk_of(run)
         counts = (len(run.tokens), run.finish_reason, str(run.seed))
         # If no tree is given it stays in its old tree, or is put into that of its parent.
         tree = (item.tree, run.id, run.parent, request)
@@ -269,16 +290,16 @@ class Store:
             *counts,
             to_bytes([run]),
             *(item.name, self._origin, facts_of(run)),
-            *(None if title is None else replace_surrogates(title), talk_of(run), item.added),
+            *(None if title is None else replace_surrogates(title), talk, item.added),
             *(self._server if run.finish_reason is None else None, self._server if self._prunes else None),
+            *self._database.search_values((title, run.prompt, talk, run.text)),
             *tree,
         )
 
     def _delete(self, id: str) -> int:
-        if not self.path.exists():
-            return 0
-        with self._transaction() as connection:
-            return connection.execute("DELETE FROM runs WHERE id = ?", (id,)).rowcount
+        return (
+            self._database.execute("DELETE FROM runs WHERE id = ?", (id,)) if self._database.exists() else 0
+        )
 
     def _kept(self, *row: Any) -> Kept | None:
         *plain, tree, name, facts, added, is_chat, writer = row
@@ -290,7 +311,7 @@ class Store:
                 run = self.run(entry.id)
                 facts = facts_of(run) if run else None
                 update = "UPDATE runs SET facts = ? WHERE id = ? AND facts IS NULL"
-                self._writer.call(lambda: self._execute(update, facts, entry.id))
+                self._writer.call(lambda: self._database.execute(update, (facts, entry.id)))
             found = json.loads(facts)
             return Kept(entry, str(tree or entry.id), name, found, float(added), bool(is_chat), writer)
         except (TraceError, TypeError, ValueError):  # a bad row must not hide the others
@@ -298,17 +319,17 @@ class Store:
 
     def _read(self, id: str, data: Any) -> Run:
         if not isinstance(data, bytes):
-            raise TraceError(f"run {id} in {self.path} is damaged")
-        run = from_bytes(data, f"run {id} in {self.path}", only_first=True)[0]
+            raise TraceError(f"run {id} in {self.name} is damaged")
+        run = from_bytes(data, f"run {id} in {self.name}", only_first=True)[0]
         if run.id != id:
-            raise TraceError(f"run {id} in {self.path} is damaged: it holds run {run.id}")
+            raise TraceError(f"run {id} in {self.name} is damaged: it holds run {run.id}")
         return run
 
     def _id(self, name: str) -> str:
         if name == "last":
             found = self._select(f"SELECT id FROM runs {ORDER} LIMIT 1")
             if not found:
-                raise TraceError(f"there is no run in {self.path} yet")
+                raise TraceError(f"there is no run in {self.name} yet")
             return str(found[0][0])
         # A range, not LIKE, so that wildcards in the name have no meaning.
         found = self._select(
@@ -318,7 +339,7 @@ class Store:
         if name in ids:
             return name
         if not ids or not name:
-            raise TraceError(f"there is no run {name!r} in {self.path}; 'glassloop runs list' shows them")
+            raise TraceError(f"there is no run {name!r} in {self.name}; 'glassloop runs list' shows them")
         if len(ids) > 1:
             raise TraceError(f"several runs begin with {name!r}: {', '.join(ids[:2])} …")
         return ids[0]
@@ -332,8 +353,8 @@ class Store:
                 UNION
                 SELECT runs.id, runs.request, runs.parent FROM runs, kin
                 WHERE runs.id = kin.parent OR runs.parent = kin.id OR runs.request = kin.request
-                LIMIT ?
-            ) SELECT runs.id, runs.request, runs.data FROM runs JOIN kin ON kin.id = runs.id
+            ), known AS (SELECT id FROM kin LIMIT ?)
+            SELECT runs.id, runs.request, runs.data FROM runs JOIN known ON known.id = runs.id
             ORDER BY runs.number""",
             run.id,
             _MOST_RELATED,
@@ -351,75 +372,10 @@ class Store:
         with suppress(TraceError):  # if parents form a circle, the run is not linked
             link(runs, [of_request[request] for request in requests])
 
-    # ── SQLite ─────────────────────────────────────────────────────────────────────────────────────────────
+    def _select(self, query: str, *values: object) -> Rows:
+        return self._database.select(query, values) if self._database.exists() else []
 
-    def _select(self, query: str, *values: object) -> Sequence[tuple[Any, ...]]:
-        if not self.path.exists():
-            return []
-        with self._errors(), self._reader.used() as connection:
-            return connection.execute(query, values).fetchall()
-
-    def _listed(self, columns: str, listing: Listing) -> Sequence[tuple[Any, ...]]:
-        where, values = listing.where()
-        limit = -1 if listing.limit is None else listing.limit
+    def _listed(self, columns: str, listing: Listing) -> Rows:
+        where, values = listing.where(self._database.contains)
+        limit = _ALL if listing.limit is None else listing.limit
         return self._select(f"SELECT {columns} FROM runs WHERE {where} {ORDER} LIMIT ?", *values, limit)
-
-    def _execute(self, statement: str, *values: object) -> None:
-        with self._transaction() as connection:
-            connection.execute(statement, values)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._errors(), self._writing.used() as connection, transaction(connection):
-            yield connection
-
-    def _connect(self) -> sqlite3.Connection:
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        connection = sqlite3.connect(
-            self.path, timeout=self._patience, isolation_level=None, check_same_thread=False
-        )
-        try:
-            connection.create_function("contains", -1, contains, deterministic=True)
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            prepare(connection, self.path)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError) as error:
-            reason = str(getattr(error, "strerror", None) or error)
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            raise StoreError(
-                f"cannot use the store {self.path}: {reason}",
-                reason,
-                busy=code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
-                full=code == sqlite3.SQLITE_FULL,
-            ) from error
-
-
-class _Connection:
-    """A connection that is opened when it is first used, and used by one thread at a time."""
-
-    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
-        self._connect = connect
-        self._lock = threading.RLock()
-        self._open: sqlite3.Connection | None = None
-
-    @contextmanager
-    def used(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            if self._open is None:
-                self._open = self._connect()
-            yield self._open
-
-    def close(self) -> None:
-        with self._lock:
-            if self._open is not None:
-                self._open.close()
-                self._open = None

@@ -20,7 +20,8 @@ from glassloop.trace.run import Run
 
 _LINGER = 0.05  # seconds to wait for more runs, which are written together
 _RETRY = 5.0  # seconds until a failed write is tried again
-MOST_UNWRITTEN = 256  # runs that wait to be tried again
+MOST_UNWRITTEN = 4096  # runs that wait to be tried again: minutes in which a database is away
+MOST_TOKENS = 1_000_000  # that they may have together, some hundred megabytes; the newest run always stays
 
 
 class Item(NamedTuple):
@@ -140,21 +141,26 @@ class Writer:
             if len(items) == 1 or _is_busy(error):
                 for item in items:
                     self._fail(item, error)
+                self._bound(error)
                 return
         else:
             for item in items:
                 self._unwritten.pop(item.run.id, None)
             return
+        failed = None
         for place, item in enumerate(items):
             try:
                 self._write([item])
                 self._unwritten.pop(item.run.id, None)
             except Exception as error:
+                failed = error
                 self._fail(item, error)
                 if _is_busy(error):  # each of the others would wait as long
                     for other in items[place + 1 :]:
                         self._fail(other, error)
-                    return
+                    break
+        if failed is not None:
+            self._bound(failed)
 
     def _fail(self, item: Item, error: Exception) -> None:
         self._error = error
@@ -166,8 +172,14 @@ class Writer:
             self._again = time.monotonic() + _RETRY
             self.failed(item.run, error, False)
         self._unwritten[item.run.id] = item
-        if len(self._unwritten) > MOST_UNWRITTEN:
-            self._lose(self._unwritten.pop(next(iter(self._unwritten))), error)
+
+    def _bound(self, error: Exception) -> None:
+        """Gives up the oldest runs beyond those that may wait."""
+        tokens = sum(len(item.run.tokens) for item in self._unwritten.values())
+        while len(self._unwritten) > 1 and (len(self._unwritten) > MOST_UNWRITTEN or tokens > MOST_TOKENS):
+            oldest = self._unwritten.pop(next(iter(self._unwritten)))
+            tokens -= len(oldest.run.tokens)
+            self._lose(oldest, error)
 
     def _lose(self, item: Item, error: Exception) -> None:
         self._lost += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -23,7 +23,8 @@ class Settings:
     api_keys: tuple[str, ...] = ()
     open_to_all: bool = False  # bind wider than this machine without a key
     keep: int | None = None  # runs that are kept once they have ended; the store keeps all if not given
-    store: Path | None = None  # a file in which they outlive the process; in memory if there is none
+    # A file, or a PostgreSQL URL, in which they outlive the process; in memory if there is none.
+    store: str | Path | None = field(default=None, repr=False)
     most_body: int = 8 << 20  # bytes of a request
     most_prompt: int | None = None  # tokens; the model's context if not given
     most_choices: int = 128  # runs that one request may start

@@ -1,4 +1,4 @@
-"""Runs that outlive the process: the SQLite store of `trace`, for use from the event loop.
+"""Runs that outlive the process: the store of `trace`, for use from the event loop.
 
 A run is written when it begins and again when it has ended, so a run that a killed server left behind has no
 end in the store and is shown as interrupted. Other servers and programs may use the store at the same time;
@@ -24,7 +24,7 @@ from glassloop.server.runs.state import RunState
 from glassloop.trace.entry import Kept
 from glassloop.trace.listing import Listing
 from glassloop.trace.run import Run
-from glassloop.trace.server_name import ServerName
+from glassloop.trace.server_name import hold_name
 from glassloop.trace.store import Store
 
 INTERRUPTED = "cancelled", "interrupted: the server ended"  # finish_reason and stop_reason
@@ -44,15 +44,15 @@ class StoredRun(NamedTuple):
 
 
 class RunStorage:
-    """The store as one server uses it. It is opened and tested when this is made, so a store that cannot be
-    used is an error at the start.
+    """The store, a file or a PostgreSQL URL, as one server uses it. It is opened and tested when this is
+    made, so a store that cannot be used is an error at the start.
 
     `address` is where the server listens, or None if any port will do. With `keep` all but the newest runs
     that this server makes are removed; without, the store keeps all.
     """
 
-    def __init__(self, path: Path, address: str | None, keep: int | None, log: Log) -> None:
-        self._name = ServerName(path, address)
+    def __init__(self, path: str | Path, address: str | None, keep: int | None, log: Log) -> None:
+        self._name = hold_name(path, address)
         name, prunes = self._name.name, keep is not None
         self._store = Store(path, patience=_PATIENCE, origin="server", writer=name, prunes=prunes)
         self._store.check()

@@ -1,0 +1,109 @@
+"""Tokens of a run as HTML: the text in shades of surprise, and a table with the alternatives of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from glassloop.decode.sampling import Sampling
+from glassloop.html_text import Markup, bar, joined, level, tag, text_html
+from glassloop.plain_text import percent, quoted
+from glassloop.shown import cut
+from glassloop.trace.run import Run
+from glassloop.trace.token import Token
+
+SHOWN = 5  # alternatives in a table
+_ELSEWHERE = ("seed", "n", "max_tokens", "logprobs")  # options that are shown otherwise, or change nothing
+MOST_ROWS = 400  # tokens in a table; the text has all of them
+
+
+def reason(token: Token) -> str:
+    """Returns in one line how a token was chosen, from its record."""
+    parts = [f"{percent(token.raw_logprob)} by the model (rank {token.rank})"]
+    if token.logprob != token.raw_logprob:
+        parts.append(f"{percent(token.logprob)} after the stages")
+    if token.source == "forced":
+        parts.append("given by the caller")
+    elif token.source == "beam":
+        parts.append("on the best beam")
+    else:
+        if token.luck:
+            parts.append(f"luck {token.luck:+.2f}")
+        if token.margin < float("inf"):
+            parts.append(f"won by {token.margin:.2f}")
+        if token.source == "draft":
+            parts.append("a draft that was confirmed")
+    return ", ".join(parts)
+
+
+def text_view(tokens: Sequence[Token], tail: str = "") -> Markup:
+    """Returns the text of tokens, each shaded by how surprising the model found it, with its reason as a
+    tooltip. Characters that take several tokens are at the last of these."""
+    return joined([*(token_span(token) for token in tokens), text_html(tail)])
+
+
+def token_span(token: Token, **attributes: object) -> Markup:
+    """Returns the text of one token."""
+    number = level(token.raw_logprob)
+    classes = ["t", *([f"p{number}"] if number else []), *(["forced"] if token.source == "forced" else [])]
+    title = f"{quoted(token.piece)}: {reason(token)}"
+    return tag("span", token.text, class_=" ".join(classes), title=title, **attributes)
+
+
+def token_table(run: Run) -> Markup:
+    """Returns one row for each token, with the alternatives that the model found likeliest."""
+    head = ("", "token", "model", "", "rank", "entropy", "luck", "alternatives")
+    rows = [
+        tag(
+            "tr",
+            tag("td", str(place), class_="right"),
+            tag("td", quoted(token.piece)),
+            tag("td", percent(token.raw_logprob), class_="right"),
+            tag("td", bar(token.raw_logprob)),
+            tag("td", str(token.rank), class_="right"),
+            tag("td", f"{token.entropy:.2f}", class_="right"),
+            tag("td", f"{token.luck:+.2f}" if token.luck else "", class_="right"),
+            tag("td", _alternatives(token)),
+        )
+        for place, token in enumerate(run.tokens[:MOST_ROWS])
+    ]
+    left = len(run.tokens) - MOST_ROWS
+    return joined(
+        [
+            tag("table", tag("tr", *(tag("th", title, scope="col") for title in head)), *rows),
+            tag("p", f"{left} more tokens", class_="note") if left > 0 else None,
+        ]
+    )
+
+
+def _alternatives(token: Token) -> str:
+    others = [other for other in token.alternatives if other.id != token.id][:SHOWN]
+    return ", ".join(f"{quoted(other.text)} {percent(other.raw_logprob)}" for other in others)
+
+
+def facts_line(run: Run) -> str:
+    """Returns in one line what made a run and how it ended."""
+    usual, given = Sampling().to_dict(), run.sampling.to_dict()
+    changed = [name for name in given if given[name] != usual[name] and name not in _ELSEWHERE]
+    options = ", ".join(f"{name} {cut(str(given[name]), 40)}" for name in changed)
+    parts = [
+        run.model,
+        options,
+        f"seed {run.seed}",
+        f"{len(run.tokens)} tokens",
+        run.finish_reason or "running",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def prompt_text(run: Run) -> str | None:
+    """Returns the prompt as it was given, or decoded if the model is attached, or None."""
+    if run.messages is not None:
+        return run.title
+    if run.prompt is not None:
+        return run.prompt
+    return None if run.llm is None else run.llm.decode(run.prompt_ids)
+
+
+def columns(views: Iterable[Markup]) -> Markup:
+    """Returns views side by side where there is room."""
+    return tag("div", *(tag("div", view) for view in views), class_="two")

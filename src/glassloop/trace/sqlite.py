@@ -1,0 +1,98 @@
+"""A store's database in one SQLite file, which several processes may use at once.
+
+A write is one transaction in the write-ahead log, so a process that is killed leaves no half-written run, and
+reading never waits for a writer.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from glassloop.errors import StoreError
+from glassloop.trace.database import Connection, Rows
+from glassloop.trace.listing import contains
+from glassloop.trace.tables import prepare, touch, transaction
+
+
+class SQLite:
+    """An SQLite file, created when it is first written. `patience` is how many seconds a write waits for
+    other processes."""
+
+    contains = "contains(?, title, prompt, talk, text)"
+    brief_facts = """CASE WHEN json_valid(facts) THEN json_object(
+        'sampling', json_object('beam_width', json_extract(facts, '$.sampling.beam_width')),
+        'prompt_ids', CASE WHEN title IS NULL THEN json_extract(facts, '$.prompt_ids') END
+    ) END"""
+    search_columns: tuple[str, ...] = ()
+
+    def __init__(self, path: Path, patience: float) -> None:
+        self._path = path
+        self.path: Path | None = path
+        self.name = str(path)
+        self._patience = patience
+        # Two connections, so that reads do not wait while a write waits for another process.
+        self._reader = Connection(self._connect)
+        self._writer = Connection(self._connect)
+
+    def search_values(self, texts: Sequence[str | None]) -> tuple[object, ...]:
+        return ()
+
+    def exists(self) -> bool:
+        return self._path.exists()
+
+    def check(self) -> None:
+        with self._errors(), self._writer.used() as connection:
+            touch(connection)
+
+    def select(self, query: str, values: Sequence[object]) -> Rows:
+        with self._errors(), self._reader.used() as connection:
+            return connection.execute(query, values).fetchall()
+
+    def execute(self, statement: str, values: Sequence[object]) -> int:
+        with self._transaction() as connection:
+            return connection.execute(statement, values).rowcount
+
+    def execute_many(self, statement: str, rows: Iterable[Sequence[object]]) -> None:
+        with self._transaction() as connection:
+            connection.executemany(statement, rows)
+
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._errors(), self._writer.used() as connection, transaction(connection):
+            yield connection
+
+    def _connect(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        connection = sqlite3.connect(
+            self._path, timeout=self._patience, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.create_function("contains", -1, contains, deterministic=True)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            prepare(connection, self._path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            reason = str(getattr(error, "strerror", None) or error)
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            raise StoreError(
+                f"cannot use the store {self.name}: {reason}",
+                reason,
+                busy=code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
+                full=code == sqlite3.SQLITE_FULL,
+            ) from error
