@@ -34,7 +34,9 @@ static const gl_constant table[] = {
     AT(gl_cache, head_dim), AT(gl_cache, padded_head_dim), AT(gl_cache, pages),
 
     SIZE(gl_program), AT(gl_program, ops), AT(gl_program, count), AT(gl_program, groups), AT(gl_program, buffers),
-    AT(gl_program, batch), AT(gl_program, caches),
+    AT(gl_program, batch), AT(gl_program, caches), AT(gl_program, times),
+
+    SIZE(gl_times), AT(gl_times, working), AT(gl_times, waiting), AT(gl_times, units),
 
     SIZE(gl_batch), AT(gl_batch, rows), AT(gl_batch, wanted_rows), AT(gl_batch, spans), AT(gl_batch, tokens),
     AT(gl_batch, positions), AT(gl_batch, wanted), AT(gl_batch, span),

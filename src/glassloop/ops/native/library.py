@@ -96,8 +96,9 @@ Program = _structure(
     (POINTER(Op), "ops"),
     (c_int32, "count groups"),
     (POINTER(Buffer), "buffers"),
-    (c_void_p, "batch caches"),
+    (c_void_p, "batch caches times"),
 )
+Times = _structure("gl_times", (c_int64, "working waiting units"))
 Batch = _structure(
     "gl_batch", (c_int32, "rows wanted_rows spans"), (c_void_p, "tokens positions wanted span")
 )
@@ -142,6 +143,7 @@ _ARGUMENTS: dict[str, tuple[Any, list[Any]]] = {  # what a function returns, and
     "gl_constants": (c_void_p, [POINTER(c_int64)]),
     "gl_select_kernels": (c_int, [c_char_p]),
     "gl_name": (c_char_p, []),
+    "gl_lanes": (c_int, []),
     "gl_set_threads": (c_int, [c_int]),
     "gl_pack_size": (c_int64, [c_int, c_int64, c_int64, POINTER(Matrix)]),
     "gl_pack": (None, [POINTER(PackJob), c_int64]),
@@ -161,6 +163,8 @@ _ARGUMENTS: dict[str, tuple[Any, list[Any]]] = {  # what a function returns, and
         c_int64,
         [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_double, c_int64, *[c_void_p] * 4],
     ),
+    "gl_multiply": (c_int64, [c_int64, c_int64, c_int32]),
+    "gl_read": (c_int64, [c_void_p, c_int64]),
     "gl_progress_bytes": (c_int64, [c_int32]),
     "gl_run": (c_int, [POINTER(Program), c_void_p, c_void_p, c_int64, POINTER(Fault)]),
 }
