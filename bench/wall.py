@@ -52,12 +52,11 @@ class Limits:
         self._library = native.library()
 
     def measure(self) -> Speeds:
-        products = [self._products(scales) for scales in range(3)]
-        return Speeds(products[0], products[1], products[2], self._read())
+        return Speeds(*map(self._multiply, range(len(native.LIMITS))), self._read())
 
-    def _products(self, scales: int) -> float:
+    def _multiply(self, what: int) -> float:
         began = perf_counter()
-        return int(self._library.gl_multiply(_UNITS, _BLOCKS, scales)) / (perf_counter() - began)
+        return int(self._library.gl_multiply(_UNITS, _BLOCKS, what)) / (perf_counter() - began)
 
     def _read(self) -> float:
         began = perf_counter()
@@ -66,11 +65,12 @@ class Limits:
 
 
 class Speeds(NamedTuple):
-    """Products of bytes and bytes read, per second."""
+    """Products and bytes read, per second."""
 
     products: float  # products alone: the int8 peak
     scaled: float  # with the scale of each block, as docs/ops.md defines it
     with_minimum: float  # with scale and minimum
+    floats: float  # products of floats
     read: float
 
     def best(self, other: Speeds) -> Speeds:
@@ -82,6 +82,7 @@ class Cost(NamedTuple):
 
     scaled: int = 0  # products with matrices that have scales
     with_minimum: int = 0  # with those that have scales and minimums
+    attention: int = 0  # products of floats
     bytes: int = 0  # of weights to read
 
     @property
@@ -89,9 +90,9 @@ class Cost(NamedTuple):
         return self.scaled + self.with_minimum
 
     def seconds(self, speeds: Speeds) -> float:
-        """Returns how long it takes at least: reading, or the arithmetic of the linear ops."""
-        arithmetic = self.scaled / speeds.scaled + self.with_minimum / speeds.with_minimum
-        return max(self.bytes / speeds.read, arithmetic)
+        """Returns how long it takes at least: reading the weights, or the arithmetic."""
+        linear = self.scaled / speeds.scaled + self.with_minimum / speeds.with_minimum
+        return max(self.bytes / speeds.read, linear + self.attention / speeds.floats)
 
 
 @dataclass
@@ -99,9 +100,8 @@ class Workload:
     """One measured thing. `passes` yields the calls of a round, each of which is measured."""
 
     name: str
-    tokens: int  # computed by one pass
-    rows: int
-    wanted: int
+    positions: list[int]  # of the rows of the last pass
+    wanted: int  # rows that need logits
     passes: Callable[[], Iterator[Callable[[], object]]]
     cost: Cost = field(default_factory=Cost)
     profile: list[OpTime] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Workload:
         return {
             "workload": self.name,
             "ms": round(1000 * seconds, 3),
-            "tokens_per_second": round(self.tokens / seconds, 1),
+            "tokens_per_second": round(len(self.positions) / seconds, 1),
             "of_int8_peak": round(of_peak, 3),
             "of_read_bandwidth": round(of_read, 3),
             "of_limit": round(median(self.cost.seconds(speeds) / spent for spent, speeds in self.rounds), 3),
@@ -135,7 +135,7 @@ def decoding(model: Transformer, ids: list[int], streams: int) -> Workload:
             yield lambda batch=batch: model.forward(batch, cache.pages)  # type: ignore[misc]
 
     name = f"decode, {streams} streams" if streams > 1 else "decode alone"
-    return Workload(name, streams, streams, streams, passes)
+    return Workload(name, [CONTEXT + STEPS - 1] * streams, streams, passes)
 
 
 def prefilling(model: Transformer, ids: list[int], length: int) -> Workload:
@@ -147,11 +147,13 @@ def prefilling(model: Transformer, ids: list[int], length: int) -> Workload:
         for batch in chunks:
             model.forward(batch, cache.pages)
 
-    return Workload(f"prefill of {length:,}", length, length, len(chunks), lambda: iter([compute]))
+    return Workload(f"prefill of {length:,}", list(range(length)), len(chunks), lambda: iter([compute]))
 
 
-def set_cost(workload: Workload, ops: NativeOps, lanes: int) -> None:
-    """Runs a workload once with the counters on, and sums up what its linear ops have to do."""
+def set_cost(workload: Workload, model: Transformer, lanes: int) -> None:
+    """Runs a workload once with the counters on, and sums up what its linear ops and attention have to do."""
+    ops = model.ops
+    assert isinstance(ops, NativeOps)
     compute = list(workload.passes())[-1]
     compute()
     with ops.profile() as workload.profile:
@@ -161,13 +163,18 @@ def set_cost(workload: Workload, ops: NativeOps, lanes: int) -> None:
         if op.kind != "linear" or op.matrix is None or op.matrix.packing < _QUANTIZED:
             continue
         out, into = op.matrix.out, getattr(op.matrix, "in")
-        rows = (workload.wanted if op.rows == "wanted" else workload.rows) * (2 if op.is_fine else 1)
+        rows = workload.wanted if op.rows == "wanted" else len(workload.positions)
+        rows *= 2 if op.is_fine else 1
         if op.matrix.has_minimum or op.matrix.half_groups:
             with_minimum += rows * out * into
         else:
             scaled += rows * out * into
-        size += -(-workload.rows // CHUNK) * op.matrix.tile_bytes * -(-out // lanes)
-    workload.cost = Cost(scaled, with_minimum, size)
+        size += -(-len(workload.positions) // CHUNK) * op.matrix.tile_bytes * -(-out // lanes)
+    attention = 0
+    for mixer in (layer.mixer for layer in model.config.layers):
+        keys = sum(min(position + 1, mixer.window or position + 1) for position in workload.positions)
+        attention += 2 * keys * mixer.heads * mixer.head_dim  # for scores, and for values
+    workload.cost = Cost(scaled, with_minimum, attention, size)
 
 
 def measure(workload: Workload, limits: Limits) -> None:
@@ -208,12 +215,12 @@ def run_model(name: str, options: argparse.Namespace, ops: NativeOps, limits: Li
     workloads += [prefilling(model, ids, length) for length in options.prompts]
     sleep(1)  # until the weights are in huge pages
     for workload in workloads:
-        set_cost(workload, ops, native.library().gl_lanes())
+        set_cost(workload, model, native.library().gl_lanes())
     for _ in range(options.rounds):
         for workload in workloads:
             measure(workload, limits)
     found = [speeds for workload in workloads for _, speeds in workload.rounds]
-    middle = Speeds(*(median(speeds[index] for speeds in found) for index in range(4)))
+    middle = Speeds(*(median(speeds[index] for speeds in found) for index in range(len(Speeds._fields))))
     print(
         f"\n{name}: medians of {options.rounds} rounds\n"
         f"int8 peak {middle.products / 1e9:.0f} GMAC/s, {middle.scaled / 1e9:.0f} with scales,"

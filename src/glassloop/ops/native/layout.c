@@ -51,6 +51,8 @@ static const gl_constant table[] = {
 
     IS(GL_SILU), IS(GL_GELU_TANH), IS(GL_GELU), IS(GL_RELU), IS(GL_TOKENS), IS(GL_POSITIONS),
 
+    IS(GL_PRODUCTS), IS(GL_SCALED), IS(GL_WITH_MINIMUM), IS(GL_FLOATS),
+
     IS(GL_FINE), IS(GL_WRONG_TOKEN), IS(GL_WRONG_POSITION), IS(GL_WRONG_PAGE), IS(GL_WRONG_WANTED), IS(GL_WRONG_SPAN),
 
     SIZE(gl_rule), AT(gl_rule, action), AT(gl_rule, selection), AT(gl_rule, count), AT(gl_rule, amount),

@@ -49,6 +49,7 @@ OP_KINDS = (
 )
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
 IDS = ("tokens", "positions")
+LIMITS = ("products", "scaled", "with_minimum", "floats")
 SELECTIONS = ("nothing", "ids", "mask")
 FAILURES = {"none_left": -1, "wrong_rule": -2, "no_memory": -3}
 # What a `Fault` reports, and its message.
@@ -225,7 +226,7 @@ def _layout() -> dict[str, int]:
         found[name] = sizeof(kind)
         for field in kind._fields_:
             found[f"{name}.{field[0]}"] = getattr(kind, field[0]).offset
-    for names in (OP_KINDS, ACTIVATIONS, IDS, SELECTIONS, ("fine", *FAULTS)):
+    for names in (OP_KINDS, ACTIVATIONS, IDS, LIMITS, SELECTIONS, ("fine", *FAULTS)):
         found |= {f"GL_{name.upper()}": number for number, name in enumerate(names)}
     return found | {f"GL_{name.upper()}": number for name, number in FAILURES.items()}
 

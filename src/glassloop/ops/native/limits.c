@@ -6,13 +6,13 @@
 typedef struct {
     const float *from;
     int64_t blocks, products;
-    int32_t scales;
+    int32_t what;
 } limits;
 
 static void multiply_some(void *work, int64_t unit) {
     limits *l = work;
     (void)unit;
-    __atomic_add_fetch(&l->products, gl_active()->multiply(l->blocks, l->scales), __ATOMIC_RELAXED);
+    __atomic_add_fetch(&l->products, gl_active()->multiply(l->blocks, l->what), __ATOMIC_RELAXED);
 }
 
 static void read_some(void *work, int64_t unit) {
@@ -20,10 +20,9 @@ static void read_some(void *work, int64_t unit) {
     gl_active()->read(l->from + unit * READ_AT_ONCE, READ_AT_ONCE);
 }
 
-/* Multiplies bytes in `units` units of `blocks` blocks, with 0, 1 or 2 numbers per block and output, its scale and its
- * minimum. Returns how many products that were. */
-int64_t gl_multiply(int64_t units, int64_t blocks, int32_t scales) {
-    limits l = {.blocks = blocks, .scales = scales};
+/* Multiplies bytes or floats (enum gl_limit) in `units` units of `blocks` blocks. Returns how many products that were. */
+int64_t gl_multiply(int64_t units, int64_t blocks, int32_t what) {
+    limits l = {.blocks = blocks, .what = what};
     gl_run_units(multiply_some, &l, units);
     return l.products;
 }

@@ -40,9 +40,35 @@ INLINE int64_t multiply_blocks(int64_t blocks, const int scales) {
     return blocks * SUMS * LANES * GL_BLOCK;
 }
 
-static int64_t multiply(int64_t blocks, int32_t scales) {
-    if (scales == 0) return multiply_blocks(blocks, 0);
-    return scales == 1 ? multiply_blocks(blocks, 1) : multiply_blocks(blocks, 2);
+/* The same number of instructions with floats, as attention does them. */
+static int64_t multiply_floats(int64_t blocks) {
+    static volatile float never;
+    float weights[SUMS * LANES], x[8];
+    vf weight[SUMS], out[SUMS];
+    for (int i = 0; i < SUMS * LANES; i++) weights[i] = never;
+    for (int i = 0; i < 8; i++) x[i] = never;
+    for (int i = 0; i < SUMS; i++) weight[i] = vf_load(weights + i * LANES), out[i] = vf_set(0.0f);
+    for (int64_t block = 0; block < blocks; block++) {
+        #pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+            vf one = vf_set(x[j]);
+            #pragma GCC unroll 8
+            for (int i = 0; i < SUMS; i++) out[i] = vf_fma(weight[i], one, out[i]);
+        }
+        __asm__ volatile("" : : "r"(x) : "memory");
+    }
+    for (int i = 1; i < SUMS; i++) out[0] = vf_add(out[0], out[i]);
+    never = vf_largest(out[0]);
+    return blocks * SUMS * LANES * 8;
+}
+
+static int64_t multiply(int64_t blocks, int32_t what) {
+    switch (what) {
+    case GL_PRODUCTS: return multiply_blocks(blocks, 0);
+    case GL_SCALED: return multiply_blocks(blocks, 1);
+    case GL_WITH_MINIMUM: return multiply_blocks(blocks, 2);
+    default: return multiply_floats(blocks);
+    }
 }
 
 /* Reads floats, a multiple of 4 * LANES of them, and returns a number that depends on all of them. */

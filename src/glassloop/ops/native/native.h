@@ -149,6 +149,10 @@ static inline uint64_t gl_nearly_mix(uint64_t h) {
 static inline uint64_t gl_end_mix(uint64_t h) { return h ^ h >> 31; }
 static inline uint64_t gl_mix(uint64_t h) { return gl_end_mix(gl_nearly_mix(h)); }
 
+/* What `gl_multiply` measures: products of bytes alone, with the scale of each block, with scale and minimum, or
+ * products of floats. */
+enum gl_limit { GL_PRODUCTS, GL_SCALED, GL_WITH_MINIMUM, GL_FLOATS };
+
 /* The kernels of one instruction set. An op consists of units of work, which any thread may do in any order. */
 typedef struct {
     const char *name;
@@ -165,7 +169,7 @@ typedef struct {
     int64_t (*rank_of)(const float *logits, int64_t count, int64_t id);
     int64_t (*lucky_ids)(uint64_t key, int64_t first, int64_t end, uint64_t threshold, int32_t *ids, int64_t room);
     /* What this machine allows (limits.h). */
-    int64_t (*multiply)(int64_t blocks, int32_t scales);
+    int64_t (*multiply)(int64_t blocks, int32_t what);
     float (*read)(const float *from, int64_t count);
 } gl_kernels;
 
