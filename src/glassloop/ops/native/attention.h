@@ -72,11 +72,17 @@ INLINE void score(const gl_program *p, const gl_op *op, const gl_span *span, int
                   const int count, int32_t first, int32_t last, float *scores) {
     const gl_cache *c = cache_of(p, op);
     for (int32_t index = first; index <= last; index++, scores += count * GL_PAGE) {
-        const uint16_t *keys = page_of(c, op->i0, page_at(span, op, index), kv_head).keys;
+        page here = page_of(c, op->i0, page_at(span, op, index), kv_head), next = here;
+        if (index < last) next = page_of(c, op->i0, page_at(span, op, index + 1), kv_head);
+        const uint16_t *keys = here.keys;
         for (int at = 0; at < GL_PAGE; at += 2 * LANES) {
             vf sum[QUERIES][2];
             for (int t = 0; t < count; t++) sum[t][0] = sum[t][1] = vf_set(0.0f);
             for (int32_t d = 0; d < c->head_dim; d++) {
+                if (at == 0) { /* a cache line each of what is read next; a page has one for each dimension */
+                    __builtin_prefetch(next.keys + d * GL_PAGE);
+                    __builtin_prefetch(here.values + d * GL_PAGE);
+                }
                 vf low = vf_load_half(keys + d * GL_PAGE + at), high = vf_load_half(keys + d * GL_PAGE + at + LANES);
                 #pragma GCC unroll 12
                 for (int t = 0; t < count; t++) {

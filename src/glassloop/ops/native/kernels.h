@@ -227,6 +227,7 @@ static void quantize(const gl_program *p, const gl_op *op, int64_t row) {
                      op->quantize == 2);
 }
 
+#include "limits.h"
 #include "rows.h"
 
 /* ---- units of work ---- */
@@ -276,6 +277,15 @@ static int64_t count_units(const gl_program *p, const gl_op *op) {
     }
 }
 
+static int64_t weights(const gl_program *p, const gl_op *op, int range, int ranges, const uint8_t **from) {
+    const gl_matrix *m = op->matrix;
+    if (op->kind != GL_LINEAR || linear_rows_of(p, op) > ROWS_A_UNIT) return 0;
+    int64_t tiles = parts_of(m->out, LANES), each = tiles_a_unit(m, linear_rows_of(p, op)), units = parts_of(tiles, each);
+    int64_t first = units * range / ranges * each, last = MIN(units * (range + 1) / ranges * each, tiles);
+    *from = m->data + first * m->tile_bytes;
+    return (last - first) * m->tile_bytes;
+}
+
 static void run_unit(const gl_program *p, const gl_op *op, int64_t unit, float *scratch) {
     int64_t rows = op->wanted ? p->batch->wanted_rows : p->batch->rows;
     switch (op->kind) {
@@ -283,10 +293,14 @@ static void run_unit(const gl_program *p, const gl_op *op, int64_t unit, float *
     case GL_KEEP: keep(p, op, unit); break;
     case GL_ATTEND: attend(p, op, unit, scratch); break;
     default: {
-        int64_t parts = parts_of_row(op), together = rows_together(rows), first = unit / parts * together;
-        for (int64_t row = first; row < MIN(first + together, rows); row++) run_row(p, op, row, unit % parts, scratch);
+        /* Neighbouring units are columns if linear ops are divided by outputs, and rows if they are divided by rows: so
+         * a thread mostly reads what it has written. */
+        int64_t parts = parts_of_row(op), together = rows_together(rows), groups = parts_of(rows, together);
+        int64_t first = (rows <= ROWS_A_UNIT ? unit % groups : unit / parts) * together;
+        int64_t part = rows <= ROWS_A_UNIT ? unit / groups : unit % parts;
+        for (int64_t row = first; row < MIN(first + together, rows); row++) run_row(p, op, row, part, scratch);
     }
     }
 }
 
-#define KERNELS(name) {name, LANES, count_units, run_unit, largest, sum_powers, highest, rank_of, lucky_ids}
+#define KERNELS(name) {name, LANES, count_units, run_unit, weights, largest, sum_powers, highest, rank_of, lucky_ids, multiply, read_all}

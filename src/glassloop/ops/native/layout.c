@@ -34,7 +34,9 @@ static const gl_constant table[] = {
     AT(gl_cache, head_dim), AT(gl_cache, padded_head_dim), AT(gl_cache, pages),
 
     SIZE(gl_program), AT(gl_program, ops), AT(gl_program, count), AT(gl_program, groups), AT(gl_program, buffers),
-    AT(gl_program, batch), AT(gl_program, caches),
+    AT(gl_program, batch), AT(gl_program, caches), AT(gl_program, times),
+
+    SIZE(gl_times), AT(gl_times, working), AT(gl_times, waiting), AT(gl_times, units),
 
     SIZE(gl_batch), AT(gl_batch, rows), AT(gl_batch, wanted_rows), AT(gl_batch, spans), AT(gl_batch, tokens),
     AT(gl_batch, positions), AT(gl_batch, wanted), AT(gl_batch, span),
@@ -48,6 +50,8 @@ static const gl_constant table[] = {
     IS(GL_ACTIVATE), IS(GL_ADD), IS(GL_SCALE), IS(GL_SOFTCAP), IS(GL_TAKE), IS(GL_QUANTIZE),
 
     IS(GL_SILU), IS(GL_GELU_TANH), IS(GL_GELU), IS(GL_RELU), IS(GL_TOKENS), IS(GL_POSITIONS),
+
+    IS(GL_PRODUCTS), IS(GL_SCALED), IS(GL_WITH_MINIMUM), IS(GL_FLOATS),
 
     IS(GL_FINE), IS(GL_WRONG_TOKEN), IS(GL_WRONG_POSITION), IS(GL_WRONG_PAGE), IS(GL_WRONG_WANTED), IS(GL_WRONG_SPAN),
 

@@ -49,6 +49,7 @@ OP_KINDS = (
 )
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
 IDS = ("tokens", "positions")
+LIMITS = ("products", "scaled", "with_minimum", "floats")
 SELECTIONS = ("nothing", "ids", "mask")
 FAILURES = {"none_left": -1, "wrong_rule": -2, "no_memory": -3, "needs_row": -4}
 # How many tokens are stored of what another device has found in a row.
@@ -98,8 +99,9 @@ Program = _structure(
     (POINTER(Op), "ops"),
     (c_int32, "count groups"),
     (POINTER(Buffer), "buffers"),
-    (c_void_p, "batch caches"),
+    (c_void_p, "batch caches times"),
 )
+Times = _structure("gl_times", (c_int64, "working waiting units"))
 Batch = _structure(
     "gl_batch", (c_int32, "rows wanted_rows spans"), (c_void_p, "tokens positions wanted span")
 )
@@ -147,6 +149,7 @@ _ARGUMENTS: dict[str, tuple[Any, list[Any]]] = {  # what a function returns, and
     "gl_constants": (c_void_p, [POINTER(c_int64)]),
     "gl_select_kernels": (c_int, [c_char_p]),
     "gl_name": (c_char_p, []),
+    "gl_lanes": (c_int, []),
     "gl_set_threads": (c_int, [c_int]),
     "gl_pack_size": (c_int64, [c_int, c_int64, c_int64, POINTER(Matrix)]),
     "gl_pack": (None, [POINTER(PackJob), c_int64]),
@@ -168,6 +171,8 @@ _ARGUMENTS: dict[str, tuple[Any, list[Any]]] = {  # what a function returns, and
         c_int64,
         [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_double, c_int64, *[c_void_p] * 4],
     ),
+    "gl_multiply": (c_int64, [c_int64, c_int64, c_int32]),
+    "gl_read": (c_int64, [c_void_p, c_int64]),
     "gl_progress_bytes": (c_int64, [c_int32]),
     "gl_run": (c_int, [POINTER(Program), c_void_p, c_void_p, c_int64, POINTER(Fault)]),
 }
@@ -229,7 +234,7 @@ def _layout() -> dict[str, int]:
         found[name] = sizeof(kind)
         for field in kind._fields_:
             found[f"{name}.{field[0]}"] = getattr(kind, field[0]).offset
-    for names in (OP_KINDS, ACTIVATIONS, IDS, SELECTIONS, ("fine", *FAULTS)):
+    for names in (OP_KINDS, ACTIVATIONS, IDS, LIMITS, SELECTIONS, ("fine", *FAULTS)):
         found |= {f"GL_{name.upper()}": number for number, name in enumerate(names)}
     return found | {f"GL_{name.upper()}": number for name, number in FAILURES.items()}
 

@@ -100,15 +100,18 @@ INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quanti
                            const int packing, const int minimum, const int wide, const int halves) {
     const int64_t blocks = gl_padded(m->in) / GL_BLOCK;
     const int vector = (wide ? 4 : 2) * LANES;
-    const int groups = halves ? 2 : 1;
+    const int groups = halves ? 2 : 1, codes = GL_BLOCK * LANES / (packing == GL_Q4 ? 2 : 1); /* their bytes */
     for (int r = 0; r < rows; r++) out[r] = vf_set(0.0f);
     for (int64_t b = 0; b < blocks; b++) {
         vf scale[2], low = vf_set(0.0f);
+        if (rows >= 4) /* with fewer rows the processor's own prefetching keeps up */
+            for (int i = 0; i < (groups + minimum) * vector + codes; i += 64)
+                __builtin_prefetch(tile + (rows < 8 ? 4096 : 2048) + i);
         for (int g = 0; g < groups; g++, tile += vector) scale[g] = load_scale(tile, wide);
         if (minimum) low = load_scale(tile, wide), tile += vector;
         vi first[MOST_ROWS], second[MOST_ROWS]; /* sums of the one or two groups of the block */
         block_sums(tile, x, b * GL_BLOCK, first, second, rows, packing, halves);
-        tile += GL_BLOCK * LANES / (packing == GL_Q4 ? 2 : 1);
+        tile += codes;
         #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             const gl_block *block = x[r].block + b;

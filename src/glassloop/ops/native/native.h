@@ -99,6 +99,11 @@ typedef struct {
     const gl_span *span;
 } gl_batch;
 
+/* What one thread has spent on one op, in nanoseconds: on its units of work, and on waiting before it for other ops. */
+typedef struct {
+    int64_t working, waiting, units;
+} gl_times;
+
 typedef struct {
     const gl_op *ops;
     int32_t count;
@@ -106,6 +111,7 @@ typedef struct {
     const gl_buffer *buffers;
     const gl_batch *batch;
     const gl_cache *caches; /* one for each group */
+    gl_times *times;        /* [threads, count + 1], to which a run adds; NULL: nothing is measured */
 } gl_program;
 
 /* Which number of a batch is out of range. The caller has checked the lengths of the arrays. */
@@ -143,12 +149,18 @@ static inline uint64_t gl_nearly_mix(uint64_t h) {
 static inline uint64_t gl_end_mix(uint64_t h) { return h ^ h >> 31; }
 static inline uint64_t gl_mix(uint64_t h) { return gl_end_mix(gl_nearly_mix(h)); }
 
+/* What `gl_multiply` measures: products of bytes alone, with the scale of each block, with scale and minimum, or
+ * products of floats. */
+enum gl_limit { GL_PRODUCTS, GL_SCALED, GL_WITH_MINIMUM, GL_FLOATS };
+
 /* The kernels of one instruction set. An op consists of units of work, which any thread may do in any order. */
 typedef struct {
     const char *name;
     int lanes;
     int64_t (*count_units)(const gl_program *, const gl_op *);
     void (*run_unit)(const gl_program *, const gl_op *, int64_t unit, float *scratch);
+    /* The weights that a range of an op's units reads in order, if it reads them once. Returns how many bytes. */
+    int64_t (*weights)(const gl_program *, const gl_op *, int range, int ranges, const uint8_t **from);
     /* Work on parts of a row of logits (rows.h). */
     float (*largest)(const float *logits, int64_t count);
     void (*sum_powers)(const float *logits, int64_t count, double most, double scale, double *sums);
@@ -156,6 +168,9 @@ typedef struct {
                        gl_candidate *heap);
     int64_t (*rank_of)(const float *logits, int64_t count, int64_t id);
     int64_t (*lucky_ids)(uint64_t key, int64_t first, int64_t end, uint64_t threshold, int32_t *ids, int64_t room);
+    /* What this machine allows (limits.h). */
+    int64_t (*multiply)(int64_t blocks, int32_t what);
+    float (*read)(const float *from, int64_t count);
 } gl_kernels;
 
 const gl_kernels *gl_kernels_portable(void);

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from struct import error as StructError
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glassloop.ops.batch import PAGE, Batch, BatchError, Span, check_page, check_spans, pages_for
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.memory import free_host_memory
 from glassloop.ops.native import library as lib
 from glassloop.ops.native import rows as native_rows
-from glassloop.ops.native.packer import NativeMatrix, Packer
+from glassloop.ops.native.packer import CACHE_LINE, NativeMatrix, Packer
 from glassloop.ops.native.recorder import Recorder, Room, Value
 from glassloop.ops.protocol import Activation, Forward
 from glassloop.ops.quant import Float32
@@ -36,8 +39,8 @@ class NativePages:
         self.count = count
         padded, heads = _padded(spec.head_dim), spec.layers * spec.kv_heads
         # `zeros` takes memory from the system only when a page is first written.
-        self.keys = np.zeros((count, heads * spec.head_dim * PAGE), np.uint16)
-        self.values = np.zeros((count, heads * PAGE * padded), np.uint16)
+        self.keys = _aligned(np.zeros, count * heads * spec.head_dim * PAGE, np.uint16).reshape(count, -1)
+        self.values = _aligned(np.zeros, count * heads * PAGE * padded, np.uint16).reshape(count, -1)
         self.page_bytes = NativeOps.page_bytes(spec)
         self.layout = lib.Cache(
             self.keys.ctypes.data,
@@ -66,6 +69,14 @@ class NativePages:
         return found
 
 
+def _aligned(make: Callable[..., NDArray[Any]], count: int, kind: type) -> NDArray[Any]:
+    """Returns an array that begins at a cache line, so that no vector lies across two of them."""
+    size = count * np.dtype(kind).itemsize
+    memory = make(size + CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE
+    return memory[start : start + size].view(kind)
+
+
 def _padded(head_dim: int) -> int:
     return -(-head_dim // 16) * 16
 
@@ -75,6 +86,18 @@ class _Placeholder:
 
     tokens, positions = (lib.IDS.index(name) for name in ("tokens", "positions"))
     wanted = None
+
+
+class OpTime(NamedTuple):
+    """What the threads have spent on one op of a program, added up over its runs and over the threads."""
+
+    kind: str
+    rows: str  # "all", or "wanted": the op works on the wanted rows only
+    matrix: lib.Matrix | None  # type: ignore[valid-type]  # of a linear or an embedding
+    is_fine: bool  # a linear whose input is finely quantized
+    working: float  # seconds
+    waiting: float  # seconds before the op, for the ops that it depends on
+    units: int
 
 
 class NativeOps:
@@ -92,6 +115,7 @@ class NativeOps:
         self._recorder = Recorder()
         self._one_recording = Lock()
         self._kept: list[Any] = []  # the arrays that recorded ops point to
+        self._programs: WeakSet[_Program] = WeakSet()
 
     def host(self, array: Float32) -> Float32:
         return array
@@ -106,7 +130,21 @@ class NativeOps:
             result = compute(_Placeholder(), ())  # type: ignore[arg-type]
             several = isinstance(result, list)
             program = _Program(self._recorder, result if several else [result], self.threads, self._kept)
+            self._programs.add(program)
         return program if several else program.only
+
+    @contextmanager
+    def profile(self) -> Iterator[list[OpTime]]:
+        """Measures all runs of all programs while the context is open, and fills the list when it closes: an
+        entry for each op of each program that ran. Outside of it nothing is measured."""
+        programs, found = list(self._programs), list[OpTime]()
+        for program in programs:
+            program.start_profile()
+        try:
+            yield found
+        finally:
+            for program in programs:
+                found += program.end_profile()
 
     def cache_memory(self) -> int:
         return free_host_memory() // 4
@@ -285,6 +323,34 @@ class _Program:
             raise BatchError(f"{what}; a number from 0 to {fault.limit - 1} is expected")
         return results
 
+    def start_profile(self) -> None:
+        """Makes C measure each op of every run from now on."""
+        with self._one_run:
+            self._times = np.zeros((self._threads, self._program.count + 1, 3), np.int64)
+            self._program.times = self._times.ctypes.data
+
+    def end_profile(self) -> list[OpTime]:
+        """Stops measuring and returns what was found, in the order of the ops; the last entry has only the
+        time that threads waited for the end of the program. Empty if the program did not run."""
+        with self._one_run:
+            self._program.times = None
+            working, waiting, units = self._times.sum(axis=0).T.tolist()
+        if not any(units):
+            return []
+        ops = [self._program.ops[index] for index in range(self._program.count)]
+        return [
+            OpTime(
+                lib.OP_KINDS[op.kind],
+                "wanted" if op.wanted else "all",
+                op.matrix.contents if op.matrix else None,
+                op.kind == lib.OP_KINDS.index("linear") and bool(op.i0),
+                working[index] / 1e9,
+                waiting[index] / 1e9,
+                units[index],
+            )
+            for index, op in enumerate(ops)
+        ] + [OpTime("end", "all", None, False, 0.0, waiting[-1] / 1e9, 0)]
+
     def _make_room(self, rows: int, wanted: bool) -> None:
         if rows <= self._capacity[wanted]:
             return
@@ -292,8 +358,8 @@ class _Program:
         for index, room in enumerate(self._rooms):
             if room.wanted is not wanted or index in self._results:
                 continue
-            values = np.empty(capacity * room.width, np.float32)
-            quantized = np.empty(capacity * _quantized_bytes(room) if room.quantized else 0, np.uint8)
+            values = _aligned(np.empty, capacity * room.width, np.float32)
+            quantized = _aligned(np.empty, capacity * _quantized_bytes(room), np.uint8)
             self._arrays[index] = values, quantized
             self._buffers[index].values = values.ctypes.data
             self._buffers[index].quantized = quantized.ctypes.data

@@ -6,6 +6,8 @@ import ctypes
 import mmap
 from contextlib import suppress
 from ctypes import Structure
+from threading import Thread
+from time import sleep
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +16,11 @@ from glassloop.errors import ModelError
 from glassloop.ops.native import library as lib
 from glassloop.ops.tensor import Tensor
 
-_CACHE_LINE = 64
+CACHE_LINE = 64
 _CHUNK = 1 << 25
 _AT_ONCE = 1 << 24  # bytes packed in one call
+_PAGES_AFTER = 0.5  # seconds after loading: the first tokens come first
+_MADV_COLLAPSE = 25  # Linux 6.1; the module mmap does not name it
 
 
 class NativeMatrix:
@@ -80,14 +84,14 @@ def _check_tensor(tensor: Tensor) -> None:
 class _Arena:
     """Memory for packed weights, allocated in large chunks, each of which lives as long as any matrix in it.
 
-    Weights are read faster from huge pages, but the system may take long to find some: up to 0.3 s for 100
-    MB. So memory starts with small pages, and huge ones are requested once all is packed; the system then
-    replaces them in the background.
+    Weights are read up to 1.6 times as fast from huge pages, but the system may take long to find some: up to
+    0.3 s for 100 MB. So memory starts with small pages, which are replaced in the background once all is
+    packed.
     """
 
     def __init__(self) -> None:
         self._chunk = np.empty(0, np.uint8)
-        self._maps: list[mmap.mmap] = []
+        self._chunks: list[NDArray[np.uint8]] = []
 
     def take(self, size: int) -> NDArray[np.uint8]:
         if size > len(self._chunk):
@@ -96,15 +100,33 @@ class _Arena:
                 chunk = mmap.mmap(-1, size_mapped, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             except (OSError, OverflowError) as error:
                 raise ModelError(f"there is no memory for {size_mapped} bytes of weights: {error}") from None
-            self._maps.append(chunk)
-            self._chunk = np.frombuffer(self._maps[-1], np.uint8)
-        taken, self._chunk = self._chunk[:size], self._chunk[-(-size // _CACHE_LINE) * _CACHE_LINE :]
+            self._trim()
+            self._chunk = np.frombuffer(chunk, np.uint8)
+            self._chunks.append(self._chunk)
+        taken, self._chunk = self._chunk[:size], self._chunk[-(-size // CACHE_LINE) * CACHE_LINE :]
         return taken
 
     def settle(self) -> None:
-        advice = getattr(mmap, "MADV_HUGEPAGE", None)
-        for chunk in self._maps:
-            if advice is not None:
-                with suppress(OSError):  # a system without huge pages
-                    chunk.madvise(advice)
-        self._maps = []
+        self._trim()
+        if self._chunks:
+            Thread(target=_use_huge_pages, args=(self._chunks,), daemon=True).start()
+        self._chunks = []
+
+    def _trim(self) -> None:
+        """Forgets what is not used of the last chunk: it needs no pages."""
+        if self._chunks and len(self._chunk):
+            self._chunks[-1] = self._chunks[-1][: -len(self._chunk)]
+
+
+def _use_huge_pages(chunks: list[NDArray[np.uint8]]) -> None:
+    """Replaces the pages of some memory with huge ones: now, or where the system cannot do that on demand,
+    whenever its own scan comes by. Programs can read the memory all the while."""
+    sleep(_PAGES_AFTER)
+    with suppress(AttributeError, OSError):  # a system without huge pages
+        advise = ctypes.CDLL(None).madvise
+        advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        for chunk in chunks:
+            start = -(-chunk.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+            size = chunk.ctypes.data + len(chunk) - start
+            for advice in (mmap.MADV_HUGEPAGE, _MADV_COLLAPSE):
+                advise(start, size, advice)

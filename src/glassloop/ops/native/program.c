@@ -1,6 +1,7 @@
 /* Runs a recorded forward pass, and selects the instruction set. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "native.h"
 
@@ -66,38 +67,128 @@ const gl_kernels *gl_active(void) { return active; }
 const char *gl_name(void) { return active->name; }
 int gl_lanes(void) { return active->lanes; }
 
-/* The progress of one op, on a cache line of its own. */
+/* The units of an op are divided into as many ranges as there are threads, up to this. A thread does its own range, and
+ * helps with the others only if they are not done soon after. So threads seldom meet at a counter, which takes long if
+ * their cores share no cache, and a thread mostly finds in its own cache what it has written. */
+#define MOST_RANGES 8
+#define SPINS_BEFORE_HELP 20
+
+/* How far ahead a waiting thread asks for weights. */
+#define MOST_OPS_AHEAD 6
+#define MOST_BYTES_AHEAD (1 << 17) /* of an op */
+#define BYTES_ASKED_AT_ONCE 512
+
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+
+static int count_ranges(void) { return gl_threads() < MOST_RANGES ? gl_threads() : MOST_RANGES; }
+
+/* The counters of one range lie together, apart from those of the others: 16 of them fill a cache line. */
+static int64_t counters(int32_t ops) { return (ops + 15) / 16 * 16; }
+
+/* The units that the threads of a range have finished, of all ops so far. */
 typedef struct {
-    _Alignas(64) int32_t next, done; /* units taken, and units finished */
-} progress;
+    _Alignas(64) int64_t units;
+} finished;
 
 typedef struct {
     const gl_program *program;
-    progress *progress;
+    finished *finished; /* [ranges] */
+    int32_t *next;      /* [ranges, counters(ops)]: the next unit of a range */
+    int ranges;
     float *scratch;
     int64_t scratch_size; /* floats per thread */
 } run;
 
-/* Every thread goes through all ops and takes the units that are left. A barrier waits for units, not for threads, so
- * a thread that loses its core delays the others only while it holds a unit. */
+/* Where a thread is. */
+typedef struct {
+    const run *run;
+    int thread, range;
+    int64_t units;         /* finished, but not yet added to those of its range */
+    int32_t op;            /* the op whose weights it has asked for last, */
+    int64_t asked;         /* and how many bytes of them */
+    gl_times *times;       /* [count + 1], or NULL */
+} walker;
+
+static int64_t nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+/* Does the units that are left in a range of an op. */
+static void take_units(walker *w, int32_t op, int range) {
+    const run *r = w->run;
+    const gl_program *program = r->program;
+    int64_t began = w->times ? nanoseconds() : 0, before = w->units;
+    int64_t units = active->count_units(program, &program->ops[op]);
+    int64_t first = units * range / r->ranges, count = units * (range + 1) / r->ranges - first, unit;
+    int32_t *next = r->next + range * counters(program->count) + op;
+    while (__atomic_load_n(next, __ATOMIC_RELAXED) < count &&
+           (unit = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < count) {
+        active->run_unit(program, &program->ops[op], first + unit, r->scratch + w->thread * r->scratch_size);
+        w->units++;
+    }
+    if (!w->times) return;
+    w->times[op].working += nanoseconds() - began;
+    w->times[op].units += w->units - before;
+}
+
+static void publish(walker *w) {
+    if (w->units) __atomic_add_fetch(&w->run->finished[w->range].units, w->units, __ATOMIC_RELEASE);
+    w->units = 0;
+}
+
+static int are_finished(const run *r, int64_t units) {
+    for (int range = 0; range < r->ranges; range++)
+        units -= __atomic_load_n(&r->finished[range].units, __ATOMIC_ACQUIRE);
+    return units <= 0;
+}
+
+/* Asks for a few more bytes of the weights that the thread will read after op `from`, so that the memory is not idle
+ * while the thread waits. */
+static void ask_ahead(walker *w, int32_t from) {
+    const run *r = w->run;
+    if (w->op < from) w->op = from, w->asked = 0;
+    if (w->op >= MIN(from + MOST_OPS_AHEAD, r->program->count)) return;
+    const uint8_t *weights;
+    int64_t bytes = active->weights(r->program, &r->program->ops[w->op], w->range, r->ranges, &weights);
+    int64_t end = MIN(bytes, w->asked + BYTES_ASKED_AT_ONCE);
+    for (; w->asked < end; w->asked += 64) __builtin_prefetch(weights + w->asked, 0, 2);
+    if (w->asked >= MIN(bytes, MOST_BYTES_AHEAD)) w->op++, w->asked = 0;
+}
+
+/* Waits until `units` units of the program are finished, which are all those before op `end`. The first of them that may
+ * be unfinished is `begin`. */
+static void wait_for(walker *w, int32_t begin, int32_t end, int64_t units) {
+    int64_t began = w->times ? nanoseconds() : 0;
+    publish(w);
+    for (int spins = 0; !are_finished(w->run, units); spins++) {
+        ask_ahead(w, end);
+        if (spins == SPINS_BEFORE_HELP) {
+            int64_t helped = w->times ? nanoseconds() : 0;
+            for (int32_t op = begin; op < end; op++)
+                for (int k = 1; k < w->run->ranges; k++) take_units(w, op, (w->range + k) % w->run->ranges);
+            publish(w);
+            if (w->times) began += nanoseconds() - helped;
+        }
+        gl_rest(spins);
+    }
+    if (w->times) w->times[end].waiting += nanoseconds() - began;
+}
+
+/* Every thread goes through all ops. A barrier waits for units, not for threads, so a thread that loses its core delays
+ * the others only while it holds a unit. */
 static void run_thread(void *argument, int thread) {
     const run *r = argument;
     const gl_program *program = r->program;
-    for (int32_t i = 0, waited = 0; i <= program->count; i++) {
-        const gl_op *op = &program->ops[i];
-        if (i == program->count || op->wait) {
-            for (; waited < i; waited++) {
-                int64_t units = active->count_units(program, &program->ops[waited]);
-                for (int spins = 0; __atomic_load_n(&r->progress[waited].done, __ATOMIC_ACQUIRE) < units; spins++)
-                    gl_rest(spins);
-            }
-            if (i == program->count) return;
-        }
-        int64_t units = active->count_units(program, op);
-        for (int64_t unit; (unit = __atomic_fetch_add(&r->progress[i].next, 1, __ATOMIC_RELAXED)) < units;) {
-            active->run_unit(program, op, unit, r->scratch + thread * r->scratch_size);
-            __atomic_add_fetch(&r->progress[i].done, 1, __ATOMIC_RELEASE);
-        }
+    gl_times *times = program->times ? program->times + (int64_t)thread * (program->count + 1) : NULL;
+    walker w = {.run = r, .thread = thread, .range = thread % r->ranges, .times = times};
+    int64_t units = 0;
+    for (int32_t i = 0, begin = 0; i < program->count; i++) {
+        if (program->ops[i].wait) wait_for(&w, begin, i, units), begin = i;
+        take_units(&w, i, w.range);
+        units += active->count_units(program, &program->ops[i]);
+        if (i + 1 == program->count) wait_for(&w, begin, i + 1, units);
     }
 }
 
@@ -151,14 +242,18 @@ static int find_fault(const gl_program *program, gl_fault *fault) {
     return row != batch->rows;
 }
 
-int64_t gl_progress_bytes(int32_t ops) { return ops * (int64_t)sizeof(progress) + 64; }
+/* The memory that gl_run needs for the progress of some ops. */
+int64_t gl_progress_bytes(int32_t ops) {
+    return count_ranges() * (int64_t)(sizeof(finished) + counters(ops) * sizeof(int32_t)) + 64;
+}
 
 /* Runs a program. `memory` has gl_progress_bytes for its ops, `scratch` has `scratch_size` floats per thread. Returns
  * 0 if the batch has a fault; then nothing was computed. */
 int gl_run(const gl_program *program, void *memory, float *scratch, int64_t scratch_size, gl_fault *fault) {
     if (find_fault(program, fault)) return 0;
-    progress *aligned = (progress *)(((uintptr_t)memory + 63) & ~(uintptr_t)63);
-    memset(aligned, 0, program->count * sizeof *aligned);
-    gl_parallel(run_thread, &(run){program, aligned, scratch, scratch_size});
+    finished *all = (finished *)(((uintptr_t)memory + 63) & ~(uintptr_t)63);
+    memset(all, 0, gl_progress_bytes(program->count) - 64);
+    int ranges = count_ranges();
+    gl_parallel(run_thread, &(run){program, all, (int32_t *)(all + ranges), ranges, scratch, scratch_size});
     return 1;
 }
