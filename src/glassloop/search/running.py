@@ -92,6 +92,7 @@ class Running:
         self._verifiers = {"verify": verifier, "judge": judge}
         self.round = 0
         self.paths = Paths(self)
+        self.requests: list[Request] = []  # of the round that runs
         self._extractor = extractor
         self._base = base
         self._sampling = base.sampling
@@ -135,12 +136,17 @@ class Running:
         if is_cut and not leases and cut is not None:
             self._cut_off(cut["by"], cut["why"], during=True)
         self._grown = list(leases)
-        return self._requests(leases)
+        self.requests = self._requests(leases)
+        return self.requests
 
     def cancel(self, why: str) -> None:
         """Ends the search with what it has: the next round has no requests. The caller ends those that
         run."""
         self._cancelled = why
+
+    @property
+    def cancelled(self) -> bool:
+        return bool(self._cancelled)
 
     @property
     def seconds(self) -> float:

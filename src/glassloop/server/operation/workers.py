@@ -61,8 +61,9 @@ class Pools:
         self.chat = Workers("chat templates", threads=4, waiting=1024)  # as short, unless a template is slow
         self.long = Workers("long preparation", threads=2, waiting=32)  # large bodies, grammars
         self.rendering = Workers("large answers", threads=2, waiting=256)
+        self.searching = Workers("searches", threads=4, waiting=256)  # extractors, verifiers, decisions
         self.reading = Workers("explanations, lenses and embeddings", threads=8, waiting=64)
 
     def close(self) -> None:
-        for pool in (self.short, self.chat, self.long, self.rendering, self.reading):
+        for pool in (self.short, self.chat, self.long, self.rendering, self.searching, self.reading):
             pool.close()
