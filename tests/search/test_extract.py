@@ -216,5 +216,7 @@ def test_references_are_followed_and_endless_ones_end() -> None:
     assert mismatch([[], [[]]], tree) is None
     assert "integer" not in str(mismatch([[1]], tree)) and mismatch([[1]], tree) is not None
     assert "too deeply" in str(mismatch(1, {"$ref": "#"}))
+    with pytest.raises(GlassloopError, match="takes more than 100000 steps"):
+        mismatch(1, {"not": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}})
     with pytest.raises(GlassloopError, match="which the schema does not have"):
         mismatch(1, {"$ref": "#/x"})

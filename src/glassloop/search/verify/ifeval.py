@@ -158,7 +158,15 @@ def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: 
 
 @_check("detectable_content:number_placeholders")
 def _placeholders(text: str, num_placeholders: int) -> bool:
-    return len(re.findall(r"\[.*?\]", text)) >= num_placeholders
+    return sum(map(_brackets, text.split("\n"))) >= num_placeholders
+
+
+def _brackets(line: str) -> int:
+    """Returns how many texts in square brackets a line has, in one pass over it."""
+    count = place = 0
+    while (opened := line.find("[", place)) >= 0 and (closed := line.find("]", opened)) >= 0:
+        count, place = count + 1, closed + 1
+    return count
 
 
 @_check("detectable_content:postscript")
@@ -207,7 +215,11 @@ def _json(text: str) -> bool:
 
 @_check("detectable_format:title")
 def _title(text: str) -> bool:
-    return any(found.lstrip("<").rstrip(">").strip() for found in re.findall(r"<<[^\n]+>>", text))
+    for line in text.split("\n"):
+        first, last = line.find("<<"), line.rfind(">>")
+        if 0 <= first < last - 2 and line[first : last + 2].lstrip("<").rstrip(">").strip():
+            return True
+    return False
 
 
 @_check("combination:two_responses")
