@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from glassloop.decode.sampling import Sampling as Sampling
     from glassloop.decode.stage import Step as Step
     from glassloop.decode.stage import stage as stage
+    from glassloop.edit.record import Edit as Edit
     from glassloop.engine.llm import LLM as LLM
     from glassloop.errors import GlassloopError as GlassloopError
     from glassloop.errors import ModelError as ModelError
@@ -35,10 +36,12 @@ if TYPE_CHECKING:
     from glassloop.trace.diff import diff as diff
     from glassloop.trace.run import Run as Run
     from glassloop.trace.store import Store as Store
+    from glassloop.trace.token import TakenBack as TakenBack
     from glassloop.trace.token import Token as Token
 
 _HOMES = {
     "LLM": "glassloop.engine.llm",
+    "Edit": "glassloop.edit.record",
     "Run": "glassloop.trace.run",
     "Store": "glassloop.trace.store",
     "diff": "glassloop.trace.diff",
@@ -47,6 +50,7 @@ _HOMES = {
     "Search": "glassloop.search.search",
     "Solution": "glassloop.search.solution",
     "Verdict": "glassloop.search.verdict",
+    "TakenBack": "glassloop.trace.token",
     "Sampling": "glassloop.decode.sampling",
     "stage": "glassloop.decode.stage",
     "DEFAULT_ORDER": "glassloop.decode.chain",

@@ -40,6 +40,7 @@ GIVEN = {
     "beam": {"n": 4, "keep": 2, "judge": is_lucky},
     "tree": {"n": 7, "verify": is_lucky, "judge": lambda text: len(text) % 5 != 0},
     "budget": {"n": 2, "waits": 2, "thinking": 10},
+    "power": {"n": 2, "alpha": 2.0, "steps": 4},
 }
 
 
@@ -55,7 +56,7 @@ def decided(solution: Solution) -> list[object]:
 
 
 def test_every_method_has_a_case():
-    assert set(GIVEN) == set(METHODS) - {"power"}
+    assert set(GIVEN) == set(METHODS)
 
 
 # ── one search, one answer ─────────────────────────────────────────────────────────────────────────────────
@@ -248,7 +249,7 @@ def test_a_tree_goes_back_to_a_step_and_keeps_what_came_before(tiny):
 def test_an_error_of_every_path_is_raised(tiny):
     with pytest.raises(GlassloopError, match="no token is left"):
         tiny.solve(QUESTION, "vote", sampling=Sampling(allowed_token_ids=(97,), bad_words=("a",)))
-    with pytest.raises(GlassloopError, match="n is 2; a search starts its own paths"):
+    with pytest.raises(GlassloopError, match="n is 2; 1 is expected for the paths of a search"):
         tiny.solve(QUESTION, "vote", sampling=Sampling(n=2))
 
 

@@ -132,7 +132,7 @@ def print_runs(
         if streamed and runs[0].tokens:  # those that a fork has from its parent
             painter.begin("".join([token.text for token in runs[0].tokens]))
         try:
-            for token in llm.follow(request):
+            for token in llm.follow(request, settled=True):
                 if streamed:
                     painter.write(token)
         except KeyboardInterrupt:
@@ -145,7 +145,8 @@ def print_runs(
         print_json(runs[0].to_dict() | others)
     if trace is not None:
         runs[0].save(trace)
-    kept = store and keep(runs)
+    taken_back = [draft for run in runs for draft in run.drafts_taken_back]
+    kept = store and keep([*runs, *taken_back])
     if not json_output:
         print(wrapped(_statistics(llm, runs[0], kept), sys.stderr), file=sys.stderr)
     if interrupted:
@@ -179,6 +180,7 @@ def _statistics(llm: LLM, run: Run, kept: bool) -> str:
         f"first after {run.timings.prefill:.2f} s",
         f"{speed:.1f} tokens/s" if speed else "",
         f"{run.drafts.accepted} drafted" if run.drafts.accepted else "",
+        f"taken back {run.revised} times" if run.revised else "",
         sampling_words(run.sampling, llm.default_sampling),
         f"seed {run.seed}",
         f"run {run.id[:8]}" if kept else "",

@@ -15,6 +15,7 @@ from glassloop.cli import (
     chat,
     compare,
     diff,
+    edit,
     eval,
     explain,
     fork,
@@ -44,6 +45,8 @@ app.command(name="solve")(solve.solve)
 app.command(name="watch")(watch.watch)
 app.command(name="explain")(explain.explain)
 app.command(name="fork")(fork.fork)
+app.command(name="infill")(edit.infill)
+app.command(name="edit")(edit.edit)
 app.command(name="replay")(replay.replay)
 app.command(name="compare")(compare.compare)
 app.command(name="diff")(diff.diff)

@@ -25,6 +25,7 @@ from glassloop.shown import shown
 # The group of each option in `--help`; all others choose tokens.
 _GROUPS = {
     **dict.fromkeys(("seed", "n", "beam_width", "length_penalty", "early_stopping"), SAMPLES),
+    **dict.fromkeys(("revise", "revise_window", "revise_bits"), SAMPLES),
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), PENALTIES),
     **dict.fromkeys(("no_repeat_ngram_size", "dry_multiplier", "dry_base", "dry_allowed_length"), PENALTIES),
     **dict.fromkeys(("max_tokens", "min_tokens", "stop", "stop_token_ids", "include_stop"), STOPPING),

@@ -75,6 +75,11 @@ class Grammar:
         self._length += 1
 
     @property
+    def accepting(self) -> bool:
+        """Whether the text may end here, though something could be added to it."""
+        return bool(self._matcher.is_accepting()) and not self._matcher.is_error()
+
+    @property
     def finished(self) -> bool:
         """Whether the text is complete and nothing can be added to it."""
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()

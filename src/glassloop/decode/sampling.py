@@ -144,6 +144,18 @@ class Sampling:
     stop_on_repetition: int = whole(
         0, 0, help="Stop when the last tokens have been repeated this many times in a row; 0 is off."
     )
+    # Looking back
+    revise: int = whole(
+        0, 0, 64, help="How many times a run may take back its last tokens when they turn out unlikely."
+    )
+    revise_window: int = whole(16, 2, 256, help="The number of last tokens that revise looks at.")
+    revise_bits: float = number(
+        4.0,
+        0,
+        100,
+        above=True,
+        help="Revise if the last tokens have more surprise than this, in bits per token.",
+    )
     # Beams
     beam_width: int = whole(1, 1, 1024, help="The number of beams; 1 is no beam search.")
     length_penalty: float = number(
@@ -248,6 +260,12 @@ def _check_together(sampling: Sampling) -> None:
         raise SamplingError.about("stages", f"has {DEFAULT!r} more than once; once is expected")
     if sampling.n > sampling.beam_width > 1:
         raise wrong("n", sampling.n, f"at most beam_width, {sampling.beam_width},")
+    if sampling.revise and sampling.beam_width > 1:
+        raise SamplingError.about("revise", "is given with beam_width above 1; beams are not taken back")
+    if sampling.revise and sampling.greedy:
+        raise SamplingError.about(
+            "revise", "is given with temperature 0; there is no other luck to go on with"
+        )
     if sampling.min_tokens > sampling.max_tokens:
         raise wrong("min_tokens", sampling.min_tokens, f"at most max_tokens, {sampling.max_tokens},")
 

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
+from glassloop.engine.deadline import Deadline
 from glassloop.engine.request import Listener, Request, draw_seed
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import SamplingError
@@ -17,6 +18,7 @@ from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
 _SHOW_FROM = 8  # prompts, from which on a bar is worth its line
+_LOOK_UP = 0.1  # seconds between two looks at the deadline
 
 
 class Interrupted(KeyboardInterrupt):
@@ -47,9 +49,11 @@ def sampling_of_each(sampling: Sampling | Sequence[Sampling], count: int, same_l
     return [replace(sampling, seed=list_seed(sampling.seed, number)) for number in range(count)]
 
 
-def as_completed(engine: EngineThread, requests: Sequence[Request]) -> Generator[Run, None, None]:
+def as_completed(
+    engine: EngineThread, requests: Sequence[Request], deadline: Deadline | None = None
+) -> Generator[Run, None, None]:
     """Submits requests, a few more at a time than can run, and yields the first run of each when the request
-    has ended. Leaving the iteration early cancels the other requests."""
+    has ended. Leaving the iteration early cancels the other requests; so does the deadline, which raises."""
     ended: SimpleQueue[Request] = SimpleQueue()
     for request in requests:
         request.listener = _listener(request, ended)
@@ -60,11 +64,22 @@ def as_completed(engine: EngineThread, requests: Sequence[Request]) -> Generator
             while submitted < min(done + window, len(requests)):
                 engine.submit(requests[submitted], may_refuse=False)
                 submitted += 1
-            yield ended.get().runs[0]
+            yield _next(ended, deadline).runs[0]
     finally:
         running = [request for request in requests[:submitted] if not request.ended]
         for request in running:
             engine.cancel(request, wait=request is running[-1])  # in order, so this waits for all of them
+
+
+def _next(ended: SimpleQueue[Request], deadline: Deadline | None) -> Request:
+    """Waits for the next request that ends; raises when the deadline comes first."""
+    while deadline is not None:
+        deadline.check()
+        try:
+            return ended.get(timeout=_LOOK_UP)
+        except Empty:
+            continue
+    return ended.get()
 
 
 def complete(engine: EngineThread, requests: Sequence[Request], progress: bool | None) -> None:

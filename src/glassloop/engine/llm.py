@@ -35,6 +35,7 @@ from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
+    from glassloop.edit.record import Edit
     from glassloop.engine.lens import Lenses
     from glassloop.search.solution import Solution
     from glassloop.trace.store import Store
@@ -193,7 +194,8 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0, **options: Any
     ) -> Iterator[Token]:
-        """Yields tokens as they are chosen. Leaving the loop cancels the request."""
+        """Yields tokens as they are chosen. Leaving the loop cancels the request. With `revise`, a
+        `TakenBack` among them says that the last tokens were taken back."""
         chosen = resolve(sampling, options, self.default_sampling)
         return self.follow(self.prepare(prompt, chosen, priority=priority))
 
@@ -271,6 +273,33 @@ class LLM:
         from glassloop.engine.replay import replay_run
 
         return replay_run(self, run, first, strict, deadline)
+
+    # ── editing ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def infill(self, before: str, after: str, tokens: int = 12, **options: Any) -> Edit:
+        """Fills a hole between two texts; `glassloop.edit.infill.infill` describes the options."""
+        from glassloop.edit.infill import infill
+
+        return infill(self, before, after, tokens, **options)
+
+    def rewrite(self, text: str, spans: Any, sampling: Sampling | None = None, **options: Any) -> Edit:
+        """Replaces one or more spans of a text, given by characters: `glassloop.edit.infill.rewrite`."""
+        from glassloop.edit.infill import rewrite
+
+        return rewrite(self, text, spans, sampling, **options)
+
+    def repair(self, text: str | Run, **options: Any) -> Edit:
+        """Replaces the spans of a text that hurt most, or, with `check`, what a verifier does not like:
+        `glassloop.edit.repair.repair`."""
+        from glassloop.edit.repair import repair
+
+        return repair(self, text, **options)
+
+    def sharpen(self, prompt: Prompt | Messages, alpha: float = 4.0, **options: Any) -> Edit:
+        """Draws a text from p^alpha by Metropolis-Hastings: `glassloop.edit.power.sharpen`."""
+        from glassloop.edit.power import sharpen
+
+        return sharpen(self, prompt, alpha, **options)
 
     @cached_property
     def lens(self) -> Lenses:
@@ -389,9 +418,15 @@ class LLM:
     def cancel(self, request: Request) -> None:
         self.engine.cancel(request)
 
-    def follow(self, request: Request) -> Iterator[Token]:
-        """Yields the tokens of a prepared request. Leaving the iteration cancels it."""
-        return follow(self.engine, request)
+    def follow(self, request: Request, *, settled: bool = False) -> Iterator[Token]:
+        """Yields the tokens of a prepared request. Leaving the iteration cancels it. With `settled`, a token
+        comes when it cannot be taken back any more (`Sampling.revise`)."""
+        tokens = follow(self.engine, request)
+        if settled and request.sampling.revise:
+            from glassloop.engine.revise import settled_tokens
+
+            return settled_tokens(tokens, request.sampling.revise_window)
+        return tokens
 
     def afollow(self, request: Request) -> AsyncIterator[Token]:
         return afollow(self.engine, request)

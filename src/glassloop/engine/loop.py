@@ -226,12 +226,23 @@ class Loop:
     def _sample(self, request: Request, run: Run, order: tuple[int, int]) -> Sample:
         decoder = self.decoder(run, run.prompt_ids, request.compiled)
         guesser: Guesser | None = None
+        if run.sampling.revise:
+            return self._revising(request, run, order, decoder)
         if request.drafts and self._draft_model is None:
             guesser = Lookup(self._step_cost, self._recent_runs)
         elif request.drafts and self._draft_model is not None:
             guesser = self._draft_model.guesser(run, decoder, self._step_cost)
         tools = (self.tokenizer, self._pieces, guesser, self._recent_runs, self.scheduler.add)
         return Sample(request, run, order, decoder, *tools)
+
+    def _revising(self, request: Request, run: Run, order: tuple[int, int], decoder: Decoder) -> Sample:
+        from glassloop.engine.revise import Revising
+
+        def decoder_of(run: Run) -> Decoder:
+            return self.decoder(run, run.prompt_ids, request.compiled)
+
+        tools = (decoder, self.tokenizer, self._pieces, None, self._recent_runs, self.scheduler.add)
+        return Revising(request, run, order, *tools, tree=self.tree, decoder_of=decoder_of)
 
     def decoder(
         self, drawn: Run | Past, prompt_ids: Sequence[int], compiled: Compiled | None = None

@@ -14,7 +14,7 @@ from glassloop.decode.stop import Ending, Pause
 from glassloop.engine.task import CANCELLED, Counters
 from glassloop.errors import GlassloopError
 from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.trace.token import TakenBack, Token
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,11 +59,21 @@ class Request:
 
     def tell(self, run: Run, token: Token | None) -> None:
         """Tells the listener of a token, or with None of the end of a run, which is kept then."""
-        if token is None and self.keep is not None:
+        if token is None:
+            self._keep(run)
+        self._inform(run, token)
+
+    def _keep(self, run: Run) -> None:
+        if self.keep is not None:
             try:
                 self.keep(run)
             except Exception:  # the engine's thread serves others too
                 _LOG.exception("run %s could not be kept", run.id)
+
+    def tell_taken_back(self, run: Run, token: TakenBack) -> None:
+        """Tells the listener that the last tokens of a run were taken back. The run, which stays as it is, is
+        kept; `token.run` continues in its place."""
+        self._keep(run)
         self._inform(run, token)
 
     def fail(self, error: Exception) -> None:

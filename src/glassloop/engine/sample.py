@@ -39,29 +39,33 @@ class Sample:
     ) -> None:
         """`queue` hands a sibling to the scheduler."""
         self.request = request
-        self.run = run
         self.order = order
         self.siblings: list[Sample] = []  # the samples that wait for this one to compute their prefix
-        self._decoder = decoder
         self._tokenizer = tokenizer
         self._pieces = pieces
         self._guesser = guesser
         self._guess: list[int] = []
         self._recent_runs = recent_runs
         self._queue = queue
-        self._text = BranchText(request.compiled)
-        conditions = (run.sampling, tokenizer.eos_ids, run.context)
-        pause = request.pause
-        self._stopper = Stopper(*conditions) if pause is None else PausingStopper(*conditions, pause)
-        for token in run.tokens:  # a fork has kept these of its parent
-            decoder.commit(token.id)
-            self._text.feed(token.bytes)
-            self._stopper.after(decoder.history, 0.0)
+        self._restore(run, decoder)
         known = run.prompt_ids + run.token_ids
         self._kept = len(known)  # a fork has the records of these already
         scored = 1 if run.sampling.prompt_logprobs and not run.prompt_tokens else len(known)
         self.branches = [Branch(known + request.forced, scored)]
         self._first: float | None = None  # when the first token was taken
+
+    def _restore(self, run: Run, decoder: Decoder) -> None:
+        """Takes up a run with the tokens that it has: a fork has kept these of its parent."""
+        self.run = run
+        self._decoder = decoder
+        self._text = BranchText(self.request.compiled)
+        conditions = (run.sampling, self._tokenizer.eos_ids, run.context)
+        pause = self.request.pause
+        self._stopper = Stopper(*conditions) if pause is None else PausingStopper(*conditions, pause)
+        for token in run.tokens:
+            decoder.commit(token.id)
+            self._text.feed(token.bytes)
+            self._stopper.after(decoder.history, 0.0)
 
     @property
     def branch(self) -> Branch:

@@ -25,7 +25,7 @@ from glassloop.server.operation.bodies import Bodies
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.metrics import Metrics
 from glassloop.server.operation.settings import Settings, public_name
-from glassloop.server.operation.workers import Pools
+from glassloop.server.operation.workers import Pools, Workers
 from glassloop.server.options import Body, make_sampling
 from glassloop.server.runs.index import RunIndex
 from glassloop.server.runs.state import Event, Hub, RunState, TreeState
@@ -33,7 +33,7 @@ from glassloop.server.runs.storage import RunStorage
 from glassloop.server.streaming import unless_gone
 from glassloop.trace.messages import Message
 from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.trace.token import TakenBack, Token
 
 T = TypeVar("T")
 _VLLM = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
@@ -161,13 +161,15 @@ class Service:
             pool = pools.short if _RENDERED.isdisjoint(given) else pools.chat
         return await unless_gone(request.receive, pool.run(function, *args))
 
-    async def read_model(self, request: HTTPRequest, function: Callable[[Deadline], T]) -> T:
+    async def read_model(
+        self, request: HTTPRequest, function: Callable[[Deadline], T], pool: Workers | None = None
+    ) -> T:
         """Returns what a function reads from the model on a thread, within the server's timeout. It ends
-        early when the client disconnects and when the server shuts down."""
+        early when the client disconnects and when the server shuts down. `pool` has the thread."""
         deadline = Deadline(self.settings.timeout, "the request")
         self._deadlines.add(deadline)
         try:
-            return await unless_gone(request.receive, self.pools.reading.run(function, deadline))
+            return await unless_gone(request.receive, (pool or self.pools.reading).run(function, deadline))
         except GlassloopError:
             if self.draining:
                 raise shutting_down() from None
@@ -246,7 +248,17 @@ class Service:
             if state.limit is not None and len(run.tokens) >= state.limit:
                 self.llm.cancel(request)
 
-        request.listener = listen
+        def listen_back(run: Run, token: Token | None) -> None:
+            """Listens to runs that may take tokens back: another run then continues."""
+            if isinstance(token, TakenBack):
+                old = by_run[id(run)]
+                made = by_run[id(token.run)] = RunState(token.run, old.tree, old.name)
+                made.limit, old.heir = old.limit, made
+                hub.put(old, token)
+            else:
+                listen(run, token)
+
+        request.listener = listen_back if request.sampling.revise else listen
         self.llm.submit(request)
         for state in states:
             state.request = request
@@ -255,6 +267,9 @@ class Service:
 
     def _deliver(self, state: RunState, token: Token | None) -> None:
         """Adds a token, or with None the end of a run, to the events of its tree."""
+        if isinstance(token, TakenBack):
+            self._hand_over(state, token)
+            return
         if token is not None:
             state.tree.add(Event("token", state, state.sent, token))
             state.sent += 1
@@ -265,8 +280,19 @@ class Service:
         self.log.run(run)
         self.runs.ended(state)
 
+    def _hand_over(self, state: RunState, token: TakenBack) -> None:
+        """Ends a run whose last tokens were taken back; the run that continues is one more of its tree."""
+        made = state.successor = state.heir
+        assert made is not None
+        made.request, made.users = state.request, state.users
+        state.tree.add(Event("taken_back", state, token.to, token))
+        self.runs.add(made)
+        made.tree.add(Event("run", made, made.sent, None))
+        self._deliver(state, None)
+
     def cancel(self, states: Sequence[RunState]) -> None:
-        for request in {state.request for state in states if state.request is not None}:
+        running = [state.latest for state in states]
+        for request in {state.request for state in running if state.request is not None}:
             self.llm.cancel(request)
 
     def end_all(self) -> None:
@@ -301,8 +327,11 @@ class Service:
 
     def release(self, states: Sequence[RunState]) -> None:
         self.cancel(states)
-        for state in states:
-            state.users -= 1
+        for each in states:
+            state: RunState | None = each
+            while state is not None:
+                state.users -= 1
+                state = state.successor
         self.runs.trim()
 
     async def finish(self, requests: Sequence[Request], **options: Any) -> None:
@@ -312,7 +341,7 @@ class Service:
             async for _ in self.events(states):
                 pass
             runs = {run for request in requests for run in request.runs}
-            for state in states:
+            for state in [each.latest for each in states]:
                 if state.run in runs:  # a beam search may have found fewer texts
                     self.raise_if_failed(state)
         finally:
@@ -322,14 +351,20 @@ class Service:
         self, states: Sequence[RunState], keep_alive: float | None = None
     ) -> AsyncGenerator[Event | None, None]:
         """Yields tokens and ends of runs that were started together, and None when nothing has come for
-        `keep_alive` seconds."""
+        `keep_alive` seconds. If tokens of a run are taken back, this event comes instead of its end, and what
+        comes next is from its successor."""
 
         def over() -> bool:
-            return all(state.request is None for state in states)
+            return all(state.latest.request is None for state in states)
 
         own = set(states)
         async for _, event in states[0].tree.follow(0, over, keep_alive):
-            if event is None or (event.kind != "run" and event.state in own):
+            if event is None:
+                yield event
+            elif event.kind != "run" and event.state in own:
+                if event.kind == "taken_back" and event.state.successor is not None:
+                    own.discard(event.state)
+                    own.add(event.state.successor)
                 yield event
 
     def raise_if_failed(self, state: RunState) -> None:

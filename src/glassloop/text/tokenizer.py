@@ -104,6 +104,11 @@ class Tokenizer:
             ids = self._spell_out_special(ids)
         return [*self._parts.before, *ids, *self._parts.after] if add_special else ids
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Returns the token ids of plain text that continues other text: without BOS and EOS, without a space
+        that the vocabulary would put in front of it, and never a special token."""
+        return self._spell_out_special(self._encode("bare", text)) if text else []
+
     def encode_bytes(self, data: bytes) -> list[int]:
         """Returns the token ids of any bytes as plain text; `decode_bytes` is the inverse."""
         ids: list[int] = []

@@ -16,7 +16,17 @@ from glassloop.trace.token import Token
 _IGNORED = {"seed", "n", "logprobs", "prompt_logprobs", "timeout"}
 # Causes that cannot be tried by explaining one token: how runs end, beam search, the op set, the salt.
 _UNTRIED = {"max_tokens", "stop", "include_stop", "stop_on_repetition", "ignore_eos"}
-_UNTRIED |= {"beam_width", "length_penalty", "early_stopping", "ops", "salt", "plugin"}
+_UNTRIED |= {
+    "revise",
+    "revise_window",
+    "revise_bits",
+    "beam_width",
+    "length_penalty",
+    "early_stopping",
+    "ops",
+    "salt",
+    "plugin",
+}
 
 
 @dataclass(frozen=True)

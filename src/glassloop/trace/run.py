@@ -124,7 +124,9 @@ class Run:
     samples: list[Run] = field(default_factory=list, repr=False)  # all of them, this one included
     parent: str | None = None  # the id of the run that this one was forked from
     fork_at: int | None = None  # how many of its parent's tokens were kept
-    reason: str | None = None  # why: sampled (other luck or options), forced (a token), edited, rewound
+    # Why: sampled (other luck or options), forced (a token), edited, rewound, revised (it was taken back).
+    reason: str | None = None
+    revised: int = 0  # how many times it was taken back so far
     past: tuple[Past, ...] = field(default=(), repr=False)
     prompt_tokens: list[Token] = field(default_factory=list, repr=False)  # from the second, if asked for
     tokens: list[Token] = field(default_factory=list, repr=False)
@@ -224,6 +226,25 @@ class Run:
         made.samples, made.beams, made.forks, made.children = [made], [], {}, []
         made.timings, made.drafts, made.search = Timings(), Drafts(), None
         made.descend(self, at, "rewound")
+        return made
+
+    def revise(self, at: int, salt: int) -> Run:
+        """Returns a fork with the first `at` tokens that continues in the place of this run, which was taken
+        back, with other luck."""
+        made = replace(self, id=os.urandom(8).hex(), created=time.time(), salt=salt, tokens=self.tokens[:at])
+        made.children, made.forks, made.beams = [], {}, []
+        made.timings, made.drafts = replace(self.timings), Drafts()
+        made.revised = self.revised + 1
+        made.descend(self, at, "revised")
+        return made
+
+    @property
+    def drafts_taken_back(self) -> list[Run]:
+        """The runs that were taken back until this one was left, the last one first."""
+        made, run = list[Run](), self
+        while run.reason == "revised" and run.above is not None:
+            run = run.above
+            made.append(run)
         return made
 
     def replay(self, llm: Maker | None = None, *, first: int = 0, strict: bool = True) -> Verdict:

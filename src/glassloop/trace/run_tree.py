@@ -23,11 +23,9 @@ class RunTree:
     @classmethod
     def of(cls, run: Run) -> RunTree:
         """Returns the tree that a run belongs to, as far as its runs are linked."""
-        first = run
-        while first.above is not None:
-            first = first.above
+        first = _first(run)
         # A sample that is a fork of another is below that one already.
-        samples = tuple(run for run in first.samples if run.above is None)
+        samples = tuple(dict.fromkeys(map(_first, first.samples)))
         return cls(samples if first in samples else (first,))
 
     def __iter__(self) -> Iterator[Run]:
@@ -57,6 +55,13 @@ class RunTree:
 
     def __str__(self) -> str:
         return "\n".join(branch + run_line(run) for branch, run in self.drawn())
+
+
+def _first(run: Run) -> Run:
+    """Returns the run without a parent that a run descends from."""
+    while run.above is not None:
+        run = run.above
+    return run
 
 
 def link(runs: Sequence[Run], samples: Sequence[Sequence[str]]) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from glassloop.decode.chosen import RECORD, Chosen
+
+if TYPE_CHECKING:
+    from glassloop.trace.run import Run
 
 # Where a token came from: drawn or argmax, given by the caller, a draft that was accepted, a beam search.
 Source = Literal["sampled", "forced", "draft", "beam"]
@@ -138,6 +141,19 @@ class Token:
 
     def __repr__(self) -> str:
         return f"Token({self.id}, {self.piece!r}, logprob={self.logprob:.4f}, rank={self.rank})"
+
+
+class TakenBack(Token):
+    """An event of a stream: the last tokens of its sample were taken back. Its numbers are those of the first
+    of them, and its text is empty. It is never part of a run."""
+
+    __slots__ = ("run", "taken", "to")
+
+    def __init__(self, first: Token, run: Run, to: int, taken: int) -> None:
+        super().__init__(first.chosen, "", b"", first._pieces, first.source, first.seconds, first.sample)
+        self.run = run  # the fork that continues
+        self.to = to  # how many tokens of the answer are left
+        self.taken = taken  # how many were taken back
 
 
 # The numbers of a choice that a token shows, in the order above.

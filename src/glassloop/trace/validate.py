@@ -30,7 +30,7 @@ _MOST_SAMPLES = 1024  # as many as `Sampling.n` allows
 _LARGEST = 1e308  # of any number, so that it fits a float64
 _MOST_MESSAGES = 10_000  # of a conversation, and parts of one message
 _MOST_CONVERSATION = 2 << 20  # characters of a conversation as JSON
-_LATER = ("refused", "plugins", "messages", "search")  # fields that older files do not have
+_LATER = ("refused", "plugins", "messages", "search", "revised")  # fields that older files do not have
 
 _MODEL_HASH = re.compile(r"([0-9a-f]{64}(\+[a-z0-9_]{1,16})?)?")
 _POSITION = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -332,7 +332,8 @@ FIELDS: dict[str, Check] = {
     "sample": _whole(0, _MOST_SAMPLES - 1),
     "parent": _optional(_id),
     "fork_at": _optional(_count),
-    "reason": _one_of("sampled", "forced", "edited", "rewound", None),
+    "reason": _one_of("sampled", "forced", "edited", "rewound", "revised", None),
+    "revised": _count,
     "tail": _text(),
     "finish_reason": _one_of("stop", "length", "timeout", "repetition", "cancelled", "error", None),
     "stop_reason": _optional(_text()),

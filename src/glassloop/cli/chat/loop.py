@@ -77,12 +77,14 @@ class Chat:
         if run.tokens:
             self._painter.begin("".join([token.text for token in run.tokens]))
         try:
-            with no_echo(), closing(self.talk.llm.follow(request)) as tokens:  # type: ignore[type-var]
+            answer = self.talk.llm.follow(request, settled=True)
+            with no_echo(), closing(answer) as tokens:  # type: ignore[type-var]
                 for token in tokens:
                     self._painter.write(token)
         except KeyboardInterrupt:
             stopped = True
         finally:
+            run = request.runs[0]  # another one, if tokens were taken back
             if run.tokens or stopped:
                 self._painter.end(run)
         if not run.tokens:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.request import Request
+from glassloop.engine.revise import Held
 from glassloop.errors import SamplingError
 from glassloop.server.errors import APIError, as_api_error, invalid
 from glassloop.server.fields import many
@@ -83,6 +84,11 @@ class Generation(ABC):
 
     async def _chunks(self, states: list[RunState]) -> AsyncGenerator[bytes, None]:
         places = {state: index for index, state in enumerate(states)}
+        held = {
+            index: Held(state.run.sampling.revise_window)
+            for state, index in places.items()
+            if state.run.sampling.revise
+        }
         try:
             if chunk := self.begin([state.run for state in states]):
                 yield chunk
@@ -91,12 +97,17 @@ class Generation(ABC):
                     yield STILL_HERE
                     continue
                 state = event.state
+                if event.kind == "taken_back" and state.successor is not None:
+                    places[state.successor] = places[state]
+                index = places[state]
                 if event.token is not None:
-                    chunk = self.token(places[state], state.run, event.token)
+                    settled = held[index].add(event.token) if held else [event.token]
+                    chunk = b"".join([self.token(index, state.run, token) for token in settled])
                 else:
                     self.service.raise_if_failed(state)
-                    is_answered = state.run in self.runs
-                    chunk = self.end(places[state], state.run) if is_answered else b""
+                    rest = held[index].rest() if held else []
+                    chunk = b"".join([self.token(index, state.run, token) for token in rest])
+                    chunk += self.end(index, state.run) if state.run in self.runs else b""
                 if chunk:
                     yield chunk
             yield await self.finish()

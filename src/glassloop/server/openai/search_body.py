@@ -36,6 +36,7 @@ MethodName = Literal[
     "beam",
     "tree",
     "budget",
+    "power",
     "greedy",
     "majority",
     "best_of",

@@ -40,7 +40,13 @@ The same as data: <a href="/openapi.json">openapi.json</a>. The page where each 
 </body>
 </html>
 """
-_GROUPS = {"OpenAI": "OpenAI's protocol", "tokens": "Tokens", "runs": "Runs", "": "Operation"}
+_GROUPS = {
+    "OpenAI": "OpenAI's protocol",
+    "tokens": "Tokens",
+    "runs": "Runs",
+    "edits": "Edits",
+    "": "Operation",
+}
 _FILES = {"/docs.js": "text/javascript", "/docs.css": "text/css"}
 
 

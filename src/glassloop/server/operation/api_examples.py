@@ -115,7 +115,9 @@ EXAMPLES = {
     "GET /api/runs/{id}": Example(
         "Returns a run with every token and its alternatives.", query="alternatives=3"
     ),
-    "GET /api/runs/{id}/search": Example("Returns the search that a run is a path of, with all paths and decisions."),
+    "GET /api/runs/{id}/search": Example(
+        "Returns the search that a run is a path of, with all paths and decisions."
+    ),
     "GET /api/runs/{id}/events": Example("Streams the tokens of a run as they are generated."),
     "GET /api/trees/{id}/events": Example(
         "Streams the events of all runs of a tree; with close=true until none is active.",
@@ -147,6 +149,22 @@ EXAMPLES = {
     "GET /api/runs/{id}/export": Example("Returns a run as a .glass file."),
     "POST /api/runs/import": Example("Takes in the first run of a .glass file.", is_file=True),
     "DELETE /api/runs/{id}": Example("Deletes a run, from the store too."),
+    "POST /api/edits/infill": Example(
+        "Fills a hole between two texts, chosen by its own probability and that of what follows.",
+        {"before": _START, "after": ", on the river Seine.", "tokens": 1, "candidates": 4},
+    ),
+    "POST /api/edits/rewrite": Example(
+        "Replaces spans of a text, given by characters.",
+        {"text": "The sea is green today.", "spans": [[10, 16]], "candidates": 4},
+    ),
+    "POST /api/edits/repair": Example(
+        "Replaces what is surprising from both sides, until nothing pays or the budget is spent.",
+        {"text": "Paris is the capital banana France.", "budget": 300, "candidates": 2, "tokens": 2},
+    ),
+    "POST /api/edits/sharpen": Example(
+        "Draws a text from the model's distribution raised to a power.",
+        {"prompt": _START, "alpha": 4.0, "steps": 2, "sampling": {"max_tokens": 6, "temperature": 0.25}},
+    ),
     "GET /api/info": Example("Describes the model, its limits and every option."),
     "GET /health": Example("Says whether the server accepts requests."),
     "GET /metrics": Example("Returns counters and times in the format of Prometheus."),

@@ -382,6 +382,9 @@ def _beams(service: Service, state: RunState) -> Iterator[dict[str, Any]]:
 def event_shape(service: Service, number: int, event: Event) -> dict[str, Any]:
     state = event.state
     made: dict[str, Any] = {"seq": number, "run": state.run.id}
+    if event.kind == "taken_back":
+        made_by = state.successor
+        return {**made, "to": event.place, "continued_by": None if made_by is None else made_by.run.id}
     if event.token is None:
         return {**made, "summary": summary(service, state)}
     parent, node = _nodes(state, event.place)

@@ -22,9 +22,9 @@ ELSEWHERE = "elsewhere"  # the status of a run that another server computes now
 
 
 class Event(NamedTuple):
-    kind: Literal["run", "token", "end"]
+    kind: Literal["run", "token", "taken_back", "end"]
     state: RunState
-    place: int  # of the token in its run
+    place: int  # of the token in its run; of a taken_back event, how many tokens are left
     token: Token | None
 
 
@@ -42,10 +42,22 @@ class RunState:
         self.is_elsewhere = False  # another server computes it now
         self.model: str | None = None  # its model as it is recorded, where that is a path
         self.users = 0  # HTTP requests that still need it
+        # The run in its place, once its last tokens were taken back. The engine's thread sets the first, the
+        # event loop the second when it hears of it.
+        self.heir: RunState | None = None
+        self.successor: RunState | None = None
         self.root: str | None = None  # the node of its prompt
         self.nodes: list[str] = []  # of its tokens, as far as they are computed
         self.prompt: str | None = None  # the decoded prompt, once it was asked for
         self.title: str | None = None  # the same of its title
+
+    @property
+    def latest(self) -> RunState:
+        """The run that is in the place of this one now: itself, unless tokens were taken back."""
+        state = self
+        while state.successor is not None:
+            state = state.successor
+        return state
 
     @property
     def status(self) -> str:

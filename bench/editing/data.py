@@ -1,0 +1,92 @@
+"""What the experiments share: paragraphs of books, results that can be continued, paired statistics."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from math import erfc, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BOOKS = Path("../shared/data/standardebooks-17.jsonl.xz")
+
+
+def paragraphs(books: Path, count: int, least: int, most: int) -> list[dict[str, str]]:
+    """Returns paragraphs of so many characters, spread over all books, in an order that depends on nothing
+    but their text: one book after the other, and within a book by the hash of the paragraph."""
+    by_book: list[list[dict[str, str]]] = []
+    with lzma.open(books, "rt", encoding="utf-8") as file:
+        for line in file:
+            book = json.loads(line)
+            found = [part.strip() for part in book["text"].split("\n\n")]
+            fitting = [" ".join(part.split()) for part in found if least <= len(part) <= most]
+            fitting.sort(key=lambda part: sha256(part.encode()).digest())
+            by_book.append([{"book": book["book"], "text": part} for part in fitting])
+    made = []
+    for rank in range(max(map(len, by_book))):
+        made += [parts[rank] for parts in by_book if rank < len(parts)]
+    return made[:count]
+
+
+class Results:
+    """A file of JSON lines, by the number of the item. What it has is not computed again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.rows: dict[int, dict[str, Any]] = {}
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    row = json.loads(line)
+                except ValueError:  # the last line of a run that was killed
+                    continue
+                self.rows[row["item"]] = row
+
+    def missing(self, items: Sequence[int]) -> Iterator[int]:
+        for item in items:
+            if item not in self.rows:
+                yield item
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows[row["item"]] = row
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def paired(better: Sequence[float], worse: Sequence[float], seed: int = 0) -> dict[str, float]:
+    """Compares two measurements of the same items: the mean of better - worse, its standard error, the
+    interval of 95 % by bootstrap, and two-sided p-values of the t-test (normal for this many) and of random
+    signs."""
+    differences = np.array(better, float) - np.array(worse, float)
+    count, mean = len(differences), float(differences.mean())
+    error = float(differences.std(ddof=1)) / sqrt(count)
+    rng = np.random.default_rng(seed)
+    means = differences[rng.integers(0, count, (10_000, count))].mean(axis=1)
+    signs = rng.choice([-1.0, 1.0], (20_000, count))
+    beyond = int((np.abs((signs * differences).mean(axis=1)) >= abs(mean) - 1e-15).sum())
+    low, high = np.quantile(means, [0.025, 0.975])
+    return {
+        "items": count,
+        "mean": mean,
+        "standard_error": error,
+        "low": float(low),
+        "high": float(high),
+        "p_t": erfc(abs(mean / error) / sqrt(2)) if error else 1.0,
+        "p_signs": (beyond + 1) / 20_001,
+    }
+
+
+def repetition(words: Sequence[str]) -> tuple[float, float]:
+    """Returns rep-4, the share of 4-grams that have occurred before, and distinct-3, the share of different
+    3-grams among all."""
+
+    def share(length: int) -> float:
+        grams = [tuple(words[i : i + length]) for i in range(len(words) - length + 1)]
+        return len(set(grams)) / len(grams) if grams else 1.0
+
+    return 1 - share(4), share(3)

@@ -1,0 +1,290 @@
+"""`glassloop infill` and `glassloop edit`: text that is filled in, rewritten or repaired, with the bits of
+each change. In a pipe, stdout has the text alone; on a terminal, what went and what came are in colours.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from glassloop.cli.generate import OneJson
+from glassloop.cli.help import INPUT, OUTPUT
+from glassloop.cli.options import (
+    DEFAULT_MODEL,
+    Colors,
+    KVMemory,
+    Model,
+    Ops,
+    Plugins,
+    given,
+    load_plugins,
+    read_text,
+    takes_sampling,
+)
+from glassloop.cli.terminal import Color, dim, has_colours, print_json, set_color, visible, wrapped
+from glassloop.errors import GlassloopError, TextError
+
+if TYPE_CHECKING:
+    from glassloop.decode.sampling import Sampling
+    from glassloop.edit.record import Edit
+
+_MOST_TEXT = 4 << 20  # bytes of a file
+_SPAN = re.compile(r"(\d{1,9}):(\d{1,9})")
+_REMOVED, _ADDED, _END = "\x1b[31;9m", "\x1b[32;1m", "\x1b[0m"
+
+
+class Method(StrEnum):
+    RERANK = "rerank"
+    METROPOLIS = "metropolis"
+
+
+_TokensOfHole = Annotated[
+    int, typer.Option("--tokens", metavar="N", help="The length of the hole.", rich_help_panel=INPUT)
+]
+_Candidates = Annotated[
+    int,
+    typer.Option("--candidates", metavar="N", help="How many replacements to draw.", rich_help_panel=INPUT),
+]
+_Method = Annotated[
+    Method,
+    typer.Option(
+        "--method",
+        metavar="METHOD",
+        help="rerank takes the likeliest, with what follows; metropolis draws one by its probability given"
+        " both sides.",
+        rich_help_panel=INPUT,
+    ),
+]
+_Window = Annotated[
+    int,
+    typer.Option("--window", metavar="N", help="How many tokens after a span count.", rich_help_panel=INPUT),
+]
+_Record = Annotated[
+    Path | None,
+    typer.Option(
+        "--record", metavar="FILE", help="Save the record of the edit as JSON.", rich_help_panel=OUTPUT
+    ),
+]
+_All = Annotated[bool, typer.Option("--all", help="List refused proposals too.", rich_help_panel=OUTPUT)]
+
+
+def infill(
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help="The text before the hole.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="The text after it.")],
+    tokens: _TokensOfHole = 12,
+    candidates: _Candidates = 16,
+    method: _Method = Method.RERANK,
+    window: _Window = 32,
+    every: _All = False,
+    record: _Record = None,
+    model: Model = DEFAULT_MODEL,
+    json_output: OneJson = False,
+    color: Colors = Color.AUTO,
+    ops: Ops = None,
+    kv_memory: KVMemory = None,
+    plugin: Plugins = None,
+    **options: Any,
+) -> None:
+    """Fill a hole between two texts with what suits both sides."""
+    from glassloop.cli.kept import load
+
+    set_color(color)
+    load_plugins(plugin)
+    sampling = _sampling(options)
+    llm = load(model, ops, kv_memory)
+    edit = llm.infill(
+        before, after, tokens, candidates=candidates, method=method.value, window=window, sampling=sampling
+    )
+    _print(edit, json_output, every, record)
+
+
+def edit(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The text to edit; '-' reads it from stdin.")],
+    span: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--span",
+            metavar="A:B",
+            help="Rewrite the characters from A to B, counted from 0; may be repeated. Without it, what is"
+            " surprising is repaired.",
+            show_default=False,
+            rich_help_panel=INPUT,
+        ),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt",
+            metavar="TEXT",
+            help="What comes before the text; it is not edited.",
+            rich_help_panel=INPUT,
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens",
+            metavar="N",
+            help="The length of a replacement; by default that of a span, or 6 where the text is repaired.",
+            rich_help_panel=INPUT,
+        ),
+    ] = None,
+    candidates: _Candidates = 8,
+    method: _Method = Method.RERANK,
+    window: _Window = 16,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            "--budget",
+            metavar="N",
+            help="Stop repairing after so many tokens were computed; by default 40 for each of the text.",
+            rich_help_panel=INPUT,
+        ),
+    ] = None,
+    least_gain: Annotated[
+        float,
+        typer.Option(
+            "--least-gain",
+            metavar="BITS",
+            help="Repair only what saves at least so many bits.",
+            rich_help_panel=INPUT,
+        ),
+    ] = 3.0,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the edited text to this file.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    every: _All = False,
+    record: _Record = None,
+    model: Model = DEFAULT_MODEL,
+    json_output: OneJson = False,
+    color: Colors = Color.AUTO,
+    ops: Ops = None,
+    kv_memory: KVMemory = None,
+    plugin: Plugins = None,
+    **options: Any,
+) -> None:
+    """Repair a text where it is surprising from both sides, or rewrite spans of it."""
+    from glassloop.cli.kept import load
+    from glassloop.files import write_text
+
+    set_color(color)
+    load_plugins(plugin)
+    sampling = _sampling(options)
+    spans = [_span(each) for each in span or ()]
+    text = _read(file)
+    llm = load(model, ops, kv_memory)
+    if spans:
+        if prompt is not None or budget is not None:
+            raise GlassloopError("--prompt and --budget are for repairing; with --span they are not expected")
+        made = llm.rewrite(
+            text,
+            spans,
+            sampling,
+            tokens=tokens,
+            candidates=candidates,
+            method=method.value,
+            window=window,
+        )
+    else:
+        made = llm.repair(
+            text,
+            prompt=prompt,
+            budget=budget,
+            candidates=candidates,
+            tokens=6 if tokens is None else tokens,
+            window=window,
+            least_gain=least_gain,
+            sampling=sampling,
+        )
+    if output is not None:
+        write_text(output, made.text)
+    _print(made, json_output, every, record)
+
+
+takes_sampling(infill, prefix="Options of the draws", unset=True)
+takes_sampling(edit, prefix="Options of the draws", unset=True)
+
+
+def _sampling(options: dict[str, Any]) -> Sampling:
+    from glassloop.decode.defaults import with_defaults
+    from glassloop.edit.infill import DRAWN
+
+    return with_defaults(given(options), DRAWN)
+
+
+def _span(text: str) -> tuple[int, int]:
+    found = _SPAN.fullmatch(text)
+    if found is None:
+        raise GlassloopError.about("--span", f"is {text[:80]!r}; A:B is expected, such as 10:25")
+    return int(found[1]), int(found[2])
+
+
+def _read(file: str) -> str:
+    from glassloop.files import read_at_most
+
+    if file == "-":
+        return read_text("-")
+    data = read_at_most(Path(file), _MOST_TEXT, TextError)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TextError(f"{file}: is not UTF-8 text: byte {error.start}") from None
+
+
+def _print(edit: Edit, json_output: bool, every: bool, record: Path | None) -> None:
+    if record is not None:
+        edit.save(record)
+    if json_output:
+        print_json(edit.to_dict())
+        return
+    if has_colours():
+        print(wrapped(visible_diff(edit)))
+    else:
+        print(visible(edit.text))
+    for each in edit.proposals:
+        if each.accepted or every:
+            mark = "+" if each.accepted else "-"
+            change = f"{mark} {visible(repr(each.old_text))} → {visible(repr(each.text))}"
+            line = f"{change}: {_coloured(each.line, each.accepted)}"
+            print(wrapped(line, sys.stderr), file=sys.stderr)
+    accepted, count = len(edit.accepted), len(edit.proposals)
+    parts = [
+        edit.model,
+        f"{accepted} of {count} proposals accepted",
+        f"{edit.sampled} tokens drawn, {edit.scored} scored",
+        f"seed {edit.seed}",
+    ]
+    print(wrapped(dim(visible(" · ".join(parts), newlines=False), sys.stderr), sys.stderr), file=sys.stderr)
+
+
+def _coloured(line: str, accepted: bool) -> str:
+    if not has_colours(sys.stderr):
+        return line
+    return f"\x1b[32m{line}{_END}" if accepted else dim(line, sys.stderr)
+
+
+def visible_diff(edit: Edit) -> str:
+    """Returns the text with what went struck out in red and what came in green."""
+    from difflib import SequenceMatcher
+
+    old, new = (re.findall(r"\s*\S+|\s+$", text) for text in (edit.before, edit.text))
+    made = []
+    for kind, i1, i2, j1, j2 in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        gone, come = visible("".join(old[i1:i2])), visible("".join(new[j1:j2]))
+        if kind == "equal":
+            made.append(come)
+            continue
+        made += [f"{_REMOVED}{gone}{_END}"] * bool(gone) + [f"{_ADDED}{come}{_END}"] * bool(come)
+    return "".join(made)

@@ -1,0 +1,180 @@
+"""Power sampling: text from the distribution p^alpha, without training.
+
+Sampling at temperature 1/alpha sharpens each choice by itself; p^alpha sharpens the probability of the text
+as a whole, so a likely word that leads to unlikely text loses. Metropolis–Hastings samples from it: a place
+of the text is chosen, the rest is drawn anew from there by the model, and the new text is accepted with a
+probability that makes p^alpha the limit (docs/editing.md has the arithmetic).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from math import log
+from typing import TYPE_CHECKING, Any
+
+from glassloop.decode.compiled import Compiled
+from glassloop.decode.luck import list_seed
+from glassloop.decode.sampling import Sampling
+from glassloop.edit.accept import ended, logprob, metropolis, suffix_ratio
+from glassloop.edit.bounds import check_count, check_number
+from glassloop.edit.proposal import Proposal, Work, complete_all
+from glassloop.edit.record import Edit
+from glassloop.engine.deadline import Deadline
+from glassloop.engine.request import Request, draw_seed
+from glassloop.errors import GlassloopError, SamplingError
+from glassloop.trace.run import Run
+
+if TYPE_CHECKING:
+    from glassloop.engine.llm import LLM
+
+MOST_STEPS = 10_000
+
+
+def sharpen(
+    llm: LLM,
+    prompt: Any,
+    alpha: float = 4.0,
+    *,
+    steps: int = 10,
+    block: int | None = None,
+    sampling: Sampling | None = None,
+    deadline: Deadline | None = None,
+) -> Edit:
+    """Draws a text from p^alpha; `sharpen_all` describes the options."""
+    return sharpen_all(
+        llm, [prompt], alpha, steps=steps, block=block, sampling=sampling, deadline=deadline, same_seed=True
+    )[0]
+
+
+def sharpen_all(
+    llm: LLM,
+    prompts: Sequence[Any],
+    alpha: float = 4.0,
+    *,
+    steps: int = 10,
+    block: int | None = None,
+    sampling: Sampling | None = None,
+    deadline: Deadline | None = None,
+    same_seed: bool = False,
+) -> list[Edit]:
+    """Draws one text from p^alpha for each prompt, by chains that advance together: each step of all of them
+    is one batch. The same prompt several times gives independent chains.
+
+    A prompt is a text, token ids, or a conversation. `sampling` says how proposals are drawn; by default at
+    temperature 1/alpha. Stages that remove tokens restrict the result to what they can draw. `steps` is the
+    number of proposals. With `block`, the text grows by so many tokens at a time, with that many steps each
+    time, which reaches likely texts sooner.
+    """
+    check_number("alpha", alpha, 0.01, 100)
+    check_count("steps", steps, 0, MOST_STEPS)
+    if block is not None:
+        check_count("block", block, 1, 1 << 20)
+    options = _options(sampling, alpha)
+    seed = draw_seed() if options.seed is None else options.seed
+    chains: list[Generator[Request, None, Edit]] = []
+    for number, prompt in enumerate(prompts):
+        own = seed if same_seed else list_seed(seed, number)
+        chains.append(_chain(llm, prompt, replace(options, seed=own), alpha, steps, block))
+    made: dict[int, Edit] = {}
+    while len(made) < len(chains):
+        requests = []
+        for number, chain in enumerate(chains):
+            if number not in made:
+                try:
+                    requests.append(next(chain))
+                except StopIteration as end:
+                    made[number] = end.value
+        complete_all(llm, requests, deadline)
+    return [made[number] for number in range(len(chains))]
+
+
+def _options(sampling: Sampling | None, alpha: float) -> Sampling:
+    if sampling is None:
+        return Sampling(temperature=1 / alpha)
+    for name in ("n", "beam_width"):
+        if getattr(sampling, name) > 1:
+            raise SamplingError.about(name, "is above 1; power sampling draws one text, so 1 is expected")
+    if sampling.greedy:
+        raise SamplingError.about(
+            "temperature", "is 0; power sampling draws, so a number above 0 is expected"
+        )
+    return sampling
+
+
+def _chain(
+    llm: LLM, prompt: Any, sampling: Sampling, alpha: float, steps: int, block: int | None
+) -> Generator[Request, None, Edit]:
+    """Yields the requests of one chain, each of which has to be completed before the next, and returns the
+    result."""
+    assert sampling.seed is not None
+    work = Work(llm, sampling.seed)
+    length = min(block or sampling.max_tokens, sampling.max_tokens)
+    request = _prepare(llm, prompt, replace(sampling, max_tokens=length))
+    built = request.compiled
+    yield request
+    draft = current = _checked(request.runs[0])
+    work.sampled += len(ended(current))
+    proposals: list[Proposal] = []
+    while True:
+        for step in range(len(proposals), len(proposals) + steps):
+            at = work.dice.below(len(ended(current)), step, 1)
+            request = fork(llm, current, at, work.dice.salt(step, 0), built)
+            yield request
+            new = _checked(request.runs[0])
+            work.sampled += len(ended(new)) - at
+            proposal = suffix_proposal(step, 0, current, new, at)
+            proposal.seconds = work.seconds
+            proposals.append(proposal)
+            if metropolis(proposal, suffix_ratio(current, new, at, alpha), work.dice.coin(step)):
+                current = new
+        full = (current.finish_reason, current.stop_reason) == ("length", "max_tokens")
+        if not full or length >= sampling.max_tokens or block is None:
+            break
+        length = min(length + block, sampling.max_tokens)
+        built = llm.compile(replace(sampling, max_tokens=length))
+        request = fork(llm, current, len(current.tokens), current.salt, built)
+        yield request
+        work.sampled += len(ended(request.runs[0])) - len(current.tokens)
+        current = _checked(request.runs[0])
+    given = {"alpha": float(alpha), "steps": steps, "block": block, "sampling": sampling.to_dict()}
+    return Edit.of(
+        work, "sharpen", current.prompt_ids, draft, current, proposals, given, (0, len(current.text))
+    )
+
+
+def _prepare(llm: LLM, prompt: Any, sampling: Sampling) -> Request:
+    if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+        return llm.prepare_chat(prompt, sampling)
+    return llm.prepare(prompt, sampling)
+
+
+def fork(llm: LLM, run: Run, at: int, salt: int, built: Compiled) -> Request:
+    """Returns a request that draws the text anew from the token `at` on, with the options of `built`."""
+    options = built.sampling
+    assert options.seed is not None
+    made = llm.new_run(run.prompt_ids, options, options.seed, salt=salt, prompt=run.prompt, sample=0)
+    made.messages, made.samples, made.tokens = run.messages, [made], list(run.tokens[:at])
+    made.descend(run, at, "sampled")
+    return Request(
+        run.prompt_ids, options, [made], drafts=llm.drafts, keep=llm.keep, built=llm.build(options)
+    )
+
+
+def _checked(run: Run) -> Run:
+    """Returns a run that ended as its tokens say; one that was cut off by time has no probability."""
+    if run.finish_reason not in ("stop", "length", "repetition"):
+        raise GlassloopError(f"a proposal ended early: {run.finish_reason}, {run.stop_reason}")
+    return run
+
+
+def suffix_proposal(step: int, number: int, old: Run, new: Run, at: int) -> Proposal:
+    """Returns the proposal of a text whose end, from the token `at` on, was drawn anew."""
+
+    def text(run: Run) -> str:
+        return "".join([token.text for token in run.tokens[at:]]) + run.tail
+
+    made = Proposal(step, number, at, len(old.tokens), new.token_ids[at:], text(new), text(old), new, new)
+    made.own_bits = -logprob(ended(new)[at:]) / log(2)
+    made.old_own_bits = -logprob(ended(old)[at:]) / log(2)
+    return made

@@ -1,0 +1,378 @@
+"""The primitive of editing: propose a replacement for a span, and score it and what follows it.
+
+A proposal is drawn from the model by a request of its own, whose prompt is the text before the span, so that
+constraints and penalties see the span alone. It is then scored as a branch of the tree of runs: a fork of the
+text at the start of the span, continued with the proposed tokens and with the tokens that follow. The prefix
+comes from the KV tree; all proposals of a step are computed together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from math import log
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from glassloop.decode.sampling import Sampling
+from glassloop.edit.characters import is_border
+from glassloop.edit.dice import Dice
+from glassloop.engine.deadline import Deadline
+from glassloop.engine.follow import raise_error
+from glassloop.engine.generation import as_completed
+from glassloop.engine.request import Request
+from glassloop.errors import SamplingError
+from glassloop.trace.run import Run
+
+if TYPE_CHECKING:
+    from glassloop.engine.llm import LLM
+
+PLAIN = Sampling(temperature=1.0, ignore_eos=True, logprobs=5)  # the model's own distribution, for scoring
+
+
+@dataclass(frozen=True)
+class Place:
+    """A span of a text, by tokens, and how many tokens may replace it."""
+
+    run: Run  # the text as it is: a prompt, which cannot be edited, and tokens
+    start: int  # the first token of the span in the answer of the run
+    end: int  # the token after the last
+    tokens: int
+    step: int  # the number of the step, which the luck depends on
+    after: tuple[int, ...] | None = None  # the tokens behind a hole; None: those of the run behind the span
+
+    @property
+    def following(self) -> list[int]:
+        return self.run.token_ids[self.end :] if self.after is None else list(self.after)
+
+    @property
+    def prefix(self) -> list[int]:
+        return [*self.run.prompt_ids, *self.run.token_ids[: self.start]]
+
+
+@dataclass(eq=False)
+class Proposal:
+    """A replacement for a span, with what it and the text after it cost. Bits are surprise: -log2 of the
+    model's own probability, so fewer are better."""
+
+    step: int
+    number: int  # among the proposals of the step
+    start: int  # the span that it replaces, by tokens of the text at that step
+    end: int
+    ids: list[int]  # the tokens that it proposes
+    text: str
+    old_text: str
+    drawn: Run | None  # how it was drawn: luck, stages and alternatives of each token
+    run: Run | None = None  # the branch: the text with this replacement, as far as it was scored
+    own_bits: float = 0.0
+    following_bits: float = 0.0
+    followed: int = 0  # how many tokens after the span were scored
+    old_own_bits: float | None = None  # of what it replaces; None where there was nothing
+    old_following_bits: float | None = None
+    accepted: bool = False
+    coin: float | None = None  # the draw that accepted or refused it; None if a rule did
+    threshold: float | None = None  # the probability of acceptance that the draw was compared with
+    refusal: str | None = None  # why it was not even scored: it cuts a character, or is incomplete
+    score: float | None = None  # what a verifier gave the text with it
+    why: str = ""  # the reason of the decision, in a few words
+    seconds: float = 0.0  # when it was scored, since the edit began; not the same when it is made again
+
+    @property
+    def gain(self) -> float:
+        """How many bits fewer the span and what follows take than before."""
+        return self.own_gain + self.following_gain
+
+    @property
+    def own_gain(self) -> float:
+        return 0.0 if self.old_own_bits is None else self.old_own_bits - self.own_bits
+
+    @property
+    def following_gain(self) -> float:
+        return 0.0 if self.old_following_bits is None else self.old_following_bits - self.following_bits
+
+    @property
+    def bits(self) -> float:
+        """The surprise of the span and of what follows, as far as it was scored."""
+        return self.own_bits + self.following_bits
+
+    @property
+    def line(self) -> str:
+        """The decision in one line: "+3.1 bits on what follows, -1.2 on itself, accepted"."""
+        decided = "accepted" if self.accepted else "refused"
+        if self.why:
+            decided += f" ({self.why})"
+        if self.refusal is not None:
+            return f"not scored, refused ({self.refusal})"
+        if self.old_own_bits is None:
+            return (
+                f"{self.following_bits:.1f} bits for what follows, {self.own_bits:.1f} for itself, {decided}"
+            )
+        if self.old_following_bits is None or not self.followed:
+            return f"{self.own_gain:+.1f} bits on itself, {decided}"
+        return f"{self.following_gain:+.1f} bits on what follows, {self.own_gain:+.1f} on itself, {decided}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the proposal as JSON has it; the runs by their ids."""
+        plain = {name: getattr(self, name) for name in _IN_JSON}
+        runs = {"drawn": self.drawn and self.drawn.id, "run": self.run and self.run.id}
+        return plain | runs | {"line": self.line}
+
+
+# The fields that are the same whenever the edit is made again, and so are compared by a replay.
+DECIDED = (
+    *("step", "number", "start", "end", "ids", "text", "old_text", "own_bits", "following_bits"),
+    *("followed", "old_own_bits", "old_following_bits", "accepted", "coin", "threshold", "refusal", "score"),
+    "why",
+)
+_IN_JSON = (*DECIDED, "seconds")
+
+
+def bits(run: Run, start: int, end: int) -> float:
+    """Returns the surprise of some tokens of a run under the model's own distribution."""
+    return -sum(token.raw_logprob for token in run.tokens[start:end]) / log(2)
+
+
+def complete_all(llm: LLM, requests: Sequence[Request], deadline: Deadline | None = None) -> None:
+    """Computes requests together and waits for all. Raises the first error of a run, or that of the deadline,
+    after which nothing of them runs any more."""
+    if deadline is not None:
+        deadline.check()
+    with closing(as_completed(llm.engine, requests, deadline)) as runs:
+        for _ in runs:
+            pass
+    for request in requests:
+        for run in request.runs:
+            raise_error(run)
+
+
+class Work:
+    """What an edit computes with: the model, its luck, and a count of the tokens that it has paid for."""
+
+    def __init__(self, llm: LLM, seed: int, deadline: Deadline | None = None) -> None:
+        self.llm = llm
+        self.dice = Dice(seed)
+        self.deadline = deadline
+        self._began = perf_counter()
+        self.sampled = 0  # tokens that were drawn
+        self.scored = 0  # tokens that were given and scored
+
+    @property
+    def seconds(self) -> float:
+        """The time since the edit began."""
+        return perf_counter() - self._began
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that were computed so far; budgets are in these."""
+        return self.sampled + self.scored
+
+    def complete(self, requests: Sequence[Request]) -> None:
+        """Computes requests together, waits for all, and counts their tokens."""
+        before = {id(run): len(run.tokens) for request in requests for run in request.runs}
+        complete_all(self.llm, requests, self.deadline)
+        for request in requests:
+            for run in request.runs:
+                self.scored += len(request.forced)
+                self.sampled += len(run.tokens) - before[id(run)] - len(request.forced)
+
+    # ── texts and branches ─────────────────────────────────────────────────────────────────────────────────
+
+    def text(self, prompt_ids: list[int], ids: Sequence[int]) -> Run:
+        """Returns given tokens as a run, each with its record, after a prompt of at least one token."""
+        run = self._new(prompt_ids, 0)
+        if ids:
+            self.complete([self._score(run, ids)])
+        else:
+            run.finish_reason, run.stop_reason = "cancelled", "there is nothing to score"
+            if self.llm.keep is not None:
+                self.llm.keep(run)
+        return run
+
+    def branch(self, run: Run, at: int, ids: Sequence[int]) -> Request:
+        """Returns a request for a fork of a run that keeps `at` tokens and continues with given ones."""
+        made = self._new(run.prompt_ids, at)
+        made.tokens = list(run.tokens[:at])
+        made.descend(run, at, "edited")
+        return self._score(made, ids)
+
+    def extend(self, run: Run, ids: Sequence[int]) -> Request:
+        """Returns a request that continues a scored branch with more given tokens."""
+        run.finish_reason, run.stop_reason, run.tail = None, None, ""
+        return self._score(run, ids)
+
+    def _new(self, prompt_ids: list[int], at: int) -> Run:
+        llm = self.llm
+        llm.check_length(len(prompt_ids) + at)
+        run = llm.new_run(list(prompt_ids), PLAIN, self.dice.seed, salt=0, prompt=None, sample=0)
+        run.samples = [run]
+        return run
+
+    def _score(self, run: Run, ids: Sequence[int]) -> Request:
+        llm = self.llm
+        llm.check_length(len(run.prompt_ids) + len(run.tokens) + len(ids), "text", ", the prompt included")
+        run.sampling = replace(PLAIN, max_tokens=len(run.tokens) + len(ids), seed=run.seed)
+        return Request(
+            run.prompt_ids,
+            run.sampling,
+            [run],
+            forced=list(ids),
+            drafts=False,
+            keep=llm.keep,
+            built=llm.build(run.sampling),
+        )
+
+    # ── proposals ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def propose(
+        self, places: Sequence[Place], sampling: Sampling, candidates: int, *, ranked: bool = False
+    ) -> list[list[Proposal]]:
+        """Draws replacements for one or more spans, in one batch.
+
+        If the best one is to be taken (`ranked`), the first of each place is the likeliest token at each step
+        instead of a draw, no text is proposed twice, and a draw under a constraint is proposed as far as each
+        place where the constraint allows an end: in the middle of a text a model rarely ends by itself.
+        """
+        draws = [self._draws(place, sampling, candidates, ranked) for place in places]
+        self.complete([request for requests in draws for request in requests])
+        made: list[list[Proposal]] = []
+        for place, requests in zip(places, draws, strict=True):
+            proposals: list[Proposal] = []
+            known: set[tuple[int, ...]] = set()
+            for request in requests:
+                for drawn in request.runs:
+                    lengths = _complete_lengths(request, drawn, ranked)
+                    for length in lengths or [len(drawn.tokens)]:
+                        ids = drawn.token_ids[:length]
+                        if not ranked or (*ids,) not in known:
+                            known.add((*ids,))
+                            each = self.proposal(place, len(proposals), drawn, ids, bool(lengths))
+                            proposals.append(each)
+            made.append(proposals)
+        return made
+
+    def alternatives(self, place: Place, count: int) -> list[Proposal]:
+        """Returns the tokens that the model finds likeliest in the place of one token as proposals."""
+        token = place.run.tokens[place.start]
+        others = [each.id for each in token.alternatives if each.id != token.id][:count]
+        return [self.proposal(place, number, None, [other]) for number, other in enumerate(others)]
+
+    def _draws(self, place: Place, sampling: Sampling, candidates: int, ranked: bool) -> list[Request]:
+        options = self.span_sampling(sampling, place.tokens)
+        prefix, requests = place.prefix, list[Request]()
+        first = 0
+        if ranked and not options.greedy:
+            requests.append(self.llm.prepare(prefix, replace(options, temperature=0.0)))
+            first = 1
+        if candidates > first:
+            requests.append(self.llm.prepare(prefix, replace(options, n=candidates - first)))
+        number = 0
+        for request in requests:
+            for run in request.runs:
+                run.salt = self.dice.salt(place.step, number)
+                number += 1
+        return requests
+
+    def span_sampling(self, sampling: Sampling, tokens: int) -> Sampling:
+        """Returns the options with which a span of some length is drawn. Without a constraint, which decides
+        itself where the text ends, the span has exactly this many tokens."""
+        if sampling.beam_width > 1:
+            raise SamplingError.about("beam_width", "is above 1; a span is drawn, so 1 is expected")
+        least = 0 if sampling.constraint is not None else tokens
+        return replace(
+            sampling, n=1, seed=self.dice.seed, max_tokens=tokens, min_tokens=least, prompt_logprobs=0
+        )
+
+    def proposal(
+        self, place: Place, number: int, drawn: Run | None, ids: list[int], complete: bool = True
+    ) -> Proposal:
+        """Returns a replacement for a span, not scored yet. It is refused if it is not `complete` by its
+        constraint or would cut a character."""
+        old = self._decode(place.run.token_ids[place.start : place.end])
+        made = Proposal(place.step, number, place.start, place.end, ids, self._decode(ids), old, drawn=drawn)
+        if drawn is not None and not complete:
+            made.refusal = f"the {drawn.sampling.constraint} is not complete after {place.tokens} tokens"
+        elif not ids:
+            made.refusal = "it is empty"
+        else:
+            made.refusal = self._cuts_a_character(place, ids)
+        return made
+
+    def _cuts_a_character(self, place: Place, ids: Sequence[int]) -> str | None:
+        """Returns why a replacement would cut a character in what people see, or None if it does not."""
+        tokens = place.run.token_ids
+        before = [*place.run.prompt_ids[-_NEAR:], *tokens[max(0, place.start - _NEAR) : place.start]]
+        left = self._bytes(before[-_NEAR:])
+        own = self._bytes(ids)
+        right = self._bytes(place.following[:_NEAR])
+        try:
+            text = own.decode()
+        except UnicodeDecodeError:
+            return "it cuts a character"
+        shown = left.decode("utf-8", "ignore"), right.decode("utf-8", "ignore")
+        whole = shown[0] + text + shown[1]
+        for place_of_border in (len(shown[0]), len(shown[0]) + len(text)):
+            if not is_border(whole, place_of_border):
+                return "it would join a character beside it"
+        return None
+
+    def score_all(
+        self, places: Sequence[Place], proposals: Sequence[Sequence[Proposal]], window: int | None
+    ) -> None:
+        """Scores the proposals of several places in one batch."""
+        pairs = list(zip(places, proposals, strict=True))
+        self.complete([request for place, made in pairs for request in self.score(place, made, window)])
+        for place, made in pairs:
+            self.note(place, made)
+
+    def score(self, place: Place, proposals: Sequence[Proposal], window: int | None = None) -> list[Request]:
+        """Returns the requests that score proposals, for `complete`: the replacement and at most `window`
+        tokens after it. `note` then reads the results."""
+        following = place.following[:window]
+        requests = []
+        for each in proposals:
+            if each.refusal is None:
+                request = self.branch(place.run, place.start, [*each.ids, *following])
+                each.run, each.followed = request.runs[0], len(following)
+                requests.append(request)
+        return requests
+
+    def note(self, place: Place, proposals: Sequence[Proposal]) -> None:
+        """Sets the bits of proposals that were scored."""
+        for each in proposals:
+            each.seconds = self.seconds
+            if each.run is None:
+                continue
+            end = place.start + len(each.ids)
+            each.own_bits = bits(each.run, place.start, end)
+            each.following_bits = bits(each.run, end, end + each.followed)
+            if place.after is None:  # a hole has nothing to compare with
+                each.old_own_bits = bits(place.run, place.start, place.end)
+                each.old_following_bits = bits(place.run, place.end, place.end + each.followed)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._bytes(ids).decode("utf-8", "replace")
+
+    def _bytes(self, ids: Sequence[int]) -> bytes:
+        return b"".join(map(self.llm.tokenizer.token_bytes, ids))
+
+
+def _complete_lengths(request: Request, drawn: Run, ranked: bool) -> list[int]:
+    """Returns after how many tokens of a draw its text is complete. Without a constraint, or if the draw is
+    to be taken as it is, that can only be after the last one."""
+    whole = len(drawn.tokens)
+    grammar = request.compiled.grammar
+    if grammar is None:
+        return [whole]
+    if not ranked:
+        return [whole] if drawn.finish_reason == "stop" else []
+    grammar, found = grammar.fork(), list[int]()
+    for length, token in enumerate(drawn.token_ids, 1):
+        grammar.commit(token)
+        if grammar.accepting:
+            found.append(length)
+    return found[:_MOST_ENDINGS]
+
+
+_MOST_ENDINGS = 3  # of a draw under a constraint that are proposed
+_NEAR = 16  # tokens beside a span that may belong to a character which people see as one

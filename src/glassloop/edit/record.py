@@ -1,0 +1,290 @@
+"""An edit: the text before and after, and every proposal with its numbers and the decision.
+
+It can be saved as JSON (docs/editing.md describes the fields), and made again from that record, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from glassloop.edit.proposal import DECIDED, Proposal, Work
+from glassloop.errors import TraceError
+from glassloop.files import read_at_most, write_text
+from glassloop.shown import shown
+from glassloop.trace.run import Run
+
+if TYPE_CHECKING:
+    from glassloop.engine.deadline import Deadline
+    from glassloop.engine.llm import LLM
+
+FORMAT = 1
+KINDS = ("infill", "rewrite", "repair", "sharpen")
+_MOST_BYTES = 256 << 20
+_MOST_PROPOSALS = 1_000_000
+
+
+@dataclass(eq=False)
+class Edit:
+    """The result of an edit. It is text if used as such: `str(edit)`."""
+
+    kind: str  # infill, rewrite, repair, sharpen
+    model: str
+    model_hash: str
+    ops: str
+    seed: int
+    given: dict[str, Any]  # what the edit was made from: texts, token ids and options
+    before: str  # the text before; for an infill, with nothing in the hole
+    text: str  # the text after
+    token_ids: list[int]  # of the text after, without the prompt
+    span: tuple[int, int]  # the characters of `text` that the edit was about
+    proposals: list[Proposal] = field(repr=False)  # in the order in which they were decided
+    sampled: int  # tokens that were drawn
+    scored: int  # tokens that were given and scored
+    created: float = field(default_factory=time.time)
+    draft: Run | None = field(default=None, repr=False)  # the text before, as a run; None if read from a file
+    run: Run | None = field(default=None, repr=False)  # the text after
+
+    @classmethod
+    def of(
+        cls,
+        work: Work,
+        kind: str,
+        prompt_ids: list[int],
+        draft: Run,
+        run: Run,
+        proposals: list[Proposal],
+        given: Mapping[str, Any],
+        span: tuple[int, int],
+        *,
+        before: str | None = None,
+        text: str | None = None,
+    ) -> Edit:
+        """Returns the record of an edit that was computed. `before` and `text` are those of the runs if they
+        are not given: a run has no text for its prompt."""
+        llm = work.llm
+        return cls(
+            kind,
+            llm.name,
+            llm.model_hash,
+            llm.op_set,
+            work.dice.seed,
+            {"prompt_ids": list(prompt_ids), **given},
+            draft.text if before is None else before,
+            run.text if text is None else text,
+            run.token_ids,
+            span,
+            proposals,
+            work.sampled,
+            work.scored,
+            draft=draft,
+            run=run,
+        )
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def accepted(self) -> list[Proposal]:
+        return [each for each in self.proposals if each.accepted]
+
+    @property
+    def lines(self) -> list[str]:
+        """Each decision as one line for people."""
+        return [
+            f"{each.step}.{each.number} tokens {each.start}-{each.end} {shown(each.old_text)} → "
+            f"{shown(each.text)}: {each.line}"
+            for each in self.proposals
+        ]
+
+    @property
+    def usage(self) -> dict[str, int]:
+        return {"sampled": self.sampled, "scored": self.scored}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the edit as JSON has it."""
+        plain = {name: getattr(self, name) for name in _FIELDS}
+        return {
+            "glassloop_edit": FORMAT,
+            **plain,
+            "span": list(self.span),
+            "usage": self.usage,
+            "draft": self.draft and self.draft.id,
+            "run": self.run and self.run.id,
+            "proposals": [each.to_dict() for each in self.proposals],
+        }
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the record as JSON."""
+        write_text(Path(path), json.dumps(self.to_dict(), ensure_ascii=False) + "\n")
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Edit:
+        """Returns an edit from a file; its runs are not part of it. Raises `TraceError` if it is damaged."""
+        data = read_at_most(Path(path), _MOST_BYTES, TraceError)
+        try:
+            return cls.from_dict(json.loads(data))
+        except (ValueError, RecursionError) as error:  # no JSON, or nested too deep
+            raise TraceError(f"{path}: no record of an edit: {error}") from None
+        except TraceError as error:
+            raise TraceError(f"{path}: {error}") from None
+
+    @classmethod
+    def from_dict(cls, plain: Any) -> Edit:
+        """Returns an edit from `to_dict`'s form, checked."""
+        if not isinstance(plain, dict) or plain.get("glassloop_edit") != FORMAT:
+            raise TraceError(f"glassloop_edit is not {FORMAT}; a record of an edit is expected")
+        for name, (expected, good) in _FIELDS.items():
+            _check(name, plain.get(name), expected, good)
+        usage: Any = plain.get("usage")
+        proposals: Any = plain.get("proposals")
+        _check("usage", usage, "an object with sampled and scored", _is_usage)
+        _check("proposals", proposals, "a list", lambda it: isinstance(it, list))
+        _check("span", plain.get("span"), "two characters of the text", _is_span(plain["text"]))
+        if len(proposals) > _MOST_PROPOSALS:
+            raise TraceError(
+                f"proposals has {len(proposals)} entries; at most {_MOST_PROPOSALS} are expected"
+            )
+        return cls(
+            **{name: plain[name] for name in _FIELDS},
+            span=tuple(plain["span"]),
+            proposals=[_proposal(f"proposals[{place}]", each) for place, each in enumerate(proposals)],
+            sampled=usage["sampled"],
+            scored=usage["scored"],
+        )
+
+    def replay(
+        self,
+        llm: LLM,
+        *,
+        check: Any = None,
+        deadline: Deadline | None = None,
+    ) -> Replay:
+        """Makes the edit again and compares every proposal, every number and the text. An edit that was made
+        with a verifier needs it again."""
+        from glassloop.edit.replay import replay
+
+        return replay(self, llm, check, deadline)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The verdict of a replay."""
+
+    identical: bool
+    proposals: int  # compared
+    same: int  # how many are equal, to the last bit
+    first: str | None  # what differs first
+    edit: Edit = field(repr=False)  # the edit that was made again
+
+    def __bool__(self) -> bool:
+        return self.identical
+
+    def __str__(self) -> str:
+        if self.identical:
+            return f"identical, {self.proposals} of {self.proposals} proposals"
+        return f"{self.first}; {self.same} of {self.proposals} proposals are the same"
+
+
+def compare(recorded: Edit, made: Edit) -> Replay:
+    """Compares two records of the same edit."""
+    same, first = 0, None
+    for place, one in enumerate(recorded.proposals):
+        other = made.proposals[place] if place < len(made.proposals) else None
+        differs = [n for n in DECIDED if other is None or getattr(one, n) != getattr(other, n)]
+        same += not differs
+        if differs and first is None:
+            first = f"first differs at proposal {place}: its {differs[0]}"
+    if first is None and len(made.proposals) != len(recorded.proposals):
+        first = f"{len(made.proposals)} proposals were made, not {len(recorded.proposals)}"
+    if first is None and (made.text, made.token_ids) != (recorded.text, recorded.token_ids):
+        first = "all proposals are the same, but not the text"
+    return Replay(first is None, len(recorded.proposals), same, first, made)
+
+
+# ── checks of a file ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check(name: str, value: Any, expected: str, good: Callable[[Any], bool]) -> None:
+    if not good(value):
+        raise TraceError(f"{name} is {shown(value)}; {expected} is expected")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_count, value))
+
+
+def _is_usage(value: Any) -> bool:
+    return isinstance(value, dict) and all(_is_count(value.get(name)) for name in ("sampled", "scored"))
+
+
+def _is_span(text: str) -> Callable[[Any], bool]:
+    def good(value: Any) -> bool:
+        return _is_ids(value) and len(value) == 2 and value[0] <= value[1] <= len(text)
+
+    return good
+
+
+def _or_none(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or good(value)
+
+
+_TEXT = ("a text", _is_text)
+_COUNT = ("a whole number from 0", _is_count)
+_NUMBER = ("a number", _is_number)
+_NUMBER_OR_NONE = ("a number or null", _or_none(_is_number))
+_IDS = ("a list of token ids", _is_ids)
+_Rule = tuple[str, Callable[[Any], bool]]
+
+_FIELDS: dict[str, _Rule] = {
+    "kind": (f"one of {', '.join(KINDS)}", lambda it: it in KINDS),
+    "model": _TEXT,
+    "model_hash": _TEXT,
+    "ops": _TEXT,
+    "seed": (
+        "a whole number below 2^64",
+        lambda it: _is_count(it) or (type(it) is int and 0 <= it < 1 << 64),
+    ),
+    "given": ("an object", lambda it: isinstance(it, dict)),
+    "before": _TEXT,
+    "text": _TEXT,
+    "token_ids": _IDS,
+    "created": _NUMBER,
+}
+_PROPOSAL: dict[str, _Rule] = {
+    **dict.fromkeys(("step", "number", "start", "end", "followed"), _COUNT),
+    "ids": _IDS,
+    **dict.fromkeys(("text", "old_text", "why"), _TEXT),
+    **dict.fromkeys(("own_bits", "following_bits"), _NUMBER),
+    **dict.fromkeys(("old_own_bits", "old_following_bits", "coin", "threshold", "score"), _NUMBER_OR_NONE),
+    "accepted": ("true or false", lambda it: isinstance(it, bool)),
+    "refusal": ("a text or null", _or_none(_is_text)),
+}
+assert set(_PROPOSAL) == set(DECIDED)
+
+
+def _proposal(name: str, plain: Any) -> Proposal:
+    _check(name, plain, "an object", lambda it: isinstance(it, dict))
+    for key, (expected, good) in _PROPOSAL.items():
+        _check(f"{name}.{key}", plain.get(key), expected, good)
+    seconds = plain.get("seconds", 0.0)
+    _check(f"{name}.seconds", seconds, *_NUMBER)
+    return Proposal(**{key: plain[key] for key in _PROPOSAL}, drawn=None, seconds=seconds)

@@ -1,0 +1,311 @@
+"""Repair: the spans of a text that hurt most are drawn anew, until nothing pays or the budget is spent.
+
+Without a verifier, what hurts is what is surprising from both sides, and a replacement pays if it makes the
+text likelier. With one, the text is drawn anew from some place on until the verifier is content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from glassloop.decode.sampling import Sampling
+from glassloop.edit.accept import best_by_gain
+from glassloop.edit.bounds import check_count, check_number, check_text
+from glassloop.edit.infill import DRAWN, MOST_CANDIDATES, MOST_TOKENS
+from glassloop.edit.power import fork, suffix_proposal
+from glassloop.edit.proposal import Place, Proposal, Work
+from glassloop.edit.record import Edit
+from glassloop.edit.spans import apart, apply, borders, prompt_and_text, whole_characters
+from glassloop.edit.surprise import Measured, left_bits, measure
+from glassloop.engine.deadline import Deadline
+from glassloop.engine.request import draw_seed
+from glassloop.errors import GlassloopError, SamplingError, TextError
+from glassloop.shown import shown
+from glassloop.trace.run import Run
+
+if TYPE_CHECKING:
+    from glassloop.engine.llm import LLM
+
+Check = Callable[[str], object]  # returns a bool, a number, or an object with `passed` and `score`
+
+MOST_BUDGET = 1 << 30
+_SCREENED = 12  # tokens whose surprise is measured from both sides in a round
+_SUSPICIOUS = 1.0  # bits from both sides, from which on a token may be wrong
+_NARROW = 2  # tokens of the narrower of the two spans that are drawn anew
+_PER_TOKEN = 40  # the default budget for each token of the text
+_PER_TOKEN_CHECKED = 4  # the same with a verifier
+_LONGER = 256  # tokens by which a text may grow when its end is drawn anew
+
+
+@dataclass(frozen=True)
+class _Options:
+    budget: int | None
+    candidates: int
+    tokens: int
+    window: int
+    least_gain: float
+    spans: int
+
+
+def repair(
+    llm: LLM,
+    text: str | Run,
+    *,
+    prompt: Any = None,
+    check: Check | None = None,
+    budget: int | None = None,
+    candidates: int = 8,
+    tokens: int = 6,
+    window: int = 16,
+    least_gain: float = 3.0,
+    spans: int = 4,
+    sampling: Sampling | None = None,
+    deadline: Deadline | None = None,
+) -> Edit:
+    """Replaces what is wrong with a text, or with the answer of a run.
+
+    Each round measures the most surprising tokens from both sides, draws replacements of one and of `tokens`
+    tokens for up to `spans` of the worst that are apart, and accepts those that save at least `least_gain`
+    bits on themselves and the `window` tokens after them. It ends when no span pays or `budget` tokens have
+    been computed. `prompt` is what comes before the text and is not edited: a text, token ids or a
+    conversation.
+
+    With `check`, a function that says of a text whether it passes (True or False, a score up to 1, or an
+    object with `passed` and `score`), the end of the text is drawn anew from places chosen by lot,
+    `candidates` at a time (by default one), and what scores no worse is accepted, until the text passes.
+    """
+    check_count("candidates", candidates, 1, MOST_CANDIDATES)
+    check_count("tokens", tokens, 1, MOST_TOKENS)
+    check_count("window", window, 0, 1 << 20)
+    check_count("spans", spans, 1, 64)
+    check_number("least_gain", least_gain, 0, 1e9)
+    if budget is not None:
+        check_count("budget", budget, 0, MOST_BUDGET)
+    if check is not None and not callable(check):
+        raise GlassloopError.about("check", f"is {shown(check)}; a function of a text is expected")
+    if sampling is not None and sampling.n > 1:
+        raise SamplingError.about("n", "is above 1; candidates= says how many replacements are drawn")
+    options = _Options(budget, candidates, tokens, window, float(least_gain), spans)
+    seed = None if sampling is None else sampling.seed
+    work = Work(llm, draw_seed() if seed is None else seed, deadline)
+    prompt_ids, ids, head = _tokens(llm, text, prompt)
+    if check is None:
+        draft = work.text(prompt_ids, ids)
+        sampling = sampling or DRAWN
+        current, proposals = _by_surprise(work, draft, sampling, options)
+    else:
+        draft = text if isinstance(text, Run) and text.token_ids == ids else work.text(prompt_ids, ids)
+        sampling = replace(_checked_sampling(draft, text, sampling), seed=work.dice.seed)
+        current, proposals = _by_check(work, draft, head, check, sampling, options)
+    given = {**_plain(options), "ids": ids, "head": head, "checked": check is not None}
+    given["sampling"] = sampling.to_dict()
+    before, after = (head + _text(work, run) for run in (draft, current))
+    span = (0, len(after))
+    return Edit.of(
+        work, "repair", prompt_ids, draft, current, proposals, given, span, before=before, text=after
+    )
+
+
+# ── by surprise ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _by_surprise(work: Work, draft: Run, sampling: Sampling, options: _Options) -> tuple[Run, list[Proposal]]:
+    budget = _PER_TOKEN * len(draft.tokens) if options.budget is None else options.budget
+    current, proposals, step = draft, list[Proposal](), 0
+    settled: set[int] = set()  # places where nothing pays
+    while work.tokens < budget:
+        cuts = borders(work, current)
+        suspects = _screened(current, settled, cuts)
+        if not suspects:
+            break
+        measured = sorted(measure(work, current, suspects, options.window, step), key=lambda it: -it.both)
+        step += len(suspects)
+        settled |= {each.place.start for each in measured if each.both < _SUSPICIOUS}
+        worst = [each for each in measured if each.both >= _SUSPICIOUS]
+        wide = [_widened(each, options.tokens, cuts) for each in worst]
+        together = apart(wide, options.window)[: options.spans]
+        if not together:
+            continue
+        drawn = work.propose(together, sampling, options.candidates, ranked=True)
+        narrow = [_narrow(work, place, made, cuts) for place, made in zip(together, drawn, strict=True)]
+        spans = [*together, *(place for place, _ in narrow)]
+        work.score_all(spans, [*drawn, *(made for _, made in narrow)], options.window)
+        accepted = []
+        for place, made, (_, shorter) in zip(together, drawn, narrow, strict=True):
+            single = next(each for each in worst if each.place.step == place.step)
+            all_of_them = [*single.proposals, *shorter, *made]
+            for number, each in enumerate(all_of_them):
+                each.number = number
+            best = best_by_gain(all_of_them, options.least_gain)
+            proposals += all_of_them
+            if best is None:
+                settled.add(single.place.start)
+            else:
+                accepted.append(best)
+        if accepted:
+            current = apply(work, current.token_ids, accepted)
+            settled = _moved(settled, accepted)
+    return current, proposals
+
+
+def _screened(run: Run, settled: set[int], cuts: Sequence[bool]) -> list[int]:
+    """Returns the tokens with the highest surprise from the left that are not settled, as far as they may be
+    replaced by themselves and are not what the model would have said."""
+    surprise = left_bits(run)
+    open_places = [
+        at
+        for at, token in enumerate(run.tokens)
+        if at not in settled and token.rank > 1 and cuts[at] and cuts[at + 1]
+    ]
+    worst = sorted(open_places, key=lambda at: -surprise[at])[:_SCREENED]
+    return [at for at in worst if surprise[at] >= _SUSPICIOUS]
+
+
+def _widened(measured: Measured, tokens: int, cuts: Sequence[bool]) -> Place:
+    place = measured.place
+    start, end = whole_characters(cuts, place.start, min(place.start + tokens, len(cuts) - 1))
+    return replace(place, start=start, end=end, tokens=end - start)
+
+
+def _narrow(
+    work: Work, place: Place, drawn: Sequence[Proposal], cuts: Sequence[bool]
+) -> tuple[Place, list[Proposal]]:
+    """Returns the beginnings of the draws for a span as proposals for the beginning of the span."""
+    start, end = whole_characters(cuts, place.start, min(place.start + _NARROW, place.end))
+    short = replace(place, end=end, tokens=end - start)
+    made: dict[tuple[int, ...], Proposal] = {}
+    for each in drawn:
+        ids = each.ids[: short.tokens]
+        if short.tokens < place.tokens and (*ids,) not in made:
+            made[(*ids,)] = work.proposal(short, len(made), each.drawn, ids)
+    return short, list(made.values())
+
+
+def _moved(settled: set[int], accepted: Sequence[Proposal]) -> set[int]:
+    """Returns the settled places of the text after replacements, without those that were replaced."""
+    kept = {at for at in settled if not any(each.start <= at < each.end for each in accepted)}
+
+    def shift(at: int) -> int:
+        return sum(len(each.ids) - (each.end - each.start) for each in accepted if each.end <= at)
+
+    return {at + shift(at) for at in kept}
+
+
+# ── by a verifier ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _by_check(
+    work: Work, draft: Run, head: str, check: Check, sampling: Sampling, options: _Options
+) -> tuple[Run, list[Proposal]]:
+    budget = _PER_TOKEN_CHECKED * len(draft.tokens) if options.budget is None else options.budget
+    passed, score = verdict(check, head + _text(work, draft))
+    current, proposals, step = draft, list[Proposal](), 0
+    built = work.llm.compile(sampling)
+    while not passed and work.tokens < budget:
+        cuts = borders(work, current)
+        forks = []
+        for number in range(options.candidates):
+            at = work.dice.below(1 + len(current.tokens), step, number)
+            at, _ = whole_characters(cuts, at, at)
+            forks.append((at, fork(work.llm, current, at, work.dice.salt(step, number), built)))
+        work.complete([request for _, request in forks])
+        made = []
+        for number, (at, request) in enumerate(forks):
+            run = request.runs[0]
+            each = suffix_proposal(step, number, current, run, at)
+            good, each.score = verdict(check, head + _text(work, run))
+            each.seconds = work.seconds
+            made.append((each.score, good, each, run))
+        proposals += [each for _, _, each, _ in made]
+        best = max(made, key=lambda it: it[0])  # the first, if several are equal
+        if best[0] >= score or best[1]:
+            best[2].accepted = True
+            score, passed, current = best[0], best[1], best[3]
+        for found, good, each, _ in made:
+            each.why = f"passes with {found:g}" if good else f"scores {found:g}"
+        step += 1
+    return current, proposals
+
+
+def verdict(check: Check, text: str) -> tuple[bool, float]:
+    """Returns whether a verifier lets a text pass, and its score."""
+    found = check(text)
+    if isinstance(found, (bool, int, float)):
+        return found >= 1, float(found)
+    score = getattr(found, "score", None)
+    if not isinstance(score, (bool, int, float)):
+        problem = f"returned {shown(found)}; True, False, a number or a verdict with a score is expected"
+        raise GlassloopError.about("check", problem)
+    return bool(getattr(found, "passed", score >= 1)), float(score)
+
+
+def _checked_sampling(draft: Run, text: str | Run, sampling: Sampling | None) -> Sampling:
+    """Returns the options with which the end of a text is drawn anew: by default those of its run."""
+    if sampling is None and isinstance(text, Run):
+        return replace(text.sampling, n=1, prompt_logprobs=0, beam_width=1)
+    room = len(draft.tokens) + _LONGER
+    return sampling or replace(DRAWN, max_tokens=room)
+
+
+# ── the text ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _tokens(llm: LLM, text: str | Run, prompt: Any) -> tuple[list[int], list[int], str]:
+    """Returns the tokens of the prompt, those of the text, and the beginning of the text that is part of the
+    prompt since nothing is known of the first token of all."""
+    if isinstance(text, Run):
+        if prompt is not None:
+            raise GlassloopError.about("prompt", "is given with a run, which has its own")
+        return text.prompt_ids, text.token_ids, ""
+    check_text("text", text)
+    if prompt is None:
+        prompt_ids, ids = prompt_and_text(llm, "", text)
+        whole = len(ids) < len(llm.tokenizer.encode_inside(text))
+        head = llm.tokenizer.token_bytes(prompt_ids[0]).decode("utf-8", "replace") if whole else ""
+        return prompt_ids, ids, head
+    if isinstance(prompt, str):
+        prompt_ids = llm.tokenizer.encode(prompt)
+    elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+        prompt_ids = llm.tokenizer.encode_chat(prompt)
+    else:
+        prompt_ids = llm.checked(prompt)
+    if not text:
+        raise TextError.about("text", "is empty; at least one token is expected")
+    return prompt_ids, llm.tokenizer.encode_inside(text), ""
+
+
+def _text(work: Work, run: Run) -> str:
+    return b"".join(map(work.llm.tokenizer.token_bytes, run.token_ids)).decode("utf-8", "replace")
+
+
+def _plain(options: _Options) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in _Options.__dataclass_fields__}
+
+
+def again(
+    llm: LLM,
+    prompt_ids: list[int],
+    given: Mapping[str, Any],
+    sampling: Sampling,
+    check: Check | None,
+    deadline: Deadline | None,
+) -> Edit:
+    """Makes a repair again from its record."""
+    values = dict(given)
+    ids, head = llm.checked(values.pop("ids"), "ids"), values.pop("head")
+    if values.pop("checked") and check is None:
+        raise GlassloopError.about("check", "is missing; the edit was made with a verifier")
+    options = _Options(**values)
+    work = Work(llm, sampling.seed or 0, deadline)
+    draft = work.text(llm.checked(prompt_ids, "prompt_ids"), ids)
+    if check is None:
+        current, proposals = _by_surprise(work, draft, sampling, options)
+    else:
+        current, proposals = _by_check(work, draft, head, check, sampling, options)
+    before, after = (head + _text(work, run) for run in (draft, current))
+    span = (0, len(after))
+    return Edit.of(
+        work, "repair", prompt_ids, draft, current, proposals, given, span, before=before, text=after
+    )

@@ -1,0 +1,45 @@
+"""Makes a recorded edit again and compares every proposal and every number."""
+
+from __future__ import annotations
+
+from dataclasses import replace as changed
+from typing import TYPE_CHECKING, Any
+
+from glassloop.decode.sampling import Sampling
+from glassloop.edit.infill import infill, rewrite
+from glassloop.edit.power import sharpen
+from glassloop.edit.record import Edit, Replay, compare
+from glassloop.edit.repair import again
+from glassloop.engine.deadline import Cancelled, Deadline, TimedOut
+from glassloop.errors import GlassloopError, TraceError
+
+if TYPE_CHECKING:
+    from glassloop.engine.llm import LLM
+
+
+def replay(edit: Edit, llm: LLM, check: Any = None, deadline: Deadline | None = None) -> Replay:
+    """Returns the verdict of `Edit.replay`. Raises if another model made the edit."""
+    if edit.model_hash != llm.model_hash:
+        raise TraceError(f"the edit was made by another model: {edit.model}, and this is {llm.name}")
+    try:
+        made = _again(edit, llm, check, deadline)
+    except (Cancelled, TimedOut):
+        raise
+    except (KeyError, TypeError) as error:
+        raise TraceError(f"given does not hold what the edit was made from: {error}") from None
+    except GlassloopError as error:
+        raise TraceError(f"the edit cannot be made again: {error}") from None
+    return compare(edit, made)
+
+
+def _again(edit: Edit, llm: LLM, check: Any, deadline: Deadline | None) -> Edit:
+    given = dict(edit.given)
+    prompt_ids = given.pop("prompt_ids")
+    sampling = changed(Sampling.from_dict(given.pop("sampling")), seed=edit.seed)
+    if edit.kind == "sharpen":
+        return sharpen(llm, prompt_ids, sampling=sampling, deadline=deadline, **given)
+    if edit.kind == "infill":
+        return infill(llm, sampling=sampling, deadline=deadline, **given)
+    if edit.kind == "repair":
+        return again(llm, prompt_ids, given, sampling, check, deadline)
+    return rewrite(llm, sampling=sampling, deadline=deadline, **given)

@@ -1,0 +1,106 @@
+"""Revision while writing: a sample that looks back, takes tokens back and goes on from there with other luck.
+
+After each token the mean surprise of the last ones is compared with a threshold. If it is higher, the run has
+gone astray: it ends where it is and stays in the tree, and a fork of it takes its place in the request. The
+fork keeps the tokens before the most surprising one. The choices depend on the request alone, as always.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from math import log
+from typing import Any
+
+from glassloop.decode.chosen import Chosen
+from glassloop.decode.decoder import Decoder
+from glassloop.decode.luck import fork_salt
+from glassloop.engine.request import Request
+from glassloop.engine.sample import Sample
+from glassloop.engine.tree import KVTree
+from glassloop.trace.run import Run
+from glassloop.trace.token import Refusal, Source, TakenBack, Token
+
+
+class Revising(Sample):
+    """A sample of a request with `revise`. It makes no drafts: each token is looked at before the next."""
+
+    def __init__(
+        self, request: Request, run: Run, *tools: Any, tree: KVTree, decoder_of: Callable[[Run], Decoder]
+    ) -> None:
+        super().__init__(request, run, *tools)
+        self._tree = tree
+        self._decoder_of = decoder_of
+        # Tokens before this place are settled: those of a parent, and those that were forced.
+        forced = [place for place, token in enumerate(run.tokens, 1) if token.source == "forced"]
+        self._since = max(run.fork_at or 0, *forced[-1:], 0)
+
+    def _take(self, chosen: Chosen, source: Source, refused: Refusal | None = None) -> None:
+        super()._take(chosen, source, refused)
+        if source == "forced":
+            self._since = len(self.run.tokens)
+        elif self.run.finish_reason is None and self.run.revised < self.run.sampling.revise:
+            self._look_back()
+
+    def _look_back(self) -> None:
+        """Takes back what was written last, from the most surprising token on, if it is too surprising."""
+        run, sampling = self.run, self.run.sampling
+        window = sampling.revise_window
+        if len(run.tokens) - self._since < window:
+            return
+        surprise = [-token.raw_logprob for token in run.tokens[-window:]]
+        if sum(surprise) <= sampling.revise_bits * log(2) * window:
+            return
+        at = len(run.tokens) - window + surprise.index(max(surprise))
+        self._take_back(at)
+
+    def _take_back(self, at: int) -> None:
+        run, request = self.run, self.request
+        position = len(run.prompt_ids) + at
+        run.forks[position] = ordinal = run.forks.get(position, 0) + 1
+        made = run.revise(at, fork_salt(run.salt, position, ordinal))
+        run.tail = self._text.flush()
+        run.finish_reason, run.stop_reason = "cancelled", f"taken back to token {at}"
+        request.runs[request.runs.index(run)] = made
+        made.samples = request.runs
+        first = run.tokens[at]
+        self._restore(made, self._decoder_of(made))
+        self._since = at
+        branch = self.branch
+        del branch.tokens[position:]
+        branch.recorded = position
+        branch.drop_rejected(self._tree)
+        request.tell_taken_back(run, TakenBack(first, made, at, len(run.tokens) - at))
+
+
+def settled_tokens(tokens: Iterable[Token], window: int) -> Iterator[Token]:
+    """Yields the tokens of a stream that cannot be taken back any more, and at its end the others. `window`
+    is the `revise_window` of the request."""
+    held: dict[int, Held] = {}
+    for token in tokens:
+        yield from held.setdefault(token.sample, Held(window)).add(token)
+    for each in held.values():
+        yield from each.rest()
+
+
+class Held:
+    """The last tokens of a run, which may be taken back."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._tokens: deque[Token] = deque()
+
+    def add(self, token: Token) -> list[Token]:
+        """Adds a token of a stream, or takes some back. Returns those that are settled now."""
+        if isinstance(token, TakenBack):
+            for _ in range(token.taken):
+                self._tokens.pop()
+            return []
+        self._tokens.append(token)
+        return [self._tokens.popleft()] if len(self._tokens) > self._window else []
+
+    def rest(self) -> list[Token]:
+        """Returns the tokens that are left at the end of a run."""
+        made = list(self._tokens)
+        self._tokens.clear()
+        return made

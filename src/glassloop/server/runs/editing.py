@@ -1,0 +1,222 @@
+"""`/api/edits`: a text is filled in, rewritten, repaired or sharpened; the answer has every proposal with its
+bits and the decision. docs/editing.md describes what is computed, docs/server.md every shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from glassloop.decode.sampling import Sampling
+from glassloop.edit.infill import infill, rewrite
+from glassloop.edit.power import sharpen
+from glassloop.edit.record import Edit
+from glassloop.edit.repair import repair
+from glassloop.server.errors import ERRORS, invalid
+from glassloop.server.fields import Ids, many
+from glassloop.server.openai.conversation import Messages, encode_messages
+from glassloop.server.operation.bodies import BodyRoute
+from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
+from glassloop.server.runs.state import RunState, TreeState
+from glassloop.server.service import Service
+from glassloop.server.streaming import JSON
+
+Method = Literal["rerank", "metropolis"]
+Tokens = Annotated[int, Field(ge=1, le=256)]
+Candidates = Annotated[int, Field(ge=1, le=64)]
+Window = Annotated[int, Field(ge=0, le=1024)]
+Span = many(int, 2, 2)
+
+
+class EditBody(Body):
+    """What all edits share."""
+
+    sampling: SamplingOptions | None = None  # type: ignore[valid-type]
+
+
+class InfillBody(EditBody):
+    before: str
+    after: str
+    tokens: Tokens = 12
+    candidates: Candidates = 16
+    method: Method = "rerank"
+    window: Window | None = 32
+
+
+class RewriteBody(EditBody):
+    text: str
+    spans: many(Span, 16, 1)  # type: ignore[valid-type]
+    tokens: Tokens | None = None
+    candidates: Candidates = 16
+    method: Method = "rerank"
+    window: Window | None = 32
+
+
+class RepairBody(EditBody):
+    text: str = Field(min_length=1)
+    prompt: str | None = None
+    budget: Annotated[int, Field(ge=0, le=200_000)] = 20_000
+    candidates: Candidates = 8
+    tokens: Tokens = 6
+    window: Window = 16
+    least_gain: Annotated[float, Field(ge=0, le=1e6)] = 3.0
+    spans: Annotated[int, Field(ge=1, le=16)] = 4
+
+
+class SharpenBody(EditBody):
+    prompt: str | None = None
+    token_ids: Ids | None = None
+    messages: Messages | None = None
+    alpha: Annotated[float, Field(ge=0.01, le=100)] = 4.0
+    steps: Annotated[int, Field(ge=0, le=256)] = 10
+    block: Annotated[int | None, Field(ge=1, le=100_000)] = None
+
+
+class ProposalShape(BaseModel):
+    step: int
+    number: int
+    start: int
+    end: int
+    ids: list[int]
+    text: str
+    old_text: str
+    own_bits: float
+    following_bits: float
+    followed: int
+    old_own_bits: float | None
+    old_following_bits: float | None
+    accepted: bool
+    coin: float | None
+    threshold: float | None
+    refusal: str | None
+    score: float | None
+    why: str
+    seconds: float
+    drawn: str | None
+    run: str | None
+    line: str
+
+
+class EditShape(BaseModel):
+    glassloop_edit: int
+    kind: str
+    model: str
+    model_hash: str
+    ops: str
+    seed: int
+    given: dict[str, Any]
+    before: str
+    text: str
+    token_ids: list[int]
+    span: list[int]
+    usage: dict[str, int]
+    created: float
+    draft: str | None
+    run: str | None
+    tree: str
+    proposals: list[ProposalShape]
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(route_class=BodyRoute, prefix="/api/edits", tags=["edits"], responses=ERRORS)
+
+    async def edited(
+        request: Request, body: EditBody, default: Sampling | None, make: Callable[..., Edit]
+    ) -> Response:
+        """Makes an edit on a thread and adds its runs to the server's, as one tree."""
+        sampling = await service.prepare_on_thread(request, body, _sampling, service, body, default)
+        edit = await service.read_model(
+            request, lambda deadline: make(sampling=sampling, deadline=deadline), service.pools.editing
+        )
+        tree = TreeState()
+        accepted = [each.run for each in edit.accepted]
+        for run in dict.fromkeys([edit.draft, *accepted, edit.run]):
+            if run is not None:
+                state = RunState(run, tree, edit.kind)
+                service.runs.add(state)
+                service.runs.ended(state)
+        return await service.pools.rendering.run(lambda: JSON({**edit.to_dict(), "tree": tree.id}))
+
+    @routes.post("/infill", response_model=EditShape)
+    async def fill(request: Request, body: InfillBody) -> Response:
+        service.check_text(body.before + body.after, "before")
+
+        def make(**common: Any) -> Edit:
+            options: dict[str, Any] = {"method": body.method, "window": body.window}
+            return infill(
+                service.llm,
+                body.before,
+                body.after,
+                body.tokens,
+                candidates=body.candidates,
+                **options,
+                **common,
+            )
+
+        return await edited(request, body, _DRAWN, make)
+
+    @routes.post("/rewrite", response_model=EditShape)
+    async def write(request: Request, body: RewriteBody) -> Response:
+        service.check_text(body.text, "text")
+
+        def make(**common: Any) -> Edit:
+            options: dict[str, Any] = {"method": body.method, "window": body.window}
+            return rewrite(
+                service.llm,
+                body.text,
+                body.spans,
+                tokens=body.tokens,
+                candidates=body.candidates,
+                **options,
+                **common,
+            )
+
+        return await edited(request, body, _DRAWN, make)
+
+    @routes.post("/repair", response_model=EditShape)
+    async def mend(request: Request, body: RepairBody) -> Response:
+        service.check_text(body.text + (body.prompt or ""), "text")
+        names = ("prompt", "budget", "candidates", "tokens", "window", "least_gain", "spans")
+        options = {name: getattr(body, name) for name in names}
+
+        def make(**common: Any) -> Edit:
+            return repair(service.llm, body.text, **options, **common)
+
+        return await edited(request, body, _DRAWN, make)
+
+    @routes.post("/sharpen", response_model=EditShape)
+    async def power(request: Request, body: SharpenBody) -> Response:
+        prompt = await service.prepare_on_thread(request, body, _prompt, service, body)
+
+        def make(**common: Any) -> Edit:
+            return sharpen(service.llm, prompt, body.alpha, steps=body.steps, block=body.block, **common)
+
+        return await edited(request, body, Sampling(temperature=1 / body.alpha), make)
+
+    return routes
+
+
+_DRAWN = Sampling(temperature=0.8)
+
+
+def _sampling(service: Service, body: EditBody, default: Sampling | None) -> Sampling:
+    options: dict[str, Any] = {} if body.sampling is None else options_of(body.sampling)
+    made = make_sampling(options, service.settings, defaults=default)
+    service.llm.compile(made)  # raises what is wrong with the options
+    return made
+
+
+def _prompt(service: Service, body: SharpenBody) -> Any:
+    given = [name for name in ("prompt", "token_ids", "messages") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise invalid("prompt", "one of prompt, token_ids and messages is expected")
+    if body.messages is not None:
+        return encode_messages(service, body.messages)
+    if body.prompt is not None:
+        service.check_text(body.prompt)
+        return body.prompt
+    service.check_length(len(body.token_ids or []), "token_ids")
+    return body.token_ids
