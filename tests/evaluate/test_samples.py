@@ -13,6 +13,7 @@ from glassloop.decode.luck import list_seed
 from glassloop.errors import GlassloopError
 from glassloop.evaluate.analyse import Samples
 from glassloop.evaluate.draw import Plan, draw, pack, unpack
+from glassloop.evaluate.evaluation import Evaluation, evaluate
 from glassloop.evaluate.figures import figures_of_samples
 from glassloop.evaluate.methods import parse_method, parse_methods
 from glassloop.evaluate.record import Record, RecordError, read
@@ -144,6 +145,17 @@ def test_figures_have_a_row_for_each_method_and_a_test_for_each_pair(record: Pat
     assert [len(row["compared"]) for row in rows] == [0, 1, 2, 3, 4]
     assert figures.svg.startswith("<svg") and "vote:8" in figures.svg
     assert "McNemar" in figures.text
+
+
+def test_methods_that_were_run_are_compared_with_samples(tiny: LLM, record: Path, tmp_path: Path) -> None:
+    other = tmp_path / "run.jsonl"
+    wanted = {"temperature": 1.5, **OPTIONS}
+    evaluate(tiny, Evaluation(TASK, "vote:8", sampling=wanted, seed=PLAN.seed, record=other))
+    rows = figures_of_samples(TASK, record, "vote:8", [other]).json
+    assert rows[1]["method"].endswith(" vote:8")
+    names = ("accuracy", "tokens", "items")
+    assert [rows[0][name] for name in names] == [rows[1][name] for name in names]
+    assert rows[1]["compared"][0]["p"] == 1 and rows[1]["compared"][0]["only_this"] == 0
 
 
 @pytest.mark.parametrize("text", ["vote:0", "vote:x", "vote:8,n", ":8", "vote:8,=1"])

@@ -22,6 +22,11 @@ from glassloop.search.verify.sentences import count_words, split_sentences, word
 from glassloop.shown import shown
 
 LONGEST = 200_000  # characters of an answer
+_NEEDS_LANGUAGE = (
+    "language:response_language",
+    "change_case:english_capital",
+    "change_case:english_lowercase",
+)
 
 Check = Callable[..., bool]
 _CHECKS: dict[str, Check] = {}
@@ -66,6 +71,11 @@ class IFEval:
             values = {name: value for name, value in (given or {}).items() if value is not None}
             found.append(Instruction(kind, values))
         return cls(tuple(found), loose)
+
+    def check(self) -> None:
+        """Raises GlassloopError if an instruction needs a library that is not installed."""
+        if any(each.kind in _NEEDS_LANGUAGE for each in self.instructions):
+            _detector()
 
     def __call__(self, text: str) -> Verdict:
         followed = [follows(each, text, loose=self.loose) for each in self.instructions]
@@ -274,15 +284,21 @@ KINDS = tuple(_CHECKS)
 def detect_language(text: str) -> str | None:
     """Returns the language code that `langdetect` finds, always the same for the same text; None if the text
     has nothing to detect it by, which counts as followed, as published."""
+    library = _detector()
     try:
-        from langdetect import DetectorFactory, LangDetectException, detect
+        found: str = library.detect(text)
+    except library.LangDetectException:
+        return None
+    return found
+
+
+def _detector() -> Any:
+    try:
+        import langdetect
     except ImportError:
         raise GlassloopError(
             "the language checks of IFEval need langdetect: pip install 'glassloop[eval]'"
         ) from None
-    DetectorFactory.seed = 0  # it samples; without a seed the same text may give two answers
-    try:
-        found: str = detect(text)
-    except LangDetectException:
-        return None
-    return found
+    # It samples; without a seed the same text may give two answers.
+    langdetect.DetectorFactory.seed = 0
+    return langdetect
