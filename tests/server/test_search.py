@@ -33,12 +33,12 @@ def test_a_plain_client_gets_the_answer_of_a_search(client, server, expected):
     assert [path["text"] for path in search["paths"]] == [path.text for path in expected.paths]
     mine = [(each["action"], each["path"], each["tokens"]) for each in search["decisions"]]
     assert mine == [(each.action, each.path, each.tokens) for each in expected.decisions]
-    kept = server.get(f"/api/runs/{search['id']}/search").json()
+    kept = server.get(f"/api/runs/{search['id']}/search").json()["search"]
     read_record(kept)
     assert kept["votes"] == expected.votes
     for path in kept["paths"]:
         assert server.get(f"/api/runs/{path['run']}").json()["text"] == expected.paths[path["number"]].text
-        assert server.get(f"/api/runs/{path['run']}/search").json() == kept
+        assert server.get(f"/api/runs/{path['run']}/search").json() == {"search": kept}
     tree = server.get(f"/api/runs/{search['id']}").json()["tree"]
     assert len(server.get(f"/api/runs?tree={tree}").json()["runs"]) == 4
 
@@ -106,8 +106,8 @@ def test_several_choices_and_a_search_are_at_odds(server):
 
 def test_a_run_without_a_search_says_so(server, client):
     found = client.chat.completions.create(**{**OPTIONS, "max_tokens": 2})
-    refused = server.get(f"/api/runs/{found.id.removeprefix('chatcmpl-')}/search")
-    assert refused.status_code == 404 and refused.json()["error"]["code"] == "no_such_search"
+    told = server.get(f"/api/runs/{found.id.removeprefix('chatcmpl-')}/search")
+    assert told.status_code == 200 and told.json() == {"search": None}
 
 
 def test_a_client_that_leaves_ends_the_search(server):
