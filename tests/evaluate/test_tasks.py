@@ -18,6 +18,7 @@ from glassloop.evaluate.evaluation import Evaluation, evaluate
 from glassloop.evaluate.find import find_task
 from glassloop.evaluate.record import read
 from glassloop.evaluate.task import Task
+from glassloop.search.verify import sandbox
 from glassloop.search.verify.likelihood import encode_pair, judged_by, likelihood, score_each
 
 
@@ -265,6 +266,20 @@ def test_methods_with_a_budget_and_wrong_options(tiny: LLM, tmp_path: Path) -> N
     ):
         with pytest.raises(GlassloopError, match=told):
             Evaluation(task, **wrong).check()
+
+
+def test_a_verifier_that_cannot_work_is_an_error_and_not_a_wrong_answer(monkeypatch, tmp_path: Path) -> None:
+    """A verdict against every text would look like a bad model."""
+    monkeypatch.setitem(sys.modules, "langdetect", None)
+    with pytest.raises(GlassloopError, match="need langdetect"):
+        Evaluation(find_task("ifeval")).check()
+    path = write(tmp_path / "t.jsonl", {"prompt": "Code", "tests": ["assert f() == 1"]})
+    task = find_task(str(path))
+    monkeypatch.setattr(sandbox, "_SCRIPT", tmp_path / "nothing.py")
+    sandbox.check_available.cache_clear()
+    with pytest.raises(GlassloopError, match="only in a sandbox, and there is none here"):
+        Evaluation(task).check()
+    sandbox.check_available.cache_clear()
 
 
 DRIVER = """

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from search.toy import Leaf, answers, leaves, options
+from search.toy import Leaf, after_steps, answers, leaves, options
 
 from glassloop.search.solve import solve_each
 
@@ -70,18 +70,32 @@ def test_answers_have_the_distribution_of_the_enumeration(tiny, tree, method, mo
     given = dict(n=N, extract=lambda text: text, sampling=options(tiny, seed=11), **more)
     seen = Counter(solution.text for solution in solve_each(tiny, questions, method, **given))
     assert set(seen) <= set(expected)
+    agree(seen, expected, TRIALS)
+
+
+def agree(seen: Counter[str], expected: dict[str, float], trials: int) -> None:
+    """Asserts that texts have these probabilities, by χ²."""
+    assert sum(seen.values()) == trials
     # Rare answers are put together, so that each class has at least five.
     classes: list[list[float]] = [[0.0, 0.0]]
     for text, chance in sorted(expected.items(), key=lambda item: item[1]):
         if classes[-1][0] >= 5:
             classes.append([0.0, 0.0])
-        classes[-1][0] += chance * TRIALS
+        classes[-1][0] += chance * trials
         classes[-1][1] += seen[text]
     if classes[-1][0] < 5 and len(classes) > 1:
         classes[-2] = [one + other for one, other in zip(classes[-2], classes.pop(), strict=True)]
     wanted, found = np.array(classes).T
     statistic = float(((found - wanted) ** 2 / wanted).sum())
     assert statistic < critical(len(classes) - 1), (statistic, classes)
+
+
+@pytest.mark.parametrize("alpha, steps", [(2.0, 3), (0.5, 2), (4.0, 0)])
+def test_power_sampling_has_the_distribution_of_its_chain(tiny, tree, alpha, steps):
+    """Not only in the limit: after any number of steps, by the matrix of all transitions."""
+    given = {"alpha": alpha, "steps": steps, "extract": str, "sampling": options(tiny, seed=2)}
+    seen = Counter(solution.text for solution in solve_each(tiny, [PROMPT] * 300, "power", **given))
+    agree(seen, after_steps(tree, alpha, steps), 300)
 
 
 def test_each_single_answer_is_that_of_its_paths(tiny, tree):

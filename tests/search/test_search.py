@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from glassloop import LLM, Budget, GlassloopError, Sampling, Search, Solution, V
 from glassloop.search.methods import METHODS, make_method
 from glassloop.search.running import Running
 from glassloop.search.search import Paths
-from glassloop.search.solution import Path
+from glassloop.search.solution import Path as SearchPath
 from glassloop.search.solve import Stopped, prepare, solve_each
 
 QUESTION = [104, 101, 108, 108, 111]
@@ -40,6 +41,7 @@ GIVEN = {
     "beam": {"n": 4, "keep": 2, "judge": is_lucky},
     "tree": {"n": 7, "verify": is_lucky, "judge": lambda text: len(text) % 5 != 0},
     "budget": {"n": 2, "waits": 2, "thinking": 10},
+    "power": {"n": 2, "alpha": 2.0, "steps": 4},
 }
 
 
@@ -55,7 +57,7 @@ def decided(solution: Solution) -> list[object]:
 
 
 def test_every_method_has_a_case():
-    assert set(GIVEN) == set(METHODS) - {"power"}
+    assert set(GIVEN) == set(METHODS)
 
 
 # ── one search, one answer ─────────────────────────────────────────────────────────────────────────────────
@@ -173,7 +175,7 @@ class Slow(Search):
     def start(self, paths: Paths) -> None:
         paths.start(2)
 
-    def grown(self, paths: Paths, path: Path) -> None:
+    def grown(self, paths: Paths, path: SearchPath) -> None:
         time.sleep(0.02)
 
 
@@ -248,7 +250,7 @@ def test_a_tree_goes_back_to_a_step_and_keeps_what_came_before(tiny):
 def test_an_error_of_every_path_is_raised(tiny):
     with pytest.raises(GlassloopError, match="no token is left"):
         tiny.solve(QUESTION, "vote", sampling=Sampling(allowed_token_ids=(97,), bad_words=("a",)))
-    with pytest.raises(GlassloopError, match="n is 2; a search starts its own paths"):
+    with pytest.raises(GlassloopError, match="n is 2; 1 is expected for the paths of a search"):
         tiny.solve(QUESTION, "vote", sampling=Sampling(n=2))
 
 
@@ -295,7 +297,7 @@ def test_leaving_many_searches_early_gives_back_the_pages(tiny):
 
 def test_an_error_in_a_method_gives_back_the_pages(tiny):
     class Faulty(Slow):
-        def grown(self, paths: Paths, path: Path) -> None:
+        def grown(self, paths: Paths, path: SearchPath) -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -313,24 +315,19 @@ def test_nothing_runs_before_the_first_round(tiny):
 # ── a method of one's own ──────────────────────────────────────────────────────────────────────────────────
 
 
-class TwoThatAgree(Search):
-    """Starts one path after another until two have the same answer."""
-
-    def start(self, paths: Paths) -> None:
-        paths.start()
-
-    def ended(self, paths: Paths, path: Path) -> None:
-        if any(other.value == path.value for other in paths if other is not path):
-            paths.finish(f"two paths say {path.value!r}")
-        elif len(paths) < 20:
-            paths.start()
-
-    def answer(self, paths: Paths) -> Path | None:
-        return paths[len(paths) - 1]
+def from_the_docs() -> Search:
+    """The method that docs/thinking.md shows."""
+    page = (Path(__file__).parents[2] / "docs" / "thinking.md").read_text(encoding="utf-8")
+    shown = page.split("## A method of your own")[1].split("```python\n")[1].split("```")[0]
+    code = shown.split("print(")[0]
+    assert len(code.strip().splitlines()) <= 20
+    names: dict[str, type[Search]] = {}
+    exec(code, names)
+    return names["TwoThatAgree"]()
 
 
 def test_a_method_of_ones_own(tiny):
-    method = TwoThatAgree()
+    method = from_the_docs()
     made = tiny.solve(QUESTION, method, sampling=OPTIONS, extract=last_letter)
     values = [path.value for path in made.paths]
     assert values.count(made.value) == 2 and len(set(values)) == len(values) - 1

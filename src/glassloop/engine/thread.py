@@ -29,7 +29,7 @@ class EngineThread:
         self.loop = loop
         self.most_waiting = most_waiting
         self._door = threading.Condition()
-        self._jobs: deque[Callable[[], None]] = deque()
+        self._jobs: deque[Callable[[], object]] = deque()
         self._open = 0  # requests that were accepted and have not come to the loop yet
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -73,7 +73,7 @@ class EngineThread:
         if failed:
             raise failed[0]
 
-    def after_step(self, job: Callable[[], None]) -> None:
+    def after_step(self, job: Callable[[], object]) -> None:
         """Runs a job on the engine's thread after the step that is under way, and does not wait for it. For
         listeners: the engine has let go of a run that has ended only then, so that it can be continued."""
         with self._door:
@@ -100,7 +100,7 @@ class EngineThread:
         self._open -= 1
         self.loop.add(request)
 
-    def _post(self, job: Callable[[], None]) -> None:
+    def _post(self, job: Callable[[], object]) -> None:
         self._jobs.append(job)
         # The thread is started by the first request, and again after a fork of the process, which has none.
         if self._thread is None or not self._thread.is_alive():

@@ -62,6 +62,7 @@ class Samples:
         """Returns the samples of a record, with the answers extracted and judged."""
         if header.get("digest") != task.digest:
             raise RecordError(f"the record is of another task or data file than {task.name}")
+        task.check()
         items = {item.id: item for item in task.items}
         greedy: dict[str, Recorded] = {}
         samples: dict[str, list[Recorded]] = {}

@@ -59,6 +59,7 @@ class Evaluation:
         """Raises GlassloopError for what is wrong, before a model is loaded."""
         if self.limit is not None and self.limit < 1:
             raise TaskError.about("limit", f"is {self.limit}; a number of items from 1 up is expected")
+        self.task.check()
         if self.task.is_choice:
             check_methods(self.specs)
             return

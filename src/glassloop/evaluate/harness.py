@@ -64,8 +64,10 @@ def read_harness_task(path: Path, data: Path | None = None) -> Task:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    import yaml
-
+    try:
+        import yaml
+    except ImportError:
+        raise TaskError("task files in YAML need PyYAML: pip install 'glassloop[eval]'") from None
     try:
         loaded = yaml.safe_load(read_at_most(str(path), _LONGEST, TaskError))
     except yaml.constructor.ConstructorError as error:

@@ -77,12 +77,10 @@ class Running:
         """`question` is a prepared request, whose run has the prompt and the seed; none of it is computed.
         `named` are the parts of the record that only the caller knows."""
         base = question.runs[0]
-        for name in ("n", "beam_width"):
-            if getattr(base.sampling, name) > 1:
-                problem = (
-                    f"is {getattr(base.sampling, name)}; a search starts its own paths, so 1 is expected"
-                )
-                raise GlassloopError.about(name, problem)
+        for name, value in (("n", 1), ("beam_width", 1), ("revise", 0)):
+            if getattr(base.sampling, name) > value:
+                found = getattr(base.sampling, name)
+                raise GlassloopError.about(name, f"is {found}; {value} is expected for the paths of a search")
         if method.needs_verifier and verifier is None:
             raise GlassloopError.about("verify", f"is missing; the method {_name(method)} needs a verifier")
         self.llm = llm
@@ -92,6 +90,7 @@ class Running:
         self._verifiers = {"verify": verifier, "judge": judge}
         self.round = 0
         self.paths = Paths(self)
+        self.requests: list[Request] = []  # of the round that runs
         self._extractor = extractor
         self._base = base
         self._sampling = base.sampling
@@ -135,12 +134,17 @@ class Running:
         if is_cut and not leases and cut is not None:
             self._cut_off(cut["by"], cut["why"], during=True)
         self._grown = list(leases)
-        return self._requests(leases)
+        self.requests = self._requests(leases)
+        return self.requests
 
     def cancel(self, why: str) -> None:
         """Ends the search with what it has: the next round has no requests. The caller ends those that
         run."""
         self._cancelled = why
+
+    @property
+    def cancelled(self) -> bool:
+        return bool(self._cancelled)
 
     @property
     def seconds(self) -> float:

@@ -109,7 +109,7 @@ def prepare(
         chosen = replace(chosen, seed=draw_seed())
     request = _request(llm, question, chosen, chat)
     request.priority = priority
-    extractor = _extractor(extract if extract is not None else None if method is None else "auto")
+    extractor = named_extractor(extract if extract is not None else None if method is None else "auto")
     named = {"extract": _name(extract), "verify": _name(verify), "judge": _name(judge)}
     limits = Budget.of(budget)
     return Running(
@@ -118,8 +118,8 @@ def prepare(
         made,
         limits,
         extractor=extractor,
-        verifier=_verifier(verify),
-        judge=_verifier(judge),
+        verifier=named_verifier(verify),
+        judge=named_verifier(judge),
         named=named,
         past=past,
     )
@@ -138,7 +138,9 @@ def prepare_again(
     values = {(path.run.text): path.value for path in solution.paths}
     extract = given.get("extract", record["extract"])
     known = (
-        _extractor(extract) if extract is None or callable(extract) or not extract.startswith("<") else None
+        named_extractor(extract)
+        if extract is None or callable(extract) or not extract.startswith("<")
+        else None
     )
     running = Running(
         llm,
@@ -146,8 +148,8 @@ def prepare_again(
         made,
         Budget.of(record["budget"]),
         extractor=known if known is not None else values.get,
-        verifier=_verifier(given.get("verify", _unknown)),
-        judge=None if record["judge"] is None else _verifier(given.get("judge", _unknown)),
+        verifier=named_verifier(given.get("verify", _unknown)),
+        judge=None if record["judge"] is None else named_verifier(given.get("judge", _unknown)),
         named={name: record[name] for name in ("extract", "verify", "judge")},
         past=past,
     )
@@ -225,7 +227,7 @@ def drive_all(llm: LLM, make: Callable[[int], Running], count: int, window: int)
 
 
 def submit(
-    running: Running, requests: Sequence[Request], ended: Callable[[], None], may_refuse: bool = False
+    running: Running, requests: Sequence[Request], ended: Callable[[], object], may_refuse: bool = False
 ) -> None:
     """Submits the requests of a round. `ended` is called on the engine's thread when all have ended. If
     `may_refuse`, raises `Busy` where too many requests wait already."""
@@ -247,12 +249,12 @@ def submit(
         engine.submit(request, may_refuse)
 
 
-def withdraw(running: Running, requests: Sequence[Request]) -> None:
-    """Cancels the requests of a round, and waits until they have given back what they held."""
+def withdraw(running: Running, requests: Sequence[Request], wait: bool = True) -> None:
+    """Cancels the requests of a round, and waits until they have given back what they held, if `wait`."""
     engine = running.llm.engine
     open_requests = [request for request in requests if not request.ended]
     for request in open_requests:
-        engine.cancel(request, wait=request is open_requests[-1])
+        engine.cancel(request, wait and request is open_requests[-1])
 
 
 # ── options ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -292,7 +294,7 @@ def _paths(method: str | Search | None, options: Mapping[str, Any]) -> int:
     return count if isinstance(count, int) and count > 0 else 8
 
 
-def _extractor(extract: str | Extractor | None) -> Extractor | None:
+def named_extractor(extract: str | Extractor | None) -> Extractor | None:
     if extract is None or callable(extract):
         return extract
     from glassloop.search.extract import find_extractor
@@ -300,7 +302,7 @@ def _extractor(extract: str | Extractor | None) -> Extractor | None:
     return find_extractor(extract)
 
 
-def _verifier(verify: str | Verifier | None) -> Verifier | None:
+def named_verifier(verify: str | Verifier | None) -> Verifier | None:
     if verify is None or callable(verify):
         return verify
     from glassloop.search.verify import find_verifier

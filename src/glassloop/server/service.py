@@ -17,6 +17,9 @@ from glassloop.engine.deadline import Deadline
 from glassloop.engine.llm import LLM, Prompt
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError, LengthError, ModelError
+from glassloop.search.running import Running
+from glassloop.search.solution import Solution
+from glassloop.search.solve import withdraw
 from glassloop.server.errors import APIError, as_api_error, shutting_down
 from glassloop.server.operation.bodies import Bodies
 from glassloop.server.operation.logs import Log
@@ -55,6 +58,7 @@ class Service:
         self.bodies = Bodies(settings.most_body, self.pools)
         self.draining = False
         self.followers = 0  # streams of events that are open
+        self.searches: set[Running] = set()  # those that run
         self._deadlines: set[Deadline] = set()  # of calls that read from the model now
         self._hub: Hub | None = None
         self._longest_token: int | None = None
@@ -294,8 +298,23 @@ class Service:
     def end_all(self) -> None:
         """Cancels everything that is computed, since the server ends."""
         self.cancel(self.runs.running())
+        for search in self.searches:
+            search.cancel("the server has ended")
+            withdraw(search, search.requests, wait=False)
         for deadline in self._deadlines:
             deadline.cancel()
+
+    def keep_search(self, solution: Solution) -> None:
+        """Adds the runs of a search that is over to the list of runs, as one tree."""
+        tree = TreeState()
+        for path in solution.paths:
+            state = RunState(path.run, tree)
+            self.runs.add(state)
+            for kind in ("run", "end"):
+                tree.add(Event(kind, state, state.sent, None))
+            self.metrics.ended(path.run, path.kept)
+            self.log.run(path.run)
+            self.runs.ended(state)
 
     # ── following ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -14,6 +14,7 @@ from glassloop.search.methods.confidence import Confidence
 from glassloop.search.methods.forcing import Forcing
 from glassloop.search.methods.likelihood import Likelihood
 from glassloop.search.methods.options import Method
+from glassloop.search.methods.power import Power
 from glassloop.search.methods.single import Greedy, Single
 from glassloop.search.methods.tree import Tree
 from glassloop.search.methods.vote import Vote
@@ -21,7 +22,8 @@ from glassloop.search.search import Search
 from glassloop.shown import shown
 
 METHODS: dict[str, type[Method]] = {
-    made.name: made for made in (Single, Greedy, Vote, Best, Likelihood, Confidence, Beam, Tree, Forcing)
+    made.name: made
+    for made in (Single, Greedy, Vote, Best, Likelihood, Confidence, Beam, Tree, Forcing, Power)
 }
 # Names under which others know them.
 _ALSO = {

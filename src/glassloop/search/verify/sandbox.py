@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,12 @@ def run(
         return _outcome(child, limits)
     finally:
         child.end()
+
+
+@cache
+def check_available() -> None:
+    """Raises GlassloopError if there is no sandbox on this machine."""
+    run("", [], limits=Limits(seconds=30))
 
 
 def _start(task: dict[str, Any], limits: Limits) -> Child:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from glassloop.errors import GlassloopError
 from glassloop.search.verdict import Verdict, Verifier
-from glassloop.search.verify.sandbox import Limits, run
+from glassloop.search.verify.sandbox import Limits, check_available, run
 from glassloop.shown import cut
 
 _FENCED = re.compile(r"```(?:[Pp]ython|py)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
@@ -36,6 +36,7 @@ def unit_tests(tests: str | Sequence[str], *, limits: Limits = Limits()) -> Veri
         reason = "" if wrong is None else f"{passed} of {len(parts)} tests pass; {cut(str(wrong))}"
         return Verdict(passed == len(parts), passed / len(parts), reason)
 
+    verify.check = check_available  # type: ignore[attr-defined]
     return verify
 
 

@@ -23,6 +23,7 @@ from glassloop.server.openai.generation import (
     respond,
     token_logprob,
 )
+from glassloop.server.openai.search_body import SearchBody
 from glassloop.server.openai.tool_calls import CallStream, NamedTool, ToolCall, ToolUse, build, tools_in_use
 from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import options_of
@@ -55,6 +56,8 @@ class ChatBody(ChoicesBody):
     continue_final_message: bool | None = None
     # Beyond OpenAI: values that the model's chat template knows, such as enable_thinking.
     chat_template_kwargs: TemplateValues | None = None
+    # Beyond OpenAI: the answer is searched for with several paths.
+    search: SearchBody | None = None
 
 
 class Logprob(BaseModel):
@@ -96,6 +99,7 @@ class ChatAnswer(BaseModel):
     usage: UsageAnswer
     system_fingerprint: str | None
     prompt_logprobs: PromptLogprobs | None = None
+    search: dict[str, Any] | None = None  # the result of a search, if it was asked for
 
 
 def router(service: Service) -> APIRouter:
@@ -105,12 +109,18 @@ def router(service: Service) -> APIRouter:
         "/v1/chat/completions", response_model=ChatAnswer, operation_id="chat_completions", responses=STREAMED
     )
     async def chat(request: Request, body: ChatBody) -> Response:
-        return await respond(service, request, body, _Chat)
+        if body.search is None:
+            return await respond(service, request, body, Chat)
+        from glassloop.server.openai.search import SearchChat  # which is made from `Chat`
+
+        return await respond(service, request, body, SearchChat)
 
     return routes
 
 
-class _Chat(Choices):
+class Chat(Choices):
+    """The answer of the model, or `n` of them, to a conversation."""
+
     id_prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, service: Service, body: ChatBody) -> None:

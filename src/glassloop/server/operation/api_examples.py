@@ -115,6 +115,9 @@ EXAMPLES = {
     "GET /api/runs/{id}": Example(
         "Returns a run with every token and its alternatives.", query="alternatives=3"
     ),
+    "GET /api/runs/{id}/search": Example(
+        "Returns the search that a run is a path of, with all paths and decisions."
+    ),
     "GET /api/runs/{id}/events": Example("Streams the tokens of a run as they are generated."),
     "GET /api/trees/{id}/events": Example(
         "Streams the events of all runs of a tree; with close=true until none is active.",

@@ -61,9 +61,11 @@ class Pools:
         self.chat = Workers("chat templates", threads=4, waiting=1024)  # as short, unless a template is slow
         self.long = Workers("long preparation", threads=2, waiting=32)  # large bodies, grammars
         self.rendering = Workers("large answers", threads=2, waiting=256)
+        self.searching = Workers("searches", threads=4, waiting=256)  # extractors, verifiers, decisions
         self.reading = Workers("explanations, lenses and embeddings", threads=8, waiting=64)
         self.editing = Workers("edits", threads=4, waiting=32)  # these take seconds to minutes
 
     def close(self) -> None:
-        for pool in (self.short, self.chat, self.long, self.rendering, self.reading, self.editing):
+        pools = (self.short, self.chat, self.long, self.rendering, self.searching, self.reading, self.editing)
+        for pool in pools:
             pool.close()
