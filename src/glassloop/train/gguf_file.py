@@ -131,9 +131,9 @@ def _rotary(config: ModelConfig) -> dict[str, Any]:
     mixers = [layer.mixer for layer in config.layers]
     full = _full_rope(config)
     values: dict[str, Any] = {"rope.dimension_count": full.dim, "rope.freq_base": full.base}
-    local = next((m.rope for m in mixers if m.rope and m.window is not None), None)
-    if local is not None and local.base != full.base:
-        values["rope.freq_base_swa"] = local.base
+    near = next((m.rope for m in mixers if m.rope and m.window is not None), None)
+    if near is not None and near.base != full.base:
+        values["rope.freq_base_swa"] = near.base
     match full.scaling:
         case LinearScaling(factor):
             values |= {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
@@ -151,7 +151,8 @@ def _rotary(config: ModelConfig) -> dict[str, Any]:
     if window is not None:
         values["attention.sliding_window"] = window
         if any(mixer.window is None for mixer in mixers):
-            values["attention.sliding_window_pattern"] = [mixer.window is not None for mixer in mixers]
+            local = [mixer.window is not None for mixer in mixers]
+            values["attention.sliding_window_pattern"] = np.array(local, bool)
     return values
 
 
@@ -261,8 +262,6 @@ def _value(value: Any) -> bytes:
         case np.ndarray():
             kind = {"float32": _FLOAT32, "int32": _INT32, "uint32": _UINT32, "bool": _BOOL}[value.dtype.name]
             return struct.pack("<IIQ", _ARRAY, kind, len(value)) + value.tobytes()
-        case list() if value and isinstance(value[0], bool):
-            return _value(np.array(value, bool))
         case list() if value and isinstance(value[0], int):
             return _value(np.array(value, np.int32))
         case list():
