@@ -15,6 +15,7 @@ import pytest
 import torch
 from train.small import text_file, tiny_run
 
+from glassloop.errors import GlassloopError
 from glassloop.train import trainer as trainer_module
 from glassloop.train.checkpoint import State, read_checkpoint
 from glassloop.train.config import TrainError, config_text
@@ -221,3 +222,9 @@ print(train(tiny_run({str(tmp_path / "tokens")!r}), {str(tmp_path / "run")!r}, q
 
 def test_steps_are_deterministic_by_default(whole):
     assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_run_that_never_began_does_not_block_its_folder(data, tmp_path):
+    with pytest.raises(GlassloopError, match="there is no such file"):
+        train(tiny_run("nothing.txt"), tmp_path / "run", quiet=True)
+    assert train(tiny_run(data, steps=1), tmp_path / "run", quiet=True).steps == 1

@@ -24,6 +24,7 @@ from glassloop.cli import (
     runs,
     serve,
     tokenize,
+    train,
     watch,
 )
 from glassloop.cli.help import App
@@ -46,6 +47,7 @@ app.command(name="compare")(compare.compare)
 app.command(name="diff")(diff.diff)
 app.command(name="serve")(serve.serve)
 app.command(name="tokenize")(tokenize.tokenize)
+app.command(name="train", context_settings=train.SETTINGS)(train.train)
 app.add_typer(lens.app, name="lens")
 app.add_typer(runs.app, name="runs")
 app.add_typer(models.app, name="models")

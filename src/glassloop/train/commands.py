@@ -14,20 +14,53 @@ from typing import Any
 from glassloop.train.config import make_config, options, read_config
 from glassloop.train.presets import PRESETS
 
+# The first setting of each group of `run --help`.
+_GROUPS = {
+    "model": "What is trained",
+    "data": "Data",
+    "steps": "Steps",
+    "lora_rank": "Adapter (LoRA)",
+    "validate_every": "On the way",
+    "seed": "Machine",
+}
+
+
+class _Help(argparse.HelpFormatter):
+    """Help that looks like that of the other commands: "Usage:", and names in a column of their own."""
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        super().__init__(prog, max_help_position=26, **settings)
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        words = [action.metavar or action.dest.upper() for action in actions if not action.option_strings]
+        super().add_usage(usage or f"{self._prog} [OPTIONS] {' '.join(map(str, words))}", (), (), "Usage: ")
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=_Help, **settings)
+        self._positionals.title, self._optionals.title = "Arguments", "Options"
+
 
 def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    """Returns the parser of all commands."""
+    made = _Parser(
         prog=program,
         description="Train a model: a tokenizer, a new model, all weights of one, or an adapter (LoRA).",
     )
-    commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = made.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, title="Commands", parser_class=_Parser, prog=program
+    )
 
     run = commands.add_parser("run", help="Start a run.", description="Start a training run in a new folder.")
     run.add_argument("out", metavar="FOLDER", help="The folder of the run.")
     run.add_argument("--config", metavar="FILE", help="A TOML file with the settings below as keys.")
     run.add_argument("--preset", choices=PRESETS, metavar="NAME", help=_preset_help())
+    group: Any = run
     for each, kind, several in options():
-        _add_flag(run, each.name, kind, several, each.default, each.metadata["help"])
+        if each.name in _GROUPS:
+            group = run.add_argument_group(_GROUPS[each.name])
+        _add_flag(group, each.name, kind, several, each.default, each.metadata["help"])
     _add_output(run)
 
     again = commands.add_parser("resume", help="Go on with a run.", description="Go on with a stopped run.")
@@ -130,21 +163,18 @@ def _print_result(result: Any, as_json: bool) -> None:
     print(json.dumps(values) if as_json else values["folder"])
 
 
-def _add_flag(
-    run: argparse.ArgumentParser, name: str, kind: type, several: bool, default: Any, help: str
-) -> None:
+def _add_flag(group: Any, name: str, kind: type, several: bool, default: Any, help: str) -> None:
     flag = f"--{name.replace('_', '-')}"
-    shown = " ".join(default) if several else default
+    shown = " ".join(default) if several else "yes" if default is True else default
     if default not in (None, "", (), False):
-        blank = isinstance(shown, str) and not shown.strip()
-        help += f" (default: {shown!r})" if blank else f" (default: {shown})"
+        help += f" (default: {shown})"
     help = help.replace("%", "%%")
     # The default is None, so that a flag that is not given leaves a preset's value.
     if kind is bool:
-        run.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help)
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help)
     else:
-        metavar = {int: "N", float: "X", str: "TEXT"}[kind]
-        run.add_argument(
+        metavar = {int: "N", float: "X", str: "PATH" if name in ("data", "validation") else "NAME"}[kind]
+        group.add_argument(
             flag, type=kind, nargs="+" if several else None, default=None, metavar=metavar, help=help
         )
 

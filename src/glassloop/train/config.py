@@ -36,7 +36,9 @@ class TrainConfig:
     # What is trained.
     model: str | None = _option(None, "The model to train further: a name, a folder or a .gguf file.")
     family: str = _option(
-        "llama", "The family of a new model.", choices=("llama", "gpt2", "qwen3", "mistral")
+        "llama",
+        "Family of a new model: llama, gpt2, qwen3, mistral.",
+        choices=("llama", "gpt2", "qwen3", "mistral"),
     )
     layers: int = _option(4, "Layers of a new model.", least=1, most=4096)
     dim: int = _option(128, "Width of a new model.", least=2, most=1 << 16)
@@ -71,7 +73,9 @@ class TrainConfig:
     accumulate: int = _option(1, "Batches whose gradients are added up in a step.", least=1, most=1 << 16)
     lr: float = _option(1e-3, "The highest learning rate.", least=1e-12, most=10)
     schedule: str = _option(
-        "cosine", "How the learning rate falls after the warm-up.", choices=("cosine", "linear", "constant")
+        "cosine",
+        "How the learning rate falls: cosine, linear, constant.",
+        choices=("cosine", "linear", "constant"),
     )
     warmup: int = _option(100, "Steps in which the learning rate rises.")
     final_lr: float = _option(0.1, "The last learning rate, as a share of the highest.", most=1)
@@ -157,9 +161,9 @@ def _check(each: Field[Any], hint: Any, value: Any) -> None:
         if not right:
             raise TrainError.about(each.name, f"is {shown(one)}; {_WORDS[kind]} is expected")
         if number and not rules["least"] <= one <= rules["most"]:  # NaN is neither
-            raise TrainError.about(
-                each.name, f"is {one}; a number from {rules['least']:g} to {rules['most']:g} is expected"
-            )
+            least, most = f"{rules['least']:g}", rules["most"]
+            wanted = f"at least {least}" if most == _WHOLE else f"a number from {least} to {most:g}"
+            raise TrainError.about(each.name, f"is {one}; {wanted} is expected")
         if rules["choices"] and one not in rules["choices"]:
             raise TrainError.about(each.name, f"is {one!r}; one of {', '.join(rules['choices'])} is expected")
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,10 +46,13 @@ class RunFolder:
 
     def create(self, config: TrainConfig) -> None:
         """Makes the folder for a new run. Raises if there is a run in it already."""
-        if self.config_file.exists():
+        if any(self.checkpoints.glob("step-*")):
             raise TrainError(
                 f"{self.path}: has a run already; go on with it (resume {self.path}) or give another folder"
             )
+        if self.config_file.exists():  # of a run that never began: its data may have been wrong
+            for name in ("tokenizer", "tokens", "validation"):
+                shutil.rmtree(self.path / name, ignore_errors=True)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

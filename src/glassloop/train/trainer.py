@@ -89,10 +89,11 @@ class Trainer:
                     raise TrainError(
                         f"interrupted after step {done}; go on: glassloop train resume {self.folder.path}"
                     )
-        last = self.curves.points[-1] if self.curves.points else {}
-        if "validation" not in last:
+        here = {key for point in self.curves.points if point["step"] == self.state.step for key in point}
+        if "validation" not in here:
             self._validate()
-        self._sample()
+        if "sample" not in here:
+            self._sample()
         self._save()
         self.curves.close()
         return self.state
