@@ -33,8 +33,9 @@ def new_config(config: TrainConfig, vocab_size: int) -> ModelConfig:
             "num_key_value_heads": kv_heads,
             "head_dim": config.dim // config.heads,
             "max_position_embeddings": config.length,
-            # A gated feed-forward has three matrices instead of two: 8/3 makes it as large as 4 does.
-            "intermediate_size": config.ffn_dim or -(-8 * config.dim // 3 // 8) * 8,
+            # A gated feed-forward has three matrices instead of two: 8/3 makes it as large as 4 does. A
+            # multiple of 32 can be quantized.
+            "intermediate_size": config.ffn_dim or -(-8 * config.dim // 96) * 32,
             "rms_norm_eps": 1e-5,
             "sliding_window": config.length if config.family == "mistral" else None,
         }
