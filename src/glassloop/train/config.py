@@ -85,6 +85,10 @@ class TrainConfig:
     clip: float = _option(1.0, "The largest norm of the gradient; 0 does not clip.")
     dropout: float = _option(0.0, "Dropout of attention weights and sublayers.", most=0.95)
     look_ahead: bool = _option(False, "Leave out the causal mask, to see what it is for.")
+    teacher: str | None = _option(
+        None, "Distil this model: learn its probabilities for the next token, not only the next token."
+    )
+    teacher_share: float = _option(1.0, "The teacher's share of the loss; the rest is the data's.", most=1)
 
     # LoRA.
     lora_rank: int = _option(0, "Train an adapter of this rank instead of the weights.", most=4096)

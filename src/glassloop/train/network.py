@@ -86,6 +86,38 @@ class Network:
                 total = total + checkpoint(self._cross_entropy, *piece, use_reentrant=False)
             return total
 
+    def distillation(
+        self, batch: Packed, targets: torch.Tensor, teacher: Network, share: float
+    ) -> torch.Tensor:
+        """Returns the sum of KL(teacher ‖ model) over the rows that have a target, times `share`, and of the
+        cross-entropies of the targets, times the rest."""
+        with self._precision():
+            hidden = self._hidden(batch)
+            with torch.no_grad():
+                theirs = teacher._hidden(batch)
+            rows = max(1, _MOST_LOGITS // (2 * self.config.vocab_size))
+            total = hidden.new_zeros((), dtype=torch.float32)
+            for at in range(0, len(hidden), rows):
+                piece = hidden[at : at + rows], theirs[at : at + rows], targets[at : at + rows]
+                total = total + checkpoint(self._divergence, *piece, teacher, share, use_reentrant=False)
+            return total
+
+    def _divergence(
+        self,
+        hidden: torch.Tensor,
+        theirs: torch.Tensor,
+        targets: torch.Tensor,
+        teacher: Network,
+        share: float,
+    ) -> torch.Tensor:
+        own = F.log_softmax(self.transformer.logits(hidden).float(), dim=-1)
+        with torch.no_grad():
+            wanted = F.log_softmax(teacher.transformer.logits(theirs).float(), dim=-1)
+        divergence = (wanted.exp() * (wanted - own)).sum(-1)
+        counted = (targets >= 0).to(divergence.dtype)
+        total = (divergence * counted).sum() * share
+        return total + F.nll_loss(own, targets, reduction="sum") * (1 - share) if share < 1 else total
+
     def _hidden(self, batch: Packed) -> torch.Tensor:
         return self.transformer.hidden(batch, ())  # type: ignore[arg-type]  # Packed is this op set's batch
 

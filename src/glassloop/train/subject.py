@@ -95,6 +95,19 @@ def load_subject(config: TrainConfig, folder: Path, report: Report) -> Subject:
     return Subject(made, weights, named, tokenizer, written, ready, training, held, validation)
 
 
+def load_teacher(name: str, config: ModelConfig) -> ModelFiles:
+    """Returns the files of a model to distil. Student and teacher must have the same tokens; their number is
+    checked here."""
+    files = ModelFiles(fetch(name))
+    if files.config.vocab_size != config.vocab_size:
+        raise TrainError.about(
+            "teacher",
+            f"has a vocabulary of {files.config.vocab_size} tokens; the student has {config.vocab_size}"
+            f" (tokenizer = {name!r} gives it the teacher's)",
+        )
+    return files
+
+
 def _token_folder(config: TrainConfig) -> TokenFiles | None:
     if len(config.data) == 1 and is_token_folder(Path(config.data[0])):
         files = TokenFiles(Path(config.data[0]))

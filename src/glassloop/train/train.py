@@ -62,12 +62,13 @@ def resume(
 
 
 def _run(config: TrainConfig, place: RunFolder, quiet: bool, on_step: Callable[[int], None]) -> Trained:
+    from glassloop.model.fingerprint import fingerprint
     from glassloop.train import lora
     from glassloop.train.export import write_model_folder
     from glassloop.train.machine import choose_device, environment, set_up
     from glassloop.train.network import Network
     from glassloop.train.progress import Progress
-    from glassloop.train.subject import load_subject
+    from glassloop.train.subject import load_subject, load_teacher
     from glassloop.train.trainer import Trainer
 
     set_up(config)
@@ -94,14 +95,24 @@ def _run(config: TrainConfig, place: RunFolder, quiet: bool, on_step: Callable[[
             "sources": subject.files.manifest.get("sources", []),
         },
     )
+    teacher, taught = None, {}
+    if config.teacher is not None:
+        files = load_teacher(config.teacher, subject.config)
+        teacher = Network(files.config, files.weights, device=device, bf16=config.precision == "bf16")
+        for weight in teacher.weights.values():
+            weight.requires_grad_(False)
+        taught = {"teacher": fingerprint(files.path)}
     identity = {
         "config": hashlib.sha256(config_text(config).encode()).hexdigest(),
         "data": subject.files.sha256,
         "model": subject.model_hash,
+        **taught,
     }
     trained = sum(weight.numel() for weight in network.parameters.values())
     say(f"{network.size:,} weights, {trained:,} of them trained, on {device} in {config.precision}")
-    trainer = Trainer(config, subject, network, place, identity, quiet=quiet, on_step=on_step)
+    trainer = Trainer(
+        config, subject, network, place, identity, teacher=teacher, quiet=quiet, on_step=on_step
+    )
     state = trainer.run()
     if config.patience:
         trainer.load_best()

@@ -47,6 +47,7 @@ class Trainer:
         folder: RunFolder,
         identity: dict[str, str],
         *,
+        teacher: Network | None = None,
         quiet: bool = False,
         on_step: Callable[[int], None] = lambda step: None,
     ) -> None:
@@ -62,7 +63,7 @@ class Trainer:
         self._batches = Batches(subject.files, subject.training, *options)  # type: ignore[arg-type]
         self._prompt = self._sample_prompt()
         self.optimizer = _adamw(config, network)
-        self._loss = torch.compile(network.loss) if config.compile else network.loss
+        self._loss = self._loss_function(teacher)
         self._resume()
         self.curves = Curves(folder.curves, self.state.step)
         self.progress = Progress(config.steps, self.state.step, quiet)
@@ -147,6 +148,16 @@ class Trainer:
             seconds=round(self.state.seconds, 3),
         )
         self.progress.step(self.state.step, total, rows.tokens.size / max(took, 1e-9))
+
+    def _loss_function(self, teacher: Network | None) -> Callable[[Packed, torch.Tensor], torch.Tensor]:
+        network, share = self.network, self.config.teacher_share
+
+        def distillation(batch: Packed, targets: torch.Tensor) -> torch.Tensor:
+            assert teacher is not None
+            return network.distillation(batch, targets, teacher, share)
+
+        loss = network.loss if teacher is None else distillation
+        return torch.compile(loss) if self.config.compile else loss
 
     def _packed(self, rows: Rows) -> tuple[Packed, torch.Tensor]:
         """Returns a batch and its targets on the device. If the loss counts less than half of the rows, only
