@@ -57,7 +57,8 @@ def test_loss_falls_and_the_folder_has_everything(whole):
     ):
         assert (folder / name).stat().st_size
     assert json.loads((folder / "data.json").read_text())["sources"][0]["name"] == "text.txt"
-    assert whole.steps == 12 and whole.validation == points[-2]["validation"]
+    assert whole.steps == 12
+    assert whole.validation == [point["validation"] for point in points if "validation" in point][-1]
     assert len(list((folder / "checkpoints").glob("step-*"))) == 2
 
 

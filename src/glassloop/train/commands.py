@@ -67,6 +67,14 @@ def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
     again.add_argument("out", metavar="FOLDER", help="The folder of the run.")
     _add_output(again)
 
+    show = commands.add_parser(
+        "show",
+        help="Show what a run has learned.",
+        description="Show losses, probabilities of the end of text, neighbours of words and samples.",
+    )
+    show.add_argument("out", metavar="FOLDER", help="The folder of the run.")
+    show.add_argument("--json", action="store_true", help="Print it as JSON.")
+
     prepare = commands.add_parser(
         "prepare",
         help="Write token files.",
@@ -110,6 +118,11 @@ def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
             from glassloop.train.train import resume
 
             _print_result(resume(given.out, quiet=given.quiet), given.json)
+        case "show":
+            from glassloop.train.show import history, show_text
+
+            entries = history(Path(given.out))
+            print(json.dumps(entries) if given.json else show_text(entries))
         case "prepare":
             _prepare(given)
         case "tokenizer":

@@ -107,6 +107,8 @@ class TrainConfig:
     sample_tokens: int = _option(200, "Tokens of a sample.", least=1, most=1 << 16)
     sample_temperature: float = _option(0.8, "Temperature of samples; 0 is greedy.", most=100)
 
+    probe: tuple[str, ...] = _option((), "Words whose nearest embeddings are recorded at each validation.")
+
     # The machine.
     seed: int = _option(0, "Decides initial weights, the order of data and dropout.", most=2**63 - 1)
     device: str = _option("auto", "Where to train: auto, cpu, cuda.", choices=("auto", "cpu", "cuda"))

@@ -12,6 +12,7 @@ result.json         the last losses, and the SHA-256 of the result
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -63,6 +64,13 @@ class RunFolder:
         if not self.config_file.exists():
             raise TrainError(f"{self.path}: has no config.toml; the folder of a run is expected")
         return make_config(str(self.config_file), read_config(self.config_file))
+
+    @property
+    def config_hash(self) -> str:
+        """The hash of the settings in the file. Settings that are not in it, since it was written before they
+        existed, do not count."""
+        values = json.dumps(read_config(self.config_file), sort_keys=True)
+        return hashlib.sha256(values.encode()).hexdigest()
 
     def write_json(self, name: str, values: Any) -> None:
         part = self.path / f"{name}.part"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from glassloop.train.config import TrainConfig, TrainError, config_text
+from glassloop.train.config import TrainConfig, TrainError
 from glassloop.train.run_folder import RunFolder
 
 
@@ -103,7 +102,7 @@ def _run(config: TrainConfig, place: RunFolder, quiet: bool, on_step: Callable[[
             weight.requires_grad_(False)
         taught = {"teacher": fingerprint(files.path)}
     identity = {
-        "config": hashlib.sha256(config_text(config).encode()).hexdigest(),
+        "config": place.config_hash,
         "data": subject.files.sha256,
         "model": subject.model_hash,
         **taught,

@@ -27,6 +27,7 @@ from glassloop.train.curves import Curves, svg
 from glassloop.train.network import Network
 from glassloop.train.ops import Packed
 from glassloop.train.order import DROPOUT, number
+from glassloop.train.probes import end_probability, neighbours
 from glassloop.train.progress import Progress
 from glassloop.train.run_folder import RunFolder
 from glassloop.train.sample import sample_tokens
@@ -62,6 +63,7 @@ class Trainer:
         options = config.length, config.packing, config.seed, config.borders
         self._batches = Batches(subject.files, subject.training, *options)  # type: ignore[arg-type]
         self._prompt = self._sample_prompt()
+        self._probed = self._probed_tokens()
         self.optimizer = _adamw(config, network)
         self._loss = self._loss_function(teacher)
         self._resume()
@@ -74,6 +76,7 @@ class Trainer:
         if self.state.step:
             self.progress.say(f"going on after step {self.state.step}")
         else:
+            self._probe()
             self._save()
         with self._interruptible():
             while self.state.step < config.steps and not self._exhausted:
@@ -212,8 +215,31 @@ class Trainer:
         if better and self.config.patience:
             self._save_best()
         self.curves.add(step=self.state.step, validation=loss)
+        self._probe()
         self.progress.say(f"step {self.state.step}: validation loss {loss:.4f}")
         self._draw()
+
+    def _probed_tokens(self) -> dict[str, int]:
+        """Returns the first token of each word whose neighbours are recorded."""
+        tokenizer = self.subject.tokenizer
+        if tokenizer is None or not self.config.probe:
+            return {}
+        found = {word: tokenizer.encode(word, add_special=False) for word in self.config.probe}
+        return {word: ids[0] for word, ids in found.items() if ids}
+
+    def _probe(self) -> None:
+        """Records what the model knows of words and of the ends of texts."""
+        subject, tokenizer = self.subject, self.subject.tokenizer
+        files, ranges = subject.validation_files, subject.validation or subject.training
+        ends = end_probability(self.network, files, ranges, subject.ends, self.config.length)
+        if ends is not None:
+            self.curves.add(step=self.state.step, end_probability=list(ends))
+        if tokenizer is not None and self._probed:
+            close = {
+                word: [tokenizer.piece(token) for token, _ in neighbours(self.network, token_id)]
+                for word, token_id in self._probed.items()
+            }
+            self.curves.add(step=self.state.step, neighbours=close)
 
     def _sample_prompt(self) -> list[int]:
         tokenizer = self.subject.tokenizer
