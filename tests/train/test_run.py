@@ -221,8 +221,16 @@ print(train(tiny_run({str(tmp_path / "tokens")!r}), {str(tmp_path / "run")!r}, q
     assert (tmp_path / "run" / "model" / "tokenizer.json").exists()
 
 
-def test_steps_are_deterministic_by_default(whole):
-    assert torch.are_deterministic_algorithms_enabled()
+def test_steps_are_deterministic_and_settings_of_torch_come_back(data, tmp_path):
+    found = []
+
+    def look(step: int) -> None:
+        found.append((torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()))
+
+    before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    train(tiny_run(data, steps=1, threads=2), tmp_path / "run", quiet=True, on_step=look)
+    assert found == [(True, 2)]
+    assert before == (torch.are_deterministic_algorithms_enabled(), torch.get_num_threads())
 
 
 def test_a_run_that_never_began_does_not_block_its_folder(data, tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,16 +27,31 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def set_up(config: TrainConfig) -> None:
-    """Sets threads and kernels. The number of threads decides in which order sums run on a CPU, so it is part
-    of the config."""
-    torch.set_num_threads(config.threads)
+@contextmanager
+def set_up(config: TrainConfig) -> Iterator[None]:
+    """Sets threads and kernels inside the block. The number of threads decides in which order sums run on a
+    CPU, so it is part of the config."""
+    before = (
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+        torch.get_float32_matmul_precision(),
+    )
     if config.deterministic:
         # cuBLAS reads it when it starts; without it, its products may differ from run to run.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(config.deterministic)
-    torch.backends.cudnn.benchmark = False
-    torch.set_float32_matmul_precision("highest" if config.deterministic else "high")
+    _set(config.threads, config.deterministic, False, "highest" if config.deterministic else "high")
+    try:
+        yield
+    finally:
+        _set(*before)
+
+
+def _set(threads: int, deterministic: bool, fill: bool, precision: str) -> None:
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = fill  # only debugging needs it
+    torch.set_float32_matmul_precision(precision)
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -181,9 +181,14 @@ class TrainOps:
         )  # [sequences, heads, length, head dim]
         mask = packed.mask(window)
         dropout = self.dropout if self.training else 0.0
+        shared = heads != k.shape[1]  # several query heads read one key-value head
+        if shared and (mask is not None or softcap is not None):
+            # The kernels that take a mask do not share heads: torch would compute the whole matrix of scores.
+            k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
+            shared = False
         if softcap is None:
             mixed = F.scaled_dot_product_attention(
-                q, k, v, mask, dropout, is_causal=mask is None, scale=scale, enable_gqa=heads != k.shape[1]
+                q, k, v, mask, dropout, is_causal=mask is None, scale=scale, enable_gqa=shared
             )
         else:
             mixed = _capped_attention(q, k, v, mask, dropout, scale, softcap)
@@ -228,8 +233,6 @@ def _capped_attention(
     """Returns attention whose scores go through a soft cap, which torch's own function does not have."""
     if mask is None:
         mask = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).tril()
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.tanh(q @ k.transpose(-1, -2) * scale / softcap) * softcap
     weights = torch.softmax(scores.masked_fill(~mask, -torch.inf).float(), dim=-1).to(v.dtype)
     return F.dropout(weights, dropout, training=True) @ v if dropout else weights @ v

@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from glassloop.errors import TextError
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.train.sources import Document, describe, find_files, read_documents
@@ -14,7 +17,7 @@ from glassloop.train.tokens import DataError, TokenFiles, TokenWriter
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Encoded = tuple[list[int], list[bool] | None]
+Encoded = tuple[list[int] | NDArray[np.uint32], list[bool] | None]
 
 
 def prepare_tokens(
@@ -55,19 +58,22 @@ def encode(document: Document, tokenizer: Tokenizer) -> Encoded:
     if document.messages is not None:
         return _encode_chat(document, tokenizer)
     before = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
-    ids = [*before, *_encode_pieces(document.pieces, tokenizer)]
+    text = _encode_pieces(document.pieces, tokenizer)
     end = list(tokenizer.eos_ids[:1])
     if document.completion is None:
-        return [*ids, *end], None
+        return np.concatenate([np.array(before, np.uint32), text, np.array(end, np.uint32)]), None
+    prompt = [*before, *text.tolist()]
     answer = tokenizer.encode(document.completion, add_special=False, parse_special=False)
-    return [*ids, *answer, *end], [False] * len(ids) + [True] * (len(answer) + len(end))
+    return [*prompt, *answer, *end], [False] * len(prompt) + [True] * (len(answer) + len(end))
 
 
-def _encode_pieces(pieces: Iterator[str] | Sequence[str], tokenizer: Tokenizer) -> list[int]:
-    ids: list[int] = []
-    for piece in pieces:
-        ids += tokenizer.encode(piece, add_special=False, parse_special=False)
-    return ids
+def _encode_pieces(pieces: Iterator[str] | Sequence[str], tokenizer: Tokenizer) -> NDArray[np.uint32]:
+    """Returns the tokens of a text. They are kept as 32-bit numbers: a text may be long."""
+    encoded = [
+        np.array(tokenizer.encode(piece, add_special=False, parse_special=False), np.uint32)
+        for piece in pieces
+    ]
+    return np.concatenate(encoded) if encoded else np.zeros(0, np.uint32)
 
 
 def _encode_chat(document: Document, tokenizer: Tokenizer) -> Encoded:

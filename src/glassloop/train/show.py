@@ -34,7 +34,7 @@ def show_text(entries: list[dict[str, Any]]) -> str:
     for word in words:
         parts.append(f"\nclosest to {visible(word, newlines=False)!r}")
         parts += [
-            f"  step {entry['step']}: {visible('  '.join(entry['neighbours'][word]), newlines=False)}"
+            f"  step {entry['step']}: {visible(' | '.join(entry['neighbours'][word]), newlines=False)}"
             for entry in entries
             if word in entry.get("neighbours", {})
         ]

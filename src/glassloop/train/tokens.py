@@ -63,9 +63,11 @@ class TokenWriter:
         """Adds a document. `learned` says for each token whether the loss counts it; by default all do."""
         if not len(ids):
             return
-        taken = np.asarray(ids, np.int64)
+        taken = np.asarray(ids)
         if taken.min() < 0 or taken.max() >= self._vocab_size:
-            raise DataError(f"token id {taken.max()} is out of range; below {self._vocab_size} is expected")
+            raise DataError(
+                f"token ids are {taken.min()} to {taken.max()}; 0 to {self._vocab_size - 1} is expected"
+            )
         if self._open and self._open_tokens + len(taken) > self._shard_tokens:
             self._write_shard()
         self._open.append((taken.astype(self._type), None if learned is None else np.array(learned, bool)))

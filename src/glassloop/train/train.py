@@ -53,7 +53,9 @@ def resume(
     _need_torch()
     place = RunFolder(Path(folder))
     config = place.read_config()
-    with place.locked():
+    from glassloop.train.machine import set_up
+
+    with place.locked(), set_up(config):
         done = place.result
         if done is not None:
             return Trained(**{**done, "folder": Path(done["folder"])})
@@ -64,13 +66,12 @@ def _run(config: TrainConfig, place: RunFolder, quiet: bool, on_step: Callable[[
     from glassloop.model.fingerprint import fingerprint
     from glassloop.train import lora
     from glassloop.train.export import write_model_folder
-    from glassloop.train.machine import choose_device, environment, set_up
+    from glassloop.train.machine import choose_device, environment
     from glassloop.train.network import Network
     from glassloop.train.progress import Progress
     from glassloop.train.subject import load_subject, load_teacher
     from glassloop.train.trainer import Trainer
 
-    set_up(config)
     say = Progress(config.steps, 0, quiet).say
     device = choose_device(config)
     subject = load_subject(config, place.path, say)

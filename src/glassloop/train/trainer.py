@@ -117,15 +117,17 @@ class Trainer:
         rate = learning_rate(config, state.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        total = 0.0
+        losses: list[torch.Tensor] = []
         with self.network.training():
             for at in range(0, len(rows.tokens), config.batch):
                 batch, targets = self._packed(_some(rows, at, at + config.batch))
                 loss = self._loss(batch, targets) / max(1, count)
                 loss.backward()
-                total += float(loss.detach())
+                losses.append(loss.detach())
         parameters = list(self.network.parameters.values())
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.clip or math.inf))
+        clipped = torch.nn.utils.clip_grad_norm_(parameters, config.clip or math.inf)
+        # Read at once: each reading waits for the device.
+        total, norm = torch.stack([torch.stack(losses).sum(), clipped]).tolist()
         if not math.isfinite(total) or not math.isfinite(norm):
             raise TrainError(
                 f"step {state.step + 1}: the loss is {total} and the norm of the gradient {norm}; the last"
