@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,10 +70,8 @@ def encode(document: Document, tokenizer: Tokenizer) -> Encoded:
 
 def _encode_pieces(pieces: Iterator[str] | Sequence[str], tokenizer: Tokenizer) -> NDArray[np.uint32]:
     """Returns the tokens of a text. They are kept as 32-bit numbers: a text may be long."""
-    encoded = [
-        np.array(tokenizer.encode(piece, add_special=False, parse_special=False), np.uint32)
-        for piece in pieces
-    ]
+    encode = partial(tokenizer.encode, add_special=False, parse_special=False)
+    encoded = [np.array(encode(piece), np.uint32) for piece in pieces]
     return np.concatenate(encoded) if encoded else np.zeros(0, np.uint32)
 
 

@@ -13,6 +13,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "layers": 4,
             "heads": 4,
             "dim": 128,
+            "ffn_dim": 344,
             "length": 64,
             "batch": 12,
             "steps": 2000,

@@ -75,9 +75,9 @@ class Trainer:
         config = self.config
         if self.state.step:
             self.progress.say(f"going on after step {self.state.step}")
-        else:
-            self._probe()
+        elif not self.curves.points:
             self._save()
+            self._probe()
         with self._interruptible():
             while self.state.step < config.steps and not self._exhausted:
                 self._step()
