@@ -10,6 +10,7 @@ COMMANDS = (
     *("serve", "tokenize", "infill", "edit", "eval"),
     *("lens attention", "lens layers", "lens neighbours", "runs list", "runs show", "runs worst", "runs rm"),
     *("runs export", "runs import", "models list", "models pull", "models show", "models path", "models rm"),
+    *("train run", "train resume", "train show", "train prepare", "train tokenizer", "train export"),
 )
 GROUPS = (
     *("What to generate", "Choosing tokens", "Penalties", "Constraints", "Samples and beams", "When to stop"),
@@ -17,7 +18,7 @@ GROUPS = (
 )
 
 
-@pytest.mark.parametrize("command", ["", "lens", "runs", "models", *COMMANDS])
+@pytest.mark.parametrize("command", ["", "lens", "runs", "models", "train", *COMMANDS])
 def test_help_fits_80_columns_and_has_a_word_for_every_value(command):
     text = run(*command.split(), "--help", COLUMNS="80").stdout
     assert "Usage:" in text and "--help" in text

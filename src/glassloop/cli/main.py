@@ -28,6 +28,7 @@ from glassloop.cli import (
     serve,
     solve,
     tokenize,
+    train,
     watch,
 )
 from glassloop.cli.help import App
@@ -55,6 +56,7 @@ app.command(name="eval")(eval.evaluate)
 app.command(name="export")(export.export)
 app.command(name="serve")(serve.serve)
 app.command(name="tokenize")(tokenize.tokenize)
+app.command(name="train", context_settings=train.SETTINGS)(train.train)
 app.add_typer(lens.app, name="lens")
 app.add_typer(runs.app, name="runs")
 app.add_typer(models.app, name="models")

@@ -178,11 +178,31 @@ def _divide(values: Float32, scale: Float32) -> Float32:
     return values * inverse
 
 
+def _to_f16(values: Float32) -> Bytes:
+    with np.errstate(over="ignore"):  # too large for float16: infinity
+        return values.astype("<f2").view(np.uint8)
+
+
+def _to_bf16(values: Float32) -> Bytes:
+    """Rounds to the nearest bfloat16, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values, "<f4").view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    kept = np.where(np.isnan(values), bits >> np.uint32(16) | np.uint32(64), rounded)
+    return kept.astype("<u2").view(np.uint8)
+
+
 _QUANTIZERS = {"Q8_0": _quantize_q8_0, "Q4_1": _quantize_q4_1}
+_NARROWERS: dict[str, Callable[[Float32], Bytes]] = {
+    "F32": lambda values: values.astype("<f4").view(np.uint8),
+    "F16": _to_f16,
+    "BF16": _to_bf16,
+}
 
 
 def quantize(format: Format, values: Float32) -> Bytes:
-    """Returns float32 values (flat, whole blocks) in a stored format, Q8_0 or Q4_1."""
+    """Returns float32 values (flat, whole blocks) in a stored format: F32, F16, BF16, Q8_0 or Q4_1."""
+    if format.name in _NARROWERS:
+        return _NARROWERS[format.name](values)
     blocks = values.reshape(-1, format.block_values)
     raw = np.empty((len(blocks), format.block_bytes), np.uint8)
     for start in range(0, len(blocks), _BLOCKS_AT_ONCE):

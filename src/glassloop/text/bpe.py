@@ -70,7 +70,7 @@ class BPE:
         cost = len(self._vocab) + len(text) * self._longest
         if cost > self._patience:
             self._patience = 0  # once it is built, it is cheaper for every text
-            return self._whole
+            return self.whole
         self._patience -= cost
         literals = [literal for literal in (*self._special, *self._user_defined) if literal in text]
         pieces = self._pieces_of(to_alphabet(text.encode()) if self._byte_level else text)
@@ -89,7 +89,7 @@ class BPE:
         return max(map(len, self._vocab), default=0)
 
     @cached_property
-    def _whole(self) -> Pipeline:
+    def whole(self) -> Pipeline:
         with many_small_objects():
             return self._build(self._vocab, self._merges(None))
 

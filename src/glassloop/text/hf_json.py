@@ -278,3 +278,35 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TextError(f"{path}: is not a JSON object")
     return value
+
+
+def write_json_files(parts: TokenizerParts) -> dict[str, str]:
+    """Returns the files of a byte-level tokenizer, by name, as `read_json_folder` reads them."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders
+
+    vocabulary = parts.vocabulary
+    if vocabulary.spelling is not Spelling.BYTE_LEVEL:
+        raise TextError(f"{vocabulary.name}: only byte-level vocabularies can be written as tokenizer.json")
+    backend = Backend.from_str(parts.model.whole.parsing.to_str())
+    backend.decoder = decoders.ByteLevel()
+    names: dict[str, int | None] = {
+        "bos_token": parts.bos_id,
+        "eos_token": parts.eos_ids[0] if parts.eos_ids else None,
+    }
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **{key: vocabulary.text(token_id) for key, token_id in names.items() if token_id is not None},
+        "add_bos_token": parts.bos_id is not None and parts.bos_id in parts.before,
+        "add_eos_token": bool(parts.after),
+        "clean_up_tokenization_spaces": False,
+    }
+    files = {
+        "tokenizer.json": backend.to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(config, indent=1, ensure_ascii=False),
+    }
+    if len(parts.eos_ids) > 1:
+        files["generation_config.json"] = json.dumps({"eos_token_id": list(parts.eos_ids)})
+    if parts.chat_template is not None:
+        files["chat_template.jinja"] = parts.chat_template.source
+    return files

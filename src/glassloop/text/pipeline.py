@@ -47,6 +47,10 @@ class Model(Protocol):
     def for_text(self, text: str) -> Pipeline:
         """Returns the pipeline to encode this text with."""
 
+    @property
+    def whole(self) -> Pipeline:
+        """The pipeline with the whole vocabulary."""
+
     def token_to_id(self, piece: str) -> int | None: ...
 
 
@@ -55,6 +59,10 @@ class Ready(NamedTuple):
     space: str
 
     def for_text(self, text: str) -> Pipeline:
+        return self.pipeline
+
+    @property
+    def whole(self) -> Pipeline:
         return self.pipeline
 
     def token_to_id(self, piece: str) -> int | None:

@@ -83,6 +83,13 @@ class Tokenizer:
 
         return cls(read_tiktoken(path, name))
 
+    def json_files(self) -> dict[str, str]:
+        """Returns the tokenizer as the files of a folder: tokenizer.json, tokenizer_config.json and, if there
+        is one, the chat template. Only byte-level vocabularies can be written."""
+        from glassloop.text.hf_json import write_json_files
+
+        return write_json_files(self._parts)
+
     @cached_property
     def missing_ids(self) -> tuple[int, ...]:
         """The ids below `vocab_size` that have no token."""

@@ -1,0 +1,201 @@
+"""The commands of `glassloop train` and `python -m glassloop.train`, with argparse: a machine that trains may
+have torch and NumPy and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from glassloop.train.config import make_config, options, read_config
+from glassloop.train.presets import PRESETS
+
+# The first setting of each group of `run --help`.
+_GROUPS = {
+    "model": "What is trained",
+    "data": "Data",
+    "steps": "Steps",
+    "lora_rank": "Adapter (LoRA)",
+    "validate_every": "On the way",
+    "seed": "Machine",
+}
+
+
+class _Help(argparse.HelpFormatter):
+    """Help that looks like that of the other commands: "Usage:", and names in a column of their own."""
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        super().__init__(prog, max_help_position=26, **settings)
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        words = [action.metavar or action.dest.upper() for action in actions if not action.option_strings]
+        super().add_usage(usage or f"{self._prog} [OPTIONS] {' '.join(map(str, words))}", (), (), "Usage: ")
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=_Help, **settings)
+        self._positionals.title, self._optionals.title = "Arguments", "Options"
+
+
+def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
+    """Returns the parser of all commands."""
+    made = _Parser(
+        prog=program,
+        description="Train a model: a tokenizer, a new model, all weights of one, or an adapter (LoRA).",
+    )
+    commands = made.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, title="Commands", parser_class=_Parser, prog=program
+    )
+
+    run = commands.add_parser("run", help="Start a run.", description="Start a training run in a new folder.")
+    run.add_argument("out", metavar="FOLDER", help="The folder of the run.")
+    run.add_argument("--config", metavar="FILE", help="A TOML file with the settings below as keys.")
+    run.add_argument("--preset", choices=PRESETS, metavar="NAME", help=_preset_help())
+    group: Any = run
+    for each, kind, several in options():
+        if each.name in _GROUPS:
+            group = run.add_argument_group(_GROUPS[each.name])
+        _add_flag(group, each.name, kind, several, each.default, each.metadata["help"])
+    _add_output(run)
+
+    again = commands.add_parser("resume", help="Go on with a run.", description="Go on with a stopped run.")
+    again.add_argument("out", metavar="FOLDER", help="The folder of the run.")
+    _add_output(again)
+
+    show = commands.add_parser(
+        "show",
+        help="Show what a run has learned.",
+        description="Show losses, probabilities of the end of text, neighbours of words and samples.",
+    )
+    show.add_argument("out", metavar="FOLDER", help="The folder of the run.")
+    show.add_argument("--json", action="store_true", help="Print it as JSON.")
+
+    prepare = commands.add_parser(
+        "prepare",
+        help="Write token files.",
+        description="Encode text into token files, which are trained on without a tokenizer.",
+    )
+    prepare.add_argument("out", metavar="FOLDER", help="Where to write the token files.")
+    prepare.add_argument("--data", nargs="+", required=True, metavar="PATH", help="Files and folders.")
+    prepare.add_argument("--tokenizer", required=True, metavar="NAME", help="A model, a folder or a file.")
+    prepare.add_argument("--longest", type=int, metavar="N", help="Refuse documents of more tokens.")
+
+    words = commands.add_parser(
+        "tokenizer", help="Make a tokenizer.", description="Make a tokenizer from text."
+    )
+    words.add_argument("out", metavar="FOLDER", help="Where to write it.")
+    words.add_argument("--data", nargs="+", required=True, metavar="PATH", help="Files and folders.")
+    words.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="Tokens of the BPE.")
+    words.add_argument("--characters", action="store_true", help="One token per character instead.")
+
+    export = commands.add_parser(
+        "export",
+        help="Write a model in another format.",
+        description="Write a model as safetensors (a folder) or GGUF (a file), an adapter merged into it.",
+    )
+    export.add_argument("model", metavar="MODEL", help="A model folder, a .gguf file or a name.")
+    export.add_argument("out", metavar="PATH", help="A new folder, or a file that ends in .gguf.")
+    export.add_argument("--adapter", metavar="FOLDER", help="A LoRA adapter to merge into the weights.")
+    export.add_argument(
+        "--format", default="f32", choices=("f32", "f16", "bf16", "q8", "q4"), metavar="NAME",
+        help="f32, f16 or bf16; q8 and q4 for GGUF (default: f32).",
+    )  # fmt: skip
+    return made
+
+
+def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
+    """Runs a command. Errors are GlassloopErrors; the caller prints them."""
+    given = parser(program).parse_args(arguments)
+    match given.command:
+        case "run":
+            _run(given)
+        case "resume":
+            from glassloop.train.train import resume
+
+            _print_result(resume(given.out, quiet=given.quiet), given.json)
+        case "show":
+            from glassloop.train.show import history, show_text
+
+            entries = history(Path(given.out))
+            print(json.dumps(entries) if given.json else show_text(entries))
+        case "prepare":
+            _prepare(given)
+        case "tokenizer":
+            from glassloop.train.tokenizer import train_bpe, train_characters
+
+            if given.characters:
+                print(train_characters(given.data, Path(given.out)))
+            else:
+                print(train_bpe(given.data, Path(given.out), given.vocab_size))
+        case "export":
+            from glassloop.train.convert import export
+
+            print(export(given.model, Path(given.out), given.format, given.adapter))
+
+
+def _run(given: argparse.Namespace) -> None:
+    from glassloop.train.train import train
+
+    file = read_config(Path(given.config)) if given.config else {}
+    preset = given.preset or file.pop("preset", None)
+    file.pop("preset", None)
+    if preset is not None and preset not in PRESETS:
+        from glassloop.train.config import TrainError
+
+        raise TrainError.about("preset", f"is {preset!r}; one of {', '.join(PRESETS)} is expected")
+    names = [each.name for each, _, _ in options()]
+    flags = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    settings = PRESETS[preset][1] if preset else {}
+    config = make_config(given.config or "flags", settings, file, flags)
+    _print_result(train(config, given.out, quiet=given.quiet), given.json)
+
+
+def _prepare(given: argparse.Namespace) -> None:
+    from glassloop.model.loader import load_tokenizer
+    from glassloop.train.prepare import prepare_tokens
+
+    tokenizer = load_tokenizer(given.tokenizer)
+    files = prepare_tokens(
+        given.data,
+        Path(given.out),
+        tokenizer,
+        longest=given.longest,
+        tokenizer_files={name: text.encode() for name, text in tokenizer.json_files().items()},
+        report=lambda line: print(line, file=sys.stderr),
+    )
+    print(f"{files.folder}: {files.documents:,} documents, {files.tokens:,} tokens, SHA-256 {files.sha256}")
+
+
+def _print_result(result: Any, as_json: bool) -> None:
+    values = {**vars(result), "folder": str(result.folder)}
+    print(json.dumps(values) if as_json else values["folder"])
+
+
+def _add_flag(group: Any, name: str, kind: type, several: bool, default: Any, help: str) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    shown = " ".join(default) if several else "yes" if default is True else default
+    if default not in (None, "", (), False):
+        help += f" (default: {shown})"
+    help = help.replace("%", "%%")
+    # The default is None, so that a flag that is not given leaves a preset's value.
+    if kind is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help)
+    else:
+        metavar = {int: "N", float: "X", str: "PATH" if name in ("data", "validation") else "NAME"}[kind]
+        group.add_argument(
+            flag, type=kind, nargs="+" if several else None, default=None, metavar=metavar, help=help
+        )
+
+
+def _add_output(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--quiet", action="store_true", help="Show no progress.")
+    command.add_argument("--json", action="store_true", help="Print the result as JSON.")
+
+
+def _preset_help() -> str:
+    return "Settings to begin with: " + "; ".join(f"{name} ({text})" for name, (text, _) in PRESETS.items())

@@ -1,0 +1,269 @@
+"""Writes GGUF files: the inverse of `model/gguf.py`, `model/config_gguf.py` and `text/gguf_vocab.py`."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from glassloop.errors import ModelError
+from glassloop.model.config import ModelConfig
+from glassloop.model.config_gguf import config_from_gguf
+from glassloop.model.families import FAMILY_BY_TYPE, GGUF_FUSED_LAYER, GGUF_LAYER, GGUF_TOP, Part
+from glassloop.model.gguf import MAGIC
+from glassloop.model.loader import ModelFiles
+from glassloop.model.rope import LinearScaling, ListedScaling, Llama3Scaling, Rope, YarnScaling
+from glassloop.ops.quant import FORMATS, Float32, Format
+from glassloop.ops.tensor import Tensor
+from glassloop.text.pretokenizers import GGUF_RULES
+from glassloop.train.hf_layout import family_of
+from glassloop.train.write_safetensors import whole_file
+
+_ALIGNMENT = 32
+_UINT32, _FLOAT32, _BOOL, _STRING, _ARRAY, _INT32 = 4, 6, 7, 8, 9, 5
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # kinds of tokens
+
+
+def write_gguf(path: Path, files: ModelFiles, weights: Mapping[str, Float32], format: str) -> Path:
+    """Writes a model with its tokenizer. Matrices are stored in a format (F32, F16, BF16, Q8_0, Q4_1);
+    vectors, and matrices that do not fit it, in F32."""
+    config = files.config
+    family = family_of(config)
+    if family.name in ("openai-gpt", "xglm"):
+        raise ModelError(f"{config.family} models have no form in GGUF; write a folder instead")
+    architecture = "llama" if family.name == "mistral" else family.types[0].removesuffix("_text")
+    arrays = _named(config, weights, FAMILY_BY_TYPE[architecture].gguf_pairs)
+    tensors = [_tensor(name, values, FORMATS[format]) for name, values in arrays.items()]
+    metadata: dict[str, Any] = {"general.architecture": architecture, "general.name": path.stem}
+    metadata |= {f"{architecture}.{key}": value for key, value in _config(config).items()}
+    scaled = _listed_scaling(config)
+    if scaled is not None:
+        tensors.append(Tensor.of("rope_freqs.weight", scaled))
+    read_back = config_from_gguf(str(path), metadata, {tensor.name: tensor for tensor in tensors})[1]
+    _compare(path, config, read_back)
+    metadata |= _tokenizer(files)
+    _write(path, metadata, tensors)
+    return path
+
+
+def _compare(path: Path, config: ModelConfig, read_back: ModelConfig) -> None:
+    """Raises unless the file means the same model. Frequencies that are listed one by one count as equal to
+    the rule that they come from."""
+
+    def facts(model: ModelConfig) -> list[object]:
+        facts: list[object] = [model.vocab_size, model.dim, model.context, model.tied, model.logit_softcap]
+        for layer in model.layers:
+            mixer = layer.mixer
+            facts += [mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.window, mixer.softcap]
+            facts += [float(np.float32(mixer.scale)), layer.feed_forward, layer.norm_place]
+            facts.append(float(np.float32(layer.norm.eps)))
+            if mixer.rope is not None:
+                facts.append(np.round(mixer.rope.frequencies(), 6).tobytes())
+        return facts
+
+    if facts(config) != facts(read_back):
+        raise ModelError(f"{path}: GGUF cannot express this {config.family} model; write a folder instead")
+
+
+def _named(config: ModelConfig, weights: Mapping[str, Float32], pairs: bool) -> dict[str, Float32]:
+    """Returns the weights by GGUF's names for them, fused where the family has them so."""
+    fused = any(isinstance(entry, Part) for entry in family_of(config).layer.values())
+    layer = GGUF_FUSED_LAYER if fused else GGUF_LAYER
+    found: dict[str, list[Float32]] = {}
+    for name in config.shapes():  # q, k, v in this order, which is the order of the parts
+        values = weights[name]
+        stem, _, suffix = name.rpartition(".")
+        if stem.startswith("layers."):
+            _, index, kind = stem.split(".")
+            entry = layer[kind]
+            theirs = (entry.name if isinstance(entry, Part) else entry).format(i=index)
+            if pairs and kind in ("q", "k"):
+                values = _interleaved(values, config.head_dim)
+        else:
+            theirs = GGUF_TOP[stem]
+        found.setdefault(f"{theirs}.{suffix}", []).append(values)
+    return {name: np.concatenate(parts) if len(parts) > 1 else parts[0] for name, parts in found.items()}
+
+
+def _tensor(name: str, values: Float32, format: Format) -> Tensor:
+    fits = values.ndim == 2 and values.shape[1] % format.block_values == 0
+    tensor = Tensor.of(name, values)
+    return tensor.stored_as(format) if fits and not name.startswith("position_") else tensor
+
+
+def _interleaved(values: Float32, head_dim: int) -> Float32:
+    """Reorders the rows of each head from a0 a1 … b0 b1 … to a0 b0 a1 b1 …, as the llama family has them."""
+    order = np.arange(len(values)).reshape(-1, 2, head_dim // 2).swapaxes(1, 2).reshape(-1)
+    return values[order]
+
+
+def _config(config: ModelConfig) -> dict[str, Any]:
+    family = family_of(config)
+    mixer, dense = config.layers[0].mixer, config.layers[0].feed_forward
+    layer_norm = "" if family.norm == "layer" else "rms_"
+    values: dict[str, Any] = {
+        "block_count": len(config.layers),
+        "context_length": config.context,
+        "embedding_length": config.dim,
+        "feed_forward_length": dense.ffn_dim,
+        "attention.head_count": mixer.heads,
+        "attention.head_count_kv": mixer.kv_heads,
+        f"attention.layer_norm_{layer_norm}epsilon": config.layers[0].norm.eps,
+        "vocab_size": config.vocab_size,
+    }
+    if family.positions == "rotary":
+        values |= _rotary(config)
+        values |= {"attention.key_length": mixer.head_dim, "attention.value_length": mixer.head_dim}
+        if abs(mixer.scale - mixer.head_dim**-0.5) > 1e-9:
+            values["attention.scale"] = mixer.scale
+    if mixer.softcap is not None:
+        values["attn_logit_softcapping"] = mixer.softcap
+    if config.logit_softcap is not None:
+        values["final_logit_softcapping"] = config.logit_softcap
+    return values
+
+
+def _rotary(config: ModelConfig) -> dict[str, Any]:
+    mixers = [layer.mixer for layer in config.layers]
+    full = _full_rope(config)
+    values: dict[str, Any] = {"rope.dimension_count": full.dim, "rope.freq_base": full.base}
+    near = next((m.rope for m in mixers if m.rope and m.window is not None), None)
+    if near is not None and near.base != full.base:
+        values["rope.freq_base_swa"] = near.base
+    match full.scaling:
+        case LinearScaling(factor):
+            values |= {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
+        case YarnScaling(factor, context, fast, slow, sharpness, _):
+            values |= {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": factor,
+                "rope.scaling.original_context_length": context,
+                "rope.scaling.yarn_beta_fast": fast,
+                "rope.scaling.yarn_beta_slow": slow,
+            }
+            if sharpness is not None:
+                values["rope.scaling.attn_factor"] = sharpness
+    window = next((mixer.window for mixer in mixers if mixer.window is not None), None)
+    if window is not None:
+        values["attention.sliding_window"] = window
+        if any(mixer.window is None for mixer in mixers):
+            local = [mixer.window is not None for mixer in mixers]
+            values["attention.sliding_window_pattern"] = np.array(local, bool)
+    return values
+
+
+def _full_rope(config: ModelConfig) -> Rope:
+    mixers = [layer.mixer for layer in config.layers]
+    turned = [mixer for mixer in mixers if mixer.rope is not None]
+    if not turned:
+        return Rope(10_000.0, config.head_dim)
+    chosen = next((mixer for mixer in turned if mixer.window is None), turned[0]).rope
+    assert chosen is not None
+    return chosen
+
+
+def _listed_scaling(config: ModelConfig) -> Float32 | None:
+    """Returns what each frequency is divided by, for a scaling that GGUF has no rule for."""
+    if config.positions != "rotary":
+        return None
+    rope = _full_rope(config)
+    if not isinstance(rope.scaling, Llama3Scaling | ListedScaling):
+        return None
+    return np.asarray(rope._replace(scaling=None).frequencies() / rope.frequencies(), np.float32)
+
+
+def _tokenizer(files: ModelFiles) -> dict[str, Any]:
+    """Returns the `tokenizer.*` metadata: those of a GGUF file as they are, or made from tokenizer.json."""
+    if not files.path.is_dir():
+        return {key: value for key, value in files.metadata.items() if key.startswith("tokenizer.")}
+    if not (files.path / "tokenizer.json").exists():
+        return {}
+    tokenizer = files.tokenizer()
+    state = json.loads(tokenizer.json_files()["tokenizer.json"])
+    model = state["model"]
+    if model["type"] != "BPE":
+        raise ModelError(f"{files.path}: only a BPE tokenizer can be written as GGUF, not {model['type']}")
+    rows = files.config.vocab_size
+    tokens = [f"[unused{number}]" for number in range(rows)]
+    kinds = [_NORMAL] * rows
+    for text, number in model["vocab"].items():
+        tokens[number] = text
+    for added in state["added_tokens"]:
+        tokens[added["id"]] = added["content"]
+        kinds[added["id"]] = _CONTROL if added["special"] else _USER_DEFINED
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    values: dict[str, Any] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": _word_rule(files, state["pre_tokenizer"], bool(model.get("ignore_merges"))),
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.add_bos_token": tokenizer.add_bos,
+        "tokenizer.ggml.add_eos_token": tokenizer.add_eos,
+    }
+    if tokenizer.bos_id is not None:
+        values["tokenizer.ggml.bos_token_id"] = tokenizer.bos_id
+    for key, number in zip(("eos_token_id", "eot_token_id", "eom_token_id"), tokenizer.eos_ids, strict=False):
+        values[f"tokenizer.ggml.{key}"] = number
+    if tokenizer.chat_template is not None:
+        values["tokenizer.chat_template"] = tokenizer.chat_template.source
+    return values
+
+
+def _word_rule(files: ModelFiles, found: Any, ignore_merges: bool) -> str:
+    """Returns GGUF's name for the rule by which a tokenizer.json cuts words."""
+    for name, rule in GGUF_RULES.items():
+        built = rule.build().__getstate__()
+        same = json.loads(built if isinstance(built, (str, bytes)) else bytes(built)) == found
+        if same and rule.ignore_merges == ignore_merges:
+            return name
+    gpt2 = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    if isinstance(found, dict) and gpt2.items() <= found.items():
+        return "gpt-2"
+    raise ModelError(f"{files.path}: GGUF has no name for the way in which this tokenizer cuts words")
+
+
+def _write(path: Path, metadata: Mapping[str, Any], tensors: list[Tensor]) -> None:
+    head = bytearray(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
+    for key, value in metadata.items():
+        head += _string(key) + _value(value)
+    at = 0
+    for tensor in tensors:
+        head += _string(tensor.name) + struct.pack("<I", len(tensor.shape))
+        head += b"".join(struct.pack("<Q", size) for size in reversed(tensor.shape))
+        head += struct.pack("<IQ", tensor.format.gguf_id, at)
+        at += -(-len(tensor.data) // _ALIGNMENT) * _ALIGNMENT
+    with whole_file(path) as file:
+        file.write(bytes(head) + bytes(-len(head) % _ALIGNMENT))
+        for tensor in tensors:
+            file.write(np.ascontiguousarray(tensor.data).data)
+            file.write(bytes(-len(tensor.data) % _ALIGNMENT))
+
+
+def _string(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogateescape")
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(value: Any) -> bytes:
+    match value:
+        case bool():
+            return struct.pack("<I?", _BOOL, value)
+        case int():
+            return struct.pack("<II", _UINT32, value)
+        case float():
+            return struct.pack("<If", _FLOAT32, value)
+        case str():
+            return struct.pack("<I", _STRING) + _string(value)
+        case np.ndarray():
+            kind = {"float32": _FLOAT32, "int32": _INT32, "uint32": _UINT32, "bool": _BOOL}[value.dtype.name]
+            return struct.pack("<IIQ", _ARRAY, kind, len(value)) + value.tobytes()
+        case list() if value and isinstance(value[0], int):
+            return _value(np.array(value, np.int32))
+        case list():
+            return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(map(_string, value))
+    raise TypeError(f"GGUF has no type for {type(value).__name__}")

@@ -1,0 +1,134 @@
+"""A model in training: the forward pass over the op set with gradients, its parameters, and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from glassloop.model.config import ModelConfig
+from glassloop.model.transformer import Transformer
+from glassloop.ops.tensor import Tensor
+from glassloop.train.ops import Packed, TrainOps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Logits that are computed at once. With more, the loss goes through the rows in pieces and computes each
+# piece again for its gradients, so that the memory for logits stays below 2 GiB.
+_MOST_LOGITS = 1 << 29
+
+
+class Network:
+    """The weights of a model as torch parameters, and the loss of a batch.
+
+    `parameters` has what is trained, by our names for the weights (`layers.0.q.weight`).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        *,
+        device: str = "cpu",
+        dtype: Any = torch.float32,
+        dropout: float = 0.0,
+        bf16: bool = False,
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.ops = TrainOps(device, dtype, dropout)
+        self._bf16 = bf16
+        named = {name: tensor._replace(name=name) for name, tensor in weights.items()}
+        self.transformer = Transformer(config, named, self.ops)
+        if config.positions == "sinusoidal":  # a table that is computed, not trained
+            self.ops.matrices.pop("position_embedding.weight").weight.requires_grad_(False)
+        self.parameters: dict[str, torch.Tensor] = {
+            name: self.ops.matrices[name].weight if name in self.ops.matrices else self.ops.vectors[name]
+            for name in config.shapes()
+        }
+        self.weights = dict(self.parameters)  # all weights, also when only an adapter is trained
+
+    @property
+    def size(self) -> int:
+        """The number of weights."""
+        return sum(weight.numel() for weight in self.weights.values())
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Applies dropout inside the block."""
+        self.ops.training = True
+        try:
+            yield
+        finally:
+            self.ops.training = False
+
+    def logits(self, batch: Packed) -> torch.Tensor:
+        """Returns the logits of the wanted rows: [wanted, vocabulary]."""
+        with self._precision():
+            return self.transformer.logits(self._hidden(batch))
+
+    def loss(self, batch: Packed, targets: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of the cross-entropies of the wanted rows. `targets` has the token that comes after
+        each of them."""
+        with self._precision():
+            hidden = self._hidden(batch)
+            rows = max(1, _MOST_LOGITS // self.config.vocab_size)
+            if len(hidden) <= rows:
+                return self._cross_entropy(hidden, targets)
+            total = hidden.new_zeros((), dtype=torch.float32)
+            for at in range(0, len(hidden), rows):
+                piece = hidden[at : at + rows], targets[at : at + rows]
+                total = total + checkpoint(self._cross_entropy, *piece, use_reentrant=False)
+            return total
+
+    def distillation(
+        self, batch: Packed, targets: torch.Tensor, teacher: Network, share: float
+    ) -> torch.Tensor:
+        """Returns the sum of KL(teacher ‖ model) over the rows that have a target, times `share`, and of the
+        cross-entropies of the targets, times the rest."""
+        with self._precision():
+            hidden = self._hidden(batch)
+            with torch.no_grad():
+                theirs = teacher._hidden(batch)
+            rows = max(1, _MOST_LOGITS // (2 * self.config.vocab_size))
+            total = hidden.new_zeros((), dtype=torch.float32)
+            for at in range(0, len(hidden), rows):
+                piece = hidden[at : at + rows], theirs[at : at + rows], targets[at : at + rows]
+                total = total + checkpoint(self._divergence, *piece, teacher, share, use_reentrant=False)
+            return total
+
+    def _divergence(
+        self,
+        hidden: torch.Tensor,
+        theirs: torch.Tensor,
+        targets: torch.Tensor,
+        teacher: Network,
+        share: float,
+    ) -> torch.Tensor:
+        own = F.log_softmax(self.transformer.logits(hidden).float(), dim=-1)
+        with torch.no_grad():
+            wanted = F.log_softmax(teacher.transformer.logits(theirs).float(), dim=-1)
+        divergence = (wanted.exp() * (wanted - own)).sum(-1)
+        counted = (targets >= 0).to(divergence.dtype)
+        total = (divergence * counted).sum() * share
+        return total + F.nll_loss(own, targets, reduction="sum") * (1 - share) if share < 1 else total
+
+    def _hidden(self, batch: Packed) -> torch.Tensor:
+        return self.transformer.hidden(batch, ())  # type: ignore[arg-type]  # Packed is this op set's batch
+
+    def _cross_entropy(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = self.transformer.logits(hidden)
+        if logits.dtype is not torch.float64:
+            logits = logits.float()
+        return F.cross_entropy(logits, targets, reduction="sum")
+
+    def _precision(self) -> AbstractContextManager[None]:
+        if not self._bf16:
+            return nullcontext()
+        found: AbstractContextManager[None] = torch.autocast(self.device.split(":")[0], torch.bfloat16)
+        return found

@@ -1,0 +1,354 @@
+"""The training loop: take a batch, compute its gradients, step, and now and then validate, sample and save.
+
+Everything a step does is a function of the config, the data and the checkpoint before it: data come in a
+hashed order, dropout is seeded for each step, and kernels are deterministic. So a run that was killed and
+resumed ends with the same bits as one that was not.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from glassloop.ops.quant import Float32
+from glassloop.train import checkpoint as checkpoints
+from glassloop.train.batches import IGNORED, Batches, Cursor, Rows
+from glassloop.train.checkpoint import State
+from glassloop.train.config import TrainConfig, TrainError
+from glassloop.train.curves import Curves, svg
+from glassloop.train.network import Network
+from glassloop.train.ops import Packed
+from glassloop.train.order import DROPOUT, number
+from glassloop.train.probes import end_probability, neighbours
+from glassloop.train.progress import Progress
+from glassloop.train.run_folder import RunFolder
+from glassloop.train.sample import sample_tokens
+from glassloop.train.schedule import learning_rate
+from glassloop.train.subject import Subject
+
+_FIRST = State(step=0, epoch=0, place=0, tokens=0, seconds=0.0)
+
+
+class Trainer:
+    """One run from its last checkpoint, or its beginning, to its end."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        subject: Subject,
+        network: Network,
+        folder: RunFolder,
+        identity: dict[str, str],
+        *,
+        teacher: Network | None = None,
+        quiet: bool = False,
+        on_step: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        self.config = config
+        self.subject = subject
+        self.network = network
+        self.folder = folder
+        self.identity = identity
+        self.state = _FIRST
+        self._on_step = on_step
+        self._stop = False
+        options = config.length, config.packing, config.seed, config.borders
+        self._batches = Batches(subject.files, subject.training, *options)  # type: ignore[arg-type]
+        self._prompt = self._sample_prompt()
+        self._probed = self._probed_tokens()
+        self.optimizer = _adamw(config, network)
+        self._loss = self._loss_function(teacher)
+        self._resume()
+        self.curves = Curves(folder.curves, self.state.step)
+        self.progress = Progress(config.steps, self.state.step, quiet)
+
+    def run(self) -> State:
+        """Trains to the end. Raises a TrainError if the loss is not finite; the last checkpoint stays."""
+        config = self.config
+        if self.state.step:
+            self.progress.say(f"going on after step {self.state.step}")
+        elif not self.curves.points:
+            self._save()
+            self._probe()
+        with self._interruptible():
+            while self.state.step < config.steps and not self._exhausted:
+                self._step()
+                done = self.state.step
+                if config.sample_every and done % config.sample_every == 0:
+                    self._sample()
+                if config.validate_every and done % config.validate_every == 0:
+                    self._validate()
+                if done % config.checkpoint_every == 0 or self._stop:
+                    self._save()
+                self._on_step(done)
+                if self._stop:
+                    raise TrainError(
+                        f"interrupted after step {done}; go on: glassloop train resume {self.folder.path}"
+                    )
+        here = {key for point in self.curves.points if point["step"] == self.state.step for key in point}
+        if "validation" not in here:
+            self._validate()
+        if "sample" not in here:
+            self._sample()
+        self._save()
+        self.curves.close()
+        return self.state
+
+    @property
+    def _exhausted(self) -> bool:
+        """Whether validation has not improved for as long as the config allows."""
+        return 0 < self.config.patience <= self.state.worse
+
+    # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _step(self) -> None:
+        config, state, began = self.config, self.state, time.monotonic()
+        rows, cursor = self._batches.take(Cursor(state.epoch, state.place), config.batch * config.accumulate)
+        count = rows.count
+        torch.manual_seed(number(config.seed, state.step, DROPOUT, 2**63))
+        rate = learning_rate(config, state.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        losses: list[torch.Tensor] = []
+        with self.network.training():
+            for at in range(0, len(rows.tokens), config.batch):
+                batch, targets = self._packed(_some(rows, at, at + config.batch))
+                loss = self._loss(batch, targets) / max(1, count)
+                loss.backward()
+                losses.append(loss.detach())
+        parameters = list(self.network.parameters.values())
+        clipped = torch.nn.utils.clip_grad_norm_(parameters, config.clip or math.inf)
+        # Read at once: each reading waits for the device.
+        total, norm = torch.stack([torch.stack(losses).sum(), clipped]).tolist()
+        if not math.isfinite(total) or not math.isfinite(norm):
+            raise TrainError(
+                f"step {state.step + 1}: the loss is {total} and the norm of the gradient {norm}; the last"
+                f" checkpoint is kept in {self.folder.checkpoints} (a lower lr may help)"
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        took = time.monotonic() - began
+        self.state = replace(
+            state,
+            step=state.step + 1,
+            epoch=cursor.epoch,
+            place=cursor.place,
+            tokens=state.tokens + count,
+            seconds=state.seconds + took,
+        )
+        self.curves.add(
+            step=self.state.step,
+            loss=total,
+            lr=rate,
+            norm=norm,
+            tokens=self.state.tokens,
+            seconds=round(self.state.seconds, 3),
+        )
+        self.progress.step(self.state.step, total, rows.tokens.size / max(took, 1e-9))
+
+    def _loss_function(self, teacher: Network | None) -> Callable[[Packed, torch.Tensor], torch.Tensor]:
+        network, share = self.network, self.config.teacher_share
+
+        def distillation(batch: Packed, targets: torch.Tensor) -> torch.Tensor:
+            assert teacher is not None
+            return network.distillation(batch, targets, teacher, share)
+
+        loss = network.loss if teacher is None else distillation
+        return torch.compile(loss) if self.config.compile else loss
+
+    def _packed(self, rows: Rows) -> tuple[Packed, torch.Tensor]:
+        """Returns a batch and its targets on the device. If the loss counts less than half of the rows, only
+        their logits are computed."""
+        device = self.network.device
+
+        def send(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+        targets, wanted = rows.targets.reshape(-1), None
+        if rows.count * 2 < targets.size:
+            places = np.flatnonzero(targets != IGNORED)
+            targets, wanted = targets[places], send(places)
+        return Packed(
+            send(rows.tokens.reshape(-1)),
+            send(rows.positions.reshape(-1)),
+            len(rows.tokens),
+            rows.tokens.shape[1],
+            documents=None if rows.documents is None else send(rows.documents),
+            wanted=wanted,
+            look_ahead=self.config.look_ahead,
+        ), send(targets)
+
+    # ── on the way ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def validation_loss(self) -> float | None:
+        """Returns the mean cross-entropy of the validation data in nats per token; None if there is none."""
+        config, subject = self.config, self.subject
+        if not subject.validation:
+            return None
+        options = config.length, config.packing, None, config.borders
+        batches = Batches(subject.validation_files, subject.validation, *options)  # type: ignore[arg-type]
+        most = min(len(batches.epoch(0)), -(-config.validation_tokens // config.length))
+        total, count = 0.0, 0
+        with torch.no_grad():
+            for at in range(0, most, config.batch):
+                rows, _ = batches.take(Cursor(0, at), min(config.batch, most - at))
+                total += float(self.network.loss(*self._packed(rows)))
+                count += rows.count
+        return total / max(1, count)
+
+    def _validate(self) -> None:
+        loss = self.validation_loss()
+        if loss is None:
+            return
+        better = self.state.best is None or loss < self.state.best
+        self.state = replace(
+            self.state,
+            best=loss if better else self.state.best,
+            worse=0 if better else self.state.worse + 1,
+        )
+        if better and self.config.patience:
+            self._save_best()
+        self.curves.add(step=self.state.step, validation=loss)
+        self._probe()
+        self.progress.say(f"step {self.state.step}: validation loss {loss:.4f}")
+        self._draw()
+
+    def _probed_tokens(self) -> dict[str, int]:
+        """Returns the first token of each word whose neighbours are recorded."""
+        tokenizer = self.subject.tokenizer
+        if tokenizer is None or not self.config.probe:
+            return {}
+        found = {word: tokenizer.encode(word, add_special=False) for word in self.config.probe}
+        return {word: ids[0] for word, ids in found.items() if ids}
+
+    def _probe(self) -> None:
+        """Records what the model knows of words and of the ends of texts."""
+        subject, tokenizer = self.subject, self.subject.tokenizer
+        files, ranges = subject.validation_files, subject.validation or subject.training
+        ends = end_probability(self.network, files, ranges, subject.ends, self.config.length)
+        if ends is not None:
+            self.curves.add(step=self.state.step, end_probability=list(ends))
+        if tokenizer is not None and self._probed:
+            close = {
+                word: [tokenizer.piece(token) for token, _ in neighbours(self.network, token_id)]
+                for word, token_id in self._probed.items()
+            }
+            self.curves.add(step=self.state.step, neighbours=close)
+
+    def _sample_prompt(self) -> list[int]:
+        tokenizer = self.subject.tokenizer
+        if tokenizer is not None and self.config.sample_prompt:
+            return tokenizer.encode(self.config.sample_prompt)
+        first: list[int] = self.subject.files.read(0, 1)[0].tolist()
+        return first
+
+    def _sample(self) -> None:
+        config, tokenizer = self.config, self.subject.tokenizer
+        if tokenizer is None:
+            return
+        options = config.sample_tokens, config.sample_temperature, config.seed, tokenizer.eos_ids
+        ids = sample_tokens(self.network, self._prompt, *options)
+        text = tokenizer.decode(ids, skip_special=True)
+        self.curves.add(step=self.state.step, sample=text)
+        self.progress.say(f"── step {self.state.step} ──\n{text}\n──")
+
+    def _draw(self) -> None:
+        picture = svg(self.curves.points)
+        if picture:
+            self.folder.picture.write_text(picture, encoding="utf-8")
+
+    # ── checkpoints ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _arrays(self) -> dict[str, Float32]:
+        arrays: dict[str, Float32] = {}
+        for name, weight in self.network.parameters.items():
+            moments = self.optimizer.state.get(weight, {})
+            values = [weight, *(moments.get(key) for key in ("exp_avg", "exp_avg_sq"))]
+            for part, value in zip(checkpoints.PARTS, values, strict=True):
+                array = torch.zeros_like(weight) if value is None else value
+                arrays[f"{part}:{name}"] = array.detach().cpu().numpy()
+        return arrays
+
+    def _save(self) -> None:
+        checkpoints.save_checkpoint(self.folder.checkpoints, self.state, self._arrays(), self.identity)
+        checkpoints.drop_old_checkpoints(self.folder.checkpoints, self.config.keep)
+
+    def _save_best(self) -> None:
+        path = checkpoints.save_checkpoint(
+            self.folder.path / "best.part", self.state, self._arrays(), self.identity
+        )
+        self.folder.checkpoints.mkdir(exist_ok=True)
+        path.replace(self.folder.best)
+        path.parent.rmdir()
+
+    def load_best(self) -> None:
+        """Takes the weights of the best validation, if the run keeps them."""
+        if self.folder.best.exists():
+            _, arrays = checkpoints.read_checkpoint(self.folder.best, self.identity)
+            self._set(arrays)
+
+    def _resume(self) -> None:
+        found, problems = checkpoints.newest_checkpoint(self.folder.checkpoints, self.identity)
+        for problem in problems:
+            Progress(1, 0).say(f"{problem}; an older one is used")
+        if found is not None:
+            self.state, arrays = found
+            self._set(arrays)
+
+    def _set(self, arrays: dict[str, Float32]) -> None:
+        shapes = {name: tuple(weight.shape) for name, weight in self.network.parameters.items()}
+        checkpoints.check_shapes(self.folder.checkpoints, arrays, shapes)
+        with torch.no_grad():
+            for name, weight in self.network.parameters.items():
+                own, first, second = (
+                    torch.from_numpy(np.array(arrays[f"{part}:{name}"])).to(weight.device)
+                    for part in checkpoints.PARTS
+                )
+                weight.copy_(own)
+                if self.state.step:
+                    where = weight.device if self.optimizer.defaults["fused"] else "cpu"
+                    step = torch.tensor(float(self.state.step), device=where)
+                    self.optimizer.state[weight] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Lets Ctrl-C end the run after the current step, with a checkpoint. A second one ends it at once."""
+
+        def stop(*_: object) -> None:
+            self._stop = True
+            signal.signal(signal.SIGINT, before)
+
+        try:
+            before: Any = signal.signal(signal.SIGINT, stop)
+        except ValueError:  # not the main thread
+            yield
+            return
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _some(rows: Rows, start: int, stop: int) -> Rows:
+    documents = None if rows.documents is None else rows.documents[start:stop]
+    return Rows(rows.tokens[start:stop], rows.targets[start:stop], rows.positions[start:stop], documents)
+
+
+def _adamw(config: TrainConfig, network: Network) -> Any:
+    """Returns AdamW; matrices have weight decay, vectors have none."""
+    parameters = list(network.parameters.values())
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    fused = network.device.startswith("cuda")
+    betas = (config.beta1, config.beta2)
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=fused)
