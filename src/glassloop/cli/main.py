@@ -16,6 +16,7 @@ from glassloop.cli import (
     compare,
     diff,
     edit,
+    eval,
     explain,
     fork,
     generate,
@@ -49,6 +50,7 @@ app.command(name="edit")(edit.edit)
 app.command(name="replay")(replay.replay)
 app.command(name="compare")(compare.compare)
 app.command(name="diff")(diff.diff)
+app.command(name="eval")(eval.evaluate)
 app.command(name="serve")(serve.serve)
 app.command(name="tokenize")(tokenize.tokenize)
 app.add_typer(lens.app, name="lens")

@@ -17,11 +17,12 @@ from glassloop.evaluate.draw import GREEDY, SAMPLES, unpack
 from glassloop.evaluate.methods import MethodSpec
 from glassloop.evaluate.record import RecordError, seconds_of
 from glassloop.evaluate.task import Item, Task
+from glassloop.search.confidence import WINDOW, lowest_group, token_confidences
 from glassloop.search.methods import make_method
 from glassloop.search.search import Paths, Search
 from glassloop.search.solution import BY_METHOD, Path
 from glassloop.search.verdict import Verdict
-from glassloop.search.voting import elect
+from glassloop.search.voting import elect, voters
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Recorded:
     text: str
     tokens: int
     finish: str
-    logprob: float
+    logprob: float  # the mean, the token that ended it included
     confidence: np.ndarray[Any, Any]
     value: str | None
     correct: bool
@@ -61,6 +62,7 @@ class Samples:
         """Returns the samples of a record, with the answers extracted and judged."""
         if header.get("digest") != task.digest:
             raise RecordError(f"the record is of another task or data file than {task.name}")
+        task.check()
         items = {item.id: item for item in task.items}
         greedy: dict[str, Recorded] = {}
         samples: dict[str, list[Recorded]] = {}
@@ -135,7 +137,8 @@ def _vote(runs: Sequence[Recorded]) -> Outcome:
 
 
 def _likelihood(runs: Sequence[Recorded]) -> Outcome:
-    chosen = max(runs, key=lambda run: run.logprob / max(run.tokens, 1))
+    able = voters(_ended_path(number, run) for number, run in enumerate(runs))
+    chosen = max((runs[path.number] for path in able), key=lambda run: run.logprob, default=runs[0])
     return Outcome(chosen.correct, sum(run.tokens for run in runs), chosen.value, len(runs))
 
 
@@ -210,10 +213,12 @@ class Playback:
         self._runs = [_Run(run) for run in runs]
         self.paths = Paths(self)  # type: ignore[arg-type]
         self.round = 0
+        self._window = WINDOW
 
     def play(self, method: Search) -> Outcome:
         """Runs a method to its end, round by round, as `Running.next_round` does."""
         stride = method.stride or 1 << 31
+        self._window = getattr(method, "window", WINDOW)
         method.start(self.paths)
         while growing := self.paths.running:
             self.round += 1
@@ -221,7 +226,8 @@ class Playback:
             for path in growing:
                 run = self._runs[path.number]
                 if run.grow(len(run.tokens) + stride):
-                    path.ended_by, path.value = run.recorded.finish, run.recorded.value
+                    path.value = run.recorded.value
+                    self.end(path, run.recorded.finish, "")
                     ended.add(path.number)
             for path in growing:
                 if self.paths.finished:
@@ -251,6 +257,7 @@ class Playback:
 
     def end(self, path: Path, by: str, why: str) -> None:
         path.ended_by, path.why = by, why
+        path.confidence = lowest_group(token_confidences(path.run.tokens), self._window)
 
     def judged(self, path: Path, by: str) -> Verdict:
         passed = self._runs[path.number].recorded.correct

@@ -107,12 +107,18 @@ def _row(request: Request) -> dict[str, Any]:
             "text": run.text,
             "tokens": len(run.tokens),
             "finish": run.finish_reason,
-            "logprob": round(run.logprob, 4),
+            "logprob": _mean_logprob(run),
             "confidence": pack(token_confidences(run.tokens)),
         }
         for run in request.runs
     ]
     return {"prompt_tokens": len(request.prompt_ids), "runs": runs}
+
+
+def _mean_logprob(run: Run) -> float:
+    """Returns the mean log-probability of a run's tokens and of the one that ended it."""
+    values = [token.raw_logprob for token in [*run.tokens, *([] if run.end is None else [run.end])]]
+    return round(sum(values) / max(len(values), 1), 6)
 
 
 def pack(values: np.ndarray[Any, Any]) -> str:

@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.sampling import Sampling
-from glassloop.evaluate.methods import parse_methods
+from glassloop.evaluate.choices import METHODS as CHOICE_METHODS
+from glassloop.evaluate.choices import check_methods, run_choices
+from glassloop.evaluate.methods import MethodSpec, parse_methods
 from glassloop.evaluate.progress import progress
 from glassloop.evaluate.record import Record
 from glassloop.evaluate.report import Figures, figures_of
 from glassloop.evaluate.run import Settings, outcomes_of, rows_of, run_methods
 from glassloop.evaluate.task import Task, TaskError
+from glassloop.search.budget import Budget
+from glassloop.search.methods import make_method
+from glassloop.search.solve import TEMPERATURE
 
 if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
@@ -34,25 +39,50 @@ class Evaluation:
     budget: Mapping[str, Any] = field(default_factory=dict)  # of each item: tokens, seconds, branches
     record: Path | None = None
 
+    @property
+    def specs(self) -> list[MethodSpec]:
+        """The methods. Those of a task of choices are its own, unless they are named."""
+        if self.task.is_choice and self.methods == "greedy":
+            return parse_methods(CHOICE_METHODS)
+        return parse_methods([self.methods])
+
+    @property
+    def settings(self) -> Settings:
+        """The options of all methods. The temperature is that of a search if none is given."""
+        task = self.task
+        options = {"temperature": TEMPERATURE, **task.options, **self.sampling, "stop": list(task.stop)}
+        sampling = Sampling.from_dict({**options, "max_tokens": self.max_tokens or task.max_tokens})
+        limits = {name: value for name, value in self.budget.items() if value is not None}
+        return Settings(sampling, self.seed, Budget.of(limits).to_dict() or None)
+
+    def check(self) -> None:
+        """Raises GlassloopError for what is wrong, before a model is loaded."""
+        if self.limit is not None and self.limit < 1:
+            raise TaskError.about("limit", f"is {self.limit}; a number of items from 1 up is expected")
+        self.task.check()
+        if self.task.is_choice:
+            check_methods(self.specs)
+            return
+        for method in self.specs:
+            make_method(method.name, dict(method.options))
+        _ = self.settings
+
 
 def evaluate(llm: LLM, wanted: Evaluation) -> Figures:
     """Runs an evaluation, or what is missing of it in its record, and returns its figures."""
-    task = wanted.task
-    if wanted.limit is not None and wanted.limit < 1:
-        raise TaskError.about("limit", f"is {wanted.limit}; a number of items from 1 up is expected")
+    wanted.check()
+    task, methods, settings = wanted.task, wanted.specs, wanted.settings
     items = task.items[: wanted.limit]
-    methods = parse_methods([wanted.methods])
-    options = {**task.options, **wanted.sampling, "stop": list(task.stop)}
-    sampling = Sampling.from_dict({**options, "max_tokens": wanted.max_tokens or task.max_tokens})
-    limits = {name: value for name, value in wanted.budget.items() if value is not None}
-    settings = Settings(sampling, wanted.seed, limits or None)
     with tempfile.TemporaryDirectory(prefix="glassloop-eval-") as folder:
         path = wanted.record or Path(folder) / "record.jsonl"
         with Record(path, settings.header(task, llm)) as record:
             ids, texts = {item.id for item in items}, {method.text for method in methods}
             done = sum(row["item"] in ids and row["method"] in texts for row in record.rows)
             with progress(len(items) * len(methods), done) as told:
-                run_methods(llm, task, items, methods, settings, record, told)
+                if task.is_choice:
+                    run_choices(llm, task, items, methods, record, told)
+                else:
+                    run_methods(llm, task, items, methods, settings, record, told)
             results = outcomes_of(record, items, [method.text for method in methods])
             rows = rows_of(record, results)
     return figures_of(task.name, str(record.header["model"]), rows, results)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from glassloop.evaluate.analyse import Outcome, Samples
 from glassloop.evaluate.draw import GREEDY, SAMPLES
 from glassloop.evaluate.methods import parse_methods
-from glassloop.evaluate.record import read
+from glassloop.evaluate.record import RecordError, read, seconds_of
 from glassloop.evaluate.report import Figures, Row, figures_of, row_of
 from glassloop.evaluate.task import Task
 
 
 def figures_of_samples(task: Task, path: Path, methods: str, beside: Sequence[Path] = ()) -> Figures:
-    """Returns the figures of methods on the samples of a record, and of the greedy answers of other records,
-    on the items that all of them have."""
+    """Returns the figures of methods on the samples of a record, and of the greedy answers or the methods of
+    other records, on the items that all of them have."""
     header, rows = read(path)
     samples = Samples.of(task, header, rows)
     model = str(header["model"])
@@ -27,6 +28,10 @@ def figures_of_samples(task: Task, path: Path, methods: str, beside: Sequence[Pa
         seconds[method.text] = _seconds(samples, method.name, found)
     for other in beside:
         other_header, other_rows = read(other)
+        if other_header.get("what") == "methods":
+            for name, found, spent in _of_methods(task, other_header, other_rows):
+                outcomes[name], seconds[name] = found, spent
+            continue
         others = Samples.of(task, other_header, other_rows)
         (greedy,) = parse_methods([GREEDY])
         name = f"{other_header['model']} greedy"
@@ -39,6 +44,20 @@ def figures_of_samples(task: Task, path: Path, methods: str, beside: Sequence[Pa
     }
     made = [_row(name, kept[name], outcomes[name], seconds[name]) for name in kept]
     return figures_of(task.name, model, made, kept)
+
+
+def _of_methods(
+    task: Task, header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, dict[str, Outcome], float]]:
+    """Yields the name, the results and the seconds of each method in a record of `run`."""
+    if header.get("digest") != task.digest:
+        raise RecordError(f"the record is of another task or data file than {task.name}")
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mine = [dict(row) for row in rows if row["method"] == method]
+        found = {
+            row["item"]: Outcome(row["correct"], row["tokens"], row["value"], row["paths"]) for row in mine
+        }
+        yield f"{header['model']} {method}", found, seconds_of(mine)
 
 
 def _row(

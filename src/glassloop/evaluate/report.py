@@ -103,17 +103,25 @@ def comparisons(pairs: Sequence[tuple[str, str, Paired]]) -> str:
 
 def to_json(
     task: str, model: str, rows: Sequence[Row], pairs: Sequence[tuple[str, str, Paired]]
-) -> dict[str, Any]:
-    """Returns everything as one JSON object."""
-    tests = [{"first": one, "second": other, **pair._asdict()} for one, other, pair in pairs]
-    return {"task": task, "model": model, "methods": [asdict(row) for row in rows], "paired": tests}
+) -> list[dict[str, Any]]:
+    """Returns one object for each method, with its figures and its comparison with each method before it."""
+    made = []
+    for row in rows:
+        against = [
+            {"with": one, "difference": pair.difference, "p": pair.p, "only_this": pair.second_only}
+            | {"only_other": pair.first_only}
+            for one, other, pair in pairs
+            if other == row.method
+        ]
+        made.append({"task": task, "model": model, **asdict(row), "compared": against})
+    return made
 
 
 class Figures(NamedTuple):
     """The same figures for people, for programs and as a picture."""
 
     text: str
-    json: dict[str, Any]
+    json: list[dict[str, Any]]  # one object for each method
     svg: str
 
 

@@ -14,7 +14,6 @@ from glassloop.evaluate.methods import MethodSpec
 from glassloop.evaluate.record import Record, seconds_of
 from glassloop.evaluate.report import Row, row_of
 from glassloop.evaluate.task import Item, Task
-from glassloop.search.methods import make_method
 from glassloop.search.solution import Solution
 from glassloop.search.solve import drive_all, prepare
 
@@ -58,8 +57,6 @@ def run_methods(
 ) -> None:
     """Runs what the record does not have yet. `told` is given the method and the tokens of each finished
     item."""
-    for method in methods:
-        make_method(method.name, dict(method.options))  # an unknown option is an error before anything runs
     places = {item.id: place for place, item in enumerate(task.items)}
     for method in methods:
         have = {row["item"] for row in record.rows if row["method"] == method.text}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import comb, sqrt
+from math import sqrt
 from typing import NamedTuple
 
 Z_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
@@ -50,5 +50,8 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> Paired:
 def sign_test(one: int, other: int) -> float:
     """Returns the two-sided p of a fair coin that shows one side `one` times and the other `other` times."""
     trials = one + other
-    tail = sum(comb(trials, k) for k in range(min(one, other) + 1))
+    tail = ways = 1
+    for heads in range(min(one, other)):
+        ways = ways * (trials - heads) // (heads + 1)  # to choose one more
+        tail += ways
     return min(1.0, float(tail * 2 / 2**trials))

@@ -44,12 +44,16 @@ class Task:
     stop: tuple[str, ...] = ()
     chat: bool | None = None  # None: if the model has a chat template
     options: Mapping[str, Any] = field(default_factory=dict)  # other options of `Sampling`
+    delimiter: str = " "  # between a question and a choice
 
     def __post_init__(self) -> None:
         if not self.items:
             raise TaskError.about("task", f"{self.name} has no items; at least one is expected")
         seen: set[str] = set()
         for item in self.items:
+            if self.is_choice != bool(item.choices):
+                problem = f"are missing in item {item.id}; either all items of a task have choices, or none"
+                raise TaskError.about("choices", problem)
             if item.id in seen:
                 raise TaskError.about("id", f"{item.id} occurs twice; every item is expected to have its own")
             seen.add(item.id)
@@ -57,14 +61,22 @@ class Task:
     @property
     def is_choice(self) -> bool:
         """Whether the likelihoods of choices are compared, so that nothing is generated."""
-        return any(item.choices for item in self.items)
+        return bool(self.items[0].choices)
 
     @property
     def digest(self) -> str:
         """A hash of all questions and answers, by which a record knows its task."""
         parts = [[item.id, item.question, item.answer, item.choices] for item in self.items]
-        data = json.dumps([self.name, parts], sort_keys=True, default=str).encode()
+        data = json.dumps(parts, sort_keys=True, default=str).encode()
         return hashlib.sha256(data).hexdigest()[:16]
+
+    def check(self) -> None:
+        """Raises GlassloopError if a verifier cannot work on this machine. It would otherwise count every
+        answer as wrong."""
+        for item in self.items:
+            check = getattr(item.verify, "check", None)
+            if check is not None:
+                check()
 
     def value(self, item: Item, text: str) -> str | None:
         """Returns the extracted answer of a text."""

@@ -1,6 +1,7 @@
 """Task files: JSON lines with a prompt and an answer, or a YAML file in the form of lm-evaluation-harness.
 
-A line of a JSONL file has `prompt` (or `messages`) and `answer`; it may have `id`, `choices` and `group`.
+A line of a JSONL file has `prompt` (or `messages`) and `answer`, or `tests` in its place; it may have `id`,
+`choices` and `group`.
 """
 
 from __future__ import annotations
@@ -9,23 +10,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from glassloop.errors import GlassloopError
 from glassloop.evaluate.builtin import rows
 from glassloop.evaluate.task import Item, Task, TaskError
 from glassloop.search.extract import find_extractor
+from glassloop.search.verify.unit_tests import unit_tests
 from glassloop.shown import shown
 
-_FIELDS = ("id", "prompt", "messages", "answer", "choices", "group")
+_FIELDS = ("id", "prompt", "messages", "answer", "choices", "tests", "group")
 
 
 def read_task(path: Path, *, data: Path | None = None, extract: str | None = None) -> Task:
     """Returns the task of a file. `extract` names the extractor of a JSONL task; `data` is the data file of a
     YAML task."""
+    if path.suffix in (".yaml", ".yml"):
+        from glassloop.evaluate.harness import read_harness_task
+
+        return read_harness_task(path, data)
     extractor = find_extractor(extract)
     items = []
     for index, row in enumerate(rows(path)):
         try:
             items.append(_item(index, row, extractor))
-        except TaskError as error:
+        except GlassloopError as error:
             raise TaskError(f"{path}, item {index + 1}: {error}", field=error.field) from None
     return Task(path.stem, tuple(items), extract or "auto")
 
@@ -34,6 +41,14 @@ def _item(index: int, row: Mapping[str, Any], extractor: Any) -> Item:
     for name in row:
         if name not in _FIELDS:
             raise TaskError.about(name, f"is not a field of a task; {', '.join(_FIELDS)} are expected")
+    group = row.get("group", "")
+    if not isinstance(group, str):
+        raise TaskError.about("group", f"is {shown(group)}; a text is expected")
+    if "tests" in row:
+        if "answer" in row or "choices" in row:
+            raise TaskError.about("tests", "is given beside answer or choices; one of them is expected")
+        verify = unit_tests(row["tests"])
+        return Item(str(row.get("id", index)), _question(row), verify=verify, group=group, extract="text")
     answer, choices = row.get("answer"), row.get("choices", [])
     if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
         raise TaskError.about("answer", f"is {shown(answer)}; a text or a number is expected")
@@ -44,9 +59,6 @@ def _item(index: int, row: Mapping[str, Any], extractor: Any) -> Item:
         told = _letter_or_choice(answer, choices)
     else:
         told = extractor(told) or told  # so that "$1,000" and "1000" are the same
-    group = row.get("group", "")
-    if not isinstance(group, str):
-        raise TaskError.about("group", f"is {shown(group)}; a text is expected")
     return Item(str(row.get("id", index)), _question(row), told, tuple(choices), group=group)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from glassloop.errors import GlassloopError
 from glassloop.search.verdict import Extractor
-from glassloop.search.verify.patterns import find_last
+from glassloop.search.verify.patterns import find_first, find_last
 from glassloop.shown import shown
 
 LONGEST = 200_000  # characters of a text that are looked at, its end; an answer stands there
@@ -22,7 +22,7 @@ MOST_DIGITS = 200  # of a number
 
 # A number: a sign that is not a minus between two terms, thousands with commas, decimals.
 _NUMBER = re.compile(
-    r"(?:(?<![\w)\]}.])(?P<sign>[-+])\s?)?\$?(?:(?<=\$)(?P<inner>-))?"
+    r"(?:(?<![\w)\]}.])(?P<sign>[-+]))?\$?(?:(?<=\$)(?P<inner>-))?"
     r"(?P<whole>\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?P<decimals>\.\d+)?"
 )
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
@@ -88,9 +88,9 @@ def last_line(text: str) -> str | None:
     return next((line.strip() for line in reversed(lines) if line.strip()), None)
 
 
-def matched(text: str, pattern: str) -> str | None:
-    """Returns the last match of a regular expression: its first group, if it has one."""
-    return find_last(pattern, text[-LONGEST:])
+def matched(text: str, pattern: str, first: bool = False) -> str | None:
+    """Returns the last match of a regular expression, or the first one: its first group, if it has one."""
+    return find_first(pattern, text[:LONGEST]) if first else find_last(pattern, text[-LONGEST:])
 
 
 def whole(text: str) -> str | None:
@@ -142,15 +142,16 @@ _PLAIN: dict[str, Extractor] = {
 }
 _WITH_ARGUMENT: dict[str, Callable[[str], Extractor]] = {
     "regex": lambda pattern: partial(matched, pattern=pattern),
+    "first": lambda pattern: partial(matched, pattern=pattern, first=True),
     "choice": lambda options: partial(choice, options=tuple(options.split("|"))),
     "json": lambda field: partial(json_value, field=field),
 }
-EXTRACTORS = (*_PLAIN, "regex:PATTERN", "choice:A|B", "json:FIELD")
+EXTRACTORS = (*_PLAIN, "regex:PATTERN", "first:PATTERN", "choice:A|B", "json:FIELD")
 
 
 def find_extractor(given: str | Extractor | None) -> Extractor:
     """Returns an extractor for a name (`number`, `choice`, `json`, `last_line`, `text`, `auto`,
-    `regex:PATTERN`, `choice:yes|no`, `json:FIELD`) or a function. None is `auto`."""
+    `regex:PATTERN`, `first:PATTERN`, `choice:yes|no`, `json:FIELD`) or a function. None is `auto`."""
     if given is None:
         return auto
     if callable(given):
@@ -160,7 +161,7 @@ def find_extractor(given: str | Extractor | None) -> Extractor:
             return found
         name, colon, argument = given.partition(":")
         if colon and argument and name in _WITH_ARGUMENT:
-            if name == "regex":
+            if name in ("regex", "first"):
                 find_last(argument, "")  # an invalid pattern is an error now, not at the first answer
             return _WITH_ARGUMENT[name](argument)
     raise GlassloopError.about(

@@ -22,6 +22,11 @@ from glassloop.search.verify.sentences import count_words, split_sentences, word
 from glassloop.shown import shown
 
 LONGEST = 200_000  # characters of an answer
+_NEEDS_LANGUAGE = (
+    "language:response_language",
+    "change_case:english_capital",
+    "change_case:english_lowercase",
+)
 
 Check = Callable[..., bool]
 _CHECKS: dict[str, Check] = {}
@@ -66,6 +71,11 @@ class IFEval:
             values = {name: value for name, value in (given or {}).items() if value is not None}
             found.append(Instruction(kind, values))
         return cls(tuple(found), loose)
+
+    def check(self) -> None:
+        """Raises GlassloopError if an instruction needs a library that is not installed."""
+        if any(each.kind in _NEEDS_LANGUAGE for each in self.instructions):
+            _detector()
 
     def __call__(self, text: str) -> Verdict:
         followed = [follows(each, text, loose=self.loose) for each in self.instructions]
@@ -158,7 +168,15 @@ def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: 
 
 @_check("detectable_content:number_placeholders")
 def _placeholders(text: str, num_placeholders: int) -> bool:
-    return len(re.findall(r"\[.*?\]", text)) >= num_placeholders
+    return sum(map(_brackets, text.split("\n"))) >= num_placeholders
+
+
+def _brackets(line: str) -> int:
+    """Returns how many texts in square brackets a line has, in one pass over it."""
+    count = place = 0
+    while (opened := line.find("[", place)) >= 0 and (closed := line.find("]", opened)) >= 0:
+        count, place = count + 1, closed + 1
+    return count
 
 
 @_check("detectable_content:postscript")
@@ -207,7 +225,11 @@ def _json(text: str) -> bool:
 
 @_check("detectable_format:title")
 def _title(text: str) -> bool:
-    return any(found.lstrip("<").rstrip(">").strip() for found in re.findall(r"<<[^\n]+>>", text))
+    for line in text.split("\n"):
+        first, last = line.find("<<"), line.rfind(">>")
+        if 0 <= first < last - 2 and line[first : last + 2].lstrip("<").rstrip(">").strip():
+            return True
+    return False
 
 
 @_check("combination:two_responses")
@@ -262,15 +284,21 @@ KINDS = tuple(_CHECKS)
 def detect_language(text: str) -> str | None:
     """Returns the language code that `langdetect` finds, always the same for the same text; None if the text
     has nothing to detect it by, which counts as followed, as published."""
+    library = _detector()
     try:
-        from langdetect import DetectorFactory, LangDetectException, detect
+        found: str = library.detect(text)
+    except library.LangDetectException:
+        return None
+    return found
+
+
+def _detector() -> Any:
+    try:
+        import langdetect
     except ImportError:
         raise GlassloopError(
             "the language checks of IFEval need langdetect: pip install 'glassloop[eval]'"
         ) from None
-    DetectorFactory.seed = 0  # it samples; without a seed the same text may give two answers
-    try:
-        found: str = detect(text)
-    except LangDetectException:
-        return None
-    return found
+    # It samples; without a seed the same text may give two answers.
+    langdetect.DetectorFactory.seed = 0
+    return langdetect

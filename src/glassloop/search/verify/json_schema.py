@@ -15,6 +15,7 @@ from glassloop.search.verify.patterns import checked, find_last
 from glassloop.shown import shown
 
 _DEEPEST = 64
+_MOST = 100_000  # schemas that are looked at for one value, the same one each time
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "object": dict,
     "array": list,
@@ -91,25 +92,38 @@ def _expect(true: bool, name: str, value: object, expected: str) -> None:
         raise GlassloopError.about(f"schema.{name}", f"is {shown(value)}; {expected} is expected")
 
 
-def mismatch(
-    value: Any, schema: Schema, root: Schema | None = None, at: str = "$", depth: int = 0
-) -> str | None:
-    """Returns what is wrong with a value, with its place, or None if it follows the schema."""
-    root = schema if root is None else root
+class _Work:
+    """The schema that references point into, and how many more schemas may be looked at."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.left = _MOST
+
+
+def mismatch(value: Any, schema: Schema) -> str | None:
+    """Returns what is wrong with a value, with its place, or None if it follows the schema. Raises
+    GlassloopError for a schema that takes too long: references can make a small one endless."""
+    return _mismatch(value, schema, _Work(schema), "$", 0)
+
+
+def _mismatch(value: Any, schema: Schema, work: _Work, at: str, depth: int) -> str | None:
+    work.left -= 1
+    if work.left < 0:
+        raise GlassloopError.about("schema", f"takes more than {_MOST} steps to check")
     if schema is True:
         return None
     if schema is False or depth > _DEEPEST:
         return f"{at} is not allowed" if schema is False else f"{at} is nested too deeply"
     assert isinstance(schema, Mapping)
     if "$ref" in schema:
-        wrong = mismatch(value, _resolve(schema["$ref"], root), root, at, depth + 1)
+        wrong = _mismatch(value, _resolve(schema["$ref"], work.schema), work, at, depth + 1)
         if wrong is not None:
             return wrong
     return (
         _wrong_value(value, schema, at)
-        or _wrong_combination(value, schema, root, at, depth)
-        or (_wrong_object(value, schema, root, at, depth) if isinstance(value, dict) else None)
-        or (_wrong_array(value, schema, root, at, depth) if isinstance(value, list) else None)
+        or _wrong_combination(value, schema, work, at, depth)
+        or (_wrong_object(value, schema, work, at, depth) if isinstance(value, dict) else None)
+        or (_wrong_array(value, schema, work, at, depth) if isinstance(value, list) else None)
     )
 
 
@@ -175,11 +189,9 @@ def _out_of_range(value: float, schema: Mapping[str, Any], least: str, most: str
     return None
 
 
-def _wrong_combination(
-    value: Any, schema: Mapping[str, Any], root: Schema, at: str, depth: int
-) -> str | None:
+def _wrong_combination(value: Any, schema: Mapping[str, Any], work: _Work, at: str, depth: int) -> str | None:
     def wrongs(name: str) -> Sequence[str | None]:
-        return [mismatch(value, each, root, at, depth + 1) for each in schema.get(name, ())]
+        return [_mismatch(value, each, work, at, depth + 1) for each in schema.get(name, ())]
 
     for wrong in wrongs("allOf"):
         if wrong is not None:
@@ -188,13 +200,13 @@ def _wrong_combination(
         return found[0]
     if "oneOf" in schema and sum(wrong is None for wrong in wrongs("oneOf")) != 1:
         return f"{at} follows not exactly one of its schemas"
-    if "not" in schema and mismatch(value, schema["not"], root, at, depth + 1) is None:
+    if "not" in schema and _mismatch(value, schema["not"], work, at, depth + 1) is None:
         return f"{at} follows a schema that it must not follow"
     return None
 
 
 def _wrong_object(
-    value: dict[str, Any], schema: Mapping[str, Any], root: Schema, at: str, depth: int
+    value: dict[str, Any], schema: Mapping[str, Any], work: _Work, at: str, depth: int
 ) -> str | None:
     for name in schema.get("required", ()):
         if name not in value:
@@ -202,24 +214,24 @@ def _wrong_object(
     known = schema.get("properties", {})
     for name, each in value.items():
         wanted = known[name] if name in known else schema.get("additionalProperties", True)
-        wrong = mismatch(each, wanted, root, f"{at}.{name}" if name.isidentifier() else f"{at}[…]", depth + 1)
+        wrong = _mismatch(
+            each, wanted, work, f"{at}.{name}" if name.isidentifier() else f"{at}[…]", depth + 1
+        )
         if wrong is not None:
             return wrong
     return _out_of_range(len(value), schema, "minProperties", "maxProperties", f"the size of {at}")
 
 
-def _wrong_array(
-    value: list[Any], schema: Mapping[str, Any], root: Schema, at: str, depth: int
-) -> str | None:
+def _wrong_array(value: list[Any], schema: Mapping[str, Any], work: _Work, at: str, depth: int) -> str | None:
     first = schema.get("prefixItems", ())
     for place, each in enumerate(value):
         wanted = first[place] if place < len(first) else schema.get("items", True)
-        if wrong := mismatch(each, wanted, root, f"{at}[{place}]", depth + 1):
+        if wrong := _mismatch(each, wanted, work, f"{at}[{place}]", depth + 1):
             return wrong
     if schema.get("uniqueItems") and len({_key(each) for each in value}) < len(value):
         return f"{at} has an entry twice"
     if "contains" in schema and all(
-        mismatch(each, schema["contains"], root, at, depth + 1) for each in value
+        _mismatch(each, schema["contains"], work, at, depth + 1) for each in value
     ):
         return f"{at} has no entry that follows 'contains'"
     return _out_of_range(len(value), schema, "minItems", "maxItems", f"the length of {at}")

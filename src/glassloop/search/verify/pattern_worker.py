@@ -1,6 +1,7 @@
 """Searches regular expressions in a process of its own, which `patterns.py` starts as a script and may end.
 
-A message is a JSON list of a pattern and a text; the answer is the last match as JSON. It imports only the
+A message is a JSON list of a pattern, a text, and whether the first match is wanted; the answer is the match
+as JSON. It imports only the
 standard library, so that it starts quickly.
 """
 
@@ -21,10 +22,11 @@ def _serve() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _write(b"ready")
     while True:
-        pattern, text = json.loads(_read(_SIZE.unpack(_read(_SIZE.size))[0]))
+        pattern, text, first = json.loads(_read(_SIZE.unpack(_read(_SIZE.size))[0]))
         last = None
         for last in re.compile(pattern, re.MULTILINE).finditer(text):  # noqa: B007
-            pass
+            if first:
+                break
         found = None if last is None else last.group(1 if last.re.groups else 0)
         _write(json.dumps(found).encode())
 

@@ -1,7 +1,7 @@
 """Regular expressions of users, run in a process that can be ended: some patterns take forever on some texts.
 
-`find_last` is for extractors and verifiers. A worker process serves one pattern after the other; one that
-exceeds its time is ended and replaced.
+`find_last` and `find_first` are for extractors and verifiers. A worker process serves one pattern after the
+other; one that exceeds its time is ended and replaced.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ def find_last(pattern: str, text: str) -> str | None:
     """Returns the last match of a pattern, or its first group if it has groups; None if there is none. Raises
     GlassloopError for a pattern that is invalid or takes more than two seconds."""
     checked(pattern)
-    return _worker.find_last(pattern, text)
+    return _worker.find(pattern, text, False)
+
+
+def find_first(pattern: str, text: str) -> str | None:
+    """Returns the first match, as `find_last` the last."""
+    checked(pattern)
+    return _worker.find(pattern, text, True)
 
 
 @lru_cache(maxsize=256)
@@ -54,10 +60,10 @@ class _Worker:
         self._lock = Lock()
         self._child: Child | None = None
 
-    def find_last(self, pattern: str, text: str) -> str | None:
+    def find(self, pattern: str, text: str, first: bool) -> str | None:
         with self._lock:
             child = self._child if self._child is not None and self._child.alive() else self._start()
-            data = json.dumps([pattern, text]).encode()
+            data = json.dumps([pattern, text, first]).encode()
             answer = self._ask(child, data, pattern)
         found: str | None = json.loads(answer)
         return found

@@ -1,0 +1,243 @@
+"""Task files in the form of lm-evaluation-harness: YAML with templates for prompts, answers and choices.
+
+What is understood: `generate_until` and `multiple_choice` tasks whose data is a JSONL file; `doc_to_text`,
+`doc_to_target` and `doc_to_choice` as names of fields or as Jinja templates, which run in the sandbox of chat
+templates; `description`, `target_delimiter`, `generation_kwargs`, a filter of one regular expression, and the
+metrics acc, acc_norm and exact_match. Python functions (`!function`), few-shot examples and everything else
+that would change the result are refused by name.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from glassloop.errors import TextError
+from glassloop.evaluate.builtin import rows
+from glassloop.evaluate.task import Item, Task, TaskError
+from glassloop.files import read_at_most
+from glassloop.search.extract import find_extractor
+from glassloop.search.verdict import Verdict, Verifier
+from glassloop.shown import shown
+from glassloop.text.chat import Limits
+
+_LONGEST = 1 << 20  # bytes of a task file
+_IGNORED = {
+    *("metadata", "tag", "group", "task_alias", "dataset_name", "dataset_kwargs", "repeats"),
+    *("training_split", "validation_split", "test_split", "fewshot_split"),
+    *("should_decontaminate", "doc_to_decontamination_query"),
+}
+_KNOWN = _IGNORED | {
+    *("task", "output_type", "dataset_path", "doc_to_text", "doc_to_target", "doc_to_choice", "description"),
+    *("target_delimiter", "generation_kwargs", "filter_list", "metric_list", "num_fewshot"),
+}
+_LIMITS = Limits()
+
+
+def read_harness_task(path: Path, data: Path | None = None) -> Task:
+    """Returns the task of a YAML file. `data` is its JSONL file, if the YAML file names none."""
+    config = _load(path)
+    for name in config:
+        if name not in _KNOWN:
+            raise TaskError.about(str(name), f"in {path} is not supported; the task would not be the same")
+    if config.get("num_fewshot") not in (None, 0):
+        raise TaskError.about("num_fewshot", f"is {shown(config['num_fewshot'])}; only 0 is supported")
+    kind = config.get("output_type", "generate_until")
+    if kind not in ("generate_until", "multiple_choice"):
+        problem = f"is {shown(kind)}; generate_until or multiple_choice is expected"
+        raise TaskError.about("output_type", problem)
+    source = data or _data_file(path, config)
+    name = str(config.get("task", path.stem))
+    templates = _Templates(config, path)
+    if kind == "multiple_choice":
+        items = [_choice_item(place, row, templates) for place, row in enumerate(rows(source))]
+        return Task(name, tuple(items), "text", delimiter=templates.delimiter, chat=False)
+    options = _generation(config.get("generation_kwargs") or {})
+    extract = _filter(config.get("filter_list"))
+    metric = _metric(config.get("metric_list"))
+    items = [_item(place, row, templates, extract, metric) for place, row in enumerate(rows(source))]
+    stop, most = options.pop("stop", ()), options.pop("max_tokens", 256)
+    return Task(name, tuple(items), extract, most, tuple(stop), False, options)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError:
+        raise TaskError("task files in YAML need PyYAML: pip install 'glassloop[eval]'") from None
+    try:
+        loaded = yaml.safe_load(read_at_most(str(path), _LONGEST, TaskError))
+    except yaml.constructor.ConstructorError as error:
+        problem = (error.problem or "an unknown tag").splitlines()[0]
+        raise TaskError(f"{path}: {problem}; Python functions and included files are not supported") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise TaskError(f"{path}: is not YAML: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(loaded, dict):
+        raise TaskError(f"{path}: is {shown(loaded)}; a mapping is expected")
+    return loaded
+
+
+def _data_file(path: Path, config: Mapping[str, Any]) -> Path:
+    given = (config.get("dataset_kwargs") or {}).get("data_files")
+    if isinstance(given, Mapping):
+        given = given.get(config.get("test_split") or config.get("validation_split") or "test")
+    if config.get("dataset_path") == "json" and isinstance(given, str):
+        return path.parent / given
+    raise TaskError.about("data", f"is missing: {path} names no JSON file; --data FILE.jsonl is expected")
+
+
+class _Templates:
+    """The templates of a task: each the name of a field or a Jinja template."""
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        self._config, self._path = config, path
+        self.delimiter = str(config.get("target_delimiter", " "))
+        self._description = str(config.get("description") or "")
+        for name in ("doc_to_text", "doc_to_target"):
+            if not isinstance(config.get(name), (str, int)):
+                raise TaskError.about(
+                    name, f"is {shown(config.get(name))}; a template or a field is expected"
+                )
+
+    def text(self, row: Mapping[str, Any]) -> str:
+        return self._description + str(self.value("doc_to_text", row))
+
+    def value(self, name: str, row: Mapping[str, Any]) -> Any:
+        source = self._config[name]
+        if not isinstance(source, str):
+            return source
+        if source in row:
+            return row[source]
+        from glassloop.text.renderer import render
+
+        try:
+            return render(source, row, _LIMITS)
+        except TextError as error:
+            raise TaskError.about(name, f"of {self._path}: {error}") from None
+
+    def choices(self, row: Mapping[str, Any]) -> list[str]:
+        found = self._config.get("doc_to_choice")
+        if isinstance(found, str):
+            found = self.value("doc_to_choice", row)
+            if isinstance(found, str):
+                found = _literal(found)
+        elif isinstance(found, Mapping):
+            found = list(found.values())
+        if not isinstance(found, list) or not found:
+            raise TaskError.about("doc_to_choice", f"is {shown(found)}; a list of choices is expected")
+        return [str(choice) for choice in found]
+
+
+def _literal(text: str) -> Any:
+    """Returns the list that a template has written."""
+    if len(text) > 100_000:
+        return text
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return text
+
+
+def _choice_item(place: int, row: dict[str, Any], templates: _Templates) -> Item:
+    choices = templates.choices(row)
+    target = templates.value("doc_to_target", row)
+    if isinstance(target, str):
+        stripped = target.strip()
+        if stripped in choices:
+            target = choices.index(stripped)
+        elif stripped.isdecimal():
+            target = int(stripped)
+    if isinstance(target, bool) or not isinstance(target, int) or not 0 <= target < len(choices):
+        problem = f"is {shown(target)} in item {place + 1}; a choice or its number is expected"
+        raise TaskError.about("doc_to_target", problem)
+    return Item(str(place), templates.text(row), str(target), tuple(choices))
+
+
+def _item(
+    place: int, row: dict[str, Any], templates: _Templates, extract: str, metric: Mapping[str, Any]
+) -> Item:
+    target = templates.value("doc_to_target", row)
+    targets = [str(each) for each in target] if isinstance(target, list) else [str(target)]
+    verify = _exact_match(targets, extract, metric)
+    return Item(str(place), templates.text(row), targets[0], verify=verify)
+
+
+def _exact_match(targets: list[str], extract: str, metric: Mapping[str, Any]) -> Verifier:
+    extractor = find_extractor(extract)
+
+    def plain(text: str) -> str:
+        text = text.strip()
+        if metric.get("ignore_case"):
+            text = text.lower()
+        if metric.get("ignore_punctuation"):
+            import string
+
+            text = text.translate(str.maketrans("", "", string.punctuation))
+        return text
+
+    wanted = {plain(target) for target in targets}
+
+    def verify(text: str) -> Verdict:
+        value = extractor(text)
+        passed = value is not None and plain(value) in wanted
+        return Verdict(passed, float(passed), "" if passed else f"the answer is {shown(value)}")
+
+    return verify
+
+
+def _generation(given: Any) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise TaskError.about("generation_kwargs", f"is {shown(given)}; a mapping is expected")
+    names = {"max_gen_toks": "max_tokens", "until": "stop"}
+    made: dict[str, Any] = {}
+    for name, value in given.items():
+        if name == "do_sample":
+            continue
+        if name not in (*names, "temperature", "top_p", "top_k", "min_p", "max_tokens"):
+            raise TaskError.about(f"generation_kwargs.{name}", "is not supported")
+        made[names.get(name, str(name))] = [value] if name == "until" and isinstance(value, str) else value
+    if given.get("do_sample") is False:
+        made["temperature"] = 0.0
+    return made
+
+
+def _filter(given: Any) -> str:
+    """Returns the extractor of a filter list: one regular expression, of which the first match counts, or the
+    last one if the list says so. Without a filter it is the whole text."""
+    if not given:
+        return "text"
+    steps = given[-1].get("filter", []) if isinstance(given, list) and isinstance(given[-1], Mapping) else []
+    patterns = [step for step in steps if isinstance(step, Mapping) and step.get("function") == "regex"]
+    others = [step.get("function") for step in steps if isinstance(step, Mapping) and step not in patterns]
+    if len(patterns) != 1 or any(other not in ("take_first", "remove_whitespace") for other in others):
+        raise TaskError.about("filter_list", f"is {shown(given)}; one regex and take_first are expected")
+    pattern = patterns[0].get("regex_pattern", r"#### (\-?[0-9\.\,]+)")
+    select = patterns[0].get("group_select", 0)
+    if select not in (0, -1):
+        raise TaskError.about("filter_list.group_select", f"is {shown(select)}; 0 or -1 is expected")
+    return f"{'regex' if select == -1 else 'first'}:{pattern}"
+
+
+def _metric(given: Any) -> Mapping[str, Any]:
+    metrics = given if isinstance(given, list) else []
+    for metric in metrics:
+        name = metric.get("metric") if isinstance(metric, Mapping) else metric
+        if name not in ("exact_match", "acc", "acc_norm"):
+            raise TaskError.about(
+                "metric_list", f"has {shown(name)}; exact_match, acc and acc_norm are supported"
+            )
+        for option in metric if isinstance(metric, Mapping) else ():
+            if option not in (
+                *("metric", "aggregation", "higher_is_better", "ignore_case", "ignore_punctuation"),
+                *("regexes_to_ignore",),
+            ):
+                raise TaskError.about(f"metric_list.{option}", "is not supported")
+        if isinstance(metric, Mapping) and metric.get("regexes_to_ignore"):
+            raise TaskError.about("metric_list.regexes_to_ignore", "is not supported")
+    found = next((metric for metric in metrics if isinstance(metric, Mapping)), {})
+    return {str(name): value for name, value in found.items()}

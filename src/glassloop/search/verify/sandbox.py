@@ -1,0 +1,124 @@
+"""Runs an untrusted program in a child process without rights: no network, no other process, nothing written
+to disk, with limits on time, memory and output.
+
+It protects the machine, not the score: a program runs in one process with its tests, and could tamper with
+them. Where the kernel cannot enclose a process, running is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from glassloop.child import Child
+from glassloop.errors import GlassloopError
+from glassloop.shown import printable
+
+_SCRIPT = Path(__file__).with_name("sandbox_child.py")
+_SECONDS_TO_START = 30.0  # on a busy machine; the program does not run yet
+LONGEST_PROGRAM = 1 << 20  # characters
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a program in the sandbox may take."""
+
+    seconds: float = 5.0
+    memory: int = 512 << 20  # bytes of address space
+    output: int = 10_000  # characters that are kept of what it prints
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("seconds", 0.01, 3600),
+            ("memory", 64 << 20, 1 << 40),
+            ("output", 0, 1 << 24),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+                raise GlassloopError.about(name, f"is {value!r}; a number from {least} to {most} is expected")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a program: the results of its parts, and why it ended early if it did."""
+
+    results: tuple[bool | float | str, ...]  # a text says what went wrong
+    failed: str | None = None
+    printed: str = ""
+
+
+def run(
+    program: str,
+    parts: Sequence[str],
+    *,
+    text: str | None = None,
+    limits: Limits = Limits(),
+) -> Outcome:
+    """Runs a Python program, and then its parts one after the other: further code, or with `text` the names
+    of functions that are called with it. Raises GlassloopError where there is no sandbox."""
+    if len(program) + sum(map(len, parts)) + len(text or "") > LONGEST_PROGRAM:
+        return Outcome((), f"it is longer than {LONGEST_PROGRAM} characters")
+    task = {"program": program, "parts": list(parts), "text": text, "call": text is not None}
+    child = _start({**task, **vars(limits)}, limits)
+    try:
+        return _outcome(child, limits)
+    finally:
+        child.end()
+
+
+@cache
+def check_available() -> None:
+    """Raises GlassloopError if there is no sandbox on this machine."""
+    run("", [], limits=Limits(seconds=30))
+
+
+def _start(task: dict[str, Any], limits: Limits) -> Child:
+    try:
+        child = Child([sys.executable, "-I", "-S", str(_SCRIPT)], {"PATH": os.defpath, "LANG": "C.UTF-8"})
+    except OSError as error:
+        raise GlassloopError(f"the sandbox cannot be started: {error.strerror}") from None
+    deadline = time.monotonic() + _SECONDS_TO_START
+    try:
+        child.send(json.dumps(task).encode("utf-8", "surrogatepass"), deadline)
+        answer = child.receive(deadline, 4096)
+        told = {} if answer is None else json.loads(answer)
+    except (TimeoutError, ValueError):
+        told = {}
+    if not told.get("ready"):
+        child.end()
+        reason = told.get("refused", "its process does not answer")
+        raise GlassloopError(f"programs are run only in a sandbox, and there is none here: {reason}")
+    return child
+
+
+def _outcome(child: Child, limits: Limits) -> Outcome:
+    try:
+        answer = child.receive(time.monotonic() + limits.seconds, 8 * limits.output + (1 << 20))
+    except TimeoutError:
+        return Outcome((), f"it takes more than {limits.seconds:g} seconds")
+    except ValueError:
+        return Outcome((), "it writes to where it must not")
+    if answer is None:
+        return Outcome((), _cause_of_death(child.wait(), limits))
+    try:
+        told = json.loads(answer)
+        results = tuple(each for each in told["results"] if isinstance(each, (bool, int, float, str)))
+        failed = told["failed"]
+        return Outcome(
+            results, None if failed is None else str(failed), printable(str(told["printed"]), 2000)
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return Outcome((), "it writes to where it must not")
+
+
+def _cause_of_death(status: int, limits: Limits) -> str:
+    if status == -24:  # SIGXCPU
+        return f"it takes more than {limits.seconds:g} seconds"
+    return "it ended its process" if status >= 0 else f"it was ended by signal {-status}"
