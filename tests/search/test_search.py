@@ -342,3 +342,18 @@ def test_searches_are_kept_in_a_store(tiny_path, tmp_path):
         llm.store.flush()
         kept = llm.store.get(made.paths[0].id)
         assert kept.search == made.record and len(llm.store) == len(made.paths)
+
+
+def test_closing_the_model_ends_a_search_that_runs(tiny_path):
+    llm = LLM(tiny_path, kv_memory="16MB")
+    ended: list[Solution] = []
+    options = Sampling(seed=1, max_tokens=480, ignore_eos=True)
+    thread = threading.Thread(
+        target=lambda: ended.append(llm.solve(QUESTION, "vote", n=30, sampling=options, extract=last_letter))
+    )
+    thread.start()
+    while not llm.engine.loop.busy:
+        time.sleep(0.001)
+    llm.close()
+    thread.join(60)
+    assert ended and {path.ended_by for path in ended[0].paths} <= {"cancelled", "length"}
