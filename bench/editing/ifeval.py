@@ -18,7 +18,6 @@ from typing import Any
 from bench.editing.data import Results, paired
 from glassloop import LLM, Sampling
 from glassloop.edit.repair import repair
-from glassloop.search.verify.ifeval import IFEval
 
 DATA = Path("../shared/data/ifeval.jsonl")
 ANSWERS = 8
@@ -41,6 +40,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def one(llm: LLM, row: dict[str, Any], seed: int, most: int) -> dict[str, Any]:
+    from glassloop.search.verify.ifeval import IFEval
+
     check = IFEval.of(row)
     sampling = Sampling(temperature=0.7, seed=seed, n=ANSWERS, max_tokens=most, logprobs=0)
     runs = llm.chat([{"role": "user", "content": row["prompt"]}], sampling).samples
