@@ -116,6 +116,12 @@ def test_spans_that_are_apart_do_not_affect_each_other():
     ]
 
 
+def test_draws_are_not_taken_back():
+    options = Sampling(seed=3, allowed_token_ids=LETTERS, revise=5, revise_window=2, revise_bits=0.1)
+    edit = infill(small_llm(), BEFORE, AFTER, 6, candidates=3, sampling=options)
+    assert all(len(each.ids) == 6 for each in edit.proposals)
+
+
 def test_a_constraint_holds_inside_the_span():
     llm, text = small_llm(), BEFORE + AFTER
     edit = rewrite(llm, text, (4, 9), Sampling(seed=5, regex="[xyz]{2,4}!"), tokens=6, candidates=4)

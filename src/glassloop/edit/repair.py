@@ -244,9 +244,10 @@ def verdict(check: Check, text: str) -> tuple[bool, float]:
 def _checked_sampling(draft: Run, text: str | Run, sampling: Sampling | None) -> Sampling:
     """Returns the options with which the end of a text is drawn anew: by default those of its run."""
     if sampling is None and isinstance(text, Run):
-        return replace(text.sampling, n=1, prompt_logprobs=0, beam_width=1)
-    room = len(draft.tokens) + _LONGER
-    return sampling or replace(DRAWN, max_tokens=room)
+        return replace(text.sampling, n=1, prompt_logprobs=0, beam_width=1, revise=0)
+    if sampling is None:
+        return replace(DRAWN, max_tokens=len(draft.tokens) + _LONGER)
+    return replace(sampling, revise=0)
 
 
 # ── the text ───────────────────────────────────────────────────────────────────────────────────────────────
