@@ -4,7 +4,7 @@
     python -m bench.editing.ifeval report    # the table and a last line of JSON
 
 `best` draws 8 answers and passes if one of them does. `repair` has the first of the 8, and draws its end anew
-from places chosen by lot until the checker is content or half of the tokens of the 8 are used. `sequence` is
+from random places until the checker is content or half of the tokens of the 8 are used. `sequence` is
 what best-of-8 would cost if it stopped at the first answer that passes: a checker allows that, too.
 """
 

@@ -63,7 +63,7 @@ def sharpen_all(
 
     A prompt is a text, token ids, or a conversation. `sampling` says how proposals are drawn; by default at
     temperature 1/alpha. Stages that remove tokens restrict the result to what they can draw. `steps` is the
-    number of proposals. With `block`, the text grows by so many tokens at a time, with that many steps each
+    number of proposals. With `block`, the text grows by `block` tokens at a time, with `steps` steps each
     time, which reaches likely texts sooner.
     """
     check_number("alpha", alpha, 0.01, 100)

@@ -73,7 +73,7 @@ def repair(
     conversation.
 
     With `check`, a function that says of a text whether it passes (True or False, a score up to 1, or an
-    object with `passed` and `score`), the end of the text is drawn anew from places chosen by lot,
+    object with `passed` and `score`), the end of the text is drawn anew from random places,
     `candidates` at a time (by default one), and what scores no worse is accepted, until the text passes.
     """
     check_count("candidates", candidates, 1, MOST_CANDIDATES)
