@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 Check = Callable[[str], object]  # returns a bool, a number, or an object with `passed` and `score`
 
 MOST_BUDGET = 1 << 30
-_SCREENED = 12  # tokens whose surprise is measured from both sides in a round
-_SUSPICIOUS = 1.0  # bits from both sides, from which on a token may be wrong
+_SCREENED = 48  # tokens whose surprise is measured from both sides in a round, at most
+_UNEXPECTED = 4.0  # bits from the left, from which on a token is measured from both sides
+_SUSPICIOUS = 6.0  # bits from both sides, from which on a token is drawn anew
 _NARROW = 2  # tokens of the narrower of the two spans that are drawn anew
 _PER_TOKEN = 40  # the default budget for each token of the text
 _PER_TOKEN_CHECKED = 4  # the same with a verifier
@@ -160,7 +161,7 @@ def _screened(run: Run, settled: set[int], cuts: Sequence[bool]) -> list[int]:
         if at not in settled and token.rank > 1 and cuts[at] and cuts[at + 1]
     ]
     worst = sorted(open_places, key=lambda at: -surprise[at])[:_SCREENED]
-    return [at for at in worst if surprise[at] >= _SUSPICIOUS]
+    return [at for at in worst if surprise[at] >= _UNEXPECTED]
 
 
 def _widened(measured: Measured, tokens: int, cuts: Sequence[bool]) -> Place:
