@@ -16,8 +16,8 @@ BOOKS = Path("../shared/data/standardebooks-17.jsonl.xz")
 
 
 def paragraphs(books: Path, count: int, least: int, most: int) -> list[dict[str, str]]:
-    """Returns paragraphs of so many characters, spread over all books, in an order that depends on nothing
-    but their text: one book after the other, and within a book by the hash of the paragraph."""
+    """Returns paragraphs of `least` to `most` characters, spread over all books, in an order that depends on
+    nothing but their text: one book after the other, and within a book by the hash of the paragraph."""
     by_book: list[list[dict[str, str]]] = []
     with lzma.open(books, "rt", encoding="utf-8") as file:
         for line in file:

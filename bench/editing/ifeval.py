@@ -4,7 +4,7 @@
     python -m bench.editing.ifeval report    # the table and a last line of JSON
 
 `best` draws 8 answers and passes if one of them does. `repair` has the first of the 8, and draws its end anew
-from places chosen by lot until the checker is content or half of the tokens of the 8 are used. `sequence` is
+from random places until the checker is content or half of the tokens of the 8 are used. `sequence` is
 what best-of-8 would cost if it stopped at the first answer that passes: a checker allows that, too.
 """
 
@@ -19,7 +19,6 @@ from typing import Any
 from bench.editing.data import Results, paired
 from glassloop import LLM, Sampling
 from glassloop.edit.repair import repair
-from glassloop.search.verify.ifeval import IFEval
 
 DATA = Path("../shared/data/ifeval.jsonl")
 ANSWERS = 8
@@ -46,6 +45,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def one(llm: LLM, row: dict[str, Any], seed: int, most: int) -> dict[str, Any]:
+    from glassloop.search.verify.ifeval import IFEval
+
     check = IFEval.of(row)
     sampling = Sampling(temperature=0.7, seed=seed, n=ANSWERS, max_tokens=most, logprobs=0)
     runs = llm.chat([{"role": "user", "content": row["prompt"]}], sampling).samples

@@ -12,6 +12,7 @@ from typing import Any
 
 _DEPTH = 4
 _METHODS = ("get", "post", "put", "delete", "patch")
+_LETTER = {"allowed_token_ids": [97]}  # other draws of a model with random weights would cut a character
 # A body that is accepted, for each route that takes one: the mutations start from here.
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
@@ -24,6 +25,10 @@ GOOD: dict[str, dict[str, Any]] = {
     "/api/runs/{id}/fork": {"at": 0, "sampling": {"max_tokens": 2}},
     "/api/runs/{id}/edit": {"at": 0, "text": "x", "sampling": {"max_tokens": 2}},
     "/api/runs/{id}/step": {"tokens": 1},
+    "/api/edits/infill": {"before": "a", "after": "b", "tokens": 1, "candidates": 1, "sampling": _LETTER},
+    "/api/edits/rewrite": {"text": "abc", "spans": [[1, 2]], "candidates": 1, "sampling": _LETTER},
+    "/api/edits/repair": {"text": "abc", "budget": 20, "candidates": 1},
+    "/api/edits/sharpen": {"prompt": "Hi", "steps": 1, "sampling": {"max_tokens": 2}},
 }
 
 

@@ -67,7 +67,7 @@ def test_a_chain_has_the_distribution_of_the_hole_given_both_sides():
     target = np.exp(logs - logs.max())
     target /= target.sum()
     found = []
-    for seed in range(80):
+    for seed in range(60):
         options = Sampling(seed=seed, temperature=6.0, allowed_token_ids=LETTERS)
         edit = infill(
             llm, BEFORE, after, 2, candidates=16, method="metropolis", window=None, sampling=options
@@ -114,6 +114,12 @@ def test_spans_that_are_apart_do_not_affect_each_other():
     assert [each.own_bits for each in both.proposals if each.step == 0] == [
         each.own_bits for each in alone.proposals
     ]
+
+
+def test_draws_are_not_taken_back():
+    options = Sampling(seed=3, allowed_token_ids=LETTERS, revise=5, revise_window=2, revise_bits=0.1)
+    edit = infill(small_llm(), BEFORE, AFTER, 6, candidates=3, sampling=options)
+    assert all(len(each.ids) == 6 for each in edit.proposals)
 
 
 def test_a_constraint_holds_inside_the_span():
@@ -181,7 +187,8 @@ def test_a_span_never_cuts_a_character():
         (lambda llm: infill(llm, BEFORE, AFTER, window=-1), "window"),
         (lambda llm: infill(llm, 5, AFTER), "before"),
         (lambda llm: infill(llm, "", AFTER), "before"),
-        (lambda llm: infill(llm, BEFORE, "x" * 500), "text"),
+        (lambda llm: infill(llm, BEFORE, "x" * 500), "after"),
+        (lambda llm: infill(llm, "x" * 500, AFTER), "before"),
         (lambda llm: infill(llm, BEFORE, AFTER, sampling=Sampling(n=2)), "n"),
         (lambda llm: infill(llm, BEFORE, AFTER, sampling=Sampling(beam_width=2)), "beam_width"),
         (lambda llm: rewrite(llm, BEFORE, (3, 99)), "spans[0]"),

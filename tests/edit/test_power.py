@@ -135,6 +135,7 @@ def test_decisions_are_lines_with_their_draw():
         ({"block": 0}, "block"),
         ({"sampling": Sampling(temperature=0)}, "temperature"),
         ({"sampling": Sampling(n=2)}, "n"),
+        ({"sampling": Sampling(revise=2)}, "revise"),
     ],
 )
 def test_a_bad_argument_is_named(options, field):

@@ -58,7 +58,7 @@ def test_the_budget_bounds_the_work():
     spent = repair(llm, TEXT, sampling=DRAWN, budget=300, window=4, tokens=3, candidates=2)
     more = repair(llm, TEXT, sampling=DRAWN, budget=3000, window=4, tokens=3, candidates=2)
     assert spent.sampled + spent.scored < more.sampled + more.scored
-    one_round = 12 * 4 * (1 + 4) + 4 * 2 * (3 + 3 + 4 + 2 + 4) + 2 * len(TEXT)
+    one_round = len(TEXT) * 4 * (1 + 4) + 4 * 2 * (3 + 3 + 4 + 2 + 4) + 2 * len(TEXT)
     assert spent.sampled + spent.scored < 300 + one_round
 
 

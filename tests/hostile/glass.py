@@ -130,6 +130,7 @@ SPECIAL: dict[str, tuple[Any, ...]] = {
     "stop_reason": ("\x1b[2J\x07", 7, ["x"], "x" * 100_000, None),
     "samples": (["x"], ["0" * 16] * 5000, "x", None, [7], [None]),
     "cached_tokens": (-1, 2**63, "x", 1.5, None),
+    "revised": (-1, 2**63, "x", 1.5, None, True),
     "beams": ([[1]], [[0, 0, 0, 0, 0]] * 5000, "x", [[-1, 10**6, 10**6, float("nan"), "x"]], None),
     "forks": ({"x": 1}, {"-1": -1}, {"0": 10**400}, [], "x", {str(i): i for i in range(5000)}),
     "refused": ([[0]], [[10**6, 1]], [[-1, 1, 2, 3]], "x", [None], [["0", "1"]]),

@@ -142,7 +142,7 @@ def edit(
         typer.Option(
             "--budget",
             metavar="N",
-            help="Stop repairing after so many tokens were computed; by default 40 for each of the text.",
+            help="Stop repairing after computing N tokens; by default 40 for each of the text.",
             rich_help_panel=INPUT,
         ),
     ] = None,
@@ -151,7 +151,7 @@ def edit(
         typer.Option(
             "--least-gain",
             metavar="BITS",
-            help="Repair only what saves at least so many bits.",
+            help="Repair only what saves at least this many bits.",
             rich_help_panel=INPUT,
         ),
     ] = 3.0,

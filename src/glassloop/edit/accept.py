@@ -51,8 +51,8 @@ def logprob(tokens: Sequence[Token]) -> float:
 
 
 def best_by_bits(proposals: Sequence[Proposal], least_gain: float | None) -> Proposal | None:
-    """Accepts the proposal that needs the fewest bits, with what follows it, if it gains at least so many;
-    with None, in any case. Returns it, or None."""
+    """Accepts the proposal that needs the fewest bits, with what follows it, if it gains at least
+    `least_gain` bits; with None, in any case. Returns it, or None."""
     scored = [each for each in proposals if each.run is not None]
     if not scored:
         return None
@@ -66,10 +66,12 @@ def best_by_bits(proposals: Sequence[Proposal], least_gain: float | None) -> Pro
 
 
 def best_by_gain(proposals: Sequence[Proposal], least_gain: float) -> Proposal | None:
-    """Accepts a proposal that saves at least so many bits and does not make what follows less likely. Unlike
-    the bits, the gain can be compared between replacements of spans of different lengths. Of those that save
-    at least half as many bits as the best, one that replaces the fewest tokens is taken: longer ones save
-    bits by saying less. Returns it, or None."""
+    """Accepts a proposal that saves at least `least_gain` bits and does not make what follows less likely.
+
+    Unlike the bits, the gain can be compared between replacements of spans of different lengths. Of those
+    that save at least half as many bits as the best, one that replaces the fewest tokens is taken: longer
+    ones save bits by saying less. Returns it, or None.
+    """
     scored = [each for each in proposals if each.run is not None and each.following_gain >= 0]
     best = max(scored, key=lambda each: each.gain, default=None)
     if best is None:

@@ -56,7 +56,8 @@ def infill(
     work = _begin(llm, tokens, candidates, method, window, sampling, deadline)
     sampling = sampling or DRAWN
     prompt, following = fixed_prompt(llm, before), llm.tokenizer.encode_inside(after)
-    llm.check_length(len(prompt) + tokens + len(following), "text", ", the hole included")
+    longer = "after" if len(following) > len(prompt) else "before"
+    llm.check_length(len(prompt) + tokens + len(following), longer, ", hole and other side included")
     draft = work.text(prompt, [])
     place = Place(draft, 0, 0, tokens, 0, tuple(following))
     (proposals,) = work.propose([place], sampling, candidates, ranked=method == "rerank")

@@ -63,7 +63,7 @@ def sharpen_all(
 
     A prompt is a text, token ids, or a conversation. `sampling` says how proposals are drawn; by default at
     temperature 1/alpha. Stages that remove tokens restrict the result to what they can draw. `steps` is the
-    number of proposals. With `block`, the text grows by so many tokens at a time, with that many steps each
+    number of proposals. With `block`, the text grows by `block` tokens at a time, with `steps` steps each
     time, which reaches likely texts sooner.
     """
     check_number("alpha", alpha, 0.01, 100)
@@ -95,6 +95,9 @@ def _options(sampling: Sampling | None, alpha: float) -> Sampling:
     for name in ("n", "beam_width"):
         if getattr(sampling, name) > 1:
             raise SamplingError.about(name, "is above 1; power sampling draws one text, so 1 is expected")
+    if sampling.revise:
+        problem = "is given; what is taken back has no place in p^alpha, so 0 is expected"
+        raise SamplingError.about("revise", problem)
     if sampling.greedy:
         raise SamplingError.about(
             "temperature", "is 0; power sampling draws, so a number above 0 is expected"
@@ -155,6 +158,7 @@ def fork(llm: LLM, run: Run, at: int, salt: int, built: Compiled) -> Request:
     assert options.seed is not None
     made = llm.new_run(run.prompt_ids, options, options.seed, salt=salt, prompt=run.prompt, sample=0)
     made.messages, made.samples, made.tokens = run.messages, [made], list(run.tokens[:at])
+    made.prompt_tokens = list(run.prompt_tokens)
     made.descend(run, at, "sampled")
     return Request(
         run.prompt_ids, options, [made], drafts=llm.drafts, keep=llm.keep, built=llm.build(options)

@@ -279,9 +279,9 @@ class Work:
         if sampling.beam_width > 1:
             raise SamplingError.about("beam_width", "is above 1; a span is drawn, so 1 is expected")
         least = 0 if sampling.constraint is not None else tokens
-        return replace(
-            sampling, n=1, seed=self.dice.seed, max_tokens=tokens, min_tokens=least, prompt_logprobs=0
-        )
+        seed = self.dice.seed
+        own = replace(sampling, n=1, seed=seed, max_tokens=tokens, min_tokens=least)
+        return replace(own, prompt_logprobs=0, revise=0)
 
     def proposal(
         self, place: Place, number: int, drawn: Run | None, ids: list[int], complete: bool = True

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 Check = Callable[[str], object]  # returns a bool, a number, or an object with `passed` and `score`
 
 MOST_BUDGET = 1 << 30
-_SCREENED = 12  # tokens whose surprise is measured from both sides in a round
-_SUSPICIOUS = 1.0  # bits from both sides, from which on a token may be wrong
+_SCREENED = 48  # tokens whose surprise is measured from both sides in a round, at most
+_UNEXPECTED = 4.0  # bits from the left, from which on a token is measured from both sides
+_SUSPICIOUS = 6.0  # bits from both sides, from which on a token is drawn anew
 _NARROW = 2  # tokens of the narrower of the two spans that are drawn anew
 _PER_TOKEN = 40  # the default budget for each token of the text
 _PER_TOKEN_CHECKED = 4  # the same with a verifier
@@ -73,7 +74,7 @@ def repair(
     conversation.
 
     With `check`, a function that says of a text whether it passes (True or False, a score up to 1, or an
-    object with `passed` and `score`), the end of the text is drawn anew from places chosen by lot,
+    object with `passed` and `score`), the end of the text is drawn anew from random places,
     `candidates` at a time (by default one), and what scores no worse is accepted, until the text passes.
     """
     check_count("candidates", candidates, 1, MOST_CANDIDATES)
@@ -160,7 +161,7 @@ def _screened(run: Run, settled: set[int], cuts: Sequence[bool]) -> list[int]:
         if at not in settled and token.rank > 1 and cuts[at] and cuts[at + 1]
     ]
     worst = sorted(open_places, key=lambda at: -surprise[at])[:_SCREENED]
-    return [at for at in worst if surprise[at] >= _SUSPICIOUS]
+    return [at for at in worst if surprise[at] >= _UNEXPECTED]
 
 
 def _widened(measured: Measured, tokens: int, cuts: Sequence[bool]) -> Place:
@@ -244,9 +245,10 @@ def verdict(check: Check, text: str) -> tuple[bool, float]:
 def _checked_sampling(draft: Run, text: str | Run, sampling: Sampling | None) -> Sampling:
     """Returns the options with which the end of a text is drawn anew: by default those of its run."""
     if sampling is None and isinstance(text, Run):
-        return replace(text.sampling, n=1, prompt_logprobs=0, beam_width=1)
-    room = len(draft.tokens) + _LONGER
-    return sampling or replace(DRAWN, max_tokens=room)
+        return replace(text.sampling, n=1, prompt_logprobs=0, beam_width=1, revise=0)
+    if sampling is None:
+        return replace(DRAWN, max_tokens=len(draft.tokens) + _LONGER)
+    return replace(sampling, revise=0)
 
 
 # ── the text ───────────────────────────────────────────────────────────────────────────────────────────────

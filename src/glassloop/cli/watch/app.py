@@ -102,6 +102,9 @@ class Watch(App[None]):
     # ── time ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _tick(self) -> None:
+        children = self.run_shown.children
+        if self.mode == "following" and children and children[-1].reason == "revised":
+            self.run_shown = children[-1]  # the run was taken back, and this one continues
         count = len(self.run_shown.tokens)
         for request in [each for each in self.live if each.ended]:
             self._ended(request)

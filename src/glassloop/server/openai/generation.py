@@ -101,8 +101,13 @@ class Generation(ABC):
                     places[state.successor] = places[state]
                 index = places[state]
                 if event.token is not None:
-                    settled = held[index].add(event.token) if held else [event.token]
-                    chunk = b"".join([self.token(index, state.run, token) for token in settled])
+                    chunk = (
+                        self.token(index, state.run, event.token)
+                        if not held
+                        else b"".join(
+                            [self.token(index, state.run, token) for token in held[index].add(event.token)]
+                        )
+                    )
                 else:
                     self.service.raise_if_failed(state)
                     rest = held[index].rest() if held else []

@@ -142,7 +142,8 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/infill", response_model=EditShape)
     async def fill(request: Request, body: InfillBody) -> Response:
-        service.check_text(body.before + body.after, "before")
+        service.check_text(body.before, "before")
+        service.check_text(body.after, "after")
 
         def make(**common: Any) -> Edit:
             options: dict[str, Any] = {"method": body.method, "window": body.window}
@@ -178,7 +179,8 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/repair", response_model=EditShape)
     async def mend(request: Request, body: RepairBody) -> Response:
-        service.check_text(body.text + (body.prompt or ""), "text")
+        service.check_text(body.text, "text")
+        service.check_text(body.prompt or "", "prompt")
         names = ("prompt", "budget", "candidates", "tokens", "window", "least_gain", "spans")
         options = {name: getattr(body, name) for name in names}
 

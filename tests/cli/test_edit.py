@@ -1,0 +1,46 @@
+"""`glassloop infill` and `glassloop edit` as a person uses them: real processes, a pipe and a terminal."""
+
+from __future__ import annotations
+
+from cli.terminal import on_terminal, run
+
+from glassloop import Edit
+
+
+def test_infill_prints_the_text_alone_and_the_bits_on_stderr(tmp_path):
+    record = tmp_path / "edit.json"
+    asked = ("infill", "The capital of France is the city of", ", on the river Seine.", "--tokens", "1")
+    done = run(*asked, "--seed", "1", "--candidates", "3", "--record", str(record))
+    assert done.stdout == "The capital of France is the city of Paris, on the river Seine.\n"
+    assert "+ '' → ' Paris':" in done.stderr
+    assert "accepted" in done.stderr
+    assert Edit.load(record).text + "\n" == done.stdout
+
+
+def test_edit_shows_what_went_and_what_came(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("Paris is the capital banana France, and it lies on the river Seine.")
+    code, shown = on_terminal(
+        "edit", str(text), "--seed", "1", "--budget", "600", "-o", str(tmp_path / "new")
+    )
+    assert code == 0
+    assert "\x1b[31;9m banana" in shown
+    assert "\x1b[32;1m of" in shown
+    assert "bits on what follows" in shown
+    assert "banana" not in (tmp_path / "new").read_text()
+
+
+def test_errors_are_one_line(tmp_path):
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"\xff\xfe")
+    good = tmp_path / "good.txt"
+    good.write_text("It is good.")
+    for asked in (
+        ("edit", str(tmp_path / "none.txt")),
+        ("edit", str(bad)),
+        ("edit", str(good), "--span", "five"),
+        ("infill", "a", "b", "--temperature", "-1"),
+    ):
+        done = run(*asked)
+        assert done.returncode == 2, asked
+        assert done.stderr.count("\n") == 1
