@@ -15,11 +15,11 @@ from glassloop.shown import shown
 from glassloop.trace.run import Run
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.request_maker import RequestMaker
 
 
 def fork_request(
-    llm: LLM,
+    llm: RequestMaker,
     run: Run,
     at: int,
     *,
@@ -75,7 +75,7 @@ def fork_request(
     )
 
 
-def rest_request(llm: LLM, run: Run, timeout: float | None = None) -> Request:
+def rest_request(llm: RequestMaker, run: Run, timeout: float | None = None) -> Request:
     """Returns a request that continues a cancelled or interrupted run, with its own options and luck.
 
     It takes at most `timeout` seconds, whatever the run's own options allow. The limit is the request's
@@ -93,7 +93,7 @@ def rest_request(llm: LLM, run: Run, timeout: float | None = None) -> Request:
     return Request(run.prompt_ids, own, [run], drafts=llm.drafts, keep=llm.keep, built=built)
 
 
-def _forced(llm: LLM, token: int | str | None, text: str | None) -> list[int]:
+def _forced(llm: RequestMaker, token: int | str | None, text: str | None) -> list[int]:
     if text is not None:
         return llm.tokenizer.encode(text, add_special=False, parse_special=False)
     if token is None:

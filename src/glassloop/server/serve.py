@@ -14,7 +14,7 @@ from types import FrameType
 
 import uvicorn
 
-from glassloop.engine.llm import LLM
+from glassloop.engine.protocol import Engine
 from glassloop.errors import GlassloopError
 from glassloop.ops.memory import format_bytes
 from glassloop.server.app import make_app
@@ -29,7 +29,7 @@ _OTHER_FILES = 96  # descriptors that connections leave for the store, templates
 _LAST_WORDS = 2.0  # seconds that clients have to read the error when requests are ended at once
 
 
-def serve(llm: LLM, settings: Settings, note: str = "") -> None:
+def serve(llm: Engine, settings: Settings, note: str = "") -> None:
     """Serves a model until a signal ends the server. `note` is added to the line that it prints at the start:
     all other lines are the log's."""
     log = Log(settings.log_prompts)

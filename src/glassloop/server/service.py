@@ -14,8 +14,9 @@ from fastapi import Request as HTTPRequest
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
-from glassloop.engine.llm import LLM, Prompt
+from glassloop.engine.protocol import Engine
 from glassloop.engine.request import Request
+from glassloop.engine.request_maker import Prompt
 from glassloop.errors import GlassloopError, LengthError, ModelError
 from glassloop.server.errors import APIError, as_api_error, shutting_down
 from glassloop.server.operation.bodies import Bodies
@@ -44,7 +45,7 @@ MOST_TEXT = 2_000_000  # characters of all texts that one request brings for the
 
 
 class Service:
-    def __init__(self, llm: LLM, settings: Settings, log: Log, storage: RunStorage | None = None) -> None:
+    def __init__(self, llm: Engine, settings: Settings, log: Log, storage: RunStorage | None = None) -> None:
         self.llm = llm
         llm.name = settings.served_name  # answers, records and errors must not tell paths of this machine
         self.settings = settings

@@ -12,8 +12,8 @@ from pydantic import Field
 from starlette.responses import Response
 
 from glassloop.decode.sampling import merge_options
-from glassloop.engine.llm import Prompt
 from glassloop.engine.request import Request as EngineRequest
+from glassloop.engine.request_maker import Prompt
 from glassloop.server.errors import ERRORS, invalid, too_many
 from glassloop.server.fields import Ids, Name, Whole, many
 from glassloop.server.openai.conversation import Messages, as_recorded, encode_messages
