@@ -24,7 +24,7 @@ from glassloop.trace.packing import pack_tokens
 from glassloop.trace.validate import read_header
 
 DOCS = Path(__file__).parents[2] / "docs"
-LATER = {"refused", "plugins", "messages"}  # fields that the first files of version 1 do not have
+LATER = {"refused", "plugins", "messages", "moves"}  # fields that the first files of version 1 do not have
 
 
 @cache
