@@ -132,9 +132,9 @@ def by_prefix(names: list[str], cached: Mapping[str, int], load: Mapping[str, in
 
 
 # The router is made by Ray Serve, which gives it a name and no objects: this is where it finds its board.
-_BOARDS: dict[str, Board] = {}
+_BOARDS: dict[tuple[str, str], Board] = {}
 
 
-def board_of(application: str) -> Board:
-    """Returns the board of an application in this process; the first call makes it."""
-    return _BOARDS.setdefault(application, Board())
+def board_of(application: str, deployment: str) -> Board:
+    """Returns the board of a deployment of Ray Serve in this process; the first call makes it."""
+    return _BOARDS.setdefault((application, deployment), Board())

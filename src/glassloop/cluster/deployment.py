@@ -9,11 +9,12 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from starlette.types import ASGIApp
 
 from glassloop.cluster.messages import Bulletin, Job, Question, Route
-from glassloop.cluster.options import EngineOptions
+from glassloop.cluster.options import AppOptions, EngineOptions, deployment_name
 
-ENGINE = "engine"  # the name of the deployment
+_ROUTER = "glassloop.cluster.router.PrefixRouter"
 
 
 class EngineDeployment:
@@ -60,7 +61,29 @@ class EngineDeployment:
 
 
 def engine_application(options: EngineOptions) -> Application:
-    """Returns the engine replicas as an application of their own, without HTTP."""
+    """Returns the engine replicas of one model as an application of their own, without HTTP."""
+    return _engines(options)
+
+
+def whole_application(options: AppOptions) -> Application:
+    """Returns ingresses that speak HTTP, with the engine replicas of each model behind them."""
+
+    def build() -> ASGIApp:
+        from glassloop.cluster.ingress import make_ingress
+
+        return make_ingress(options)
+
+    ingress = serve.deployment(serve.ingress(build)()).options(
+        name="ingress",
+        num_replicas=options.ingresses,
+        max_ongoing_requests=4096,
+        graceful_shutdown_timeout_s=options.settings.grace,
+        ray_actor_options={"num_cpus": 1},
+    )
+    return ingress.bind(*(_engines(each) for each in options.engines))
+
+
+def _engines(options: EngineOptions) -> Any:
     scale: dict[str, Any] = {"num_replicas": options.replicas}
     if options.most_replicas is not None:
         scale = {
@@ -72,16 +95,14 @@ def engine_application(options: EngineOptions) -> Application:
             )
         }
     deployment = serve.deployment(EngineDeployment).options(
-        name=ENGINE,
+        name=deployment_name(options.model),
         max_ongoing_requests=options.most_requests,
         graceful_shutdown_timeout_s=20,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=2,
         health_check_timeout_s=30,
         ray_actor_options=options.resources,
-        request_router_config=RequestRouterConfig(
-            request_router_class="glassloop.cluster.router.PrefixRouter"
-        ),
+        request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
         **scale,
     )
     return deployment.bind(options)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as NotYet
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, cast
@@ -181,7 +182,9 @@ class ClusterEngine(Engine):
     # ── operation ──────────────────────────────────────────────────────────────────────────────────────────
 
     def statistics(self) -> list[Statistics]:
-        return [report.statistics for _, report in sorted(self._board.reports.items())]
+        # The name that the replicas know may be a path.
+        reports = sorted(self._board.reports.items())
+        return [replace(report.statistics, model=self.name) for _, report in reports]
 
     @property
     def ready(self) -> bool:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
+from glassloop.cluster.fleet import PATIENCE, STALL
+from glassloop.cluster.replica import HEARTBEAT
 from glassloop.errors import GlassloopError
+from glassloop.model.registry import DEFAULT_MODEL
+from glassloop.ops import default_threads
+from glassloop.server.operation.settings import Settings, public_name
 
 MOST_REPLICAS = 100_000
 
@@ -53,6 +61,53 @@ class EngineOptions:
         return own
 
 
+@dataclass(frozen=True)
+class AppOptions:
+    """What a whole application is made of: the replicas of each model, and the ingresses before them."""
+
+    engines: tuple[EngineOptions, ...]  # of each model; the first one is the default
+    settings: Settings  # of the ingresses; its model is the first one
+    ingresses: int = 1
+    stall: float = STALL  # seconds without a sign of life, after which a replica is given up
+    patience: float = PATIENCE  # seconds that a request waits for an equal replica
+
+    def __post_init__(self) -> None:
+        _check("ingresses", self.ingresses, 1, MOST_REPLICAS)
+        _check("stall", self.stall, 2 * HEARTBEAT, 3600)
+        _check("patience", self.patience, 0, 86400)
+        if len({deployment_name(each.model) for each in self.engines}) < len(self.engines):
+            raise GlassloopError("models has one twice; models with different names are expected")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> AppOptions:
+        """Returns the options that a config file of Ray Serve gives as `args`. Raises if one is unknown."""
+        own = {"ingresses", "stall", "patience"}
+        of_engines = {each.name for each in fields(EngineOptions)} - {"model"}
+        of_server = {"api_keys", "open_to_all", "keep", "store", "most_prompt", "timeout", "log_prompts"}
+        models = values.get("models", values.get("model", DEFAULT_MODEL))
+        models = [models] if isinstance(models, str) else models
+        if not isinstance(models, list) or not models or not all(isinstance(each, str) for each in models):
+            raise GlassloopError.about("models", "is not a list of names; at least one is expected")
+        known = own | of_engines | of_server | {"model", "models"}
+        for name in values:
+            if name not in known:
+                raise GlassloopError(f"{name} is no option; one of {', '.join(sorted(known))} is expected")
+
+        def of(names: set[str]) -> dict[str, Any]:
+            given = {name: each for name, each in values.items() if name in names}
+            return {name: tuple(each) if isinstance(each, list) else each for name, each in given.items()}
+
+        engines = tuple(EngineOptions(model, **of(of_engines)) for model in models)
+        # Ray Serve's proxy listens, at the address of its own configuration.
+        settings = Settings(models[0], host="0.0.0.0", port=0, **of(of_server))
+        return cls(engines, settings, **of(own))
+
+
+def deployment_name(model: str) -> str:
+    """Returns the name of the deployment that has the replicas of a model."""
+    return "engine-" + re.sub(r"[^A-Za-z0-9]+", "-", public_name(model, Path(model).exists())).strip("-")
+
+
 def _check(name: str, value: float, least: float, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise GlassloopError.about(name, f"is {value!r}; a number from {least:g} to {most:g} is expected")
@@ -60,6 +115,4 @@ def _check(name: str, value: float, least: float, most: float) -> None:
 
 def threads_of_each(replicas: int) -> int:
     """Returns how many threads each of several replicas on this machine gets: they share its cores."""
-    from glassloop.ops.native.library import wanted_threads
-
-    return max(1, wanted_threads() // replicas)
+    return max(1, default_threads() // replicas)

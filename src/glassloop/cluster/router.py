@@ -14,7 +14,7 @@ from glassloop.cluster.messages import Route
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
     def initialize_state(self, **kwargs: Any) -> None:
-        self._board: Board = board_of(self._deployment_id.app_name)
+        self._board: Board = board_of(self._deployment_id.app_name, self._deployment_id.name)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
