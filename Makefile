@@ -5,6 +5,7 @@
 #   make test                 the whole suite, the studio's tests included: make test-studio
 #   make test-peers           other clients (openai, langchain, litellm, instructor, llm) against the server
 #   make test-gpu             the op set torch: its kernels, and on a GPU its promises; docs/ops.md
+#   make test-cluster         replicas on a real Ray, killed and stopped while they answer; docs/cluster.md
 #   make fuzz [ARGS=...]      hostile requests, files and templates for minutes; tests/attacks/fuzz.py
 #   make lint                 ruff and mypy
 #   make bench [ARGS=--quick] beside other engines, each installed on demand; docs/benchmarks.md
@@ -17,7 +18,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 STUDIO := src/glassloop/server/static/index.html
 NPM    := cd web && PATH="$(abspath $(BIN)):$$PATH" npm --no-audit --no-fund --loglevel=error
 
-.PHONY: run serve web install test check-studio test-studio test-peers test-gpu fuzz lint format bench clean
+.PHONY: run serve web install test check-studio test-studio test-peers test-gpu test-cluster fuzz lint format bench clean
 
 run: $(VENV)/.installed
 	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --seed 1 --max-tokens $(if $(filter file,$(origin PROMPT)),11,60)
@@ -59,6 +60,10 @@ $(PEERS)/.installed: tests/peers/requirements.txt
 ROWS ?= 20000
 test-gpu: $(VENV)/.gpu
 	@GLASSLOOP_GPU_ROWS=$(ROWS) $(BIN)/python -m pytest -rs tests/ops/test_torch.py tests/gpu
+
+# With Ray, which the other tests do not need. The long test starts three nodes and takes minutes.
+test-cluster: $(VENV)/.ray
+	@GLASSLOOP_CLUSTER=1 $(BIN)/python -m pytest -rs -s tests/cluster $(ARGS)
 
 # The attacks of the suite with more cases and the promised limits, alone on the machine: they measure. Then the
 # long run. FUZZ multiplies the cases; the seed is fixed unless ARGS="--seed N" says otherwise.
@@ -116,6 +121,11 @@ $(VENV)/.tested: pyproject.toml constraints.txt $(VENV)/.installed
 $(VENV)/.gpu: pyproject.toml constraints.txt $(VENV)/.tested
 	@echo "Installing Triton ..."
 	@$(call EXTRA,gpu)
+	@touch $@
+
+$(VENV)/.ray: pyproject.toml constraints.txt $(VENV)/.tested
+	@echo "Installing Ray ..."
+	@$(call EXTRA,ray)
 	@touch $@
 
 $(VENV)/.linted: pyproject.toml constraints.txt $(VENV)/.installed

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from typing import Any
 
 from glassloop import LLM
 from glassloop.cluster.board import Board
 from glassloop.cluster.messages import Bulletin, Gone, Job, Question
 from glassloop.cluster.replica import Replica
+from glassloop.engine.protocol import Statistics
 
 
 def in_pieces(bulletin: Bulletin) -> list[Bulletin]:
@@ -33,6 +35,7 @@ class LocalTransport:
         self.gone: dict[str, asyncio.Event] = {}
         self.silent: set[str] = set()
         self.jobs: list[tuple[str, Job]] = []
+        self.by_turns = False  # route round robin, to compare with
         for name in names:
             self.add(name)
 
@@ -56,7 +59,7 @@ class LocalTransport:
             if ranked:
                 break
             await asyncio.sleep(0.01)
-        name = ranked[0]
+        name = sorted(ranked)[len(self.jobs) % len(ranked)] if self.by_turns else ranked[0]
         self.jobs.append((name, job))
         self.board.on_routed(job.key, name)
         await self._unless_gone(name, lambda replica: replica.start(job))
@@ -95,3 +98,10 @@ class LocalTransport:
         finally:
             own.cancel()
             gone.cancel()
+
+
+def statistics(name: str, **values: int) -> Statistics:
+    """Statistics of a replica with nothing to do, but for the values that are given."""
+    types = {each.name: str(each.type) for each in fields(Statistics)}
+    empty = {each: "" if kind == "str" else 0 for each, kind in types.items()}
+    return Statistics(**{**empty, "replica": name, **values})

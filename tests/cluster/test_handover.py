@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from threading import Event
 
@@ -240,6 +241,28 @@ def test_questions_are_answered_by_a_replica(cluster, single):
     assert layers == single.lens.layers(run, 5).to_dict()
     assert (cluster.engine.embed(PROMPT) == single.embed(PROMPT)).all()
     assert cluster.engine.replay(run).identical
+
+
+def test_prefix_routing_doubles_the_cached_share_of_multi_turn_chat(model):
+    shares = {}
+    for by_turns in (False, True):
+        cluster = Cluster(model, ("a", "b", "c"))
+        cluster.transport.by_turns = by_turns
+        rng = random.Random(3)
+        chats = [[rng.randrange(250) for _ in range(64)] for _ in range(12)]
+        cached = prompts = 0
+        try:
+            for _ in range(4):
+                rng.shuffle(chats)
+                for chat in chats:
+                    sampling = Sampling(seed=1, max_tokens=32, ignore_eos=True)
+                    (run,) = cluster.run(cluster.engine.prepare(chat, sampling))
+                    cached, prompts = cached + run.cached_tokens, prompts + len(chat)
+                    chat += [*run.token_ids, *(rng.randrange(250) for _ in range(32))]
+        finally:
+            cluster.close()
+        shares[by_turns] = cached / prompts
+    assert shares[False] >= 2 * shares[True], shares
 
 
 def wait_for(condition, seconds: float = 10.0) -> None:

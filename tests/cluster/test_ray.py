@@ -4,8 +4,11 @@ numbers. The long test with three nodes is behind GLASSLOOP_CLUSTER=1 (`make tes
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -88,3 +91,147 @@ def test_streams_continue_when_their_replica_is_killed(cluster, single):
     moved = [run for runs in answers for run in runs if run.moves]
     assert moved  # the record says where it moved
     assert moved[0].moves[0].source == busiest["id"]
+
+
+# ── the long test ──────────────────────────────────────────────────────────────────────────────────────────
+
+CLIENTS, SECONDS, KILL_EVERY = 64, 60, 10
+QUESTIONS = [
+    "Tell me about the sea.",
+    "Write a short poem about rain in the city.",
+    "List three animals and what they eat.",
+    "Explain how a bicycle stays upright.",
+]
+
+
+class Asked:
+    """One request of a client, and what came of it."""
+
+    def __init__(self, kind: str, question: str, seed: int) -> None:
+        self.kind, self.question, self.seed = kind, question, seed
+        self.told: list = []  # tokens as the listener was told, by run
+        self.runs: list = []
+        self.parent = None
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(**KINDS["sampled" if self.kind == "fork" else self.kind], seed=self.seed)
+
+
+def ask(engine, asked: Asked) -> None:
+    """Asks for an answer and follows its stream to the end."""
+    if asked.kind == "fork":
+        asked.parent = complete(engine, engine.prepare(asked.question, asked.sampling), [])[0]
+        request = engine.prepare_fork(asked.parent, 12, text=" but then", temperature=0.6)
+    else:
+        request = engine.prepare(asked.question, asked.sampling)
+    asked.runs = complete(engine, request, asked.told)
+
+
+def complete(engine, request, told: list) -> list:
+    ended = threading.Event()
+
+    def listen(run, token):
+        told.append((run.sample, token))
+        if token is None and request.ended:
+            ended.set()
+
+    request.listener = listen
+    engine.submit(request)
+    assert ended.wait(300), "a stream has not ended"
+    return request.runs
+
+
+def expected_of(single: LLM, asked: Asked) -> list:
+    made = single.generate(asked.question, asked.sampling)
+    if asked.kind == "fork":
+        return [single.fork(made, 12, text=" but then", temperature=0.6)]
+    return made.samples
+
+
+@pytest.mark.skipif(not LONG, reason="takes minutes; GLASSLOOP_CLUSTER=1 runs it")
+def test_no_stream_breaks_while_replicas_are_killed_and_stopped(single):
+    from ray.cluster_utils import Cluster
+
+    from glassloop.cluster.options import AppOptions, EngineOptions
+    from glassloop.cluster.start import engines
+    from glassloop.server.operation.settings import Settings
+
+    node = {"num_cpus": 3, "object_store_memory": 100 << 20}
+    ray_cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    for _ in range(2):
+        ray_cluster.add_node(**node)
+    options = AppOptions(
+        (EngineOptions(MODEL, replicas=3, kv_memory="200MB", threads=1),), Settings(MODEL), patience=120
+    )
+    kinds = [*KINDS, "fork"]
+    done: list[Asked] = []
+    failed: list[BaseException] = []
+    rng = random.Random(7)
+    until = 0.0
+
+    def client(number: int) -> None:
+        own = random.Random(number)
+        try:
+            while time.monotonic() < until:
+                asked = Asked(own.choice(kinds), own.choice(QUESTIONS), own.randrange(8))
+                ask(engine, asked)
+                done.append(asked)
+        except BaseException as error:
+            failed.append(error)
+
+    try:
+        with engines(options, ray_cluster.address) as (engine,):
+            engine.wait(3, 300)
+            until = time.monotonic() + SECONDS
+            clients = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+            for thread in clients:
+                thread.start()
+            stopped, killed = [], []
+            while time.monotonic() < until:
+                time.sleep(KILL_EVERY)
+                alive = [each for each in engine.statistics() if each.pid not in stopped + killed]
+                if not alive:
+                    continue
+                victim = rng.choice(alive).pid
+                if len(killed) == 2 and not stopped:  # one of them is stopped, and wakes up later
+                    os.kill(victim, signal.SIGSTOP)
+                    stopped.append(victim)
+                else:
+                    os.kill(victim, signal.SIGKILL)
+                    killed.append(victim)
+                if stopped and len(killed) >= 4:
+                    try_signal(stopped[0], signal.SIGCONT)
+            for pid in stopped:
+                try_signal(pid, signal.SIGCONT)
+            for thread in clients:
+                thread.join(400)
+                assert not thread.is_alive()
+            handovers = engine.handovers()
+    finally:
+        ray_cluster.shutdown()
+    assert not failed, failed[:3]
+    reasons = {each.reason for each in handovers}
+    slowest = max(each.seconds for each in handovers)
+    moved = sum(any(run.moves for run in asked.runs) for asked in done)
+    print(
+        f"{len(done)} answers, {moved} of them moved, {len(handovers)} hand-overs ({sorted(reasons)}),"
+        f" {len(killed)} kills, {len(stopped)} stops, the longest without a replica {slowest:.1f} s"
+    )
+    assert moved
+    known: dict[tuple[str, str, int], list] = {}
+    for asked in done:
+        key = (asked.kind, asked.question, asked.seed)
+        if key not in known:
+            known[key] = expected_of(single, asked)
+        same(asked.runs, known[key])
+        for run in asked.runs:  # what the client saw is what the record has: nothing doubled, nothing lost
+            told = [token for sample, token in asked.told if sample == run.sample]
+            assert told == [*run.tokens[len(run.tokens) - len(told) + 1 :], None]
+            assert len(told) - 1 == len(run.tokens) - (run.fork_at or 0)
+
+
+def try_signal(pid: int, what: signal.Signals) -> None:
+    """Sends a signal to a process that Ray may have ended meanwhile."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, what)

@@ -10,6 +10,7 @@ All of it runs on an event loop on a thread of its own; `submit` and `cancel` ma
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -45,6 +46,7 @@ from glassloop.errors import GlassloopError
 from glassloop.trace.run import Move, Run
 from glassloop.trace.token import Pieces, Token
 
+_LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 STALL = 5.0  # seconds without a sign of life, after which the requests of a replica are moved
 PATIENCE = 60.0  # seconds that a request waits for an equal replica
@@ -193,6 +195,9 @@ class Fleet:
 
     def _look_at_replicas(self) -> None:
         """Listens to every replica that is new, and moves the requests of those that shut down."""
+        for name in self._channels.keys() - self.board.replicas:
+            if not self._streams_of(name):
+                self._channels[name].cancel()  # it would keep the replica from ending
         for name in self.board.replicas - self._channels.keys():
             self._heard[name] = time.monotonic()
             self._channels[name] = self._loop.create_task(self._listen(name))
@@ -208,7 +213,9 @@ class Fleet:
                 try:
                     async for bulletin in self._transport.open(name, self._session):
                         self._hear(name, bulletin)
-                except Gone:
+                except Exception as error:
+                    if not isinstance(error, Gone):
+                        _LOG.exception("the stream of replica %s has failed", name)
                     self.board.suspect(name)
                     for stream in self._streams_of(name):
                         self._move(stream, "died")
@@ -237,11 +244,10 @@ class Fleet:
                 self._look_at(stream, now)
 
     def _look_at(self, stream: _Stream, now: float) -> None:
-        if stream.replica is not None or self.board.usable(stream.identity):
-            if stream.moved is None or stream.replica is not None:
-                stream.since = now
-            if stream.replica is not None:
-                return
+        if stream.replica is not None:
+            return
+        if self.board.usable(stream.identity):
+            stream.since = now
         ending = stream.request.overdue()
         if ending is not None:
             self._end_here(stream, ending)
@@ -310,8 +316,6 @@ class Fleet:
                 else:
                     await asyncio.sleep(_RETRY)
                 self._move(stream, "died")
-        except GlassloopError as error:
-            self._fail(stream, error)
         except Exception as error:
             self._fail(stream, error)
 

@@ -29,6 +29,7 @@ def engines(options: AppOptions, address: str | None = None) -> Iterator[list[An
     need_ray()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # by default Ray gives its processes a low priority
     logging.getLogger("ray").setLevel(logging.ERROR)
     import ray
 
