@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from threading import Event
+from threading import Event, Timer
 
 import pytest
 from cluster.local import LocalTransport
@@ -205,6 +205,22 @@ def test_without_an_equal_replica_there_is_an_error_and_no_other_answer(model):
         assert isinstance(run.error, Unavailable)
         assert len(run.tokens) >= 5
         assert not cluster.engine.ready
+    finally:
+        cluster.close()
+
+
+def test_a_silent_replica_without_another_one_may_wake_up_and_go_on(model, single):
+    cluster = Cluster(model, ("a",), stall=1.0, patience=30)
+    try:
+        sampling = Sampling(seed=2, max_tokens=300, ignore_eos=True)
+
+        def silence(cluster, name):
+            cluster.transport.silent.add(name)
+            Timer(2.0, cluster.transport.silent.clear).start()
+
+        runs = cluster.run(cluster.engine.prepare(PROMPT, sampling), 5, silence)
+        same(runs, alone(single, sampling))
+        assert runs[0].moves == []
     finally:
         cluster.close()
 

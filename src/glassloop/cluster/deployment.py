@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp
 
 from glassloop.cluster.messages import Bulletin, Job, Question, Route
 from glassloop.cluster.options import AppOptions, EngineOptions, deployment_name
+from glassloop.server.operation.settings import public_name
 
 _ROUTER = "glassloop.cluster.router.PrefixRouter"
 
@@ -40,6 +42,7 @@ class EngineDeployment:
             draft=options.draft,
             most_running=options.running,
         )
+        llm.name = public_name(options.model, Path(options.model).exists())  # clients must not see a path
         name = serve.get_replica_context().replica_id.unique_id
         self._replica = Replica(name, llm, ray.util.get_node_ip_address())
 

@@ -234,20 +234,28 @@ class Fleet:
                 for name in self._heard:
                     self._heard[name] += now - last
             last = now
-            self._look_at_replicas()
-            for name, heard in list(self._heard.items()):
-                if now - heard > self._stall:
-                    self.board.suspect(name)
-                    for stream in self._streams_of(name):
-                        self._move(stream, "stalled")
-            for stream in list(self._streams.values()):
-                self._look_at(stream, now)
+            try:
+                self._look_at_replicas()
+                for name, heard in list(self._heard.items()):
+                    if now - heard > self._stall:
+                        self.board.suspect(name)
+                for stream in list(self._streams.values()):
+                    self._look_at(stream, now)
+            except Exception:  # the next look must come whatever was wrong with this one
+                _LOG.exception("the replicas could not be watched")
 
     def _look_at(self, stream: _Stream, now: float) -> None:
-        if stream.replica is not None:
-            return
-        if self.board.usable(stream.identity):
+        """Moves a stream whose replica does not answer, if there is another one, and ends one that waits for
+        too long. Without another one the replica may still wake up, and go on."""
+        heard = -1e9 if stream.replica is None else self._heard.get(stream.replica, -1e9)
+        answers, usable = now - heard <= self._stall, self.board.usable(stream.identity)
+        if answers or usable:
             stream.since = now
+        if answers:
+            return
+        if stream.replica is not None and usable:
+            self._move(stream, "stalled")
+            return
         ending = stream.request.overdue()
         if ending is not None:
             self._end_here(stream, ending)
