@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import time
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 
 from glassloop import LLM, Sampling
 from glassloop.cluster.engine import ClusterEngine
+from glassloop.cluster.messages import Job, RunSoFar
+from glassloop.cluster.replica import Replica
 from glassloop.engine.protocol import Unavailable
 
 PROMPT = [(7 * place) % 250 for place in range(70)]
@@ -152,6 +155,51 @@ def test_any_place_will_do(lasting, single, seed, at, length, temperature, n):
     prompt = PROMPT[:length]
     lasting.renew()
     same(lasting.run(lasting.engine.prepare(prompt, sampling), at, kill), alone(single, sampling, prompt))
+
+
+def test_a_half_matched_stop_string_is_found_by_the_next_replica(lasting, single):
+    letters = Sampling(seed=6, regex="[a-z]{40}", max_tokens=60)
+    text = alone(single, letters)[0].text
+    stopped = letters.changed({"stop": [text[10:15]]})
+    expected = alone(single, stopped)
+    assert expected[0].finish_reason == "stop"
+    assert len(expected[0].text) <= 10
+    for at in range(10, 14):
+        lasting.renew()
+        runs = lasting.run(lasting.engine.prepare(PROMPT, stopped), at, kill)
+        same(runs, expected)
+        assert runs[0].moves
+
+
+def test_the_jobs_of_an_ingress_that_has_gone_are_ended(model, monkeypatch):
+    monkeypatch.setattr("glassloop.cluster.replica._LEASE", 0.3)
+    monkeypatch.setattr("glassloop.cluster.replica._OPEN_SECONDS", 0.5)
+    monkeypatch.setattr("glassloop.cluster.replica._REPORT_EVERY", 0.1)
+    replica = Replica("a", LLM(model, kv_memory="8MB"))
+    run = RunSoFar(1, 0, 0, Sampling(max_tokens=400, ignore_eos=True), ())
+    key, limits = "k", Sampling(max_tokens=400, ignore_eos=True)
+    replica.llm.engine.loop.step = slowly(replica.llm.engine.loop.step)
+    job = Job(key, "s", tuple(PROMPT), limits, (run,), (), False, True, 0, 0.0)
+
+    async def leave() -> None:
+        started = asyncio.create_task(replica.start(job))
+        async for bulletin in replica.open("s"):
+            if bulletin.news:
+                break  # and never open another stream
+        await asyncio.wait_for(started, 20)
+
+    asyncio.run(leave())
+    wait_for(lambda: not replica.llm.engine.loop.busy)
+    assert not replica._sessions
+    replica.close()
+
+
+def slowly(step):
+    def later():
+        time.sleep(0.05)
+        step()
+
+    return later
 
 
 def test_a_fork_with_forced_tokens_goes_on(cluster, single):

@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from server.conftest import Server, serving
 
 from glassloop import LLM, Sampling
 from glassloop.trace.file import from_bytes
+from glassloop.trace.store import Store
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'glassloop[ray]'")
 
@@ -235,3 +237,51 @@ def try_signal(pid: int, what: signal.Signals) -> None:
     """Sends a signal to a process that Ray may have ended meanwhile."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, what)
+
+
+@pytest.mark.skipif(not LONG, reason="takes a minute; GLASSLOOP_CLUSTER=1 runs it")
+def test_a_rolling_update_hands_streams_over(single):
+    from glassloop.cluster.options import AppOptions, EngineOptions
+    from glassloop.cluster.start import _deploy, engines
+    from glassloop.server.operation.settings import Settings
+
+    before = EngineOptions(MODEL, replicas=2, kv_memory="200MB", threads=1)
+    with engines(AppOptions((before,), Settings(MODEL))) as (engine,):
+        engine.wait(2)
+        old = {each.replica for each in engine.statistics()}
+        update = threading.Thread(
+            target=_deploy, args=(f"glassloop-{MODEL}", replace(before, kv_memory="210MB")), daemon=True
+        )
+        update.start()
+        done: list[Asked] = []
+        seed = 0
+        while update.is_alive() or {each.replica for each in engine.statistics()} & old:
+            batch = [Asked(kind, QUESTIONS[0], seed) for kind in ("sampled", "samples", "schema", "greedy")]
+            threads = [threading.Thread(target=ask, args=(engine, asked)) for asked in batch]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(120)
+                assert not thread.is_alive()
+            done += batch
+            seed += 1
+            assert seed < 200
+        handovers = engine.handovers()
+    print(f"{len(done)} answers during the update, {len(handovers)} hand-overs")
+    assert "drained" in {each.reason for each in handovers}
+    for asked in done:
+        same(asked.runs, expected_of(single, asked))
+
+
+@pytest.mark.skipif(not LONG, reason="takes a minute; GLASSLOOP_CLUSTER=1 runs it")
+def test_what_was_finished_survives_the_death_of_the_ingress(tmp_path, single):
+    store = tmp_path / "runs.db"
+    sampling = Sampling(seed=3, max_tokens=20)
+    with serving("--replicas", "1", "--kv-memory", "200MB", "--store", str(store)) as server:
+        (run,) = run_on(server, {"prompt": PROMPT, "sampling": {"seed": 3, "max_tokens": 20}})
+        long = {"prompt": PROMPT, "sampling": {"max_tokens": 5000, "ignore_eos": True}}
+        unfinished = server.post("/api/runs", long).json()["runs"][0]
+        server.end(signal.SIGKILL)
+    with contextlib.closing(Store(store)) as kept:
+        assert kept.run(run.id).tokens == single.generate(PROMPT, sampling).tokens
+        assert kept.run(unfinished["id"]).finish_reason is None

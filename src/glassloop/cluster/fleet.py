@@ -136,7 +136,7 @@ class Fleet:
 
     def cancel(self, request: Request) -> None:
         """Ends a request as cancelled. From inside its listener, no later token is delivered."""
-        for stream in self._of_request.get(request, ()):
+        for stream in list(self._of_request.get(request, ())):
             stream.cancelled = True
         self._post(self._cancel, request)
 

@@ -99,7 +99,10 @@ class AppOptions:
 
         engines = tuple(EngineOptions(model, **of(of_engines)) for model in models)
         # Ray Serve's proxy listens, at the address of its own configuration.
-        settings = Settings(models[0], host="0.0.0.0", port=0, **of(of_server))
+        server = of(of_server)
+        if isinstance(store := server.get("store"), str) and "://" not in store:
+            server["store"] = Path(store)
+        settings = Settings(models[0], host="0.0.0.0", port=0, **server)
         return cls(engines, settings, **of(own))
 
 

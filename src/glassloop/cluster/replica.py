@@ -6,6 +6,7 @@ Nothing here knows Ray: `cluster/deployment.py` makes a Ray Serve deployment of 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -27,6 +28,7 @@ from glassloop.trace.file import from_bytes
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
+_LOG = logging.getLogger(__name__)
 HEARTBEAT = 0.5  # seconds between two bulletins at most
 _GATHER = 0.01  # seconds between two bulletins at least: one carries the tokens of all requests
 _OPEN_SECONDS = 15.0  # that a stream lasts; the ingress opens the next one, which shows that it is alive
@@ -37,14 +39,14 @@ _STUCK = 120.0  # seconds that one step may take before the replica is reported 
 
 
 class Replica:
-    """Its coroutines are for one event loop."""
+    """One engine among several. All of its coroutines run on the same event loop."""
 
     def __init__(self, name: str, llm: LLM, node: str | None = None) -> None:
         self.name = name
         self.llm = llm
         self._node = node
         self._sessions: dict[str, _Session] = {}
-        self._identity: Identity | None = None
+        self._identity = Identity(llm.model_hash, llm.op_set)  # hashing the files may take a while
         self._room = _most_tokens(llm)
         self._report: Report | None = None
         self._reporting: asyncio.Task[None] | None = None
@@ -112,14 +114,15 @@ class Replica:
         """Keeps the report new, and ends the jobs of ingresses that have gone."""
         loop = asyncio.get_running_loop()
         while True:
-            self._report = await loop.run_in_executor(self._reporter, self.report)
+            try:
+                self._report = await loop.run_in_executor(self._reporter, self.report)
+            except GlassloopError:  # the engine is closed
+                _LOG.exception("replica %s could not report", self.name)
             self._end_abandoned()
             await asyncio.sleep(_REPORT_EVERY)
 
     def report(self) -> Report:
         """Returns the state of this replica. Takes a moment: not for the event loop's thread."""
-        if self._identity is None:
-            self._identity = Identity(self.llm.model_hash, self.llm.op_set)
         (own,) = self.llm.statistics()
         steps, when = self._summed
         if own.steps != steps and time.monotonic() - when >= _SUMMARY_EVERY:
@@ -152,8 +155,7 @@ class Replica:
         now = time.monotonic()
         for name, session in list(self._sessions.items()):
             if not session.streams and now - session.seen > _LEASE:
-                for request in list(session.requests.values()):
-                    self.llm.cancel(request)
+                session.end()  # with which `start` cancels its jobs
                 del self._sessions[name]
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
@@ -191,7 +193,7 @@ class Replica:
         return Token(chosen, "", self.llm.tokenizer.token_bytes(id), self.llm.piece, "forced")
 
     def _answer(self, question: Question, deadline: Deadline) -> Any:
-        llm, values = self.llm, question.values
+        llm, values = self.llm, dict(question.values)
         text: Any = values.pop("text", None)
         if question.run is not None:
             text = from_bytes(question.run)[0]
@@ -236,6 +238,11 @@ class _Session:
         places = {id(run): place for place, run in enumerate(request.runs)}
         request.listener = lambda run, token: self._tell(job.key, run, places[id(run)], token)
         return ended
+
+    def end(self) -> None:
+        """Ends the wait for all jobs: the ingress has gone."""
+        for ended in self._ended.values():
+            ended.set()
 
     def forget(self, key: str) -> None:
         """Drops a job, whose end has been told or is not wanted."""

@@ -13,6 +13,7 @@ from glassloop.cluster.options import AppOptions, EngineOptions, deployment_name
 from glassloop.errors import GlassloopError
 
 _STORE = 128 << 20  # bytes of Ray's object store: messages are small, and weights do not pass through it
+_STARTS = 3  # attempts to start Ray
 _DEPLOY_SECONDS = 900.0  # for the first replicas to load their model
 
 
@@ -70,8 +71,15 @@ def _connect(address: str | None, options: AppOptions) -> None:
             raise GlassloopError(f"there is no Ray cluster at {address}: {error}") from None
         return
     cpus = sum((each.most_replicas or each.replicas) * (each.threads or 1) for each in options.engines)
-    # The number of CPUs is what replicas ask for: their threads share the cores that there are.
-    ray.init(num_cpus=cpus + 1, object_store_memory=_STORE, include_dashboard=False, **quiet)
+    for attempt in range(_STARTS):
+        try:
+            # The number of CPUs is what replicas ask for: their threads share the cores that there are.
+            ray.init(num_cpus=cpus + 1, object_store_memory=_STORE, include_dashboard=False, **quiet)
+            return
+        except Exception as error:  # Ray gives its processes 30 s, which a busy machine may not keep
+            ray.shutdown()
+            if attempt + 1 == _STARTS:
+                raise GlassloopError(f"Ray could not be started on this machine: {error}") from None
 
 
 def _deploy(name: str, options: EngineOptions) -> None:
