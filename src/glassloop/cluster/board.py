@@ -82,6 +82,8 @@ class Board:
     def add_load(self, name: str, branches: int) -> None:
         with self._lock:
             self._load[name] += branches
+            if not self._load[name]:
+                del self._load[name]
 
     def note(self, name: str, ids: tuple[int, ...]) -> None:
         """Remembers that a replica computes, or has computed, these tokens, before it reports so."""
@@ -110,9 +112,13 @@ class Board:
             return by_prefix(names[turn:] + names[:turn], cached, load)
 
     def _cached(self, name: str, wanted: list[bytes]) -> int:
-        oldest = time.monotonic() - _NOTE_SECONDS
-        noted = {each for each in wanted if self._notes.get(each, {}).get(name, oldest) > oldest}
-        return cached_tokens(wanted, self._reports[name].prefixes | noted if wanted else ())
+        oldest, prefixes = time.monotonic() - _NOTE_SECONDS, self._reports[name].prefixes
+        known = {
+            each
+            for each in wanted
+            if each in prefixes or self._notes.get(each, {}).get(name, oldest) > oldest
+        }
+        return cached_tokens(wanted, known)
 
     def _load_of(self, name: str) -> int:
         told = self._reports[name].statistics
