@@ -6,6 +6,7 @@
 #   make test-peers           other clients (openai, langchain, litellm, instructor, llm) against the server
 #   make test-gpu             the op set torch: its kernels, and on a GPU its promises; docs/ops.md
 #   make test-arm             a run of this machine replayed on ARM, under an emulator; docs/ops.md
+#   make test-cluster         replicas on a real Ray, killed and stopped while they answer; docs/cluster.md
 #   make fuzz [ARGS=...]      hostile requests, files and templates for minutes; tests/attacks/fuzz.py
 #   make wheel                a wheel and an sdist in dist/, tested in an empty environment without a compiler
 #   make lint                 ruff and mypy
@@ -19,7 +20,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 STUDIO := src/glassloop/server/static/index.html
 NPM    := cd web && PATH="$(abspath $(BIN)):$$PATH" npm --no-audit --no-fund --loglevel=error
 
-.PHONY: run serve web install test check-studio test-studio test-peers test-gpu test-arm fuzz sdist wheel lint format bench clean
+.PHONY: run serve web install test check-studio test-studio test-peers test-gpu test-arm test-cluster fuzz sdist wheel lint format bench clean
 
 run: $(VENV)/.installed
 	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --seed 1 --max-tokens $(if $(filter file,$(origin PROMPT)),11,60)
@@ -71,6 +72,10 @@ $(ARM)/.ready: tests/ops/arm_python.sh
 	@echo "Downloading a Python for ARM ..."
 	@$< $(ARM) $(BIN)/python
 	@touch $@
+
+# With Ray, which the other tests do not need. The long test starts three nodes and takes minutes.
+test-cluster: $(VENV)/.ray
+	@GLASSLOOP_CLUSTER=1 $(BIN)/python -m pytest -rs -s tests/cluster $(ARGS)
 
 # The attacks of the suite with more cases and the promised limits, alone on the machine: they measure. Then the
 # long run. FUZZ multiplies the cases; the seed is fixed unless ARGS="--seed N" says otherwise.
@@ -144,6 +149,11 @@ $(VENV)/.gpu: pyproject.toml constraints.txt $(VENV)/.tested
 $(VENV)/.release: pyproject.toml constraints.txt $(VENV)/.installed
 	@echo "Installing what a release is built with ..."
 	@$(call EXTRA,release)
+	@touch $@
+
+$(VENV)/.ray: pyproject.toml constraints.txt $(VENV)/.tested
+	@echo "Installing Ray ..."
+	@$(call EXTRA,ray)
 	@touch $@
 
 $(VENV)/.linted: pyproject.toml constraints.txt $(VENV)/.installed

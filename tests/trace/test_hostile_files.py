@@ -106,6 +106,9 @@ def test_mutations_reach_behind_the_checksums(files, seed):
         ("past", [{"until": 1}]),
         ("revised", -1),
         ("revised", None),
+        ("moves", [[1, "a", "b"]]),
+        ("moves", [[-1, "a", "b", "died"]]),
+        ("moves", [[0, "a", "b", "died"]] * 5000),
         ("plugins", {"a": {"file": "../a.py", "sha256": "0" * 64}}),
         ("plugins", {"a": {"file": "\x1b[2J", "sha256": "0" * 64}}),
         ("plugins", {"a": {"file": "a.py", "sha256": "0"}}),
@@ -136,7 +139,7 @@ def test_the_error_names_the_field(files, header, field, value):
 
 
 def test_a_missing_field_is_named(files, header):
-    for field in set(header) - {"refused", "plugins", "messages", "revised"}:
+    for field in set(header) - {"refused", "plugins", "messages", "search", "revised", "moves"}:
         less = {name: value for name, value in header.items() if name != field}
         with pytest.raises(TraceError, match=f"{field} is missing"):
             from_bytes(with_headers(files[0], less))

@@ -24,13 +24,8 @@ from glassloop.trace.packing import pack_tokens
 from glassloop.trace.validate import read_header
 
 DOCS = Path(__file__).parents[2] / "docs"
-LATER = {
-    "refused",
-    "plugins",
-    "messages",
-    "search",
-    "revised",
-}  # not in the first files of version 1
+# Not in the first files of version 1.
+LATER = {"refused", "plugins", "messages", "search", "revised", "moves"}
 
 
 @cache

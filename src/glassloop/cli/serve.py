@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,9 +25,10 @@ from glassloop.cli.terminal import working
 from glassloop.errors import GlassloopError, TraceError
 
 if TYPE_CHECKING:
+    from glassloop.cluster.options import AppOptions
     from glassloop.server.operation.settings import Settings
 
-_ACCESS, _LIMITS = "Address and access", "Limits"
+_ACCESS, _LIMITS, _CLUSTER = "Address and access", "Limits", "Replicas"
 _IN_MEMORY = (
     "runs are kept in memory only, until the server ends: others can reach it, and would see the runs in "
     "your own store. To keep them, name a file: --store FILE"
@@ -143,6 +146,80 @@ def serve(
         ),
     ] = None,
     plugin: Plugins = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Compute with this many replicas, each a process with the model, on Ray Serve. A stream"
+            " continues when its replica dies.",
+            min=1,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    most_replicas: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Add replicas up to this many while requests queue, and remove them later.",
+            min=1,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RAY",
+            help="The Ray cluster to join, such as auto or ray-head:6379. Default: one on this machine, for"
+            " as long as the server runs.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Serve this model too, by its name and with replicas of its own; may be repeated.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Threads of a replica. Default: the cores of this machine, shared by the replicas.",
+            min=1,
+            max=256,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    gpus: Annotated[
+        float,
+        typer.Option(metavar="N", help="GPUs of a replica; 0.5 shares one.", min=0, rich_help_panel=_CLUSTER),
+    ] = 0.0,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory that Ray sets aside for a replica.", rich_help_panel=_CLUSTER
+        ),
+    ] = None,
+    stall: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="How long a replica may give no sign of life before its streams continue elsewhere.",
+            min=1,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = 5.0,
+    patience: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="The longest wait for another replica with the same model.",
+            min=0,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = 60.0,
 ) -> None:
     """Serve a model over HTTP: an OpenAI-compatible API, the API for runs, and the studio."""
     from glassloop.cli.kept import drafter
@@ -171,6 +248,34 @@ def serve(
     note = "runs are kept in memory only"
     if not no_store and keep != 0:  # before the model is loaded, which may take a while
         settings, note = _with_store(settings)
+    if replicas is None:
+        given = {"most-replicas": most_replicas, "address": address, "also": also, "memory": memory}
+        for name, value in {**given, "threads": threads, "gpus": gpus or None}.items():
+            if value is not None:
+                raise GlassloopError(f"--{name} is given without --replicas; --replicas N is expected")
+    else:
+        from glassloop.cluster.options import AppOptions, EngineOptions, threads_of_each
+
+        models = [model, *(also or ())]
+        each = EngineOptions(
+            model,
+            ops,
+            kv_memory=kv_memory or (None if address or gpus else _share_of_memory(replicas * len(models))),
+            draft=drafter(draft),
+            running=running,
+            plugins=tuple(str(Path(path).resolve()) for path in plugin or ()),
+            replicas=replicas,
+            most_replicas=most_replicas,
+            queue=queue,
+            threads=threads or (None if address else threads_of_each(replicas * len(models))),
+            gpus=gpus,
+            memory=None if memory is None else parse_bytes(memory, "memory"),
+        )
+        engines = tuple(replace(each, model=name) for name in models)
+        _serve_cluster(
+            AppOptions(engines, settings, stall=stall, patience=patience), address, model_defaults, note
+        )
+        return
     with working(f"Loading {model}"):
         from glassloop.engine.llm import LLM
         from glassloop.server.serve import serve as run
@@ -185,11 +290,39 @@ def serve(
     run(llm, settings, note)
 
 
+def _share_of_memory(replicas: int) -> int:
+    """Returns the memory for keys and values of each of several replicas on this machine, which share it."""
+    from glassloop.ops.memory import free_host_memory
+
+    return free_host_memory() // 4 // replicas
+
+
+def _serve_cluster(options: AppOptions, address: str | None, model_defaults: bool, note: str) -> None:
+    from glassloop.cluster.many_models import ManyModels
+    from glassloop.cluster.start import engines
+    from glassloop.decode.sampling import Sampling
+    from glassloop.server.serve import serve as run
+
+    count = sum(each.replicas for each in options.engines)
+    started = engines(options, address)
+    with working(f"Starting {count} replicas"):
+        made = started.__enter__()
+    try:
+        if not model_defaults:
+            for engine in made:
+                engine.default_sampling = Sampling()
+        named = [replace(options.settings, model=each.model) for each in options.engines]
+        others = list(zip(made[1:], named[1:], strict=True))
+        run(
+            made[0], named[0], f"{count} replicas; {note}", others=others, join=ManyModels if others else None
+        )
+    finally:
+        started.__exit__(None, None, None)
+
+
 def _with_store(settings: Settings) -> tuple[Settings, str]:
     """Returns the settings with a store that can be used, and a note on where runs are kept. Only a store
     that was asked for must be usable."""
-    from dataclasses import replace
-
     from glassloop.trace.store import Store, default_location
 
     location = settings.store or default_location()

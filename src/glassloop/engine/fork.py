@@ -15,11 +15,11 @@ from glassloop.shown import shown
 from glassloop.trace.run import Run
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.request_maker import RequestMaker
 
 
 def fork_request(
-    llm: LLM,
+    llm: RequestMaker,
     run: Run,
     at: int,
     *,
@@ -72,7 +72,7 @@ def fork_request(
     )
 
 
-def forked_run(llm: LLM, run: Run, at: int, *, new_luck: bool) -> Run:
+def forked_run(llm: RequestMaker, run: Run, at: int, *, new_luck: bool) -> Run:
     """Returns a run that begins with the first `at` tokens of another run of this model and has its options:
     with new luck, or with the same."""
     position, salt = len(run.prompt_ids) + at, run.salt
@@ -84,7 +84,9 @@ def forked_run(llm: LLM, run: Run, at: int, *, new_luck: bool) -> Run:
     return made
 
 
-def _copy_start(llm: LLM, run: Run, at: int, options: Sampling, seed: int, salt: int, reason: str) -> Run:
+def _copy_start(
+    llm: RequestMaker, run: Run, at: int, options: Sampling, seed: int, salt: int, reason: str
+) -> Run:
     """Returns a fork of a run with its first `at` tokens."""
     made = llm.new_run(run.prompt_ids, options, seed, salt=salt, prompt=run.prompt, sample=0)
     made.messages = run.messages
@@ -95,7 +97,7 @@ def _copy_start(llm: LLM, run: Run, at: int, options: Sampling, seed: int, salt:
     return made
 
 
-def rest_request(llm: LLM, run: Run, timeout: float | None = None) -> Request:
+def rest_request(llm: RequestMaker, run: Run, timeout: float | None = None) -> Request:
     """Returns a request that continues a cancelled or interrupted run, with its own options and luck.
 
     It takes at most `timeout` seconds, whatever the run's own options allow. The limit is the request's
@@ -113,7 +115,7 @@ def rest_request(llm: LLM, run: Run, timeout: float | None = None) -> Request:
     return Request(run.prompt_ids, own, [run], drafts=llm.drafts, keep=llm.keep, built=built)
 
 
-def _forced(llm: LLM, token: int | str | None, text: str | None) -> list[int]:
+def _forced(llm: RequestMaker, token: int | str | None, text: str | None) -> list[int]:
     if text is not None:
         return llm.tokenizer.encode(text, add_special=False, parse_special=False)
     if token is None:

@@ -10,26 +10,24 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from glassloop.decode.compiled import Compiled
 from glassloop.decode.defaults import default_sampling, resolve, split_options, with_defaults
-from glassloop.decode.plugins import plugins_of
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import afollow, follow, raise_error
 from glassloop.engine.generation import as_completed, complete, sampling_of_each
-from glassloop.engine.logits import logits_after
+from glassloop.engine.logits import RowCache, logits_after
 from glassloop.engine.loop import Loop
 from glassloop.engine.memory import default_memory, parse_bytes
-from glassloop.engine.request import Listener, Request, ignore, runs_of
+from glassloop.engine.protocol import Engine, Statistics
+from glassloop.engine.request import Request
+from glassloop.engine.request_maker import Messages, Prompt
 from glassloop.engine.thread import EngineThread
-from glassloop.errors import GlassloopError, LengthError, SamplingError, TextError
+from glassloop.errors import GlassloopError, SamplingError
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import CATALOG, DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
 from glassloop.ops.quant import Float32
-from glassloop.shown import shown
 from glassloop.text.pieces import Pieces
-from glassloop.trace.messages import Message, recorded
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
@@ -41,13 +39,10 @@ if TYPE_CHECKING:
     from glassloop.trace.store import Store
     from glassloop.trace.verdict import Verdict
 
-Prompt = str | Sequence[int]
-Messages = Sequence[Mapping[str, Any]]
-
 MOST_WAITING = 1024
 
 
-class LLM:
+class LLM(Engine):
     """A model that generates text: the default one, or a name, a `.gguf` file, a folder with safetensors.
 
     `ops` names an op set; `weights` (q8, q4, f32) brings the matrices to another format on load. `kv_memory`
@@ -96,6 +91,7 @@ class LLM:
         pieces = self._pieces.__getitem__
         loop = Loop(self.transformer, self.tokenizer, pieces, memory, most_running, drafter)
         self.engine = EngineThread(loop, most_waiting)
+        self._rows = RowCache(self.engine)
         # The engine must hold no reference to this object, or it would never be freed.
         weakref.finalize(self, self.engine.close)
 
@@ -264,7 +260,7 @@ class LLM:
         `luck="new"`, which one a draw would have chosen. `of="prompt"` asks about a token of the prompt."""
         from glassloop.engine.replay import explain_token
 
-        return explain_token(self, run, at, deadline=deadline, **overrides)
+        return explain_token(self, run, at, logits=lambda ids: self._rows.row(ids, deadline), **overrides)
 
     def replay(
         self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None
@@ -320,40 +316,6 @@ class LLM:
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def prepare(
-        self,
-        prompt: Prompt,
-        sampling: Sampling | None = None,
-        *,
-        priority: int = 0,
-        listener: Listener = ignore,
-        compiled: Compiled | None = None,
-        messages: Messages | None = None,
-    ) -> Request:
-        """Returns a request, checked, with its runs; none of it is computed yet. `compiled` is the result of
-        `compile` for these options; without it they are compiled here, and an error is the request's own.
-        `messages` is the conversation that the prompt was rendered from, for the record."""
-        sampling = self.default_sampling if sampling is None else sampling
-        text = prompt if isinstance(prompt, str) else None
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.checked(prompt)
-        self.check_length(len(ids))
-        talk = None if messages is None else recorded(messages)
-
-        def make(seed: int, number: int) -> Run:
-            return self.new_run(ids, sampling, seed, salt=number, prompt=text, sample=number, messages=talk)
-
-        runs = runs_of(sampling, make)
-        built = compiled or self.build(sampling)
-        return Request(
-            ids, sampling, runs, listener, priority, drafts=self.drafts, keep=self.keep, built=built
-        )
-
-    def prepare_chat(self, messages: Messages, sampling: Sampling | None = None, **template: Any) -> Request:
-        """Returns a request for the next turn of a conversation. `template` are variables of the model's chat
-        template."""
-        ids = self.tokenizer.encode_chat(messages, **template)
-        return self.prepare(ids, sampling, messages=messages)
-
     def _prepare_each(
         self,
         prompts: Sequence[Any],
@@ -373,41 +335,6 @@ class LLM:
             self.prepare(prompt, each, priority=priority)
             for prompt, each in zip(prompts, each_sampling, strict=True)
         ]
-
-    def compile(self, sampling: Sampling) -> Compiled:
-        """Builds all that a request with these options needs (stop strings, bad words, a grammar), or raises
-        what is wrong with them. Takes up to seconds: not for an event loop's thread."""
-        return Compiled.of(sampling, self.config.vocab_size, self.tokenizer)
-
-    def build(self, sampling: Sampling) -> Compiled | GlassloopError:
-        """Compiles options; returns an error, so that one request of a batch does not end the others."""
-        try:
-            return self.compile(sampling)
-        except GlassloopError as error:
-            return error
-
-    def prepare_fork(
-        self,
-        run: Run,
-        at: int,
-        *,
-        listener: Listener = ignore,
-        priority: int = 0,
-        **changes: Any,
-    ) -> Request:
-        """Returns the request that `fork` runs with the same changes: `token`, `text` or options."""
-        from glassloop.engine.fork import fork_request
-
-        made = fork_request(self, run, at, **changes)
-        made.listener, made.priority = listener, priority
-        return made
-
-    def prepare_rest(self, run: Run, *, timeout: float | None = None) -> Request:
-        """Returns a request that continues a run which was cancelled or interrupted, with the same tokens as
-        if it had not been. `timeout` is for the rest, where the run's own is longer or missing."""
-        from glassloop.engine.fork import rest_request
-
-        return rest_request(self, run, timeout)
 
     def submit(self, request: Request) -> None:
         """Queues a request; its listener is told of the tokens. Raises `Busy` if too many wait already."""
@@ -433,15 +360,22 @@ class LLM:
 
     # ── the rest ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def piece(self, token: int) -> str:
-        """Returns the text of a token by itself."""
-        return self._pieces[token]
+    def embed(self, token_ids: Sequence[int], *, deadline: Deadline | None = None) -> Float32:
+        """Returns the mean of the last hidden states of all tokens, [dim]."""
+        from glassloop.engine.hidden import mean_hidden
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of token ids. One that the tokenizer does not have is written as `piece` does."""
-        if max(token_ids, default=0) < self.tokenizer.vocab_size:
-            return self.tokenizer.decode(token_ids)
-        return "".join(map(self.piece, token_ids))
+        return mean_hidden(self.engine, token_ids, deadline)
+
+    def statistics(self) -> list[Statistics]:
+        """Returns the load and the counters of this engine."""
+        return [self.engine.statistics(self.name)]
+
+    def has_room(self, tokens: int) -> bool:
+        return self.engine.loop.tree.room_for(tokens)
+
+    @property
+    def keep(self) -> Callable[[Run], None] | None:
+        return None if self.store is None else self.store.put
 
     def close(self) -> None:
         """Ends what runs, as cancelled, and frees the engine."""
@@ -454,68 +388,6 @@ class LLM:
 
     def __exit__(self, *unused: object) -> None:
         self.close()
-
-    @property
-    def keep(self) -> Callable[[Run], None] | None:
-        return None if self.store is None else self.store.put
-
-    def new_run(
-        self,
-        ids: list[int],
-        sampling: Sampling,
-        seed: int,
-        *,
-        salt: int,
-        prompt: str | None,
-        sample: int,
-        messages: list[Message] | None = None,
-    ) -> Run:
-        return Run(
-            self.name,
-            ids,
-            seed,
-            self.config.context,
-            sampling,
-            salt,
-            self.op_set,
-            prompt,
-            messages=messages,
-            sample=sample,
-            plugins=plugins_of(sampling),
-            llm=self,
-        )
-
-    def checked(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
-        """Returns the token ids as a list of plain ints; raises if one is not a token of the model."""
-        if isinstance(ids, (bytes, bytearray, str)) or not isinstance(ids, (Sequence, np.ndarray)):
-            raise GlassloopError.about(name, f"is {type(ids).__name__}; a list of token ids is expected")
-        for index, token in enumerate(ids):
-            if not self._has_id(token):
-                self.checked_id(token, f"{name}[{index}]")
-        return [int(token) for token in ids]
-
-    def checked_id(self, token: int, name: str = "token") -> int:
-        """Returns the token id as a plain int; raises if it is not a token of the model."""
-        if not self._has_id(token):
-            size = self.config.vocab_size
-            raise GlassloopError.about(name, f"is {shown(token)}; a token id below {size} is expected")
-        return int(token)
-
-    def _has_id(self, token: object) -> bool:
-        whole = isinstance(token, (int, np.integer)) and not isinstance(token, bool)
-        return whole and 0 <= token < self.config.vocab_size  # type: ignore[operator]
-
-    def check_length(self, length: int, name: str = "prompt", note: str = "") -> None:
-        """Raises unless `length` tokens, and one more, fit into the context and into the memory for keys and
-        values. The message has the `name` of their field, and a `note` on what else is counted."""
-        if not length:
-            raise TextError.about(name, "is empty; at least one token is expected")
-        if length >= self.config.context:
-            room = f"{self.name} has room for {self.config.context}, the answer included"
-            raise LengthError.about(name, f"has {length} tokens{note}; {room}")
-        if not self.engine.loop.tree.room_for(length + 1):
-            room = f"for whose keys and values kv_memory has no room ({self.kv_memory} bytes)"
-            raise LengthError.about(name, f"has {length} tokens{note}, {room}")
 
 
 def _store(store: Any) -> Store | None:

@@ -6,7 +6,9 @@ what is cached.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from threading import Lock
 from typing import Any
 
 from glassloop.engine.deadline import Deadline
@@ -17,6 +19,7 @@ from glassloop.errors import GlassloopError
 from glassloop.ops.protocol import Forward
 from glassloop.ops.quant import Float32
 
+_KEPT = 32  # rows of logits: a slider asks about the same place again and again
 _SCORED = 32  # rows with logits at a time: they are as wide as the vocabulary
 
 
@@ -69,3 +72,28 @@ def read(
     engine.submit(reading, may_refuse=after is None)
     reading.wait()
     return reading
+
+
+class RowCache:
+    """The rows of logits after the texts that were asked about last."""
+
+    def __init__(self, engine: EngineThread) -> None:
+        self._engine = engine
+        self._rows: OrderedDict[tuple[int, ...], Float32] = OrderedDict()
+        self._lock = Lock()
+
+    def row(self, ids: Sequence[int], deadline: Deadline | None = None) -> Float32:
+        """Returns the logits after these tokens. Not for the engine's thread."""
+        key = tuple(ids)
+        with self._lock:
+            row = self._rows.get(key)
+            if row is not None:
+                self._rows.move_to_end(key)
+                return row
+        row = next(logits_after(self._engine, key, len(key) - 1, deadline))
+        row.flags.writeable = False  # threads share it, and an op set may use a row as its scratch memory
+        with self._lock:
+            self._rows[key] = row
+            while len(self._rows) > _KEPT:
+                self._rows.popitem(last=False)
+        return row

@@ -31,6 +31,7 @@ from glassloop.trace.verdict import Difference, Verdict
 
 if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
+    from glassloop.engine.request_maker import RequestMaker
 
 Part = Literal["answer", "prompt"]  # which tokens of a run
 Luck = Literal["same", "new"]  # the run's own, or that of the next fork
@@ -187,7 +188,7 @@ def replay_run(
     return Verdict(compared, earliest is None, same, earliest, largest, notes)
 
 
-def check_run(llm: LLM, run: Run) -> None:
+def check_run(llm: RequestMaker, run: Run) -> None:
     """Raises unless this model can compute with the run: the same files made the run, and all of its tokens
     are in the vocabulary and fit into the context. Any other run can only be looked at."""
     if _is_of_another(llm, run):
@@ -199,7 +200,7 @@ def check_run(llm: LLM, run: Run) -> None:
     _check_ids(llm, run)
 
 
-def check_continuable(llm: LLM, run: Run) -> None:
+def check_continuable(llm: RequestMaker, run: Run) -> None:
     """Raises unless this model can continue or fork the run: `check_run`, and the op set that made the run,
     so that all numbers of a record come from one op set. Records that name none, which are old, pass."""
     check_run(llm, run)
@@ -210,7 +211,7 @@ def check_continuable(llm: LLM, run: Run) -> None:
         )
 
 
-def _is_of_another(llm: LLM, run: Run) -> bool:
+def _is_of_another(llm: RequestMaker, run: Run) -> bool:
     # The hash is computed only where it is needed: it may take a while.
     return run.llm is not llm and run.identity != llm.model_hash
 
@@ -219,7 +220,7 @@ def _short(hash: str) -> str:
     return f"{hash[:12]}…" if hash else "no hash"
 
 
-def _check_ids(llm: LLM, run: Run) -> None:
+def _check_ids(llm: RequestMaker, run: Run) -> None:
     """Raises unless every token of the run is one of the model's and all of them fit into its context."""
     context, size = llm.config.context, llm.config.vocab_size
     records = _records(run)
@@ -236,7 +237,7 @@ def _check_ids(llm: LLM, run: Run) -> None:
             raise TraceError(f"run {run.id} has the token id {id}; {llm.name} has ids from 0 to {size - 1}")
 
 
-def _notes(llm: LLM, run: Run) -> tuple[str, ...]:
+def _notes(llm: RequestMaker, run: Run) -> tuple[str, ...]:
     notes = []
     if _is_of_another(llm, run):
         notes.append(f"made by another model, {run.model} ({_short(run.identity)})")

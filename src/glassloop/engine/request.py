@@ -110,6 +110,8 @@ class Request:
 
     def count(self, counters: Counters) -> None:
         counters.finished += 1
+        counters.prompt_tokens += len(self.prompt_ids)
+        counters.prompt_tokens_cached += self.runs[0].cached_tokens
 
     @property
     def seconds(self) -> float:

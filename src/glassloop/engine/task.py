@@ -27,6 +27,8 @@ class Counters:
     rows: int = 0
     finished: int = 0  # requests
     readings: int = 0
+    prompt_tokens: int = 0  # of finished requests
+    prompt_tokens_cached: int = 0  # of these: they were in the KV tree
     forward_seconds: float = 0.0
     step_seconds: float = 0.0
 

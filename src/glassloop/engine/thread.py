@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from glassloop.engine.loop import Loop
+from glassloop.engine.protocol import Statistics
 from glassloop.engine.reading import Reading
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
+from glassloop.ops.batch import PAGE
 
 _IDLE = 1.0  # seconds without work, after which the KV tree is checked
 
@@ -85,6 +88,35 @@ class EngineThread:
         waiting, running = self.loop.scheduler.waiting, self.loop.scheduler.running
         requests = {task.request for task in waiting} - {task.request for task in running}
         return Load(len(requests) + self._open, len(running))
+
+    def statistics(self, model: str) -> Statistics:
+        """Returns the load and the counters, as they are now. May be called from any thread."""
+        from platform import node
+
+        counters, tree, load = self.loop.counters, self.loop.tree, self.load
+        return Statistics(
+            replica="",
+            pid=os.getpid(),
+            node=node(),
+            model=model,
+            waiting=load.waiting,
+            running=load.running,
+            kv_memory=tree.memory,
+            kv_bytes=tree.used_bytes,
+            page_bytes=tree.page_bytes,
+            pages=tree.node_count,
+            pages_held=tree.held,
+            pages_capacity=tree.capacity,
+            pages_evicted=tree.evicted,
+            cached_tokens=tree.node_count * PAGE,
+            steps=counters.steps,
+            rows=counters.rows,
+            finished=counters.finished,
+            forward_seconds=counters.forward_seconds,
+            step_seconds=counters.step_seconds,
+            prompt_tokens=counters.prompt_tokens,
+            prompt_tokens_cached=counters.prompt_tokens_cached,
+        )
 
     def close(self) -> None:
         """Ends what runs, as cancelled, and the thread."""

@@ -13,6 +13,13 @@ from glassloop.ops.protocol import Ops
 NAMES = ("torch", "native", "reference")
 
 
+def default_threads() -> int:
+    """Returns how many threads the native op set takes: GLASSLOOP_THREADS, or one for each core."""
+    from glassloop.ops.native.library import wanted_threads
+
+    return wanted_threads()
+
+
 def choose_ops(name: str | None = None) -> Ops:
     """Returns an op set by name, by GLASSLOOP_OPS, or the best that is available."""
     name = name or os.environ.get("GLASSLOOP_OPS") or None

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from glassloop.engine.deadline import TimedOut
+from glassloop.engine.protocol import Unavailable
 from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError, LengthError
 from glassloop.shown import printable
@@ -77,7 +78,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         429: "Too many requests wait already; the header Retry-After says when to come again",
         500: "Something went wrong in the server",
         501: "This server cannot do that",
-        503: "The server is shutting down",
+        503: "The server is shutting down, or has no engine that could answer",
     }.items()
 }
 
@@ -140,6 +141,8 @@ def as_api_error(error: BaseException) -> APIError:
         return error
     if isinstance(error, Busy):
         return too_many(str(error), "queue_full")
+    if isinstance(error, Unavailable):
+        return APIError(503, str(error), code="unavailable", headers={"Retry-After": "5"})
     if isinstance(error, TimedOut):
         return APIError(408, str(error), code="timeout")
     if isinstance(error, GlassloopError):

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from glassloop.decode.defaults import with_defaults
 from glassloop.decode.limits import check_size
 from glassloop.decode.sampling import Sampling
-from glassloop.engine.llm import Prompt
+from glassloop.engine.request_maker import Prompt
 from glassloop.server.errors import invalid
 from glassloop.server.fields import many, text_or
 from glassloop.server.operation.settings import Settings

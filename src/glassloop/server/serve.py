@@ -8,13 +8,15 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 
-from glassloop.engine.llm import LLM
+from glassloop.engine.protocol import Engine
 from glassloop.errors import GlassloopError
 from glassloop.ops.memory import format_bytes
 from glassloop.server.app import make_app
@@ -29,22 +31,31 @@ _OTHER_FILES = 96  # descriptors that connections leave for the store, templates
 _LAST_WORDS = 2.0  # seconds that clients have to read the error when requests are ended at once
 
 
-def serve(llm: LLM, settings: Settings, note: str = "") -> None:
+def serve(
+    llm: Engine,
+    settings: Settings,
+    note: str = "",
+    *,
+    others: Sequence[tuple[Engine, Settings]] = (),
+    join: Callable[[Sequence[Service]], ASGIApp] | None = None,
+) -> None:
     """Serves a model until a signal ends the server. `note` is added to the line that it prints at the start:
-    all other lines are the log's."""
+    all other lines are the log's. With `others`, `join` makes one application for all models."""
     log = Log(settings.log_prompts)
     listening = _listen(settings)
     storage = None
     if settings.store is not None and settings.in_memory:
         storage = RunStorage(settings.store, settings.address, settings.keep, log)
     service = Service(llm, settings, log, storage)
-    if llm.tokenizer.chat_template is not None:
-        llm.tokenizer.chat_template.warm()
+    services = [service, *(Service(engine, each, log, storage) for engine, each in others)]
+    for each in services:
+        if each.llm.tokenizer.chat_template is not None:
+            each.llm.tokenizer.chat_template.warm()
     # The files of a large model take seconds to hash: they should be done before the first request needs it.
     threading.Thread(target=lambda: service.fingerprint, name="glassloop fingerprint", daemon=True).start()
     port = listening.getsockname()[1]
     config = uvicorn.Config(
-        make_app(service),
+        make_app(service) if join is None else join(services),
         http=partial(Connection, limits=_connection_limits(settings)),  # type: ignore[arg-type]
         ws="none",
         log_config=None,
@@ -55,8 +66,9 @@ def serve(llm: LLM, settings: Settings, note: str = "") -> None:
     )
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     room = format_bytes(service.llm.kv_memory)
+    names = ", ".join(each.name for each in services)
     print(
-        f"Glassloop serves {service.name} at http://{host}:{port} (API: /docs), {room} for keys and values"
+        f"Glassloop serves {names} at http://{host}:{port} (API: /docs), {room} for keys and values"
         + (f"; {printable(note, 500)}" if note else ""),
         file=sys.stderr,
         flush=True,
@@ -64,10 +76,11 @@ def serve(llm: LLM, settings: Settings, note: str = "") -> None:
     log.take_over("uvicorn.error")
     log("start", model=service.name, host=settings.host, port=port)
     try:
-        _Server(config, service).run(sockets=[listening])
+        _Server(config, services).run(sockets=[listening])
     finally:
-        service.pools.close()
-        llm.close()
+        for each in services:
+            each.pools.close()
+            each.llm.close()
         if storage is not None:
             storage.close()
         log("end")
@@ -113,9 +126,9 @@ class _Server(uvicorn.Server):
     finish within the grace period; then they are ended, with an error for their clients. A second Ctrl-C ends
     them at once, and a third one closes the connections without an error."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, services: Sequence[Service]) -> None:
         super().__init__(config)
-        self._service = service
+        self._services = services
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = False
 
@@ -127,8 +140,9 @@ class _Server(uvicorn.Server):
         self.should_exit = True
         if self._loop is None:
             return
-        if not self._service.draining:
-            self._service.draining = True
+        if not self._services[0].draining:
+            for service in self._services:
+                service.draining = True
             self._loop.call_soon_threadsafe(self._drain)
         elif sig == signal.SIGINT and not self._ending:
             self._ending = True
@@ -137,11 +151,17 @@ class _Server(uvicorn.Server):
             self.force_exit = True
 
     def _end_now(self) -> None:
-        self._service.end_all()
+        self._end_all()
         asyncio.get_running_loop().call_later(_LAST_WORDS, setattr, self, "force_exit", True)
 
+    def _end_all(self) -> None:
+        for service in self._services:
+            service.end_all()
+
     def _drain(self) -> None:
-        self._service.log("shutdown", running=len(self._service.runs.running()))
-        for state in self._service.runs.states:
-            state.tree.wake()  # ends the streams of trees that are not computed any more
-        asyncio.get_running_loop().call_later(self._service.settings.grace, self._service.end_all)
+        first = self._services[0]
+        first.log("shutdown", running=sum(len(each.runs.running()) for each in self._services))
+        for service in self._services:
+            for state in service.runs.states:
+                state.tree.wake()  # ends the streams of trees that are not computed any more
+        asyncio.get_running_loop().call_later(first.settings.grace, self._end_all)

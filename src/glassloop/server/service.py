@@ -14,13 +14,15 @@ from fastapi import Request as HTTPRequest
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
-from glassloop.engine.llm import LLM, Prompt
+from glassloop.engine.llm import LLM
+from glassloop.engine.protocol import Engine
 from glassloop.engine.request import Request
+from glassloop.engine.request_maker import Prompt
 from glassloop.errors import GlassloopError, LengthError, ModelError
 from glassloop.search.running import Running
 from glassloop.search.solution import Solution
 from glassloop.search.solve import withdraw
-from glassloop.server.errors import APIError, as_api_error, shutting_down
+from glassloop.server.errors import APIError, as_api_error, shutting_down, unsupported
 from glassloop.server.operation.bodies import Bodies
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.metrics import Metrics
@@ -47,7 +49,7 @@ MOST_TEXT = 2_000_000  # characters of all texts that one request brings for the
 
 
 class Service:
-    def __init__(self, llm: LLM, settings: Settings, log: Log, storage: RunStorage | None = None) -> None:
+    def __init__(self, llm: Engine, settings: Settings, log: Log, storage: RunStorage | None = None) -> None:
         self.llm = llm
         llm.name = settings.served_name  # answers, records and errors must not tell paths of this machine
         self.settings = settings
@@ -68,6 +70,12 @@ class Service:
     @property
     def name(self) -> str:
         return self.settings.served_name
+
+    def local(self, param: str) -> LLM:
+        """Returns the engine in this process, for what replicas elsewhere do not compute."""
+        if not isinstance(self.llm, LLM):
+            raise unsupported(param, "this server's engines are replicas of a cluster")
+        return self.llm
 
     def public_name(self, model: str) -> str:
         """Returns the name of a run's model, which may be another than this server's, without its path."""

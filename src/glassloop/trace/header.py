@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, astuple, fields
 from typing import Any
 
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Plugin
 from glassloop.errors import GlassloopError
-from glassloop.trace.run import Beam, Drafts, Past, Run, Timings
+from glassloop.trace.run import Beam, Drafts, Move, Past, Run, Timings
 from glassloop.trace.token import Refusal, Token
 from glassloop.trace.validate import FIELDS
 
 # Fields whose form in the header is not that of the run; all others that both have are copied.
-_CONVERTED = {"model_hash", "sampling", "past", "plugins", "samples", "timings", "drafts", "beams", "forks"}
+_CONVERTED = {
+    "model_hash",
+    "sampling",
+    "past",
+    "plugins",
+    "samples",
+    "timings",
+    "drafts",
+    "beams",
+    "forks",
+    "moves",
+}
 _SAME = tuple(each.name for each in fields(Run) if each.name in FIELDS.keys() - _CONVERTED)
 
 
@@ -28,6 +39,7 @@ def to_header(run: Run) -> dict[str, Any]:
     header["timings"] = asdict(run.timings)
     header["drafts"] = asdict(run.drafts)
     header["beams"] = [[beam.number, beam.parent, beam.id, beam.logprob, beam.fate] for beam in run.beams]
+    header["moves"] = [list(astuple(move)) for move in run.moves]
     header["forks"] = {str(position): count for position, count in run.forks.items()}
     answer = records_of(run)[len(run.prompt_tokens) :]
     header["refused"] = [[place, *token.refused] for place, token in enumerate(answer) if token.refused]
@@ -57,6 +69,7 @@ def from_header(header: dict[str, Any], records: list[Token]) -> Run:
         timings=Timings(**header["timings"]),
         drafts=Drafts(**header["drafts"]),
         beams=[Beam(*beam) for beam in header["beams"]],
+        moves=[Move(*move) for move in header.get("moves", ())],  # older files do not have it
         forks={int(position): count for position, count in header["forks"].items()},
         prompt_tokens=records[:prompt],
         tokens=records[prompt : prompt + made],

@@ -99,6 +99,16 @@ class Beam:
 
 
 @dataclass(frozen=True)
+class Move:
+    """A change of the machine that computes a run. It changes no token."""
+
+    at: int  # how many tokens the run had
+    source: str  # the replica that had computed it
+    target: str
+    reason: str  # died, stalled or drained
+
+
+@dataclass(frozen=True)
 class Past:
     """How the tokens that a fork took over from its parent were drawn."""
 
@@ -148,6 +158,7 @@ class Run:
     )  # position: how many forks were made there
     # The record of a search, kept with its first path; docs/thinking.md describes it.
     search: dict[str, Any] | None = field(default=None, repr=False)
+    moves: list[Move] = field(default_factory=list, repr=False)  # to other replicas of a cluster
     created: float = field(default_factory=time.time)  # seconds since 1970
     model_hash: str = ""  # empty until `identity` is first read
     # The files that define its stages, by the name of the stage; built-in stages have none.
@@ -228,7 +239,7 @@ class Run:
         made.tail = whole[len(shown) :]
         made.finish_reason, made.stop_reason, made.error = "cancelled", "rewound", None
         made.samples, made.beams, made.forks, made.children = [made], [], {}, []
-        made.timings, made.drafts, made.search = Timings(), Drafts(), None
+        made.timings, made.drafts, made.search, made.moves = Timings(), Drafts(), None, []
         made.descend(self, at, "rewound")
         return made
 
@@ -333,6 +344,7 @@ class Run:
             "timings": asdict(self.timings) | {"tokens_per_second": speed},
             "drafts": asdict(self.drafts),
             "sampling": self.sampling.to_dict(),
+            "moves": [asdict(move) for move in self.moves],
             "plugins": {stage: plugin._asdict() for stage, plugin in self.plugins.items()},
             "prompt_tokens": [token.to_dict() for token in self.prompt_tokens],
             "tokens": [token.to_dict() for token in self.tokens],

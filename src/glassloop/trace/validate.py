@@ -25,12 +25,14 @@ _MOST_COUNT = (1 << 31) - 1
 _MOST_SECONDS = 1e12  # a duration; also keeps sums of durations finite
 _LAST_YEAR = 253_402_300_799  # the last second of the year 9999, beyond which there are no dates
 _MOST_PAST = 4096  # forks of forks
+_MOST_MOVES = 4096  # to other replicas
 _MOST_PLUGINS = 1024  # stages of one's own
 _MOST_SAMPLES = 1024  # as many as `Sampling.n` allows
 _LARGEST = 1e308  # of any number, so that it fits a float64
 _MOST_MESSAGES = 10_000  # of a conversation, and parts of one message
 _MOST_CONVERSATION = 2 << 20  # characters of a conversation as JSON
-_LATER = ("refused", "plugins", "messages", "search", "revised")  # fields that older files do not have
+# Fields that older files do not have.
+_LATER = ("refused", "plugins", "messages", "search", "revised", "moves")
 
 _MODEL_HASH = re.compile(r"([0-9a-f]{64}(\+[a-z0-9_]{1,16})?)?")
 _POSITION = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -349,6 +351,7 @@ FIELDS: dict[str, Check] = {
     "beams": _beams,
     "search": _optional(_is_object),  # `search.record` checks the rest where a search is read
     "forks": _forks,
+    "moves": _list(_row(_count, _text(256), _text(256), _text(64)), most=_MOST_MOVES),
     "prompt_records": _count,
     "records": _count,
     "end_records": _one_of(0, 1),

@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from glassloop.engine.deadline import Deadline
-from glassloop.engine.hidden import mean_hidden
-from glassloop.engine.llm import Prompt
+from glassloop.engine.request_maker import Prompt
 from glassloop.server.errors import ERRORS, invalid
 from glassloop.server.fields import Prompts, Whole
 from glassloop.server.operation.bodies import BodyRoute
@@ -68,7 +67,7 @@ def router(service: Service) -> APIRouter:
 def _embed(service: Service, body: EmbeddingBody, inputs: list[list[int]], deadline: Deadline) -> Response:
     made = []
     for index, ids in enumerate(inputs):
-        mean = mean_hidden(service.llm.engine, ids, deadline)
+        mean = service.llm.embed(ids, deadline=deadline)
         length = float(np.linalg.norm(mean))
         vector = mean / np.float32(length) if length else mean
         if body.encoding_format == "base64":

@@ -25,11 +25,11 @@ from glassloop.server.streaming import ClientGone
 from glassloop.shown import printable
 
 COOKIE = "glassloop-key"
-_OPEN = ("/health",)  # needs no key
+_OPEN = ("/health", "/ready")  # needs no key
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CLOSED = ("/v1/", "/api/", "/tokenize", "/detokenize", "/metrics", "/docs", "/openapi.json")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9.-]+))(?::\d{1,5})?")  # [IPv6] or a name, and a port
-_SHARED = ("/v1/", "/api/", "/tokenize", "/detokenize", "/health")  # open to the sites that are allowed
+_SHARED = ("/v1/", "/api/", "/tokenize", "/detokenize", *_OPEN)  # open to the sites that are allowed
 _NAMES = re.compile(r"[\w.-]{1,100}(?:\s*,\s*[\w.-]{1,100}){0,99}", re.ASCII)  # a list of header names
 _SHOWN = "x-glassloop-run, x-request-id, retry-after"  # headers that pages of those sites may read
 _HEADERS = {

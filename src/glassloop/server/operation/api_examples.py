@@ -167,5 +167,8 @@ EXAMPLES = {
     ),
     "GET /api/info": Example("Describes the model, its limits and every option."),
     "GET /health": Example("Says whether the server accepts requests."),
+    "GET /ready": Example("Says whether a request that comes now would be computed."),
+    "GET /api/replicas": Example("Lists the engines behind the server, with their load and cache."),
+    "GET /api/cluster": Example("Shows the replicas of a cluster and the latest hand-overs between them."),
     "GET /metrics": Example("Returns counters and times in the format of Prometheus."),
 }

@@ -1,4 +1,6 @@
-"""`GET /health` and `GET /metrics`: the state of the server. `GET /api/info`: its model and options."""
+"""`GET /health`, `/ready`, `/metrics`, `/api/replicas` and `/api/cluster`: the state of the server and of its
+engines. `GET /api/info`: its model and options.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from glassloop.decode.chain import known_stages
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import REGISTER, Stage
 from glassloop.engine import lens
-from glassloop.server.errors import ERRORS, shutting_down
+from glassloop.engine.protocol import Engine, Statistics
+from glassloop.server.errors import ERRORS, APIError, shutting_down
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
 
@@ -25,6 +28,42 @@ class HealthAnswer(BaseModel):
     model: str
     waiting: int
     running: int
+
+
+class ReadyAnswer(BaseModel):
+    status: Literal["ready"]
+
+
+class ReplicaShape(BaseModel):
+    id: str
+    pid: int
+    node: str
+    model: str
+    waiting: int
+    running: int
+    finished: int
+    cached_tokens: int  # in its KV cache now
+    prompt_tokens: int  # of finished requests
+    prompt_tokens_cached: int  # of these: they were in its KV cache
+    kv_bytes: int
+    kv_memory: int
+
+
+class HandoverShape(BaseModel):
+    time: float
+    run: str
+    tokens: int
+    source: str
+    target: str
+    reason: str
+    seconds: float
+
+
+class ClusterShape(BaseModel):
+    ready: bool
+    problem: str | None
+    replicas: list[ReplicaShape]
+    handovers: list[HandoverShape]
 
 
 class OptionShape(BaseModel):
@@ -75,15 +114,43 @@ def router(service: Service) -> APIRouter:
     async def health() -> HealthAnswer:
         if service.draining:
             raise shutting_down()
-        load, storage = service.llm.engine.load, service.runs.storage
-        problem = None if storage is None else storage.problem
+        llm, storage = service.llm, service.runs.storage
+        if not llm.ready:
+            raise _not_ready(llm)
+        problems = [llm.problem, None if storage is None else storage.problem]
+        problem = "; ".join(filter(None, problems)) or None
+        load = _load(llm)
         return HealthAnswer(
             status="degraded" if problem else "ok",
             reason=problem,
             model=service.name,
-            waiting=load.waiting,
-            running=load.running,
+            **load,
         )
+
+    @routes.get("/ready")
+    async def ready() -> ReadyAnswer:
+        """Whether a request that comes now would be computed: a status of 200, or else of 503."""
+        if service.draining:
+            raise shutting_down()
+        if not service.llm.ready:
+            raise _not_ready(service.llm)
+        return ReadyAnswer(status="ready")
+
+    @routes.get("/api/replicas", response_model=list[ReplicaShape])
+    async def replicas() -> list[dict[str, Any]]:
+        """The engines behind this server: its own, or the replicas of a cluster."""
+        return [_replica(each) for each in service.llm.statistics()]
+
+    @routes.get("/api/cluster", response_model=ClusterShape)
+    async def cluster() -> dict[str, Any]:
+        """The replicas with their load and share of cached prompt tokens, and the latest hand-overs."""
+        llm = service.llm
+        return {
+            "ready": llm.ready,
+            "problem": llm.problem,
+            "replicas": [_replica(each) for each in llm.statistics()],
+            "handovers": [each.to_dict() for each in llm.handovers()],
+        }
 
     @routes.get(
         "/metrics",
@@ -102,7 +169,7 @@ def router(service: Service) -> APIRouter:
 
 def _info(service: Service) -> dict[str, Any]:
     llm, config = service.llm, service.llm.config
-    tree = llm.engine.loop.tree
+    replicas = llm.statistics()
     return {
         "model": service.name,
         "version": _version(),
@@ -114,12 +181,12 @@ def _info(service: Service) -> dict[str, Any]:
         "dim": config.dim,
         "heads": config.heads,
         "kv": {
-            "memory": tree.memory,
-            "page_bytes": tree.page_bytes,
-            "pages": tree.node_count,
-            "capacity": tree.capacity,
+            "memory": sum(each.kv_memory for each in replicas),
+            "page_bytes": max((each.page_bytes for each in replicas), default=0),
+            "pages": sum(each.pages for each in replicas),
+            "capacity": sum(each.pages_capacity for each in replicas),
         },
-        "load": llm.engine.load._asdict(),
+        "load": _load(llm),
         "options": [
             {
                 "name": field.name,
@@ -133,6 +200,24 @@ def _info(service: Service) -> dict[str, Any]:
         "own_stages": [_own_stage(stage) for stage in REGISTER.values() if not stage.built_in],
         "lenses": list(lens.NAMES),
     }
+
+
+def _not_ready(llm: Engine) -> APIError:
+    return APIError(503, llm.problem or "the engine is not ready", code="not_ready")
+
+
+def _load(llm: Engine) -> dict[str, int]:
+    """Returns how many requests wait, and how many branches are computed, in all replicas."""
+    replicas = llm.statistics()
+    return {
+        "waiting": sum(each.waiting for each in replicas),
+        "running": sum(each.running for each in replicas),
+    }
+
+
+def _replica(statistics: Statistics) -> dict[str, Any]:
+    own = statistics.to_dict() | {"id": statistics.replica or "local"}
+    return {name: own[name] for name in ReplicaShape.model_fields}
 
 
 def _own_stage(stage: Stage) -> dict[str, Any]:

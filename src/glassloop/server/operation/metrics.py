@@ -4,23 +4,39 @@ run are recorded when it ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from glassloop.engine.llm import LLM
+from glassloop.engine.protocol import Engine, Statistics
 from glassloop.server.runs.storage import RunStorage
 from glassloop.trace.run import Run
 
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_Row = tuple[str, str, Callable[[Statistics], float]]  # a metric's name, its help text and its value
+_GAUGES: tuple[_Row, ...] = (
+    ("requests_waiting", "Requests in the queue", lambda its: its.waiting),
+    ("requests_running", "Branches that are computed together now: the batch", lambda its: its.running),
+    ("kv_pages", "Pages of keys and values, kept ones included", lambda its: its.pages),
+    ("kv_pages_held", "Pages that running requests hold", lambda its: its.pages_held),
+    ("kv_pages_capacity", "Pages that there is room for", lambda its: its.pages_capacity),
+    ("kv_bytes", "Bytes of keys and values", lambda its: its.kv_bytes),
+)
+_COUNTERS: tuple[_Row, ...] = (
+    ("engine_steps", "Forward passes", lambda its: its.steps),
+    ("engine_rows", "Rows of all forward passes; by the steps it is the mean batch", lambda its: its.rows),
+    ("engine_forward_seconds", "Seconds in forward passes", lambda its: its.forward_seconds),
+    ("engine_step_seconds", "Seconds in steps", lambda its: its.step_seconds),
+    ("kv_pages_evicted", "Pages that had to go", lambda its: its.pages_evicted),
+)
 _EACH = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
 
 class Metrics:
-    def __init__(self, llm: LLM, storage: RunStorage | None = None) -> None:
+    def __init__(self, llm: Engine, storage: RunStorage | None = None) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
 
@@ -69,29 +85,26 @@ class Metrics:
 class _Engine:
     """The engine's counters, read for each answer."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: Engine) -> None:
         self._llm = llm
 
     def collect(self) -> Iterable[Any]:
-        engine = self._llm.engine
-        counters, tree, load = engine.loop.counters, engine.loop.tree, engine.load
-        yield from _families(
-            GaugeMetricFamily,
-            ("requests_waiting", "Requests in the queue", load.waiting),
-            ("requests_running", "Branches that are computed together now: the batch", load.running),
-            ("kv_pages", "Pages of keys and values, kept ones included", tree.node_count),
-            ("kv_pages_held", "Pages that running requests hold", tree.held),
-            ("kv_pages_capacity", "Pages that there is room for", tree.capacity),
-            ("kv_bytes", "Bytes of keys and values", tree.used_bytes),
-        )
-        yield from _families(
-            CounterMetricFamily,
-            ("engine_steps", "Forward passes", counters.steps),
-            ("engine_rows", "Rows of all forward passes; by the steps it is the mean batch", counters.rows),
-            ("engine_forward_seconds", "Seconds in forward passes", counters.forward_seconds),
-            ("engine_step_seconds", "Seconds in steps", counters.step_seconds),
-            ("kv_pages_evicted", "Pages that had to go", tree.evicted),
-        )
+        replicas = self._llm.statistics()
+        for kind, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, help, read in rows:
+                yield _of_replicas(kind, f"glassloop_{name}", help, read, replicas)
+
+
+def _of_replicas(
+    kind: Any, name: str, help: str, read: Callable[[Statistics], float], replicas: Sequence[Statistics]
+) -> Any:
+    """Returns a metric with a value for each replica, or one value for the engine in this process."""
+    if len(replicas) == 1 and not replicas[0].replica:
+        return kind(name, help, read(replicas[0]))
+    family = kind(name, help, labels=("replica",))
+    for each in replicas:
+        family.add_metric((each.replica,), read(each))
+    return family
 
 
 class _Storage:

@@ -148,7 +148,7 @@ def router(service: Service) -> APIRouter:
         def make(**common: Any) -> Edit:
             options: dict[str, Any] = {"method": body.method, "window": body.window}
             return infill(
-                service.llm,
+                service.local("editing"),
                 body.before,
                 body.after,
                 body.tokens,
@@ -166,7 +166,7 @@ def router(service: Service) -> APIRouter:
         def make(**common: Any) -> Edit:
             options: dict[str, Any] = {"method": body.method, "window": body.window}
             return rewrite(
-                service.llm,
+                service.local("editing"),
                 body.text,
                 body.spans,
                 tokens=body.tokens,

@@ -1,15 +1,13 @@
-"""Explanations over HTTP: the JSON shape, the options in a query string, and a cache of logits.
+"""Explanations over HTTP: the JSON shape, and the options in a query string.
 
-What is said comes from `explain_token`, as in Python and in the terminal.
+What is said comes from `Engine.explain`, as in Python and in the terminal.
 """
 
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from dataclasses import fields
 from math import exp
-from threading import Lock
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,16 +15,13 @@ from pydantic import BaseModel
 from glassloop.decode.explain import Explanation
 from glassloop.decode.sampling import Sampling, merge_options
 from glassloop.engine.deadline import Deadline
-from glassloop.engine.logits import logits_after
-from glassloop.engine.replay import Luck, NoSuchToken, Part, explain_token, token_at
+from glassloop.engine.replay import Luck, NoSuchToken, Part, token_at
 from glassloop.errors import SamplingError
-from glassloop.ops.quant import Float32
 from glassloop.server.errors import APIError
 from glassloop.server.options import make_sampling
 from glassloop.server.service import Service
 from glassloop.trace.run import Run
 
-_KEPT = 32  # rows of logits: a slider asks about the same place again and again
 _KINDS = {field.name: field.metadata["kind"] for field in fields(Sampling)}
 
 
@@ -69,8 +64,6 @@ class Explainer:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._rows: OrderedDict[tuple[int, ...], Float32] = OrderedDict()
-        self._lock = Lock()
 
     def explain(
         self, run: Run, index: int, of: Part, luck: Luck, overrides: dict[str, Any], deadline: Deadline
@@ -81,9 +74,7 @@ class Explainer:
             make_sampling(asked, self._service.settings)
         llm = self._service.llm
         try:
-            told = explain_token(
-                llm, run, index, of=of, luck=luck, logits=lambda ids: self._logits(ids, deadline), **overrides
-            )
+            told = llm.explain(run, index, of=of, luck=luck, deadline=deadline, **overrides)
         except NoSuchToken as error:
             raise APIError(400, str(error), param="index") from None
         actual = self._actual(run, index, of)
@@ -103,21 +94,6 @@ class Explainer:
             return {"id": id, "text": self._service.llm.piece(id), "source": "prompt"}
         token = token_at(run, index)
         return None if token is None else {"id": token.id, "text": token.piece, "source": token.source}
-
-    def _logits(self, ids: list[int], deadline: Deadline) -> Float32:
-        key = tuple(ids)
-        with self._lock:
-            row = self._rows.get(key)
-            if row is not None:
-                self._rows.move_to_end(key)
-                return row
-        row = next(logits_after(self._service.llm.engine, ids, len(ids) - 1, deadline))
-        row.flags.writeable = False  # threads share it, and an op set may use a row as its scratch memory
-        with self._lock:
-            self._rows[key] = row
-            while len(self._rows) > _KEPT:
-                self._rows.popitem(last=False)
-        return row
 
     def _others(self, told: Explanation) -> dict[str, Any]:
         """Returns the number and the probability of all tokens that are not listed."""

@@ -12,8 +12,8 @@ from pydantic import Field
 from starlette.responses import Response
 
 from glassloop.decode.sampling import merge_options
-from glassloop.engine.llm import Prompt
 from glassloop.engine.request import Request as EngineRequest
+from glassloop.engine.request_maker import Prompt
 from glassloop.search.record import read_record
 from glassloop.server.errors import ERRORS, invalid, too_many
 from glassloop.server.fields import Ids, Name, Whole, many

@@ -1,0 +1,121 @@
+"""The options of the engine replicas, checked before anything is started."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from glassloop.cluster.fleet import PATIENCE, STALL
+from glassloop.cluster.replica import HEARTBEAT
+from glassloop.errors import GlassloopError
+from glassloop.model.registry import DEFAULT_MODEL
+from glassloop.ops import default_threads
+from glassloop.server.operation.settings import Settings, public_name
+
+MOST_REPLICAS = 100_000
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What every replica of one model is made of. `LLM` has the fields that are not described here."""
+
+    model: str
+    ops: str | None = None
+    weights: str | None = None
+    kv_memory: int | str | None = None
+    draft: bool | str = True
+    running: int | None = None
+    plugins: tuple[str, ...] = ()
+    replicas: int = 1  # with autoscaling, the least
+    most_replicas: int | None = None  # autoscaling: between `replicas` and this many
+    target_requests: float = 16.0  # autoscaling: open requests of a replica that are aimed at
+    queue: int = 256  # requests that may wait in a replica
+    threads: int | None = None  # of a replica; None: as many as an engine takes by itself
+    gpus: float = 0.0  # of a replica
+    memory: int | None = None  # bytes that Ray sets aside for a replica
+
+    def __post_init__(self) -> None:
+        _check("replicas", self.replicas, 1, MOST_REPLICAS)
+        if self.most_replicas is not None:
+            _check("most_replicas", self.most_replicas, self.replicas, MOST_REPLICAS)
+        _check("target_requests", self.target_requests, 0.1, 1e6)
+        _check("queue", self.queue, 1, 1_000_000)
+        _check("gpus", self.gpus, 0, 1024)
+        if self.threads is not None:
+            _check("threads", self.threads, 1, 256)
+
+    @property
+    def most_requests(self) -> int:
+        """Calls that a replica takes at once: jobs that run or wait, streams of ingresses, questions."""
+        return (self.running or 256) + self.queue + 64
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        """What Ray sets aside for a replica."""
+        own: dict[str, Any] = {"num_cpus": self.threads or 1, "num_gpus": self.gpus}
+        if self.memory is not None:
+            own["memory"] = self.memory
+        return own
+
+
+@dataclass(frozen=True)
+class AppOptions:
+    """What a whole application is made of: the replicas of each model, and the ingresses before them."""
+
+    engines: tuple[EngineOptions, ...]  # of each model; the first one is the default
+    settings: Settings  # of the ingresses; its model is the first one
+    ingresses: int = 1
+    stall: float = STALL  # seconds without a sign of life, after which a replica is given up
+    patience: float = PATIENCE  # seconds that a request waits for an equal replica
+
+    def __post_init__(self) -> None:
+        _check("ingresses", self.ingresses, 1, MOST_REPLICAS)
+        _check("stall", self.stall, 2 * HEARTBEAT, 3600)
+        _check("patience", self.patience, 0, 86400)
+        if len({deployment_name(each.model) for each in self.engines}) < len(self.engines):
+            raise GlassloopError("models has one twice; models with different names are expected")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> AppOptions:
+        """Returns the options that a config file of Ray Serve gives as `args`. Raises if one is unknown."""
+        own = {"ingresses", "stall", "patience"}
+        of_engines = {each.name for each in fields(EngineOptions)} - {"model"}
+        of_server = {"api_keys", "open_to_all", "keep", "store", "most_prompt", "timeout", "log_prompts"}
+        models = values.get("models", values.get("model", DEFAULT_MODEL))
+        models = [models] if isinstance(models, str) else models
+        if not isinstance(models, list) or not models or not all(isinstance(each, str) for each in models):
+            raise GlassloopError.about("models", "is not a list of names; at least one is expected")
+        known = own | of_engines | of_server | {"model", "models"}
+        for name in values:
+            if name not in known:
+                raise GlassloopError(f"{name} is no option; one of {', '.join(sorted(known))} is expected")
+
+        def of(names: set[str]) -> dict[str, Any]:
+            given = {name: each for name, each in values.items() if name in names}
+            return {name: tuple(each) if isinstance(each, list) else each for name, each in given.items()}
+
+        engines = tuple(EngineOptions(model, **of(of_engines)) for model in models)
+        # Ray Serve's proxy listens, at the address of its own configuration.
+        server = of(of_server)
+        if isinstance(store := server.get("store"), str) and "://" not in store:
+            server["store"] = Path(store)
+        settings = Settings(models[0], host="0.0.0.0", port=0, **server)
+        return cls(engines, settings, **of(own))
+
+
+def deployment_name(model: str) -> str:
+    """Returns the name of the deployment that has the replicas of a model."""
+    return "engine-" + re.sub(r"[^A-Za-z0-9]+", "-", public_name(model, Path(model).exists())).strip("-")
+
+
+def _check(name: str, value: float, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise GlassloopError.about(name, f"is {value!r}; a number from {least:g} to {most:g} is expected")
+
+
+def threads_of_each(replicas: int) -> int:
+    """Returns how many threads each of several replicas on this machine gets: they share its cores."""
+    return max(1, default_threads() // replicas)

@@ -1,0 +1,56 @@
+"""The way to the replicas through a handle of Ray Serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from glassloop.cluster.messages import Bulletin, Gone, Job, Question, Route
+
+
+class ServeTransport:
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+        self._streaming = handle.options(stream=True)
+
+    async def start(self, job: Job) -> None:
+        await _result(self._handle.start.remote(job))
+
+    async def cancel(self, replica: str, key: str, session: str) -> None:
+        await _result(self._handle.cancel.remote(Route(only=replica), key, session))
+
+    async def ask(self, question: Question) -> Any:
+        return await _result(self._handle.ask.remote(question))
+
+    async def open(self, replica: str, session: str) -> AsyncIterator[Bulletin]:
+        stream = self._streaming.open.remote(Route(only=replica), session)
+        try:
+            async for bulletin in stream:
+                yield bulletin
+        except (RayError, RayServeException) as error:
+            raise _as_error(error) from error
+        finally:
+            stream.cancel()
+
+
+async def _result(response: Any) -> Any:
+    """Returns the result of a call, which is cancelled if the caller stops waiting."""
+    try:
+        return await response
+    except asyncio.CancelledError:
+        response.cancel()
+        raise
+    except (RayError, RayServeException) as error:
+        raise _as_error(error) from error
+
+
+def _as_error(error: Exception) -> BaseException:
+    """Returns the exception of the replica's own code, or `Gone` where the replica could not answer."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+        return error.cause
+    return Gone(str(error))

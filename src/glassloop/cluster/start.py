@@ -1,0 +1,123 @@
+"""Starts replicas for the command line: on a Ray of their own on this machine, or on a cluster that runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from glassloop.cluster.options import AppOptions, EngineOptions, deployment_name
+from glassloop.errors import GlassloopError
+
+_STORE = 128 << 20  # bytes of Ray's object store: messages are small, and weights do not pass through it
+_STARTS = 3  # attempts to start Ray
+_DEPLOY_SECONDS = 900.0  # for the first replicas to load their model
+
+
+def need_ray() -> None:
+    """Raises if Ray is not installed."""
+    if find_spec("ray") is None:
+        raise GlassloopError("replicas need Ray, which is not installed; run: pip install 'glassloop[ray]'")
+
+
+@contextmanager
+def engines(options: AppOptions, address: str | None = None) -> Iterator[list[Any]]:
+    """Gives an engine for each model, whose replicas run until the block is left. Replicas of the same model
+    that a cluster has already are used, and stay."""
+    need_ray()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # by default Ray gives its processes a low priority
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    import ray
+
+    _connect(address, options)
+    from ray import serve
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    deployed: list[str] = []
+    made: list[Any] = []
+    try:
+        serve.start(proxy_location="Disabled")
+        for each in options.engines:
+            name = f"glassloop-{deployment_name(each.model).removeprefix('engine-')}"
+            if name not in serve.status().applications:
+                deployed.append(name)
+                _deploy(name, each)
+            made.append(_engine(name, each, options))
+        yield made
+    finally:
+        for engine in made:
+            engine.close()
+        if address is None:
+            serve.shutdown()
+        else:
+            for name in deployed:
+                serve.delete(name)
+        ray.shutdown()
+
+
+def _connect(address: str | None, options: AppOptions) -> None:
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "glassloop"}
+    if address is not None:
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise GlassloopError(f"there is no Ray cluster at {address}: {error}") from None
+        return
+    cpus = sum((each.most_replicas or each.replicas) * (each.threads or 1) for each in options.engines)
+    for attempt in range(_STARTS):
+        try:
+            # The number of CPUs is what replicas ask for: their threads share the cores that there are.
+            ray.init(num_cpus=cpus + 1, object_store_memory=_STORE, include_dashboard=False, **quiet)
+            return
+        except Exception as error:  # Ray gives its processes 30 s, which a busy machine may not keep
+            ray.shutdown()
+            if attempt + 1 == _STARTS:
+                raise GlassloopError(f"Ray could not be started on this machine: {error}") from None
+
+
+def _deploy(name: str, options: EngineOptions) -> None:
+    from ray import serve
+
+    from glassloop.cluster.deployment import engine_application
+
+    try:
+        serve.run(engine_application(options), name=name, route_prefix=None)
+    except RuntimeError:
+        message = serve.status().applications[name].message if name in serve.status().applications else ""
+        raise GlassloopError(f"the replicas of {options.model} could not be started: {message}") from None
+
+
+def _engine(name: str, options: EngineOptions, app: AppOptions) -> Any:
+    """Returns the engine of a model whose replicas are deployed."""
+    from ray import serve
+
+    handle = serve.get_deployment_handle(deployment_name(options.model), app_name=name)
+    return engine_of(handle, name, options, app)
+
+
+def engine_of(handle: Any, application: str, options: EngineOptions, app: AppOptions) -> Any:
+    """Returns an engine that reaches replicas by a handle of Ray Serve, once one of them has reported."""
+    from glassloop.cluster.board import board_of
+    from glassloop.cluster.engine import ClusterEngine
+    from glassloop.cluster.serve_transport import ServeTransport
+
+    if not handle.is_initialized:
+        handle._init()  # makes the router, without which no replica is known
+    engine = ClusterEngine(
+        ServeTransport(handle),
+        board_of(application, deployment_name(options.model)),
+        options.model,
+        draft=options.draft is not False,
+        most_waiting=options.queue,
+        stall=app.stall,
+        patience=app.patience,
+    )
+    engine.wait(1, _DEPLOY_SECONDS)
+    return engine

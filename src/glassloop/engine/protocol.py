@@ -1,0 +1,136 @@
+"""`Engine`: what a server needs of an engine. `LLM` is the engine in this process; the cluster has one whose
+requests are computed by replicas elsewhere. The server uses nothing beyond this interface.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from glassloop.engine.deadline import Deadline
+from glassloop.engine.request import Request
+from glassloop.engine.request_maker import RequestMaker
+from glassloop.errors import GlassloopError
+from glassloop.ops.quant import Float32
+from glassloop.trace.run import Run
+
+if TYPE_CHECKING:
+    from glassloop.decode.explain import Explanation
+    from glassloop.engine.lens import Attention, Layers, Neighbours, Text
+
+
+class Unavailable(GlassloopError):
+    """No replica can compute this now. Nothing is wrong with the request."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The state of one engine: its load, its KV cache, and totals since its start."""
+
+    replica: str  # its name; empty for the engine in this process
+    pid: int
+    node: str  # the machine
+    model: str
+    waiting: int  # requests in the queue
+    running: int  # branches that are computed together: the batch
+    kv_memory: int  # bytes that keys and values may take
+    kv_bytes: int  # bytes that they take now
+    page_bytes: int
+    pages: int  # in the KV tree, kept ones included
+    pages_held: int  # by running requests
+    pages_capacity: int
+    pages_evicted: int
+    cached_tokens: int  # tokens that the pages have room for
+    steps: int
+    rows: int
+    finished: int  # requests
+    forward_seconds: float
+    step_seconds: float
+    prompt_tokens: int  # of finished requests
+    prompt_tokens_cached: int  # of these: they were in the KV tree
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Handover:
+    """A request that was continued on another replica, from the tokens that it had."""
+
+    time: float  # seconds since 1970
+    run: str  # the id of the run, of several samples the first that had not ended
+    tokens: int  # that its runs had
+    source: str  # the replica that computed it
+    target: str  # the replica that continued it
+    reason: str  # died, stalled or drained
+    seconds: float  # without a replica
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class LensReader(Protocol):
+    """The lenses of a model, for one token of a run, a text or a list of token ids."""
+
+    def attention(
+        self, text: Text, token: int | str = -1, *, deadline: Deadline | None = None
+    ) -> Attention: ...
+
+    def layers(
+        self, text: Text, token: int | str = -1, count: int = 5, *, deadline: Deadline | None = None
+    ) -> Layers: ...
+
+    def neighbours_in(
+        self, text: Text, token: int | str = -1, count: int = 10, *, deadline: Deadline | None = None
+    ) -> Neighbours: ...
+
+
+class Engine(RequestMaker, ABC):
+    """Computes requests, and what is asked about runs. Everything may be called from any thread."""
+
+    @abstractmethod
+    def submit(self, request: Request) -> None:
+        """Queues a request; its listener is told of the tokens. Raises `Busy` if too many wait already."""
+
+    @abstractmethod
+    def cancel(self, request: Request) -> None:
+        """Ends a request soon, as cancelled, with the tokens that it has."""
+
+    @abstractmethod
+    def explain(
+        self, run: Run, at: int, *, deadline: Deadline | None = None, **overrides: Any
+    ) -> Explanation:
+        """Returns why the token at this place of a run is there; `explain_token` has the options."""
+
+    @property
+    @abstractmethod
+    def lens(self) -> LensReader:
+        """The lenses, computed when they are asked for."""
+
+    @abstractmethod
+    def embed(self, token_ids: Sequence[int], *, deadline: Deadline | None = None) -> Float32:
+        """Returns the mean of the last hidden states of all tokens, [dim]."""
+
+    @abstractmethod
+    def statistics(self) -> list[Statistics]:
+        """Returns the state of the engine, or one entry for each replica. It must be quick."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request that comes now would be computed."""
+        return True
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the engine or its replicas now, or None."""
+        return None
+
+    def handovers(self) -> list[Handover]:
+        """Returns the latest requests that were continued on another replica, the oldest first."""
+        return []
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends what runs, as cancelled, and frees what the engine holds."""

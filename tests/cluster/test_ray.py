@@ -1,0 +1,288 @@
+"""Replicas on a real Ray on this machine: streams go on when a replica is killed, with the same tokens and
+numbers. The long test with three nodes is behind GLASSLOOP_CLUSTER=1 (`make test-cluster`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from server.conftest import Server, serving
+
+from glassloop import LLM, Sampling
+from glassloop.trace.file import from_bytes
+from glassloop.trace.store import Store
+
+pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'glassloop[ray]'")
+
+MODEL = "smollm2-135m-instruct"
+LONG = os.environ.get("GLASSLOOP_CLUSTER") == "1"
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+KINDS: dict[str, dict[str, object]] = {
+    "sampled": {"temperature": 1.0, "top_p": 0.95, "max_tokens": 90, "ignore_eos": True},
+    "greedy": {"temperature": 0.0, "max_tokens": 90, "ignore_eos": True, "repetition_penalty": 1.1},
+    "schema": {"json_schema": SCHEMA, "max_tokens": 60, "temperature": 0.8},
+    "samples": {"n": 4, "max_tokens": 50, "temperature": 0.9, "ignore_eos": True},
+    "beams": {"beam_width": 3, "max_tokens": 24},
+    "stops": {"stop": ["\n\n", "the end of the"], "max_tokens": 90, "temperature": 0.7},
+}
+PROMPT = "Once upon a time there was a lighthouse keeper who counted ships. One evening"
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[LLM]:
+    with LLM(MODEL, kv_memory="300MB") as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Server]:
+    with serving("--replicas", "2", "--kv-memory", "200MB") as started:
+        yield started
+        started.end()  # with the processes of Ray
+
+
+def run_on(server: Server, body: dict[str, object], path: str = "/api/runs") -> list:
+    """Starts runs, waits for them, and returns them with every record, as the server exports them."""
+    answer = server.post(path, body)
+    assert answer.status_code < 300, answer.text
+    runs = answer.json()["runs"]
+    with_close = f"/api/trees/{runs[0]['tree']}/events?close=true"
+    assert server.get(with_close).status_code == 200
+    return [from_bytes(server.get(f"/api/runs/{run['id']}/export").content)[0] for run in runs]
+
+
+def same(found, expected) -> None:
+    assert [run.token_ids for run in found] == [run.token_ids for run in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.tokens == other.tokens
+        assert (one.text, one.finish_reason, one.end) == (other.text, other.finish_reason, other.end)
+
+
+def test_streams_continue_when_their_replica_is_killed(cluster, single):
+    bodies = [(kind, seed) for seed in (1, 2) for kind in KINDS]
+
+    def ask(kind_and_seed):
+        kind, seed = kind_and_seed
+        return run_on(cluster, {"prompt": PROMPT, "sampling": {**KINDS[kind], "seed": seed}})
+
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        asked = [pool.submit(ask, body) for body in bodies]
+        time.sleep(1.0)
+        busiest = max(cluster.get("/api/replicas").json(), key=lambda each: each["running"])
+        os.kill(busiest["pid"], signal.SIGKILL)
+        answers = [each.result() for each in asked]
+    for (kind, seed), runs in zip(bodies, answers, strict=True):
+        same(runs, single.generate(PROMPT, Sampling(**KINDS[kind], seed=seed)).samples)
+    state = cluster.get("/api/cluster").json()
+    assert state["handovers"]
+    assert {each["reason"] for each in state["handovers"]} <= {"died", "stalled", "drained"}
+    moved = [run for runs in answers for run in runs if run.moves]
+    assert moved  # the record says where it moved
+    assert moved[0].moves[0].source == busiest["id"]
+
+
+# ── the long test ──────────────────────────────────────────────────────────────────────────────────────────
+
+CLIENTS, SECONDS, KILL_EVERY = 64, 60, 10
+QUESTIONS = [
+    "Tell me about the sea.",
+    "Write a short poem about rain in the city.",
+    "List three animals and what they eat.",
+    "Explain how a bicycle stays upright.",
+]
+
+
+class Asked:
+    """One request of a client, and what came of it."""
+
+    def __init__(self, kind: str, question: str, seed: int) -> None:
+        self.kind, self.question, self.seed = kind, question, seed
+        self.told: list = []  # tokens as the listener was told, by run
+        self.runs: list = []
+        self.parent = None
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(**KINDS["sampled" if self.kind == "fork" else self.kind], seed=self.seed)
+
+
+def ask(engine, asked: Asked) -> None:
+    """Asks for an answer and follows its stream to the end."""
+    if asked.kind == "fork":
+        asked.parent = complete(engine, engine.prepare(asked.question, asked.sampling), [])[0]
+        request = engine.prepare_fork(asked.parent, 12, text=" but then", temperature=0.6)
+    else:
+        request = engine.prepare(asked.question, asked.sampling)
+    asked.runs = complete(engine, request, asked.told)
+
+
+def complete(engine, request, told: list) -> list:
+    ended = threading.Event()
+
+    def listen(run, token):
+        told.append((run.sample, token))
+        if token is None and request.ended:
+            ended.set()
+
+    request.listener = listen
+    engine.submit(request)
+    assert ended.wait(300), "a stream has not ended"
+    return request.runs
+
+
+def expected_of(single: LLM, asked: Asked) -> list:
+    made = single.generate(asked.question, asked.sampling)
+    if asked.kind == "fork":
+        return [single.fork(made, 12, text=" but then", temperature=0.6)]
+    return made.samples
+
+
+@pytest.mark.skipif(not LONG, reason="takes minutes; GLASSLOOP_CLUSTER=1 runs it")
+def test_no_stream_breaks_while_replicas_are_killed_and_stopped(single):
+    from ray.cluster_utils import Cluster
+
+    from glassloop.cluster.options import AppOptions, EngineOptions
+    from glassloop.cluster.start import engines
+    from glassloop.server.operation.settings import Settings
+
+    node = {"num_cpus": 3, "object_store_memory": 100 << 20}
+    ray_cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    for _ in range(2):
+        ray_cluster.add_node(**node)
+    options = AppOptions(
+        (EngineOptions(MODEL, replicas=3, kv_memory="200MB", threads=1),), Settings(MODEL), patience=120
+    )
+    kinds = [*KINDS, "fork"]
+    done: list[Asked] = []
+    failed: list[BaseException] = []
+    rng = random.Random(7)
+    until = 0.0
+
+    def client(number: int) -> None:
+        own = random.Random(number)
+        try:
+            while time.monotonic() < until:
+                asked = Asked(own.choice(kinds), own.choice(QUESTIONS), own.randrange(8))
+                ask(engine, asked)
+                done.append(asked)
+        except BaseException as error:
+            failed.append(error)
+
+    try:
+        with engines(options, ray_cluster.address) as (engine,):
+            engine.wait(3, 300)
+            until = time.monotonic() + SECONDS
+            clients = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+            for thread in clients:
+                thread.start()
+            stopped, killed = [], []
+            while time.monotonic() < until:
+                time.sleep(KILL_EVERY)
+                alive = [each for each in engine.statistics() if each.pid not in stopped + killed]
+                if not alive:
+                    continue
+                victim = rng.choice(alive).pid
+                if len(killed) == 2 and not stopped:  # one of them is stopped, and wakes up later
+                    os.kill(victim, signal.SIGSTOP)
+                    stopped.append(victim)
+                else:
+                    os.kill(victim, signal.SIGKILL)
+                    killed.append(victim)
+                if stopped and len(killed) >= 4:
+                    try_signal(stopped[0], signal.SIGCONT)
+            for pid in stopped:
+                try_signal(pid, signal.SIGCONT)
+            for thread in clients:
+                thread.join(400)
+                assert not thread.is_alive()
+            handovers = engine.handovers()
+    finally:
+        ray_cluster.shutdown()
+    assert not failed, failed[:3]
+    reasons = {each.reason for each in handovers}
+    slowest = max(each.seconds for each in handovers)
+    moved = sum(any(run.moves for run in asked.runs) for asked in done)
+    print(
+        f"{len(done)} answers, {moved} of them moved, {len(handovers)} hand-overs ({sorted(reasons)}),"
+        f" {len(killed)} kills, {len(stopped)} stops, the longest without a replica {slowest:.1f} s"
+    )
+    assert moved
+    unique = {(asked.kind, asked.question, asked.seed): asked for asked in done}
+    with ThreadPoolExecutor(16) as pool:
+        known = dict(
+            zip(unique, pool.map(lambda each: expected_of(single, each), unique.values()), strict=True)
+        )
+    for asked in done:
+        same(asked.runs, known[asked.kind, asked.question, asked.seed])
+        for run in asked.runs:  # what the client saw is what the record has: nothing doubled, nothing lost
+            told = [token for sample, token in asked.told if sample == run.sample]
+            assert told == [*run.tokens[len(run.tokens) - len(told) + 1 :], None]
+            assert len(told) - 1 == len(run.tokens) - (run.fork_at or 0)
+
+
+def try_signal(pid: int, what: signal.Signals) -> None:
+    """Sends a signal to a process that Ray may have ended meanwhile."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, what)
+
+
+@pytest.mark.skipif(not LONG, reason="takes a minute; GLASSLOOP_CLUSTER=1 runs it")
+def test_a_rolling_update_hands_streams_over(single):
+    from glassloop.cluster.options import AppOptions, EngineOptions
+    from glassloop.cluster.start import _deploy, engines
+    from glassloop.server.operation.settings import Settings
+
+    before = EngineOptions(MODEL, replicas=2, kv_memory="200MB", threads=1)
+    with engines(AppOptions((before,), Settings(MODEL))) as (engine,):
+        engine.wait(2)
+        old = {each.replica for each in engine.statistics()}
+        update = threading.Thread(
+            target=_deploy, args=(f"glassloop-{MODEL}", replace(before, kv_memory="210MB")), daemon=True
+        )
+        update.start()
+        done: list[Asked] = []
+        seed = 0
+        while update.is_alive() or {each.replica for each in engine.statistics()} & old:
+            batch = [Asked(kind, QUESTIONS[0], seed) for kind in ("sampled", "samples", "schema", "greedy")]
+            threads = [threading.Thread(target=ask, args=(engine, asked)) for asked in batch]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(120)
+                assert not thread.is_alive()
+            done += batch
+            seed += 1
+            assert seed < 200
+        handovers = engine.handovers()
+    print(f"{len(done)} answers during the update, {len(handovers)} hand-overs")
+    assert "drained" in {each.reason for each in handovers}
+    for asked in done:
+        same(asked.runs, expected_of(single, asked))
+
+
+@pytest.mark.skipif(not LONG, reason="takes a minute; GLASSLOOP_CLUSTER=1 runs it")
+def test_what_was_finished_survives_the_death_of_the_ingress(tmp_path, single):
+    store = tmp_path / "runs.db"
+    sampling = Sampling(seed=3, max_tokens=20)
+    with serving("--replicas", "1", "--kv-memory", "200MB", "--store", str(store)) as server:
+        (run,) = run_on(server, {"prompt": PROMPT, "sampling": {"seed": 3, "max_tokens": 20}})
+        long = {"prompt": PROMPT, "sampling": {"max_tokens": 5000, "ignore_eos": True}}
+        unfinished = server.post("/api/runs", long).json()["runs"][0]
+        server.end(signal.SIGKILL)
+    with contextlib.closing(Store(store)) as kept:
+        assert kept.run(run.id).tokens == single.generate(PROMPT, sampling).tokens
+        assert kept.run(unfinished["id"]).finish_reason is None

@@ -1,0 +1,145 @@
+"""Where requests go: to the longest cached prefix of token ids, unless that replica is clearly busier."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from cluster.local import statistics
+from engine.small import finish, loop, model, request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glassloop.cluster.board import Board, by_prefix
+from glassloop.cluster.messages import Identity, Report, Route
+from glassloop.cluster.options import AppOptions, EngineOptions, deployment_name
+from glassloop.cluster.prefixes import cached_tokens, digests, summary
+from glassloop.decode.sampling import Sampling
+from glassloop.errors import GlassloopError
+from glassloop.ops.batch import PAGE
+
+SAME = Identity("0" * 64, "native arithmetic 1")
+tokens = st.lists(st.integers(0, 200), max_size=5 * PAGE)
+
+
+def report(name: str, load: int = 0, held=(), identity: Identity = SAME) -> Report:
+    prefixes = frozenset(digest for ids in held for digest in digests(ids))
+    return Report(identity, statistics(name, running=load), 1000, prefixes)
+
+
+def board(**reports: Report) -> Board:
+    made = Board()
+    made.set_replicas(reports)
+    for name, each in reports.items():
+        made.report(name, each)
+    return made
+
+
+@given(one=tokens, other=tokens, shared=st.integers(0, 5 * PAGE))
+def test_cached_tokens_are_the_common_pages(one, other, shared):
+    other = one[:shared] + other
+    same = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    common = min(len(one), len(other)) if same is None else same
+    assert cached_tokens(digests(one), digests(other)) == common // PAGE * PAGE
+
+
+def test_a_summary_names_what_the_kv_tree_holds():
+    engine = loop(model())
+    prompts = [[place % 200 for place in range(start, start + 100)] for start in (0, 50)]
+    runs = finish(
+        engine, *(request(ids, Sampling(seed=1, max_tokens=40, ignore_eos=True)) for ids in prompts)
+    )
+    known: dict = {}
+    for _ in range(2):  # with and without digests from before
+        held = summary(engine.tree, known)
+        for run in runs:
+            ids = [*run.prompt_ids, *run.token_ids[:-1]]  # the last token is never computed
+            assert cached_tokens(digests(ids), held) == len(ids) // PAGE * PAGE
+    assert cached_tokens(digests([*prompts[0][:64], *[7] * 64]), held) == 64
+    assert cached_tokens(digests([9] * 64), held) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 1000)), min_size=1, max_size=8))
+def test_the_longest_prefix_wins_unless_it_is_clearly_busier(replicas):
+    load = {str(place): each[0] for place, each in enumerate(replicas)}
+    cached = {str(place): each[1] for place, each in enumerate(replicas)}
+    order = by_prefix(list(load), cached, load)
+    assert sorted(order) == sorted(load)
+    best, least = order[0], min(load.values())
+    idle = [name for name in load if load[name] <= 2 * least + 4]
+    assert best in idle
+    assert cached[best] == max(cached[name] for name in idle)
+
+
+def test_a_request_goes_where_its_branch_is():
+    ids = list(range(3 * PAGE))
+    held = board(a=report("a"), b=report("b", held=[ids]), c=report("c"))
+    assert held.rank(Route(tuple(ids)))[0] == "b"
+    assert held.rank(Route((*ids, 5, 6, 7)))[0] == "b"
+    busy = board(a=report("a"), b=report("b", load=50, held=[ids]), c=report("c"))
+    assert busy.rank(Route(tuple(ids)))[0] != "b"
+    sent = board(a=report("a"), b=report("b"), c=report("c"))
+    sent.note("c", tuple(ids))  # before the replica has reported it
+    assert sent.rank(Route(tuple(ids)))[0] == "c"
+
+
+def test_equal_replicas_take_turns():
+    known = board(a=report("a"), b=report("b"), c=report("c"))
+    assert {known.rank(Route())[0] for _ in range(3)} == {"a", "b", "c"}
+
+
+def test_only_replicas_that_answer_and_are_equal_get_a_request():
+    other = Identity("1" * 64, SAME.op_set)
+    known = board(a=report("a"), b=report("b", identity=other), c=report("c"))
+    known.suspect("c")
+    assert known.rank(Route(identity=SAME)) == ["a"]
+    assert known.rank(Route(identity=other)) == ["b"]
+    assert known.rank(Route(identity=Identity("2" * 64, SAME.op_set))) == []
+    assert known.rank(Route(only="c")) == ["c"]  # to hear whether it is alive
+    known.suspect("c", False)
+    assert sorted(known.rank(Route(identity=SAME))) == ["a", "c"]
+    known.set_replicas(["b"])
+    assert known.rank(Route(identity=SAME)) == []
+    assert known.rank(Route(only="a")) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"replica": 3}, "replica is no option"),
+        ({"replicas": 0}, "replicas is 0"),
+        ({"replicas": 4, "most_replicas": 2}, "most_replicas is 2"),
+        ({"models": []}, "models is not a list"),
+        ({"models": ["a", "a"], "open_to_all": True}, "models has one twice"),
+        ({"stall": 0.1, "open_to_all": True}, "stall is 0.1"),
+        ({}, "--api-key"),
+    ],
+)
+def test_wrong_options_of_an_application_are_refused(values, message):
+    with pytest.raises(GlassloopError, match=message):
+        AppOptions.from_dict(values)
+
+
+def test_options_of_an_application():
+    made = AppOptions.from_dict(
+        {"models": ["a", "/x/b.gguf"], "replicas": 2, "most_replicas": 5, "gpus": 1, "api_keys": ["k"]}
+    )
+    assert [each.model for each in made.engines] == ["a", "/x/b.gguf"]
+    assert made.engines[1].resources == {"num_cpus": 1, "num_gpus": 1}
+    assert made.settings.api_keys == ("k",)
+    assert deployment_name("/x/b.gguf") == "engine-b"
+    assert EngineOptions("a", threads=4).resources["num_cpus"] == 4
+
+
+def test_without_ray_there_is_a_message_that_says_how_to_install_it():
+    code = (
+        "import sys; sys.modules['ray'] = None; import importlib.util as u; find = u.find_spec;"
+        "u.find_spec = lambda name, *a: None if name.startswith('ray') else find(name, *a);"
+        "from glassloop.cli.main import main;"
+        "sys.argv = ['glassloop', 'serve', '--replicas', '2', '--no-store']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'glassloop[ray]'" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,175 @@
+"""The server with replicas as its engine answers as with one in its process, and tells how they are."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx2 as httpx
+import pytest
+import uvicorn
+from cluster.local import LocalTransport
+from hostile.tiny import write_tiny
+from starlette.types import ASGIApp
+
+from glassloop import LLM, Sampling
+from glassloop.cluster.engine import ClusterEngine
+from glassloop.cluster.many_models import ManyModels
+from glassloop.server.app import make_app
+from glassloop.server.operation.logs import Log
+from glassloop.server.operation.settings import Settings
+from glassloop.server.service import Service
+from glassloop.trace.file import from_bytes
+
+PROMPT = "the cat sat on the mat and looked at the moon for a very long time"
+
+
+@contextlib.contextmanager
+def listening(app: ASGIApp) -> Iterator[httpx.Client]:
+    """Serves an application on a thread."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        yield client
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_tiny(path)
+    return str(path)
+
+
+class Site:
+    """A server with two replicas in this process."""
+
+    def __init__(self, model: str, name: str | None = None) -> None:
+        self.transport = LocalTransport(model)
+        engine = ClusterEngine(self.transport, self.transport.board, model, patience=1.0, stall=5.0)
+        engine.default_sampling = Sampling()
+        engine.wait(2)
+        self.service = Service(engine, Settings(name or model), Log())
+
+    def close(self) -> None:
+        self.service.llm.close()
+        self.service.pools.close()
+        for replica in self.transport.replicas.values():
+            replica.close()
+
+
+@pytest.fixture
+def site(model) -> Iterator[Site]:
+    made = Site(model)
+    yield made
+    made.close()
+
+
+def test_answers_are_those_of_an_engine_in_the_process(site, model):
+    body = {
+        "prompt": PROMPT,
+        "max_tokens": 30,
+        "seed": 5,
+        "temperature": 1.1,
+        "logprobs": 3,
+        "ignore_eos": True,
+    }
+    with LLM(model, kv_memory="8MB") as single, listening(make_app(site.service)) as client:
+        expected = single.generate(PROMPT, seed=5, max_tokens=30, temperature=1.1, ignore_eos=True)
+        answer = client.post("/v1/completions", json=body).json()
+        assert answer["choices"][0]["text"] == expected.text
+        made = client.post("/api/runs", json={"prompt": PROMPT, "sampling": {"seed": 5, "max_tokens": 30}})
+        run = made.json()["runs"][0]
+        client.get(f"/api/trees/{run['tree']}/events?close=true")
+        exported = from_bytes(client.get(f"/api/runs/{run['id']}/export").content)[0]
+        assert exported.tokens == single.generate(PROMPT, Sampling(seed=5, max_tokens=30)).tokens
+        assert client.get(f"/api/runs/{run['id']}/explain/2").status_code == 200
+        for lens in ("attention", "layers", "neighbours"):
+            assert client.get(f"/api/runs/{run['id']}/lens/{lens}").status_code == 200
+        assert client.post("/v1/embeddings", json={"input": PROMPT}).status_code == 200
+        assert client.get(f"/api/runs/{run['id']}/explain/999").status_code == 400
+
+
+def test_a_run_pauses_at_its_limit_and_goes_on(site, model):
+    sampling = {"seed": 5, "max_tokens": 30, "ignore_eos": True}
+    with LLM(model, kv_memory="8MB") as single, listening(make_app(site.service)) as client:
+        made = client.post("/api/runs", json={"prompt": PROMPT, "sampling": sampling, "pause_after": 4})
+        run = made.json()["runs"][0]
+        assert len(finished(client, run)["tokens"]) == 4
+        client.post(f"/api/runs/{run['id']}/step", json={"tokens": 3})
+        assert len(finished(client, run)["tokens"]) == 7
+        client.post(f"/api/runs/{run['id']}/step", json={"tokens": None})
+        expected = single.generate(PROMPT, Sampling(**sampling))
+        assert [token["id"] for token in finished(client, run)["tokens"]] == expected.token_ids
+
+
+def finished(client: httpx.Client, run: dict) -> dict:
+    """Returns a run once it is not computed any more."""
+    while True:
+        found = client.get(f"/api/runs/{run['id']}").json()
+        if found["status"] not in ("waiting", "running"):
+            return found
+        time.sleep(0.02)
+
+
+def test_the_state_of_the_replicas_can_be_seen(site):
+    with listening(make_app(site.service)) as client:
+        client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4})
+        replicas = client.get("/api/replicas").json()
+        assert [each["id"] for each in replicas] == ["a", "b"]
+        assert all("/" not in each["model"] for each in replicas)
+        metrics = client.get("/metrics").text
+        assert 'glassloop_kv_pages{replica="a"}' in metrics
+        assert 'glassloop_engine_steps_total{replica="b"}' in metrics
+        assert client.get("/health").json()["status"] == "ok"
+        site.transport.kill("a")
+        wait_for(lambda: client.get("/health").json()["status"] == "degraded")
+        assert client.get("/ready").status_code == 200
+        site.transport.kill("b")
+        wait_for(lambda: client.get("/ready").status_code == 503)
+        assert client.get("/health").status_code == 503
+        answer = client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4})
+        assert answer.status_code == 503
+        assert "no replica" in answer.json()["error"]["message"]
+        site.transport.add("c")
+        wait_for(lambda: client.get("/ready").status_code == 200)
+        assert client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4}).status_code == 200
+
+
+def test_several_models_are_behind_one_address(model):
+    one, two = Site(model, "one"), Site(model, "two")
+    try:
+        with listening(ManyModels([one.service, two.service])) as client:
+            listed = client.get("/v1/models").json()["data"]
+            assert [each["id"] for each in listed] == ["one", "two"]
+            for name in ("one", "two"):
+                body = {"model": name, "prompt": PROMPT, "max_tokens": 3}
+                assert client.post("/v1/completions", json=body).json()["model"] == name
+                assert client.get(f"/models/{name}/health").json()["model"] == name
+            body = {"prompt": PROMPT, "sampling": {"max_tokens": 3}}
+            run = client.post("/models/two/api/runs", json=body).json()["runs"][0]
+            assert finished(client, run)["id"] == run["id"]  # found by its id alone
+            wrong = client.post("/v1/completions", json={"model": "three", "prompt": "x"})
+            assert wrong.status_code == 404
+            assert client.post("/v1/completions", content=b"{", headers=JSON).status_code in (400, 422)
+            assert client.get("/v1/models/two").json()["id"] == "two"
+    finally:
+        one.close()
+        two.close()
+
+
+JSON = {"content-type": "application/json"}
+
+
+def wait_for(condition, seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
