@@ -185,7 +185,7 @@ def router(service: Service) -> APIRouter:
         options = {name: getattr(body, name) for name in names}
 
         def make(**common: Any) -> Edit:
-            return repair(service.llm, body.text, **options, **common)
+            return repair(service.local("editing"), body.text, **options, **common)
 
         return await edited(request, body, _DRAWN, make)
 
@@ -194,7 +194,9 @@ def router(service: Service) -> APIRouter:
         prompt = await service.prepare_on_thread(request, body, _prompt, service, body)
 
         def make(**common: Any) -> Edit:
-            return sharpen(service.llm, prompt, body.alpha, steps=body.steps, block=body.block, **common)
+            return sharpen(
+                service.local("editing"), prompt, body.alpha, steps=body.steps, block=body.block, **common
+            )
 
         return await edited(request, body, Sampling(temperature=1 / body.alpha), make)
 
