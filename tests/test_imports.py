@@ -25,7 +25,7 @@ LAYERS = [
     "cluster",
     "cli",
 ]
-# The methods of `LLM` are one place to find every capability: it loads those above the engine when they are called.
+# `LLM` has a method for every capability; what is above the engine is imported when it is called.
 FACADE = "engine/llm.py"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,12 @@ def run(options: argparse.Namespace) -> None:
     results = Results(options.out / "ifeval.jsonl")
     items = [json.loads(line) for line in options.data.read_text(encoding="utf-8").splitlines()]
     llm = LLM(options.model, ops=options.ops)
-    for item in results.missing(range(min(len(items), options.count))):
-        results.add({"item": item, **one(llm, items[item], item, options.max_tokens)})
+    missing = results.missing(range(min(len(items), options.count)))
+    with ThreadPoolExecutor(options.at_once) as pool:  # the engine computes what they ask for in one batch
+        for item, made in pool.map(
+            lambda item: (item, one(llm, items[item], item, options.max_tokens)), missing
+        ):
+            results.add({"item": item, **made})
 
 
 def one(llm: LLM, row: dict[str, Any], seed: int, most: int) -> dict[str, Any]:
@@ -94,6 +99,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--ops", default=None, help="the op set; torch runs on a GPU")
     parser.add_argument("--count", type=int, default=541, help="prompts")
+    parser.add_argument("--at-once", type=int, default=4, help="prompts that are answered at the same time")
     parser.add_argument("--max-tokens", type=int, default=400)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--out", type=Path, default=Path("build/editing"), help="folder of the results")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,10 @@ def run(options: argparse.Namespace) -> None:
     results = Results(options.out / "planted.jsonl")
     items = paragraphs(options.books, options.count, 700, 1200)
     llm = LLM(options.model, ops=options.ops)
-    for item in results.missing(range(len(items))):
-        results.add({"item": item, **one(llm, items[item]["text"], item)})
+    missing = results.missing(range(len(items)))
+    with ThreadPoolExecutor(options.at_once) as pool:  # the engine computes what they ask for in one batch
+        for item, made in pool.map(lambda item: (item, one(llm, items[item]["text"], item)), missing):
+            results.add({"item": item, **made})
 
 
 def one(llm: LLM, text: str, seed: int) -> dict[str, Any]:
@@ -123,6 +126,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--ops", default=None, help="the op set; torch runs on a GPU")
     parser.add_argument("--count", type=int, default=60, help="paragraphs")
+    parser.add_argument("--at-once", type=int, default=4, help="paragraphs at the same time")
     parser.add_argument("--books", type=Path, default=BOOKS)
     parser.add_argument("--out", type=Path, default=Path("build/editing"), help="folder of the results")
     return parser.parse_args()

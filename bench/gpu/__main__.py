@@ -1,13 +1,13 @@
-"""`python -m bench.gpu bits|speed|tiles`: are the bits always the same, how fast are forward passes, which
-tiles are fastest."""
+"""`python -m bench.gpu bits|engine|speed|tiles`: are the bits always the same, how fast are the whole engine
+and forward passes, which tiles are fastest."""
 
 from __future__ import annotations
 
 import argparse
 
-from bench.gpu import bits, speed, tiles
+from bench.gpu import bits, engine, speed, tiles
 
-_COMMANDS = {"bits": bits, "speed": speed, "tiles": tiles}
+_COMMANDS = {"bits": bits, "engine": engine, "speed": speed, "tiles": tiles}
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 from bench.gpu.shapes import SHAPES, random_model
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch, pages_for
-from glassloop.ops.quant import Float32
 
 
 @dataclass
@@ -48,7 +47,12 @@ class Texts:
         ]
 
     def _alone(self, table: np.ndarray, text: list[int]) -> list[bytes]:
-        return digests(self.model.forward(Batch.of([(table, 0, text)], [len(text)]), self.pages))
+        return self._digests([(table, 0, text)])
+
+    def _digests(self, work: list[tuple[np.ndarray, int, list[int]]]) -> list[bytes]:
+        """Returns a digest of the logits of each token."""
+        logits = self.model.forward(Batch.of(work, [len(ids) for _, _, ids in work]), self.pages)
+        return [hashlib.sha256(row.tobytes()).digest() for row in self.model.ops.host(logits)]
 
     def compute_again(self, found: Found) -> None:
         """Computes every text once more from nothing, in random pieces beside random others."""
@@ -62,18 +66,13 @@ class Texts:
                 work.append((self.tables[i], first, ids))
                 done[i] = first + len(ids)
                 places += [(i, at) for at in range(first, done[i])]
-            logits = self.model.forward(Batch.of(work, [len(ids) for _, _, ids in work]), self.pages)
             found.differ += sum(
                 digest != self.expected[i][at]
-                for digest, (i, at) in zip(digests(logits), places, strict=True)
+                for digest, (i, at) in zip(self._digests(work), places, strict=True)
             )
             found.batches += 1
             found.rows += len(places)
             found.most = max(found.most, len(places))
-
-
-def digests(logits: Float32) -> list[bytes]:
-    return [hashlib.sha256(row.tobytes()).digest() for row in logits]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

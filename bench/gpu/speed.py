@@ -6,7 +6,6 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from bench.gpu.shapes import SHAPES, random_model
 from bench.gpu.timing import graph_seconds
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch, pages_for
+from glassloop.ops.kv_cache import Pages
 from glassloop.ops.torch import program as torch_program
 
 
@@ -41,8 +41,8 @@ def main(given: argparse.Namespace) -> None:
         count: Batch.of([(tables[i], given.context, [i + 1]) for i in range(count)]) for count in streams
     }
     for count, step in steps.items():
-        first = _seconds(lambda step=step: model.forward(step, pages), 1)  # type: ignore[misc]
-        whole = _seconds(lambda step=step: model.forward(step, pages), 20)  # type: ignore[misc]
+        first = _seconds(model, step, pages, 1)
+        whole = _seconds(model, step, pages, 20)
         device = _graph_seconds(model, count)
         print(
             f"{count:4} streams, context {given.context}: graph {device * 1e3:.3f} ms ="
@@ -61,7 +61,7 @@ def main(given: argparse.Namespace) -> None:
     prompts = {rows: Batch.of([(tables[0], 0, [i % 1000 for i in range(rows)])]) for rows in prefills}
     for rows, prompt in prompts.items():
         model.forward(prompt, pages)
-        seconds = _seconds(lambda prompt=prompt: model.forward(prompt, pages), 5)  # type: ignore[misc]
+        seconds = _seconds(model, prompt, pages, 5)
         print(f"prefill of {rows}: {seconds * 1e3:.2f} ms = {rows / seconds:,.0f} tok/s", flush=True)
     if given.profile:
         for rows, batch in (prompts | steps).items():
@@ -75,13 +75,14 @@ def _numbers(text: str) -> list[int]:
     return [int(each) for each in text.split(",") if each]
 
 
-def _seconds(run: Callable[[], object], rounds: int) -> float:
-    """Returns the median time of a call."""
+def _seconds(model: Transformer, batch: Batch, pages: list[Pages], rounds: int) -> float:
+    """Returns the median time of a forward pass, the upload of the batch and the download of all logits
+    included."""
     times = []
     for _ in range(rounds):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        run()
+        model.ops.host(model.forward(batch, pages))
         times.append(time.perf_counter() - began)
     return statistics.median(times)
 

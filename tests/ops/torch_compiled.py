@@ -10,6 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from glassloop.ops.torch import rows as device_rows
 from glassloop.ops.torch.kernels import attention, linear, pointwise
 from glassloop.ops.torch.program import ATTENTION, BLOCK
 from glassloop.ops.torch.step import FEW, MANY, UNIT
@@ -25,10 +26,33 @@ SHARED_MEMORY = {
 _INTEGERS = {
     "rows", "width", "columns", "x_stride", "y_stride", "residual_stride", "out_stride", "query_stride",
     "page_stride", "layer_offset", "group", "head_dim", "half", "window", "units", "heads", "kv_heads",
+    "stride", "parts", "found_bytes",
 }  # fmt: skip
 _FLOATS = {"eps", "scale", "softcap", "factor"}
-_INTEGER_ARRAYS = {"ids", "positions", "row_table", "row_stride", "tables", "tile_row", "tile_count"}
-_FLOAT_ARRAYS = {"bias", "residual", "partial", "cosines", "sines", "key_weight", "key_bias"}
+_INTEGER_ARRAYS = {
+    "ids",
+    "positions",
+    "row_table",
+    "row_stride",
+    "tables",
+    "tile_row",
+    "tile_count",
+    "places",
+    "ints",
+}
+_FLOAT_ARRAYS = {
+    "bias",
+    "residual",
+    "partial",
+    "cosines",
+    "sines",
+    "key_weight",
+    "key_bias",
+    "logits",
+    "maxima",
+    "floats",
+}
+_WIDE_ARRAYS = {"lines": "*i64", "doubles": "*fp64"}
 # Arguments that differ between the kernels.
 _OWN = {
     "take_kernel": {"x": "*fp32", "rows": "*i32", "out": "*fp32"},
@@ -50,6 +74,8 @@ def compiled(kernel: Any, architecture: int, constants: dict[str, Any], **option
             signature[name] = "constexpr"
         elif name in types:
             signature[name] = types[name]
+        elif name in _WIDE_ARRAYS:
+            signature[name] = _WIDE_ARRAYS[name]
         elif name in _FLOATS:
             signature[name] = "fp32"
         elif name in _INTEGERS:
@@ -95,6 +121,9 @@ def variants(
         settings = about | {"PAGE": 32, "BLOCK": BLOCK, "CAPPED": True, "SPLIT": split, "EARLY": early}
         yield attention.attend_kernel, settings, dict(ATTENTION)
     yield attention.merge_kernel, about | {"EARLY": early}, {"num_warps": 4}
+    for kernel in device_rows.KERNELS:
+        settings = {name: value for name, value in device_rows.SETTINGS.items() if name in kernel.arg_names}
+        yield kernel, settings, device_rows.LAUNCH.get(kernel, {})
 
 
 def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool) -> Any:

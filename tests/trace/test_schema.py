@@ -24,13 +24,7 @@ from glassloop.trace.packing import pack_tokens
 from glassloop.trace.validate import read_header
 
 DOCS = Path(__file__).parents[2] / "docs"
-LATER = {
-    "refused",
-    "plugins",
-    "messages",
-    "search",
-    "revised",
-}  # fields that the first files of version 1 do not have
+LATER = {"refused", "plugins", "messages", "search", "revised"}  # not in the first files of version 1
 
 
 @cache

@@ -98,9 +98,10 @@ class Loop:
             self._make_way()
             return
         for call in plan:
-            results = self._forward(call)
+            results, seconds = self._forward(call)
             if results is not None:
                 chosen = self._choose(call, results)
+                self._measure(call, self.transformer.ops.seconds(results) or seconds)
                 self._commit(call, results, chosen)
         self._draft()
         self.counters.steps += 1
@@ -118,8 +119,9 @@ class Loop:
         if self._draft_model is not None:
             self._draft_model.make_drafts()
 
-    def _forward(self, call: Call) -> Any:
-        """Computes a call and returns its results: of the forward pass, the logits of the wanted rows.
+    def _forward(self, call: Call) -> tuple[Any, float]:
+        """Computes a call. Returns its results (of the forward pass, the logits of the wanted rows) and the
+        seconds that this took.
 
         An error in a program ends the readings that asked for it, and the result is None.
         """
@@ -136,16 +138,20 @@ class Loop:
                 raise
             for work in call.works:
                 self._attempt(work.task, work.task.fail, error)
-            return None
+            return None, 0.0
         seconds = perf_counter() - began
         for work in call.works:
             self.tree.computed(work.path)
+        return results, seconds
+
+    def _measure(self, call: Call, seconds: float) -> None:
+        """Counts the rows of a call and the time that they took."""
+        rows, wanted = sum([len(work.ids) for work in call.works]), sum([work.wanted for work in call.works])
         # Rows that need no logits, as those of prompts, are cheaper and would blur what decoding costs.
-        if program is None and len(batch.wanted) == len(batch.tokens):
-            self._step_cost.saw(len(batch.tokens), seconds)
-        self.counters.rows += len(batch.tokens)
+        if call.program is None and wanted == rows:
+            self._step_cost.saw(rows, seconds)
+        self.counters.rows += rows
         self.counters.forward_seconds += seconds
-        return results
 
     def _choose(self, call: Call, results: Any) -> list[Chosen | Exception | None]:
         """Returns one entry per wanted row: the chosen token if the task needs only a plain choice, or None

@@ -23,8 +23,8 @@ class Branches:
         self._tables: dict[int, np.ndarray] = {}
 
     def forward(self, work: Sequence[tuple[int, int, Sequence[int]]], every_logit: bool = False) -> Array:
-        """Returns the logits of work given as (branch, first position, tokens)."""
-        return self._model.forward(self.batch(work, every_logit), self.pages)
+        """Returns the logits of work given as (branch, first position, tokens), on the host."""
+        return self._model.ops.host(self._model.forward(self.batch(work, every_logit), self.pages))
 
     def batch(self, work: Sequence[tuple[int, int, Sequence[int]]], every_logit: bool = False) -> Batch:
         wanted = [len(ids) if every_logit else 1 for _, _, ids in work]

@@ -39,6 +39,10 @@ class Ops(Protocol):
     def host(self, array: Array) -> Float32:
         """Returns an array that a program has returned as a NumPy array."""
 
+    def seconds(self, results: Array) -> float | None:
+        """Returns how long a device took to compute the results of a program, which were returned before that
+        was done: waits for it. None if the call of the program has computed them."""
+
     def program(self, compute: Forward, sizes: Sequence[int] = ()) -> Forward:
         """Returns the same computation, prepared to run many times. An op set may record its calls once.
 

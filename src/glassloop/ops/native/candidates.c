@@ -57,7 +57,7 @@ void free_candidates(candidates *c) {
 }
 
 /* For qsort: descending logits, ties by lower id. */
-static int by_logit(const void *a, const void *b) {
+int by_logit(const void *a, const void *b) {
     const gl_candidate *x = a, *y = b;
     if (x->value != y->value) return x->value < y->value ? 1 : -1;
     return x->id < y->id ? -1 : x->id > y->id;
@@ -82,6 +82,10 @@ static void sort_head(candidates *c) {
 static void grow(candidates *c, int64_t count) {
     if (!c->sorted) sort_head(c);
     if (c->complete || c->size >= count) return;
+    if (!c->row) {
+        c->failure = GL_NEEDS_ROW;
+        return;
+    }
     int64_t top = MIN(MAX(count, FIRST_HEAD), c->width);
     if (!make_room(c, top)) return;
     set_head(c, gl_find_highest(c->row, c->width, top, c->head), top);
@@ -89,18 +93,22 @@ static void grow(candidates *c, int64_t count) {
 
 double head_logit(const candidates *c, int64_t place) { return (double)c->head[place].value * c->scale; }
 
-/* The logit of a token, minus infinity if it was removed. */
+/* The logit of a token, minus infinity if it was removed. Without the row, the token is one of the head. */
 double logit_of(const candidates *c, int32_t id) {
-    if (!c->listed) return (double)c->row[id] * c->scale;
+    if (!c->listed && c->row) return (double)c->row[id] * c->scale;
     for (int64_t i = 0; i < c->size; i++)
         if (c->head[i].id == id) return head_logit(c, i);
     return -INFINITY;
 }
 
 /* Log-sum-exp over all survivors. */
-double log_sum_exp_of(const candidates *c) {
+double log_sum_exp_of(candidates *c) {
     if (!c->listed && !c->touched && c->scale == 1) return c->facts->sums.log_sum_exp;
     if (!c->listed && !c->touched && c->scale == c->request->scale) return c->facts->sums.scaled;
+    if (!c->listed && !c->row) {
+        c->failure = GL_NEEDS_ROW;
+        return NAN;
+    }
     if (!c->listed) return gl_log_sum_exp(c->row, c->width, c->scale);
     double most = head_logit(c, 0), sum = 0;
     for (int64_t i = 0; i < c->size; i++) sum += gl_exp(head_logit(c, i) - most);
@@ -118,6 +126,7 @@ static void touch(candidates *c) {
 static int has_ids(candidates *c, const gl_rule *r) {
     const int32_t *ids = r->which;
     if (r->selection != GL_IDS) c->failure = GL_WRONG_RULE;
+    else if (!c->row && r->count) c->failure = GL_NEEDS_ROW;
     else
         for (int64_t i = 0; i < r->count; i++)
             if ((uint32_t)ids[i] >= (uint64_t)c->width) c->failure = GL_WRONG_RULE;
@@ -174,6 +183,10 @@ static void keep_mask(candidates *c, const gl_rule *r) {
         c->failure = GL_WRONG_RULE;
         return;
     }
+    if (!c->row) {
+        c->failure = GL_NEEDS_ROW;
+        return;
+    }
     if (!c->own) {
         c->own = malloc((size_t)c->width * sizeof *c->own);
         if (!c->own) {
@@ -213,6 +226,7 @@ static void keep_mass(candidates *c, double mass) {
         if (c->complete)
             for (int64_t i = 0; i < c->size; i++) total += gl_exp(head_logit(c, i) - most);
         else total = gl_exp(log_sum_exp_of(c) - most);
+        if (c->failure) return;
         int64_t enough = 0;
         for (; enough < c->size; enough++)
             if ((reached += gl_exp(head_logit(c, enough) - most)) >= (mass - SLACK) * total) break;
@@ -252,7 +266,11 @@ static void follow(candidates *c, const gl_rule *r) {
     case GL_RULE_FIRST: keep_first(c, count_of(c, r->amount)); return;
     case GL_RULE_MASS: keep_mass(c, r->amount); return;
     case GL_RULE_SHARE: keep_from(c, head_logit(c, 0) + gl_log(r->amount)); return;
-    case GL_RULE_PROBABILITY: keep_from(c, log_sum_exp_of(c) + gl_log(r->amount) - SLACK); return;
+    case GL_RULE_PROBABILITY: {
+        double least = log_sum_exp_of(c) + gl_log(r->amount) - SLACK;
+        if (!c->failure) keep_from(c, least);
+        return;
+    }
     default: c->failure = GL_WRONG_RULE;
     }
 }

@@ -40,6 +40,34 @@ def choose(logits: Float32, lines: Sequence[Line], record: np.dtype[np.void]) ->
     return made
 
 
+def choose_found(
+    found: NDArray[np.uint8], width: int, lines: Sequence[Line], record: np.dtype[np.void]
+) -> tuple[bytearray, list[int]]:
+    """Chooses a token for each line from what another device has found in its row of logits ([lines, bytes],
+    as choosing.h describes it). Returns the records and the numbers of the lines that need the row itself,
+    whose records are not made."""
+    packed = array("Q")
+    for request, _, position in lines:
+        if request.head > width or position < 0:
+            raise RuleError(f"{request.head} of {width} logits, position {position}")
+        packed.extend(((request.prepared or _prepare(request)).address, 0, position))
+    if found.dtype != np.uint8 or found.shape != (len(lines), found_bytes(width)):
+        raise RuleError(f"what was found has the shape {found.shape}, for {len(lines)} lines")
+    size = record.itemsize
+    made = bytearray(size * len(lines))
+    failure = library().gl_choose_found(
+        packed.buffer_info()[0], len(lines), width, address(found), found.shape[1], address(made), size
+    )
+    if failure:
+        _raise(failure, width)
+    ids = np.frombuffer(made, np.int64).reshape(len(lines), -1)[:, 0]
+    return made, np.flatnonzero(ids == lib.FAILURES["needs_row"]).tolist()
+
+
+def found_bytes(width: int) -> int:
+    return int(library().gl_found_bytes(width))
+
+
 def survivors(logits: Float32, summary: RowSummary, request: RowRequest, count: int) -> Survivors:
     logits, at = _writable(logits)
     width, row = len(logits), np.empty(len(logits), np.float32)

@@ -22,6 +22,12 @@ static void race(candidates *c, int64_t position, gl_record *record, int64_t *pl
     record->luck = 0;
     record->margin = c->size > 1 ? *logit - head_logit(c, 1) : INFINITY;
     if (!c->request->with_luck) return;
+    const row_facts *facts = c->facts;
+    int elsewhere = !c->complete && facts->found;
+    if (elsewhere && (c->scale != c->request->scale || facts->found->others > GL_MOST_OTHERS)) {
+        c->failure = GL_NEEDS_ROW;
+        return;
+    }
     uint64_t key = gl_mix(c->request->branch_key + GL_GOLDEN + (uint64_t)position);
     double *logits = malloc((size_t)c->size * (sizeof(double) + sizeof(int32_t))), numbers[4];
     if (!logits) {
@@ -31,7 +37,9 @@ static void race(candidates *c, int64_t position, gl_record *record, int64_t *pl
     int32_t *ids = (int32_t *)(logits + c->size), winners[2];
     int64_t places[2];
     for (int64_t i = 0; i < c->size; i++) ids[i] = c->head[i].id, logits[i] = head_logit(c, i);
-    if (!gl_race(key, ids, logits, c->size, c->complete ? NULL : c->row, c->width, c->scale, places, winners, numbers))
+    if (elsewhere)
+        gl_race_found(key, ids, logits, c->size, facts->others, facts->other_count, c->scale, places, winners, numbers);
+    else if (!gl_race(key, ids, logits, c->size, c->complete ? NULL : c->row, c->width, c->scale, places, winners, numbers))
         c->failure = GL_NO_MEMORY;
     free(logits);
     if (c->failure) return;
@@ -41,6 +49,22 @@ static void race(candidates *c, int64_t position, gl_record *record, int64_t *pl
     record->runner_up = winners[1];
     record->luck = numbers[1];
     record->margin = winners[1] < 0 ? INFINITY : numbers[0] + numbers[1] - (numbers[2] + numbers[3]);
+}
+
+/* The rank of a token that is not among the highest, which has been found if it is the winner of the whole row. */
+static int64_t rank_of(const row_facts *facts, const float *row, int64_t width, int64_t id) {
+    if (!facts->found) return gl_rank_of(row, width, id);
+    return facts->found->winner == id ? facts->found->rank : GL_NEEDS_ROW;
+}
+
+/* The logit of the winner before any rule. */
+static double raw_logit(const row_facts *facts, const gl_line *line, int64_t id) {
+    if (line->logits) return line->logits[id];
+    for (int64_t i = 0; i < line->request->head; i++)
+        if (facts->highest[i].id == id) return facts->highest[i].value;
+    for (int64_t i = 0; i < facts->other_count; i++)
+        if (facts->others[i].id == id) return facts->others[i].value;
+    return NAN;
 }
 
 /* A unit of work: the record of one row. */
@@ -54,29 +78,37 @@ static void choose(void *work, int64_t row) {
     record->entropy = facts->sums.entropy;
     record->log_sum_exp = facts->sums.log_sum_exp;
     if (isnan(record->log_sum_exp)) return;
+    if (facts->found && !facts->highest) { /* what was found is not enough */
+        record->id = GL_NEEDS_ROW;
+        return;
+    }
     candidates c = candidates_after(line, facts, all->width, request->count);
     int64_t place;
     double logit;
-    if (!c.failure && c.size) race(&c, line->position, record, &place, &logit);
+    if (!c.failure && c.size) {
+        race(&c, line->position, record, &place, &logit);
+        record->log_sum_exp_after = log_sum_exp_of(&c);
+    }
     if (c.failure) record->id = c.failure;
     else if (c.size) {
-        record->log_sum_exp_after = log_sum_exp_of(&c);
         record->logprob = logit - record->log_sum_exp_after;
         record->scale = c.scale;
         record->survivors = c.complete ? c.size : -1;
-        record->rank_after = 1 + (place < c.size ? place : gl_rank_of(c.row, c.width, record->id));
+        int64_t before = place < c.size ? place : rank_of(facts, c.row, c.width, record->id);
+        record->rank_after = 1 + before;
         for (int64_t i = 0; i < request->alternatives; i++) {
             gl_candidate one = facts->highest[i];
             record->alternatives[i] = (gl_alternative){one.id, logit_of(&c, one.id) - record->log_sum_exp_after,
                                                        (double)one.value - record->log_sum_exp};
         }
+        if (before < 0) record->id = GL_NEEDS_ROW;
     }
     free_candidates(&c);
     if (record->id < 0) return;
     int64_t rank = 0;
     while (rank < request->head && facts->highest[rank].id != record->id) rank++;
-    record->rank = 1 + (rank < request->head ? rank : gl_rank_of(line->logits, all->width, record->id));
-    record->raw_logprob = (double)line->logits[record->id] - record->log_sum_exp;
+    record->rank = 1 + (rank < request->head ? rank : rank_of(facts, line->logits, all->width, record->id));
+    record->raw_logprob = raw_logit(facts, line, record->id) - record->log_sum_exp;
 }
 
 /* One pass over all rows. Returns memory that the caller frees, or NULL if there is none. */
@@ -96,7 +128,7 @@ static row_facts *find_facts(const gl_line *lines, int64_t count, int64_t width)
         free(all);
         return NULL;
     }
-    for (int64_t i = 0; i < count; i++) all[i] = (row_facts){found + i * top, sums[i]};
+    for (int64_t i = 0; i < count; i++) all[i] = (row_facts){.highest = found + i * top, .sums = sums[i]};
     return all;
 }
 
@@ -116,6 +148,68 @@ int gl_choose_rows(const gl_line *lines, int64_t count, int64_t width, char *rec
     return worst < GL_NONE_LEFT ? (int)worst : 0;
 }
 
+/* Returns the bytes that one row takes in what another device has found. */
+int64_t gl_found_bytes(int64_t width) {
+    int64_t candidate = sizeof(int32_t) + sizeof(float), many = GL_MOST_HIGH + GL_MOST_OTHERS;
+    return (int64_t)sizeof(gl_found) + gl_parts(width) * 4 * (int64_t)sizeof(double) + many * candidate;
+}
+
+/* Reads what was found in one row; `high` and `others` have room for as many as can be. `highest` stays NULL if the
+ * row itself is needed. */
+static row_facts read_found(const gl_found *found, const gl_request *request, int64_t width, gl_candidate *high,
+                            gl_candidate *others) {
+    int64_t parts = gl_parts(width);
+    const double *sums = (const double *)(found + 1);
+    const int32_t *high_ids = (const int32_t *)(sums + 4 * parts), *other_ids = high_ids + GL_MOST_HIGH;
+    const float *high_logits = (const float *)(other_ids + GL_MOST_OTHERS), *other_logits = high_logits + GL_MOST_HIGH;
+    row_facts facts = {.found = found, .others = others, .other_count = MIN(found->others, GL_MOST_OTHERS)};
+    double unused;
+    gl_add_parts(found->most, sums, 4, parts, 1, &facts.sums.log_sum_exp, &facts.sums.entropy);
+    facts.sums.scaled = facts.sums.log_sum_exp;
+    if (request->scale != 1)
+        gl_add_parts(found->most, sums + 2, 4, parts, request->scale, &facts.sums.scaled, &unused);
+    if (found->count > GL_MOST_HIGH || found->count < request->head || found->most == -INFINITY) return facts;
+    for (int64_t i = 0; i < found->count; i++) high[i] = (gl_candidate){high_logits[i], high_ids[i]};
+    for (int64_t i = 0; i < facts.other_count; i++) others[i] = (gl_candidate){other_logits[i], other_ids[i]};
+    qsort(high, found->count, sizeof *high, by_logit);
+    facts.highest = high;
+    return facts;
+}
+
+typedef struct {
+    const gl_line *lines;
+    const char *found;
+    int64_t found_bytes, width;
+    char *records;
+    int64_t record_bytes;
+} choosing_found;
+
+/* A unit of work: the record of one row that is on another device. */
+static void choose_found(void *work, int64_t row) {
+    const choosing_found *all = work;
+    gl_candidate high[GL_MOST_HIGH + 1], others[GL_MOST_OTHERS];
+    const gl_found *found = (const gl_found *)(all->found + row * all->found_bytes);
+    row_facts facts = read_found(found, all->lines[row].request, all->width, high, others);
+    choose(&(choosing){all->lines + row, &facts, all->width, all->records + row * all->record_bytes, 0}, 0);
+}
+
+/* Writes a record for each line, like `gl_choose_rows`, from what another device has found in its row. A row that has to
+ * be here, because that is not enough, has GL_NEEDS_ROW for its id. */
+int gl_choose_found(const gl_line *lines, int64_t count, int64_t width, const char *found, int64_t found_bytes,
+                    char *records, int64_t record_bytes) {
+    if (found_bytes != gl_found_bytes(width)) return GL_WRONG_RULE;
+    for (int64_t i = 0; i < count; i++)
+        if (lines[i].logits ||
+            record_bytes < (int64_t)(sizeof(gl_record) + lines[i].request->alternatives * sizeof(gl_alternative)))
+            return GL_WRONG_RULE;
+    gl_run_units(choose_found, &(choosing_found){lines, found, found_bytes, width, records, record_bytes}, count);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t id = ((gl_record *)(records + i * record_bytes))->id;
+        if (id == GL_WRONG_RULE || id == GL_NO_MEMORY) return (int)id;
+    }
+    return 0;
+}
+
 /* The survivors of the first `count` rules, for a caller that has the highest logits of the row and its log-sum-exp:
  * the head in order, at most `room` of it, and unless the head is all, the row with minus infinity for every removed
  * token. Returns the length of the head, or an enum gl_failure. */
@@ -125,7 +219,7 @@ int64_t gl_survivors(const gl_request *request, float *logits, int64_t width, in
     gl_candidate *head = malloc((size_t)request->head * sizeof *head + 1);
     if (!head) return GL_NO_MEMORY;
     for (int64_t i = 0; i < request->head; i++) head[i] = (gl_candidate){highest[i], highest_ids[i]};
-    row_facts facts = {head, {.log_sum_exp = log_sum_exp, .scaled = log_sum_exp}};
+    row_facts facts = {.highest = head, .sums = {.log_sum_exp = log_sum_exp, .scaled = log_sum_exp}};
     candidates c = candidates_after(&(gl_line){request, logits, 0}, &facts, width, count);
     int64_t size = c.failure ? c.failure : c.size;
     for (int64_t i = 0; i < MIN(size, room); i++) ids[i] = c.head[i].id, values[i] = c.head[i].value;

@@ -28,7 +28,7 @@ enum gl_action {
 enum gl_selection { GL_NOTHING, GL_IDS, GL_MASK };
 
 /* Why a row has no result. These take the place of a token id or of a count, which are never negative. */
-enum gl_failure { GL_NONE_LEFT = -1, GL_WRONG_RULE = -2, GL_NO_MEMORY = -3 };
+enum gl_failure { GL_NONE_LEFT = -1, GL_WRONG_RULE = -2, GL_NO_MEMORY = -3, GL_NEEDS_ROW = -4 };
 
 typedef struct {
     int32_t action;        /* enum gl_action */
@@ -52,7 +52,7 @@ typedef struct {
 
 typedef struct {
     const gl_request *request;
-    float *logits;    /* may be changed during the call; restored at its end */
+    float *logits;    /* may be changed during the call; restored at its end. NULL: only what was found is here */
     int64_t position; /* of the token to choose */
 } gl_line;
 
@@ -81,10 +81,27 @@ typedef struct {
     double scale, log_sum_exp;
 } gl_remainder;
 
+/* What another device has found in a row of logits, without its arrays: each is a range of bytes behind this header.
+ * First come the sums of each part of the row, as `gl_sum_found` adds them up. */
+typedef struct {
+    int32_t count;  /* of tokens that were found to be high: at least the `head` highest, in any order */
+    int32_t others; /* of other tokens that may win the race or be second in it */
+    int32_t winner; /* the winner of the race among all tokens, if it is not one of those that are high; else -1 */
+    int32_t rank;   /* how many logits come before the winner's */
+    float most;     /* the highest logit */
+    float least;    /* of the logits that count as high */
+    double bound;   /* the score of the second in the race, or less */
+} gl_found;
+
+enum { GL_MOST_HIGH = 256, GL_MOST_OTHERS = 64 }; /* how many of either are stored; there may have been more */
+
 /* What one pass over a row found. */
 typedef struct {
     const gl_candidate *highest; /* the `head` highest logits in order */
     gl_sums sums;
+    const gl_found *found;       /* if the row itself is on another device; NULL otherwise */
+    const gl_candidate *others;  /* then: the tokens beside the highest that may win the race or be second */
+    int64_t other_count;
 } row_facts;
 
 /* The tokens of one row that the rules have left so far (candidates.c). */
@@ -93,7 +110,8 @@ typedef struct {
     const row_facts *facts;
     float *logits;        /* the caller's row */
     int64_t width;
-    float *row;           /* every logit as the rules have left it, without the scale; minus infinity: removed */
+    float *row;           /* every logit as the rules have left it, without the scale; minus infinity: removed.
+                             NULL: on another device, and untouched */
     float *own;           /* the memory of `row` where it is not the caller's */
     double scale;
     gl_candidate *head;   /* sorted: the highest survivors in order; else: all tokens that may be among them */
@@ -101,7 +119,7 @@ typedef struct {
     int sorted, complete; /* complete: the head holds all survivors */
     int listed;           /* the head alone is valid, not the row */
     int touched;          /* a logit was changed */
-    int failure;          /* GL_WRONG_RULE or GL_NO_MEMORY: then no other field is meaningful */
+    int failure;          /* an enum gl_failure: then no other field is meaningful */
     float bound;          /* while not sorted: no token outside the head is above this */
     struct change {
         int32_t id;
@@ -112,8 +130,9 @@ typedef struct {
 
 candidates candidates_after(const gl_line *line, const row_facts *facts, int64_t width, int64_t count);
 void free_candidates(candidates *c);
+int by_logit(const void *a, const void *b);
 double head_logit(const candidates *c, int64_t place);
 double logit_of(const candidates *c, int32_t id);
-double log_sum_exp_of(const candidates *c);
+double log_sum_exp_of(candidates *c);
 
 #endif

@@ -62,7 +62,10 @@ static const gl_constant table[] = {
     SIZE(gl_remainder), AT(gl_remainder, complete), AT(gl_remainder, listed), AT(gl_remainder, scale),
     AT(gl_remainder, log_sum_exp),
 
-    IS(GL_NOTHING), IS(GL_IDS), IS(GL_MASK), IS(GL_NONE_LEFT), IS(GL_WRONG_RULE), IS(GL_NO_MEMORY),
+    SIZE(gl_found), AT(gl_found, count), AT(gl_found, others), AT(gl_found, winner), AT(gl_found, rank),
+    AT(gl_found, most), AT(gl_found, least), AT(gl_found, bound), IS(GL_MOST_HIGH), IS(GL_MOST_OTHERS),
+
+    IS(GL_NOTHING), IS(GL_IDS), IS(GL_MASK), IS(GL_NONE_LEFT), IS(GL_WRONG_RULE), IS(GL_NO_MEMORY), IS(GL_NEEDS_ROW),
 
     ACTION(DIVIDE), ACTION(LESS), ACTION(REMOVE), ACTION(KEEP), ACTION(SCALE), ACTION(FIRST), ACTION(MASS),
     ACTION(SHARE), ACTION(PROBABILITY),

@@ -50,7 +50,9 @@ OP_KINDS = (
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
 IDS = ("tokens", "positions")
 SELECTIONS = ("nothing", "ids", "mask")
-FAILURES = {"none_left": -1, "wrong_rule": -2, "no_memory": -3}
+FAILURES = {"none_left": -1, "wrong_rule": -2, "no_memory": -3, "needs_row": -4}
+# How many tokens are stored of what another device has found in a row.
+MOST_HIGH, MOST_OTHERS = 256, 64
 # What a `Fault` reports, and its message.
 FAULTS = {
     "wrong_token": "row {} has the token id {}",
@@ -120,6 +122,9 @@ Request = _structure(
     (c_int64, "with_luck alternatives"),
 )
 Line = _structure("gl_line", (c_void_p, "request logits"), (c_int64, "position"))
+Found = _structure(
+    "gl_found", (c_int32, "count others winner rank"), (c_float, "most least"), (c_double, "bound")
+)
 Remainder = _structure("gl_remainder", (c_int64, "complete listed"), (c_double, "scale log_sum_exp"))
 
 
@@ -157,6 +162,8 @@ _ARGUMENTS: dict[str, tuple[Any, list[Any]]] = {  # what a function returns, and
     "gl_exp_each": (None, [c_void_p, c_int64, c_void_p]),
     "gl_luck_of": (None, [c_uint64, c_void_p, c_int64, c_void_p]),
     "gl_choose_rows": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_int64]),
+    "gl_choose_found": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64]),
+    "gl_found_bytes": (c_int64, [c_int64]),
     "gl_survivors": (
         c_int64,
         [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_double, c_int64, *[c_void_p] * 4],
@@ -217,6 +224,7 @@ def _is_of_decoding(name: str) -> bool:
 
 def _layout() -> dict[str, int]:
     found = {"GL_BLOCK": BLOCK, "GL_PAGE": PAGE, "gl_block": BLOCK_BYTES}
+    found |= {"GL_MOST_HIGH": MOST_HIGH, "GL_MOST_OTHERS": MOST_OTHERS}
     for name, kind in STRUCTURES.items():
         found[name] = sizeof(kind)
         for field in kind._fields_:

@@ -193,6 +193,11 @@ double gl_log_sum_exp(const float *logits, int64_t count, double scale);
 int64_t gl_rank_of(const float *logits, int64_t count, int64_t id);
 int gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t count, const float *row, int64_t width,
              double scale, int64_t *places, int32_t *winners, double *numbers);
+void gl_race_found(uint64_t key, const int32_t *ids, const double *logits, int64_t count, const gl_candidate *others,
+                   int64_t other_count, double scale, int64_t *places, int32_t *winners, double *numbers);
+int64_t gl_parts(int64_t width);
+void gl_add_parts(double most, const double *sums, int64_t stride, int64_t parts, double scale, double *log_sum_exp,
+                  double *entropy);
 
 /* One step of waiting for another thread: spins at first, later gives up the core. */
 static inline void gl_rest(int spins) {

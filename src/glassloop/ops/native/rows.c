@@ -121,21 +121,32 @@ static void find_most(sweep *s) {
         s->most[row] = gl_active()->largest(s->maxima + row * s->groups, s->groups);
 }
 
-/* Adds up the parts of one row to its log-sum-exp and entropy, which are NaN if a logit is NaN or plus infinity. */
-static void add_up(const sweep *s, int64_t row, const double *sums, double scale, double *log_sum_exp,
-                   double *entropy) {
-    double most = s->most[row], sum = 0, weighted = 0;
-    for (int64_t part = 0; part < s->parts; part++) {
-        sum += sums[2 * (row * s->parts + part)];
-        weighted += sums[2 * (row * s->parts + part) + 1];
+/* Returns how many parts a row has. */
+int64_t gl_parts(int64_t width) { return new_sweep(NULL, 1, width, 0, NULL, NULL).parts; }
+
+/* Adds up the sums of the parts of one row, a pair every `stride` numbers, to its log-sum-exp and entropy, which are
+ * NaN if a sum is NaN or the highest logit is plus infinity. */
+void gl_add_parts(double most, const double *sums, int64_t stride, int64_t parts, double scale, double *log_sum_exp,
+                  double *entropy) {
+    double sum = 0, weighted = 0;
+    for (int64_t part = 0; part < parts; part++) {
+        sum += sums[part * stride];
+        weighted += sums[part * stride + 1];
     }
     if (most == INFINITY) sum = NAN;
-    if (most == -INFINITY) { /* there is nothing to sum */
-        sum = 0;
-        for (int64_t i = 0; i < s->count; i++) sum = isnan(s->row[row][i]) ? NAN : sum;
-    }
-    *log_sum_exp = sum == 0 ? -INFINITY : most * scale + gl_log(sum);
-    *entropy = sum == 0 ? 0 : gl_log(sum) - weighted / sum / LOG2_E;
+    *log_sum_exp = most * scale + gl_log(sum);
+    *entropy = gl_log(sum) - weighted / sum / LOG2_E;
+}
+
+/* The log-sum-exp and entropy of one row, which are NaN if a logit is NaN or plus infinity. */
+static void add_up(const sweep *s, int64_t row, const double *sums, double scale, double *log_sum_exp,
+                   double *entropy) {
+    if (s->most[row] == -INFINITY) { /* there is nothing to sum */
+        *log_sum_exp = -INFINITY;
+        *entropy = 0;
+        for (int64_t i = 0; i < s->count; i++)
+            if (isnan(s->row[row][i])) *log_sum_exp = *entropy = NAN;
+    } else gl_add_parts(s->most[row], sums + 2 * row * s->parts, 2, s->parts, scale, log_sum_exp, entropy);
 }
 
 /* Finds the `top` highest logits of each row in order, ties by lower id, and the sums of each row. */
@@ -280,6 +291,35 @@ static uint64_t hash_after(const racer *r, double logit) {
     return r->id < 0 ? 0 : hash_above(r->logit + r->luck - logit);
 }
 
+static void enter_head(racer *best, uint64_t key, const int32_t *ids, const double *logits, int64_t count) {
+    /* To beat the second so far, an id needs more luck than its logit is behind; ids with lower logits need more. */
+    uint64_t threshold = 0;
+    for (int64_t i = 0, look_at = 2; i < count; i++) {
+        if (i == look_at) threshold = hash_after(&best[1], logits[i]), look_at *= 2;
+        uint64_t hash = hash_of(key, ids[i]);
+        if (hash >= threshold) enter(best, i, ids[i], logits[i], hash);
+    }
+}
+
+static void write_race(const racer *best, int64_t *places, int32_t *winners, double *numbers) {
+    for (int i = 0; i < 2; i++) {
+        places[i] = best[i].place;
+        winners[i] = best[i].id;
+        numbers[2 * i] = best[i].logit;
+        numbers[2 * i + 1] = best[i].luck;
+    }
+}
+
+/* The same as `gl_race`, with all tokens beside the `count` ids that may be first or second, none of which is an id. */
+void gl_race_found(uint64_t key, const int32_t *ids, const double *logits, int64_t count, const gl_candidate *others,
+                   int64_t other_count, double scale, int64_t *places, int32_t *winners, double *numbers) {
+    racer best[2] = {{0, -1, 0, 0}, {0, -1, 0, 0}};
+    enter_head(best, key, ids, logits, count);
+    for (int64_t i = 0; i < other_count; i++)
+        enter(best, count + i, others[i].id, (double)others[i].value * scale, hash_of(key, others[i].id));
+    write_race(best, places, winners, numbers);
+}
+
 /* Finds the two highest of logit + luck, ties by lower id, among `count` ids with descending logits and, if `row` is
  * not NULL, all other tokens of the row. Their logits are row[id] * scale, minus infinity if they were removed, and
  * none is above the last of the `count`; their places are `count` or more. With a row, `count` is at least 1. An id
@@ -288,13 +328,7 @@ static uint64_t hash_after(const racer *r, double logit) {
 int gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t count, const float *row, int64_t width,
              double scale, int64_t *places, int32_t *winners, double *numbers) {
     racer best[2] = {{0, -1, 0, 0}, {0, -1, 0, 0}};
-    /* To beat the second so far, an id needs more luck than its logit is behind; ids with lower logits need more. */
-    uint64_t threshold = 0;
-    for (int64_t i = 0, look_at = 2; i < count; i++) {
-        if (i == look_at) threshold = hash_after(&best[1], logits[i]), look_at *= 2;
-        uint64_t hash = hash_of(key, ids[i]);
-        if (hash >= threshold) enter(best, i, ids[i], logits[i], hash);
-    }
+    enter_head(best, key, ids, logits, count);
     if (row) {
         double last = logits[count - 1];
         int32_t *lucky;
@@ -308,11 +342,6 @@ int gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t coun
         }
         free(lucky);
     }
-    for (int i = 0; i < 2; i++) {
-        places[i] = best[i].place;
-        winners[i] = best[i].id;
-        numbers[2 * i] = best[i].logit;
-        numbers[2 * i + 1] = best[i].luck;
-    }
+    write_race(best, places, winners, numbers);
     return 1;
 }

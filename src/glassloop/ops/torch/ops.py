@@ -23,6 +23,7 @@ from glassloop.ops.torch.matrix import TorchMatrix
 from glassloop.ops.torch.pages import TorchPages, page_bytes
 from glassloop.ops.torch.program import SIZES, Program
 from glassloop.ops.torch.recorder import Angles, Lazy, Norm, Normed, Product, Recorder, Value
+from glassloop.ops.torch.rows import DeviceRowOps, DeviceRows
 
 
 class _Placeholder:
@@ -43,8 +44,11 @@ class TorchOps:
         self._recorder = Recorder()
         self._one_recording = Lock()
 
-    def host(self, array: Float32) -> Float32:
-        return array
+    def host(self, array: Float32 | DeviceRows) -> Float32:
+        return array.host() if isinstance(array, DeviceRows) else array
+
+    def seconds(self, results: object) -> float | None:
+        return results.seconds() if isinstance(results, DeviceRows) else None
 
     def program(self, compute: Forward, sizes: Sequence[int] = ()) -> Forward:
         with self._one_recording, memory_errors("the weights"):
@@ -166,13 +170,11 @@ class TorchOps:
 
 
 def _row_ops() -> RowOps:
-    """Returns functions over rows of logits on the host: the native ones if they were built."""
+    """Returns functions over rows of logits: on the host, in NumPy, if the native op set was not built."""
     from glassloop.ops.native import library
 
     if library.available():
-        from glassloop.ops.native import rows
-
-        return rows
+        return DeviceRowOps()
     from glassloop.ops import rows as reference_rows
 
     return reference_rows

@@ -31,6 +31,7 @@ from glassloop.ops.torch.kernels import attention, linear, pointwise
 from glassloop.ops.torch.matrix import TorchMatrix
 from glassloop.ops.torch.pages import TorchPages
 from glassloop.ops.torch.recorder import Angles, Call, Norm, Product, Recorder, Value
+from glassloop.ops.torch.rows import DeviceRows, Timer
 from glassloop.ops.torch.step import UNIT, Heads, Numbers, Step, check_batch, partial_numbers
 from glassloop.ops.torch.tiles import WIDE, tile_for
 
@@ -73,17 +74,32 @@ class Program:
         # reads and writes, so graphs are dropped when anything moves.
         self._graphs: dict[tuple[int, ...], torch.cuda.CUDAGraph] = {}
         self._captured_with: tuple[int, Sequence[TorchPages]] = (0, ())
+        self._runs = 0
+        self._timer = None if INTERPRETED else Timer()
         self._one_run = Lock()
 
     def __call__(self, batch: Batch, pages: Sequence[Any]) -> list[Float32]:
+        return [rows.host() for rows in self._results_of(batch, pages)]
+
+    def only(self, batch: Batch, pages: Sequence[Any]) -> DeviceRows:
+        """Starts a program that has one result. Returns that before it is computed: reading it waits."""
+        return self._results_of(batch, pages)[0]
+
+    def _results_of(self, batch: Batch, pages: Sequence[TorchPages]) -> list[DeviceRows]:
         with self._one_run, torch.inference_mode(), memory_errors(f"a step of {len(batch.tokens)} rows"):
-            return self._run(batch, pages)
+            self._runs += 1
+            if self._timer is not None:
+                self._timer.start()
+            self._run(batch, pages)
+            if self._timer is not None:
+                self._timer.stop()
+            wanted, run = len(batch.wanted), self._runs
+            return [
+                DeviceRows(self._buffers[home][:wanted], lambda: run == self._runs, self._timer)
+                for home in self._results
+            ]
 
-    def only(self, batch: Batch, pages: Sequence[Any]) -> Float32:
-        """Runs a program that has one result, and returns that."""
-        return self(batch, pages)[0]
-
-    def _run(self, batch: Batch, pages: Sequence[TorchPages]) -> list[Float32]:
+    def _run(self, batch: Batch, pages: Sequence[TorchPages]) -> None:
         check_batch(batch, len(pages), self._tables)
         rows, wanted = len(batch.tokens), len(batch.wanted)
         one_each = len(batch.spans) == rows == wanted and rows <= SIZES[-1]
@@ -95,17 +111,6 @@ class Program:
             self._replay((size, *units), pages)
         else:
             self._compute(self._numbers.step(pages))
-        return self._download(wanted)
-
-    def _download(self, wanted: int) -> list[Float32]:
-        results = []
-        for home in self._results:
-            made = self._buffers[home][:wanted]
-            host = torch.empty(made.shape, dtype=made.dtype, pin_memory=not INTERPRETED)
-            results.append(host.copy_(made, non_blocking=True))
-        if not INTERPRETED:
-            torch.cuda.current_stream().synchronize()
-        return [result.float().numpy() for result in results]
 
     def _replay(self, key: tuple[int, ...], pages: Sequence[TorchPages]) -> None:
         if key not in self._graphs:

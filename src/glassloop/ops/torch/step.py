@@ -80,9 +80,10 @@ def check_batch(batch: Batch, groups: int, tables: dict[str, int]) -> None:
 
 class Numbers:
     """The numbers of a batch, on the device and in the memory that they are copied from. The next batch takes
-    the same memory, so it must not be uploaded before this one is computed."""
+    the same memory; on the device it is copied there after this one is computed."""
 
     def __init__(self) -> None:
+        self._copied = None if INTERPRETED else torch.cuda.Event()
         self.moves = 0  # how often the array on the device has moved
         self._grow(1 << 12)
         # Of the last batch: the places of its parts, its sizes and tiles.
@@ -146,11 +147,15 @@ class Numbers:
         for part in parts:
             self._parts.append(slice(at, at + len(part)))
             at += -(-len(part) // _ALIGNMENT) * _ALIGNMENT
+        if self._copied is not None:
+            self._copied.synchronize()  # the previous batch may still be on its way
         if at > len(self._view):
             self._grow(2 * at)
         for place, part in zip(self._parts, parts, strict=True):
             self._view[place] = part
         self._device[:at].copy_(self._host[:at], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
 
     def _grow(self, size: int) -> None:
         self.moves += 1

@@ -1,0 +1,303 @@
+"""Kernels that look through rows of logits for what choosing a token needs: the highest logits, sums over
+all of them, and the tokens that luck may let win.
+
+A line is one choice: a row of logits, and how to choose from it. What is found for it lies in one piece of
+memory, in the layout of `gl_found` (ops/native/choosing.h), and C chooses from that. Sums have the order, and
+luck the operations, that the native op set has, so both find the same bits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Of an array of 64-bit numbers, for each line.
+LINE = tl.constexpr(5)
+ROW, HEAD, LUCKY, KEY, SCALE = (tl.constexpr(place) for place in range(5))
+# Places of the fields of `gl_found` in 32-bit numbers, and of its bound in doubles.
+COUNT, OTHERS, WINNER, RANK, MOST, LEAST = (tl.constexpr(place) for place in range(6))
+BOUND, HEADER = tl.constexpr(3), tl.constexpr(8)
+PART = tl.constexpr(4096)  # logits that are summed on their own
+
+_MAGIC = tl.constexpr(6755399441055744.0 + 1023)
+
+
+@triton.jit
+def normal_log(x):
+    """Returns the logarithm of normal positive doubles: `gl_normal_log` of ops/native/exact.h."""
+    bits = x.to(tl.int64, bitcast=True)
+    exponent = ((bits >> 52) & 0x7FF) - 1022
+    fraction = ((bits & 0x000FFFFFFFFFFFFF) | (1022 << 52)).to(tl.float64, bitcast=True)
+    low = fraction < 0.7071067811865476
+    f = tl.where(low, fraction + fraction, fraction) - 1.0
+    k = (exponent - low.to(tl.int64)).to(tl.float64)
+    s = f / (2.0 + f)
+    z = s * s
+    w = z * z
+    even = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01))
+    odd = z * (
+        6.666666666666735130e-01
+        + w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01))
+    )
+    half = 0.5 * f * f
+    return k * 6.93147180369123816490e-01 - (
+        (half - (s * (half + (even + odd)) + k * 1.90821492927058770002e-10)) - f
+    )
+
+
+@triton.jit
+def uniform_bits(key, ids):
+    """Returns the upper 52 bits of the hash of each id: docs/luck.md."""
+    golden = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
+    x = key.to(tl.uint64) + (ids + 1).to(tl.uint64) * golden
+    x = (x ^ (x >> 30)) * tl.full([], 0xBF58476D1CE4E5B9, tl.uint64)
+    x = (x ^ (x >> 27)) * tl.full([], 0x94D049BB133111EB, tl.uint64)
+    x = x ^ (x >> 31)
+    return (x >> 12).to(tl.int64)
+
+
+@triton.jit
+def luck_of(bits):
+    """Returns Gumbel noise from the bits of a hash."""
+    uniform = (bits.to(tl.float64) + 0.5) * 2.220446049250313e-16
+    return -normal_log(-normal_log(uniform))
+
+
+@triton.jit
+def scale_of(line):
+    return tl.load(line + SCALE).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def maxima_kernel(
+    logits,
+    lines,
+    maxima,
+    places,
+    stride,
+    width,
+    GROUPS: tl.constexpr,
+    SOME: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """Finds the highest logit of each group and its id. Group g has the ids g, g + GROUPS, g + 2 GROUPS, ...
+    so that tokens that lie together, and are often likely together, are in different groups."""
+    number, groups = tl.program_id(0).to(tl.int64), tl.program_id(1) * SOME + tl.arange(0, SOME)
+    row = logits + tl.load(lines + number * LINE + ROW) * stride
+    most = tl.full([SOME], float("-inf"), tl.float32)
+    at = tl.zeros([SOME], tl.int32)
+    for first in range(0, width, GROUPS * STEPS):
+        ids = first + tl.arange(0, STEPS)[:, None] * GROUPS + groups[None, :]
+        x = tl.load(row + ids, mask=ids < width, other=float("-inf"))
+        x = tl.where(x == x, x, float("-inf"))
+        highest = tl.max(x, 0)
+        place = first + tl.argmax(x, 0) * GROUPS + groups
+        at = tl.where(highest > most, place, at)
+        most = tl.where(highest > most, highest, most)
+    tl.store(maxima + number * GROUPS + groups, most)
+    tl.store(places + number * GROUPS + groups, at)
+
+
+@triton.jit
+def bounds_kernel(lines, maxima, places, ints, floats, doubles, found_bytes, GROUPS: tl.constexpr):
+    """Finds the highest logit of a line, a logit that at least as many as its head reach, and a score that
+    the second in the race reaches: that of two of the groups' highest tokens."""
+    number, groups = tl.program_id(0).to(tl.int64), tl.arange(0, GROUPS)
+    line = lines + number * LINE
+    x = tl.load(maxima + number * GROUPS + groups)
+    head, scale = tl.load(line + HEAD).to(tl.int32), scale_of(line)
+    bits = x.to(tl.int32, bitcast=True)
+    # Integers in the order of the numbers; the largest one that enough of them reach is built bit by bit.
+    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    least = tl.full([], -2147483648, tl.int32)
+    enough = tl.sum((order >= 0).to(tl.int32), 0) >= head
+    least = tl.where(enough, tl.full([], 0, tl.int32), least)
+    for bit in tl.static_range(30, -1, -1):
+        more = least | (1 << bit)
+        enough = tl.sum((order >= more).to(tl.int32), 0) >= head
+        least = tl.where(enough, more, least)
+    least = tl.where(least < 0, least ^ 0x7FFFFFFF, least).to(tl.float32, bitcast=True)
+    bound = tl.full([], float("inf"), tl.float64)
+    if tl.load(line + LUCKY) != 0:
+        ids = tl.load(places + number * GROUPS + groups).to(tl.int64)
+        score = x.to(tl.float64) * scale + luck_of(uniform_bits(tl.load(line + KEY), ids))
+        first = tl.argmax(score, 0)
+        bound = tl.max(tl.where(groups == first, float("-inf"), score), 0)
+    ints += number * (found_bytes // 4)
+    floats += number * (found_bytes // 4)
+    tl.store(ints + COUNT, 0)
+    tl.store(ints + OTHERS, 0)
+    tl.store(ints + WINNER, -1)
+    tl.store(ints + RANK, 0)
+    tl.store(floats + MOST, tl.max(x, 0))
+    tl.store(floats + LEAST, least)
+    tl.store(doubles + number * (found_bytes // 8) + BOUND, bound)
+
+
+@triton.jit
+def power_of_two(x):
+    """Returns 2^x for x from -1000 to 0: `power_of_two` of ops/native/rows.h."""
+    shifted = x + _MAGIC
+    r = x - (shifted - _MAGIC)
+    p = tl.full(x.shape, 7.072585949269223e-09, tl.float64)
+    p = tl.fma(p, r, tl.full(x.shape, 1.0208690299958306e-07, tl.float64))
+    p = tl.fma(p, r, tl.full(x.shape, 1.321544258792169e-06, tl.float64))
+    p = tl.fma(p, r, tl.full(x.shape, 1.5252657260200837e-05, tl.float64))
+    p = tl.fma(p, r, tl.full(x.shape, 0.0001540353044173605, tl.float64))
+    p = tl.fma(p, r, tl.full(x.shape, 0.0013333558230164974, tl.float64))
+    p = tl.fma(p, r, tl.full(x.shape, 0.009618129107606888, tl.float64))
+    p = tl.fma(p, r, tl.full(x.shape, 0.05550410866444772, tl.float64))
+    p = tl.fma(p, r, tl.full(x.shape, 0.24022650695910097, tl.float64))
+    p = tl.fma(p, r, tl.full(x.shape, 0.69314718055995, tl.float64))
+    p = tl.fma(p, r, tl.full(x.shape, 1.0, tl.float64))
+    return p * (shifted.to(tl.int64, bitcast=True) << 52).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def lanes_summed(x, PARTS: tl.constexpr):
+    """Adds up the eight lanes of each part, two at a time: lane i and i + 4, then i + 2, then i + 1."""
+    x = tl.sum(tl.reshape(x, [PARTS, 2, 4]), 1)
+    x = tl.sum(tl.reshape(x, [PARTS, 2, 2]), 1)
+    return tl.sum(x, 1)
+
+
+@triton.jit
+def sums_of(row, at, lane, size, most, scale, PARTS: tl.constexpr):
+    """Returns the sums of 2^d and of d 2^d of each part, where d = (logit - most) * scale, at least -1000."""
+    total = tl.zeros([PARTS * 8], tl.float64)
+    weighted = tl.zeros([PARTS * 8], tl.float64)
+    for first in range(0, PART, 64):
+        for step in tl.static_range(0, 64, 8):
+            place = first + step + lane
+            x = tl.load(row + at + place, mask=place < size, other=float("-inf")).to(tl.float64)
+            d = (x - most) * scale
+            d = tl.where(d < -1000.0, -1000.0, d)
+            power = power_of_two(d)
+            inside = first + step < size
+            total = tl.where(inside, total + power, total)
+            weighted = tl.where(inside, tl.fma(power, d, weighted), weighted)
+    return lanes_summed(total, PARTS), lanes_summed(weighted, PARTS)
+
+
+@triton.jit
+def sums_kernel(logits, lines, floats, doubles, stride, width, found_bytes, PARTS: tl.constexpr):
+    """Writes the sums of PARTS parts of a row: with the logits themselves and times the scale of the line."""
+    number = tl.program_id(0).to(tl.int64)
+    line = lines + number * LINE
+    row = logits + tl.load(line + ROW) * stride
+    most = tl.load(floats + number * (found_bytes // 4) + MOST).to(tl.float64)
+    lanes = tl.arange(0, PARTS * 8)
+    at = (tl.program_id(1) * PARTS + lanes // 8) * PART
+    size = width - at  # of the part; a part may be none of the row
+    parts = tl.program_id(1) * PARTS + tl.arange(0, PARTS)
+    out = doubles + number * (found_bytes // 8) + HEADER // 2 + parts * 4
+    inside = parts * PART < width
+    log2_e = tl.full([], 1.4426950408889634, tl.float64)
+    total, weighted = sums_of(row, at, lanes % 8, size, most, log2_e, PARTS)
+    tl.store(out, total, mask=inside)
+    tl.store(out + 1, weighted, mask=inside)
+    scale = scale_of(line)
+    if scale != 1.0:
+        total, weighted = sums_of(row, at, lanes % 8, size, most, scale * log2_e, PARTS)
+        tl.store(out + 2, total, mask=inside)
+        tl.store(out + 3, weighted, mask=inside)
+
+
+@triton.jit
+def store_found(x, ids, chosen, counter, id_array, logit_array, ROOM: tl.constexpr):
+    """Appends the chosen tokens to a list, as far as there is room."""
+    place = tl.cumsum(chosen.to(tl.int32), 0) - 1
+    count = tl.sum(chosen.to(tl.int32), 0)
+    place += tl.atomic_add(counter, count, sem="relaxed")
+    tl.store(id_array + place, ids, mask=chosen & (place < ROOM))
+    tl.store(logit_array + place, x, mask=chosen & (place < ROOM))
+
+
+@triton.jit
+def find_kernel(
+    logits,
+    lines,
+    ints,
+    floats,
+    doubles,
+    stride,
+    width,
+    parts,
+    found_bytes,
+    HIGH: tl.constexpr,
+    OTHER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Lists the tokens that are high, and the others that may win the race or be second in it."""
+    number = tl.program_id(0).to(tl.int64)
+    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    line = lines + number * LINE
+    ints += number * (found_bytes // 4)
+    floats += number * (found_bytes // 4)
+    x = tl.load(logits + tl.load(line + ROW) * stride + ids, mask=ids < width, other=float("-inf"))
+    some = x > float("-inf")
+    high = some & (x >= tl.load(floats + LEAST))
+    arrays = HEADER + 8 * parts
+    if tl.sum(high.to(tl.int32), 0) > 0:
+        store_found(x, ids, high, ints + COUNT, ints + arrays, floats + arrays + HIGH + OTHER, HIGH)
+    if tl.load(line + LUCKY) != 0:
+        bound = tl.load(doubles + number * (found_bytes // 8) + BOUND)
+        logit = x.to(tl.float64) * scale_of(line)
+        bits = uniform_bits(tl.load(line + KEY), ids.to(tl.int64))
+        # The chance of so much luck, a little too large: luck is computed exactly for those alone that pass.
+        needed = (bound - logit).to(tl.float32) - 0.01
+        chance = 1.0 - tl.exp(-tl.exp(-tl.minimum(tl.maximum(needed, -2.0), 80.0)))
+        # Where the chance is small, 1 - exp(-y) loses its digits, and is at most y.
+        chance = tl.where(needed > 3.0, tl.exp(-tl.minimum(needed, 80.0)), chance)
+        unlucky = ((4503599627370496 - bits).to(tl.float32) - 0.5) * 2.220446049250313e-16
+        may = some & (x < tl.load(floats + LEAST)) & ((needed < -2.0) | (unlucky <= chance))
+        if tl.sum(may.to(tl.int32), 0) > 0:
+            may = may & (logit + luck_of(bits) >= bound)
+            arrays += HIGH
+            store_found(x, ids, may, ints + OTHERS, ints + arrays, floats + arrays + HIGH + OTHER, OTHER)
+
+
+@triton.jit
+def best_of(ids, x, inside, line):
+    """Returns the highest score of some tokens, and the lowest id that has it."""
+    score = x.to(tl.float64) * scale_of(line) + luck_of(
+        uniform_bits(tl.load(line + KEY), tl.where(inside, ids, 0).to(tl.int64))
+    )
+    score = tl.where(inside, score, float("-inf"))
+    best = tl.max(score, 0)
+    return best, tl.min(tl.where(inside & (score == best), ids, 0x7FFFFFFF), 0)
+
+
+@triton.jit
+def winner_kernel(lines, ints, floats, parts, found_bytes, HIGH: tl.constexpr, OTHER: tl.constexpr):
+    """Finds the winner of the race of a line, if it is not one of the tokens that are high."""
+    number = tl.program_id(0).to(tl.int64)
+    line = lines + number * LINE
+    if tl.load(line + LUCKY) != 0:
+        ints += number * (found_bytes // 4)
+        floats += number * (found_bytes // 4) + HEADER + 8 * parts + HIGH + OTHER
+        listed = ints + HEADER + 8 * parts
+        high, other = tl.arange(0, HIGH), tl.arange(0, OTHER)
+        is_high, is_other = high < tl.load(ints + COUNT), other < tl.load(ints + OTHERS)
+        ids = tl.load(listed + high, mask=is_high, other=0)
+        best, first = best_of(ids, tl.load(floats + high, mask=is_high, other=0.0), is_high, line)
+        ids = tl.load(listed + HIGH + other, mask=is_other, other=0)
+        x = tl.load(floats + HIGH + other, mask=is_other, other=0.0)
+        other_best, other_first = best_of(ids, x, is_other, line)
+        if (other_best > best) | ((other_best == best) & (other_first < first)):
+            tl.store(ints + WINNER, other_first)
+
+
+@triton.jit
+def rank_kernel(logits, lines, ints, stride, width, found_bytes, BLOCK: tl.constexpr):
+    """Counts the logits that come before that of the winner: higher ones, and equal ones of a lower id."""
+    number = tl.program_id(0).to(tl.int64)
+    ints += number * (found_bytes // 4)
+    winner = tl.load(ints + WINNER)
+    if winner >= 0:
+        row = logits + tl.load(lines + number * LINE + ROW) * stride
+        own = tl.load(row + winner)
+        ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(row + ids, mask=ids < width, other=float("-inf"))
+        before = (x > own) | ((x == own) & (ids < winner))
+        tl.atomic_add(ints + RANK, tl.sum(before.to(tl.int32), 0), sem="relaxed")
