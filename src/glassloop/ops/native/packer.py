@@ -8,6 +8,8 @@ from contextlib import suppress
 from ctypes import Structure
 from threading import Thread
 from time import sleep
+from typing import NamedTuple
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ CACHE_LINE = 64
 _CHUNK = 1 << 25
 _AT_ONCE = 1 << 24  # bytes packed in one call
 _PAGES_AFTER = 0.5  # seconds after loading: the first tokens come first
+_HUGE_PAGE = 2 << 20
 _MADV_COLLAPSE = 25  # Linux 6.1; the module mmap does not name it
 
 
@@ -81,6 +84,13 @@ def _check_tensor(tensor: Tensor) -> None:
         )
 
 
+class _Chunk(NamedTuple):
+    """A piece of memory, which lives as long as any matrix in it."""
+
+    memory: ref[NDArray[np.uint8]]
+    used: int  # bytes
+
+
 class _Arena:
     """Memory for packed weights, allocated in large chunks, each of which lives as long as any matrix in it.
 
@@ -91,7 +101,7 @@ class _Arena:
 
     def __init__(self) -> None:
         self._chunk = np.empty(0, np.uint8)
-        self._chunks: list[NDArray[np.uint8]] = []
+        self._chunks: list[_Chunk] = []
 
     def take(self, size: int) -> NDArray[np.uint8]:
         if size > len(self._chunk):
@@ -102,23 +112,25 @@ class _Arena:
                 raise ModelError(f"there is no memory for {size_mapped} bytes of weights: {error}") from None
             self._trim()
             self._chunk = np.frombuffer(chunk, np.uint8)
-            self._chunks.append(self._chunk)
+            self._chunks.append(_Chunk(ref(self._chunk), len(self._chunk)))
         taken, self._chunk = self._chunk[:size], self._chunk[-(-size // CACHE_LINE) * CACHE_LINE :]
         return taken
 
     def settle(self) -> None:
         self._trim()
-        if self._chunks:
-            Thread(target=_use_huge_pages, args=(self._chunks,), daemon=True).start()
+        large = [chunk for chunk in self._chunks if chunk.used >= _HUGE_PAGE]
+        if large:
+            Thread(target=_use_huge_pages, args=(large,), daemon=True).start()
         self._chunks = []
 
     def _trim(self) -> None:
         """Forgets what is not used of the last chunk: it needs no pages."""
-        if self._chunks and len(self._chunk):
-            self._chunks[-1] = self._chunks[-1][: -len(self._chunk)]
+        if self._chunks:
+            memory, size = self._chunks[-1]
+            self._chunks[-1] = _Chunk(memory, size - len(self._chunk))
 
 
-def _use_huge_pages(chunks: list[NDArray[np.uint8]]) -> None:
+def _use_huge_pages(chunks: list[_Chunk]) -> None:
     """Replaces the pages of some memory with huge ones: now, or where the system cannot do that on demand,
     whenever its own scan comes by. Programs can read the memory all the while."""
     sleep(_PAGES_AFTER)
@@ -126,7 +138,10 @@ def _use_huge_pages(chunks: list[NDArray[np.uint8]]) -> None:
         advise = ctypes.CDLL(None).madvise
         advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         for chunk in chunks:
-            start = -(-chunk.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
-            size = chunk.ctypes.data + len(chunk) - start
+            memory = chunk.memory()
+            if memory is None:  # the model has been dropped
+                continue
+            start = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+            size = memory.ctypes.data + chunk.used - start
             for advice in (mmap.MADV_HUGEPAGE, _MADV_COLLAPSE):
                 advise(start, size, advice)
