@@ -229,4 +229,4 @@ def test_the_last_reference_gives_everything_back(tmp_path):
         del llm, run
         gc.collect()
     assert not any(each() is not None for each in dropped)
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads, threading.enumerate()

@@ -154,15 +154,18 @@ class EngineThread:
                 jobs, self._jobs = self._jobs, deque()
                 if self._closing:
                     break
-            for job in jobs:
-                job()
+            _run(jobs)
             if self.loop.busy:
                 try:
                     self.loop.step()
                 except Exception as error:  # not of one request: it ends all, and the next ones are served
                     self.loop.fail_all(error)
-        for job in jobs:
-            job()
+        _run(jobs)
         self.loop.cancel_all()
-        while self._jobs:  # of listeners that were told of the end
-            self._jobs.popleft()()
+        _run(self._jobs)  # of listeners that were told of the end
+
+
+def _run(jobs: deque[Callable[[], object]]) -> None:
+    """Runs jobs and forgets each: one has a reference to its request, and so to the whole `LLM`."""
+    while jobs:
+        jobs.popleft()()
