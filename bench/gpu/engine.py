@@ -15,6 +15,7 @@ import numpy as np
 from bench.gpu.shapes import SHAPES, random_model
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.llm import LLM
+from glassloop.engine.logits import RowCache
 from glassloop.engine.loop import Loop
 from glassloop.engine.thread import EngineThread
 from glassloop.model.transformer import Transformer
@@ -57,6 +58,7 @@ class RandomLLM(LLM):
         pieces = self._pieces.__getitem__
         loop = Loop(model, self.tokenizer, pieces, kv_memory, most_running)
         self.engine = EngineThread(loop, 10**6)
+        self._rows = RowCache(self.engine)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from engine.small import EOS, loop, model, tokenizer
 from glassloop.decode.chain import DEFAULT_ORDER
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.llm import LLM
+from glassloop.engine.logits import RowCache
 from glassloop.engine.thread import EngineThread
 from glassloop.text.pieces import Pieces
 
@@ -30,6 +31,7 @@ class SmallLLM(LLM):
         self.drafts = True
         self.model_hash = f"{seed:064x}"  # type: ignore[misc]
         self.engine = EngineThread(loop(self.transformer), 1024)
+        self._rows = RowCache(self.engine)
         self.store = None
         self.default_sampling = Sampling()
 

@@ -152,6 +152,12 @@ def _entry(server: Server, id: str, **query) -> dict:
     return runs[0]
 
 
+def _kept(path, id: str) -> str | None:
+    """Returns how the run in a store has ended, "running" if it has not, None if it is not there yet."""
+    run = Store(path).run(id)
+    return None if run is None else run.finish_reason or "running"
+
+
 def _until(done) -> None:
     from .test_store import _wait
 
@@ -163,9 +169,9 @@ def test_a_continued_run_has_its_tokens_in_the_store_if_the_server_is_killed(tmp
     with serving(*MEMORY, "--store", str(path)) as server:
         (run,) = start(server, sampling={"max_tokens": 3000, "ignore_eos": True}, pause_after=5)
         _until(lambda: server.get(f"/api/runs/{run['id']}").json()["status"] == "paused")
-        _until(lambda: Store(path).run(run["id"]).finish_reason is not None)  # written by another thread
+        _until(lambda: _kept(path, run["id"]) == "cancelled")  # written by another thread
         server.post(f"/api/runs/{run['id']}/step", {"tokens": 2900})
-        _until(lambda: Store(path).run(run["id"]).finish_reason is None)
+        _until(lambda: _kept(path, run["id"]) == "running")
         server.end(signal.SIGKILL)
     assert len(Store(path).run(run["id"]).tokens) == 5
 

@@ -213,7 +213,7 @@ print(train(tiny_run({str(tmp_path / "tokens")!r}), {str(tmp_path / "run")!r}, q
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0, done.stderr
     # The same tokens give the same weights, whoever encoded them.

@@ -95,6 +95,9 @@ class LLM(Engine):
         # The engine must hold no reference to this object, or it would never be freed.
         weakref.finalize(self, self.engine.close)
 
+    def in_process(self, what: str) -> LLM:
+        return self
+
     @property
     def ops(self) -> str:
         return self.transformer.ops.name

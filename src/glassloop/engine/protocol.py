@@ -19,6 +19,7 @@ from glassloop.trace.run import Run
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
     from glassloop.engine.lens import Attention, Layers, Neighbours, Text
+    from glassloop.engine.llm import LLM
 
 
 class Unavailable(GlassloopError):
@@ -89,6 +90,11 @@ class LensReader(Protocol):
 
 class Engine(RequestMaker, ABC):
     """Computes requests, and what is asked about runs. Everything may be called from any thread."""
+
+    def in_process(self, what: str) -> LLM:
+        """Returns the engine if it is in this process; raises otherwise. For what only such a one computes:
+        searches and edits."""
+        raise GlassloopError.about(what, "is given; replicas of a cluster do not compute that")
 
     @abstractmethod
     def submit(self, request: Request) -> None:

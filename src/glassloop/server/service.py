@@ -14,7 +14,6 @@ from fastapi import Request as HTTPRequest
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
-from glassloop.engine.llm import LLM
 from glassloop.engine.protocol import Engine
 from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Prompt
@@ -22,7 +21,7 @@ from glassloop.errors import GlassloopError, LengthError, ModelError
 from glassloop.search.running import Running
 from glassloop.search.solution import Solution
 from glassloop.search.solve import withdraw
-from glassloop.server.errors import APIError, as_api_error, shutting_down, unsupported
+from glassloop.server.errors import APIError, as_api_error, shutting_down
 from glassloop.server.operation.bodies import Bodies
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.metrics import Metrics
@@ -70,12 +69,6 @@ class Service:
     @property
     def name(self) -> str:
         return self.settings.served_name
-
-    def local(self, param: str) -> LLM:
-        """Returns the engine in this process, for what replicas elsewhere do not compute."""
-        if not isinstance(self.llm, LLM):
-            raise unsupported(param, "this server's engines are replicas of a cluster")
-        return self.llm
 
     def public_name(self, model: str) -> str:
         """Returns the name of a run's model, which may be another than this server's, without its path."""

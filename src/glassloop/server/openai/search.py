@@ -173,7 +173,7 @@ def _make(service: Service, body: ChatBody, asked: SearchBody, prepared: Request
             request = service.llm.prepare(prepared.prompt_ids, sampling, compiled=compiled)
             request.runs[0].messages = run.messages
         return Running(
-            service.local("search"),
+            service.llm.in_process("search"),
             request,
             method,
             _budget(service, asked),

@@ -148,7 +148,7 @@ def router(service: Service) -> APIRouter:
         def make(**common: Any) -> Edit:
             options: dict[str, Any] = {"method": body.method, "window": body.window}
             return infill(
-                service.local("editing"),
+                service.llm.in_process("editing"),
                 body.before,
                 body.after,
                 body.tokens,
@@ -166,7 +166,7 @@ def router(service: Service) -> APIRouter:
         def make(**common: Any) -> Edit:
             options: dict[str, Any] = {"method": body.method, "window": body.window}
             return rewrite(
-                service.local("editing"),
+                service.llm.in_process("editing"),
                 body.text,
                 body.spans,
                 tokens=body.tokens,
@@ -185,7 +185,7 @@ def router(service: Service) -> APIRouter:
         options = {name: getattr(body, name) for name in names}
 
         def make(**common: Any) -> Edit:
-            return repair(service.local("editing"), body.text, **options, **common)
+            return repair(service.llm.in_process("editing"), body.text, **options, **common)
 
         return await edited(request, body, _DRAWN, make)
 
@@ -195,7 +195,12 @@ def router(service: Service) -> APIRouter:
 
         def make(**common: Any) -> Edit:
             return sharpen(
-                service.local("editing"), prompt, body.alpha, steps=body.steps, block=body.block, **common
+                service.llm.in_process("editing"),
+                prompt,
+                body.alpha,
+                steps=body.steps,
+                block=body.block,
+                **common,
             )
 
         return await edited(request, body, Sampling(temperature=1 / body.alpha), make)
