@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--ops", default=None)
     parser.add_argument("--count", type=int, default=8, help="paragraphs")
-    parser.add_argument("--books", type=Path, default=BOOKS)
+    parser.add_argument("--books", type=Path, required=True, help=BOOKS)
     options = parser.parse_args()
     llm = LLM(options.model, ops=options.ops, draft=False)
     made: dict[str, list[float]] = {"one": [], "rerank": []}

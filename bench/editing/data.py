@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-BOOKS = Path("../shared/data/standardebooks-17.jsonl.xz")
+BOOKS = "books as JSON lines, in a file .jsonl.xz: objects with `book` and `text`"
 
 
 def paragraphs(books: Path, count: int, least: int, most: int) -> list[dict[str, str]]:

@@ -129,7 +129,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--judge", default="qwen2.5-coder-0.5b-instruct", help="a name, a file or a folder")
     parser.add_argument("--ops", default=None, help="the op set; torch runs on a GPU")
     parser.add_argument("--count", type=int, default=320, help="paragraphs")
-    parser.add_argument("--books", type=Path, default=BOOKS)
+    parser.add_argument("--books", type=Path, required=True, help=BOOKS)
     parser.add_argument("--out", type=Path, default=Path("build/editing"), help="folder of the results")
     return parser.parse_args()
 

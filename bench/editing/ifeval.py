@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.editing.data import Results, paired
-from glassloop import LLM, Sampling
+from glassloop import LLM, Sampling, evaluate
 from glassloop.edit.repair import repair
 
-DATA = Path("../shared/data/ifeval.jsonl")
+DATA = Path(evaluate.__file__).parent / "data" / "ifeval.jsonl"
 ANSWERS = 8
 
 

@@ -127,7 +127,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--ops", default=None, help="the op set; torch runs on a GPU")
     parser.add_argument("--count", type=int, default=60, help="paragraphs")
     parser.add_argument("--at-once", type=int, default=4, help="paragraphs at the same time")
-    parser.add_argument("--books", type=Path, default=BOOKS)
+    parser.add_argument("--books", type=Path, required=True, help=BOOKS)
     parser.add_argument("--out", type=Path, default=Path("build/editing"), help="folder of the results")
     return parser.parse_args()
 
