@@ -27,6 +27,7 @@ class Scheduler:
         self.most_running = most_running
         self.waiting: list[Task] = []  # in order
         self.running: list[Task] = []  # in order; these hold pages
+        self._preemptions = 0  # so far
 
     def add(self, task: Task, running: bool = False) -> None:
         queue = self.running if running else self.waiting
@@ -48,8 +49,11 @@ class Scheduler:
         planned: set[Task] = set()
         ready = [task for task in self.running if task.program is None and _waits_for_a_token(task)]
         spare = self._ops.step_rows - sum([len(task.branches) for task in ready])
+        preemptions = self._preemptions
         for task in ready:
-            if task in self.running:  # an older task may have taken its pages meanwhile
+            # An older task may have taken its pages meanwhile. Searching for each in the list takes a
+            # millisecond with 256 of them.
+            if self._preemptions == preemptions or task in self.running:
                 guess = task.guess(spare)
                 if self._add_work(task, guess, self._ops.step_rows, planned, works):
                     spare -= len(guess)
@@ -114,6 +118,7 @@ class Scheduler:
     def preempt(self, task: Task) -> None:
         for branch in task.branches:
             branch.leave(self._tree)
+        self._preemptions += 1
         self.running.remove(task)
         task.preempted()
         self.add(task)
