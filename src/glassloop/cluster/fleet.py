@@ -434,13 +434,20 @@ class Fleet:
             run.tokens.append(token)
             if place == len(news.tokens) and news.end is not None:
                 self._finish(run, news.end)  # as in an engine: a run has ended when its last token is told
+                self._let_go(stream)
             request.tell(run, token)
         if news.end is not None:
-            self._finish(run, news.end)
+            if not news.tokens:
+                self._finish(run, news.end)
+                self._let_go(stream)
             request.tell(run, None)
+
+    def _let_go(self, stream: _Stream) -> None:
+        """Forgets a stream whose runs have all ended. To be called before the last of them is told: the
+        listener may continue a run at once."""
         if stream.ended:
             self._forget(stream)
-            self._close(request)
+            self._close(stream.request)
 
     def _deliver_beams(self, stream: _Stream) -> None:
         """Delivers the result of a beam search, all runs at once."""
@@ -504,13 +511,14 @@ class Fleet:
     def _end_here(self, stream: _Stream, ending: Ending) -> None:
         """Ends the runs of a stream with the tokens that have been delivered."""
         self._forget(stream)
-        for run in stream.runs:
-            if run.finish_reason is None:
-                if not stream.is_beam:
-                    run.tail = _held_back(stream.request, run)
-                run.finish_reason, run.stop_reason = ending.reason, ending.detail
-                stream.request.tell(run, None)
+        open_runs = [run for run in stream.runs if run.finish_reason is None]
+        for run in open_runs:
+            if not stream.is_beam:
+                run.tail = _held_back(stream.request, run)
+            run.finish_reason, run.stop_reason = ending.reason, ending.detail
         self._close(stream.request)
+        for run in open_runs:
+            stream.request.tell(run, None)
 
     def _fail(self, stream: _Stream, error: Exception) -> None:
         if stream.key not in self._streams:
