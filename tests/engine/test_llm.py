@@ -212,12 +212,14 @@ def test_a_fork_of_a_run_with_a_scored_prompt_keeps_its_tokens_once(llm):
     assert llm.fork(run, 0, temperature=1.1).prompt_tokens == run.prompt_tokens
 
 
-def test_the_last_reference_gives_everything_back(tmp_path):
+def test_the_last_reference_gives_everything_back(tmp_path, request):
     """Without `close()`: models that are dropped take their memory and their threads with them."""
     from hostile.tiny import write_tiny
 
     path, dropped = write_tiny(tmp_path / "tiny.gguf"), []
     gc.collect()
+    gc.freeze()  # what other tests have left need not be looked at each time
+    request.addfinalizer(gc.unfreeze)
     threads = threading.active_count()
     for number in range(20):
         llm = LLM(path, kv_memory="4MB", draft=path if number % 3 == 0 else True)

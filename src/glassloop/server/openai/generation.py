@@ -4,6 +4,7 @@ answered, as a whole or as a stream. An endpoint adds its options and its shapes
 
 from __future__ import annotations
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -47,10 +48,12 @@ def _prepare(prepare: Callable[[Service, B], Generation], service: Service, body
         return prepare(service, body)
     except SamplingError as error:
         structured = _structured(body) if isinstance(body, ChoicesBody) else {}
-        field = next((field for field, (name, _) in structured.items() if name == error.field), None)
+        # Its own name, or that of an entry: choice[0].
+        option = re.split(r"[.\[]", error.field or "")[0]
+        field = next((field for field, (name, _) in structured.items() if name == option), None)
         if field is None:
             raise
-        raise invalid(field, field + str(error).removeprefix(str(error.field))) from None
+        raise invalid(field, field + str(error).removeprefix(option)) from None
 
 
 class Generation(ABC):
