@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from glassloop.decode import luck as definition
 from glassloop.decode.decoder import Decoder
-from glassloop.decode.luck import coin, fork_salt, hash_ids, list_seed, luck, luck_key, luck_of, mix
+from glassloop.decode.luck import coin, fork_salt, hash_ids, list_seed, luck, luck_key, luck_of
 from glassloop.decode.sampling import Sampling
-from glassloop.ops.exact import log_normal
+from glassloop.ops.exact import log_normal, mix
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "luck.md"
 SEEDS = st.integers(0, 2**64 - 1)

@@ -14,25 +14,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.ops.exact import log_normal
+from glassloop.ops.exact import FIRST, GOLDEN, SECOND, log_normal, mix
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import Float64, Int32
 
-GOLDEN = 0x9E3779B97F4A7C15
-FIRST = 0xBF58476D1CE4E5B9
-SECOND = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 _COIN = np.array([0xFFFFFFFF])  # an id that no vocabulary has, for draws that belong to no token
 
 
 # ── keys ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def mix(x: int) -> int:
-    """Returns the finalizer of SplitMix64: a bijection in which every input bit affects every output bit."""
-    x = ((x ^ (x >> 30)) * FIRST) & _MASK
-    x = ((x ^ (x >> 27)) * SECOND) & _MASK
-    return x ^ (x >> 31)
 
 
 def luck_key(seed: int, salt: int, position: int) -> int:

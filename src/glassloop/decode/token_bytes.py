@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.decode.luck import GOLDEN
 from glassloop.errors import TextError
+from glassloop.ops.exact import GOLDEN
 from glassloop.ops.rows import Int32
 from glassloop.text.tokenizer import Tokenizer
 

@@ -1,4 +1,4 @@
-"""Exponential, logarithm, sine and cosine with the same bits on every machine.
+"""Exponential, logarithm, sine, cosine and a hash with the same bits on every machine.
 
 Those of NumPy and of the C library differ between processors in the last bit, and so would the numbers of a
 record. These consist of operations whose result IEEE 754 determines. `ops/native/exact.h` has the same in C.
@@ -18,6 +18,9 @@ from glassloop.ops.native import library as lib
 
 Float64 = NDArray[np.float64]
 
+# Of SplitMix64, whose bits luck is made from: docs/luck.md.
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_WORD = (1 << 64) - 1
 _MAGIC = 6755399441055744.0  # 1.5 · 2^52: adding it rounds to a whole number, which the low bits then hold
 _LN2, _LN2_REST = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 _RIGHT_ANGLE, _RIGHT_ANGLE_REST = 1.57079632673412561417e00, 6.07710050650619224932e-11
@@ -103,6 +106,14 @@ def sin_cos(x: Float64) -> tuple[Float64, Float64]:
     quarter = shifted.view(np.int64)  # its two low bits count right angles
     sine, cosine = np.where(quarter & 1, c, s), np.where(quarter & 1, s, c)
     return np.where(quarter & 2, -sine, sine), np.where((quarter + 1) & 2, -cosine, cosine)
+
+
+def mix(x: int) -> int:
+    """Returns the finalizer of SplitMix64: a bijection of 64 bits in which every input bit affects every
+    output bit."""
+    x = ((x ^ (x >> 30)) * FIRST) & _WORD
+    x = ((x ^ (x >> 27)) * SECOND) & _WORD
+    return x ^ (x >> 31)
 
 
 def exp_of(x: float) -> float:

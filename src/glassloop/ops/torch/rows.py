@@ -17,6 +17,7 @@ import triton
 from numpy.typing import NDArray
 
 from glassloop.errors import GlassloopError
+from glassloop.ops.exact import GOLDEN, mix
 from glassloop.ops.native import chooser as native
 from glassloop.ops.native import rows as native_rows
 from glassloop.ops.native.library import MOST_HIGH, MOST_OTHERS
@@ -45,8 +46,6 @@ KERNELS = (
     kernels.rank_kernel,
 )
 LAUNCH = {kernels.sums_kernel: {"num_warps": 1}}
-_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_MASK = (1 << 64) - 1
 
 
 class Timer:
@@ -204,17 +203,9 @@ def _packed(line: Line, rows: int) -> list[int]:
     request, row, position = line
     if not 0 <= row < rows:
         raise IndexError(f"row {row} of {rows} is asked for")
-    key = 0 if request.branch_key is None else _mix(request.branch_key + _GOLDEN + position)
+    key = 0 if request.branch_key is None else mix((request.branch_key + GOLDEN + position) % (1 << 64))
     scale = int(np.float64(request.scale).view(np.uint64))
     return [row, request.head, request.branch_key is not None, key, scale]
-
-
-def _mix(x: int) -> int:
-    """Returns the finalizer of SplitMix64, as `decode/luck.py` has it."""
-    x &= _MASK
-    x = ((x ^ (x >> 30)) * _FIRST) & _MASK
-    x = ((x ^ (x >> 27)) * _SECOND) & _MASK
-    return x ^ (x >> 31)
 
 
 def _launch(kernel: Any, grid: tuple[int, int], arguments: dict[str, Any]) -> None:
