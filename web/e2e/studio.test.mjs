@@ -215,7 +215,7 @@ test('a run is paused, stepped and resumed, and has the tokens it would have had
   await page.getByRole('button', { name: 'settings' }).click();
   await page.locator('#option-ignore_eos').check();
   await page.keyboard.press('Escape');
-  await ask(page, 'A long story about a fox:', { seed: 21, max_tokens: 60 });
+  await ask(page, 'A long story about a fox:', { seed: 21, max_tokens: 400 });
   await page.waitForFunction(() => /^writing/.test(document.querySelector('.state').textContent.trim()) && document.querySelectorAll('.token[data-token]').length > 1);
   await page.getByRole('button', { name: 'Pause' }).click();
   await page.waitForFunction(() => /paused/.test(document.querySelector('.state').textContent));
@@ -227,7 +227,7 @@ test('a run is paused, stepped and resumed, and has the tokens it would have had
   await page.getByRole('button', { name: 'Play' }).click();
   const run = await settled(page, server);
   assert.equal(run.id, before.id);
-  const whole = await server.make({ prompt: 'A long story about a fox:', sampling: { seed: 21, max_tokens: 60, logprobs: 20, ignore_eos: true } });
+  const whole = await server.make({ prompt: 'A long story about a fox:', sampling: { seed: 21, max_tokens: 400, logprobs: 20, ignore_eos: true } });
   assert.deepEqual(run.tokens.map((token) => token.id), whole.tokens.map((token) => token.id));
 });
 
