@@ -38,14 +38,13 @@ class HoleNetwork:
         seed: int = 0,
         device: str = "cpu",
         dtype: Any = torch.float32,
-        fused: bool = False,
     ) -> None:
         self.config = config
         self.device = device
         self.rank = rank
         self.scale = scale
         self.mask_token = mask_token
-        self.ops = MaskedOps(device, dtype, fused=fused)
+        self.ops = MaskedOps(device, dtype)
         self.ops.scale_of_adapters = scale
         named = {name: tensor._replace(name=name) for name, tensor in weights.items()}
         self.transformer = Transformer(config, named, self.ops)

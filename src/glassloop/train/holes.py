@@ -185,7 +185,6 @@ class _Run:
             seed=run.seed,
             device=run.device,
             dtype=torch.bfloat16 if run.precision == "bf16" else torch.float32,
-            fused=run.compile,
         )
         self.optimizer = torch.optim.AdamW(
             [self.network.flat],

@@ -51,17 +51,12 @@ class MaskedOps(TrainOps):
     """Implements `Ops` over `Two` arrays. `adapters` has the two matrices of the adapter for each matrix of
     the model, and `mask_vector` what is added to the embeddings of masked rows."""
 
-    def __init__(self, device: str = "cpu", dtype: Any = torch.float32, *, fused: bool = False) -> None:
+    def __init__(self, device: str = "cpu", dtype: Any = torch.float32) -> None:
         super().__init__(device, dtype)
         self.adapters: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self.mask_vector: torch.Tensor | None = None
         self.scale_of_adapters = 1.0
         self._names: dict[int, str] = {}
-        # Rotation and gate are many small operations on large arrays: compiled, each is one kernel.
-        self._rotate: Callable[..., torch.Tensor] = super().rotate
-        self._gate: Callable[..., torch.Tensor] = super().gate
-        if fused:
-            self._rotate, self._gate = _compiled(super().rotate), _compiled(super().gate)
 
     def _parameter(self, tensor: Tensor) -> torch.Tensor:
         return super()._parameter(tensor).requires_grad_(False)
@@ -104,13 +99,13 @@ class MaskedOps(TrainOps):
 
     def rotate(self, x: Two, angles: tuple[Angles, Angles]) -> Two:
         with torch.no_grad():
-            clean = self._rotate(x.clean, angles[0])
-        return Two(clean, self._rotate(x.masked, angles[1]))
+            clean = super().rotate(x.clean, angles[0])
+        return Two(clean, super().rotate(x.masked, angles[1]))
 
     def gate(self, gate: Two, up: Two, kind: Activation) -> Two:
         with torch.no_grad():
-            clean = self._gate(gate.clean, up.clean, kind)
-        return Two(clean, self._gate(gate.masked, up.masked, kind))
+            clean = super().gate(gate.clean, up.clean, kind)
+        return Two(clean, super().gate(gate.masked, up.masked, kind))
 
     def activate(self, x: Any, kind: Activation) -> Any:
         return _each(lambda each: super(MaskedOps, self).activate(each, kind), x)
@@ -181,8 +176,3 @@ def _each(compute: Callable[[torch.Tensor], torch.Tensor], x: Any) -> Any:
     with torch.no_grad():
         clean = compute(x.clean)
     return Two(clean, compute(x.masked))
-
-
-def _compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    found: Callable[..., torch.Tensor] = torch.compile(function, dynamic=True)
-    return found
