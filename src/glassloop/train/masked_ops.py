@@ -94,8 +94,10 @@ class MaskedOps(TrainOps):
         return Two(*(each.reshape(len(each), heads, each.shape[-1] // heads) for each in x))
 
     def angles(self, positions: Any, frequencies: Float32, factor: float) -> Any:
-        clean, masked = (super(MaskedOps, self).angles(each, frequencies, factor) for each in positions)
-        return clean, masked
+        joined = torch.cat([positions.clean, positions.masked])
+        cos, sin = super().angles(joined, frequencies, factor)
+        at = len(positions.clean)
+        return (cos[:at], sin[:at]), (cos[at:], sin[at:])
 
     def rotate(self, x: Two, angles: tuple[Angles, Angles]) -> Two:
         with torch.no_grad():

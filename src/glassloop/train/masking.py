@@ -42,7 +42,9 @@ class Layout:
         """Returns the batch on a device, and the targets of its masked rows."""
 
         def send(array: Ints) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+            sent = torch.from_numpy(np.ascontiguousarray(array))
+            # From pinned memory the copy does not wait for what the device still computes.
+            return sent if device == "cpu" else sent.pin_memory().to(device, non_blocking=True)
 
         targets = send(self.targets.reshape(-1))
         return MaskedBatch(
