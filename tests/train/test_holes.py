@@ -3,6 +3,7 @@ was stopped."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from train.small import tiny_run
 from glassloop.model.adapter import read_adapter
 from glassloop.ops.quant import FORMATS
 from glassloop.train.checkpoint import newest_checkpoint
+from glassloop.train.commands import main
 from glassloop.train.config import TrainError
 from glassloop.train.export import write_model_folder
 from glassloop.train.hole_network import HoleNetwork
@@ -269,3 +271,25 @@ def test_a_stopped_run_ends_with_the_same_bits(base, tmp_path):
 def test_bad_settings_are_refused_in_words(base, settings, words):
     with pytest.raises(TrainError, match=words):
         _config(base, **settings)
+
+
+def test_the_command_trains_and_goes_on(base, tmp_path, capsys):
+    """A run that is done is not computed again."""
+    model, data = base
+    flags = f"--model {model} --data {data} --mask-token 1 --length 64 --batch 4 --steps 3 --lora-rank 4"
+    flags += " --threads 1 --device cpu --quiet --json"
+    results = []
+    for _ in range(2):
+        main(["holes", str(tmp_path / "run"), *flags.split()])
+        results.append(json.loads(capsys.readouterr().out))
+    assert results[0]["steps"] == 3 and read_adapter(results[0]["file"], CONFIG).rank == 4
+    assert {name: results[1][name] for name in ("steps", "tokens", "masked")} == {
+        name: results[0][name] for name in ("steps", "tokens", "masked")
+    }
+    with pytest.raises(TrainError, match="lr is -1"):
+        main(["holes", str(tmp_path / "other"), *flags.split(), "--lr", "-1"])
+
+
+def test_a_run_ends_within_its_seconds(base, tmp_path):
+    made = train_holes(_config(base, steps=100_000, seconds=0.5), tmp_path, quiet=True)
+    assert 0 < made.steps < 100_000

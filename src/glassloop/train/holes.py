@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from glassloop.errors import GlassloopError
 from glassloop.files import write_text
 from glassloop.model.fingerprint import fingerprint
 from glassloop.model.loader import ModelFiles
@@ -61,6 +60,8 @@ class HolesConfig:
         if self.mix and len(self.mix) != len(self.run.data):
             count = len(self.run.data)
             raise TrainError.about("mix", f"has {len(self.mix)} numbers; one for each of {count} sources")
+        if self.mask_token < 0:
+            raise TrainError.about("mask_token", f"is {self.mask_token}; 0 or more is expected")
         if any(not 0 <= share < 1e9 for share in self.mix) or (self.mix and not sum(self.mix)):
             raise TrainError.about("mix", f"is {self.mix}; numbers from 0, not all of them 0, are expected")
         if not 0 <= self.seconds < 1e9:
@@ -356,10 +357,3 @@ def _sources(run: TrainConfig, folder: Path, files: ModelFiles) -> list[TokenFil
             prepare_tokens([source], made, files.tokenizer(), vocab_size=files.config.vocab_size)
         found.append(TokenFiles(made))
     return found
-
-
-def check_torch() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
-        raise GlassloopError("training needs torch: pip install 'glassloop[train]'")
