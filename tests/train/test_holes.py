@@ -98,8 +98,9 @@ def _naive(network: HoleNetwork, tokens: list[int], positions: list[int], masked
 
 def test_masked_rows_are_those_of_the_definition(network):
     tokens = _tokens(2, 20)
-    hidden = np.array([[3, 4, 5, 11], [0, 1, 18, 19]])
-    layout = masked_at(tokens, hidden)
+    hidden, given = np.array([[3, 4, 5, 11], [0, 1, 18, 19]]), np.array([[6, 10], [2, 9]])
+    layout = masked_at(tokens, hidden, given)
+    assert layout.clean_positions[0].tolist() == [0, 1, 2, 7, 8, 9, *range(12, 20), 6, 10]
     with torch.no_grad():
         found = network.logits(layout.batch(MASK)[0]).numpy().reshape(2, 4, -1)
     for number in range(2):
@@ -152,7 +153,7 @@ def test_spans_are_short_and_a_text_is_masked_in_two_parts(sequences, length, se
     order = span_order(sequences, length, rng)
     assert (np.sort(order, axis=1) == np.arange(length)).all()
     tokens = np.arange(sequences * length).reshape(sequences, length)
-    layout = holes(tokens, length // 2, rng)
+    layout = holes(tokens, length // 2, 0, rng)
     both = np.concatenate([layout.targets[:sequences], layout.targets[sequences:]], axis=1)
     assert all(len(set(row)) == 2 * (length // 2) for row in both.tolist())
     whole = np.concatenate([layout.clean_tokens, layout.targets], axis=1)
@@ -169,7 +170,7 @@ def test_spans_are_of_all_lengths_up_to_16():
 
 
 def test_the_loss_is_the_mean_cross_entropy_and_can_be_lowered(network):
-    layout = holes(_tokens(4, 32, 1), 8, np.random.default_rng(0))
+    layout = holes(_tokens(4, 32, 1), 8, 2, np.random.default_rng(0))
     batch, targets = layout.batch(MASK)
     plain = F.cross_entropy(network.logits(batch), targets)
     (expected,) = torch.autograd.grad(plain, network.flat)

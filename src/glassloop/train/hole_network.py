@@ -98,7 +98,8 @@ class HoleNetwork:
     def _hidden(self, batch: MaskedBatch) -> torch.Tensor:
         parts = self._parts(self.flat.to(self.ops.dtype))
         self.ops.adapters = {stem: (parts[f"{stem}.down"], parts[f"{stem}.up"]) for stem in self.stems}
-        self.ops.mask_vector = parts[_VECTOR]
+        # The vector is added to the scaled embedding; the op set adds it before the scale.
+        self.ops.mask_vector = parts[_VECTOR] / self.config.embedding_scale
         return self.transformer.hidden(batch, ())  # type: ignore[arg-type]  # this op set's batch
 
     def _parts(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:

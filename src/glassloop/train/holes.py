@@ -39,7 +39,8 @@ from glassloop.train.tokens import TokenFiles, is_token_folder
 FILE = "holes.safetensors"
 _SHARES = (1 / 6, 1 / 4, 3 / 8, 1 / 2)  # of a text that is masked
 _WIDTHS = (4, 8, 16, 32)  # of a block
-_SHOWN = (0, 0, 1 / 4, 1 / 2, 3 / 4)  # of a block that is given
+_GIVEN = (0, 0, 0, 1 / 4, 1 / 2)  # of the masked tokens of a text that are filled already
+_SHOWN = (0, 0, 1 / 4, 1 / 2, 3 / 4)  # the same of a block
 _AHEAD = 3  # batches that are made while the device computes
 
 
@@ -124,7 +125,8 @@ def make_layout(config: HolesConfig, texts: Texts, step: int) -> Layout:
     longer = int(rng.integers(2)) if run.batch % 4 == 0 else 0
     length, sequences = run.length << longer, run.batch // 2 >> longer
     masked = round(length * float(rng.choice(_SHARES)) / 8) * 8
-    return holes(texts.draw(sequences, length, rng), masked, rng)
+    given = int(masked * float(rng.choice(_GIVEN)) / 8) * 8
+    return holes(texts.draw(sequences, length, rng), masked, given, rng)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ class MaskedBatch:
     clean_seen: torch.Tensor | None = None  # [sequences, clean, clean], bool
     masked_seen: torch.Tensor | None = None  # [sequences, masked, clean + masked], bool
     wanted: torch.Tensor | None = None  # clean rows whose logits are computed; None: all masked rows
+    adapters: Sequence[int] = ()  # as in `Batch`; which rows have the adapter in training is given above
 
 
 class MaskedOps(TrainOps):

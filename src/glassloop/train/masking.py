@@ -1,9 +1,9 @@
 """Which tokens of a text are masked, and how the rows of a training batch are laid out.
 
-Two layouts. In `holes` spans of a text are masked: the clean rows are the other tokens, in order, and the
-masked rows see all of them. In `blocks` each of several blocks of a text is masked, in part or whole, as if
-the text ended with it, and all blocks are computed beside one text.
-Everything is a function of the arrays and the generator given.
+Two layouts. In `holes` spans of a text are masked: the clean rows are the other tokens, in order, then the
+tokens of the spans that are filled already, and the masked rows see all of them. In `blocks` each of several
+blocks of a text is masked, in part or whole, as if the text ended with it, and all blocks are computed beside
+one text. Everything is a function of the arrays and the generator given.
 """
 
 from __future__ import annotations
@@ -74,22 +74,26 @@ class Layout:
         return clean_seen, masked_seen
 
 
-def holes(tokens: Ints, masked: int, rng: np.random.Generator) -> Layout:
-    """Masks `masked` tokens of each text, at most half of them: [sequences, length]. Each text is used twice,
-    the second time with other tokens masked than the first time."""
+def holes(tokens: Ints, masked: int, given: int, rng: np.random.Generator) -> Layout:
+    """Masks spans of each text, `masked` tokens and at most half of them: [sequences, length]. Each text is
+    used twice, the second time with other spans. `given` of the masked tokens have been filled before."""
     sequences, length = tokens.shape
     order = span_order(sequences, length, rng)
     hidden = np.concatenate([order[:, :masked], order[:, length - masked :]])
-    return masked_at(np.concatenate([tokens, tokens]), hidden)
+    hidden = rng.permuted(hidden, axis=1)
+    return masked_at(np.concatenate([tokens, tokens]), hidden[:, given:], hidden[:, :given])
 
 
-def masked_at(tokens: Ints, hidden: Ints) -> Layout:
-    """Returns texts with the tokens at these places masked: [sequences, masked]."""
+def masked_at(tokens: Ints, hidden: Ints, given: Ints | None = None) -> Layout:
+    """Returns texts with the tokens at these places masked: [sequences, masked]. The tokens at the places
+    `given` were filled in an earlier pass: their rows come after the text, which does not see them."""
     sequences, length = tokens.shape
     hidden = np.sort(hidden, axis=1)
-    is_hidden = np.zeros((sequences, length), bool)
-    np.put_along_axis(is_hidden, hidden, True, axis=1)
-    clean = np.nonzero(~is_hidden)[1].reshape(sequences, -1).astype(np.int64)
+    given = np.zeros((sequences, 0), np.int64) if given is None else np.sort(given, axis=1)
+    absent = np.zeros((sequences, length), bool)
+    np.put_along_axis(absent, np.concatenate([hidden, given], axis=1), True, axis=1)
+    text = np.nonzero(~absent)[1].reshape(sequences, -1).astype(np.int64)
+    clean = np.concatenate([text, given], axis=1)
     return Layout(np.take_along_axis(tokens, clean, 1), clean, hidden, np.take_along_axis(tokens, hidden, 1))
 
 
