@@ -61,6 +61,7 @@ FAULTS = {
     "wrong_page": "span {} has the page {}",
     "wrong_wanted": "row {1} is wanted",
     "wrong_span": "span {} has rows or positions that are not its own",
+    "wrong_reach": "row {} has the reach {}",
 }
 
 
@@ -103,9 +104,9 @@ Program = _structure(
 )
 Times = _structure("gl_times", (c_int64, "working waiting units"))
 Batch = _structure(
-    "gl_batch", (c_int32, "rows wanted_rows spans"), (c_void_p, "tokens positions wanted span")
+    "gl_batch", (c_int32, "rows wanted_rows spans"), (c_void_p, "tokens positions wanted span reach")
 )
-Span = _structure("gl_span", (c_int32, "first_row rows first_position stride"), (c_void_p, "pages"))
+Span = _structure("gl_span", (c_int32, "first_row rows first_slot stride"), (c_void_p, "pages"))
 Fault = _structure("gl_fault", (c_int32, "wrong at found limit"))
 Rule = _structure(
     "gl_rule",

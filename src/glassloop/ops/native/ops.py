@@ -366,10 +366,10 @@ class _Program:
 
 
 def _packed(batch: Batch, caches: bytes) -> bytearray:
-    """Packs as C reads them: the caches, the batch, its spans, then tokens, positions and wanted rows."""
-    tokens, positions, spans, wanted = batch
+    """Packs as C reads them: caches, the batch, its spans, then tokens, positions, wanted rows and reach."""
+    tokens, positions, spans, wanted, reach = batch
     try:
-        rows = array("i", [*tokens, *positions, *wanted])
+        rows = array("i", [*tokens, *positions, *wanted, *reach])
         about = [
             lib.SPAN.pack(s.start, s.stop - s.start, s.first, s.pages.shape[1], lib.address(s.pages))
             for s in spans
@@ -379,7 +379,9 @@ def _packed(batch: Batch, caches: bytes) -> bytearray:
     memory = bytearray(b"".join([caches, bytes(lib.BATCH.size), *about, rows]))
     at = lib.address(memory) + len(caches) + lib.BATCH.size
     numbers = at + lib.SPAN.size * len(spans)
-    pointers = numbers, numbers + 4 * len(tokens), numbers + 8 * len(tokens), at
+    wanted_at = numbers + 8 * len(tokens)
+    reach_at = wanted_at + 4 * len(wanted) if reach else 0
+    pointers = numbers, numbers + 4 * len(tokens), wanted_at, at, reach_at
     lib.BATCH.pack_into(memory, len(caches), len(tokens), len(wanted), len(spans), *pointers)
     return memory
 

@@ -46,6 +46,8 @@ class Step(NamedTuple):
     ids: dict[str, torch.Tensor]  # tokens, positions and wanted rows
     row_table: torch.Tensor  # where the page tables of the row's branch begin
     row_stride: torch.Tensor  # the number of pages in each of them
+    slots: torch.Tensor  # of each row; the positions, if the batch has no reach
+    reach: torch.Tensor | None
     tables: torch.Tensor
     tiles: list[TileGroup]
     pages: Sequence[TorchPages]
@@ -58,14 +60,7 @@ def check_batch(batch: Batch, groups: int, tables: dict[str, int]) -> None:
     rows = len(batch.tokens)
     if batch.wanted and (min(batch.wanted) < 0 or max(batch.wanted) >= rows):
         raise BatchError(f"rows {batch.wanted} are wanted; there are {rows}")
-    if len(batch.spans) == rows:
-        positions = [span.first for span in batch.spans]
-    else:
-        positions = [
-            *chain.from_iterable(
-                [range(first, first + stop - start) for start, stop, first, _ in batch.spans]
-            )
-        ]
+    positions = batch.positions if batch.reach else _slots(batch)
     if batch.positions != positions:
         wrong = next(row for row in range(rows) if batch.positions[row] != positions[row])
         raise BatchError(
@@ -76,6 +71,14 @@ def check_batch(batch: Batch, groups: int, tables: dict[str, int]) -> None:
         if min(ids) < 0 or max(ids) >= size:
             wrong = next(id for id in ids if not 0 <= id < size)
             raise BatchError(f"a row has the number {wrong}; one from 0 to {size - 1} is expected")
+
+
+def _slots(batch: Batch) -> list[int]:
+    if len(batch.spans) == len(batch.tokens):
+        return [span.first for span in batch.spans]
+    return [
+        *chain.from_iterable([range(first, first + stop - start) for start, stop, first, _ in batch.spans])
+    ]
 
 
 class Numbers:
@@ -89,6 +92,7 @@ class Numbers:
         # Of the last batch: the places of its parts, its sizes and tiles.
         self._parts: list[slice] = []
         self._sizes = 0, 0
+        self._has_reach = False
         self._tiles: list[tuple[int, int]] = []
 
     def upload(self, batch: Batch, pages: Sequence[TorchPages], size: int, heads: Heads) -> tuple[int, ...]:
@@ -118,10 +122,12 @@ class Numbers:
             row_table,
             row_stride,
             [*batch.wanted, *range(rows, size)],
+            *([_slots(batch), batch.reach] if batch.reach else ()),  # such a batch is not filled up
             *chain.from_iterable([each[:2] for each in tiles]),
             np.append(tables, [group.count for group in pages]),
         ]
         self._sizes, self._tiles = (size, len(parts[4])), [each[2:] for each in tiles]
+        self._has_reach = bool(batch.reach)
         self._copy(parts)
         return tuple(each.units for each in tiles)
 
@@ -129,11 +135,16 @@ class Numbers:
         """Returns the batch that was uploaded last."""
         placed = [self._device[part] for part in self._parts]
         tokens, positions, row_table, row_stride, wanted, *tiles, _ = placed
+        slots, reach = positions, None
+        if self._has_reach:
+            slots, reach, *tiles = tiles
         return Step(
             *self._sizes,
             {"tokens": tokens, "positions": positions, "wanted": wanted},
             row_table,
             row_stride,
+            slots,
+            reach,
             self._device[self._parts[-1].start :],
             [
                 TileGroup(tiles[2 * index], tiles[2 * index + 1], *about)
@@ -173,7 +184,7 @@ def partial_numbers(tiles: TileGroup, heads: Heads) -> int:
 def _tiles(batch: Batch, size: int, heads: Heads) -> list[TileGroup]:
     """Cuts the rows of short and of long spans into tiles."""
     few, many = (max(most, 1 << (heads.group - 1).bit_length()) for most in (FEW, MANY))
-    longest = 1 + max(batch.positions)
+    longest = max([span.length for span in batch.spans]) if batch.reach else 1 + max(batch.positions)
     # A power of two, so that a graph serves a range of lengths.
     units = 1 << (-(-longest // UNIT) - 1).bit_length()
 
