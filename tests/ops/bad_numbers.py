@@ -37,7 +37,7 @@ def _outside(rng: np.random.Generator, limit: int) -> int:
 
 def _spoil(rng: np.random.Generator, batch: Batch, vocabulary: int, pages: int) -> tuple[str, Batch]:
     """The same batch with one thing wrong, and what that is."""
-    tokens, positions, spans, wanted, reach = map(list, batch)
+    tokens, positions, spans, wanted, adapters, reach = map(list, batch)
     which, row = int(rng.integers(len(spans))), int(rng.integers(len(tokens)))
     span: Span = spans[which]
     kind = str(
@@ -99,7 +99,7 @@ def _spoil(rng: np.random.Generator, batch: Batch, vocabulary: int, pages: int) 
         (tokens if rng.random() < 0.5 else positions).append(0)
     else:
         tokens, positions, spans, wanted = [], [], [], []
-    return kind, Batch(tokens, positions, spans, wanted, reach)
+    return kind, Batch(tokens, positions, spans, wanted, adapters, reach)
 
 
 def check_batches(seed: int, count: int = 12) -> None:

@@ -14,12 +14,13 @@ from train.small import text_file, tiny_run
 
 from glassloop import LLM
 from glassloop.errors import GlassloopError, ModelError
+from glassloop.model.adapter import read_adapter
 from glassloop.model.loader import ModelFiles
 from glassloop.train.batches import Batches, Cursor, split_validation
 from glassloop.train.config import TrainError
 from glassloop.train.convert import export
 from glassloop.train.curves import read_points
-from glassloop.train.lora import read_adapter, target_names
+from glassloop.train.lora import target_names
 from glassloop.train.schedule import learning_rate
 from glassloop.train.tokens import TokenFiles
 from glassloop.train.train import train
@@ -55,7 +56,7 @@ def test_loss_curve_is_that_of_peft(base, adapted):
     random = np.random.default_rng(config.seed)
     names = target_names(ModelFiles(base).config, config.lora_targets)
     parameters = dict(theirs.named_parameters())
-    from glassloop.train.hf_layout import hf_name
+    from glassloop.model.weights import hf_name
 
     with torch.no_grad():
         for name in names:
@@ -121,10 +122,10 @@ def test_an_adapter_of_peft_is_read(base, tmp_path):
     theirs = peft.get_peft_model(model, settings)
     theirs.save_pretrained(tmp_path)
     added = read_adapter(tmp_path, ModelFiles(base).config)
-    assert {name.split(".")[2] for name in added} == {"q", "down"}
+    assert {name.split(".")[2] for name in added.matrices} == {"q", "down"}
     layer = theirs.base_model.model.model.layers[1].self_attn.q_proj
     expected = layer.get_delta_weight("default").detach().numpy()
-    assert np.allclose(added["layers.1.q.weight"], expected, atol=1e-6)
+    assert np.allclose(added.delta("layers.1.q"), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,8 @@ class Batch(NamedTuple):
     positions: list[int]  # of each row
     spans: list[Span]
     wanted: list[int]  # the rows whose logits are computed
+    # The adapter that acts on each row, 0 for none; empty if no row has one.
+    adapters: Sequence[int] = ()
     # How many slots of its branch each row attends to, from slot 0 on; its own is among them. Empty: every
     # row sees the slots up to its own (`slot + 1`), and positions are slots.
     reach: Sequence[int] = ()
@@ -93,6 +95,8 @@ def check_spans(batch: Batch, groups: int) -> None:
         raise BatchError(
             f"the spans have {at} rows, for {len(batch.tokens)} tokens and {len(batch.positions)} positions"
         )
+    if batch.adapters and len(batch.adapters) != at:
+        raise BatchError(f"the spans have {at} rows, for {len(batch.adapters)} adapters")
     if batch.reach:
         _check_reach(batch)
 
