@@ -28,7 +28,7 @@ from glassloop.model.config import (
     NormConfig,
 )
 from glassloop.model.rope import Rope
-from glassloop.ops.batch import Batch
+from glassloop.ops.batch import Batch, BatchError
 from glassloop.ops.exact import exp, log_of, sin_cos
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, shapes_of
 from glassloop.ops.protocol import Array, Forward, LowRank, Matrix, Ops
@@ -167,15 +167,17 @@ class Program:
 
     def __init__(self, model: Transformer, compute: Forward) -> None:
         self._model, self._compute = model, compute
-        self._plain = model.ops.program(compute)
-        self._adapted = self._plain
+        self.plain = model.ops.program(compute)
+        self._adapted = self.plain
         self._made_with = model.adapters
 
     def __call__(self, batch: Batch, pages: Sequence[Pages]) -> Array:
-        if not batch.adapters:
-            return self._plain(batch, pages)
+        if not any(batch.adapters):
+            return self.plain(batch, pages)
         adapters = self._model.adapters
-        if self._adapted is self._plain or self._made_with is not adapters:
+        if adapters.embedding is None:
+            raise BatchError(f"a row has the adapter {max(batch.adapters)}; none is loaded")
+        if self._adapted is self.plain or self._made_with is not adapters:
             self._adapted = self._model.ops.program(self._compute, adapted=True)
             self._made_with = adapters
         return self._adapted(batch, pages)
