@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -200,6 +201,7 @@ class Transformer:
         ropes = dict.fromkeys(layer.mixer.rope for layer in config.layers)
         self.frequencies = {rope: rope.frequencies() for rope in ropes if rope is not None}
         self.adapters = Adapters()
+        self._one_change = Lock()  # of the adapters
         self._program = Program(self, self._logits)
 
     def forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
@@ -228,13 +230,16 @@ class Transformer:
                 raise ModelError(f"adapter {adapter.name}: {name}.up {up.shape} does not fit the model")
         if adapter.embedding is not None and adapter.embedding.shape != (self.config.dim,):
             raise ModelError(f"adapter {adapter.name}: the embedding does not fit the model")
-        self._set_adapters((*self.adapters.loaded, adapter))
-        return len(self.adapters.loaded) - 1
+        with self._one_change:
+            number = len(self.adapters.loaded)
+            self._set_adapters((*self.adapters.loaded, adapter))
+        return number
 
     def unload_adapter(self, number: int) -> None:
         """Releases an adapter. No batch may have its number any more."""
-        loaded = self.adapters.loaded
-        self._set_adapters((*loaded[:number], None, *loaded[number + 1 :]))
+        with self._one_change:
+            loaded = self.adapters.loaded
+            self._set_adapters((*loaded[:number], None, *loaded[number + 1 :]))
 
     def _set_adapters(self, loaded: tuple[Adapter | None, ...]) -> None:
         self.adapters = Adapters.of(loaded, self.adapters, self.config.dim, self.ops)
