@@ -53,6 +53,7 @@ def _spoil(rng: np.random.Generator, batch: Batch, vocabulary: int, pages: int) 
                 "dtype",
                 "apart",
                 "count",
+                "adapter",
                 "none",
                 "reach",
                 "far position",
@@ -97,6 +98,9 @@ def _spoil(rng: np.random.Generator, batch: Batch, vocabulary: int, pages: int) 
             reach.append(1)
     elif kind == "count":
         (tokens if rng.random() < 0.5 else positions).append(0)
+    elif kind == "adapter":
+        adapters = [0] * len(tokens)
+        adapters[row] = _outside(rng, 1)
     else:
         tokens, positions, spans, wanted = [], [], [], []
     return kind, Batch(tokens, positions, spans, wanted, adapters, reach)

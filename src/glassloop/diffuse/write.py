@@ -198,6 +198,8 @@ def check(run: Run, options: Diffusion, mask: Mask) -> None:
         raise SamplingError.about("beam_width", "is above 1; diffusion fills one text at a time")
     if sampling.revise:
         raise SamplingError.about("revise", "is given; diffusion has a revise of its own")
+    if sampling.adapter is not None:
+        raise SamplingError.about("adapter", "is given; diffusion has an adapter of its own, for masked rows")
     if sampling.prompt_logprobs:
         raise SamplingError.about("prompt_logprobs", "is given; diffusion does not score the prompt")
     if mask.whole and options.revise and options.revise_by == "likelihood":

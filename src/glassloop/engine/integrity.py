@@ -23,7 +23,7 @@ def check(tree: KVTree) -> None:
                 needed[node.number] = needed.get(node.number, 0) + 1
                 _must(GONE not in node.pages, "what a path can see has its pages")
                 _must(path.table[:, index].tolist() == node.pages, "a path's table names its nodes' pages")
-            above = path.nodes[index - 1] if index else tree.root
+            above = path.nodes[index - 1] if index else tree.roots[path.adapter]
             if node.parent is None:
                 private[node.number] = node
                 _must(node.refs == 1 and not node.tokens, "a node outside of the tree has one path")
@@ -47,7 +47,7 @@ def check(tree: KVTree) -> None:
 
 
 def _nodes(tree: KVTree) -> Iterator[Node]:
-    waiting = [tree.root]
+    waiting = list(tree.roots.values())
     while waiting:
         for children in waiting.pop().children.values():
             yield from children

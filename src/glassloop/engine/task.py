@@ -136,17 +136,23 @@ class Call(NamedTuple):
     has_views: bool = False  # whether a work has a view
 
     def batch(self) -> Batch:
-        batch = Batch.of(
+        made = Batch.of(
             [(work.path.table, work.first, work.ids) for work in self.works],
             [work.wanted for work in self.works],
         )
-        return self._with_views(batch) if self.has_views else batch
+        if self.has_views:
+            return self._with_views(made)
+        if not any(work.path.adapter for work in self.works):
+            return made
+        numbers = [number for work in self.works for number in [work.path.adapter] * len(work.ids)]
+        return made._replace(adapters=numbers)
 
     def _with_views(self, batch: Batch) -> Batch:
         positions, reach, adapters = list[int](), list[int](), list[int]()
         for work in self.works:
             slots = range(work.first, work.first + len(work.ids))
-            view = work.view or View([*slots], [slot + 1 for slot in slots], [0] * len(slots))
+            plain = View([*slots], [slot + 1 for slot in slots], [work.path.adapter] * len(slots))
+            view = work.view or plain
             positions += view.positions
             reach += view.reach
             adapters += view.adapters

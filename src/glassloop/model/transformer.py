@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from glassloop.model.config import (
     NormConfig,
 )
 from glassloop.model.rope import Rope
-from glassloop.ops.batch import Batch
+from glassloop.ops.batch import Batch, BatchError
 from glassloop.ops.exact import exp, log_of, sin_cos
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, shapes_of
 from glassloop.ops.protocol import Array, Forward, LowRank, Matrix, Ops
@@ -167,15 +168,17 @@ class Program:
 
     def __init__(self, model: Transformer, compute: Forward) -> None:
         self._model, self._compute = model, compute
-        self._plain = model.ops.program(compute)
-        self._adapted = self._plain
+        self.plain = model.ops.program(compute)
+        self._adapted = self.plain
         self._made_with = model.adapters
 
     def __call__(self, batch: Batch, pages: Sequence[Pages]) -> Array:
-        if not batch.adapters:
-            return self._plain(batch, pages)
+        if not any(batch.adapters):
+            return self.plain(batch, pages)
         adapters = self._model.adapters
-        if self._adapted is self._plain or self._made_with is not adapters:
+        if adapters.embedding is None:
+            raise BatchError(f"a row has the adapter {max(batch.adapters)}; none is loaded")
+        if self._adapted is self.plain or self._made_with is not adapters:
             self._adapted = self._model.ops.program(self._compute, adapted=True)
             self._made_with = adapters
         return self._adapted(batch, pages)
@@ -198,6 +201,7 @@ class Transformer:
         ropes = dict.fromkeys(layer.mixer.rope for layer in config.layers)
         self.frequencies = {rope: rope.frequencies() for rope in ropes if rope is not None}
         self.adapters = Adapters()
+        self._one_change = Lock()  # of the adapters
         self._program = Program(self, self._logits)
 
     def forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
@@ -226,13 +230,16 @@ class Transformer:
                 raise ModelError(f"adapter {adapter.name}: {name}.up {up.shape} does not fit the model")
         if adapter.embedding is not None and adapter.embedding.shape != (self.config.dim,):
             raise ModelError(f"adapter {adapter.name}: the embedding does not fit the model")
-        self._set_adapters((*self.adapters.loaded, adapter))
-        return len(self.adapters.loaded) - 1
+        with self._one_change:
+            number = len(self.adapters.loaded)
+            self._set_adapters((*self.adapters.loaded, adapter))
+        return number
 
     def unload_adapter(self, number: int) -> None:
         """Releases an adapter. No batch may have its number any more."""
-        loaded = self.adapters.loaded
-        self._set_adapters((*loaded[:number], None, *loaded[number + 1 :]))
+        with self._one_change:
+            loaded = self.adapters.loaded
+            self._set_adapters((*loaded[:number], None, *loaded[number + 1 :]))
 
     def _set_adapters(self, loaded: tuple[Adapter | None, ...]) -> None:
         self.adapters = Adapters.of(loaded, self.adapters, self.config.dim, self.ops)
