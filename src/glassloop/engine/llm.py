@@ -313,6 +313,9 @@ class LLM(Engine):
     @property
     def mask(self) -> Mask:
         """What masked rows are for this model. Raises if it has been trained on none."""
+        config = self.config
+        if config.mask_token is not None:
+            return Mask(config.mask_token, whole=True, shifted=config.masks_shifted)
         if self._mask is None:
             raise GlassloopError(
                 f"{self.name} has no adapter for masked rows; load_holes() with such an adapter is expected,"

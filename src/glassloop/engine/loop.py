@@ -251,6 +251,10 @@ class Loop:
             self._check_number(request.branches[0].adapter)
             return [request]
         request.adapter = self._adapter_of(request)
+        if self.transformer.config.mask_token is not None:
+            raise GlassloopError(
+                "this model fills masks and does not write from left to right; diffuse() is expected"
+            )
         if request.sampling.beam_width > 1:
             from glassloop.engine.beams import Beams
 
@@ -339,7 +343,9 @@ class Loop:
             return
         (branch,) = task.branches
         assert isinstance(branch, MaskedBranch)
-        config, most = self.transformer.config, self.transformer.ops.step_rows // 2
+        config = self.transformer.config
+        # Beside other tasks half of a step is always free. A model for whole masked texts has no such tasks.
+        most = self.transformer.ops.step_rows // 2 if config.mask_token is None else config.context
         rows = [*branch.kept, *branch.next.rows]
         if not 0 < len(branch.next.rows) <= most:
             raise GlassloopError(

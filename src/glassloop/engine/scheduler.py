@@ -77,8 +77,12 @@ class Scheduler:
         for task in sorted(self._masked, key=lambda each: each.order):
             if task not in self.running or task.branches[0].pending:
                 continue
-            begun = len(works)
-            if self._add_work(task, [], spare if works else self._ops.step_rows, planned, works):
+            begun, room = len(works), spare
+            if not works:
+                (branch,) = task.branches
+                assert isinstance(branch, MaskedBranch)
+                room = max(self._ops.step_rows, branch.rows_in_one_step)
+            if self._add_work(task, [], room, planned, works):
                 spare -= sum([len(work.ids) for work in works[begun:]])
                 planned.add(task)
         return spare
