@@ -72,6 +72,7 @@ def add_spread(parser: ArgumentParser) -> None:
     """Adds the options that spread the items over threads and processes."""
     parser.add_argument("--at-once", type=int, default=4, help="paragraphs at the same time")
     parser.add_argument("--part", default="1/1", help="K/N: the K-th of N parts, for N processes")
+    parser.add_argument("--kv-memory", help="what keys and values may take, as 4GB")
 
 
 def part_of(items: Sequence[int], part: str) -> Sequence[int]:

@@ -41,7 +41,7 @@ def generate(options: argparse.Namespace) -> None:
     """Fills the hole of each paragraph by each method."""
     results = Results(options.out / "holes.jsonl")
     items = paragraphs(options.books, options.count, 500, 900)
-    llm = LLM(options.model, ops=options.ops)
+    llm = LLM(options.model, ops=options.ops, kv_memory=options.kv_memory)
     results.compute(
         part_of(range(len(items)), options.part),
         lambda item: {"book": items[item]["book"], **fill(llm, items[item]["text"], item)},
@@ -73,7 +73,7 @@ def fill(llm: LLM, text: str, seed: int) -> dict[str, Any]:
 def judge(options: argparse.Namespace) -> None:
     """Scores what follows each hole with another model."""
     filled, judged = Results(options.out / "holes.jsonl"), Results(options.out / "judged.jsonl")
-    llm = LLM(options.judge, ops=options.ops)
+    llm = LLM(options.judge, ops=options.ops, kv_memory=options.kv_memory)
     items = part_of(sorted(filled.rows), options.part)
     judged.compute(items, lambda item: score(llm, filled.rows[item]), options.at_once)
 

@@ -38,7 +38,7 @@ def main() -> None:
 def run(options: argparse.Namespace) -> None:
     results = Results(options.out / "planted.jsonl")
     items = paragraphs(options.books, options.count, 700, 1200)
-    llm = LLM(options.model, ops=options.ops)
+    llm = LLM(options.model, ops=options.ops, kv_memory=options.kv_memory)
     results.compute(
         part_of(range(len(items)), options.part),
         lambda item: one(llm, items[item]["text"], item),
