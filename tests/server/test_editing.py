@@ -46,6 +46,16 @@ def test_the_other_edits(server, llm):
     assert wrote["text"].endswith(" today.")
     mended = server.post("/api/edits/repair", {"text": text, "budget": 50}).json()
     assert mended["before"] == text
+    body = {
+        "text": text,
+        "check": "regex:[aeiou]$",
+        "budget": 400,
+        "sampling": {"seed": 3, "max_tokens": 8},
+    }
+    ends = server.post("/api/edits/repair", body).json()
+    assert [each["score"] for each in ends["proposals"]] != []
+    chosen = Sampling(temperature=0.8, seed=3, max_tokens=8)
+    assert ends["text"] == llm.repair(text, check=body["check"], budget=400, sampling=chosen).text
     body = {"prompt": BEFORE, "alpha": 2.0, "steps": 2, "sampling": {"max_tokens": 5, "seed": 1}}
     sharp = server.post("/api/edits/sharpen", body).json()
     assert len(sharp["proposals"]) == 2
@@ -65,6 +75,8 @@ def test_the_other_edits(server, llm):
         ("rewrite", {"text": "abc", "spans": []}, "spans"),
         ("repair", {"text": "abc", "budget": 10**9}, "budget"),
         ("repair", {"text": ""}, "text"),
+        ("repair", {"text": "abc", "check": "python:/etc/passwd"}, "check"),
+        ("repair", {"text": "abc", "check": "regex:("}, "check"),
         ("sharpen", {"prompt": "a", "token_ids": [1]}, "prompt"),
         ("sharpen", {"prompt": "a", "steps": 10**6}, "steps"),
         ("sharpen", {"prompt": "a", "alpha": 0}, "alpha"),

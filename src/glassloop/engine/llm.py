@@ -34,6 +34,7 @@ from glassloop.trace.token import Token
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
     from glassloop.edit.record import Edit
+    from glassloop.edit.repair import Check
     from glassloop.engine.lens import Lenses
     from glassloop.search.solution import Solution
     from glassloop.trace.store import Store
@@ -287,12 +288,16 @@ class LLM(Engine):
 
         return rewrite(self, text, spans, sampling, **options)
 
-    def repair(self, text: str | Run, **options: Any) -> Edit:
-        """Replaces the spans of a text that hurt most, or, with `check`, what a verifier does not like:
-        `glassloop.edit.repair.repair`."""
+    def repair(self, text: str | Run, *, check: str | Check | None = None, **options: Any) -> Edit:
+        """Replaces the spans of a text that hurt most, or, with `check`, what a verifier does not like: a
+        function, or a name such as "contains:rain". `glassloop.edit.repair.repair` has the other options."""
         from glassloop.edit.repair import repair
 
-        return repair(self, text, **options)
+        if isinstance(check, str):
+            from glassloop.search.verify import find_verifier
+
+            check = find_verifier(check)
+        return repair(self, text, check=check, **options)
 
     def sharpen(self, prompt: Prompt | Messages, alpha: float = 4.0, **options: Any) -> Edit:
         """Draws a text from p^alpha by Metropolis-Hastings: `glassloop.edit.power.sharpen`."""

@@ -15,9 +15,12 @@ from glassloop.edit.infill import infill, rewrite
 from glassloop.edit.power import sharpen
 from glassloop.edit.record import Edit
 from glassloop.edit.repair import repair
+from glassloop.errors import GlassloopError
+from glassloop.search.solve import named_verifier
 from glassloop.server.errors import ERRORS, invalid
 from glassloop.server.fields import Ids, many
 from glassloop.server.openai.conversation import Messages, encode_messages
+from glassloop.server.openai.search_body import SafeName
 from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.runs.state import RunState, TreeState
@@ -64,6 +67,7 @@ class RepairBody(EditBody):
     window: Window = 16
     least_gain: Annotated[float, Field(ge=0, le=1e6)] = 3.0
     spans: Annotated[int, Field(ge=1, le=16)] = 4
+    check: SafeName | None = None
 
 
 class SharpenBody(EditBody):
@@ -184,8 +188,13 @@ def router(service: Service) -> APIRouter:
         names = ("prompt", "budget", "candidates", "tokens", "window", "least_gain", "spans")
         options = {name: getattr(body, name) for name in names}
 
+        try:
+            check = named_verifier(body.check)
+        except GlassloopError as error:
+            raise invalid("check", f"check: {error}") from None
+
         def make(**common: Any) -> Edit:
-            return repair(service.llm.in_process("editing"), body.text, **options, **common)
+            return repair(service.llm.in_process("editing"), body.text, check=check, **options, **common)
 
         return await edited(request, body, _DRAWN, make)
 
