@@ -37,7 +37,7 @@ def _outside(rng: np.random.Generator, limit: int) -> int:
 
 def _spoil(rng: np.random.Generator, batch: Batch, vocabulary: int, pages: int) -> tuple[str, Batch]:
     """The same batch with one thing wrong, and what that is."""
-    tokens, positions, spans, wanted = map(list, batch)
+    tokens, positions, spans, wanted, adapters = map(list, batch)
     which, row = int(rng.integers(len(spans))), int(rng.integers(len(tokens)))
     span: Span = spans[which]
     kind = str(
@@ -53,6 +53,7 @@ def _spoil(rng: np.random.Generator, batch: Batch, vocabulary: int, pages: int) 
                 "dtype",
                 "apart",
                 "count",
+                "adapter",
                 "none",
             ]
         )
@@ -82,9 +83,12 @@ def _spoil(rng: np.random.Generator, batch: Batch, vocabulary: int, pages: int) 
         spans[which] = span._replace(pages=np.repeat(span.pages, 2, axis=1)[:, ::2])
     elif kind == "count":
         (tokens if rng.random() < 0.5 else positions).append(0)
+    elif kind == "adapter":
+        adapters = [0] * len(tokens)
+        adapters[row] = _outside(rng, 1)
     else:
         tokens, positions, spans, wanted = [], [], [], []
-    return kind, Batch(tokens, positions, spans, wanted)
+    return kind, Batch(tokens, positions, spans, wanted, adapters)
 
 
 def check_batches(seed: int, count: int = 12) -> None:

@@ -161,9 +161,12 @@ def check_choosing(logits: Float32, prompts: list[list[int]]) -> None:
 
 
 if __name__ == "__main__":
+    from ops.random_adapters import check_adapters
+
     native_library = library.library()
     for name in library.INSTRUCTION_SETS:
         if native_library.gl_select_kernels(name.encode()):
             for number in range(int(sys.argv[1])):
                 check(number)
+                check_adapters(number)
             print(name, "fine", flush=True)

@@ -74,6 +74,8 @@ def explain(
     load_plugins(plugin)
     overrides = given(options)
     run = find_run(name, which)
+    if overrides.get("adapter") == run.sampling.adapter:  # it was given to be loaded, not as a what-if
+        overrides.pop("adapter", None)
     llm = load(model or model_of(name, run))
     if in_prompt:
         check_run(llm, run)  # before its token ids are looked up

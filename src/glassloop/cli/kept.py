@@ -167,13 +167,16 @@ def load(
     draft: bool | str = True,
     model_defaults: bool = True,
 ) -> LLM:
-    """Loads a model. Without `model_defaults`, its own sampling settings are not used."""
+    """Loads a model, with the adapters of the command line. Without `model_defaults`, its own sampling
+    settings are not used."""
+    from glassloop.cli.adapters import load_given
     from glassloop.cli.terminal import working
 
     with working(f"Loading {model}"):
         from glassloop.engine.llm import LLM
 
         llm = LLM(model, ops, kv_memory=kv_memory, draft=draft)
+        load_given(llm)
     if not model_defaults:
         from glassloop.decode.sampling import Sampling
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from glassloop.cli.adapters import Adapters, load_given, remember
 from glassloop.cli.help import OUTPUT
 from glassloop.cli.options import (
     DEFAULT_MODEL,
@@ -146,6 +147,7 @@ def serve(
         ),
     ] = None,
     plugin: Plugins = None,
+    adapter: Adapters = None,
     replicas: Annotated[
         int | None,
         typer.Option(
@@ -227,6 +229,7 @@ def serve(
     from glassloop.server.operation.settings import Settings
 
     load_plugins(plugin)
+    remember(adapter or ())
     keys = api_key or [key for key in os.environ.get("GLASSLOOP_API_KEY", "").split(",") if key]
     settings = Settings(
         model,
@@ -256,6 +259,8 @@ def serve(
     else:
         from glassloop.cluster.options import AppOptions, EngineOptions, threads_of_each
 
+        if adapter:
+            raise GlassloopError("--adapter is given with --replicas; a server of one process has adapters")
         models = [model, *(also or ())]
         each = EngineOptions(
             model,
@@ -283,6 +288,7 @@ def serve(
         llm = LLM(
             model, ops, kv_memory=kv_memory, draft=drafter(draft), most_running=running, most_waiting=queue
         )
+        load_given(llm)
     if not model_defaults:
         from glassloop.decode.sampling import Sampling
 

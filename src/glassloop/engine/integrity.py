@@ -22,7 +22,7 @@ def check(tree: KVTree) -> None:
                 needed[node.number] = needed.get(node.number, 0) + 1
                 _must(GONE not in node.pages, "what a path can see has its pages")
                 _must(path.table[:, index].tolist() == node.pages, "a path's table names its nodes' pages")
-            above = path.nodes[index - 1] if index else tree.root
+            above = path.nodes[index - 1] if index else tree.roots[path.adapter]
             _must(node.parent is above, "a path follows the tree")
     pages = list(tree.free)
     seen = 0
@@ -42,7 +42,7 @@ def check(tree: KVTree) -> None:
 
 
 def _nodes(tree: KVTree) -> Iterator[Node]:
-    waiting = [tree.root]
+    waiting = list(tree.roots.values())
     while waiting:
         for children in waiting.pop().children.values():
             yield from children

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -16,7 +18,7 @@ from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import afollow, follow, raise_error
 from glassloop.engine.generation import as_completed, complete, sampling_of_each
 from glassloop.engine.logits import RowCache, logits_after
-from glassloop.engine.loop import Loop
+from glassloop.engine.loop import LoadedAdapter, Loop
 from glassloop.engine.memory import default_memory, parse_bytes
 from glassloop.engine.protocol import Engine, Statistics
 from glassloop.engine.request import Request
@@ -27,6 +29,7 @@ from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import CATALOG, DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
 from glassloop.ops.quant import Float32
+from glassloop.shown import shown
 from glassloop.text.pieces import Pieces
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from glassloop.trace.verdict import Verdict
 
 MOST_WAITING = 1024
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class LLM(Engine):
@@ -50,6 +54,8 @@ class LLM(Engine):
     is what keys and values may take, in bytes or as "2GB"; by default a quarter of the free memory, or two
     thirds of a GPU's.
     `draft` is True (guess from what came before), False, or a smaller model with the same tokens.
+    `adapters` are LoRA adapters to load beside the model, by name: folders of PEFT, or files of one adapter
+    each. A request chooses one with the option `adapter`.
     `store` keeps every run: True for the user's own store, a path, a `postgresql://` URL, or a `Store`.
 
     `default_sampling` has the sampling settings that the model's authors publish, and may be changed. A call
@@ -68,6 +74,7 @@ class LLM(Engine):
         most_running: int | None = None,
         most_waiting: int = MOST_WAITING,
         store: Store | str | Path | bool | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
         self.name = str(model)
         self._weights = weights
@@ -93,8 +100,11 @@ class LLM(Engine):
         loop = Loop(self.transformer, self.tokenizer, pieces, memory, most_running, drafter)
         self.engine = EngineThread(loop, most_waiting)
         self._rows = RowCache(self.engine)
+        self._one_adapter = Lock()
         # The engine must hold no reference to this object, or it would never be freed.
         weakref.finalize(self, self.engine.close)
+        for adapter, path in (adapters or {}).items():
+            self.load_adapter(adapter, path)
 
     def in_process(self, what: str) -> LLM:
         return self
@@ -119,6 +129,42 @@ class LLM(Engine):
     def kv_memory(self) -> int:
         """The number of bytes that keys and values may take."""
         return self.engine.loop.tree.memory
+
+    # ── adapters ───────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        return {name: loaded.sha256 for name, loaded in self.engine.loop.adapters.items()}
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Loads a LoRA adapter beside the model: a folder of PEFT, or a file of one adapter. Requests choose
+        it by its name (`adapter=`), and several may act in one batch."""
+        from glassloop.model.adapter import read_adapter
+
+        check_adapter_name(name)
+        with self._one_adapter:
+            if name in self.engine.loop.adapters:
+                raise GlassloopError.about("adapter", f"{shown(name)} is loaded already")
+            adapter = read_adapter(path, self.config, name)
+            number = self.transformer.load_adapter(adapter)
+            self.engine.loop.add_adapter(name, LoadedAdapter(number, adapter.sha256))
+
+    def unload_adapter(self, name: str) -> None:
+        """Unloads an adapter. Requests that use it now are completed with it; new ones are refused."""
+        with self._one_adapter:
+            if name not in self.engine.loop.adapters:
+                raise GlassloopError.about("adapter", f"{shown(name)} is not loaded")
+            self.engine.call(lambda: self.engine.loop.remove_adapter(name))
+
+    def adapter_number(self, name: str | None) -> int:
+        """Returns the number of an adapter in a batch, 0 for None. Raises if it is not loaded."""
+        if name is None:
+            return 0
+        loaded = self.engine.loop.adapters.get(name)
+        if loaded is None:
+            self.adapters_of(Sampling(adapter=name))
+            raise GlassloopError.about("adapter", f"{shown(name)} was unloaded meanwhile")
+        return loaded.number
 
     # ── generating ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -264,7 +310,10 @@ class LLM(Engine):
         `luck="new"`, which one a draw would have chosen. `of="prompt"` asks about a token of the prompt."""
         from glassloop.engine.replay import explain_token
 
-        return explain_token(self, run, at, logits=lambda ids: self._rows.row(ids, deadline), **overrides)
+        def row(ids: list[int], adapter: int) -> Float32:
+            return self._rows.row(ids, deadline, adapter)
+
+        return explain_token(self, run, at, logits=row, **overrides)
 
     def replay(
         self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None
@@ -312,7 +361,9 @@ class LLM(Engine):
 
         return Lenses(self)
 
-    def logits(self, token_ids: Sequence[int], first: int | None = None) -> Float32:
+    def logits(
+        self, token_ids: Sequence[int], first: int | None = None, adapter: str | None = None
+    ) -> Float32:
         """Returns the logits after each token from the place `first` on, by default after the last one:
         [tokens, vocabulary]. What is in the cache is not computed again."""
         ids = self.checked(token_ids, "token_ids")
@@ -320,7 +371,7 @@ class LLM(Engine):
         place = len(ids) - 1 if first is None else first
         if not 0 <= place < len(ids):
             raise GlassloopError(f"first is {first}; a place from 0 to {len(ids) - 1} is expected")
-        return np.stack(list(logits_after(self.engine, ids, place)))
+        return np.stack(list(logits_after(self.engine, ids, place, None, self.adapter_number(adapter))))
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -396,6 +447,13 @@ class LLM(Engine):
 
     def __exit__(self, *unused: object) -> None:
         self.close()
+
+
+def check_adapter_name(name: str) -> None:
+    """Raises unless a name fits `model: "base:adapter"` and a line of the command line."""
+    if not isinstance(name, str) or not _ADAPTER_NAME.fullmatch(name):
+        expected = "letters, digits, '.', '_' and '-', at most 64, are expected"
+        raise GlassloopError.about("adapter", f"is {shown(name)}; {expected}")
 
 
 def _store(store: Any) -> Store | None:

@@ -6,10 +6,10 @@ the request alone; what else runs, and in which order, only decides when they co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.compiled import Compiled
@@ -22,8 +22,9 @@ from glassloop.engine.sample import Sample
 from glassloop.engine.scheduler import Scheduler
 from glassloop.engine.task import CANCELLED, Asker, Call, Counters, Row, Task
 from glassloop.engine.tree import KVTree
-from glassloop.errors import GlassloopError
+from glassloop.errors import GlassloopError, SamplingError
 from glassloop.model.transformer import Transformer
+from glassloop.shown import shown
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Past, Run
 from glassloop.trace.token import Pieces
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
     from glassloop.engine.draft_model import DraftModel
 
 T = TypeVar("T")
+
+
+class LoadedAdapter(NamedTuple):
+    number: int  # of the rows on which it acts
+    sha256: str  # of its files
 
 
 class Loop:
@@ -56,6 +62,8 @@ class Loop:
         self._step_cost = StepCost()
         self._recent_runs = RecentRuns()
         self._draft_model = draft
+        self.adapters: Mapping[str, LoadedAdapter] = {}  # by name; replaced as a whole
+        self._retired: set[int] = set()  # the numbers of adapters that requests may still use
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -82,6 +90,23 @@ class Loop:
         for tasks in list(self._tasks.values()):
             for task in list(tasks):
                 self._attempt(task, task.fail, error)
+
+    def add_adapter(self, name: str, adapter: LoadedAdapter) -> None:
+        self.adapters = {**self.adapters, name: adapter}
+
+    def remove_adapter(self, name: str) -> None:
+        """Makes an adapter unknown to new requests; it is unloaded when those that use it have ended."""
+        self._retired.add(self.adapters[name].number)
+        self.adapters = {other: adapter for other, adapter in self.adapters.items() if other != name}
+        self._unload_retired()
+
+    def _unload_retired(self) -> None:
+        tasks = [task for each in self._tasks.values() for task in each]
+        used = {branch.adapter for task in tasks for branch in task.branches}
+        for number in self._retired - used:
+            self.transformer.unload_adapter(number)
+            self.tree.forget(number)
+        self._retired &= used
 
     @property
     def busy(self) -> bool:
@@ -211,6 +236,8 @@ class Loop:
         if not self._tasks[task.request]:
             del self._tasks[task.request]
             task.request.count(self.counters)
+        if self._retired:
+            self._unload_retired()
 
     # ── tasks ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -219,7 +246,9 @@ class Loop:
         if isinstance(request, Reading):
             request.order = request.order if request.is_next_piece else order
             request.host = self.transformer.ops.host
+            self._check_number(request.branches[0].adapter)
             return [request]
+        request.adapter = self._adapter_of(request)
         if request.sampling.beam_width > 1:
             from glassloop.engine.beams import Beams
 
@@ -228,6 +257,20 @@ class Loop:
         samples = [self._sample(request, run, order) for run in request.runs]
         samples[0].siblings = samples[1:]
         return list(samples)
+
+    def _adapter_of(self, request: Request) -> int:
+        """Returns the number of the adapter that a request names. Raises if it is not loaded any more."""
+        name = request.sampling.adapter
+        if name is None:
+            return 0
+        loaded = self.adapters.get(name)
+        if loaded is None or loaded.sha256 != request.runs[0].adapters.get(name):
+            raise SamplingError.about("adapter", f"is {shown(name)}, which was unloaded meanwhile")
+        return loaded.number
+
+    def _check_number(self, number: int) -> None:
+        if number and number not in [adapter.number for adapter in self.adapters.values()]:
+            raise GlassloopError("the adapter was unloaded meanwhile")
 
     def _sample(self, request: Request, run: Run, order: tuple[int, int]) -> Sample:
         decoder = self.decoder(run, run.prompt_ids, request.compiled)

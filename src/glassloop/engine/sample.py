@@ -51,7 +51,7 @@ class Sample:
         known = run.prompt_ids + run.token_ids
         self._kept = len(known)  # a fork has the records of these already
         scored = 1 if run.sampling.prompt_logprobs and not run.prompt_tokens else len(known)
-        self.branches = [Branch(known + request.forced, scored)]
+        self.branches = [Branch(known + request.forced, scored, request.adapter)]
         self._first: float | None = None  # when the first token was taken
 
     def _restore(self, run: Run, decoder: Decoder) -> None:

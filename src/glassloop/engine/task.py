@@ -125,7 +125,11 @@ class Call(NamedTuple):
     works: list[Work]
 
     def batch(self) -> Batch:
-        return Batch.of(
+        made = Batch.of(
             [(work.path.table, work.first, work.ids) for work in self.works],
             [work.wanted for work in self.works],
         )
+        if not any(work.path.adapter for work in self.works):
+            return made
+        numbers = [number for work in self.works for number in [work.path.adapter] * len(work.ids)]
+        return made._replace(adapters=numbers)

@@ -38,6 +38,9 @@ class Batch(NamedTuple):
     positions: list[int]  # of each row
     spans: list[Span]
     wanted: list[int]  # the rows whose logits are computed
+    adapters: Sequence[
+        int
+    ] = ()  # of each row: the adapter that acts on it, 0 for none; empty if no row has one
 
     @staticmethod
     def of(work: Sequence[tuple[Int32, int, Sequence[int]]], wanted: Sequence[int] | None = None) -> Batch:
@@ -85,6 +88,8 @@ def check_spans(batch: Batch, groups: int) -> None:
         raise BatchError(
             f"the spans have {at} rows, for {len(batch.tokens)} tokens and {len(batch.positions)} positions"
         )
+    if batch.adapters and len(batch.adapters) != at:
+        raise BatchError(f"the spans have {at} rows, for {len(batch.adapters)} adapters")
 
 
 def check_page(page: int, count: int) -> None:

@@ -14,7 +14,7 @@ from glassloop.ops import rows as reference_rows
 from glassloop.ops.batch import PAGE, Batch, BatchError, Int32, Span, check_page, check_spans, pages_for
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.memory import free_host_memory
-from glassloop.ops.protocol import Activation, Forward
+from glassloop.ops.protocol import Activation, Forward, LowRank
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
@@ -69,7 +69,7 @@ class ReferenceOps:
     def seconds(self, results: object) -> None:
         return None
 
-    def program(self, compute: Forward, sizes: Sequence[int] = ()) -> Forward:
+    def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
         def checked(batch: Batch, pages: Sequence[Pages]) -> Any:
             _check(batch, pages)
             return compute(batch, pages)
@@ -94,6 +94,9 @@ class ReferenceOps:
     def vector(self, tensor: Tensor) -> Float32:
         return tensor.float32()
 
+    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank:
+        return LowRank(self.matrix(down), self.matrix(up), scale)
+
     def embed(self, table: Float32, ids: Sequence[int]) -> Float32:
         if min(ids) < 0 or max(ids) >= len(table):
             wrong = next(id for id in ids if not 0 <= id < len(table))
@@ -106,6 +109,17 @@ class ReferenceOps:
 
     def head(self, x: Float32, weight: Float32) -> Float32:
         return self.linear(x, weight, None)
+
+    def adapt(
+        self, y: Float32, x: Float32, adapters: Sequence[int], parts: Sequence[LowRank | None]
+    ) -> Float32:
+        out = y.copy()
+        for number in set(adapters):
+            part = parts[number]
+            if part is not None:
+                rows = np.array(adapters) == number
+                out[rows] += (x[rows] @ part.down.T) @ part.up.T * np.float32(part.scale)
+        return out
 
     def rms_norm(self, x: Float32, weight: Float32, eps: float) -> Float32:
         mean_square: Float32 = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)

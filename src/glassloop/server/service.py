@@ -88,6 +88,19 @@ class Service:
 
     # ── checking ───────────────────────────────────────────────────────────────────────────────────────────
 
+    def adapter_of(self, model: str | None) -> str | None:
+        """Returns the adapter of a model that a client has named "model:adapter", or None for the model
+        itself. Raises if this server does not have it."""
+        base, colon, adapter = (model or "").partition(f"{self.name}:")
+        if base or not colon:
+            self.check_model(model)
+            return None
+        if adapter not in self.llm.adapters:
+            known = [self.name, *(f"{self.name}:{name}" for name in self.llm.adapters)]
+            message = f"model is {(model or '')[:160]!r}; this server has {', '.join(map(repr, known))}"
+            raise APIError(404, message, param="model", code="model_not_found")
+        return adapter
+
     def check_model(self, model: str | None) -> None:
         if model and model != self.name:  # an empty name is any model
             message = f"model is {model[:80]!r}; this server has {self.name!r}"

@@ -163,6 +163,8 @@ class Run:
     model_hash: str = ""  # empty until `identity` is first read
     # The files that define its stages, by the name of the stage; built-in stages have none.
     plugins: dict[str, Plugin] = field(default_factory=dict, repr=False)
+    # The SHA-256 of the adapters that its tokens were drawn with, those of its past included, by name.
+    adapters: dict[str, str] = field(default_factory=dict, repr=False)
     # Objects in this process; not part of the record.
     llm: Maker | None = field(default=None, repr=False)
     above: Run | None = field(default=None, repr=False)  # the run that it was forked from
@@ -386,7 +388,7 @@ class Run:
 _IN_JSON = (
     *("id", "created", "model", "ops", "prompt", "prompt_ids", "messages", "text", "token_ids"),
     "finish_reason",
-    *("stop_reason", "seed", "salt", "parent", "fork_at", "reason"),
+    *("stop_reason", "seed", "salt", "parent", "fork_at", "reason", "adapters"),
 )
 # The fields by which a copy of a run is known. Names, times and links may be others.
 _SAME_IN_COPIES = (

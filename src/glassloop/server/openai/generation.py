@@ -34,7 +34,11 @@ async def respond(
     service: Service, request: HTTPRequest, body: B, prepare: Callable[[Service, B], Generation]
 ) -> Response:
     """Answers an HTTP request with what `prepare` makes of its body."""
-    service.check_model(body.given.get("model"))
+    adapter = service.adapter_of(body.given.get("model"))
+    if adapter is not None:
+        if body.given.get("adapter", adapter) != adapter:
+            raise invalid("adapter", f"adapter is not that of model, {adapter!r}; one of the two is expected")
+        body.adapter = adapter  # type: ignore[attr-defined]  # a field of Sampling
     generation = await service.prepare_on_thread(request, body, _prepare, prepare, service, body)
     if body.given.get("stream"):
         return generation.stream()
@@ -62,6 +66,12 @@ class Generation(ABC):
     def __init__(self, service: Service, requests: Sequence[Request]) -> None:
         self.service = service
         self.requests = requests
+
+    @property
+    def model(self) -> str:
+        """The model as a client names it: with the adapter, if there is one."""
+        adapter = self.requests[0].sampling.adapter if self.requests else None
+        return self.service.name if adapter is None else f"{self.service.name}:{adapter}"
 
     @property
     def runs(self) -> list[Run]:
@@ -249,7 +259,7 @@ class Choices(Generation):
             "id": self.id_prefix + run.id,
             "object": kind,
             "created": int(time.time()),
-            "model": self.service.name,
+            "model": self.model,
             "system_fingerprint": self._fingerprint,
         }
 

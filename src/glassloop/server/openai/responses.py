@@ -339,7 +339,7 @@ class _Response(Generation):
             "incomplete_details": {"reason": "max_output_tokens"} if _status(run) == "incomplete" else None,
             "instructions": self._body.instructions,
             "max_output_tokens": self._body.max_output_tokens,
-            "model": self.service.name,
+            "model": self.model,
             "output": [] if run is None else self._output(run),
             "parallel_tool_calls": self._body.parallel_tool_calls is not False,
             "previous_response_id": None,
