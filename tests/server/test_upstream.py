@@ -1,5 +1,5 @@
-"""`serve --upstream`: a server in front of another one. What the one behind tells must come through unchanged,
-and what it does not tell must be unknown."""
+"""`serve --upstream`: a server in front of another one. What the one behind tells must come through
+unchanged, and what it does not tell must be unknown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx2 as httpx
 import pytest
 
-from glassloop import LLM, Run, Sampling
+from glassloop import Run, Sampling
 from glassloop.errors import GlassloopError, TraceError
 from glassloop.upstream import UpstreamEngine
 from server.conftest import Server, serving

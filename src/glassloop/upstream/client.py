@@ -67,7 +67,9 @@ class Client:
         self._http = httpx2.AsyncClient(
             headers={**headers, "accept-encoding": "identity"},
             timeout=httpx2.Timeout(_SILENT_SECONDS, connect=_CONNECT_SECONDS),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=16),
+            # Each request has a connection of its own: a server may close one that is kept at any time, and
+            # the request that is sent then would fail.
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
             follow_redirects=False,  # a redirect would take the key elsewhere
         )
 
@@ -181,11 +183,16 @@ async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
         if total > _MOST_STREAM:
             raise UpstreamError(f"the upstream's stream has more than {_MOST_STREAM} bytes")
         *lines, rest = rest.replace(b"\r", b"\n").split(b"\n")
-        if len(rest) > _MOST_LINE or any(len(line) > _MOST_LINE for line in lines):
-            raise UpstreamError(f"a line of the upstream's stream has more than {_MOST_LINE} bytes")
         for line in lines:
+            _check_line(line)
             if line:
                 yield line
+        _check_line(rest)
+
+
+def _check_line(line: bytes) -> None:
+    if len(line) > _MOST_LINE:
+        raise UpstreamError(f"a line of the upstream's stream has more than {_MOST_LINE} bytes")
 
 
 def _parsed(data: bytes) -> Any:

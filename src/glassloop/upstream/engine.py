@@ -22,7 +22,7 @@ from glassloop.engine.protocol import UNKNOWN_CONTEXT, Engine, LensReader, Stati
 from glassloop.engine.request import Listener, Request, ignore, runs_of
 from glassloop.engine.request_maker import Messages, Prompt
 from glassloop.engine.thread import Busy
-from glassloop.errors import GlassloopError, TextError, TraceError
+from glassloop.errors import GlassloopError, SamplingError, TextError, TraceError
 from glassloop.ops.quant import Float32
 from glassloop.shown import printable
 from glassloop.text.pieces import Pieces
@@ -197,6 +197,10 @@ class UpstreamEngine(Engine):
         if text is not None and not isinstance(text, str):
             raise TextError.about("prompt", "is token ids; they are not known here: a text is expected")
         options_for(self.kind, sampling, chat=talk is not None)  # raises what is wrong
+        if sampling.prompt_logprobs and (talk is not None or not self.kind.echoes):
+            chat = "is given for a chat; a text is expected, since only that can be echoed"
+            wrong = f"is given; {self.kind.name} gives those of the next token in their place"
+            raise SamplingError.about("prompt_logprobs", wrong if talk is None else chat)
         told: list[Token] = []
         if talk is not None:
             ids = [name_of_messages(talk)]
@@ -206,8 +210,6 @@ class UpstreamEngine(Engine):
             ids, told = self._prompt_tokens(text, sampling)
         else:
             ids = [name_of(text.encode("utf-8", "replace"))]
-        if talk is not None and sampling.prompt_logprobs:
-            raise TextError.about("prompt_logprobs", "is given for a chat; it can be had for a text only")
 
         def make(seed: int, number: int) -> Run:
             made = self._new(ids, sampling, (seed + number) % (1 << 64), text, talk, number)
@@ -369,13 +371,15 @@ class UpstreamEngine(Engine):
             raise Unavailable("the upstream's stream ended in the middle of the answer")
 
     async def _stream(self, path: str, body: dict[str, Any], run: Run) -> AsyncIterator[Any]:
-        """Yields the chunks of an answer, without log-probabilities if the upstream refuses to give them."""
+        """Yields the chunks of an answer. If the upstream refuses to give log-probabilities, it is asked
+        again, without them."""
         told = False
         try:
             async for chunk in self._client.stream(path, body):
                 told = True
                 yield chunk
-            return
+            if told or "logprobs" not in body:
+                return  # an empty stream is how some servers refuse
         except (Refused, UpstreamError, Unavailable) as error:
             if told or "logprobs" not in str(error) or "logprobs" not in body:
                 raise

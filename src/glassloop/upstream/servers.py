@@ -31,6 +31,7 @@ class Kind:
     # that is not known to work.
     continues: Mapping[str, bool] | None = None
     formats: bool = True  # whether response_format takes a JSON schema
+    echoes: bool = True  # whether the log-probabilities of an echoed prompt, if there are any, are right
 
 
 _OTHER = Kind("", {})
@@ -52,7 +53,7 @@ _KINDS = {
         {"continue_final_message": True, "add_generation_prompt": False},
     ),
     "llamacpp": Kind("llamacpp", {**_LLAMA, "typical_p": "typical_p", "ignore_eos": "ignore_eos"}, {}),
-    "me": Kind("llama-cpp-python", _LLAMA, formats=False),
+    "me": Kind("llama-cpp-python", _LLAMA, formats=False, echoes=False),
     "library": Kind("ollama", {}, {}),
 }
 
