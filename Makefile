@@ -100,14 +100,15 @@ wheel: $(VENV)/.release $(VENV)/.tested $(STUDIO)
 	@if [ "$$(uname)" = Linux ]; then cd dist && PATH="$(abspath $(BIN)):$$PATH" auditwheel repair -w . *-linux_*.whl && rm *-linux_*.whl; fi
 	@GLASSLOOP_DIST=dist $(BIN)/python -m pytest tests/test_wheel.py
 
-# In an environment of its own, as little of it is needed elsewhere. A broken link or anchor fails the build.
+# In an environment of its own, as little of it is needed elsewhere. A broken link or anchor fails the build, but not
+# with --quiet, which hides the warnings that --strict counts.
 DOCS ?= .venv-docs
 docs:
 	@$(MAKE) --no-print-directory VENV=$(DOCS) site
 	@echo "The site is in build/site: open build/site/index.html"
 
 site: $(VENV)/.docs
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # All that lint and test need, so that targets that run at the same time do not install at the same time.
 install: $(VENV)/.linted $(VENV)/.tested $(VENV)/.node
