@@ -175,7 +175,7 @@ function endings(forest: Forest): Map<string, string> {
   const tags = new Map<string, string>();
   for (const run of forest.runs.values()) {
     const node = run.tokens.at(-1)?.node ?? run.summary.root;
-    const reused = run.summary.parent !== null && run.summary.usage.cached_tokens > 0 ? ` · ${count(run.summary.usage.cached_tokens)} tokens of cache reused` : '';
+    const reused = run.summary.parent !== null && (run.summary.usage.cached_tokens ?? 0) > 0 ? ` · ${count(run.summary.usage.cached_tokens)} tokens of cache reused` : '';
     const tag = nameOf(run) + reused;
     tags.set(node, tags.has(node) ? `${tags.get(node)}, ${tag}` : tag);
   }
