@@ -116,7 +116,7 @@ class TrainConfig:
         "auto", "f32, or bf16 for products (auto: bf16 on a GPU).", choices=("auto", "f32", "bf16")
     )
     deterministic: bool = _option(True, "Use only kernels that give the same bits every time.")
-    compile: bool = _option(False, "Compile the loss with torch.compile.")
+    compile: bool = _option(False, "Compile the layers with torch.compile.")
     threads: int = _option(0, "Threads of the CPU; 0: all cores.", most=4096)
 
     def __post_init__(self) -> None:
