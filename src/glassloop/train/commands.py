@@ -67,6 +67,14 @@ def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
     again.add_argument("out", metavar="FOLDER", help="The folder of the run.")
     _add_output(again)
 
+    sweep = commands.add_parser(
+        "sweep",
+        help="Fit a scaling law and predict a larger run.",
+        description="Train several sizes with several budgets, fit the scaling law, predict the loss of a"
+        " larger run, and make it. Started again with the same folder, it goes on where it was.",
+    )
+    _add_sweep_flags(sweep)
+
     show = commands.add_parser(
         "show",
         help="Show what a run has learned.",
@@ -118,6 +126,8 @@ def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
             from glassloop.train.train import resume
 
             _print_result(resume(given.out, quiet=given.quiet), given.json)
+        case "sweep":
+            _sweep(given)
         case "show":
             from glassloop.train.show import history, show_text
 
@@ -153,6 +163,60 @@ def _run(given: argparse.Namespace) -> None:
     settings = PRESETS[preset][1] if preset else {}
     config = make_config(given.config or "flags", settings, file, flags)
     _print_result(train(config, given.out, quiet=given.quiet), given.json)
+
+
+def _add_sweep_flags(command: argparse.ArgumentParser) -> None:
+    from glassloop.train.config import SWEPT
+
+    command.add_argument("out", metavar="FOLDER", help="The folder of the sweep.")
+    command.add_argument(
+        "--sizes",
+        nargs="+",
+        metavar="LxD",
+        help="Layers and width of each size (default: 2x32 2x48 3x64 4x96).",
+    )
+    command.add_argument(
+        "--budgets", nargs="+", type=int, metavar="N",
+        help="Tokens to train each size with (default: 50000 100000 200000 400000).",
+    )  # fmt: skip
+    command.add_argument(
+        "--times", type=float, default=4.0, metavar="X",
+        help="How many times larger than the largest size the predicted model is (default: 4).",
+    )  # fmt: skip
+    command.add_argument("--jobs", type=int, default=1, metavar="N", help="Runs at a time (default: 1).")
+    command.add_argument("--fit-only", action="store_true", help="Predict the larger run without making it.")
+    command.add_argument("--config", metavar="FILE", help="A TOML file with the settings below as keys.")
+    group = command.add_argument_group("Settings of all runs")
+    for each, kind, several in options():
+        if each.name not in SWEPT:
+            _add_flag(group, each.name, kind, several, each.default, each.metadata["help"])
+    _add_output(command)
+
+
+def _sweep(given: argparse.Namespace) -> None:
+    from glassloop.train import sweep as sweeps
+    from glassloop.train.config import SWEPT, TrainError
+
+    for name, least, most in (("times", 1, 1e6), ("jobs", 1, 256)):
+        if not least <= getattr(given, name) <= most:
+            raise TrainError.about(name, f"is {getattr(given, name)}; {least} to {most:g} is expected")
+    if any(budget < 1 for budget in given.budgets or ()):
+        raise TrainError.about("budgets", "has a number below 1; numbers of tokens are expected")
+    file = read_config(Path(given.config)) if given.config else {}
+    names = [each.name for each, _, _ in options() if each.name not in SWEPT]
+    flags = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    config = make_config(given.config or "flags", sweeps.SETTINGS, file, flags)
+    made = sweeps.sweep(
+        config,
+        given.out,
+        sizes=[sweeps.Size.parse(text) for text in given.sizes or ()] or sweeps.SIZES,
+        budgets=given.budgets or sweeps.BUDGETS,
+        times=given.times,
+        jobs=given.jobs,
+        run_target=not given.fit_only,
+        quiet=given.quiet,
+    )
+    print(json.dumps(sweeps.sweep_facts(made)) if given.json else sweeps.sweep_text(made))
 
 
 def _prepare(given: argparse.Namespace) -> None:

@@ -18,6 +18,12 @@ from glassloop.shown import shown
 
 _MOST_CONFIG = 1_000_000
 _WHOLE = 1 << 40
+# Settings that a sweep decides for each of its runs.
+SWEPT = (
+    "model", "layers", "dim", "heads", "kv_heads", "ffn_dim", "steps", "teacher", "teacher_share",
+    "validate_every", "patience", "checkpoint_every", "keep", "sample_every", "sample_prompt",
+    "sample_tokens", "sample_temperature", "probe", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets",
+)  # fmt: skip
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
