@@ -75,6 +75,28 @@ def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
     )
     _add_sweep_flags(sweep)
 
+    bias = commands.add_parser(
+        "exposure",
+        help="Measure the exposure bias of a student.",
+        description="Measure KL(teacher ‖ student) by position, on texts that the teacher writes and on texts"
+        " that the student writes itself. Several students see the same prompts.",
+    )
+    bias.add_argument("students", nargs="+", metavar="MODEL", help="Models that were distilled.")
+    bias.add_argument("--teacher", required=True, metavar="MODEL", help="The model that they learned from.")
+    bias.add_argument("--data", nargs="+", required=True, metavar="PATH", help="Where prompts come from.")
+    for name, default, text in (
+        ("texts", 128, "Texts that each model writes"),
+        ("prompt-tokens", 8, "Tokens of the data that each text begins with"),
+        ("tokens", 120, "Tokens of each text"),
+        ("seed", 0, "Decides prompts and texts"),
+    ):
+        bias.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default: {default})."
+        )
+    bias.add_argument("--svg", metavar="FILE", help="Write a picture of the curves.")
+    bias.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="Where to compute.")
+    bias.add_argument("--json", action="store_true", help="Print the result as JSON.")
+
     show = commands.add_parser(
         "show",
         help="Show what a run has learned.",
@@ -128,6 +150,8 @@ def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
             _print_result(resume(given.out, quiet=given.quiet), given.json)
         case "sweep":
             _sweep(given)
+        case "exposure":
+            _exposure(given)
         case "show":
             from glassloop.train.show import history, show_text
 
@@ -217,6 +241,28 @@ def _sweep(given: argparse.Namespace) -> None:
         quiet=given.quiet,
     )
     print(json.dumps(sweeps.sweep_facts(made)) if given.json else sweeps.sweep_text(made))
+
+
+def _exposure(given: argparse.Namespace) -> None:
+    from glassloop.files import write_text
+    from glassloop.train.config import TrainConfig, TrainError
+    from glassloop.train.exposure import exposure_svg, exposure_text, load_network, measure_exposure
+    from glassloop.train.machine import choose_device
+    from glassloop.train.prompts import data_prompts
+
+    for name, most in (("texts", 1 << 16), ("prompt_tokens", 1 << 16), ("tokens", 1 << 16)):
+        if not 1 <= getattr(given, name) <= most:
+            raise TrainError.about(name, f"is {getattr(given, name)}; 1 to {most} is expected")
+    device = choose_device(TrainConfig(device=given.device))
+    prompts, ends = data_prompts(given.data, given.teacher, given.texts, given.prompt_tokens, given.seed)
+    teacher, found = load_network(given.teacher, device), {}
+    for path in given.students:
+        student = load_network(path, device)
+        found[path] = measure_exposure(teacher, student, prompts, given.tokens, ends=ends, seed=given.seed)
+    if given.svg:
+        write_text(Path(given.svg), exposure_svg(found))
+    facts = {name: each.facts() for name, each in found.items()}
+    print(json.dumps(facts) if given.json else exposure_text(found))
 
 
 def _prepare(given: argparse.Namespace) -> None:

@@ -27,11 +27,11 @@ from glassloop.train.config import TrainConfig, TrainError
 from glassloop.train.curves import Curves, svg
 from glassloop.train.network import Network
 from glassloop.train.ops import Packed
-from glassloop.train.order import DROPOUT, number
+from glassloop.train.order import DROPOUT, ON_POLICY, number
 from glassloop.train.probes import end_probability, neighbours
 from glassloop.train.progress import Progress
 from glassloop.train.run_folder import RunFolder
-from glassloop.train.sample import sample_tokens
+from glassloop.train.sample import after_end, sample_batch, sample_tokens
 from glassloop.train.schedule import learning_rate
 from glassloop.train.subject import Subject
 
@@ -93,7 +93,7 @@ class Trainer:
         self._prompt = self._sample_prompt()
         self._probed = self._probed_tokens()
         self.optimizer = _adamw(config, network)
-        self._loss = self._loss_function(teacher)
+        self._teacher = teacher
         self._resume()
         self.curves = Curves(folder.curves, self.state.step)
         self.progress = Progress(config.steps, self.state.step, quiet)
@@ -143,6 +143,9 @@ class Trainer:
         """Launches a step, and records the one before it, or itself on a CPU."""
         config, state = self.config, self.state
         rows, cursor = self._batches.take(Cursor(state.epoch, state.place), config.batch * config.accumulate)
+        own_text = number(config.seed, state.step, ON_POLICY, 1 << 32) < config.on_policy * (1 << 32)
+        if own_text:
+            rows = self._write_rows(rows)
         count = rows.count
         torch.manual_seed(number(config.seed, state.step, DROPOUT, 2**63))
         rate = learning_rate(config, state.step)
@@ -152,7 +155,7 @@ class Trainer:
         with self.network.training():
             for at in range(0, len(rows.tokens), config.batch):
                 batch, targets = self._packed(_some(rows, at, at + config.batch))
-                loss = self._loss(batch, targets) / max(1, count)
+                loss = self._loss(batch, targets, own_text) / max(1, count)
                 loss.backward()
                 losses.append(loss.detach())
         parameters = list(self.network.parameters.values())
@@ -202,14 +205,25 @@ class Trainer:
         )
         self.progress.step(done.step, total, done.rows / max(took, 1e-9))
 
-    def _loss_function(self, teacher: Network | None) -> Callable[[Packed, torch.Tensor], torch.Tensor]:
-        network, share = self.network, self.config.teacher_share
+    def _loss(self, batch: Packed, targets: torch.Tensor, own_text: bool) -> torch.Tensor:
+        if self._teacher is None:
+            return self.network.loss(batch, targets)
+        # Text of the student's own is no example: only the teacher says what should come next.
+        share = 1.0 if own_text else self.config.teacher_share
+        return self.network.distillation(batch, targets, self._teacher, share)
 
-        def distillation(batch: Packed, targets: torch.Tensor) -> torch.Tensor:
-            assert teacher is not None
-            return network.distillation(batch, targets, teacher, share)
-
-        return network.loss if teacher is None else distillation
+    def _write_rows(self, rows: Rows) -> Rows:
+        """Returns sequences that the model writes itself after the first tokens of those of the data. What
+        comes after the end of a text is not learned."""
+        prompt, length = self.config.on_policy_prompt, rows.tokens.shape[1]
+        seed = number(self.config.seed, self.state.step, ON_POLICY, 2**63)
+        begins = torch.from_numpy(rows.tokens[:, :prompt].copy())
+        ids = sample_batch(self.network, begins, length - prompt, seed)
+        targets = torch.full_like(ids, IGNORED)
+        targets[:, :-1] = ids[:, 1:].masked_fill(after_end(ids, self.subject.ends)[:, 1:], IGNORED)
+        targets[:, : prompt - 1] = IGNORED
+        positions = np.broadcast_to(np.arange(length), rows.tokens.shape)
+        return Rows(ids.cpu().numpy(), targets.cpu().numpy(), positions, None)
 
     def _packed(self, rows: Rows) -> tuple[Packed, torch.Tensor]:
         """Returns a batch and its targets on the device. If the loss counts less than half of the rows, only
