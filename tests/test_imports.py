@@ -17,6 +17,7 @@ LAYERS = [
     "decode",
     "trace",
     "engine",
+    "diffuse",
     "edit",
     "search",
     "evaluate",

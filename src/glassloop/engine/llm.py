@@ -19,12 +19,14 @@ from glassloop.engine.follow import afollow, follow, raise_error
 from glassloop.engine.generation import as_completed, complete, sampling_of_each
 from glassloop.engine.logits import RowCache, logits_after
 from glassloop.engine.loop import LoadedAdapter, Loop
+from glassloop.engine.masked import Mask
 from glassloop.engine.memory import default_memory, parse_bytes
 from glassloop.engine.protocol import Engine, Statistics
 from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Messages, Prompt
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, SamplingError
+from glassloop.model.adapter import Adapter
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import CATALOG, DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
@@ -36,10 +38,12 @@ from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
+    from glassloop.diffuse.options import Diffusion
     from glassloop.edit.record import Edit
     from glassloop.edit.repair import Check
     from glassloop.engine.lens import Lenses
     from glassloop.search.solution import Solution
+    from glassloop.trace.passes import PassRecord
     from glassloop.trace.store import Store
     from glassloop.trace.verdict import Verdict
 
@@ -62,6 +66,8 @@ class LLM(Engine):
     without a `Sampling` uses it, with the keyword options of the call (`temperature=0`) in place of some. A
     `Sampling` that is given is used as it is.
     """
+
+    _mask: Mask | None = None
 
     def __init__(
         self,
@@ -286,6 +292,48 @@ class LLM(Engine):
         from glassloop.search.solve import solve
 
         return solve(self, question, method=method, **options)
+
+    def diffuse(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        diffusion: Diffusion | Mapping[str, Any] | None = None,
+        on_pass: Callable[[Run, PassRecord], None] | None = None,
+        deadline: Deadline | None = None,
+        **options: Any,
+    ) -> Run:
+        """Writes the answer to a prompt by diffusion: blocks of masks, each filled in passes. `diffusion` has
+        the options of `glassloop.diffuse.options.Diffusion`; `options` are fields of `Sampling`. `on_pass` is
+        told of every pass, on the engine's thread. docs/diffusion.md describes it."""
+        from glassloop.diffuse.write import diffuse
+
+        chosen = resolve(sampling, options, self.default_sampling)
+        return diffuse(self, prompt, chosen, diffusion, on_pass=on_pass, deadline=deadline)
+
+    @property
+    def mask(self) -> Mask:
+        """What masked rows are for this model. Raises if it has been trained on none."""
+        if self._mask is None:
+            raise GlassloopError(
+                f"{self.name} has no adapter for masked rows; load_holes() with such an adapter is expected,"
+                " or a model that was trained on masked text"
+            )
+        return self._mask
+
+    def load_holes(self, adapter: str | Path | Adapter) -> None:
+        """Loads the adapter that acts on masked rows, in place of the one there was. It changes nothing else
+        that the model computes."""
+        from glassloop.model.adapter import read_adapter
+
+        made = adapter if isinstance(adapter, Adapter) else read_adapter(adapter, self.config)
+        if made.mask_token is None or not 0 <= made.mask_token < self.config.vocab_size:
+            raise GlassloopError(
+                f"adapter {made.name} has no mask token; one made for masked rows is expected"
+            )
+        numbers: list[int] = []
+        self.engine.call(lambda: numbers.append(self.transformer.load_adapter(made)))
+        self._mask = Mask(made.mask_token, numbers[0])
 
     def fork(
         self,

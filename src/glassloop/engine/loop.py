@@ -16,6 +16,7 @@ from glassloop.decode.compiled import Compiled
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.decode.stop import Ending
 from glassloop.engine.drafts import Guesser, Lookup, RecentRuns, StepCost
+from glassloop.engine.masked import MaskedBranch
 from glassloop.engine.reading import Reading
 from glassloop.engine.request import Request
 from glassloop.engine.sample import Sample
@@ -72,6 +73,7 @@ class Loop:
         try:
             tasks = self._tasks_of(request)
             self._check(tasks[0])
+            self._check_pass(tasks[0])
         except Exception as error:
             request.fail(error)
             return
@@ -294,10 +296,15 @@ class Loop:
         return Revising(request, run, order, *tools, tree=self.tree, decoder_of=decoder_of)
 
     def decoder(
-        self, drawn: Run | Past, prompt_ids: Sequence[int], compiled: Compiled | None = None
+        self,
+        drawn: Run | Past,
+        prompt_ids: Sequence[int],
+        compiled: Compiled | None = None,
+        never: Sequence[int] = (),
     ) -> Decoder:
         """Returns a decoder with the options, seed and salt of a run, or of the past of a fork, for a branch
-        of this model. Without `compiled` the options are compiled here."""
+        of this model. Without `compiled` the options are compiled here. `never` are ids that it must not
+        choose."""
         return Decoder(
             drawn.sampling,
             self.transformer.config.vocab_size,
@@ -308,6 +315,7 @@ class Loop:
             tuple(self.tokenizer.eos_ids),
             self._row_ops,
             compiled,
+            never,
         )
 
     def _check(self, task: Task) -> None:
@@ -316,8 +324,31 @@ class Loop:
         size, context = self.transformer.config.vocab_size, self.transformer.config.context
         for branch in task.branches:
             tokens = branch.tokens
+            if task.masked and not tokens:
+                continue
             if not tokens or len(tokens) > context:
                 raise GlassloopError(f"there are {len(tokens)} tokens; 1 to {context} are expected")
             if min(tokens) < 0 or max(tokens) >= size:
                 wrong = next(token for token in tokens if not 0 <= token < size)
                 raise GlassloopError(f"there is a token id {wrong}; ids from 0 to {size - 1} are expected")
+
+    def _check_pass(self, task: Task) -> None:
+        """Raises unless a pass of a masked task fits into a step beside others, and its rows are the
+        model's."""
+        if not task.masked:
+            return
+        (branch,) = task.branches
+        assert isinstance(branch, MaskedBranch)
+        config, most = self.transformer.config, self.transformer.ops.step_rows // 2
+        rows = [*branch.kept, *branch.next.rows]
+        if not 0 < len(branch.next.rows) <= most:
+            raise GlassloopError(
+                f"a pass has {len(branch.next.rows)} rows; 1 to {most} are expected, since they are computed"
+                " in one step"
+            )
+        for row in rows:
+            if not 0 <= row.id < config.vocab_size or not 0 <= row.position < config.context:
+                raise GlassloopError(
+                    f"a row has the token {row.id} at the position {row.position}; a token below"
+                    f" {config.vocab_size} at a position below {config.context} is expected"
+                )

@@ -24,6 +24,7 @@ class Sample:
     queued once it is in the KV tree, and find it there."""
 
     program = None  # its rows are those of the forward pass
+    masked = False
 
     def __init__(
         self,

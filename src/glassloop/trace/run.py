@@ -20,6 +20,7 @@ from glassloop.errors import TraceError
 from glassloop.shown import cut
 from glassloop.text.stream import TextStream
 from glassloop.trace.messages import NO_TEXT, Message, title_of_ids, title_of_messages, title_of_text
+from glassloop.trace.passes import PassRecord
 from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
@@ -186,6 +187,8 @@ class Run:
     search: dict[str, Any] | None = field(default=None, repr=False)
     moves: list[Move] = field(default_factory=list, repr=False)  # to other replicas of a cluster
     upstream: Upstream | None = None  # the other engine that computed it
+    diffusion: dict[str, Any] | None = field(default=None, repr=False)  # the options, if masks were filled
+    passes: list[PassRecord] = field(default_factory=list, repr=False)  # in which they were
     created: float = field(default_factory=time.time)  # seconds since 1970
     model_hash: str = ""  # empty until `identity` is first read
     # The files that define its stages, by the name of the stage; built-in stages have none.

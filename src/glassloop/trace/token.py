@@ -14,8 +14,9 @@ from glassloop.decode.chosen import ALTERNATIVE, RECORD, Chosen
 if TYPE_CHECKING:
     from glassloop.trace.run import Run
 
-# Where a token came from: drawn or argmax, given by the caller, a draft that was accepted, a beam search.
-Source = Literal["sampled", "forced", "draft", "beam"]
+# Where a token came from: drawn or argmax, given by the caller, a draft that was accepted, a beam search, a
+# mask that was filled.
+Source = Literal["sampled", "forced", "draft", "beam", "mask"]
 # What proposes drafts: earlier text with the same tokens, or a draft model.
 Drafter = Literal["lookup", "model"]
 Pieces = Callable[[int], str]

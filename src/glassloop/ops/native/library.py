@@ -62,6 +62,7 @@ FAULTS = {
     "wrong_wanted": "row {1} is wanted",
     "wrong_span": "span {} has rows or positions that are not its own",
     "wrong_adapter": "row {} has the adapter {}",
+    "wrong_reach": "row {} has the reach {}",
 }
 
 
@@ -105,9 +106,11 @@ Program = _structure(
 )
 Times = _structure("gl_times", (c_int64, "working waiting units"))
 Batch = _structure(
-    "gl_batch", (c_int32, "rows wanted_rows spans"), (c_void_p, "tokens positions wanted span adapters")
+    "gl_batch",
+    (c_int32, "rows wanted_rows spans"),
+    (c_void_p, "tokens positions wanted span adapters reach"),
 )
-Span = _structure("gl_span", (c_int32, "first_row rows first_position stride"), (c_void_p, "pages"))
+Span = _structure("gl_span", (c_int32, "first_row rows first_slot stride"), (c_void_p, "pages"))
 Fault = _structure("gl_fault", (c_int32, "wrong at found limit"))
 Rule = _structure(
     "gl_rule",

@@ -90,9 +90,9 @@ typedef struct {
 } gl_buffer;
 
 typedef struct {
-    int32_t first_row, rows, first_position;
+    int32_t first_row, rows, first_slot;
     int32_t stride;
-    const int32_t *pages; /* [groups, stride] page table of the branch, from position 0 */
+    const int32_t *pages; /* [groups, stride] page table of the branch, from slot 0 */
 } gl_span;
 
 /* Keys are stored transposed within a page, so that a vector holds one dimension of many keys. */
@@ -108,6 +108,7 @@ typedef struct {
     const int32_t *tokens, *positions, *wanted;
     const gl_span *span;
     const int32_t *adapters; /* of each row; NULL if no row has one */
+    const int32_t *reach; /* how many slots of its branch a row sees; NULL: those up to its own, which is its position */
 } gl_batch;
 
 /* What one thread has spent on one op, in nanoseconds: on its units of work, and on waiting before it for other ops. */
@@ -127,7 +128,7 @@ typedef struct {
 
 /* Which number of a batch is out of range. The caller has checked the lengths of the arrays. */
 enum gl_wrong { GL_FINE, GL_WRONG_TOKEN, GL_WRONG_POSITION, GL_WRONG_PAGE, GL_WRONG_WANTED, GL_WRONG_SPAN,
-                GL_WRONG_ADAPTER };
+                GL_WRONG_ADAPTER, GL_WRONG_REACH };
 
 typedef struct {
     int32_t wrong;        /* enum gl_wrong */

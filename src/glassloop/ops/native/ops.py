@@ -399,11 +399,11 @@ class _Program:
 
 
 def _packed(batch: Batch, caches: bytes) -> bytearray:
-    """Packs as C reads them: the caches, the batch, its spans, then tokens, positions, wanted rows and
-    adapters."""
-    tokens, positions, spans, wanted, adapters = batch
+    """Packs as C reads them: the caches, the batch, its spans, then tokens, positions, wanted rows, adapters
+    and reach."""
+    tokens, positions, spans, wanted, adapters, reach = batch
     try:
-        rows = array("i", [*tokens, *positions, *wanted, *adapters])
+        rows = array("i", [*tokens, *positions, *wanted, *adapters, *reach])
         about = [
             lib.SPAN.pack(s.start, s.stop - s.start, s.first, s.pages.shape[1], lib.address(s.pages))
             for s in spans
@@ -413,8 +413,10 @@ def _packed(batch: Batch, caches: bytes) -> bytearray:
     memory = bytearray(b"".join([caches, bytes(lib.BATCH.size), *about, rows]))
     at = lib.address(memory) + len(caches) + lib.BATCH.size
     numbers = at + lib.SPAN.size * len(spans)
-    last = numbers + 4 * (2 * len(tokens) + len(wanted)) if adapters else 0
-    pointers = numbers, numbers + 4 * len(tokens), numbers + 8 * len(tokens), at, last
+    adapters_at = numbers + 4 * (2 * len(tokens) + len(wanted))
+    reach_at = adapters_at + 4 * len(adapters)
+    last = adapters_at if adapters else 0, reach_at if reach else 0
+    pointers = numbers, numbers + 4 * len(tokens), numbers + 8 * len(tokens), at, *last
     lib.BATCH.pack_into(memory, len(caches), len(tokens), len(wanted), len(spans), *pointers)
     return memory
 
