@@ -78,7 +78,7 @@ class LLM(Engine):
         self.path, self.config = files.path, files.config
         known = (CATALOG[self.name].sampling if self.name in CATALOG else None) or {}
         self.default_sampling = with_defaults(known, default_sampling(str(files.path), files.settings))
-        self.transformer, self.tokenizer = files.load(op_set, weights)
+        self.transformer, self.tokenizer = files.load(op_set, weights, draft is True)
         self._pieces = Pieces(self.tokenizer)
         if memory is None:
             memory = default_memory(self.transformer, most_running)

@@ -20,12 +20,10 @@ import numpy as np
 
 from glassloop.errors import ModelError
 from glassloop.model.config import AttentionConfig, ModelConfig, Shapes
-from glassloop.model.gguf import GGUFFile
 from glassloop.ops.protocol import Array, Ops
 from glassloop.ops.tensor import Tensor
 
 ARCHITECTURE = "glassloop-drafter"
-MOST_BYTES = 64 << 20  # of a file; it is mapped, and checked before anything is allocated
 _DATA = Path(__file__).parent / "data"
 _NORMS = ("token_norm", "kv_norm", "attn_norm", "ffn_norm", "head_norm")
 
@@ -157,6 +155,8 @@ def find_drafter(config: ModelConfig, weights: Mapping[str, Tensor]) -> DrafterF
 
 def read_drafter(path: Path, config: ModelConfig) -> DrafterFile:
     """Opens the file of a drafter and checks that it fits the model."""
+    from glassloop.model.gguf import GGUFFile  # not every model comes as GGUF
+
     file = GGUFFile(path)
 
     def error(what: str) -> ModelError:
