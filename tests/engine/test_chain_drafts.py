@@ -1,4 +1,5 @@
-"""Chains of the model's own drafter: they change when tokens come, never which, and stop where they do not pay."""
+"""Chains of the model's own drafter: they change when tokens come, never which, and stop where they do not
+pay."""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ def _draw(small: Transformer, tokens: list[int], **changed) -> object:
     branches, states = _states(small, tokens[:-1])
     assert small.chain is not None
     most = changed.pop("most", 4)
-    given = ChainRequest(None, len(tokens), 1.0, most, [1.0] * small.chain.margins, [0.0] * most, [0.0] * most)
+    given = ChainRequest(
+        None, len(tokens), 1.0, most, [1.0] * small.chain.margins, [0.0] * most, [0.0] * most
+    )
     batch = Batch.of([(branches._table(0), len(tokens) - 2, tokens[-1:])])
     (drawn,) = small.chain.draw(batch, branches.pages, states[-1:], [given._replace(**changed)])
     return drawn
@@ -122,7 +125,9 @@ def test_drafts_that_are_never_right_are_seldom_made(monkeypatch):
     drafts = engine._chain_drafts
     assert drafts is not None
     monkeypatch.setattr(drafts.step_cost, "saw", lambda rows, seconds: None)  # the estimate of costs holds
-    sampling = Sampling(temperature=0, max_tokens=120, ignore_eos=True, allowed_token_ids=list(range(50, 250)))
+    sampling = Sampling(
+        temperature=0, max_tokens=120, ignore_eos=True, allowed_token_ids=list(range(50, 250))
+    )
     (run,) = finish(engine, request([1, 2, 3], sampling))
     chained = run.drafts.proposed
     assert run.drafts.accepted == 0 or chained < 120

@@ -1,9 +1,8 @@
-"""Drafts by the model's own drafter (`model/drafter.py`): after a step, a chain of tokens is drawn for each run from
-what the model has computed of it, with the run's own luck, in one call of C for all runs.
+"""Drafts by the model's own drafter (`model/drafter.py`): after a step, a chain of tokens is drawn for each
+run from what the model has computed of it, with the run's own luck, in one call of C for all runs.
 
-The chances that drafts are right are learned while they are used, by the margin with which a draft led. They decide
-when a chain stops, whether the n-gram lookup is asked instead, and whether drafts pay at all.
-"""
+The chances that drafts are right are learned while they are used, by the margin with which a draft led. They
+decide when a chain stops, whether the n-gram lookup is asked instead, and whether drafts pay at all."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ from glassloop.engine.branch import Branch
 from glassloop.engine.drafts import Lookup, RecentRuns, StepCost, guess_room
 from glassloop.engine.tree import KVTree
 from glassloop.errors import GlassloopError
-from glassloop.ops.batch import Batch, Span
+from glassloop.ops.batch import Batch, Int32, Span
 from glassloop.ops.drafting import ChainRequest, DraftChain, Drawn
 from glassloop.ops.quant import Float32
 from glassloop.trace.run import Run
 from glassloop.trace.token import Drafter
 
-_LONGEST = 4  # drafts of a chain: later ones are seldom right
+_LONGEST = 6  # drafts of a chain: later ones are seldom right
 _MOST_RUNS = 16  # whose chains are drawn together
 _NEXT_CHANCE = 0.8  # that the next draft is right, before it is known
 _FIRST_CHANCES = (0.25, 0.35, 0.45, 0.5, 0.6, 0.7, 0.8, 0.95)  # by margin
@@ -36,8 +35,8 @@ class Chances:
     """How often drafts are right: by the class of their margin, and on average."""
 
     def __init__(self, like: Chances | None = None, speed: float = 0.01) -> None:
-        self.by_margin = list(_FIRST_CHANCES) if like is None else list(like.by_margin)
-        self.average = 0.5 if like is None else like.average
+        self.by_margin: list[float] = list(_FIRST_CHANCES if like is None else like.by_margin)
+        self.average: float = 0.5 if like is None else like.average
         self._speed = speed
 
     def saw(self, margin: int, right: bool) -> None:
@@ -48,9 +47,7 @@ class Chances:
 class ChainDrafts:
     """The drafter of an engine, shared by all of its runs."""
 
-    def __init__(
-        self, chain: DraftChain, tree: KVTree, step_cost: StepCost, recent_runs: RecentRuns
-    ) -> None:
+    def __init__(self, chain: DraftChain, tree: KVTree, step_cost: StepCost, recent_runs: RecentRuns) -> None:
         self.states: Float32 = np.empty((0, 0), np.float32)  # of the wanted rows of the last forward pass
         self.asked: list[ChainGuesser] = []  # those whose run has got a token
         self.step_cost = step_cost
@@ -120,7 +117,7 @@ class ChainGuesser:
         return self._branch.tokens
 
     @property
-    def table(self) -> np.ndarray:  # type: ignore[type-arg]
+    def table(self) -> Int32:
         assert self._branch is not None and self._branch.path is not None
         return self._branch.path.table
 
@@ -149,8 +146,7 @@ class ChainGuesser:
             if self._silent % _TRIED_EVERY:
                 return False
         self.name = "model"
-        rows = costs.rows
-        extra = [costs.cost(rows + number + 1) - costs.cost(rows + number) for number in range(most + 1)]
+        extra = costs.row_costs(most)
         step, sampling = self._decoder.step, self.run.sampling
         self.request = ChainRequest(
             None if sampling.greedy else branch_key(step.seed, step.salt),
@@ -158,15 +154,22 @@ class ChainGuesser:
             1.0 if sampling.greedy else 1.0 / sampling.temperature,
             most,
             self._chances.by_margin,
-            [best * seconds for seconds in extra[:most]],
-            [best * (seconds + drafts.seconds) / _NEXT_CHANCE for seconds in extra[1:]],
+            [best * seconds for seconds in extra],
+            [best * (seconds + drafts.seconds) / _NEXT_CHANCE for seconds in (*extra[1:], 0.0)],
         )
         return True
 
     def guess(self, tokens: Sequence[int], room: int) -> list[int]:
         if len(tokens) != self.length:
             return []
-        return (self._found or self.drawn.tokens[: self.drawn.kept])[:room]
+        if self._found:
+            return self._found[:room]
+        count, costs = self.drawn.kept, self._drafts.step_cost
+        if count < len(self.drawn.tokens) and costs.cost(costs.rows + count + 1) <= costs.cost(
+            costs.rows + count
+        ):
+            count += 1  # the draft that was not worth a row gets one for nothing
+        return self.drawn.tokens[: min(count, room)]
 
     def learn(self, branch: Branch, place: int) -> None:
         self._lookup.learn(branch, place)

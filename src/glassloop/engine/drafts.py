@@ -36,7 +36,8 @@ class Guesser(Protocol):
         """Returns at most `room` tokens that may come after these."""
 
     def learn(self, branch: Branch, place: int) -> None:
-        """Compares the last guess with the tokens that came, the last of them from row `place` of the results."""
+        """Compares the last guess with the tokens that came, the last of them from row `place` of the
+        results."""
 
 
 def guess_room(run: Run, length: int) -> int:
@@ -82,6 +83,17 @@ class StepCost:
         """Returns how many guesses give the most tokens per second, if each is right with this chance after
         those before it were, and making one takes `each` seconds."""
         return self.best(chance, most, each)[1]
+
+    def row_costs(self, most: int) -> list[float]:
+        """Returns what each of `most` rows adds to the next step, on average with those after it: a kernel
+        may compute four rows as fast as three, and then the third is worth what both are."""
+        costs = [self.cost(self.rows + number) for number in range(most + 1)]
+        added: list[float] = []
+        while len(added) < most:
+            at = len(added)
+            slope, end = min(((costs[to] - costs[at]) / (to - at), -to) for to in range(at + 1, most + 1))
+            added += [slope] * (-end - at)
+        return added
 
     def best(self, chance: float, most: int, each: float = 0.0) -> tuple[float, int]:
         """Returns the most tokens per second that guesses can give, and how many guesses do so (`worth`)."""

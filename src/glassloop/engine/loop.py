@@ -61,9 +61,7 @@ class Loop:
         if transformer.chain is not None and draft is None:
             from glassloop.engine.chain_drafts import ChainDrafts
 
-            self._chain_drafts = ChainDrafts(
-                transformer.chain, self.tree, self._step_cost, self._recent_runs
-            )
+            self._chain_drafts = ChainDrafts(transformer.chain, self.tree, self._step_cost, self._recent_runs)
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,12 +1,11 @@
 """A drafter: one transformer layer that guesses the next tokens of a model from what the model has computed.
 
 It reads the residual stream of the model after a few layers (the features of a row) and makes them into one
-vector, the state. A step of a chain takes the state and the next token, which is known by then, attends to the
-states of all rows so far, and returns the next state and logits over the tokens that the model writes most often.
-The next step takes that state in place of one that the model has computed. This is the idea of EAGLE-3 (Li et al.,
-2025); here the keys and values come from states of the model alone, so that they lie in its own pages as those of
-one more layer, and a chain writes none.
-"""
+vector, the state. A step of a chain takes the state and the next token, which is known by then, attends to
+the states of all rows so far, and returns the next state and logits over the tokens that the model writes
+most often. The next step takes that state in place of one that the model has computed. This is the idea of
+EAGLE-3 (Li et al., 2025); here the keys and values come from states of the model alone, so that they lie in
+its own pages as those of one more layer, and a chain writes none."""
 
 from __future__ import annotations
 
@@ -39,11 +38,15 @@ class DrafterConfig:
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError unless a drafter of these sizes fits the model."""
         if not self.features or any(not 0 <= each <= len(config.layers) for each in self.features):
-            raise ValueError(f"features are {self.features}; layers from 0 to {len(config.layers)} are expected")
+            raise ValueError(
+                f"features are {self.features}; layers from 0 to {len(config.layers)} are expected"
+            )
         if not 0 < self.vocab_size <= config.vocab_size:
             raise ValueError(f"vocab_size is {self.vocab_size}; 1 to {config.vocab_size} is expected")
         if len({layer.mixer.cache for layer in config.layers}) > 1:
-            raise ValueError("the layers of the model keep different windows; layers with one cache are expected")
+            raise ValueError(
+                "the layers of the model keep different windows; layers with one cache are expected"
+            )
 
     def shapes(self, config: ModelConfig) -> Shapes:
         """Returns the shapes of the weights by name."""
@@ -52,7 +55,7 @@ class DrafterConfig:
         shapes: Shapes = {}
         for number in range(len(self.features)):
             shapes |= {f"feature.{number}.norm": (dim,), f"feature.{number}.weight": (dim, dim)}
-        shapes |= {name: (dim,) for name in _NORMS}
+        shapes |= dict.fromkeys(_NORMS, (dim,))
         return shapes | {
             "token.weight": (dim, dim),
             "q.weight": (q, dim),
@@ -106,9 +109,9 @@ class Drafter:
     def step(
         self, state: Array, embedded: Array, angles: Array | None, attend: Callable[[Array], Array]
     ) -> Array:
-        """Returns the next state, [rows, dim]. `embedded` has the embeddings of the tokens that follow the rows;
-        `attend` lets queries, [rows, heads, head dim], see the rows up to theirs. All steps of a chain have the
-        position of the row that it begins at."""
+        """Returns the next state, [rows, dim]. `embedded` has the embeddings of the tokens that follow the
+        rows; `attend` lets queries, [rows, heads, head dim], see the rows up to theirs. All steps of a chain
+        have the position of the row that it begins at."""
         ops, mixer = self.ops, self.mixer
         x = ops.add(state, self._linear("token.weight", self._norm("token_norm", embedded)))
         q = ops.split_heads(self._linear("q.weight", self._norm("attn_norm", x)), mixer.heads)
@@ -139,8 +142,8 @@ class DrafterFile:
 
 
 def model_key(weights: Mapping[str, Tensor]) -> str:
-    """Returns a name for a model that is the same for all formats of its matrices: a hash of the weights of its
-    last norm, which files store unrounded."""
+    """Returns a name for a model that is the same for all formats of its matrices: a hash of the weights of
+    its last norm, which files store unrounded."""
     norm = weights["final_norm.weight"].float32()
     return sha256(np.ascontiguousarray(norm, "<f4").tobytes()).hexdigest()[:16]
 

@@ -79,7 +79,8 @@ class ModelFiles:
     def load(
         self, ops: Ops, weights: str | None = None, drafts: bool = False
     ) -> tuple[Transformer, Tokenizer]:
-        """Returns the model and its tokenizer (`transformer`). Python reads the vocabulary while C packs the weights."""
+        """Returns the model, as `transformer` does, and its tokenizer. Python reads the vocabulary while C
+        packs the weights."""
         read: list[Tokenizer] = []
 
         def read_tokenizer() -> None:

@@ -139,7 +139,8 @@ class Transformer:
         ops: Ops,
         drafter: DrafterFile | None = None,
     ) -> None:
-        """With a drafter, which an op set with chains can have, the pages also keep what its chains attend to."""
+        """With a drafter, which an op set with chains can have, the pages also keep what its chains attend
+        to."""
         self.config = config
         self.ops = ops
         load = _Weights(weights, ops)
@@ -166,8 +167,8 @@ class Transformer:
         return self._program(batch, pages) if self.drafter is None else self._program(batch, pages)[0]
 
     def forward_with_states(self, batch: Batch, pages: Sequence[Pages]) -> tuple[Array, Array]:
-        """Returns what `forward` does, and the states of the wanted rows, [wanted, dim], that chains of drafts
-        begin with. The model has a drafter."""
+        """Returns what `forward` does, and the states of the wanted rows, [wanted, dim], that chains of
+        drafts begin with. The model has a drafter."""
         logits, states = self._program(batch, pages)
         return logits, states
 
@@ -208,7 +209,8 @@ class Transformer:
         return self.logits(self._hidden(batch, pages))
 
     def _logits_and_states(self, batch: Batch, pages: Sequence[Pages]) -> list[Array]:
-        """The forward pass with the drafter's part: all rows get a state, and its keys and values are kept."""
+        """The forward pass with the drafter's part: all rows get a state, and its keys and values are
+        kept."""
         drafter, ops = self.drafter, self.ops
         assert drafter is not None and isinstance(ops, DraftOps)
         features: dict[int, Array] = {}

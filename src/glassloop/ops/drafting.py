@@ -1,5 +1,5 @@
-"""What an op set needs to run a chain of drafts by itself (`model/drafter.py`): its own part of the protocol, since
-only the native op set has it."""
+"""What an op set needs to run a chain of drafts by itself (`model/drafter.py`): its own part of the protocol,
+since only the native op set has it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class DraftChain(Protocol):
     def draw(
         self, batch: Batch, pages: Sequence[Pages], states: Float32, requests: Sequence[ChainRequest]
     ) -> list[Drawn]:
-        """Draws drafts for the rows of a batch, each the only one of its branch: its token is the last one, which
-        is not computed yet, and its position that of the token before, whose state is given. Nothing is written to
-        the pages."""
+        """Draws drafts for the rows of a batch, each the only one of its branch: its token is the last one,
+        which is not computed yet, and its position that of the token before, whose state is given. Nothing is
+        written to the pages."""
 
 
 @runtime_checkable
@@ -49,8 +49,8 @@ class DraftOps(Ops, Protocol):
     """An op set that can run chains."""
 
     def chain(self, compute: Forward, ids: Int32) -> DraftChain:
-        """Returns a chain of drafts: `compute` returns the logits of the tokens `ids` and the next state, from the
-        state before, which it takes from `given`."""
+        """Returns a chain of drafts: `compute` returns the logits of the tokens `ids` and the next state,
+        from the state before, which it takes from `given`."""
 
     def given(self, width: int) -> Array:
         """Returns the input of a program, one row for each of the batch: [rows, width]."""

@@ -1,10 +1,10 @@
 """Trains a drafter (`model/drafter.py`) for a model, on text that the model has written.
 
-The model is frozen; one pass over a batch gives its features and its own next-token distributions. The drafter
-learns these distributions, not the tokens: with the run's own luck a draft is right where the two agree. It is
-trained as it is used ("training-time test", EAGLE-3): in later steps of a chain its own state stands in for that of
-the model. Towards the end its matrices are rounded as they will be stored, so that the weights adapt to it.
-"""
+The model is frozen; one pass over a batch gives its features and its own next-token distributions. The
+drafter learns these distributions, not the tokens: with the run's own luck a draft is right where the two
+agree. It is trained as it is used ("training-time test", EAGLE-3): in later steps of a chain its own state
+stands in for that of the model. Towards the end its matrices are rounded as they will be stored, so that the
+weights adapt to it."""
 
 from __future__ import annotations
 
@@ -96,9 +96,13 @@ class Target:
         found: AbstractContextManager[None] = torch.autocast(self.device.split(":")[0], torch.bfloat16)
         return found
 
-    @torch.no_grad()
     def features(self, batch: Packed, layers: Sequence[int]) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Returns the residual stream after these numbers of layers, and what the language head reads."""
+        """Returns the residual stream after these numbers of layers, and what the language head reads,
+        without gradients."""
+        with torch.no_grad():
+            return self._features(batch, layers)
+
+    def _features(self, batch: Packed, layers: Sequence[int]) -> tuple[list[torch.Tensor], torch.Tensor]:
         found: dict[int, torch.Tensor] = {}
         for number, x in enumerate(self.transformer.residuals(batch, (), self.ops)):  # type: ignore[arg-type]
             last = x
@@ -161,8 +165,8 @@ class DrafterTrainer:
         return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
 
     def _first_weights(self) -> dict[str, Tensor]:
-        """Returns the weights that the training begins with: the head is that of the model, and the state is what
-        the last layer leaves."""
+        """Returns the weights that the training begins with: the head is that of the model, and the state is
+        what the last layer leaves."""
         generator = torch.Generator().manual_seed(self.training.seed)
         weights: dict[str, Tensor] = {}
         last, final = len(self.config.features) - 1, self.target.transformer.final_norm
@@ -235,7 +239,7 @@ class DrafterTrainer:
                 self.ops.rounded = progress >= training.rounded
                 loss = self.loss(batch)
                 optimizer.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), 1.0)
                 optimizer.step()
                 step, rows = step + 1, rows + batch.tokens.numel()
@@ -256,8 +260,8 @@ class DrafterTrainer:
         return {"steps": step, "epochs": epoch, "rows": rows, "seconds": round(perf_counter() - began, 1)}
 
     def loss(self, batch: Documents) -> torch.Tensor:
-        """Returns the mean cross-entropy of the steps of a chain from every row, with respect to the model's own
-        distribution over the drafted tokens."""
+        """Returns the mean cross-entropy of the steps of a chain from every row, with respect to the model's
+        own distribution over the drafted tokens."""
         total = torch.zeros((), device=self.target.device)
         with self.target.precision():
             features, hidden = self.target.features(batch.packed, self.config.features)
@@ -276,8 +280,9 @@ class DrafterTrainer:
     def chain(
         self, batch: Documents, features: Sequence[torch.Tensor]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yields for each step of a chain the rows that count, and the states of all rows after it. A chain that
-        begins at row t takes the token t + 1 in its first step, and draws what the model draws at row t + 1."""
+        """Yields for each step of a chain the rows that count, and the states of all rows after it. A chain
+        that begins at row t takes the token t + 1 in its first step, and draws what the model draws at row t
+        + 1."""
         ops, packed, transformer = self.ops, batch.packed, self.target.transformer
         mixer = self.drafter.mixer
         angles = None
@@ -301,14 +306,13 @@ class DrafterTrainer:
 
     # ── evaluation ─────────────────────────────────────────────────────────────────────────────────────────
 
-    @torch.no_grad()
     def acceptance(self, batches: Sequence[Documents], temperature: float) -> list[float]:
-        """Returns for each step of a chain the share of drafts that are right, if those before them were: equal to
-        the model's choice over its whole vocabulary with the same luck."""
+        """Returns for each step of a chain the share of drafts that are right, if those before them were:
+        equal to the model's choice over its whole vocabulary with the same luck."""
         right, count = [0] * self.training.chain, [0] * self.training.chain
         generator = torch.Generator(self.target.device).manual_seed(self.training.seed)
         for batch in batches:
-            with self.target.precision():
+            with torch.no_grad(), self.target.precision():
                 features, hidden = self.target.features(batch.packed, self.config.features)
                 for number, (rows, state) in enumerate(self.chain(batch, features)):
                     for some in rows.split(4096):
@@ -328,8 +332,8 @@ class DrafterTrainer:
     # ── the file ───────────────────────────────────────────────────────────────────────────────────────────
 
     def export(self, path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes the drafter as GGUF and its recipe as JSON beside it; returns the recipe. `weights` are those of
-        the model, which the file is named after in the package."""
+        """Writes the drafter as GGUF and its recipe as JSON beside it; returns the recipe. `weights` are
+        those of the model, which the file is named after in the package."""
         arrays: dict[str, Float32] = {
             name: value.detach().float().cpu().numpy() for name, value in self.parameters.items()
         }
@@ -364,7 +368,8 @@ class DrafterTrainer:
 
 
 def pad(read: Sequence[tuple[NDArray[Any], NDArray[np.bool_]]], device: str) -> Documents:
-    """Returns documents, each with whether its tokens are learned, as a batch: filled up to the longest one."""
+    """Returns documents, each with whether its tokens are learned, as a batch: filled up to the longest
+    one."""
     length = max(len(ids) for ids, _ in read)
     tokens = np.zeros((len(read), length), np.int64)
     learned = np.zeros((len(read), length), np.bool_)

@@ -1,10 +1,9 @@
 """Text that a model writes itself: conversations for the training of a drafter or of another helper model.
 
-The beginning of a chat prompt makes an instruction-tuned model write a question; the rest of the template then
-makes it answer. Given questions (seeds) are answered as well. All conversations of a batch advance by one token
-a step, prompt tokens included, so that a step is one forward pass with one row for each of them and one draw on
-the device, with no work per conversation but to append its token.
-"""
+The beginning of a chat prompt makes an instruction-tuned model write a question; the rest of the template
+then makes it answer. Given questions (seeds) are answered as well. All conversations of a batch advance by
+one token a step, prompt tokens included, so that a step is one forward pass with one row for each of them and
+one draw on the device, with no work per conversation but to append its token."""
 
 from __future__ import annotations
 
@@ -20,14 +19,14 @@ import torch
 
 from glassloop.files import read_at_most
 from glassloop.model.transformer import Transformer
-from glassloop.ops.batch import PAGE, Batch, Span, pages_for
+from glassloop.ops.batch import Batch, Span, pages_for
 from glassloop.text.tokenizer import Tokenizer
+from glassloop.train.config import TrainError
 from glassloop.train.tokens import DataError, TokenFiles, TokenWriter
 
 ANSWER_TEMPERATURES = (0.0, 0.0, 0.7, 0.7, 1.0)  # one of them for each answer
 QUESTION_TEMPERATURES = (0.7, 0.85, 1.0)
 _QUESTION_FIELDS = ("question", "prompt", "instruction")
-_LONGEST_QUESTION = 192  # tokens; a longer one is dropped
 _MOST_SEEDS = 64_000_000  # bytes of a file of seeds
 
 
@@ -108,6 +107,8 @@ class TextWriter:
         self._frame = frame
         self._ends = frozenset(ends)
         most = length - len(frame.before) - len(frame.after)
+        if most < 4:
+            raise TrainError.about("length", f"is {length}; the chat prompt alone has {length - most} tokens")
         self._seeds = [list(each) for each in seeds if 0 < len(each) <= most // 2]
         self._seed_share = seed_share if self._seeds else 0.0
         self._length = length
@@ -171,7 +172,7 @@ class TextWriter:
         if ended and written > 2:
             slot.tokens.pop()
             self._ask(slot)
-        elif ended or written > _LONGEST_QUESTION:
+        elif ended or written > self._length // 4:  # too short or too long a question: another one
             self._begin(slot)
         return None
 

@@ -135,8 +135,8 @@ class NativeOps:
         return program if several else program.only
 
     def chain(self, compute: Forward, ids: Int32) -> Chain:
-        """Returns a chain of drafts: `compute` returns the logits of the tokens `ids` and the next state, from
-        the state before, which it takes from `given`."""
+        """Returns a chain of drafts: `compute` returns the logits of the tokens `ids` and the next state,
+        from the state before, which it takes from `given`."""
         program = self.program(compute)
         assert isinstance(program, _Program)
         return Chain(program, ids)
@@ -321,24 +321,23 @@ class _Program:
         self._check(lib.library().gl_run(*call))
         return results
 
-    def draw(
-        self, batch: Batch, pages: Sequence[Any], states: Float32, ids: Int32, chains: Any
-    ) -> None:
+    def draw(self, batch: Batch, pages: Sequence[Any], states: Float32, ids: Int32, chains: Any) -> None:
         """Runs a program that has the input `states` and the results logits and states, as a chain of drafts
         (drafting.c)."""
         with self._one_run:
-            (logits, _), call, tokens = self._prepare(batch, pages)
-            given = lib.address(states)
-            self._buffers[self._inputs[0]].values = given
-            self._buffers[[*self._results][1]].values = given
-            logits_at = self._buffers[[*self._results][0]].values
-            self._check(lib.library().gl_draft(*call, tokens, lib.address(ids), len(ids), logits_at, chains))
+            results, call, tokens = self._prepare(batch, pages)
+            _, state_home = self._results
+            # A step reads the state before it writes the next one to the same place.
+            self._buffers[self._inputs[0]].values = lib.address(states)
+            self._buffers[state_home].values = lib.address(states)
+            drafted = tokens, lib.address(ids), len(ids), lib.address(results[0]), chains
+            self._check(lib.library().gl_draft(*call, *drafted))
 
     def _prepare(
         self, batch: Batch, pages: Sequence[NativePages]
     ) -> tuple[list[Float32], tuple[Any, ...], int]:
-        """Makes room for a batch. Returns the arrays of the results, the arguments of `gl_run`, and the address of
-        the batch's tokens."""
+        """Makes room for a batch. Returns the arrays of the results, the arguments of `gl_run`, and the
+        address of the batch's tokens."""
         check_spans(batch, len(pages))
         self._make_room(len(batch.tokens), wanted=False)
         self._make_room(len(batch.wanted), wanted=True)

@@ -56,7 +56,8 @@ class Recorder:
         self.inputs: list[Value] = []  # values that are written before the program runs
 
     def given(self, width: int) -> Value:
-        """Returns a value that the caller of the program provides, for all rows. Ops read it as floats only."""
+        """Returns a value that the caller of the program provides, for all rows. Ops read it as floats
+        only."""
         self.inputs.append(Value(self._values, width, False))
         self._values += 1
         return self.inputs[-1]
@@ -132,8 +133,8 @@ class Recorder:
                 and call.out.id not in as_floats
             )
             ops.append(op)
-        ends = ([homes[value.id] for value in values] for values in (results, self.inputs))
-        return ops, rooms, *ends
+        inputs = [homes[value.id] for value in self.inputs]
+        return ops, rooms, [homes[result.id] for result in results], inputs
 
     def _add_in_linears(self) -> None:
         """Merges x + linear(h), if nothing else reads linear(h), into a linear with x as `b`."""
