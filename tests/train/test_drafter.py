@@ -1,4 +1,4 @@
-"""A drafter: text that the model writes itself, the training, the file, and the same numbers in the engine."""
+"""A drafter: the text that the model writes itself, the training, the file, and its numbers in the engine."""
 
 from __future__ import annotations
 

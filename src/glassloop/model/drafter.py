@@ -156,6 +156,15 @@ def find_drafter(config: ModelConfig, weights: Mapping[str, Tensor]) -> DrafterF
     return read_drafter(path, config) if path.exists() else None
 
 
+def is_drafter(name: str | Path) -> bool:
+    """Returns whether this is the file of a drafter, not that of a model."""
+    path = Path(name)
+    if path.suffix != ".gguf" or not path.is_file():
+        return False
+    with path.open("rb") as file:  # the architecture is the first entry of the metadata
+        return ARCHITECTURE.encode() in file.read(256)
+
+
 def read_drafter(path: Path, config: ModelConfig) -> DrafterFile:
     """Opens the file of a drafter and checks that it fits the model."""
     from glassloop.model.gguf import GGUFFile  # not every model comes as GGUF

@@ -12,7 +12,7 @@ from threading import Thread
 from typing import Any
 
 from glassloop.errors import ModelError
-from glassloop.model.drafter import find_drafter
+from glassloop.model.drafter import DrafterFile, find_drafter
 from glassloop.model.generation import Setting, settings_from_gguf, settings_from_json
 from glassloop.model.gguf import GGUFFile
 from glassloop.model.registry import fetch
@@ -69,15 +69,21 @@ class ModelFiles:
             )
         return tokenizer
 
-    def transformer(self, ops: Ops, weights: str | None = None, drafts: bool = False) -> Transformer:
+    def transformer(
+        self, ops: Ops, weights: str | None = None, drafts: bool | DrafterFile = False
+    ) -> Transformer:
         """Returns the model on an op set, its matrices as stored or as `weights` says (q8, q4, f32); with
-        `drafts`, together with its drafter, if the package has one and the op set can run it."""
+        `drafts`, together with its drafter, if the package has one and the op set can run it, or with the
+        given one."""
         tensors = _Requantized(self.weights, weights) if weights else self.weights
-        drafter = find_drafter(self.config, self.weights) if drafts and isinstance(ops, DraftOps) else None
-        return Transformer(self.config, tensors, ops, drafter)
+        if drafts is True:
+            found = find_drafter(self.config, self.weights) if isinstance(ops, DraftOps) else None
+        else:
+            found = drafts or None
+        return Transformer(self.config, tensors, ops, found)
 
     def load(
-        self, ops: Ops, weights: str | None = None, drafts: bool = False
+        self, ops: Ops, weights: str | None = None, drafts: bool | DrafterFile = False
     ) -> tuple[Transformer, Tokenizer]:
         """Returns the model, as `transformer` does, and its tokenizer. Python reads the vocabulary while C
         packs the weights."""

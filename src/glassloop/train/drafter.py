@@ -44,6 +44,7 @@ class DrafterTraining:
 
     features: tuple[int, ...] = ()  # layers whose output is read; (): after 1/4, 3/5 and all of the layers
     vocab_size: int = 8192
+    ffn_dim: int = 0  # 0: that of the model
     steps: int = 3000
     seconds: float = math.inf  # the learning rate falls to 0 by then, if the steps are not done earlier
     batch: int = 32_768  # rows of a batch, padding included
@@ -141,7 +142,7 @@ class DrafterTrainer:
         layers = len(config.layers)
         features = training.features or tuple(sorted({round(layers / 4), round(3 * layers / 5), layers}))
         size = min(training.vocab_size, config.vocab_size)
-        self.config = DrafterConfig(features, size, config.ffn_dim)
+        self.config = DrafterConfig(features, size, training.ffn_dim or config.ffn_dim)
         try:
             self.config.check(config)
         except ValueError as wrong:
