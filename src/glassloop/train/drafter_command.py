@@ -7,16 +7,13 @@ import argparse
 import json
 import math
 import sys
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from glassloop.model.drafter import model_key
-from glassloop.model.loader import ModelFiles
-from glassloop.model.registry import DEFAULT_MODEL, fetch
-from glassloop.ops import choose_ops
 from glassloop.train.config import TrainError
-from glassloop.train.tokens import TokenFiles, is_token_folder
+
+if TYPE_CHECKING:
+    from glassloop.train.tokens import TokenFiles
 
 _NUMBERS = (
     ("tokens", 20_000_000, "Tokens to write"),
@@ -42,9 +39,8 @@ def add_drafter(commands: Any) -> None:
     made.add_argument(
         "--for",
         dest="model",
-        default=DEFAULT_MODEL,
         metavar="MODEL",
-        help="The model (default: %(default)s).",
+        help="The model (default: the default model).",
     )
     made.add_argument("--text", metavar="FOLDER", help="Token files to use instead of writing some.")
     made.add_argument(
@@ -68,11 +64,18 @@ def run_drafter(given: argparse.Namespace) -> None:
             raise TrainError.about(name, f"is {getattr(given, name)}; a positive number is expected")
     import torch
 
+    from glassloop.model.drafter import model_key
+    from glassloop.model.loader import ModelFiles
+    from glassloop.model.registry import DEFAULT_MODEL, fetch
     from glassloop.train.drafter import DrafterTrainer, DrafterTraining, Target
+    from glassloop.train.tokens import TokenFiles
 
+    given.model = given.model or DEFAULT_MODEL
     out = Path(given.out)
     files = ModelFiles(fetch(given.model))
-    text = TokenFiles(Path(given.text)) if given.text else _written(given, out / "text", files)
+    text = (
+        TokenFiles(Path(given.text)) if given.text else _written(given, out / "text", files.config.vocab_size)
+    )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     training = DrafterTraining(
         vocab_size=given.vocab_size,
@@ -94,9 +97,12 @@ def run_drafter(given: argparse.Namespace) -> None:
     print(json.dumps(recipe) if given.json else path)
 
 
-def _written(given: argparse.Namespace, folder: Path, files: ModelFiles) -> TokenFiles:
+def _written(given: argparse.Namespace, folder: Path, vocab_size: int) -> TokenFiles:
     """Lets the model write the text, in as many processes as asked for; returns that of an earlier call."""
+    from multiprocessing import get_context
+
     from glassloop.train.self_text import merge
+    from glassloop.train.tokens import TokenFiles, is_token_folder
 
     if is_token_folder(folder):
         return TokenFiles(folder)
@@ -113,11 +119,14 @@ def _written(given: argparse.Namespace, folder: Path, files: ModelFiles) -> Toke
     written = [part for part in parts if is_token_folder(part)]
     if not written:
         raise TrainError("no process has written text; its error is above")
-    return merge(written, folder, files.config.vocab_size)
+    return merge(written, folder, vocab_size)
 
 
 def _write_part(given: argparse.Namespace, folder: Path, number: int) -> None:
     """Writes the share of one process."""
+    from glassloop.model.loader import ModelFiles
+    from glassloop.model.registry import fetch
+    from glassloop.ops import choose_ops
     from glassloop.train.self_text import ChatFrame, TextWriter, seed_ids, write_text
 
     files = ModelFiles(fetch(given.model))
