@@ -9,18 +9,22 @@ import numpy as np
 import pytest
 import torch
 from engine.small import EOS, finish, loop, model, naive, random_weights, request, same
+from train.small import text_file, tiny_run
 
+from glassloop import LLM
 from glassloop.decode.sampling import Sampling
-from glassloop.errors import ModelError
+from glassloop.errors import GlassloopError, ModelError
 from glassloop.model.cache import Branches
 from glassloop.model.drafter import DrafterFile, read_drafter
 from glassloop.model.transformer import Transformer
 from glassloop.ops.drafting import ChainRequest
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.tensor import Tensor
+from glassloop.train.commands import main
 from glassloop.train.drafter import DrafterTrainer, DrafterTraining, Target, pad
 from glassloop.train.self_text import ChatFrame, TextWriter, merge, read_questions, write_text
 from glassloop.train.tokens import DataError, TokenFiles
+from glassloop.train.train import train
 
 FRAME = ChatFrame(list(b"Q: "), [EOS, *b" A: "])
 SETTINGS = {"vocab_size": 64, "batch": 600, "steps": 40, "warm_up": 4, "held_out": 8, "length": 48}
@@ -187,3 +191,27 @@ def test_the_file_is_read_back(trained, tmp_path):
         path.write_bytes(wrong)
         with pytest.raises(ModelError, match=message):
             read_drafter(path, model().config)
+
+
+def test_the_command_makes_a_drafter_that_the_engine_takes(tmp_path, capsys):
+    data = text_file(tmp_path)
+    folder = train(tiny_run(data, validate_every=0, checkpoint_every=12), tmp_path / "run", quiet=True).folder
+    main(["prepare", str(tmp_path / "tokens"), "--data", data, "--tokenizer", str(folder)])
+    flags = ["--steps", "6", "--batch", "256", "--length", "32", "--vocab-size", "16", "--json"]
+    made = ["drafter", str(tmp_path / "out"), "--for", str(folder), "--text", str(tmp_path / "tokens")]
+    capsys.readouterr()
+    main([*made, *flags])
+    recipe = json.loads(capsys.readouterr().out)
+    path = tmp_path / "out" / recipe["file"]
+    options = {"max_tokens": 30, "ignore_eos": True, "seed": 3}
+    with LLM(folder, draft=path) as drafting, LLM(folder, draft=False) as plain:
+        assert drafting.transformer.chain is not None and plain.transformer.chain is None
+        for temperature in (0, 0.8):
+            runs = [llm.generate("A cat ", temperature=temperature, **options) for llm in (drafting, plain)]
+            assert runs[0].tokens == runs[1].tokens
+    with pytest.raises(GlassloopError, match="needs the op set native"):
+        LLM(folder, ops="reference", draft=path)
+    with pytest.raises(GlassloopError, match="steps is 0"):
+        main([*made, "--steps", "0"])
+    with pytest.raises(GlassloopError, match="no chat template"):
+        main([*made[:4], "--steps", "1", "--slots", "2"])
