@@ -158,8 +158,8 @@ def keep(runs: list[Run]) -> bool:
 
 
 def drafter(given: str | None) -> bool | str:
-    """Returns the `draft` argument of `LLM` for `--draft`: a model, or "off"; by default drafts come from the
-    text."""
+    """Returns the `draft` argument of `LLM` for `--draft`: a model or the file of a drafter, or "off"; by
+    default True."""
     return True if given is None else False if given == "off" else given
 
 

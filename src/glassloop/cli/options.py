@@ -136,7 +136,8 @@ Draft = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL|off",
-        help="A smaller model for speculative decoding, or 'off'. Default: drafts come from the text.",
+        help="A smaller model or a drafter's file for speculative decoding, or 'off'. Default: the model's"
+        " own drafter, if there is one, and what came before.",
         rich_help_panel=MODEL,
     ),
 ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from glassloop.train.config import make_config, options, read_config
+from glassloop.train.drafter_command import add_drafter
 from glassloop.train.holes_command import add_holes
 from glassloop.train.presets import PRESETS
 
@@ -125,6 +126,7 @@ def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
     words.add_argument("--characters", action="store_true", help="One token per character instead.")
 
     add_holes(commands)
+    add_drafter(commands)
 
     export = commands.add_parser(
         "export",
@@ -173,6 +175,10 @@ def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
             from glassloop.train.holes_command import run_holes
 
             run_holes(given)
+        case "drafter":
+            from glassloop.train.drafter_command import run_drafter
+
+            run_drafter(given)
         case "export":
             from glassloop.train.convert import export
 
