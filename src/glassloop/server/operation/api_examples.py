@@ -118,6 +118,9 @@ EXAMPLES = {
     "GET /api/runs/{id}/search": Example(
         "Returns the search that a run is a path of, with all paths and decisions."
     ),
+    "GET /api/runs/{id}/search/confidence": Example(
+        "Shows how sure the model was along each path of a search.", query="points=20"
+    ),
     "GET /api/runs/{id}/events": Example("Streams the tokens of a run as they are generated."),
     "GET /api/trees/{id}/events": Example(
         "Streams the events of all runs of a tree; with close=true until none is active.",
