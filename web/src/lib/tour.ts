@@ -2,13 +2,14 @@
 // task, and detects when it is done.
 
 import { LIMITS } from './chat';
+import type { LensName } from './lenses';
 import type { StartBody } from './types';
 
 export interface Step {
   title: string;
   text: string;
   start: StartBody | null; // what runs when the step is opened
-  look?: { lens?: number; pin?: number }; // lens 5 only where the server offers it
+  look?: { lens?: LensName; pin?: number };
   todo: string;
   done: 'asked' | 'pinned' | 'forked' | 'stepped';
 }
@@ -20,7 +21,7 @@ export const TOUR: readonly Step[] = [
     title: 'Tokens',
     text: 'A model reads and writes tokens: pieces of text from a fixed vocabulary. Common words are one token, rare ones several; the space before a word belongs to it. The lens Tokens shows the tokens of the prompt, with the id that the model sees for each.',
     start: { prompt: 'Transformers hyperventilate on Wednesdays because', sampling: short },
-    look: { lens: 3 },
+    look: { lens: 'Tokens' },
     todo: 'Write a rare word or a name into the prompt and press Run: how many tokens is it?',
     done: 'asked',
   },
@@ -28,7 +29,7 @@ export const TOUR: readonly Step[] = [
     title: 'Embeddings',
     text: 'Each id becomes a long list of numbers: a point in a space in which words with similar meanings are close together. The model never sees letters. So replacing a word by a similar one changes little in what follows.',
     start: { prompt: 'The king lived in a large', sampling: short },
-    look: { pin: 0, lens: 5 },
+    look: { pin: 0, lens: 'Inside' },
     todo: 'Replace “king” by “emperor”, then by “banana”, and press Run each time. Look at the candidates: which word changed them more?',
     done: 'asked',
   },
@@ -36,7 +37,7 @@ export const TOUR: readonly Step[] = [
     title: 'Attention',
     text: 'In every layer each token attends to the tokens before it and combines information from them. It cannot attend to later ones. So one early word can decide what comes much later.',
     start: { prompt: 'Anna is a doctor in Rome. Ben is a sailor. Every morning Anna goes to the', sampling: short },
-    look: { pin: 0, lens: 5 },
+    look: { pin: 0, lens: 'Inside' },
     todo: 'Change only “doctor” to “baker” and press Run: the probabilities of the next token, many words later, change.',
     done: 'asked',
   },
@@ -59,7 +60,7 @@ export const TOUR: readonly Step[] = [
     title: 'The loop and its cache',
     text: 'The chosen token is appended, and the model runs again: one pass for each token. The results for earlier tokens are cached, so a pass computes only one new token, and a fork shares the common part with the other branch.',
     start: { prompt: 'The recipe for a good day is', sampling: { temperature: 0.8, seed: 5, max_tokens: 20, logprobs: 20 }, pause_after: 1 },
-    look: { lens: 4 },
+    look: { lens: 'Cache & time' },
     todo: 'Press “step” (or the full stop) a few times: each is one pass. Then look in “Cache & time” how long each took.',
     done: 'stepped',
   },
