@@ -172,6 +172,9 @@ EXAMPLES = {
     "GET /health": Example("Says whether the server accepts requests."),
     "GET /ready": Example("Says whether a request that comes now would be computed."),
     "GET /api/replicas": Example("Lists the engines behind the server, with their load and cache."),
+    "GET /api/training": Example(
+        "Lists the training runs that the server shows, with the curves of one of them.", query="points=100"
+    ),
     "GET /api/cluster": Example("Shows the replicas of a cluster and the latest hand-overs between them."),
     "GET /metrics": Example("Returns counters and times in the format of Prometheus."),
 }

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from glassloop.ops.rows import Float64
 from glassloop.search.confidence import WINDOW, group_confidences, reached_by, token_confidences
 from glassloop.search.record import read_record
-from glassloop.server.errors import ERRORS, APIError
+from glassloop.server.errors import ERRORS
 from glassloop.server.runs.routes import Id
 from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
@@ -51,11 +51,11 @@ def router(service: Service) -> APIRouter:
     @routes.get("/runs/{id}/search/confidence", response_model=SearchConfidence)
     async def confidence(id: Id, points: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
         """How sure the model was along each path of a search: the confidence of each group of tokens. Of more
-        than `points` groups, the lowest of each stretch is told."""
+        than `points` groups, the lowest of each stretch is told. A run that is no path has no paths."""
         state = await service.runs.get(id)
         record = _record(state, id)
         if record is None:
-            raise APIError(404, f"run {id} is no path of a search", code="no_such_search")
+            return JSON({"window": WINDOW, "threshold": None, "paths": []})
         family = {each.run.id: each.run for each in [state, *state.tree.states.values()]}
         paths = [path for path in record["paths"][:_MOST_PATHS] if path["run"] in family]
         runs = [family[path["run"]] for path in paths]
