@@ -436,6 +436,7 @@ class Studio {
 
   /** Whether the server gives what a lens needs. */
   offers(name: LensName): boolean {
+    if (name === 'Training') return this.info?.training === true;
     return name !== 'Inside' || Boolean(this.info?.lenses.length);
   }
 

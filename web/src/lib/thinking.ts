@@ -58,6 +58,7 @@ export interface SearchAsked {
   method: string;
   n: number;
   extract: string;
+  options?: Options;
 }
 
 export const METHODS = [

@@ -11,7 +11,8 @@ export interface Step {
   start: StartBody | null; // what runs when the step is opened
   look?: { lens?: LensName; pin?: number };
   todo: string;
-  done: 'asked' | 'pinned' | 'forked' | 'stepped';
+  done: 'asked' | 'pinned' | 'forked' | 'stepped' | 'looked';
+  needs?: LensName; // the step is left out where the server does not offer this lens
 }
 
 const short = { temperature: 0, max_tokens: 12, logprobs: 20 };
@@ -77,5 +78,46 @@ export const TOUR: readonly Step[] = [
     start: { prompt: 'The best thing about the sea is', sampling: { temperature: 1, seed: 1, max_tokens: 20, logprobs: 20 } },
     todo: 'Run seeds 1 to 5: five branches of one tree, each with its own luck. Then enter seed 1 and press Run: the same text comes back.',
     done: 'asked',
+  },
+  {
+    title: 'Guessing ahead',
+    text: 'Checking many tokens at once costs the model little more than one. So a drafter, which looks for repetitions or is a small model of its own, proposes the next tokens, and the model accepts them as long as it would have chosen the same. The text never changes; only the time does.',
+    start: { prompt: 'Count again and again: one two three four five. one two three four five. one two three four five.', sampling: { temperature: 0, max_tokens: 30, logprobs: 20 } },
+    look: { lens: 'Drafts' },
+    todo: 'Look for a token that was rejected or sampled, and click it: what had been proposed in its place?',
+    done: 'pinned',
+  },
+  {
+    title: 'Thinking longer',
+    text: 'A model can spend more on a question than one answer takes: several paths are written at once, and a method decides. Along each path you see how sure the model was; paths that fall below the threshold are stopped, and the others vote.',
+    start: { messages: [{ role: 'user', content: 'Tom has 3 boxes with 4 pens each. He gives 5 pens away. How many are left?' }], sampling: { temperature: 0.7, seed: 1, max_tokens: LIMITS.chat, logprobs: 20 } },
+    look: { lens: 'Thinking' },
+    todo: 'Press “Think about it”. Which paths were stopped, and would they have voted for the same answer?',
+    done: 'asked',
+  },
+  {
+    title: 'Changing its mind',
+    text: 'A wrong token is never taken back while a model writes, but it can be replaced afterwards. Replacements are drawn and scored together with the words that follow them: an unexpected word that is right makes what follows likely, and a wrong one does not.',
+    start: { prompt: 'The capital of France is the city of London, which lies on the river Seine', sampling: short },
+    look: { lens: 'Editing' },
+    todo: 'Press “Repair”, then move the slider back and forth. How many bits did the better word save, on itself and on what follows?',
+    done: 'asked',
+  },
+  {
+    title: 'Where the numbers come from',
+    text: 'A model is trained by guessing the next token of texts, over and over; the loss is its mean surprise. At first the samples are noise, then letters, words and sentences appear. The lens Training shows the runs of this server’s folder, also while they go on.',
+    start: null,
+    look: { lens: 'Training' },
+    todo: 'Move the slider below “Samples” from the first step to the last, and compare it with the loss.',
+    done: 'looked',
+    needs: 'Training',
+  },
+  {
+    title: 'Many engines, one answer',
+    text: 'Behind the page there can be one engine or many, on processors or GPUs. A request goes to the replica that has most of its prompt in the cache; if a replica dies, its streams go on in another one with the same tokens.',
+    start: null,
+    look: { lens: 'Engines' },
+    todo: 'Look at the replicas: how many tokens are in the cache of each?',
+    done: 'looked',
   },
 ];

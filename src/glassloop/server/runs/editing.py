@@ -246,8 +246,8 @@ def _frames(edit: Edit, decode: Callable[[list[int]], str]) -> list[dict[str, An
     if not last:
         return [first]
     start, end = edit.span
-    after = {"before": edit.text[:start], "span": edit.text[start:end], "after": edit.text[end:]}
-    return [first, {"proposal": last[-1], **after}]
+    result = {"before": edit.text[:start], "span": edit.text[start:end], "after": edit.text[end:]}
+    return [first, {"proposal": last[-1], **result}]
 
 
 def _sampling(service: Service, body: EditBody, default: Sampling | None) -> Sampling:
