@@ -87,6 +87,15 @@ def serve(
     no_store: Annotated[
         bool, typer.Option("--no-store", help="Keep runs in memory only.", rich_help_panel=OUTPUT)
     ] = False,
+    training: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Show the training runs in this folder in the studio: `glassloop train run FOLDER/NAME`.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
     model_defaults: ModelDefaults = True,
     ops: Ops = None,
     kv_memory: KVMemory = None,
@@ -251,6 +260,7 @@ def serve(
         grace=grace,
         log_prompts=log_prompts,
         allow_origins=tuple(allow_origin or ()),
+        training=training,
     )
     if store is not None and no_store:
         raise GlassloopError("--store and --no-store are both given; one of them at most is expected")

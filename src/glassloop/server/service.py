@@ -318,7 +318,7 @@ class Service:
         """Adds the runs of a search that is over to the list of runs, as one tree."""
         tree = TreeState()
         for path in solution.paths:
-            state = RunState(path.run, tree)
+            state = RunState(path.run, tree, f"path {path.number}")
             self.runs.add(state)
             for kind in ("run", "end"):
                 tree.add(Event(kind, state, state.sent, None))

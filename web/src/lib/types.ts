@@ -199,6 +199,7 @@ export interface Info {
   options: Option[];
   stages: string[];
   lenses: string[];
+  training: boolean; // whether it shows training runs
 }
 
 export interface Message {

@@ -11,10 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
-
 from glassloop.decode.sampling import Sampling
-from glassloop.search.confidence import WINDOW, lowest_group, token_confidences
+from glassloop.search.confidence import WINDOW, lowest_group, reached_by, token_confidences
 from glassloop.search.methods.options import MOST_PATHS, Method, number, whole
 from glassloop.search.search import Paths
 from glassloop.search.solution import Path
@@ -92,10 +90,9 @@ class Confidence(Method):
 
     def _percentile(self, paths: Paths) -> float:
         """Returns the confidence that a share `keep` of the paths reaches, and records it."""
-        lowest = sorted(self._weight(path) for path in paths)
-        place = min(int(np.floor((1 - self.keep) * len(lowest) + 1e-9)), len(lowest) - 1)
-        paths.note(f"the threshold of confidence is {lowest[place]:.3f}")
-        return lowest[place]
+        threshold = reached_by([self._weight(path) for path in paths], self.keep)
+        paths.note(f"the threshold of confidence is {threshold:.3f}")
+        return threshold
 
     def _voting(self, paths: Paths) -> list[Path]:
         """Returns the paths that were not filtered out. The threshold holds for the warm-up paths too."""

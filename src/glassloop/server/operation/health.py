@@ -108,6 +108,7 @@ class Info(BaseModel):
     stages: list[str]
     own_stages: list[OwnStageShape]
     lenses: list[str]
+    training: bool  # whether it shows training runs
 
 
 def router(service: Service) -> APIRouter:
@@ -193,6 +194,7 @@ def _info(service: Service) -> dict[str, Any]:
         "stages": known_stages(),
         "own_stages": [_own_stage(stage) for stage in REGISTER.values() if not stage.built_in],
         "lenses": list(lens.NAMES) if llm.upstream is None else [],
+        "training": service.settings.training is not None,
     }
 
 

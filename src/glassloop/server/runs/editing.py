@@ -104,6 +104,16 @@ class ProposalShape(BaseModel):
     line: str
 
 
+class FrameShape(BaseModel):
+    """The text at one moment of an edit, in three parts: the span that was replaced last, and what is around
+    it."""
+
+    proposal: int | None  # the place in `proposals` of the one that was accepted then; None: before the edit
+    before: str
+    span: str
+    after: str
+
+
 class EditShape(BaseModel):
     glassloop_edit: int
     kind: str
@@ -122,6 +132,7 @@ class EditShape(BaseModel):
     run: str | None
     tree: str
     proposals: list[ProposalShape]
+    frames: list[FrameShape]
 
 
 def router(service: Service) -> APIRouter:
@@ -142,7 +153,11 @@ def router(service: Service) -> APIRouter:
                 state = RunState(run, tree, edit.kind)
                 service.runs.add(state)
                 service.runs.ended(state)
-        return await service.pools.rendering.run(lambda: JSON({**edit.to_dict(), "tree": tree.id}))
+
+        def told() -> dict[str, Any]:
+            return {**edit.to_dict(), "tree": tree.id, "frames": _frames(edit, service.llm.tokenizer.decode)}
+
+        return await service.pools.rendering.run(lambda: JSON(told()))
 
     @routes.post("/infill", response_model=EditShape)
     async def fill(request: Request, body: InfillBody) -> Response:
@@ -218,6 +233,30 @@ def router(service: Service) -> APIRouter:
 
 
 _DRAWN = Sampling(temperature=0.8)
+
+
+def _frames(edit: Edit, decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
+    """Returns the text before the edit and after each accepted proposal."""
+    first: dict[str, Any] = {"proposal": None, "before": edit.before, "span": "", "after": ""}
+    made = [first]
+    ids = [] if edit.draft is None else edit.draft.token_ids
+    text = decode(ids)
+    head = edit.before.removesuffix(text)  # what was given as the prompt
+    for place, each in enumerate(edit.proposals):
+        if each.accepted:
+            parts = ids[: each.start], each.ids, ids[each.end :]
+            ids = [token for part in parts for token in part]
+            before, span, after = (decode(part) for part in parts)
+            made.append({"proposal": place, "before": head + before, "span": span, "after": after})
+    if len(made) > 1 and "".join(made[-1][name] for name in ("before", "span", "after")) == edit.text:
+        return made
+    # A hole has no tokens before it is filled, and some texts cannot be decoded in parts.
+    last = [place for place, each in enumerate(edit.proposals) if each.accepted]
+    if not last:
+        return [first]
+    start, end = edit.span
+    result = {"before": edit.text[:start], "span": edit.text[start:end], "after": edit.text[end:]}
+    return [first, {"proposal": last[-1], **result}]
 
 
 def _sampling(service: Service, body: EditBody, default: Sampling | None) -> Sampling:
