@@ -24,6 +24,7 @@ LAYERS = [
     "train",
     "server",
     "cluster",
+    "upstream",
     "cli",
 ]
 # `LLM` has a method for every capability; what is above the engine is imported when it is called.

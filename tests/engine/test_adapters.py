@@ -7,33 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine.peft_adapter import write_adapter
 
 from glassloop import LLM, GlassloopError, Run, Sampling
 from glassloop.errors import ModelError, TraceError
-from glassloop.model.weights import hf_name
-from glassloop.ops.tensor import Tensor
-from glassloop.train.write_safetensors import write_safetensors
 
 PROMPT = "The sea was calm, and the old man who lived by the harbour had not seen a ship for many days, so he"
 SAMPLING = Sampling(seed=3, max_tokens=8, temperature=0.9, ignore_eos=True)
-
-
-def write_adapter(folder: Path, llm: LLM, rank: int, targets: str, seed: int) -> Path:
-    """Writes a random adapter in PEFT's layout that changes the answers."""
-    rng, tensors, modules = np.random.default_rng(seed), [], set()
-    folder.mkdir()
-    for name, shape in llm.config.shapes().items():
-        stem = name.removesuffix(".weight")
-        if name.startswith("layers.") and stem.split(".")[2] in targets.split():
-            theirs = hf_name(llm.config, name)[0].removesuffix(".weight")
-            modules.add(theirs.split(".")[-1])
-            for part, size in (("A", (rank, shape[1])), ("B", (shape[0], rank))):
-                values = (rng.standard_normal(size) * 0.1).astype(np.float32)
-                tensors.append(Tensor.of(f"base_model.model.{theirs}.lora_{part}.weight", values))
-    write_safetensors(folder / "adapter_model.safetensors", tensors, {"format": "pt"})
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": sorted(modules)}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +25,8 @@ def llm() -> LLM:
 def folders(llm, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("adapters")
     return {
-        "sea": write_adapter(folder / "sea", llm, 8, "q k v o gate up down", 1),
-        "land": write_adapter(folder / "land", llm, 3, "v down", 2),
+        "sea": write_adapter(folder / "sea", llm.config, 8, "q k v o gate up down", 1),
+        "land": write_adapter(folder / "land", llm.config, 3, "v down", 2),
     }
 
 

@@ -27,9 +27,11 @@ from glassloop.engine.request_maker import Messages, Prompt
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, SamplingError
 from glassloop.model.adapter import Adapter
+from glassloop.model.drafter import DrafterFile, is_drafter, read_drafter
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import CATALOG, DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
+from glassloop.ops.drafting import DraftOps
 from glassloop.ops.quant import Float32
 from glassloop.shown import shown
 from glassloop.text.pieces import Pieces
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
     from glassloop.diffuse.options import Diffusion
     from glassloop.edit.record import Edit
+    from glassloop.edit.repair import Check
     from glassloop.engine.lens import Lenses
     from glassloop.search.solution import Solution
     from glassloop.trace.passes import PassRecord
@@ -56,7 +59,8 @@ class LLM(Engine):
     `ops` names an op set; `weights` (q8, q4, f32) brings the matrices to another format on load. `kv_memory`
     is what keys and values may take, in bytes or as "2GB"; by default a quarter of the free memory, or two
     thirds of a GPU's.
-    `draft` is True (guess from what came before), False, or a smaller model with the same tokens.
+    `draft` is True (guess with the drafter that the package has for the model, or from what came before),
+    False, the file of a drafter, or a smaller model with the same tokens.
     `adapters` are LoRA adapters to load beside the model, by name: folders of PEFT, or files of one adapter
     each. A request chooses one with the option `adapter`.
     `store` keeps every run: True for the user's own store, a path, a `postgresql://` URL, or a `Store`.
@@ -91,7 +95,15 @@ class LLM(Engine):
         self.path, self.config = files.path, files.config
         known = (CATALOG[self.name].sampling if self.name in CATALOG else None) or {}
         self.default_sampling = with_defaults(known, default_sampling(str(files.path), files.settings))
-        self.transformer, self.tokenizer = files.load(op_set, weights)
+        drafts: bool | DrafterFile = draft is True
+        if not isinstance(draft, bool) and is_drafter(draft):
+            if not isinstance(op_set, DraftOps):
+                raise GlassloopError(
+                    f"draft is a drafter's file, which needs the op set native, not {op_set.name}"
+                )
+            drafts = read_drafter(Path(draft), files.config)
+            draft = True
+        self.transformer, self.tokenizer = files.load(op_set, weights, drafts)
         self._pieces = Pieces(self.tokenizer)
         if memory is None:
             memory = default_memory(self.transformer, most_running)
@@ -387,12 +399,16 @@ class LLM(Engine):
 
         return rewrite(self, text, spans, sampling, **options)
 
-    def repair(self, text: str | Run, **options: Any) -> Edit:
-        """Replaces the spans of a text that hurt most, or, with `check`, what a verifier does not like:
-        `glassloop.edit.repair.repair`."""
+    def repair(self, text: str | Run, *, check: str | Check | None = None, **options: Any) -> Edit:
+        """Replaces the spans of a text that hurt most, or, with `check`, what a verifier does not like: a
+        function, or a name such as "contains:rain". `glassloop.edit.repair.repair` has the other options."""
         from glassloop.edit.repair import repair
 
-        return repair(self, text, **options)
+        if isinstance(check, str):
+            from glassloop.search.verify import find_verifier
+
+            check = find_verifier(check)
+        return repair(self, text, check=check, **options)
 
     def sharpen(self, prompt: Prompt | Messages, alpha: float = 4.0, **options: Any) -> Edit:
         """Draws a text from p^alpha by Metropolis-Hastings: `glassloop.edit.power.sharpen`."""

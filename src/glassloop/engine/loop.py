@@ -31,6 +31,7 @@ from glassloop.trace.run import Past, Run
 from glassloop.trace.token import Pieces
 
 if TYPE_CHECKING:
+    from glassloop.engine.chain_drafts import ChainDrafts
     from glassloop.engine.draft_model import DraftModel
 
 T = TypeVar("T")
@@ -65,6 +66,11 @@ class Loop:
         self._draft_model = draft
         self.adapters: Mapping[str, LoadedAdapter] = {}  # by name; replaced as a whole
         self._retired: set[int] = set()  # the numbers of adapters that requests may still use
+        self._chain_drafts: ChainDrafts | None = None
+        if transformer.chain is not None and draft is None:
+            from glassloop.engine.chain_drafts import ChainDrafts
+
+            self._chain_drafts = ChainDrafts(transformer.chain, self.tree, self._step_cost, self._recent_runs)
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -141,9 +147,12 @@ class Loop:
                 self._finish(request, ending)
 
     def _draft(self) -> None:
-        """Lets the draft model, if there is one, propose the next tokens of the runs that were committed."""
+        """Lets the drafter or the draft model, if there is one, propose the next tokens of the runs that were
+        committed."""
         self._step_cost.rows = max(1, len(self.scheduler.running))
-        if self._draft_model is not None:
+        if self._chain_drafts is not None:
+            self._chain_drafts.make_drafts()
+        elif self._draft_model is not None:
             self._draft_model.make_drafts()
 
     def _forward(self, call: Call) -> tuple[Any, float]:
@@ -158,8 +167,13 @@ class Loop:
             if work.task.request.started is None:
                 work.task.request.begin(began, work.first)
         try:
-            compute = self.transformer.forward if program is None else program.compute
-            results = compute(batch, self.tree.pages)
+            if program is not None:
+                results = program.compute(batch, self.tree.pages)
+            elif self._chain_drafts is None:
+                results = self.transformer.forward(batch, self.tree.pages)
+            else:
+                results, states = self.transformer.forward_with_states(batch, self.tree.pages)
+                self._chain_drafts.states = states
         except Exception as error:
             if program is None:
                 raise
@@ -283,7 +297,9 @@ class Loop:
         guesser: Guesser | None = None
         if run.sampling.revise:
             return self._revising(request, run, order, decoder)
-        if request.drafts and self._draft_model is None:
+        if request.drafts and self._chain_drafts is not None:
+            guesser = self._chain_drafts.guesser(run, decoder)
+        elif request.drafts and self._draft_model is None:
             guesser = Lookup(self._step_cost, self._recent_runs)
         elif request.drafts and self._draft_model is not None:
             guesser = self._draft_model.guesser(run, decoder, self._step_cost)

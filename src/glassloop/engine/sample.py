@@ -123,7 +123,7 @@ class Sample:
                 break
             accepted += 1
         if self._guesser is not None:
-            self._guesser.learn(branch.tokens)
+            self._guesser.learn(branch, row.place)
 
     def _refusal(self, guess: Sequence[int]) -> Refusal:
         """Returns the record of a wrong guess, the first of these; the others were never compared."""

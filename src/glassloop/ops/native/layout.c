@@ -49,6 +49,10 @@ static const gl_constant table[] = {
 
     SIZE(gl_fault), AT(gl_fault, wrong), AT(gl_fault, at), AT(gl_fault, found), AT(gl_fault, limit),
 
+    SIZE(gl_chain), AT(gl_chain, branch_key), AT(gl_chain, position), AT(gl_chain, scale), AT(gl_chain, with_luck),
+    AT(gl_chain, most), AT(gl_chain, chance), AT(gl_chain, keep), AT(gl_chain, next), AT(gl_chain, drawn),
+    AT(gl_chain, kept), AT(gl_chain, tokens), AT(gl_chain, margins), IS(GL_MOST_DRAFTS), IS(GL_MARGINS),
+
     IS(GL_EMBED), IS(GL_NORM), IS(GL_LINEAR), IS(GL_DOWN), IS(GL_UP), IS(GL_ANGLES), IS(GL_ROTATE), IS(GL_KEEP), IS(GL_ATTEND),
     IS(GL_ACTIVATE), IS(GL_ADD), IS(GL_SCALE), IS(GL_SOFTCAP), IS(GL_TAKE), IS(GL_QUANTIZE),
 
