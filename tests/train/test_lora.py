@@ -12,7 +12,7 @@ import transformers
 from model.tiny import TINY, make
 from train.small import text_file, tiny_run
 
-from glassloop import LLM
+from glassloop import LLM, Sampling
 from glassloop.errors import GlassloopError, ModelError
 from glassloop.model.adapter import read_adapter
 from glassloop.model.loader import ModelFiles
@@ -156,3 +156,22 @@ def test_fused_matrices_are_refused_in_words(tmp_path):
     assert len(target_names(config, ("o", "up"))) == 2 * len(config.layers)
     with pytest.raises(GlassloopError, match="names no matrix"):
         target_names(config, ("gate",))
+
+
+def test_the_engine_gives_the_tokens_of_peft(base, adapted, tmp_path):
+    """Beside the model, an adapter gives the greedy tokens of PEFT and of the merged model."""
+    _, folder = adapted
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(model, folder)
+    ids = torch.tensor([ModelFiles(base).tokenizer().encode("The ")])
+    expected = theirs.generate(input_ids=ids, max_new_tokens=12, min_new_tokens=12, do_sample=False)
+    greedy = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
+    merged = LLM(export(str(base), tmp_path / "merged", adapter=str(folder)), ops="reference")
+    ours = LLM(base, ops="reference", adapters={"bird": folder})
+    run = ours.generate("The ", greedy.changed({"adapter": "bird"}))
+    assert run.token_ids == expected[0, ids.shape[1] :].tolist() == merged.generate("The ", greedy).token_ids
+    assert run.token_ids != ours.generate("The ", greedy).token_ids
+    with torch.no_grad():
+        logits = theirs(input_ids=expected[:, :-1]).logits[0].numpy()
+    found = ours.logits(expected[0, :-1].tolist(), 0, adapter="bird")
+    assert np.abs(found - logits).max() < 1e-4 * np.abs(logits).max()
