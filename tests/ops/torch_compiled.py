@@ -109,7 +109,9 @@ def variants(
         yield pointwise.norm_kernel, {"BLOCK": 4096, "CENTRED": centred, "EARLY": early}, {"num_warps": 8}
     heads = {"BLOCK": 128, "NORM": 2, "ROTATED": True}
     yield pointwise.heads_kernel, heads, {"num_warps": 1}
-    yield pointwise.keep_kernel, heads | {"PAGE": 32, "EARLY": early}, {"num_warps": 1}
+    for reaching in (False, True):
+        settings = heads | {"PAGE": 32, "EARLY": early, "REACHING": reaching}
+        yield pointwise.keep_kernel, settings, {"num_warps": 1}
     adapted = {"ROWS": ADAPTER_ROWS, "EARLY": early}
     yield adapter.down_kernel, adapted | {"WIDTH": 16, "STEP": 128}, {"num_warps": 1}
     yield adapter.up_kernel, adapted | {"WIDTH": 64, "STEP": 16}, {"num_warps": 4}
@@ -122,8 +124,16 @@ def variants(
             if early and count > 128:
                 yield _wide(architecture, count, width, gated)
     about = {"UNIT": UNIT, "HEAD": 128, "GROUP": 4, "WINDOWED": True}
-    for queries, split in ((FEW, True), (FEW, False), (MANY, False)):
-        about["QUERIES"] = queries
+    for queries, split, reaching in (
+        *(
+            (FEW, True, False),
+            (FEW, False, False),
+            (MANY, False, True),
+            (FEW, True, True),
+            (MANY, False, False),
+        ),
+    ):
+        about |= {"QUERIES": queries, "REACHING": reaching}
         settings = about | {"PAGE": 32, "BLOCK": BLOCK, "CAPPED": True, "SPLIT": split, "EARLY": early}
         yield attention.attend_kernel, settings, dict(ATTENTION)
     yield attention.merge_kernel, about | {"EARLY": early}, {"num_warps": 4}

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from ops.bad_numbers import _spoil
 from ops.device_choices import differences, random_lines, random_rows
+from ops.holes import Hole, hole_alone, hole_logits
 from ops.random_adapters import random_adapter
 from ops.random_models import random_tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -189,6 +190,36 @@ def check_units() -> None:
             found.append(np.concatenate(rows))
         close(found[0], expected, f"units with windows {windows}")
         assert found[0].tobytes() == found[1].tobytes(), f"splitting changes bits with windows {windows}"
+
+
+def check_holes() -> None:
+    """Masked rows see all of their branch, beside plain rows, as in the reference; their units have the same
+    bits from one program or many."""
+    for windows in ((None,), (20,)):
+        reference, model = models(config(windows=windows, heads=2, kv_heads=1))
+        hole = Hole(tokens(21), tokens(12, 1), tokens(6, 2))
+        expected = hole_alone(reference, hole)
+        found = []
+        for programs in (0, 10**6):
+            with (
+                patch.multiple(torch_step, UNIT=16, _PROGRAMS=programs),
+                patch.multiple(torch_program, UNIT=16, BLOCK=16),
+            ):
+                cache = Branches(model, 96, branches=2)
+                first = hole_logits(cache, model, [(0, hole, 0, 27)], [(1, 0, tokens(3, 4))])
+                cache.forward([(1, 3, tokens(1, 5))])
+                last = hole_logits(cache, model, [(0, hole, 27, 39)], [(1, 4, tokens(1, 6))])
+                again = hole_logits(cache, model, [(0, hole, 33, 39)])
+                close(again, last[6:12], "masks alone")
+            found.append(np.concatenate([first[:27], last[:12]]))
+        close(found[0], expected, f"a hole with windows {windows}")
+        assert found[0].tobytes() == found[1].tobytes(), f"splitting changes bits with windows {windows}"
+    _, model = models(config(heads=2, kv_heads=1))
+    cache = Branches(model, 96)
+    batch = cache.batch([(0, 0, tokens(9))], every_logit=True)
+    plain = model.ops.host(model.forward(batch, cache.pages)).tobytes()
+    causal = batch._replace(reach=[at + 1 for at in batch.positions])
+    assert model.ops.host(model.forward(causal, cache.pages)).tobytes() == plain
 
 
 def check_filled() -> None:

@@ -95,6 +95,26 @@ Prompt = Annotated[
 Model = Annotated[str, _model("The model: a name, a .gguf file or a folder with safetensors.")]
 RunModel = Annotated[str | None, _model("Model name or path, if the model has moved since the run.")]
 AnyModel = Annotated[str | None, _model(f"Model name or path. Default: that of the run, or {DEFAULT_MODEL}.")]
+Upstream = Annotated[
+    str | None,
+    typer.Option(
+        "--upstream",
+        metavar="URL",
+        help="Let another engine compute: the URL of an OpenAI-compatible API (vLLM, llama.cpp, Ollama, a"
+        " hosted one). --model is the name there.",
+        rich_help_panel=MODEL,
+    ),
+]
+UpstreamKey = Annotated[
+    str,
+    typer.Option(
+        "--upstream-key-env",
+        metavar="NAME",
+        help="The environment variable that has the API key of the upstream.",
+        rich_help_panel=MODEL,
+    ),
+]
+UPSTREAM_KEY = "GLASSLOOP_UPSTREAM_KEY"
 Ops = Annotated[
     str | None,
     typer.Option(
@@ -116,7 +136,8 @@ Draft = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL|off",
-        help="A smaller model for speculative decoding, or 'off'. Default: drafts come from the text.",
+        help="A smaller model or a drafter's file for speculative decoding, or 'off'. Default: the model's"
+        " own drafter, if there is one, and what came before.",
         rich_help_panel=MODEL,
     ),
 ]

@@ -35,6 +35,8 @@ def replay(
     load_plugins(plugin)
     remember(adapter or ())
     runs = find_runs(name)
+    for run in runs:
+        run.check_computable()
     llm = load(model or model_of(name, runs[0]), ops)
     verdicts = [llm.replay(run, first=first, strict=not any_model) for run in runs]
     plain = [{"run": run.id, **verdict.to_dict()} for run, verdict in zip(runs, verdicts, strict=True)]

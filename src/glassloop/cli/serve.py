@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,15 @@ from glassloop.cli.adapters import Adapters, load_given, remember
 from glassloop.cli.help import OUTPUT
 from glassloop.cli.options import (
     DEFAULT_MODEL,
+    UPSTREAM_KEY,
     Draft,
     KVMemory,
     Model,
     ModelDefaults,
     Ops,
     Plugins,
+    Upstream,
+    UpstreamKey,
     load_plugins,
 )
 from glassloop.cli.terminal import working
@@ -38,6 +42,8 @@ _IN_MEMORY = (
 
 def serve(
     model: Model = DEFAULT_MODEL,
+    upstream: Upstream = None,
+    upstream_key_env: UpstreamKey = UPSTREAM_KEY,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The address to listen on.", rich_help_panel=_ACCESS)
     ] = "127.0.0.1",
@@ -81,6 +87,15 @@ def serve(
     no_store: Annotated[
         bool, typer.Option("--no-store", help="Keep runs in memory only.", rich_help_panel=OUTPUT)
     ] = False,
+    training: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Show the training runs in this folder in the studio: `glassloop train run FOLDER/NAME`.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
     model_defaults: ModelDefaults = True,
     ops: Ops = None,
     kv_memory: KVMemory = None,
@@ -245,12 +260,17 @@ def serve(
         grace=grace,
         log_prompts=log_prompts,
         allow_origins=tuple(allow_origin or ()),
+        training=training,
     )
     if store is not None and no_store:
         raise GlassloopError("--store and --no-store are both given; one of them at most is expected")
     note = "runs are kept in memory only"
     if not no_store and keep != 0:  # before the model is loaded, which may take a while
         settings, note = _with_store(settings)
+    if upstream is not None:
+        here = {"ops": ops, "kv-memory": kv_memory, "draft": draft, "plugin": plugin, "replicas": replicas}
+        _serve_upstream(upstream, upstream_key_env, settings, note, here)
+        return
     if replicas is None:
         given = {"most-replicas": most_replicas, "address": address, "also": also, "memory": memory}
         for name, value in {**given, "threads": threads, "gpus": gpus or None}.items():
@@ -294,6 +314,16 @@ def serve(
 
         llm.default_sampling = Sampling()
     run(llm, settings, note)
+
+
+def _serve_upstream(
+    url: str, key_variable: str, settings: Settings, note: str, here: Mapping[str, object]
+) -> None:
+    from glassloop.cli.kept import load_upstream
+    from glassloop.server.serve import serve as run
+
+    engine = load_upstream(url, settings.model, key_variable, **here)
+    run(engine, replace(settings, model=engine.model), note)
 
 
 def _share_of_memory(replicas: int) -> int:

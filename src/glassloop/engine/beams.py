@@ -75,6 +75,7 @@ class Beams:
     """The task of a beam search. The scheduler computes all of its branches together."""
 
     program = None  # its rows are those of the forward pass
+    masked = False
     decoder = None  # the beams are compared with each other
 
     def __init__(

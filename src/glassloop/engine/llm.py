@@ -19,15 +19,19 @@ from glassloop.engine.follow import afollow, follow, raise_error
 from glassloop.engine.generation import as_completed, complete, sampling_of_each
 from glassloop.engine.logits import RowCache, logits_after
 from glassloop.engine.loop import LoadedAdapter, Loop
+from glassloop.engine.masked import Mask
 from glassloop.engine.memory import default_memory, parse_bytes
 from glassloop.engine.protocol import Engine, Statistics
 from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Messages, Prompt
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, SamplingError
+from glassloop.model.adapter import Adapter
+from glassloop.model.drafter import DrafterFile, is_drafter, read_drafter
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import CATALOG, DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
+from glassloop.ops.drafting import DraftOps
 from glassloop.ops.quant import Float32
 from glassloop.shown import shown
 from glassloop.text.pieces import Pieces
@@ -36,9 +40,12 @@ from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
+    from glassloop.diffuse.options import Diffusion
     from glassloop.edit.record import Edit
+    from glassloop.edit.repair import Check
     from glassloop.engine.lens import Lenses
     from glassloop.search.solution import Solution
+    from glassloop.trace.passes import PassRecord
     from glassloop.trace.store import Store
     from glassloop.trace.verdict import Verdict
 
@@ -52,7 +59,8 @@ class LLM(Engine):
     `ops` names an op set; `weights` (q8, q4, f32) brings the matrices to another format on load. `kv_memory`
     is what keys and values may take, in bytes or as "2GB"; by default a quarter of the free memory, or two
     thirds of a GPU's.
-    `draft` is True (guess from what came before), False, or a smaller model with the same tokens.
+    `draft` is True (guess with the drafter that the package has for the model, or from what came before),
+    False, the file of a drafter, or a smaller model with the same tokens.
     `adapters` are LoRA adapters to load beside the model, by name: folders of PEFT, or files of one adapter
     each. A request chooses one with the option `adapter`.
     `store` keeps every run: True for the user's own store, a path, a `postgresql://` URL, or a `Store`.
@@ -61,6 +69,8 @@ class LLM(Engine):
     without a `Sampling` uses it, with the keyword options of the call (`temperature=0`) in place of some. A
     `Sampling` that is given is used as it is.
     """
+
+    _mask: Mask | None = None
 
     def __init__(
         self,
@@ -85,7 +95,15 @@ class LLM(Engine):
         self.path, self.config = files.path, files.config
         known = (CATALOG[self.name].sampling if self.name in CATALOG else None) or {}
         self.default_sampling = with_defaults(known, default_sampling(str(files.path), files.settings))
-        self.transformer, self.tokenizer = files.load(op_set, weights)
+        drafts: bool | DrafterFile = draft is True
+        if not isinstance(draft, bool) and is_drafter(draft):
+            if not isinstance(op_set, DraftOps):
+                raise GlassloopError(
+                    f"draft is a drafter's file, which needs the op set native, not {op_set.name}"
+                )
+            drafts = read_drafter(Path(draft), files.config)
+            draft = True
+        self.transformer, self.tokenizer = files.load(op_set, weights, drafts)
         self._pieces = Pieces(self.tokenizer)
         if memory is None:
             memory = default_memory(self.transformer, most_running)
@@ -286,6 +304,48 @@ class LLM(Engine):
 
         return solve(self, question, method=method, **options)
 
+    def diffuse(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        diffusion: Diffusion | Mapping[str, Any] | None = None,
+        on_pass: Callable[[Run, PassRecord], None] | None = None,
+        deadline: Deadline | None = None,
+        **options: Any,
+    ) -> Run:
+        """Writes the answer to a prompt by diffusion: blocks of masks, each filled in passes. `diffusion` has
+        the options of `glassloop.diffuse.options.Diffusion`; `options` are fields of `Sampling`. `on_pass` is
+        told of every pass, on the engine's thread. docs/diffusion.md describes it."""
+        from glassloop.diffuse.write import diffuse
+
+        chosen = resolve(sampling, options, self.default_sampling)
+        return diffuse(self, prompt, chosen, diffusion, on_pass=on_pass, deadline=deadline)
+
+    @property
+    def mask(self) -> Mask:
+        """What masked rows are for this model. Raises if it has been trained on none."""
+        if self._mask is None:
+            raise GlassloopError(
+                f"{self.name} has no adapter for masked rows; load_holes() with such an adapter is expected,"
+                " or a model that was trained on masked text"
+            )
+        return self._mask
+
+    def load_holes(self, adapter: str | Path | Adapter) -> None:
+        """Loads the adapter that acts on masked rows, in place of the one there was. It changes nothing else
+        that the model computes."""
+        from glassloop.model.adapter import read_adapter
+
+        made = adapter if isinstance(adapter, Adapter) else read_adapter(adapter, self.config)
+        if made.mask_token is None or not 0 <= made.mask_token < self.config.vocab_size:
+            raise GlassloopError(
+                f"adapter {made.name} has no mask token; one made for masked rows is expected"
+            )
+        numbers: list[int] = []
+        self.engine.call(lambda: numbers.append(self.transformer.load_adapter(made)))
+        self._mask = Mask(made.mask_token, numbers[0])
+
     def fork(
         self,
         run: Run,
@@ -336,12 +396,16 @@ class LLM(Engine):
 
         return rewrite(self, text, spans, sampling, **options)
 
-    def repair(self, text: str | Run, **options: Any) -> Edit:
-        """Replaces the spans of a text that hurt most, or, with `check`, what a verifier does not like:
-        `glassloop.edit.repair.repair`."""
+    def repair(self, text: str | Run, *, check: str | Check | None = None, **options: Any) -> Edit:
+        """Replaces the spans of a text that hurt most, or, with `check`, what a verifier does not like: a
+        function, or a name such as "contains:rain". `glassloop.edit.repair.repair` has the other options."""
         from glassloop.edit.repair import repair
 
-        return repair(self, text, **options)
+        if isinstance(check, str):
+            from glassloop.search.verify import find_verifier
+
+            check = find_verifier(check)
+        return repair(self, text, check=check, **options)
 
     def sharpen(self, prompt: Prompt | Messages, alpha: float = 4.0, **options: Any) -> Edit:
         """Draws a text from p^alpha by Metropolis-Hastings: `glassloop.edit.power.sharpen`."""

@@ -16,6 +16,7 @@ from glassloop.decode.compiled import Compiled
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.decode.stop import Ending
 from glassloop.engine.drafts import Guesser, Lookup, RecentRuns, StepCost
+from glassloop.engine.masked import MaskedBranch
 from glassloop.engine.reading import Reading
 from glassloop.engine.request import Request
 from glassloop.engine.sample import Sample
@@ -30,6 +31,7 @@ from glassloop.trace.run import Past, Run
 from glassloop.trace.token import Pieces
 
 if TYPE_CHECKING:
+    from glassloop.engine.chain_drafts import ChainDrafts
     from glassloop.engine.draft_model import DraftModel
 
 T = TypeVar("T")
@@ -64,6 +66,11 @@ class Loop:
         self._draft_model = draft
         self.adapters: Mapping[str, LoadedAdapter] = {}  # by name; replaced as a whole
         self._retired: set[int] = set()  # the numbers of adapters that requests may still use
+        self._chain_drafts: ChainDrafts | None = None
+        if transformer.chain is not None and draft is None:
+            from glassloop.engine.chain_drafts import ChainDrafts
+
+            self._chain_drafts = ChainDrafts(transformer.chain, self.tree, self._step_cost, self._recent_runs)
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -72,6 +79,7 @@ class Loop:
         try:
             tasks = self._tasks_of(request)
             self._check(tasks[0])
+            self._check_pass(tasks[0])
         except Exception as error:
             request.fail(error)
             return
@@ -139,9 +147,12 @@ class Loop:
                 self._finish(request, ending)
 
     def _draft(self) -> None:
-        """Lets the draft model, if there is one, propose the next tokens of the runs that were committed."""
+        """Lets the drafter or the draft model, if there is one, propose the next tokens of the runs that were
+        committed."""
         self._step_cost.rows = max(1, len(self.scheduler.running))
-        if self._draft_model is not None:
+        if self._chain_drafts is not None:
+            self._chain_drafts.make_drafts()
+        elif self._draft_model is not None:
             self._draft_model.make_drafts()
 
     def _forward(self, call: Call) -> tuple[Any, float]:
@@ -156,8 +167,13 @@ class Loop:
             if work.task.request.started is None:
                 work.task.request.begin(began, work.first)
         try:
-            compute = self.transformer.forward if program is None else program.compute
-            results = compute(batch, self.tree.pages)
+            if program is not None:
+                results = program.compute(batch, self.tree.pages)
+            elif self._chain_drafts is None:
+                results = self.transformer.forward(batch, self.tree.pages)
+            else:
+                results, states = self.transformer.forward_with_states(batch, self.tree.pages)
+                self._chain_drafts.states = states
         except Exception as error:
             if program is None:
                 raise
@@ -277,7 +293,9 @@ class Loop:
         guesser: Guesser | None = None
         if run.sampling.revise:
             return self._revising(request, run, order, decoder)
-        if request.drafts and self._draft_model is None:
+        if request.drafts and self._chain_drafts is not None:
+            guesser = self._chain_drafts.guesser(run, decoder)
+        elif request.drafts and self._draft_model is None:
             guesser = Lookup(self._step_cost, self._recent_runs)
         elif request.drafts and self._draft_model is not None:
             guesser = self._draft_model.guesser(run, decoder, self._step_cost)
@@ -294,10 +312,15 @@ class Loop:
         return Revising(request, run, order, *tools, tree=self.tree, decoder_of=decoder_of)
 
     def decoder(
-        self, drawn: Run | Past, prompt_ids: Sequence[int], compiled: Compiled | None = None
+        self,
+        drawn: Run | Past,
+        prompt_ids: Sequence[int],
+        compiled: Compiled | None = None,
+        never: Sequence[int] = (),
     ) -> Decoder:
         """Returns a decoder with the options, seed and salt of a run, or of the past of a fork, for a branch
-        of this model. Without `compiled` the options are compiled here."""
+        of this model. Without `compiled` the options are compiled here. `never` are ids that it must not
+        choose."""
         return Decoder(
             drawn.sampling,
             self.transformer.config.vocab_size,
@@ -308,6 +331,7 @@ class Loop:
             tuple(self.tokenizer.eos_ids),
             self._row_ops,
             compiled,
+            never,
         )
 
     def _check(self, task: Task) -> None:
@@ -316,8 +340,31 @@ class Loop:
         size, context = self.transformer.config.vocab_size, self.transformer.config.context
         for branch in task.branches:
             tokens = branch.tokens
+            if task.masked and not tokens:
+                continue
             if not tokens or len(tokens) > context:
                 raise GlassloopError(f"there are {len(tokens)} tokens; 1 to {context} are expected")
             if min(tokens) < 0 or max(tokens) >= size:
                 wrong = next(token for token in tokens if not 0 <= token < size)
                 raise GlassloopError(f"there is a token id {wrong}; ids from 0 to {size - 1} are expected")
+
+    def _check_pass(self, task: Task) -> None:
+        """Raises unless a pass of a masked task fits into a step beside others, and its rows are the
+        model's."""
+        if not task.masked:
+            return
+        (branch,) = task.branches
+        assert isinstance(branch, MaskedBranch)
+        config, most = self.transformer.config, self.transformer.ops.step_rows // 2
+        rows = [*branch.kept, *branch.next.rows]
+        if not 0 < len(branch.next.rows) <= most:
+            raise GlassloopError(
+                f"a pass has {len(branch.next.rows)} rows; 1 to {most} are expected, since they are computed"
+                " in one step"
+            )
+        for row in rows:
+            if not 0 <= row.id < config.vocab_size or not 0 <= row.position < config.context:
+                raise GlassloopError(
+                    f"a row has the token {row.id} at the position {row.position}; a token below"
+                    f" {config.vocab_size} at a position below {config.context} is expected"
+                )

@@ -33,6 +33,7 @@ class Reading:
 
     priority = 0
     decoder = None  # it chooses no token
+    masked = False
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Reading:
         self.started: float | None = None
         self.ended = False
         self.host: Callable[[Any], Float32] = np.asarray  # the op set's, once it is queued
-        self.branches = [Branch(list(ids), first + 1, adapter)]
+        self.branches: Sequence[Branch] = [Branch(list(ids), first + 1, adapter)]
         self._take = take
         self._error: Exception | None = None
         self._over = Event()

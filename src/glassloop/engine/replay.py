@@ -25,8 +25,10 @@ from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError, TraceError
 from glassloop.ops.quant import Float32
 from glassloop.shown import printable
+from glassloop.trace.run import NoSuchToken as NoSuchToken
 from glassloop.trace.run import Past, Run
 from glassloop.trace.token import Token
+from glassloop.trace.told import explain_told
 from glassloop.trace.verdict import Difference, Verdict
 
 if TYPE_CHECKING:
@@ -37,10 +39,6 @@ Part = Literal["answer", "prompt"]  # which tokens of a run
 Luck = Literal["same", "new"]  # the run's own, or that of the next fork
 
 _LOOK_UP = 0.1  # seconds between two looks at the deadline while a search is awaited
-
-
-class NoSuchToken(TraceError):
-    """The run has no token at the place that was asked about."""
 
 
 def explain_token(
@@ -63,6 +61,8 @@ def explain_token(
     prompt there are no logits, so nothing can be said about it. `logits` returns the row of logits after the
     given tokens with the adapter of this number; without it the engine computes it.
     """
+    if run.upstream is not None:
+        return explain_told(run, at, of=of, luck=luck, shown=shown, **overrides)
     check_run(llm, run)
     past = run.drawn_with(at if of == "answer" else 0)
     sampling, seed, salt = past.sampling, past.seed, past.salt
@@ -160,6 +160,7 @@ def replay_run(
 ) -> Verdict:
     """Compares every number of every token, from the place `first` on. A run of another op set is compared
     too, and the verdict says so; unless `strict`, so is a run of another model that knows its token ids."""
+    run.check_computable()
     notes = _notes(llm, run)
     if strict:
         check_run(llm, run)
@@ -194,6 +195,7 @@ def replay_run(
 def check_run(llm: RequestMaker, run: Run) -> None:
     """Raises unless this model can compute with the run: the same files made the run, and all of its tokens
     are in the vocabulary and fit into the context. Any other run can only be looked at."""
+    run.check_computable()
     if _is_of_another(llm, run):
         made = f"another model: {run.model}" if run.identity else f"a model that is not known: {run.model}"
         raise TraceError(

@@ -24,6 +24,7 @@ class Sample:
     queued once it is in the KV tree, and find it there."""
 
     program = None  # its rows are those of the forward pass
+    masked = False
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class Sample:
                 break
             accepted += 1
         if self._guesser is not None:
-            self._guesser.learn(branch.tokens)
+            self._guesser.learn(branch, row.place)
 
     def _refusal(self, guess: Sequence[int]) -> Refusal:
         """Returns the record of a wrong guess, the first of these; the others were never compared."""

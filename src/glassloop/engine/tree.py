@@ -36,7 +36,7 @@ class NoRoom(GlassloopError):
 class Node:
     """One page of tokens, with its keys and values in each group of layers."""
 
-    parent: Node | None  # None: the root, or a node that is no longer in the tree
+    parent: Node | None  # None: the root, a node that is no longer in the tree, or one of a scratch path
     tokens: list[int]
     pages: list[int]  # for each group of layers
     number: int  # orders nodes of equal use and depth in the heap
@@ -183,6 +183,31 @@ class KVTree:
         self._enter(twin, path.nodes, path.length)
         return twin
 
+    def scratch(self, path: Path) -> Path:
+        """Returns a fork of a path that `reserve` can lengthen by pages of its own, which no other path can
+        match. For tokens whose keys and values are not those of a plain text."""
+        twin, offset = self.fork(path), path.length % PAGE
+        if offset:
+            try:
+                shared = twin.nodes[-1]
+                node = self._private(shared.depth)
+            except NoRoom:
+                self.release(twin)
+                raise
+            for group, (source, target) in enumerate(zip(shared.pages, node.pages, strict=True)):
+                self.pages[group].copy(source, target)
+            self._leave(twin)
+            self._hold(twin, node)
+        return twin
+
+    def reserve(self, path: Path, length: int) -> None:
+        """Gives a path that `scratch` has made pages up to this length, and keeps those that it has. If there
+        are not enough, raises NoRoom; what it got stays with the path."""
+        while len(path.nodes) < pages_for(length):
+            self._hold(path, self._private(len(path.nodes)))
+            path.length = len(path.nodes) * PAGE
+        path.length = max(path.length, length)
+
     def release(self, path: Path) -> None:
         """Gives up a path. What it computed stays until the room is needed."""
         self._clock += 1
@@ -270,7 +295,9 @@ class KVTree:
         node.used = self._clock
         if node.refs == 0:
             del node.tokens[node.ready :]  # reserved, never computed
-        if node.tokens:
+        if node.parent is None:
+            self._give_back_all(node)  # it is private, so no other path can come back to it
+        elif node.tokens:
             self._may_go(node)
         else:
             self._remove(node)
@@ -321,6 +348,12 @@ class KVTree:
         self.node_count += 1
         return node
 
+    def _private(self, depth: int) -> Node:
+        """Returns a new node for one path, which is not in the tree: it has no parent and no tokens."""
+        made = Node(None, [], self._take(), next(self._numbers), depth)
+        self.node_count += 1
+        return made
+
     def _take(self) -> list[int]:
         """Takes a free page for each group of layers."""
         while len(self.free) < len(self.pages):
@@ -360,13 +393,16 @@ class KVTree:
         siblings.remove(node)
         if not siblings:
             del parent.children[node.key]
+        node.parent = None
+        self._give_back_all(node)
+        if parent.depth >= 0:  # it is not a root
+            self._may_go(parent)
+
+    def _give_back_all(self, node: Node) -> None:
         for group, page in enumerate(node.pages):
             if page != GONE:
                 self._give_back(node, group)
-        node.parent = None
         self.node_count -= 1
-        if parent.depth >= 0:  # it is not a root
-            self._may_go(parent)
 
     def _give_back(self, node: Node, group: int) -> None:
         self.free.append(node.pages[group])

@@ -28,8 +28,10 @@ from glassloop.model.config import (
     ModelConfig,
     NormConfig,
 )
+from glassloop.model.drafter import Drafter, DrafterFile
 from glassloop.model.rope import Rope
 from glassloop.ops.batch import Batch, BatchError
+from glassloop.ops.drafting import DraftChain, DraftOps
 from glassloop.ops.exact import exp, log_of, sin_cos
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, shapes_of
 from glassloop.ops.protocol import Array, Forward, LowRank, Matrix, Ops
@@ -44,7 +46,7 @@ class Linear(NamedTuple):
 
     def forward(self, x: Array, step: Step) -> Array:
         y = step.ops.linear(x, self.weight, self.bias)
-        if self.name not in step.adapted:
+        if not step.adapted or self.name not in step.adapted:
             return y
         return step.ops.adapt(y, x, step.batch.adapters, step.adapted[self.name])
 
@@ -185,10 +187,19 @@ class Program:
 
 
 class Transformer:
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], ops: Ops) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        ops: Ops,
+        drafter: DrafterFile | None = None,
+    ) -> None:
+        """With a drafter, which an op set with chains can have, the pages also keep what its chains attend
+        to."""
         self.config = config
         self.ops = ops
         load = _Weights(weights, ops)
+        self.drafter = None if drafter is None else Drafter(drafter.config, config, drafter.weights, ops)
         self.token_embedding = load.matrix("token_embedding.weight")
         self.position_embedding = self._position_table(weights)
         self.cache_specs, self.places = self._cache_groups()
@@ -202,12 +213,21 @@ class Transformer:
         self.frequencies = {rope: rope.frequencies() for rope in ropes if rope is not None}
         self.adapters = Adapters()
         self._one_change = Lock()  # of the adapters
-        self._program = Program(self, self._logits)
+        self._program = Program(self, self._logits if drafter is None else self._logits_and_states)
+        self.chain: DraftChain | None = None
+        if drafter is not None and isinstance(ops, DraftOps):
+            self.chain = ops.chain(self._draft, drafter.tokens)
 
     def forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         """Returns the logits of the wanted rows, [wanted, vocabulary], and writes the keys and values of all
         rows to their pages."""
-        return self._program(batch, pages)
+        return self._program(batch, pages) if self.drafter is None else self._program(batch, pages)[0]
+
+    def forward_with_states(self, batch: Batch, pages: Sequence[Pages]) -> tuple[Array, Array]:
+        """Returns what `forward` does, and the states of the wanted rows, [wanted, dim], that chains of
+        drafts begin with. The model has a drafter."""
+        logits, states = self._program(batch, pages)
+        return logits, states
 
     def hidden(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         """Returns what the language head would read of the wanted rows, [wanted, dim]."""
@@ -263,6 +283,8 @@ class Transformer:
         that a window gives back can be used for any layers.
         """
         caches = [layer.mixer.cache for layer in self.config.layers]
+        if self.drafter is not None:
+            caches.append(self.drafter.mixer.cache)
         layers = math.gcd(*Counter(caches).values())
         groups: dict[tuple[CacheSpec, int], int] = {}
         places: list[Place] = []
@@ -275,6 +297,45 @@ class Transformer:
     def _logits(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         return self.logits(self._hidden(batch, pages))
 
+    def _logits_and_states(self, batch: Batch, pages: Sequence[Pages]) -> list[Array]:
+        """The forward pass with the drafter's part: all rows get a state, and its keys and values are
+        kept."""
+        drafter, ops = self.drafter, self.ops
+        assert drafter is not None and isinstance(ops, DraftOps)
+        features: dict[int, Array] = {}
+        for number, x in enumerate(self.residuals(batch, pages, ops)):
+            if number in drafter.config.features:
+                features[number] = x
+        states = drafter.state([features[number] for number in drafter.config.features])
+        ops.keep(*drafter.keys_and_values(states, self._draft_angles(batch)), self.places[-1])
+        return [self.logits(self.final_hidden(x, batch)), ops.take(states, batch.wanted)]
+
+    def _draft(self, batch: Batch, pages: Sequence[Pages]) -> list[Array]:
+        """A step of a chain: the logits of the drafted tokens, and the next states."""
+        drafter, ops = self.drafter, self.ops
+        assert drafter is not None and isinstance(ops, DraftOps)
+        mixer = drafter.mixer
+
+        def attend(q: Array) -> Array:
+            return ops.attend(q, mixer.kv_heads, self.places[-1], mixer.scale, None, mixer.softcap)
+
+        state = drafter.step(
+            ops.given(self.config.dim), self._embedded(batch, ops), self._draft_angles(batch), attend
+        )
+        return [ops.take(drafter.logits(state), batch.wanted), ops.take(state, batch.wanted)]
+
+    def _draft_angles(self, batch: Batch) -> Array | None:
+        assert self.drafter is not None
+        rope = self.drafter.mixer.rope
+        if rope is None:
+            return None
+        return self.ops.angles(batch.positions, self.frequencies[rope], rope.sharpness)
+
+    def _embedded(self, batch: Batch, ops: Ops) -> Array:
+        """A vector for each token. [rows, dim]"""
+        x = ops.embed(self.token_embedding, batch.tokens)
+        return x if self.config.embedding_scale == 1.0 else ops.scale(x, self.config.embedding_scale)
+
     def _hidden(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         for x in self.residuals(batch, pages, self.ops):  # noqa: B007  # the last one is what counts
             pass
@@ -283,9 +344,7 @@ class Transformer:
     def residuals(self, batch: Batch, pages: Sequence[Pages], ops: Ops) -> Iterator[Array]:
         """Yields the residual stream as it enters the first layer, and as it leaves each one. [rows, dim]"""
         # Embedding: a vector for each token.
-        x = ops.embed(self.token_embedding, batch.tokens)  # [rows, dim]
-        if self.config.embedding_scale != 1.0:
-            x = ops.scale(x, self.config.embedding_scale)
+        x = self._embedded(batch, ops)  # [rows, dim]
         adapters = self.adapters if batch.adapters else Adapters()
         if batch.adapters:
             x = ops.add(x, ops.embed(adapters.embedding, batch.adapters))

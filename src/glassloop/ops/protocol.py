@@ -125,7 +125,8 @@ class Ops(Protocol):
     ) -> Array:
         """Writes k and v to their pages, then lets each row attend to its branch: [rows, heads * head dim].
 
-        With a window, a row sees itself and the `window - 1` positions before it.
+        A row sees the slots up to its own, or as many as `batch.reach` says. With a window, a row sees
+        itself, the `window - 1` slots before it, and what is within its reach after it.
         """
 
     def activate(self, x: Array, kind: Activation) -> Array: ...

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from glassloop.ops import rows as reference_rows
-from glassloop.ops.batch import PAGE, Batch, BatchError, Int32, Span, check_page, check_spans, pages_for
+from glassloop.ops.batch import PAGE, Batch, BatchError, Span, check_page, check_spans, pages_for
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.memory import free_host_memory
 from glassloop.ops.protocol import Activation, Forward, LowRank
@@ -166,7 +166,7 @@ class ReferenceOps:
             keys, values = own.read(place, span)
             for start in range(span.start, span.stop, _QUERIES_AT_ONCE):
                 rows = slice(start, min(start + _QUERIES_AT_ONCE, span.stop))
-                visible = _visible(span, np.array(batch.positions[rows]), window)
+                visible = _visible(batch, span, rows, window)
                 out[rows] = _attend(q[rows], keys, values, visible, scale, softcap)
         return out.reshape(len(q), -1)
 
@@ -209,7 +209,8 @@ def _check(batch: Batch, pages: Sequence[Pages]) -> None:
     if batch.wanted and (min(batch.wanted) < 0 or max(batch.wanted) >= len(batch.tokens)):
         raise BatchError(f"rows {batch.wanted} are wanted; there are {len(batch.tokens)}")
     for number, span in enumerate(batch.spans):
-        if list(batch.positions[span.start : span.stop]) != list(range(span.first, span.length)):
+        positions = batch.positions[span.start : span.stop]
+        if not batch.reach and list(positions) != list(range(span.first, span.length)):
             raise BatchError(f"span {number} has positions that are not its own")
         used = span.pages[:, : pages_for(span.length)]
         for group, table in zip(pages, used, strict=True):
@@ -217,11 +218,12 @@ def _check(batch: Batch, pages: Sequence[Pages]) -> None:
             check_page(int(table.max()), group.count)
 
 
-def _visible(span: Span, positions: Int32, window: int | None) -> np.ndarray:
-    """Returns the causal mask: which positions of its branch each row sees. [rows, length]"""
+def _visible(batch: Batch, span: Span, rows: slice, window: int | None) -> np.ndarray:
+    """Returns the mask of attention: which slots of its branch each row sees. [rows, length]"""
     key = np.arange(span.length)
-    query = positions[:, None]
-    return key <= query if window is None else (key <= query) & (key > query - window)
+    own = span.first + np.arange(rows.start, rows.stop)[:, None] - span.start
+    reach = np.array(batch.reach[rows])[:, None] if batch.reach else own + 1
+    return key < reach if window is None else (key < reach) & (key > own - window)
 
 
 def _attend(

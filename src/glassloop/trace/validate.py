@@ -33,7 +33,7 @@ _LARGEST = 1e308  # of any number, so that it fits a float64
 _MOST_MESSAGES = 10_000  # of a conversation, and parts of one message
 _MOST_CONVERSATION = 2 << 20  # characters of a conversation as JSON
 # Fields that older files do not have.
-_LATER = ("refused", "plugins", "messages", "search", "revised", "moves", "adapters")
+_LATER = ("refused", "plugins", "messages", "search", "revised", "moves", "adapters", "upstream")
 
 _MODEL_HASH = re.compile(r"([0-9a-f]{64}(\+[a-z0-9_]{1,16})?)?")
 _POSITION = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -331,6 +331,18 @@ _PAST_FIELDS: dict[str, Check] = {
     "salt": _word64,
     "plugins": _plugins,
 }
+_UPSTREAM = _object_of(
+    {
+        "url": _text(2048),
+        "server": _text(64),
+        "endpoint": _one_of("chat", "completions"),
+        "logprobs": _one_of(True, False),
+        "prompt_tokens": _optional(_count),
+        "completion_tokens": _optional(_count),
+        "cached_tokens": _optional(_count),
+        "fingerprint": _optional(_text(256)),
+    }
+)
 FIELDS: dict[str, Check] = {
     "id": _id,
     "created": _number(0, _LAST_YEAR),
@@ -364,6 +376,7 @@ FIELDS: dict[str, Check] = {
     "search": _optional(_is_object),  # `search.record` checks the rest where a search is read
     "forks": _forks,
     "moves": _list(_row(_count, _text(256), _text(256), _text(64)), most=_MOST_MOVES),
+    "upstream": _optional(_UPSTREAM),
     "prompt_records": _count,
     "records": _count,
     "end_records": _one_of(0, 1),

@@ -112,7 +112,7 @@ class Program:
         check_batch(batch, len(pages), self._tables)
         rows, wanted = len(batch.tokens), len(batch.wanted)
         one_each = len(batch.spans) == rows == wanted and rows <= SIZES[-1]
-        captured = one_each and not INTERPRETED
+        captured = one_each and not INTERPRETED and not batch.reach
         size = next(each for each in SIZES if each >= rows) if captured else rows
         units = self._numbers.upload(batch, pages, size, self._head_counts)
         self._make_room(size, size if captured else wanted, max(batch.positions) + 1, pages)
@@ -320,6 +320,7 @@ class Program:
             key_weight=x if key_norm is None else key_norm.weight,
             key_bias=x if key_norm is None or key_norm.bias is None else key_norm.bias,
             positions=step.ids["positions"],
+            slots=step.slots,
             row_table=step.row_table,
             row_stride=step.row_stride,
             tables=step.tables,
@@ -333,6 +334,7 @@ class Program:
             layer_offset=layer * pages.keys.stride(1),
             group=group,
             PAGE=PAGE,
+            REACHING=step.reach is not None,
             num_warps=1,
             **self._head_settings(query, x),
         )
@@ -384,7 +386,7 @@ class Program:
         window: int,
         softcap: float,
     ) -> None:
-        pages, positions = step.pages[group], step.ids["positions"]
+        pages, reach = step.pages[group], step.slots if step.reach is None else step.reach
         for tiles in step.tiles:
             grid = (len(tiles.rows), kv_heads)
             settings = {
@@ -393,8 +395,9 @@ class Program:
                 "HEAD": _head_block(head_dim),
                 "GROUP": heads // kv_heads,
                 "WINDOWED": window > 0,
+                "REACHING": step.reach is not None,
             }
-            cut = (positions, tiles.rows, tiles.counts, queries.stride(0), head_dim, window)
+            cut = (step.slots, reach, tiles.rows, tiles.counts, queries.stride(0), head_dim, window)
             self._launch(
                 attention.attend_kernel,
                 (*grid, tiles.units) if tiles.units else grid,

@@ -55,6 +55,8 @@ class Step(NamedTuple):
     ids: dict[str, torch.Tensor]  # tokens, positions, wanted rows and adapters
     row_table: torch.Tensor  # where the page tables of the row's branch begin
     row_stride: torch.Tensor  # the number of pages in each of them
+    slots: torch.Tensor  # of each row; the positions, if the batch has no reach
+    reach: torch.Tensor | None
     tables: torch.Tensor
     tiles: list[TileGroup]
     pages: Sequence[TorchPages]
@@ -68,14 +70,7 @@ def check_batch(batch: Batch, groups: int, tables: dict[str, int]) -> None:
     rows = len(batch.tokens)
     if batch.wanted and (min(batch.wanted) < 0 or max(batch.wanted) >= rows):
         raise BatchError(f"rows {batch.wanted} are wanted; there are {rows}")
-    if len(batch.spans) == rows:
-        positions = [span.first for span in batch.spans]
-    else:
-        positions = [
-            *chain.from_iterable(
-                [range(first, first + stop - start) for start, stop, first, _ in batch.spans]
-            )
-        ]
+    positions = batch.positions if batch.reach else _slots(batch)
     if batch.positions != positions:
         wrong = next(row for row in range(rows) if batch.positions[row] != positions[row])
         raise BatchError(
@@ -86,6 +81,14 @@ def check_batch(batch: Batch, groups: int, tables: dict[str, int]) -> None:
         if min(ids) < 0 or max(ids) >= size:
             wrong = next(id for id in ids if not 0 <= id < size)
             raise BatchError(f"a row has the number {wrong}; one from 0 to {size - 1} is expected")
+
+
+def _slots(batch: Batch) -> list[int]:
+    if len(batch.spans) == len(batch.tokens):
+        return [span.first for span in batch.spans]
+    return [
+        *chain.from_iterable([range(first, first + stop - start) for start, stop, first, _ in batch.spans])
+    ]
 
 
 class Numbers:
@@ -99,6 +102,7 @@ class Numbers:
         # Of the last batch: the places of its parts, its sizes and tiles.
         self._parts: list[slice] = []
         self._sizes = 0, 0
+        self._has_reach = False
         self._tiles: list[tuple[int, int]] = []
         self._is_adapted = False
 
@@ -130,10 +134,12 @@ class Numbers:
             row_stride,
             [*batch.wanted, *range(rows, size)],
             *(() if not batch.adapters else ([*batch.adapters, *filling], *_adapter_tiles(batch, size))),
+            *([_slots(batch), batch.reach] if batch.reach else ()),  # such a batch is not filled up
             *chain.from_iterable([each[:2] for each in tiles]),
             np.append(tables, [group.count for group in pages]),
         ]
         self._sizes, self._tiles = (size, len(parts[4])), [each[2:] for each in tiles]
+        self._has_reach = bool(batch.reach)
         self._is_adapted = len(batch.adapters) > 0
         self._copy(parts)
         return tuple(each.units for each in tiles)
@@ -146,11 +152,16 @@ class Numbers:
         if self._is_adapted:
             (ids["adapters"], *about), tiles = tiles[:4], tiles[4:]
             adapter_tiles = AdapterTiles(*about)
+        slots, reach = positions, None
+        if self._has_reach:
+            slots, reach, *tiles = tiles
         return Step(
             *self._sizes,
             ids,
             row_table,
             row_stride,
+            slots,
+            reach,
             self._device[self._parts[-1].start :],
             [
                 TileGroup(tiles[2 * index], tiles[2 * index + 1], *about)
@@ -208,7 +219,7 @@ def partial_numbers(tiles: TileGroup, heads: Heads) -> int:
 def _tiles(batch: Batch, size: int, heads: Heads) -> list[TileGroup]:
     """Cuts the rows of short and of long spans into tiles."""
     few, many = (max(most, 1 << (heads.group - 1).bit_length()) for most in (FEW, MANY))
-    longest = 1 + max(batch.positions)
+    longest = max([span.length for span in batch.spans]) if batch.reach else 1 + max(batch.positions)
     # A power of two, so that a graph serves a range of lengths.
     units = 1 << (-(-longest // UNIT) - 1).bit_length()
 

@@ -8,6 +8,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
+from math import isnan
 from typing import Any, Literal, TypeVar
 
 from fastapi import Request as HTTPRequest
@@ -25,7 +26,7 @@ from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON, KEEP_ALIVE, STILL_HERE, EventStream, data, unless_gone
 from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.trace.token import Alternative, Token
 
 B = TypeVar("B", bound=Body)
 
@@ -282,13 +283,14 @@ def usage_of(runs: Sequence[Run], dropped: int = 0) -> dict[str, Any]:
     """Returns the tokens used by runs, less `dropped` ones that are not answered. Samples of one request
     share their prompt, which is counted once."""
     prompts = [run for run in runs if run.sample == 0] or list(runs[:1])
-    prompt = sum(len(run.prompt_ids) for run in prompts)
-    made = sum(len(run.tokens) for run in runs) - dropped
+    # What another engine did not tell counts as none: clients expect numbers.
+    prompt = sum(run.usage.prompt_tokens or 0 for run in prompts)
+    made = sum(run.usage.completion_tokens or 0 for run in runs) - dropped
     return {
         "prompt_tokens": prompt,
         "completion_tokens": made,
         "total_tokens": prompt + made,
-        "prompt_tokens_details": {"cached_tokens": sum(run.cached_tokens for run in prompts)},
+        "prompt_tokens_details": {"cached_tokens": sum(run.usage.cached_tokens or 0 for run in prompts)},
     }
 
 
@@ -334,14 +336,21 @@ def token_logprob(service: Service, token: Token, count: int) -> dict[str, Any]:
     """Returns the log-probabilities of a token and of `count` alternatives: the model's own, which are exact
     and finite whatever the stages did."""
     tokenizer, size = service.llm.tokenizer, service.llm.config.vocab_size
+    elsewhere = service.llm.upstream is not None
+
+    def known_bytes(each: Alternative) -> bytes:
+        if elsewhere:
+            return each.text.encode()
+        return tokenizer.token_bytes(each.id) if each.id < tokenizer.vocab_size else b""
+
     return {
         "token": token.piece,
         "bytes": list(token.bytes),
-        "logprob": token.raw_logprob,
+        "logprob": None if isnan(token.raw_logprob) else token.raw_logprob,
         "top_logprobs": [
             {
                 "token": each.text,
-                "bytes": list(tokenizer.token_bytes(each.id)) if each.id < tokenizer.vocab_size else [],
+                "bytes": list(known_bytes(each)),
                 "logprob": each.raw_logprob,
             }
             for each in token.alternatives[:count]
