@@ -18,8 +18,12 @@ from ops.random_models import random_tensor
 from train.small import tiny_run
 
 from glassloop.model.adapter import read_adapter
+from glassloop.model.cache import Branches
+from glassloop.model.transformer import Transformer
 from glassloop.ops.quant import FORMATS
+from glassloop.ops.reference import ReferenceOps
 from glassloop.train import hole_network
+from glassloop.train.adapter_file import write_adapter_file
 from glassloop.train.checkpoint import newest_checkpoint
 from glassloop.train.commands import main
 from glassloop.train.config import TrainError
@@ -339,3 +343,32 @@ def test_the_command_trains_and_goes_on(base, tmp_path, capsys):
 def test_a_run_ends_within_its_seconds(base, tmp_path):
     made = train_holes(_config(base, steps=100_000, seconds=0.5), tmp_path, quiet=True)
     assert 0 < made.steps < 100_000
+
+
+@pytest.mark.parametrize("given", [0, 2])
+def test_the_engine_computes_what_was_trained(network, tmp_path, given):
+    """Masked rows of a hole, some of whose tokens are filled already, on the op set of the engine."""
+    pairs, vector = network.matrices()
+    path = tmp_path / "holes.safetensors"
+    write_adapter_file(path, pairs, network.scale, name="holes", embedding=vector, mask_token=MASK)
+    adapter = read_adapter(path, CONFIG)
+    trained = HoleNetwork(CONFIG, _weights(), rank=4, scale=0.5, mask_token=MASK, targets=TARGETS)
+    trained.take(adapter)
+    tokens, hidden = _tokens(1, 24)[0], np.arange(9, 14)
+    shown, masked = hidden[:given], hidden[given:]
+    layout = masked_at(tokens[None], masked[None], shown[None])
+    with torch.no_grad():
+        expected = trained.logits(layout.batch(MASK)[0]).numpy()
+    transformer = Transformer(CONFIG, _weights(), ReferenceOps())
+    number = transformer.load_adapter(adapter)
+    cache = Branches(transformer, 64)
+    clean = layout.clean_tokens[0].tolist()
+    batch = cache.batch([(0, 0, [*clean, *[MASK] * len(masked)])], every_logit=True)
+    reach = [*range(1, len(clean) + 1), *[24] * len(masked)]
+    batch = batch._replace(
+        positions=[*layout.clean_positions[0].tolist(), *masked.tolist()],
+        reach=reach,
+        adapters=[0] * len(clean) + [number] * len(masked),
+    )
+    found = transformer.ops.host(transformer.forward(batch, cache.pages))[len(clean) :]
+    assert np.allclose(found, expected, atol=1e-3)
