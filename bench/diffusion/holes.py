@@ -1,6 +1,7 @@
 """Holes of 12 tokens, filled from both sides in passes, against rerank-16 of `bench.editing.holes`.
 
-    python -m bench.diffusion.holes generate --books standardebooks-17.jsonl.xz
+    python -m bench.diffusion.holes rerank --books standardebooks-17.jsonl.xz
+    python -m bench.diffusion.holes generate
     python -m bench.diffusion.holes judge       # scores the 32 tokens after each (Qwen2.5-Coder 0.5B)
     python -m bench.diffusion.holes report
 
@@ -24,36 +25,60 @@ PASSES = {"passes": HOLE, "threshold": None, "most": 1}
 
 
 def main() -> None:
-    phases = {"generate": generate, "judge": judge, "report": report}
+    phases = {"rerank": rerank, "generate": generate, "judge": judge, "report": report}
     options = options_of(__doc__, tuple(phases), 100, judge="qwen2.5-coder-0.5b-instruct")
     phases[options.phase](options)
 
 
-def generate(options: argparse.Namespace) -> None:
-    results = Results(options.out / "holes.jsonl")
+def rerank(options: argparse.Namespace) -> None:
+    """Fills the holes from the left, which needs no adapter."""
+    results = Results(options.out / "rerank.jsonl")
     items = paragraphs(options.books, options.count, 500, 900)
-    llm = load(options)
+    llm = LLM(options.model, ops=options.ops)
     for item in results.missing(range(len(items))):
-        results.add({"item": item, "book": items[item]["book"], **fill(llm, items[item]["text"], item)})
+        before, hole, after = cut(llm, items[item]["text"])
+        text, rows = fill(llm, before, after, item, candidates=CANDIDATES)
+        results.add(
+            {"item": item, "before": before, "hole": hole, "after": after, "text": text, "rows": rows}
+        )
 
 
-def fill(llm: LLM, text: str, seed: int) -> dict[str, Any]:
+def generate(options: argparse.Namespace) -> None:
+    """Fills the holes that have been filled from the left by masked rows, too."""
+    left, results = Results(options.out / "rerank.jsonl"), Results(options.out / "holes.jsonl")
+    llm = load(options)
+    for item in results.missing(sorted(left.rows)):
+        row = left.rows[item]
+        fills, rows = {"original": row["hole"], "rerank": row["text"]}, {"rerank": row["rows"]}
+        for name, candidates in (("diffusion", 1), ("reranked", 3)):
+            fills[name], rows[name] = fill(
+                llm,
+                row["before"],
+                row["after"],
+                item,
+                candidates=candidates,
+                proposer="diffusion",
+                diffusion=PASSES,
+            )
+        results.add(
+            {"item": item, "before": row["before"], "after": row["after"], "fills": fills, "rows": rows}
+        )
+
+
+def cut(llm: LLM, text: str) -> tuple[str, str, str]:
+    """Returns the text before the hole, in it, and the first tokens after it."""
     ids = llm.tokenizer.encode_inside(text)
     start = len(ids) // 2 - HOLE
     cuts = [(0, start), (start, start + HOLE), (start + HOLE, start + HOLE + AFTER)]
     before, hole, after = (llm.tokenizer.decode(ids[first:last]) for first, last in cuts)
+    return before, hole, after
+
+
+def fill(llm: LLM, before: str, after: str, seed: int, **options: Any) -> tuple[str, int]:
+    """Returns what fills the hole, and the rows that it took."""
     sampling = Sampling(temperature=TEMPERATURE, seed=seed)
-    fills, rows = {"original": hole}, {}
-    for name, candidates, proposer in (
-        ("rerank", CANDIDATES, {}),
-        ("diffusion", 1, {"proposer": "diffusion", "diffusion": PASSES}),
-        ("reranked", 3, {"proposer": "diffusion", "diffusion": PASSES}),
-    ):
-        edit = llm.infill(
-            before, after, HOLE, candidates=candidates, window=AFTER, sampling=sampling, **proposer
-        )
-        fills[name], rows[name] = edit.accepted[0].text, edit.sampled + edit.scored
-    return {"before": before, "after": after, "fills": fills, "rows": rows}
+    edit = llm.infill(before, after, HOLE, window=AFTER, sampling=sampling, **options)
+    return edit.accepted[0].text, edit.sampled + edit.scored
 
 
 def report(options: argparse.Namespace) -> None:
