@@ -347,7 +347,7 @@ class LLM(Engine):
             )
         numbers: list[int] = []
         self.engine.call(lambda: numbers.append(self.transformer.load_adapter(made)))
-        self._mask = Mask(made.mask_token, numbers[0])
+        self._mask = Mask(made.mask_token, numbers[0], sha256=made.sha256)
 
     def fork(
         self,
@@ -369,7 +369,12 @@ class LLM(Engine):
         self, run: Run, at: int, *, deadline: Deadline | None = None, **overrides: Any
     ) -> Explanation:
         """Returns why the token at this place of a run is there; with other options (`temperature=0.3`) or
-        `luck="new"`, which one a draw would have chosen. `of="prompt"` asks about a token of the prompt."""
+        `luck="new"`, which one a draw would have chosen. `of="prompt"` asks about a token of the prompt. In a
+        text that was written by diffusion, `number=` asks about another pass than the one that filled it."""
+        if run.diffusion is not None:
+            from glassloop.diffuse.replay import explain_fill
+
+            return explain_fill(self, run, at, deadline=deadline, **overrides)
         from glassloop.engine.replay import explain_token
 
         def row(ids: list[int], adapter: int) -> Float32:
@@ -381,6 +386,10 @@ class LLM(Engine):
         self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None
     ) -> Verdict:
         """Computes a recorded run once more, from the token `first` on, and compares every number."""
+        if run.diffusion is not None:
+            from glassloop.diffuse.replay import replay_passes
+
+            return replay_passes(self, run, deadline)
         from glassloop.engine.replay import replay_run
 
         return replay_run(self, run, first, strict, deadline)
