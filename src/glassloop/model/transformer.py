@@ -46,7 +46,7 @@ class Linear(NamedTuple):
 
     def forward(self, x: Array, step: Step) -> Array:
         y = step.ops.linear(x, self.weight, self.bias)
-        if self.name not in step.adapted:
+        if not step.adapted or self.name not in step.adapted:
             return y
         return step.ops.adapt(y, x, step.batch.adapters, step.adapted[self.name])
 
