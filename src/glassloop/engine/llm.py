@@ -28,6 +28,7 @@ from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, SamplingError
 from glassloop.model.adapter import Adapter
 from glassloop.model.drafter import DrafterFile, is_drafter, read_drafter
+from glassloop.model.holes import shipped_holes
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import CATALOG, DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
@@ -328,6 +329,8 @@ class LLM(Engine):
         config = self.config
         if config.mask_token is not None:
             return Mask(config.mask_token, whole=True, shifted=config.masks_shifted)
+        if self._mask is None and (file := shipped_holes(self.name)) is not None:
+            self.load_holes(file)
         if self._mask is None:
             raise GlassloopError(
                 f"{self.name} has no adapter for masked rows; load_holes() with such an adapter is expected,"
