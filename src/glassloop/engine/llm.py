@@ -61,7 +61,8 @@ class LLM(Engine):
     is what keys and values may take, in bytes or as "2GB"; by default a quarter of the free memory, or two
     thirds of a GPU's.
     `draft` is True (guess with the drafter that the package has for the model, or from what came before),
-    False, the file of a drafter, or a smaller model with the same tokens.
+    False, the file of a drafter, a smaller model with the same tokens, or "masks": the model itself guesses
+    by filling masks behind the text, which needs an adapter for masked rows.
     `adapters` are LoRA adapters to load beside the model, by name: folders of PEFT, or files of one adapter
     each. A request chooses one with the option `adapter`.
     `store` keeps every run: True for the user's own store, a path, a `postgresql://` URL, or a `Store`.
@@ -110,7 +111,7 @@ class LLM(Engine):
             memory = default_memory(self.transformer, most_running)
         self.drafts = draft is not False
         drafter = None
-        if not isinstance(draft, bool):
+        if not isinstance(draft, bool) and draft != "masks":
             from glassloop.engine.draft_model import load_draft
 
             drafter = load_draft(draft, self.tokenizer, self.ops, memory // 4)
@@ -121,6 +122,8 @@ class LLM(Engine):
         self._one_adapter = Lock()
         # The engine must hold no reference to this object, or it would never be freed.
         weakref.finalize(self, self.engine.close)
+        if draft == "masks":
+            self.draft_by_masks()
         for adapter, path in (adapters or {}).items():
             self.load_adapter(adapter, path)
 
@@ -337,6 +340,14 @@ class LLM(Engine):
                 " or a model that was trained on masked text"
             )
         return self._mask
+
+    def draft_by_masks(self) -> None:
+        """Makes the model itself, by filling masks, propose the next tokens of all requests from now on. The
+        output stays the same."""
+        mask = self.mask
+        if mask.whole:
+            raise GlassloopError(f"{self.name} fills masks and does not write from left to right")
+        self.engine.call(lambda: self.engine.loop.draft_by_masks(mask))
 
     def load_holes(self, adapter: str | Path | Adapter) -> None:
         """Loads the adapter that acts on masked rows, in place of the one there was. It changes nothing else
