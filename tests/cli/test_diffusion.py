@@ -48,6 +48,14 @@ def test_a_text_is_written_recorded_replayed_and_shown(holes, tmp_path):
     assert plain["tokens"][0]["source"] == "mask" and plain["passes"]
 
 
+def test_an_infill_by_masks(holes, tmp_path):
+    record = tmp_path / "edit.json"
+    asked = ("infill", "The cat sat on", "and purred.", "--tokens", "2", "--candidates", "2", "--seed", "1")
+    made = run(*asked, "--proposer", "diffusion", "--holes", str(holes), "--record", str(record))
+    assert made.returncode == 0 and made.stdout.startswith("The cat sat on")
+    assert json.loads(record.read_text())["given"]["proposer"] == "diffusion"
+
+
 def test_on_a_terminal_the_passes_are_drawn(holes):
     code, text = on_terminal(*ASKED, "--holes", str(holes), "--fill", "block=6", "--fill", "passes=2")
     assert code == 0 and "░" in text

@@ -141,6 +141,24 @@ def test_passes_survive_preemption_and_leave_nothing_behind():
     assert engine.tree.held == 0 and sum(run.timings.preempted for each in plain for run in each.runs) > 0
 
 
+def test_a_hole_that_never_fits_ends_with_an_error():
+    """Alone and beside a request that does fit, which is not disturbed."""
+    engine = loop(model(), pages=4)
+    task, pilot, _ = _task(PROMPT, [65] * 90, 6, 2)
+    other = request(PROMPT, Sampling(max_tokens=20, seed=1))
+    for each in (task, other):
+        engine.add(each)
+    for _ in range(500):
+        if not engine.busy:
+            break
+        engine.step()
+        engine.tree.check_integrity()
+    assert not engine.busy and pilot.ending is not None and not pilot.found
+    with pytest.raises(GlassloopError, match="no room for"):
+        task.wait()
+    assert other.runs[0].finish_reason in ("length", "stop")
+
+
 def test_the_text_after_a_hole_is_found_by_no_one_else():
     """A plain text with the same tokens must not match keys that were computed at other positions."""
     engine = loop(model())
