@@ -46,6 +46,7 @@ class Linear(NamedTuple):
 
     def forward(self, x: Array, step: Step) -> Array:
         y = step.ops.linear(x, self.weight, self.bias)
+        # A compiled layer that is trained must not depend on the name: it would be compiled for each.
         if not step.adapted or self.name not in step.adapted:
             return y
         return step.ops.adapt(y, x, step.batch.adapters, step.adapted[self.name])
