@@ -5,6 +5,7 @@ drafts. The oracle of the engine.
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from glassloop.engine.request import Request, runs_of
 from glassloop.errors import GlassloopError
 from glassloop.model.cache import Branches
 from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, ModelConfig, NormConfig
+from glassloop.model.drafter import DrafterConfig, DrafterFile
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
 from glassloop.ops.native.ops import NativeOps
@@ -61,13 +63,31 @@ def model(window: int | None = None, ops: str = "native", seed: int = 0) -> Tran
         return LayerConfig(AttentionConfig(4, 2, 16, 0.25, window, rope), DenseConfig(64), norm)
 
     config = ModelConfig("random", 257, 32, CONTEXT, (layer(window), layer(None)), norm)
+    weights = random_weights(config, seed)
+    return Transformer(config, weights, NativeOps() if ops == "native" else ReferenceOps())
+
+
+@cache
+def drafting_model(tokens: tuple[int, ...] = tuple(range(0, 257, 2))) -> Transformer:
+    """The small model with a drafter of random weights, which drafts these tokens only."""
+    plain, rng = model(), np.random.default_rng(1)
+    config = DrafterConfig((1, 2), len(tokens), 64)
+    weights = {
+        name: random_tensor(rng, name, shape, FORMATS["F32"])
+        for name, shape in config.shapes(plain.config).items()
+    }
+    drafter = DrafterFile(Path("random"), config, np.array(tokens, np.int32), weights)
+    return Transformer(plain.config, random_weights(plain.config), NativeOps(), drafter)
+
+
+def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
     rng = np.random.default_rng(seed)
     weights = {
         name: random_tensor(rng, name, shape, FORMATS["F32"]) for name, shape in config.shapes().items()
     }
     head = weights["head.weight"]
     weights["head.weight"] = Tensor(head.name, head.shape, head.format, _louder(head.data))
-    return Transformer(config, weights, NativeOps() if ops == "native" else ReferenceOps())
+    return weights
 
 
 def _louder(data: np.ndarray) -> np.ndarray:

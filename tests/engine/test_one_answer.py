@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine.small import EOS, finish, loop, model, naive, request, same
+from engine.small import EOS, drafting_model, finish, loop, model, naive, request, same
 
 from glassloop.decode.sampling import Sampling
 from glassloop.engine import scheduler
@@ -72,7 +72,7 @@ class _Adversary:
     def guess(self, tokens, room):
         return self._rng.integers(0, 256, min(room, 6)).tolist()
 
-    def learn(self, tokens):
+    def learn(self, branch, place):
         pass
 
 
@@ -89,7 +89,7 @@ class _Oracle:
         guess = self._expected[made : made + min(room, int(self._rng.integers(1, 9)))]
         return [token if self._rng.random() < 0.9 else (token + 1) % 256 for token in guess]
 
-    def learn(self, tokens):
+    def learn(self, branch, place):
         pass
 
 
@@ -127,7 +127,8 @@ def _scenario(seed: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(NativeOps, "step_rows", int(rng.choice([16, 40, 512])))
     monkeypatch.setattr(NativeOps, "rows_beside", int(rng.choice([1, 7, 128])))
     monkeypatch.setattr(scheduler, "_SCORED_ROWS", int(rng.choice([1, 5, 64])))
-    small = model(int(rng.integers(1, 70)) if rng.random() < 0.5 else None)
+    window = int(rng.integers(1, 70)) if rng.random() < 0.5 else None
+    small = model(window) if window is not None or rng.random() < 0.5 else drafting_model()
     shared = rng.integers(0, 256, 70).tolist()
     requests = [
         request(

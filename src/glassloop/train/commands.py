@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from glassloop.train.config import make_config, options, read_config
+from glassloop.train.drafter_command import add_drafter
+from glassloop.train.holes_command import add_holes
 from glassloop.train.presets import PRESETS
 
 # The first setting of each group of `run --help`.
@@ -123,6 +125,9 @@ def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
     words.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="Tokens of the BPE.")
     words.add_argument("--characters", action="store_true", help="One token per character instead.")
 
+    add_holes(commands)
+    add_drafter(commands)
+
     export = commands.add_parser(
         "export",
         help="Write a model in another format.",
@@ -166,6 +171,14 @@ def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
                 print(train_characters(given.data, Path(given.out)))
             else:
                 print(train_bpe(given.data, Path(given.out), given.vocab_size))
+        case "holes":
+            from glassloop.train.holes_command import run_holes
+
+            run_holes(given)
+        case "drafter":
+            from glassloop.train.drafter_command import run_drafter
+
+            run_drafter(given)
         case "export":
             from glassloop.train.convert import export
 

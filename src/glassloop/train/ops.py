@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from glassloop.ops import rows as reference_rows
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place
-from glassloop.ops.protocol import Activation, Forward
+from glassloop.ops.protocol import Activation, Forward, LowRank
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
@@ -32,6 +32,7 @@ class Packed:
     length: int
     documents: torch.Tensor | None = None  # [sequences, length] a number for each document; None: one each
     wanted: torch.Tensor | None = None  # the rows whose logits are computed; None: all
+    adapters: Sequence[int] = ()  # of each row, as in `Batch`; what is trained is in the matrices themselves
     look_ahead: bool = False  # without the causal mask: every token sees the whole of its document
     cuts: torch.Tensor | None = None  # [documents + 1] the first row of each document, and the end (int32)
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)  # by window
@@ -106,7 +107,7 @@ class TrainOps:
     def seconds(self, results: object) -> None:
         return None
 
-    def program(self, compute: Forward, sizes: Sequence[int] = ()) -> Forward:
+    def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
         return compute
 
     def cache_memory(self) -> int:
@@ -130,6 +131,24 @@ class TrainOps:
     def _parameter(self, tensor: Tensor) -> torch.Tensor:
         values = torch.from_numpy(np.array(tensor.float32()))
         return values.to(self.device, self.dtype).requires_grad_()
+
+    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank:
+        made = [torch.from_numpy(np.array(each.float32())).to(self.device, self.dtype) for each in (down, up)]
+        return LowRank(made[0], made[1], scale)
+
+    def adapt(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        adapters: Sequence[int],
+        parts: Sequence[LowRank | None],
+    ) -> torch.Tensor:
+        numbers = torch.tensor(adapters, device=y.device)
+        for number, part in enumerate(parts):
+            if part is not None:
+                added = F.linear(F.linear(x, part.down), part.up) * part.scale
+                y = torch.where((numbers == number)[:, None], y + added, y)
+        return y
 
     def embed(self, table: TrainMatrix, ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, table.weight)
