@@ -117,6 +117,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "length": 64,
             "batch": 16,
             "steps": 1000,
+            "lr": 3e-3,
             "look_ahead": True,
             "validation_share": 0.1,
         },
