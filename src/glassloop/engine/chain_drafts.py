@@ -14,7 +14,7 @@ import numpy as np
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import branch_key
 from glassloop.engine.branch import Branch
-from glassloop.engine.drafts import Lookup, RecentRuns, StepCost, guess_room
+from glassloop.engine.drafts import Lookup, RecentRuns, StepCost, guess_room, tracked
 from glassloop.engine.tree import KVTree
 from glassloop.errors import GlassloopError
 from glassloop.ops.batch import Batch, Int32, Span
@@ -27,6 +27,7 @@ _LONGEST = 6  # drafts of a chain: later ones are seldom right
 _MOST_RUNS = 16  # whose chains are drawn together
 _NEXT_CHANCE = 0.8  # that the next draft is right, before it is known
 _FIRST_CHANCES = (0.25, 0.35, 0.45, 0.5, 0.6, 0.7, 0.8, 0.95)  # by margin
+_LEAST_GAIN = 1.05  # in tokens per second: estimates are rough
 _TRIED_EVERY = 32  # steps in which no draft pays
 _NOTHING = Drawn([], [], 0)
 
@@ -85,8 +86,7 @@ class ChainDrafts:
         now = perf_counter()
         count = sum([len(each.tokens) for each in drawn])
         if count:
-            seconds = (now - started) / count
-            self.seconds = 0.9 * (self.seconds or seconds) + 0.1 * seconds
+            self.seconds = tracked(self.seconds, (now - started) / count)
         for each, made in zip(begun, drawn, strict=True):
             each.drawn = made
             each.run.drafts.seconds += (now - began) / len(begun)
@@ -141,7 +141,7 @@ class ChainGuesser:
             return False
         if path is None or path.length != self.length - 1:
             return False
-        if count == 0:
+        if count == 0 or best < _LEAST_GAIN * costs.rows / costs.cost(costs.rows):
             self._silent += 1
             if self._silent % _TRIED_EVERY:
                 return False
@@ -155,7 +155,8 @@ class ChainGuesser:
             most,
             self._chances.by_margin,
             [best * seconds for seconds in extra],
-            [best * (seconds + drafts.seconds) / _NEXT_CHANCE for seconds in (*extra[1:], 0.0)],
+            # The weights are in the processor's cache by then.
+            [best * (seconds + 0.5 * drafts.seconds) / _NEXT_CHANCE for seconds in (*extra[1:], 0.0)],
         )
         return True
 
