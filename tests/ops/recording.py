@@ -51,7 +51,7 @@ def write_recording(
     cache = Branches(model, tokens, branches)
     batches = [cache.batch(work, every_logit=True) for work in works]
     logits = [model.forward(batch, cache.pages).tobytes() for batch in batches]
-    program: Any = model._program.__self__  # type: ignore[attr-defined]
+    program: Any = model._program.plain.__self__  # type: ignore[attr-defined]
     ops: Any = model.ops
     matrices, vectors = list(ops.matrices), list(ops.vectors)
     with file.open("wb") as out:

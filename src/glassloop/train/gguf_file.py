@@ -17,10 +17,10 @@ from glassloop.model.families import FAMILY_BY_TYPE, GGUF_FUSED_LAYER, GGUF_LAYE
 from glassloop.model.gguf import MAGIC
 from glassloop.model.loader import ModelFiles
 from glassloop.model.rope import LinearScaling, ListedScaling, Llama3Scaling, Rope, YarnScaling
+from glassloop.model.weights import family_of
 from glassloop.ops.quant import FORMATS, Float32, Format
 from glassloop.ops.tensor import Tensor
 from glassloop.text.pretokenizers import GGUF_RULES
-from glassloop.train.hf_layout import family_of
 from glassloop.train.write_safetensors import whole_file
 
 _ALIGNMENT = 32

@@ -44,11 +44,11 @@ INSTRUCTION_SETS = ("portable", "avx2", "avxvnni", "avx512", "neon", "dotprod", 
 
 # The enums of native.h and choosing.h, each counted from 0 but for the failures.
 OP_KINDS = (
-    *("embed", "norm", "linear", "angles", "rotate", "keep", "attend"),
+    *("embed", "norm", "linear", "down", "up", "angles", "rotate", "keep", "attend"),
     *("activate", "add", "scale", "softcap", "take", "quantize"),
 )
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
-IDS = ("tokens", "positions")
+IDS = ("tokens", "positions", "adapters")
 LIMITS = ("products", "scaled", "with_minimum", "floats")
 SELECTIONS = ("nothing", "ids", "mask")
 FAILURES = {"none_left": -1, "wrong_rule": -2, "no_memory": -3, "needs_row": -4}
@@ -63,6 +63,8 @@ FAULTS = {
     "wrong_page": "span {} has the page {}",
     "wrong_wanted": "row {1} is wanted",
     "wrong_span": "span {} has rows or positions that are not its own",
+    "wrong_adapter": "row {} has the adapter {}",
+    "wrong_reach": "row {} has the reach {}",
 }
 
 
@@ -90,8 +92,9 @@ Op = _structure(
     (c_int32, "kind wait wanted quantize width a b out i0 i1 i2 group only_quantized"),
     (c_float, "f0 f1"),
     (POINTER(Matrix), "matrix"),
-    (c_void_p, "weight bias"),
+    (c_void_p, "weight bias adapters"),
 )
+Adapter = _structure("gl_adapter", (c_void_p, "down up"), (c_float, "scale"))
 Buffer = _structure("gl_buffer", (c_void_p, "values quantized"))
 Cache = _structure(
     "gl_cache", (c_void_p, "keys values"), (c_int32, "layers kv_heads head_dim padded_head_dim pages")
@@ -105,9 +108,11 @@ Program = _structure(
 )
 Times = _structure("gl_times", (c_int64, "working waiting units"))
 Batch = _structure(
-    "gl_batch", (c_int32, "rows wanted_rows spans"), (c_void_p, "tokens positions wanted span")
+    "gl_batch",
+    (c_int32, "rows wanted_rows spans"),
+    (c_void_p, "tokens positions wanted span adapters reach"),
 )
-Span = _structure("gl_span", (c_int32, "first_row rows first_position stride"), (c_void_p, "pages"))
+Span = _structure("gl_span", (c_int32, "first_row rows first_slot stride"), (c_void_p, "pages"))
 Fault = _structure("gl_fault", (c_int32, "wrong at found limit"))
 Chain = _structure(
     "gl_chain",

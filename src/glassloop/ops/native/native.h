@@ -39,10 +39,19 @@ typedef struct {
     int32_t next;       /* the next tile to pack; 0 at first */
 } gl_pack_job;
 
+/* What an adapter adds to the product with one matrix: scale * up(down(x)). Both are matrices of floats, or NULL if the
+ * adapter leaves the matrix as it is. */
+typedef struct {
+    const gl_matrix *down, *up; /* [rank, in], [out, rank] */
+    float scale;
+} gl_adapter;
+
 enum gl_op_kind {
     GL_EMBED,     /* out = rows of a matrix, times f0; i0: by which ids (enum gl_ids) */
     GL_NORM,      /* i0: groups in a row, i1: 1 for layer norm; f0: eps */
     GL_LINEAR,    /* out = a @ matrix.T + bias, + b if there is one; i0: a is quantized finely */
+    GL_DOWN,      /* out = a @ down.T for the adapter of each row, which has one */
+    GL_UP,        /* out = b + scale * (a @ up.T) for the adapter of each row, which has one; in the place of b; i0: width of a */
     GL_ANGLES,    /* out = cos and sin of position * frequency, times f0; i0: half */
     GL_ROTATE,    /* out = a rotated by the angles b; i0: heads, i1: half */
     GL_KEEP,      /* write keys a and values b of layer i0 to the cache */
@@ -56,7 +65,7 @@ enum gl_op_kind {
 };
 
 enum gl_activation { GL_SILU, GL_GELU_TANH, GL_GELU, GL_RELU };
-enum gl_ids { GL_TOKENS, GL_POSITIONS };
+enum gl_ids { GL_TOKENS, GL_POSITIONS, GL_ADAPTERS };
 
 typedef struct {
     int32_t kind;
@@ -71,6 +80,7 @@ typedef struct {
     float f0, f1;
     const gl_matrix *matrix;
     const float *weight, *bias;
+    const gl_adapter *adapters; /* by the number that rows have; 0 is none */
 } gl_op;
 
 /* A buffer holds [rows, width] floats and, if a linear reads it, the same values quantized. */
@@ -80,9 +90,9 @@ typedef struct {
 } gl_buffer;
 
 typedef struct {
-    int32_t first_row, rows, first_position;
+    int32_t first_row, rows, first_slot;
     int32_t stride;
-    const int32_t *pages; /* [groups, stride] page table of the branch, from position 0 */
+    const int32_t *pages; /* [groups, stride] page table of the branch, from slot 0 */
 } gl_span;
 
 /* Keys are stored transposed within a page, so that a vector holds one dimension of many keys. */
@@ -97,6 +107,8 @@ typedef struct {
     int32_t rows, wanted_rows, spans;
     const int32_t *tokens, *positions, *wanted;
     const gl_span *span;
+    const int32_t *adapters; /* of each row; NULL if no row has one */
+    const int32_t *reach; /* how many slots of its branch a row sees; NULL: those up to its own, which is its position */
 } gl_batch;
 
 /* What one thread has spent on one op, in nanoseconds: on its units of work, and on waiting before it for other ops. */
@@ -115,7 +127,8 @@ typedef struct {
 } gl_program;
 
 /* Which number of a batch is out of range. The caller has checked the lengths of the arrays. */
-enum gl_wrong { GL_FINE, GL_WRONG_TOKEN, GL_WRONG_POSITION, GL_WRONG_PAGE, GL_WRONG_WANTED, GL_WRONG_SPAN };
+enum gl_wrong { GL_FINE, GL_WRONG_TOKEN, GL_WRONG_POSITION, GL_WRONG_PAGE, GL_WRONG_WANTED, GL_WRONG_SPAN,
+                GL_WRONG_ADAPTER, GL_WRONG_REACH };
 
 typedef struct {
     int32_t wrong;        /* enum gl_wrong */

@@ -27,8 +27,8 @@ from glassloop.ops.native import library as lib
 from glassloop.ops.native import rows as native_rows
 from glassloop.ops.native.packer import CACHE_LINE, NativeMatrix, Packer
 from glassloop.ops.native.recorder import Recorder, Room, Value
-from glassloop.ops.protocol import Activation, Forward
-from glassloop.ops.quant import Float32
+from glassloop.ops.protocol import Activation, Forward, LowRank
+from glassloop.ops.quant import F32, Float32
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
 
@@ -87,6 +87,11 @@ class _Placeholder:
 
     tokens, positions = (lib.IDS.index(name) for name in ("tokens", "positions"))
     wanted = None
+    adapters: int | None = None  # without adapters
+
+
+class _AdaptedPlaceholder(_Placeholder):
+    adapters = lib.IDS.index("adapters")
 
 
 class OpTime(NamedTuple):
@@ -124,11 +129,11 @@ class NativeOps:
     def seconds(self, results: object) -> None:
         return None
 
-    def program(self, compute: Forward, sizes: Sequence[int] = ()) -> Forward:
+    def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
         with self._one_recording:
             self._packer.finish()
-            self._recorder = Recorder()
-            result = compute(_Placeholder(), ())  # type: ignore[arg-type]
+            self._recorder, self._kept = Recorder(), []
+            result = compute(_AdaptedPlaceholder() if adapted else _Placeholder(), ())  # type: ignore[arg-type]
             several = isinstance(result, list)
             program = _Program(self._recorder, result if several else [result], self.threads, self._kept)
             self._programs.add(program)
@@ -165,10 +170,16 @@ class NativeOps:
         return make_pools(specs, memory, self.page_bytes, NativePages)
 
     def matrix(self, tensor: Tensor) -> NativeMatrix:
-        return NativeMatrix(tensor, self._packer)
+        with self._one_recording:
+            return NativeMatrix(tensor, self._packer)
 
     def vector(self, tensor: Tensor) -> Float32:
         return np.ascontiguousarray(tensor.float32())
+
+    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank:
+        """Returns the part of an adapter for one matrix. Quantized values become float32, which is exact."""
+        floats = [each.stored_as(F32) if each.format.take_apart else each for each in (down, up)]
+        return LowRank(self.matrix(floats[0]), self.matrix(floats[1]), scale)
 
     def embed(self, table: NativeMatrix, ids: Any) -> Value:
         self._kept.append(table)
@@ -187,6 +198,28 @@ class NativeOps:
         return self._recorder.call(
             "linear", weight.out, x, i0=fine, matrix=weight.layout, bias=self._pointer(bias)
         )
+
+    def adapt(self, y: Value, x: Value, adapters: Any, parts: Sequence[LowRank | None]) -> Value:
+        rank = max([part.down.out for part in parts if part is not None], default=0)
+        if not rank:
+            return y
+        table = (lib.Adapter * len(parts))(
+            *[
+                lib.Adapter()
+                if part is None
+                else lib.Adapter(
+                    ctypes.addressof(part.down.layout), ctypes.addressof(part.up.layout), part.scale
+                )
+                for part in parts
+            ]
+        )
+        self._kept += [table, parts]
+        at = ctypes.addressof(table)
+        # A vector of any instruction set has at most 16 lanes.
+        width = -(-rank // 16) * 16
+        narrow = self._recorder.call("down", width, x, adapters=at)
+        made = self._recorder.call("up", y.width, narrow, y, i0=width, adapters=at)
+        return _with_heads(made, y.heads)
 
     def rms_norm(self, x: Value, weight: Float32, eps: float) -> Value:
         return self._norm(x, weight, None, eps)
@@ -458,10 +491,11 @@ def _drawn(fields: tuple[Any, ...]) -> Drawn:
 
 
 def _packed(batch: Batch, caches: bytes) -> bytearray:
-    """Packs as C reads them: the caches, the batch, its spans, then tokens, positions and wanted rows."""
-    tokens, positions, spans, wanted = batch
+    """Packs as C reads them: the caches, the batch, its spans, then tokens, positions, wanted rows, adapters
+    and reach."""
+    tokens, positions, spans, wanted, adapters, reach = batch
     try:
-        rows = array("i", [*tokens, *positions, *wanted])
+        rows = array("i", [*tokens, *positions, *wanted, *adapters, *reach])
         about = [
             lib.SPAN.pack(s.start, s.stop - s.start, s.first, s.pages.shape[1], lib.address(s.pages))
             for s in spans
@@ -471,7 +505,10 @@ def _packed(batch: Batch, caches: bytes) -> bytearray:
     memory = bytearray(b"".join([caches, bytes(lib.BATCH.size), *about, rows]))
     at = lib.address(memory) + len(caches) + lib.BATCH.size
     numbers = at + lib.SPAN.size * len(spans)
-    pointers = numbers, numbers + 4 * len(tokens), numbers + 8 * len(tokens), at
+    adapters_at = numbers + 4 * (2 * len(tokens) + len(wanted))
+    reach_at = adapters_at + 4 * len(adapters)
+    last = adapters_at if adapters else 0, reach_at if reach else 0
+    pointers = numbers, numbers + 4 * len(tokens), numbers + 8 * len(tokens), at, *last
     lib.BATCH.pack_into(memory, len(caches), len(tokens), len(wanted), len(spans), *pointers)
     return memory
 

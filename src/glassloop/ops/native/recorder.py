@@ -174,7 +174,13 @@ class Recorder:
                 # A result has a buffer to itself, since it is returned.
                 own = value.id in handed_out
                 fits = [] if own else [home for home in free if rooms[home] == room]
-                if fits:
+                if (
+                    call.kind == "up"
+                ):  # it is written over its input: rows without an adapter stay as they are
+                    assert call.b is not None and last_use[call.b.id] == index and not own
+                    fits, last_use[call.b.id] = [homes[call.b.id]], -1
+                    assert rooms[fits[0]] == room
+                elif fits:
                     free.remove(fits[0])
                 else:
                     rooms.append(room)
