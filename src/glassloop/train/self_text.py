@@ -118,7 +118,7 @@ class TextWriter:
         self._temperatures = temperatures
         self._numbers = np.random.default_rng(seed)
         groups, each = len(transformer.cache_specs), pages_for(length)
-        memory = slots * each * groups * transformer.page_bytes
+        memory = slots * each * transformer.page_bytes
         self._cache = transformer.ops.cache(transformer.cache_specs, memory)
         tables = np.arange(slots * groups * each, dtype=np.int32).reshape(slots, groups, each)
         self._slots = [self._begin(_Slot(table)) for table in tables]
