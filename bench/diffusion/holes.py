@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.diffusion.data import finish, load, options_of
 from bench.editing.data import Results, paired, paragraphs
-from bench.editing.holes import AFTER, CANDIDATES, HOLE, TEMPERATURE, judge
+from bench.editing.holes import AFTER, CANDIDATES, HOLE, TEMPERATURE, score
 from glassloop import LLM, Sampling
 
 METHODS = ("rerank", "diffusion", "reranked", "original")
@@ -63,6 +63,14 @@ def generate(options: argparse.Namespace) -> None:
         results.add(
             {"item": item, "before": row["before"], "after": row["after"], "fills": fills, "rows": rows}
         )
+
+
+def judge(options: argparse.Namespace) -> None:
+    """Scores what follows each hole with another model."""
+    filled, judged = Results(options.out / "holes.jsonl"), Results(options.out / "judged.jsonl")
+    llm = LLM(options.judge, ops=options.ops, kv_memory=options.kv_memory)
+    for item in judged.missing(sorted(filled.rows)):
+        judged.add({"item": item, **score(llm, filled.rows[item])})
 
 
 def cut(llm: LLM, text: str) -> tuple[str, str, str]:
