@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import httpx2 as httpx
 import pytest
+from cli.terminal import run
 
 from glassloop import Run, Sampling
 from glassloop.errors import GlassloopError, TraceError
@@ -186,3 +187,26 @@ def test_an_option_that_the_upstream_does_not_take_is_refused(engine):
         (name,) = options
         with pytest.raises(GlassloopError, match=name):
             engine.generate(PROMPT, Sampling(**options))
+
+
+def test_in_the_terminal(server, tmp_path):
+    """A run is made, shown, explained and forked through another engine; a replay is refused in words."""
+    upstream = ("--upstream", server.url)
+    store = {"GLASSLOOP_STORE": str(tmp_path / "runs.db")}
+    options = ("--temperature", "0", "--max-tokens", "5", "--seed", "1")
+    made = run("generate", PROMPT, *upstream, *options, **store)
+    own = run("generate", PROMPT, "--no-store", "--no-model-defaults", *options)
+    assert made.returncode == 0 and made.stdout == own.stdout, made.stderr
+    assert "upstream glassloop" in made.stderr
+    told = run("explain", "last", "--step", "0", **store)
+    assert "Its stages, its luck" in told.stdout and told.returncode == 0
+    shown = run("runs", "show", "last", **store)
+    assert "Paris" in shown.stdout and "?" in shown.stdout
+    again = run("replay", "last", **store)
+    assert again.returncode == 2 and "cannot be computed again here" in again.stderr
+    fork = run("fork", "last", "--at", "1", "--text", " in the", *upstream, **store)
+    assert fork.returncode == 0 and fork.stdout.startswith(" Paris in the"), fork.stderr
+    refused = run("fork", "last", "--at", "1", **store)
+    assert refused.returncode == 2 and "--upstream" in refused.stderr
+    both = run("generate", "Hi", *upstream, "--ops", "native", **store)
+    assert both.returncode == 2 and "--ops is given with --upstream" in both.stderr
