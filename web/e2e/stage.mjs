@@ -36,9 +36,10 @@ export class Server {
     rmSync(this.#folder, { recursive: true, force: true });
   }
 
-  async start(port = 0) {
+  /** With the address of another server, that one computes. */
+  async start(port = 0, upstream = null) {
     const python = process.env.PYTHON ?? 'python3';
-    const options = ['--port', String(port), '--store', this.store, '--kv-memory', '600MB', '--grace', '0'];
+    const options = ['--port', String(port), '--store', this.store, '--grace', '0', ...(upstream ? ['--upstream', upstream] : ['--kv-memory', '600MB'])];
     this.#process = spawn(python, ['-m', 'glassloop', 'serve', ...options], { stdio: ['ignore', 'ignore', 'pipe'] });
     this.address = await new Promise((resolve, reject) => {
       let told = '';
