@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from glassloop import Sampling
 from glassloop.engine.protocol import Unavailable
 from glassloop.engine.request import Request
-from glassloop.errors import GlassloopError
+from glassloop.errors import GlassloopError, TraceError
 from glassloop.trace.file import from_bytes, to_bytes
 from glassloop.trace.run import Run
 from glassloop.trace.run import Upstream as Told
@@ -281,3 +281,12 @@ def test_the_text_of_a_run_is_that_of_all_chunks(chunks):
     run.finish_reason = "stop"
     (again,) = from_bytes(to_bytes([run]))
     assert again.text == run.text and again.tokens == run.tokens
+
+
+def test_only_a_run_of_another_engine_may_have_unknown_numbers():
+    run = Run("m", [1], 0, 0, prompt="a", upstream=Told("http://a", "", "completions"), finish_reason="stop")
+    run.tokens = Answer(Request([1], Sampling(), [run]), run).read(read_part(HI))
+    assert from_bytes(to_bytes([run]))[0].tokens == run.tokens
+    run.upstream = None
+    with pytest.raises(TraceError, match="column entropy has nan"):
+        from_bytes(to_bytes([run]))
