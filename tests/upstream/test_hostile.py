@@ -215,6 +215,21 @@ def test_bytes_that_are_no_text_are_kept():
             engine.fork(run, 2)
 
 
+@pytest.mark.parametrize("shown", ["\ufffd", "<0xF0><0x9F>", "bytes:\\xf0\\x9f"])
+def test_a_part_of_a_character_cannot_be_forced(shown):
+    with upstream(chunk("a", entry("a", top=[entry("a"), entry(shown, -1)])), END) as (_, engine):
+        run = run_of(engine)
+        with pytest.raises(GlassloopError, match="a part of a character"):
+            engine.fork(run, 0, token=run.tokens[0].alternatives[1].id)
+
+
+def test_bytes_are_not_read_off_a_text():
+    """Servers have ways of their own to write a part of a character."""
+    with upstream(chunk("", entry("<0xF0><0x9F>")), chunk("🙂", entry("<0x99><0x82>")), END) as (_, engine):
+        run = run_of(engine)
+    assert [token.bytes for token in run.tokens] == [b"", b""] and run.text == "🙂"
+
+
 def test_a_server_that_cannot_be_reached_is_an_error():
     with pytest.raises(Unavailable, match="cannot be reached"):
         UpstreamEngine("http://127.0.0.1:9/v1")

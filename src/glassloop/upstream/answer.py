@@ -105,7 +105,7 @@ class Answer:
         return Token.told(
             add(entry.piece, entry.data),
             text,
-            entry.data or text.encode(),
+            entry.data,
             self._names,
             entry.logprob,
             [(add(each.piece, each.data), each.logprob) for each in entry.alternatives],

@@ -16,6 +16,7 @@ from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 from glassloop.upstream.answer import UpstreamRequest
 from glassloop.upstream.client import UpstreamError
+from glassloop.upstream.reading import PART
 from glassloop.upstream.servers import Kind
 from glassloop.upstream.vocabulary import Names
 
@@ -91,7 +92,7 @@ def _given(run: Run, at: int, token: int | str | None, text: str | None) -> Toke
         named.append((here.id, here.piece, here.raw_logprob))
     for id, piece, logprob in named:
         if token in (id, piece):
-            if "\ufffd" in piece or not piece:
+            if not piece or PART.search(piece):
                 raise TextError.about("token", "is a part of a character, which cannot be sent as text")
             others = [(each, told) for each, _, told in named[:-1]]
             known = None if logprob != logprob else logprob

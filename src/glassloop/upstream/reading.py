@@ -20,6 +20,9 @@ _ROUNDING = 1e-3  # by which a log-probability may exceed 0
 _LEAST = -1e300  # below this it is minus infinity; a whole number may be too large for a float
 _ESCAPED = re.compile(r"bytes:((?:\\x[0-9a-fA-F]{2})+)")  # how OpenAI writes a token that is not UTF-8
 
+# How servers write a token that is not text, since it is a part of a character.
+PART = re.compile(r"\ufffd|<0x[0-9a-fA-F]{2}>|\\x[0-9a-fA-F]{2}")
+
 
 class Alternative(NamedTuple):
     piece: str
@@ -144,7 +147,7 @@ def _piece(token: Any, listed: Any) -> tuple[str, bytes]:
         return token, bytes(given)
     if escaped := _ESCAPED.fullmatch(token):
         return token.removeprefix("bytes:"), bytes.fromhex(escaped[1].replace("\\x", ""))
-    return token, b"" if "\ufffd" in token else token.encode()
+    return token, b"" if PART.search(token) else token.encode()
 
 
 def _logprob(value: Any) -> float | None:
