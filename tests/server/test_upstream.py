@@ -76,6 +76,16 @@ def test_the_record_has_what_was_told_and_nothing_else(front, llm):
     assert [each["piece"] for each in made["prompt_tokens"]] == list(map(llm.piece, own.prompt_ids))
 
 
+def test_the_prompt_of_a_chat_is_known_where_the_server_tells_it(engine, llm):
+    sampling = Sampling(temperature=0, max_tokens=2, seed=1, prompt_logprobs=3)
+    made, own = engine.chat(TALK, sampling), llm.chat(TALK, sampling)
+    assert made.text == own.text and len(made.prompt_ids) == len(own.prompt_ids)
+    for token, known in zip(made.prompt_tokens, own.prompt_tokens, strict=True):
+        assert (token.piece, token.raw_logprob, token.rank) == (known.piece, known.raw_logprob, known.rank)
+        told = {(each.text, each.raw_logprob) for each in token.alternatives}
+        assert told >= {(each.text, each.raw_logprob) for each in known.alternatives[:3]}
+
+
 def start(front: Server, body: dict, path: str = "/api/runs") -> dict:
     """Starts a run and returns it when it has ended."""
     answer = front.post(path, body)

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import isnan
 
@@ -25,7 +25,7 @@ from glassloop.trace.run import Upstream as Told
 from glassloop.upstream import UpstreamEngine, client
 from glassloop.upstream.answer import Answer
 from glassloop.upstream.client import UpstreamError, checked_url
-from glassloop.upstream.reading import read_part
+from glassloop.upstream.reading import read_part, read_prompt_logprobs
 
 KEY = "sk-very-secret-0123456789"
 MODELS = {"object": "list", "data": [{"id": "m", "owned_by": "somebody"}]}
@@ -275,6 +275,14 @@ def test_any_chunk_is_read_or_refused_in_words(value):
         assert len(str(error)) < 1000
     else:
         assert all(each.logprob is None or each.logprob <= 1e-3 for each in part.entries)
+
+
+@given(anything, anything)
+@settings(max_examples=50)
+def test_any_log_probabilities_of_a_prompt_are_read_or_refused_in_words(told, ids):
+    for answer, tokenized in ((told, ids), ({"prompt_logprobs": told}, {"tokens": ids})):
+        with suppress(UpstreamError):
+            read_prompt_logprobs(answer, tokenized)
 
 
 @given(

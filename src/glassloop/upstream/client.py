@@ -77,8 +77,9 @@ class Client:
         """Returns the JSON of an answer."""
         return await self._answer("GET", path, None)
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return await self._answer("POST", path, body)
+    async def post(self, path: str, body: Mapping[str, Any], *, above: bool = False) -> Any:
+        """Returns the JSON of an answer. With `above`, the path is not below /v1."""
+        return await self._answer("POST", path, body, self.url.removesuffix("/v1") if above else self.url)
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
         """Yields the JSON of each event of a stream, up to its end, which may come too early."""
@@ -103,9 +104,11 @@ class Client:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _answer(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+    async def _answer(
+        self, method: str, path: str, body: Mapping[str, Any] | None, base: str | None = None
+    ) -> Any:
         with self._in_words():
-            async with self._http.stream(method, self.url + path, json=body) as answer:
+            async with self._http.stream(method, (base or self.url) + path, json=body) as answer:
                 await self._check(answer)
                 return _parsed(await _read(answer, _MOST_ANSWER))
 

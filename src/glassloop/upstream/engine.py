@@ -33,7 +33,7 @@ from glassloop.trace.told import explain_told
 from glassloop.upstream.answer import Answer
 from glassloop.upstream.client import Client, Refused, UpstreamError, checked_url
 from glassloop.upstream.fork import continued_text, fork_of
-from glassloop.upstream.prompts import read_prompt
+from glassloop.upstream.prompts import read_chat_prompt, read_prompt
 from glassloop.upstream.reading import read_part
 from glassloop.upstream.servers import Kind, check_options, kind_of, options_for
 from glassloop.upstream.vocabulary import (
@@ -197,19 +197,15 @@ class UpstreamEngine(Engine):
         if text is not None and not isinstance(text, str):
             raise TextError.about("prompt", "is token ids; they are not known here: a text is expected")
         options_for(self.kind, sampling, chat=talk is not None)  # raises what is wrong
-        if sampling.prompt_logprobs and (talk is not None or not self.kind.echoes):
-            chat = "is given for a chat; a text is expected, since only that can be echoed"
-            wrong = f"is given; {self.kind.name} gives those of the next token in their place"
-            raise SamplingError.about("prompt_logprobs", wrong if talk is None else chat)
         told: list[Token] = []
-        if talk is not None:
-            ids = [name_of_messages(talk)]
-        elif not text:
+        if text is not None and not text:
             raise TextError.about("prompt", "is empty; at least one character is expected")
-        elif sampling.prompt_logprobs:
-            ids, told = self._prompt_tokens(text, sampling)
+        if sampling.prompt_logprobs:
+            ids, told = self._prompt_tokens(text, talk, sampling)
+        elif talk is not None:
+            ids = [name_of_messages(talk)]
         else:
-            ids = [name_of(text.encode("utf-8", "replace"))]
+            ids = [name_of((text or "").encode("utf-8", "replace"))]
 
         def make(seed: int, number: int) -> Run:
             made = self._new(ids, sampling, (seed + number) % (1 << 64), text, talk, number)
@@ -219,8 +215,22 @@ class UpstreamEngine(Engine):
         runs = runs_of(sampling, make)
         return Request(ids, sampling, runs, listener, priority, drafts=False, keep=self.keep, built=built)
 
-    def _prompt_tokens(self, text: str, sampling: Sampling) -> tuple[list[int], list[Token]]:
-        asked = read_prompt(self._client, self.model, text, sampling.prompt_logprobs)
+    def _prompt_tokens(
+        self, text: str | None, talk: list[Message] | None, sampling: Sampling
+    ) -> tuple[list[int], list[Token]]:
+        """Returns the tokens of a prompt as the upstream tells them; raises if it does not."""
+        count, server = sampling.prompt_logprobs, self.kind.name or "the upstream"
+        asked: Coroutine[Any, Any, tuple[list[int], list[Token]]]
+        if talk is not None and self.kind.scores_chats:
+            asked = read_chat_prompt(self._client, self.model, talk, count)
+        elif talk is not None:
+            problem = f"is given for a chat; {server} is not known to have that, only for a text"
+            raise SamplingError.about("prompt_logprobs", problem)
+        elif not self.kind.echoes:
+            problem = f"is given; {server} gives those of the next token in their place"
+            raise SamplingError.about("prompt_logprobs", problem)
+        else:
+            asked = read_prompt(self._client, self.model, text or "", count)
         return self._call(asked, sampling.timeout or _PROMPT_SECONDS)
 
     def _new(
