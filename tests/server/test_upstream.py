@@ -112,6 +112,8 @@ def test_a_fork_continues_the_text_of_its_first_tokens(front, llm, prompt):
     )
     expected = own.fork(2, token=other["text"])
     assert fork["text"] == expected.text and fork["parent"] == made["id"] and fork["fork_at"] == 2
+    assert fork["usage"]["prompt_tokens"] == len(own.prompt_ids)
+    assert fork["usage"]["completion_tokens"] == len(fork["tokens"])
     forced = fork["tokens"][2]
     assert forced["source"] == "forced" and forced["raw_logprob"] == other["raw_logprob"]
     edit = start(front, {"at": 1, "text": " not what"}, f"/api/runs/{made['id']}/edit")
@@ -128,7 +130,7 @@ def test_a_run_pauses_and_goes_on(front, llm):
     with httpx.stream("GET", f"{front.url}/api/runs/{made['id']}/events", timeout=60) as events:
         list(events.iter_raw())
     made = front.get(f"/api/runs/{made['id']}").json()
-    assert len(made["tokens"]) == 5
+    assert len(made["tokens"]) == made["usage"]["completion_tokens"] == 5
     assert made["text"] == "".join(t.text for t in llm.generate(PROMPT, Sampling(**options)).tokens[:5])
 
 

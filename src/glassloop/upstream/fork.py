@@ -59,6 +59,8 @@ def fork_of(
     def make(_: int, number: int) -> Run:
         own = (seed + number) % (1 << 64)
         made = engine._new(run.prompt_ids, replace(options, seed=own), own, run.prompt, run.messages, number)
+        if made.upstream is not None and run.upstream is not None:
+            made.upstream = replace(made.upstream, prompt_tokens=run.upstream.prompt_tokens)
         made.tokens = list(run.tokens[:at])
         made.prompt_tokens = list(run.prompt_tokens)
         made.descend(run, at, reason)
