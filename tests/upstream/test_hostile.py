@@ -48,6 +48,7 @@ class Upstream(ThreadingHTTPServer):
 
     def __init__(self, lines: list[bytes], status: int = 200, kind: str = "text/event-stream") -> None:
         self.lines, self.status, self.kind = lines, status, kind
+        self.closed = threading.Event()  # a client has closed its connection
         self.seen: list[tuple[dict, dict]] = []  # headers and body of each request
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
@@ -68,10 +69,14 @@ class _Handler(BaseHTTPRequestHandler):
         for line in self.server.lines:
             if line == b"wait":
                 time.sleep(30)
+            if line == b"pause":
+                time.sleep(0.02)
+                continue
             try:
                 self.wfile.write(line)
                 self.wfile.flush()
             except OSError:
+                self.server.closed.set()
                 return
 
     def _begin(self, status: int, kind: str) -> None:
@@ -158,6 +163,26 @@ def test_a_slow_upstream_ends_at_the_timeout_of_the_request():
         run = run_of(engine, timeout=0.5)
         assert time.monotonic() - begun < 20
     assert run.text == "Hi" and run.finish_reason == "timeout"
+
+
+def test_a_cancelled_run_closes_the_connection_at_once():
+    """The upstream must not go on computing for nobody."""
+    with upstream(HI, *[b": still here\n\n", b"pause"] * 200) as (server, engine):
+        request = engine.prepare_chat([{"role": "user", "content": "Hi"}], Sampling())
+        for _ in engine.follow(request):
+            break
+        assert server.closed.wait(10)
+
+
+def test_a_request_that_is_cancelled_before_it_begins_ends():
+    with upstream(HI, b"wait") as (_, engine):
+        for _ in range(20):
+            request = engine.prepare_chat([{"role": "user", "content": "Hi"}], Sampling(n=2))
+            told = []
+            request.listener = lambda run, token, told=told: told.append((run, token))
+            engine.submit(request)
+            engine.cancel(request, wait=True)
+            assert request.ended and [token for _, token in told if token is None] == [None, None]
 
 
 def test_a_cancelled_run_keeps_what_came():

@@ -5,7 +5,7 @@ hostile: it is bounded in size and in time, and an error of the network is one i
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -81,7 +81,7 @@ class Client:
         """Returns the JSON of an answer. With `above`, the path is not below /v1."""
         return await self._answer("POST", path, body, self.url.removesuffix("/v1") if above else self.url)
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """Yields the JSON of each event of a stream, up to its end, which may come too early."""
         with self._in_words():
             async with self._http.stream("POST", self.url + path, json=body) as answer:
