@@ -775,6 +775,7 @@ test('the lenses that the server offers say what it says', { skip }, async (t) =
   await page.locator('tr[data-layer]').first().waitFor();
   assert.equal(await page.locator('tr[data-layer]').count(), layers.layers.length);
   const { neighbours } = await server.get(`/api/runs/${run.id}/lens/neighbours?token=${place}&count=8`);
+  await page.locator('[data-neighbour]').first().waitFor();
   assert.deepEqual(await page.locator('[data-neighbour] .number').allTextContents(), neighbours.map((each) => each.cosine.toFixed(2)));
   const { mean } = await server.get(`/api/runs/${run.id}/lens/attention?token=${place - 1}`);
   assert.equal(await page.locator('[data-seen]').count(), mean.length);
