@@ -46,6 +46,7 @@ export interface View {
   run: Run | null;
   focus: number | null; // the selected token
   near: number; // tokens on either side of it that stay unfolded
+  ends?: number; // tokens at either end of a chain that stay unfolded; 2 by default
   alternatives: number; // how many are drawn below it
   also?: number; // how many likely ones are drawn below each other token near it
   open: ReadonlySet<string>; // folds that were clicked
@@ -114,22 +115,21 @@ function chainFrom(first: Place, view: View, drawing: number): Place[] {
   return chain;
 }
 
-const AT_EITHER_END = 2;
-
 /** Returns the items of a chain. The tokens between its ends and those near the selected one are one item. */
 function folded(chain: Place[], view: View, drawing: number): Item[] {
   const made: Item[] = [];
+  const ends = view.ends ?? 2;
   const hide = (hidden: Place[]): void => {
     const first = hidden[0]!;
     if (hidden.length > 1 && !view.open.has(first.node)) made.push(item('fold', first, { label: `${count(hidden.length)} tokens`, count: hidden.length, ...whose(first, view, drawing) }));
     else made.push(...hidden.map((place) => token(place, view, drawing)));
   };
-  const rest = Math.max(AT_EITHER_END, chain.length - AT_EITHER_END); // where the last few begin
+  const rest = Math.max(ends, chain.length - ends); // where the last few begin
   const selected = view.focus === null || chain[0]!.path !== drawing ? null : view.focus + 1 - chain[0]!.depth;
   const isNear = (at: number): boolean => selected !== null && Math.abs(at - selected) <= view.near && chain[at]!.path === drawing;
   for (let at = 0; at < chain.length; ) {
-    const first = at < AT_EITHER_END;
-    const last = at >= chain.length - AT_EITHER_END;
+    const first = at < ends;
+    const last = at >= chain.length - ends;
     if (!first && !last && !isNear(at)) {
       const near = selected === null ? rest : Math.max(at + 1, selected - view.near);
       const to = near < rest && isNear(near) ? near : rest;
