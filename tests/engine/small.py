@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from engine.ahead import AheadOps
 from ops.random_models import random_tensor
 
 from glassloop.decode.compiled import Compiled
@@ -33,6 +34,7 @@ from glassloop.trace.token import Token
 
 CONTEXT = 200
 EOS = 256
+_OPS = {"native": NativeOps, "reference": ReferenceOps, "ahead": AheadOps}
 
 
 @cache
@@ -67,7 +69,7 @@ def model(window: int | None = None, ops: str = "native", seed: int = 0) -> Tran
     }
     head = weights["head.weight"]
     weights["head.weight"] = Tensor(head.name, head.shape, head.format, _louder(head.data))
-    return Transformer(config, weights, NativeOps() if ops == "native" else ReferenceOps())
+    return Transformer(config, weights, _OPS[ops]())
 
 
 def _louder(data: np.ndarray) -> np.ndarray:

@@ -98,6 +98,11 @@ def test_every_run_is_what_the_naive_loop_gives(seed, monkeypatch):
     _scenario(seed, monkeypatch)
 
 
+@pytest.mark.parametrize("seed", range(max(1, SCENARIOS // 3)))
+def test_it_holds_if_steps_are_computed_ahead(seed, monkeypatch):
+    _scenario(seed, monkeypatch, "ahead")
+
+
 def test_the_scenarios_have_what_they_are_about(monkeypatch):
     """They are worth something only if it happens in them."""
     happened: Counter[str] = Counter()
@@ -121,13 +126,13 @@ def test_the_scenarios_have_what_they_are_about(monkeypatch):
     }
 
 
-def _scenario(seed: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def _scenario(seed: int, monkeypatch: pytest.MonkeyPatch, ops: str = "native") -> Counter[str]:
     """Random requests in a random engine, each run compared with the naive loop. Returns what happened."""
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(NativeOps, "step_rows", int(rng.choice([16, 40, 512])))
     monkeypatch.setattr(NativeOps, "rows_beside", int(rng.choice([1, 7, 128])))
     monkeypatch.setattr(scheduler, "_SCORED_ROWS", int(rng.choice([1, 5, 64])))
-    small = model(int(rng.integers(1, 70)) if rng.random() < 0.5 else None)
+    small = model(int(rng.integers(1, 70)) if rng.random() < 0.5 else None, ops)
     shared = rng.integers(0, 256, 70).tolist()
     requests = [
         request(

@@ -59,7 +59,7 @@ def differences(
 ) -> list[str]:
     """Returns the fields that differ, with both values."""
     record: Any = record_with(ALTERNATIVES)
-    rows = DeviceRows(torch.from_numpy(x).to(DEVICE), lambda: True)
+    rows = DeviceRows(torch.from_numpy(x).to(DEVICE), lambda: 0)
     expected, found = (
         [Chosen(bytes(made[at : at + record.itemsize])) for at in range(0, len(made), record.itemsize)]
         for made in (native.choose(x.copy(), lines, record), chooser.choose(rows, lines, record))

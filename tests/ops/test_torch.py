@@ -15,7 +15,19 @@ import pytest
 pytestmark = pytest.mark.skipif(
     find_spec("torch") is None or find_spec("triton") is None, reason="needs torch and Triton: make test-gpu"
 )
-CHECKS = ("models", "batches", "units", "filled", "graphs", "lenses", "refused", "choices", "memory", "wide")
+CHECKS = (
+    "models",
+    "batches",
+    "units",
+    "filled",
+    "graphs",
+    "lenses",
+    "refused",
+    "choices",
+    "ahead",
+    "memory",
+    "wide",
+)
 
 
 @pytest.fixture(scope="module")

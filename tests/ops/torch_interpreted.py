@@ -7,6 +7,7 @@ The interpreter takes milliseconds for each program of a kernel: models and batc
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -22,6 +23,7 @@ from ops.device_choices import differences, random_lines, random_rows
 from ops.random_models import random_tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
 from glassloop.model.cache import Branches
 from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, ModelConfig, NormConfig
@@ -315,6 +317,37 @@ def check_choices() -> None:
         assert wrong == [], (width, wrong)
 
 
+def check_ahead() -> None:
+    """Steps that are launched before the one before them is committed give the same tokens, and the device
+    predicts these."""
+    from engine import small
+
+    with patch.dict(small._OPS, {"torch": TorchOps}):
+        transformer = small.model(None, "torch")
+    options = [
+        Sampling(max_tokens=5, temperature=0),
+        Sampling(max_tokens=6, seed=1),
+        Sampling(max_tokens=6, seed=2, temperature=0.8, top_p=0.9, min_p=0.02, logprobs=2),
+        Sampling(max_tokens=6, seed=3, temperature=1.3, top_k=7),
+        Sampling(max_tokens=4, seed=4, presence_penalty=0.5),
+    ]
+    found, ahead = [], 0
+    for can_start in (False, True):
+        loop = small.loop(transformer)
+        loop._can_start = can_start
+        requests = [small.request([*b"the cat"], each, drafts=False) for each in options]
+        for each in requests:
+            loop.add(each)
+        while loop.busy:
+            loop.step()
+            if loop._flight is not None:
+                ahead += len(loop._flight.call.works)
+                assert not loop._flight.dropped, "a prediction was wrong"
+        found.append([each.runs[0].token_ids for each in requests])
+    assert found[0] == found[1], found
+    assert ahead > 10, ahead
+
+
 def check_memory() -> None:
     """Weights that do not fit the device are refused before any is loaded, with figures. A step that finds no
     memory is an error with figures too, and the next one is computed."""
@@ -378,6 +411,8 @@ if __name__ == "__main__":
     assert choose_ops("torch").description.startswith("torch/interpreter/")
     errors = {}
     for name, check in CHECKS.items():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         try:
             check()
         except Exception:

@@ -7,6 +7,7 @@ of it, so other requests in the batch cannot affect it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cache
 from struct import Struct
@@ -26,7 +27,7 @@ from glassloop.decode.stage import Step
 from glassloop.errors import ModelError, SamplingError
 from glassloop.ops import rows as reference_rows
 from glassloop.ops.quant import Float32
-from glassloop.ops.rows import Chooser, Int32, Line, RowOps, RowSummary, RuleError
+from glassloop.ops.rows import Chooser, Int32, Line, RowOps, RowSummary, RuleError, Started
 from glassloop.text.tokenizer import Tokenizer
 
 _RECORD_BYTES, _ALTERNATIVE_BYTES = RECORD.itemsize, ALTERNATIVE.itemsize
@@ -54,6 +55,7 @@ class Decoder:
         self.chain = ((MISSING,) if len(missing) else ()) + compiled.chain
         self._rulings = rules_of(self.chain, ops)
         self._request: RowRequest | None = None  # kept if it is the same at every step
+        self.fixed = self._rulings is not None and all(stage.fixed for stage in self.chain)
         self.history = History(prompt)
         self.scale = first_scale(self.chain, sampling)
         # Enough for top-k even if penalties remove a few of these.
@@ -88,7 +90,7 @@ class Decoder:
         rules = [rule(step) for rule in self._rulings]
         key = None if sampling.greedy else branch_key(step.seed, step.salt)
         request = RowRequest(self.head, self.scale, rules, key, min(sampling.logprobs, self.head))
-        if all(stage.fixed for stage in self.chain):
+        if self.fixed:
             self._request = request
         return request
 
@@ -208,22 +210,9 @@ def choose_rows(
 
     Each gets what its `choose` would have returned. An error of a branch is returned in its place.
     """
-    width = logits.shape[1]
-    if decoders and width != decoders[0].step.vocab_size:
-        raise ModelError(f"a row has {width} logits; {decoders[0].step.vocab_size} are expected")
+    _check_width(decoders, logits)
     places = range(len(decoders)) if places is None else places
-    made: list[Chosen | Exception | None] = []  # None: to be chosen by the stages
-    lines: list[Line] = []
-    numbers: list[int] = []  # the decoder of each line
-    for number, decoder in enumerate(decoders):
-        try:
-            request, error = decoder.row_request(), None
-        except Exception as raised:
-            request, error = None, raised
-        made.append(error)
-        if request is not None:
-            lines.append((request, places[number], decoder.step.position))
-            numbers.append(number)
+    made, lines, numbers = _lines_of(decoders, places, [decoder.step.position for decoder in decoders])
     if lines:
         chooser = decoders[0].step.ops.chooser
         assert chooser is not None
@@ -235,6 +224,76 @@ def choose_rows(
     ]
 
 
+class StartedChoices:
+    """Choices of the next tokens of many branches that an op set has begun to make."""
+
+    def __init__(
+        self, decoders: Sequence[Decoder], logits: Float32, places: Sequence[int], positions: Sequence[int]
+    ) -> None:
+        """`positions` has the position of the token that each decoder chooses: a decoder may not have got the
+        token before it yet. It has by the time of `finish`, and its request is the same then."""
+        _check_width(decoders, logits)
+        self._decoders, self._logits, self._places = decoders, logits, places
+        self._made, self._lines, numbers = _lines_of(decoders, places, positions)
+        self.lines: dict[int, int] = {}  # by number: the line for which the op set predicts its token
+        self.started: Started | None = None
+        if self._lines:
+            start = decoders[0].step.ops.start
+            assert start is not None
+            with suppress(RuleError):  # the stages will say why
+                self.started = start(logits, self._lines)
+                self.lines = {number: line for line, number in enumerate(numbers)}
+
+    def finish(self, wanted: Sequence[bool]) -> tuple[list[Chosen | Exception | None], Sequence[int]]:
+        """Waits for the choices. Returns those that are wanted, or the errors in their places, and the tokens
+        that the op set had predicted, by line."""
+        predicted: Sequence[int] = ()
+        made = self._made
+        if self.started is not None:
+            record = record_with(max([request.alternatives for request, _, _ in self._lines]))
+            try:
+                records, predicted = self.started.finish(record)
+            except RuleError:
+                pass
+            else:
+                for number, chosen in zip(self.lines, _read(records, self._lines, record), strict=True):
+                    made[number] = chosen
+        return [
+            None
+            if not wanted[number]
+            else _by_stages(self._decoders[number], self._logits[self._places[number]])
+            if chosen is None
+            else chosen
+            for number, chosen in enumerate(made)
+        ], predicted
+
+
+def _check_width(decoders: Sequence[Decoder], logits: Float32) -> None:
+    width = logits.shape[1]
+    if decoders and width != decoders[0].step.vocab_size:
+        raise ModelError(f"a row has {width} logits; {decoders[0].step.vocab_size} are expected")
+
+
+def _lines_of(
+    decoders: Sequence[Decoder], places: Sequence[int], positions: Sequence[int]
+) -> tuple[list[Chosen | Exception | None], list[Line], list[int]]:
+    """Returns an entry for each decoder (None, or why it cannot choose), the lines of those from which an op
+    set can choose, and the number of the decoder of each line."""
+    made: list[Chosen | Exception | None] = []  # None: to be chosen by the stages
+    lines: list[Line] = []
+    numbers: list[int] = []
+    for number, decoder in enumerate(decoders):
+        try:
+            request, error = decoder.row_request(), None
+        except Exception as raised:
+            request, error = None, raised
+        made.append(error)
+        if request is not None:
+            lines.append((request, places[number], positions[number]))
+            numbers.append(number)
+    return made, lines, numbers
+
+
 def _choose_lines(chooser: Chooser, logits: Float32, lines: list[Line]) -> list[Chosen | None]:
     """Lets an op set choose. None where no token is left, and everywhere if a rule of any line does not fit:
     the stages will say why."""
@@ -243,6 +302,13 @@ def _choose_lines(chooser: Chooser, logits: Float32, lines: list[Line]) -> list[
         records = chooser.choose(logits, lines, record)
     except RuleError:
         return [None] * len(lines)
+    return _read(records, lines, record)
+
+
+def _read(
+    records: bytes | bytearray, lines: Sequence[Line], record: np.dtype[np.void]
+) -> list[Chosen | None]:
+    """Returns the choices of lines, None where no token is left."""
     found: list[Chosen | None] = []
     for (request, _, _), (data,) in zip(lines, _pieces(record.itemsize).iter_unpack(records), strict=True):
         chosen = Chosen(data[: _RECORD_BYTES + _ALTERNATIVE_BYTES * request.alternatives])

@@ -7,7 +7,7 @@ form a `Span`, which has the table of the pages where the keys and values of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ class Batch(NamedTuple):
     positions: list[int]  # of each row
     spans: list[Span]
     wanted: list[int]  # the rows whose logits are computed
+    # Choices under way (`ops/rows.py:Started`): a row with the token -1 - n has what they predict for line n.
+    after: Any = None
 
     @staticmethod
     def of(work: Sequence[tuple[Int32, int, Sequence[int]]], wanted: Sequence[int] | None = None) -> Batch:

@@ -367,7 +367,7 @@ class _Program:
 
 def _packed(batch: Batch, caches: bytes) -> bytearray:
     """Packs as C reads them: the caches, the batch, its spans, then tokens, positions and wanted rows."""
-    tokens, positions, spans, wanted = batch
+    tokens, positions, spans, wanted, _ = batch
     try:
         rows = array("i", [*tokens, *positions, *wanted])
         about = [
