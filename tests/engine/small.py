@@ -24,6 +24,7 @@ from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, Mo
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
 from glassloop.ops.native.ops import NativeOps
+from glassloop.ops.protocol import Ops
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.tensor import Tensor
@@ -34,7 +35,6 @@ from glassloop.trace.token import Token
 
 CONTEXT = 200
 EOS = 256
-_OPS = {"native": NativeOps, "reference": ReferenceOps, "ahead": AheadOps}
 
 
 @cache
@@ -69,7 +69,15 @@ def model(window: int | None = None, ops: str = "native", seed: int = 0) -> Tran
     }
     head = weights["head.weight"]
     weights["head.weight"] = Tensor(head.name, head.shape, head.format, _louder(head.data))
-    return Transformer(config, weights, _OPS[ops]())
+    return Transformer(config, weights, _op_set(ops))
+
+
+def _op_set(name: str) -> Ops:
+    if name == "torch":
+        from glassloop.ops.torch.ops import TorchOps
+
+        return TorchOps()
+    return {"native": NativeOps, "reference": ReferenceOps, "ahead": AheadOps}[name]()
 
 
 def _louder(data: np.ndarray) -> np.ndarray:
