@@ -328,9 +328,9 @@ def check_ahead() -> None:
         Sampling(max_tokens=3, seed=2, temperature=0.8, top_k=20, top_p=0.9, min_p=0.02, logprobs=2),
     ]
     found, ahead = [], 0
-    for can_start in (False, True):
+    for ahead_too in (False, True):
         loop = small.loop(transformer)
-        loop._can_start = can_start
+        loop.runs_ahead = ahead_too
         requests = [small.request([*b"the cat"], each, drafts=False) for each in options]
         for each in requests:
             loop.add(each)

@@ -83,7 +83,9 @@ class Loop:
         self._step_cost = StepCost()
         self._recent_runs = RecentRuns()
         self._draft_model = draft
-        self._can_start = self._row_ops.start is not None
+        self.runs_ahead = (
+            self._row_ops.start is not None
+        )  # whether steps are launched before the last one ends
         self._flight: Flight | None = None  # the step that is under way between two calls of `step`
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
@@ -123,7 +125,7 @@ class Loop:
         """Computes the next rows of the tasks and moves each task on by their results."""
         began = perf_counter()
         self._end_overdue()
-        if not (self._step_ahead() if self._can_start else self._step_alone()):
+        if not (self._step_ahead() if self.runs_ahead else self._step_alone()):
             self._make_way()
             return
         self._draft()
