@@ -24,6 +24,7 @@ CHECKS = (
     "lenses",
     "refused",
     "choices",
+    "beyond",
     "ahead",
     "memory",
     "wide",

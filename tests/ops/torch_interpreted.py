@@ -19,10 +19,12 @@ from unittest.mock import Mock, patch
 import numpy as np
 import torch
 from ops.bad_numbers import _spoil
-from ops.device_choices import differences, random_lines, random_rows
+from ops.device_choices import choose_on_device, differences, random_lines, random_rows
 from ops.random_models import random_tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from glassloop.decode.chosen import Chosen, record_with
+from glassloop.decode.rules import Action, RowRequest, Rule
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
 from glassloop.model.cache import Branches
@@ -34,6 +36,7 @@ from glassloop.ops import choose_ops
 from glassloop.ops.batch import PAGE, Batch, BatchError
 from glassloop.ops.kv_cache import CacheSpec
 from glassloop.ops.memory import format_bytes
+from glassloop.ops.native import chooser as native_chooser
 from glassloop.ops.quant import FORMATS, Float32
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.torch import device
@@ -315,6 +318,27 @@ def check_choices() -> None:
         x, lines = random_rows(rng, 6, width), random_lines(rng, 6, width)
         wrong = differences(chooser, x, lines, ignored=sums)
         assert wrong == [], (width, wrong)
+
+
+def check_beyond() -> None:
+    """Tokens that are high, but not among the first 64, take part in the race."""
+    rng, chooser, record = np.random.default_rng(0), DeviceChooser(), record_with(0)
+    x = rng.normal(0.0, 0.3, (1, 4100)).astype(np.float32)
+    least = np.sort([x[0, group::1024].max() for group in range(1024)])[-64]
+    order = np.argsort(-x[0], kind="stable")
+    first, beyond = set(order[:64].tolist()), set(order[64 : (x[0] >= least).sum()].tolist())
+    request = RowRequest(64, 1.0, [Rule(Action.SCALE, 1.0)], 7)
+    seen = set()
+    for position in range(200_000):
+        made = Chosen(bytes(native_chooser.choose(x, [(request, 0, position)], record)))
+        wins = made.id in beyond and made.runner_up in first
+        if (wins or (made.id in first and made.runner_up in beyond)) and wins not in seen:
+            seen.add(wins)
+            found = choose_on_device(chooser, x, [(request, 0, position)], record)[0]
+            assert (found.id, found.runner_up, found.rank) == (made.id, made.runner_up, made.rank), position
+        if len(seen) == 2:
+            return
+    raise AssertionError("no such token has won or come second")
 
 
 def check_ahead() -> None:

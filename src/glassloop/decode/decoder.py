@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cache
+from math import prod
 from struct import Struct
 
 import numpy as np
@@ -21,7 +22,7 @@ from glassloop.decode.chosen import ALTERNATIVE, RECORD, Chosen, pack_alternativ
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.history import History
 from glassloop.decode.luck import Race, branch_key
-from glassloop.decode.rules import RowRequest
+from glassloop.decode.rules import Action, RowRequest
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Step
 from glassloop.errors import ModelError, SamplingError
@@ -55,6 +56,7 @@ class Decoder:
         self.chain = ((MISSING,) if len(missing) else ()) + compiled.chain
         self._rulings = rules_of(self.chain, ops)
         self._request: RowRequest | None = None  # kept if it is the same at every step
+        self._prediction: RowRequest | None = None
         self.fixed = self._rulings is not None and all(stage.fixed for stage in self.chain)
         self.history = History(prompt)
         self.scale = first_scale(self.chain, sampling)
@@ -93,6 +95,21 @@ class Decoder:
         if self.fixed:
             self._request = request
         return request
+
+    def prediction_request(self) -> RowRequest:
+        """Returns a request by which an op set can predict the next token before it knows the last one: that
+        of the stages whose rules are the same at every step."""
+        if self.fixed:
+            request = self.row_request()
+            assert request is not None
+            return request
+        if self._prediction is None:
+            rules = [stage.rule(self.step) for stage in self.chain if stage.fixed and stage.rule is not None]
+            scale = prod([rule.amount for rule in rules if rule.action is Action.SCALE])
+            key = None if self.sampling.greedy else branch_key(self.step.seed, self.step.salt)
+            alternatives = min(self.sampling.logprobs, self.head)
+            self._prediction = RowRequest(self.head, scale, rules, key, alternatives)
+        return self._prediction
 
     def run_stages(self, logits: Float32, observer: Observer | None = None) -> tuple[RowSummary, Candidates]:
         """Returns the summary of the model's own distribution, and what the stages leave of it."""
@@ -180,7 +197,7 @@ class Decoder:
         step.grammar = step.grammar and step.grammar.fork()
         step.bad_words = step.bad_words and step.bad_words.fork()
         if salt is not None:
-            step.salt, made._request = salt, None
+            step.salt, made._request, made._prediction = salt, None, None
         return made
 
     def rewind(self, length: int) -> None:
@@ -231,33 +248,46 @@ class StartedChoices:
         self, decoders: Sequence[Decoder], logits: Float32, places: Sequence[int], positions: Sequence[int]
     ) -> None:
         """`positions` has the position of the token that each decoder chooses: a decoder may not have got the
-        token before it yet. It has by the time of `finish`, and its request is the same then."""
+        token before it yet. It has by the time of `finish`."""
         _check_width(decoders, logits)
         self._decoders, self._logits, self._places = decoders, logits, places
-        self._made, self._lines, numbers = _lines_of(decoders, places, positions)
-        self.lines: dict[int, int] = {}  # by number: the line for which the op set predicts its token
+        requests = [decoder.prediction_request() for decoder in decoders]
+        self._lines: list[Line] = [*zip(requests, places, positions, strict=True)]
         self.started: Started | None = None
-        if self._lines:
+        if decoders:
             start = decoders[0].step.ops.start
             assert start is not None
             with suppress(RuleError):  # the stages will say why
                 self.started = start(logits, self._lines)
-                self.lines = {number: line for line, number in enumerate(numbers)}
 
     def finish(self, wanted: Sequence[bool]) -> tuple[list[Chosen | Exception | None], Sequence[int]]:
         """Waits for the choices. Returns those that are wanted, or the errors in their places, and the tokens
         that the op set had predicted, by line."""
         predicted: Sequence[int] = ()
-        made = self._made
+        lines = self._lines
+        made: list[Chosen | Exception | None] = [None] * len(lines)
+        by_stages: list[int] = []
+        for number, decoder in enumerate(self._decoders):
+            if wanted[number] and not decoder.fixed:
+                try:
+                    request = decoder.row_request()
+                except Exception as error:
+                    made[number] = error
+                    continue
+                if request is None:
+                    by_stages.append(number)
+                else:
+                    lines[number] = (request, *lines[number][1:])
         if self.started is not None:
-            record = record_with(max([request.alternatives for request, _, _ in self._lines]))
-            try:
-                records, predicted = self.started.finish(record)
-            except RuleError:
-                pass
-            else:
-                for number, chosen in zip(self.lines, _read(records, self._lines, record), strict=True):
-                    made[number] = chosen
+            record = record_with(max([request.alternatives for request, _, _ in lines]))
+            with suppress(RuleError):
+                records, predicted = self.started.finish(lines, record)
+                made = [
+                    before or chosen
+                    for before, chosen in zip(made, _read(records, lines, record), strict=True)
+                ]
+        for number in by_stages:
+            made[number] = None
         return [
             None
             if not wanted[number]

@@ -61,6 +61,23 @@ class Flight:
         return not task.ended and task not in self.dropped
 
 
+class Predicted:
+    """How often the device's predictions of tokens have been right of late."""
+
+    def __init__(self) -> None:
+        self.share = 1.0
+        self._missed = 0  # steps without predictions
+
+    def saw(self, predictions: int, wrong: int) -> None:
+        if predictions:
+            self.share += 0.1 * (1.0 - wrong / predictions - self.share)
+
+    def retry(self) -> bool:
+        """Returns whether to try again although they were wrong too often; now and then."""
+        self._missed += 1
+        return self._missed % 32 == 0
+
+
 class Loop:
     def __init__(
         self,
@@ -87,6 +104,7 @@ class Loop:
             self._row_ops.start is not None
         )  # whether steps are launched before the last one ends
         self._flight: Flight | None = None  # the step that is under way between two calls of `step`
+        self._predicted = Predicted()
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -178,7 +196,7 @@ class Loop:
         chosen = [each for each in choosing if each[1] is not None]
         tasks, decoders, places, positions = zip(*chosen, strict=True) if chosen else ((), (), (), ())
         choices = StartedChoices(decoders, results, places, positions)
-        by_task = {tasks[number]: line for number, line in choices.lines.items()}
+        by_task = {} if choices.started is None else {task: line for line, task in enumerate(tasks)}
         return Flight(call, results, choices, tasks, places, by_task, lines, set(), seconds)
 
     def _launch_after(self, flight: Flight) -> Flight | None:
@@ -196,8 +214,9 @@ class Loop:
             for work in rows
             if work.wanted == 1 and work.task in flight.lines and work.task.runs_ahead(len(rows))
         ]
-        # The other tasks skip this step: their tokens come in every second one only.
-        if 2 * len(going) < len(rows):
+        # The other tasks skip this step: their tokens come in every second one only. So do those of tasks
+        # whose tokens are predicted wrongly, as by rules that the device does not know.
+        if 2 * len(going) * self._predicted.share < len(rows) and not self._predicted.retry():
             return None
         planned = self.scheduler.plan_ahead(going, {work.task for work in rows})
         return self._launch(planned, flight) if planned else None
@@ -221,11 +240,12 @@ class Loop:
             if promise >= 0 or work.task.ended:
                 continue
             token = work.task.branches[0].tokens[-1]
-            if predicted[following.promised[promise]] == token:
+            if predicted and predicted[following.promised[promise]] == token:
                 self.tree.fulfil(work.path, token)
             else:
                 self.tree.cut(work.path, work.first)
                 following.dropped.add(work.task)
+        self._predicted.saw(len(following.promised), len(following.dropped))
 
     def _end_overdue(self) -> None:
         """Ends the requests whose time is up or whose results are not wanted any more."""

@@ -95,13 +95,12 @@ class Sample:
 
     def runs_ahead(self, beside: int) -> bool:
         """Returns whether the row of the next token can be computed, in the same step as `beside` others,
-        before the token that is being chosen now is known: its decoder need not know that token, it does not
-        surely end the run, and there is no draft to make from it."""
+        before the token that is being chosen now is known: that does not surely end the run, and there is no
+        draft to make from it."""
         branch = self.branch
         return (
             branch.recorded == len(branch.tokens)
             and (self._guesser is None or beside >= _TOO_MANY_TO_GUESS)
-            and self._decoder.fixed
             and not self._stopper.ends_next(self._decoder.history)
         )
 

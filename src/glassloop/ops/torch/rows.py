@@ -162,23 +162,22 @@ class StartedChoices:
     def __init__(
         self,
         logits: DeviceRows,
-        lines: Sequence[Line],
         predicted: torch.Tensor,
         found: NDArray[np.uint8],
         tokens: NDArray[np.int32],
     ) -> None:
         """`found` and `tokens` are the memory of the host that the device writes to."""
         self.predicted = predicted  # on the device
-        self._logits, self._lines, self._found, self._tokens = logits, lines, found, tokens
+        self._logits, self._found, self._tokens = logits, found, tokens
         self._done: torch.cuda.Event | None = None
         if not INTERPRETED:
             self._done = torch.cuda.Event()
             self._done.record()
 
-    def finish(self, record: np.dtype[np.void]) -> tuple[bytearray, list[int]]:
+    def finish(self, lines: Sequence[Line], record: np.dtype[np.void]) -> tuple[bytearray, list[int]]:
         if self._done is not None:
             self._done.synchronize()
-        logits, lines, size = self._logits, self._lines, record.itemsize
+        logits, size = self._logits, record.itemsize
         made, missing = native.choose_found(self._found, logits.shape[1], lines, record)
         if missing:
             rows = logits.rows([lines[number][1] for number in missing])
@@ -205,7 +204,7 @@ class DeviceChooser:
     def choose(self, logits: Any, lines: Sequence[Line], record: np.dtype[np.void]) -> bytes | bytearray:
         if not isinstance(logits, DeviceRows):
             return native.choose(logits, lines, record)
-        return self.start(logits, lines).finish(record)[0]
+        return self.start(logits, lines).finish(lines, record)[0]
 
     def start(self, logits: DeviceRows, lines: Sequence[Line]) -> StartedChoices:
         """Looks through rows of logits on the device for what each line needs, and predicts its token."""
@@ -255,7 +254,7 @@ class DeviceChooser:
         rows.stop_timer()
         view = made.numpy().view(np.uint8)
         tokens = view[count * size :].view(np.int32)[:count]
-        return StartedChoices(rows, lines, predicted, view[: count * size].reshape(count, size), tokens)
+        return StartedChoices(rows, predicted, view[: count * size].reshape(count, size), tokens)
 
     def _array(self, name: str, size: int, kind: torch.dtype, on_host: bool = False) -> torch.Tensor:
         """Returns an array that is kept for the next call."""
