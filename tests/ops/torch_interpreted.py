@@ -414,7 +414,17 @@ def check_wide() -> None:
         found = [torch.zeros(20, width), torch.zeros(20, width)]
         before, after = (*sizes[:2],), sizes[2:]
         linear.linear_kernel[(2 * -(-width // 16),)](
-            x, weight, *before, found[0], *after, 40, SWAPPED=False, EVEN=False, EARLY=False, **settings
+            x,
+            weight,
+            *before,
+            found[0],
+            *after,
+            40,
+            SWAPPED=False,
+            EVEN=False,
+            EARLY=False,
+            PRELOADED=False,
+            **settings,
         )
         descriptors = [TensorDescriptor(each, list(each.shape), [40, 1], [16, 16]) for each in (x, weight)]
         linear.wide_linear_kernel[(3,)](*descriptors, *before, found[1], *after, **settings)

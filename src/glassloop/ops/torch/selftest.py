@@ -84,7 +84,12 @@ def _product(x: torch.Tensor, weight: torch.Tensor, added: torch.Tensor, wide: b
         weights = TensorDescriptor(weight, [_WIDTH, _COLUMNS], [_COLUMNS, 1], [tile.width, tile.step])
         linear.wide_linear_kernel[(min(tiles, tma_processors()),)](read, weights, *sizes, **settings)
     else:
-        more = {"SWAPPED": tile.swapped, "EVEN": _COLUMNS % tile.step == 0, "EARLY": False}
+        more = {
+            "SWAPPED": tile.swapped,
+            "EVEN": _COLUMNS % tile.step == 0,
+            "EARLY": False,
+            "PRELOADED": False,
+        }
         linear.linear_kernel[(tiles,)](x, weight, *sizes, _COLUMNS, **settings, **more)
     return out
 
