@@ -36,7 +36,7 @@ class _Placeholder:
 class TorchOps:
     name = "torch"
     step_rows = 2048
-    rows_beside = 512
+    rows_beside = 1024
     most_running = SIZES[-1]
 
     def __init__(self) -> None:
