@@ -9,6 +9,7 @@
 #   make test-cluster         replicas on a real Ray, killed and stopped while they answer; docs/cluster.md
 #   make fuzz [ARGS=...]      hostile requests, files and templates for minutes; tests/attacks/fuzz.py
 #   make wheel                a wheel and an sdist in dist/, tested in an empty environment without a compiler
+#   make docs                 the docs site in build/site, from docs/ and the docstrings
 #   make lint                 ruff and mypy
 #   make bench [ARGS=--quick] beside other engines, each installed on demand; docs/benchmarks.md
 
@@ -20,7 +21,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 STUDIO := src/glassloop/server/static/index.html
 NPM    := cd web && PATH="$(abspath $(BIN)):$$PATH" npm --no-audit --no-fund --loglevel=error
 
-.PHONY: run serve web install test check-studio test-studio test-peers test-gpu test-arm test-cluster fuzz sdist wheel lint format bench clean
+.PHONY: run serve web install test check-studio test-studio test-peers test-gpu test-arm test-cluster fuzz sdist wheel docs site lint format bench clean
 
 run: $(VENV)/.installed
 	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --seed 1 --max-tokens $(if $(filter file,$(origin PROMPT)),11,60)
@@ -99,6 +100,16 @@ wheel: $(VENV)/.release $(VENV)/.tested $(STUDIO)
 	@if [ "$$(uname)" = Linux ]; then cd dist && PATH="$(abspath $(BIN)):$$PATH" auditwheel repair -w . *-linux_*.whl && rm *-linux_*.whl; fi
 	@GLASSLOOP_DIST=dist $(BIN)/python -m pytest tests/test_wheel.py
 
+# In an environment of its own, as little of it is needed elsewhere. A broken link or anchor fails the build, but not
+# with --quiet, which hides the warnings that --strict counts.
+DOCS ?= .venv-docs
+docs:
+	@$(MAKE) --no-print-directory VENV=$(DOCS) site
+	@echo "The site is in build/site: open build/site/index.html"
+
+site: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # All that lint and test need, so that targets that run at the same time do not install at the same time.
 install: $(VENV)/.linted $(VENV)/.tested $(VENV)/.node
 
@@ -115,7 +126,7 @@ bench: $(VENV)/.installed
 	@$(BIN)/python -m bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist web/node_modules $(dir $(STUDIO))
+	rm -rf $(VENV) $(PEERS) $(DOCS) build dist web/node_modules $(dir $(STUDIO))
 
 # One stamp for each set of packages; a change of the requirements installs again. The packages of an extra are
 # installed by name: `pip install -e '.[test]'` would compile the C code once more. The oracles are thousands of
@@ -154,6 +165,11 @@ $(VENV)/.release: pyproject.toml constraints.txt $(VENV)/.installed
 $(VENV)/.ray: pyproject.toml constraints.txt $(VENV)/.tested
 	@echo "Installing Ray ..."
 	@$(call EXTRA,ray)
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing what the docs site is built with ..."
+	@$(call EXTRA,docs)
 	@touch $@
 
 $(VENV)/.linted: pyproject.toml constraints.txt $(VENV)/.installed

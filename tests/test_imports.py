@@ -17,12 +17,14 @@ LAYERS = [
     "decode",
     "trace",
     "engine",
+    "diffuse",
     "edit",
     "search",
     "evaluate",
     "train",
     "server",
     "cluster",
+    "upstream",
     "cli",
 ]
 # `LLM` has a method for every capability; what is above the engine is imported when it is called.

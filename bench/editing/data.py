@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Iterator, Sequence
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from math import erfc, sqrt
 from pathlib import Path
@@ -52,10 +54,31 @@ class Results:
             if item not in self.rows:
                 yield item
 
+    def compute(self, items: Sequence[int], one: Callable[[int], dict[str, Any]], at_once: int) -> None:
+        """Computes the missing ones of these items, several at the same time: the engine computes what they
+        ask for in one batch."""
+        with ThreadPoolExecutor(at_once) as pool:
+            missing = list(self.missing(items))
+            for item, made in zip(missing, pool.map(one, missing), strict=True):
+                self.add({"item": item, **made})
+
     def add(self, row: dict[str, Any]) -> None:
         self.rows[row["item"]] = row
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def add_spread(parser: ArgumentParser) -> None:
+    """Adds the options that spread the items over threads and processes."""
+    parser.add_argument("--at-once", type=int, default=4, help="paragraphs at the same time")
+    parser.add_argument("--part", default="1/1", help="K/N: the K-th of N parts, for N processes")
+    parser.add_argument("--kv-memory", help="what keys and values may take, as 4GB")
+
+
+def part_of(items: Sequence[int], part: str) -> Sequence[int]:
+    """Returns every N-th item from the K-th on, for a part "K/N"."""
+    number, count = map(int, part.split("/"))
+    return items[number - 1 :: count]
 
 
 def paired(better: Sequence[float], worse: Sequence[float], seed: int = 0) -> dict[str, float]:

@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.editing.data import BOOKS, Results, paired, paragraphs, repetition
+from bench.editing.data import BOOKS, Results, add_spread, paired, paragraphs, part_of, repetition
 from glassloop import LLM, Sampling
 from glassloop.edit.infill import infill
 from glassloop.edit.proposal import Work, bits
@@ -41,9 +41,12 @@ def generate(options: argparse.Namespace) -> None:
     """Fills the hole of each paragraph by each method."""
     results = Results(options.out / "holes.jsonl")
     items = paragraphs(options.books, options.count, 500, 900)
-    llm = LLM(options.model, ops=options.ops)
-    for item in results.missing(range(len(items))):
-        results.add({"item": item, "book": items[item]["book"], **fill(llm, items[item]["text"], item)})
+    llm = LLM(options.model, ops=options.ops, kv_memory=options.kv_memory)
+    results.compute(
+        part_of(range(len(items)), options.part),
+        lambda item: {"book": items[item]["book"], **fill(llm, items[item]["text"], item)},
+        options.at_once,
+    )
 
 
 def fill(llm: LLM, text: str, seed: int) -> dict[str, Any]:
@@ -70,21 +73,26 @@ def fill(llm: LLM, text: str, seed: int) -> dict[str, Any]:
 def judge(options: argparse.Namespace) -> None:
     """Scores what follows each hole with another model."""
     filled, judged = Results(options.out / "holes.jsonl"), Results(options.out / "judged.jsonl")
-    llm = LLM(options.judge, ops=options.ops)
-    for item in judged.missing(sorted(filled.rows)):
-        row = filled.rows[item]
-        work = Work(llm, 0)
-        after = llm.tokenizer.encode_inside(row["after"])
-        requests = {}
-        for method, text in row["fills"].items():
-            prefix = llm.tokenizer.encode(row["before"] + text)
-            draft = llm.new_run(prefix, Sampling(), 0, salt=0, prompt=None, sample=0)
-            requests[method] = work.branch(draft, 0, after)
-        work.complete(list(requests.values()))
-        found = {
+    llm = LLM(options.judge, ops=options.ops, kv_memory=options.kv_memory)
+    items = part_of(sorted(filled.rows), options.part)
+    judged.compute(items, lambda item: score(llm, filled.rows[item]), options.at_once)
+
+
+def score(llm: LLM, row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the bits per token of what follows the hole, after each filling."""
+    work = Work(llm, 0)
+    after = llm.tokenizer.encode_inside(row["after"])
+    requests = {}
+    for method, text in row["fills"].items():
+        prefix = llm.tokenizer.encode(row["before"] + text)
+        draft = llm.new_run(prefix, Sampling(), 0, salt=0, prompt=None, sample=0)
+        requests[method] = work.branch(draft, 0, after)
+    work.complete(list(requests.values()))
+    return {
+        "bits": {
             name: bits(request.runs[0], 0, len(after)) / len(after) for name, request in requests.items()
         }
-        judged.add({"item": item, "bits": found})
+    }
 
 
 def report(options: argparse.Namespace) -> None:
@@ -129,6 +137,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--judge", default="qwen2.5-coder-0.5b-instruct", help="a name, a file or a folder")
     parser.add_argument("--ops", default=None, help="the op set; torch runs on a GPU")
     parser.add_argument("--count", type=int, default=320, help="paragraphs")
+    add_spread(parser)
     parser.add_argument("--books", type=Path, required=True, help=BOOKS)
     parser.add_argument("--out", type=Path, default=Path("build/editing"), help="folder of the results")
     return parser.parse_args()

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.editing.data import BOOKS, Results, paired, paragraphs
+from bench.editing.data import BOOKS, Results, add_spread, paired, paragraphs, part_of
 from glassloop import LLM, Sampling
 from glassloop.edit.proposal import Work
 from glassloop.edit.repair import repair
@@ -39,11 +38,12 @@ def main() -> None:
 def run(options: argparse.Namespace) -> None:
     results = Results(options.out / "planted.jsonl")
     items = paragraphs(options.books, options.count, 700, 1200)
-    llm = LLM(options.model, ops=options.ops)
-    missing = results.missing(range(len(items)))
-    with ThreadPoolExecutor(options.at_once) as pool:  # the engine computes what they ask for in one batch
-        for item, made in pool.map(lambda item: (item, one(llm, items[item]["text"], item)), missing):
-            results.add({"item": item, **made})
+    llm = LLM(options.model, ops=options.ops, kv_memory=options.kv_memory)
+    results.compute(
+        part_of(range(len(items)), options.part),
+        lambda item: one(llm, items[item]["text"], item),
+        options.at_once,
+    )
 
 
 def one(llm: LLM, text: str, seed: int) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--ops", default=None, help="the op set; torch runs on a GPU")
     parser.add_argument("--count", type=int, default=60, help="paragraphs")
-    parser.add_argument("--at-once", type=int, default=4, help="paragraphs at the same time")
+    add_spread(parser)
     parser.add_argument("--books", type=Path, required=True, help=BOOKS)
     parser.add_argument("--out", type=Path, default=Path("build/editing"), help="folder of the results")
     return parser.parse_args()

@@ -30,9 +30,11 @@ class _Shape:
 
 
 class RandomOps(TorchOps):
-    """The torch op set with random weights."""
+    """The torch op set with random weights. A tensor that has values, as an adapter's, keeps them."""
 
     def matrix(self, tensor: Any) -> TorchMatrix:
+        if not isinstance(tensor, _Shape):
+            return super().matrix(tensor)
         scale = tensor.shape[1] ** -0.5
         values = torch.empty(tensor.shape, dtype=HALF, device=DEVICE).normal_(0.0, scale)
         return TorchMatrix.of(values)

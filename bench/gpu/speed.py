@@ -88,7 +88,7 @@ def _seconds(model: Transformer, batch: Batch, pages: list[Pages], rounds: int) 
 
 
 def _program(model: Transformer) -> torch_program.Program:
-    program: torch_program.Program = model._program.__self__  # type: ignore[attr-defined]
+    program: torch_program.Program = model._program.plain.__self__  # type: ignore[attr-defined]
     return program
 
 

@@ -83,13 +83,15 @@ def table_html(table: PlainTable, caption: str | None = None) -> Markup:
 
 def level(logprob: float) -> int:
     """Returns the shade for a probability: 0 if it is near one, more the more surprising it is."""
+    if logprob != logprob:  # not known
+        return 0
     bits = -logprob / log(2)
     return min(LEVELS - 1, int(LEVELS * max(bits, 0.0) / _BITS))
 
 
 def bar(logprob: float | None) -> Markup:
     """Returns a bar as long as a probability. It has no number of its own."""
-    share = 0.0 if logprob is None else 100 * exp(min(logprob, 0.0))
+    share = 0.0 if logprob is None or logprob != logprob else 100 * exp(min(logprob, 0.0))
     return tag(
         "span", tag("span", class_="fill", style=f"width:{share:.2f}%"), class_="bar", aria_hidden="true"
     )

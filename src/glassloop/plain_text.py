@@ -38,15 +38,28 @@ def quoted(piece: str) -> str:
 
 
 def percent(logprob: float | None) -> str:
-    """Returns a log-probability as a percentage, or a dash if there is none or the token was removed."""
+    """Returns a log-probability as a percentage, a dash if there is none or the token was removed, or a
+    question mark if it is NaN: not known."""
     from math import exp
 
     if logprob is None or logprob == float("-inf"):
         return "–"
+    if logprob != logprob:
+        return "?"
     share = 100 * exp(logprob)
     if share >= 0.1:
         return f"{share:.1f} %"
     return f"{share:.1g} %" if share >= 1e-6 else "~0 %"
+
+
+def number(value: float, form: str) -> str:
+    """Returns a number in a format of Python, or a question mark if it is NaN: not known."""
+    return "?" if value != value else format(value, form)
+
+
+def known(value: int | None) -> str:
+    """Returns a count, or a question mark if it is not known."""
+    return "?" if value is None else str(value)
 
 
 class PlainTable(NamedTuple):

@@ -53,8 +53,8 @@ class AheadOps(NativeOps):
         super().__init__()
         self.rows = AheadRows()  # type: ignore[assignment, misc]
 
-    def program(self, compute: Forward, sizes: Sequence[int] = ()) -> Forward:
-        run = super().program(compute, sizes)
+    def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
+        run = super().program(compute, sizes, adapted)
 
         def named(batch: Batch, pages: Any) -> Any:
             tokens = [token if token >= 0 else batch.after.predicted[-1 - token] for token in batch.tokens]

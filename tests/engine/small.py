@@ -5,10 +5,12 @@ drafts. The oracle of the engine.
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from engine.ahead import AheadOps
+from ops.random_adapters import random_adapter
 from ops.random_models import random_tensor
 
 from glassloop.decode.compiled import Compiled
@@ -16,11 +18,12 @@ from glassloop.decode.decoder import Decoder
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Stopper
 from glassloop.engine.branch import BranchText
-from glassloop.engine.loop import Loop
+from glassloop.engine.loop import LoadedAdapter, Loop
 from glassloop.engine.request import Request, runs_of
 from glassloop.errors import GlassloopError
 from glassloop.model.cache import Branches
 from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, ModelConfig, NormConfig
+from glassloop.model.drafter import DrafterConfig, DrafterFile
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
 from glassloop.ops.native.ops import NativeOps
@@ -63,13 +66,31 @@ def model(window: int | None = None, ops: str = "native", seed: int = 0) -> Tran
         return LayerConfig(AttentionConfig(4, 2, 16, 0.25, window, rope), DenseConfig(64), norm)
 
     config = ModelConfig("random", 257, 32, CONTEXT, (layer(window), layer(None)), norm)
+    weights = random_weights(config, seed)
+    return Transformer(config, weights, _op_set(ops))
+
+
+@cache
+def drafting_model(tokens: tuple[int, ...] = tuple(range(0, 257, 2))) -> Transformer:
+    """The small model with a drafter of random weights, which drafts these tokens only."""
+    plain, rng = model(), np.random.default_rng(1)
+    config = DrafterConfig((1, 2), len(tokens), 64)
+    weights = {
+        name: random_tensor(rng, name, shape, FORMATS["F32"])
+        for name, shape in config.shapes(plain.config).items()
+    }
+    drafter = DrafterFile(Path("random"), config, np.array(tokens, np.int32), weights)
+    return Transformer(plain.config, random_weights(plain.config), NativeOps(), drafter)
+
+
+def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
     rng = np.random.default_rng(seed)
     weights = {
         name: random_tensor(rng, name, shape, FORMATS["F32"]) for name, shape in config.shapes().items()
     }
     head = weights["head.weight"]
     weights["head.weight"] = Tensor(head.name, head.shape, head.format, _louder(head.data))
-    return Transformer(config, weights, _op_set(ops))
+    return weights
 
 
 def _op_set(name: str) -> Ops:
@@ -85,14 +106,27 @@ def _louder(data: np.ndarray) -> np.ndarray:
     return (data.view(np.float32) * 6).view(data.dtype)
 
 
+def with_adapters(transformer: Transformer) -> Transformer:
+    """The same model, with the adapters "one" and "two" loaded."""
+    rng = np.random.default_rng(4)
+    for name in ("one", "two")[len(transformer.adapters.loaded) - 1 :]:
+        transformer.load_adapter(random_adapter(rng, transformer.config, name))
+    return transformer
+
+
 def loop(transformer: Transformer, pages: int = 1000, **options: Any) -> Loop:
     size = transformer.page_bytes
-    return Loop(transformer, tokenizer(), tokenizer().piece, pages * size, **options)
+    made = Loop(transformer, tokenizer(), tokenizer().piece, pages * size, **options)
+    for number, adapter in enumerate(transformer.adapters.loaded):
+        if adapter is not None:
+            made.add_adapter(adapter.name, LoadedAdapter(number, adapter.sha256))
+    return made
 
 
 def request(prompt: list[int], sampling: Sampling, **options: Any) -> Request:
     def make(seed: int, number: int) -> Run:
-        return Run("small", prompt, seed, CONTEXT, sampling, number, sample=number)
+        adapters = {} if sampling.adapter is None else {sampling.adapter: sampling.adapter}
+        return Run("small", prompt, seed, CONTEXT, sampling, number, sample=number, adapters=adapters)
 
     built: Compiled | GlassloopError
     try:
@@ -123,8 +157,11 @@ def naive(
     text = BranchText(Compiled.of(sampling, size, texts))
     stopper = Stopper(sampling, eos_ids, CONTEXT)
     tokens = list(run.prompt_ids)
+    known = [None if adapter is None else adapter.name for adapter in transformer.adapters.loaded]
+    adapter = known.index(sampling.adapter)
     while True:
-        logits = Branches(transformer, CONTEXT + 32).forward([(0, 0, tokens)])[0]
+        acting = [adapter] * len(tokens)
+        logits = Branches(transformer, CONTEXT + 32).forward([(0, 0, tokens)], adapters=acting)[0]
         try:
             if forced is not None and len(made.tokens) < len(forced):
                 chosen = decoder.record_forced(logits, forced[len(made.tokens)])

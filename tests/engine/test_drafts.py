@@ -8,6 +8,7 @@ from engine.small import EOS, finish, loop, model, naive, request, same, tokeniz
 
 from glassloop import LLM, GlassloopError, Sampling
 from glassloop.engine import draft_model
+from glassloop.engine.branch import Branch
 from glassloop.engine.draft_model import DraftModel
 from glassloop.engine.drafts import AcceptanceRates, Lookup, NgramIndex, RecentRuns, StepCost, ngram_of
 from glassloop.ops.native.ops import NativeOps
@@ -81,7 +82,7 @@ class _Slipping:
         self.proposals.append((place, guess))
         return guess
 
-    def learn(self, tokens):
+    def learn(self, branch, place):
         pass
 
 
@@ -234,4 +235,4 @@ def test_a_draft_model_with_other_tokens_is_refused():
 def test_a_lookup_is_silent_without_a_past():
     guesser = Lookup(StepCost(), RecentRuns())
     assert guesser.guess([1, 2], 8) == []
-    guesser.learn([1, 2, 3])
+    guesser.learn(Branch([1, 2, 3], 3), 0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine.small import EOS, finish, loop, model, naive, request, same
+from engine.small import EOS, drafting_model, finish, loop, model, naive, request, same, with_adapters
 
 from glassloop.decode.sampling import Sampling
 from glassloop.engine import sample, scheduler
@@ -49,6 +49,7 @@ def _sampling(rng: np.random.Generator) -> Sampling:
     now_and_then(include_stop=True)
     now_and_then(n=int(rng.integers(2, 6)))
     now_and_then(prompt_logprobs=2)
+    now_and_then(adapter=str(rng.choice(["one", "two"])))
     if rng.random() < 0.15 and find_spec("llguidance"):
         given["regex"] = str(rng.choice(["[a-f]+", "(ab|cd)*x?", "[0-9]{3,9}"]))
     return Sampling(**given)
@@ -73,7 +74,7 @@ class _Adversary:
     def guess(self, tokens, room):
         return self._rng.integers(0, 256, min(room, 6)).tolist()
 
-    def learn(self, tokens):
+    def learn(self, branch, place):
         pass
 
 
@@ -90,7 +91,7 @@ class _Oracle:
         guess = self._expected[made : made + min(room, int(self._rng.integers(1, 9)))]
         return [token if self._rng.random() < 0.9 else (token + 1) % 256 for token in guess]
 
-    def learn(self, tokens):
+    def learn(self, branch, place):
         pass
 
 
@@ -111,6 +112,7 @@ def test_the_scenarios_have_what_they_are_about(monkeypatch):
         happened += scenario(seed, monkeypatch)
     assert {kind for kind, count in happened.items() if count > 0} == {
         "accepted drafts",
+        "adapters",
         "cached prefixes",
         "cancelled",
         "chunked prompts",
@@ -140,7 +142,9 @@ def scenario(seed: int, monkeypatch: pytest.MonkeyPatch, ops: str = "native") ->
     rng = np.random.default_rng(seed)
     step_rows, rows_beside = int(rng.choice([16, 40, 512])), int(rng.choice([1, 7, 128]))
     monkeypatch.setattr(scheduler, "_SCORED_ROWS", int(rng.choice([1, 5, 64])))
-    small = model(int(rng.integers(1, 70)) if rng.random() < 0.5 else None, ops)
+    window = int(rng.integers(1, 70)) if rng.random() < 0.5 else None
+    drafts_itself = window is None and rng.random() >= 0.5 and ops == "native"
+    small = with_adapters(drafting_model() if drafts_itself else model(window, ops))
     monkeypatch.setattr(sample, "_TOO_MANY_TO_GUESS", (1, 1, 3, 32)[seed % 4])
     monkeypatch.setattr(small.ops, "step_rows", step_rows, raising=False)
     monkeypatch.setattr(small.ops, "rows_beside", rows_beside, raising=False)
@@ -182,6 +186,7 @@ def scenario(seed: int, monkeypatch: pytest.MonkeyPatch, ops: str = "native") ->
         happened["cached prefixes"] += run.cached_tokens > 0
         happened["samples"] += run.sample > 0 and bool(run.tokens)
         happened["preempted samples"] += len(run.samples) > 1 and run.timings.preempted > 0
+        happened["adapters"] += run.sampling.adapter is not None and run.cached_tokens > 0
         happened["scored prompts"] += bool(run.prompt_tokens)
         happened["grammars"] += run.sampling.regex is not None and bool(run.tokens)
         happened["stop strings"] += run.stop_reason in run.sampling.stop

@@ -48,7 +48,7 @@ TASK = Task(
 def record(tiny: LLM, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("record") / "samples.jsonl"
     with Record(path, PLAN.header(TASK, tiny)) as opened:
-        draw(tiny, TASK, None, PLAN, opened, lambda tokens: None)
+        draw(tiny, TASK, range(6), PLAN, opened, lambda tokens: None)
     return path
 
 
@@ -145,7 +145,7 @@ def test_what_is_recorded_is_not_drawn_again_and_more_items_can_be_added(tiny: L
     drawn: list[int] = []
     for limit, rows in ((2, 4), (2, 4), (4, 8)):
         with Record(path, PLAN.header(TASK, tiny)) as opened:
-            draw(tiny, TASK, limit, PLAN, opened, drawn.append)
+            draw(tiny, TASK, range(limit), PLAN, opened, drawn.append)
             assert len(opened.rows) == rows
     assert len(drawn) == 8
     with pytest.raises(RecordError, match="its seed is 5, and 6 is expected"):
@@ -159,13 +159,30 @@ def test_a_record_that_was_cut_off_goes_on_and_has_the_same_rows(
     cut = tmp_path / "cut.jsonl"
     cut.write_bytes(whole[: len(whole) * 2 // 3])
     with Record(cut, PLAN.header(TASK, tiny)) as opened:
-        draw(tiny, TASK, None, PLAN, opened, lambda tokens: None)
+        draw(tiny, TASK, range(6), PLAN, opened, lambda tokens: None)
 
     def plain(path: Path) -> list[str]:
         rows = [{**row, "session": 0, "clock": 0} for row in read(path)[1]]
         return sorted(json.dumps(row, sort_keys=True) for row in rows)
 
     assert plain(cut) == plain(record)
+
+
+def test_parts_that_processes_have_drawn_give_the_figures_of_the_whole(
+    tiny: LLM, record: Path, tmp_path: Path
+) -> None:
+    parts = [tmp_path / f"part{number}.jsonl" for number in range(2)]
+    for number, path in enumerate(parts):
+        with Record(path, PLAN.header(TASK, tiny)) as opened:
+            draw(tiny, TASK, range(6)[number::2], PLAN, opened, lambda tokens: None)
+    methods = "greedy,vote:4,vote:8,any:8"
+    found, expected = (figures_of_samples(TASK, paths, methods).json for paths in (parts, [record]))
+    for one, other in zip(found, expected, strict=True):
+        assert {**one, "seconds": 0} == {**other, "seconds": 0}
+    with Record(tmp_path / "other.jsonl", replace(PLAN, seed=6).header(TASK, tiny)) as opened:
+        draw(tiny, TASK, range(1), replace(PLAN, seed=6), opened, lambda tokens: None)
+    with pytest.raises(RecordError, match="its seed is 6, and 5 is expected"):
+        figures_of_samples(TASK, [*parts, tmp_path / "other.jsonl"], methods)
 
 
 def test_two_processes_cannot_write_one_record(tiny: LLM, tmp_path: Path) -> None:
@@ -181,7 +198,7 @@ def test_confidences_survive_packing() -> None:
 
 
 def test_figures_have_a_row_for_each_method_and_a_test_for_each_pair(record: Path) -> None:
-    figures = figures_of_samples(TASK, record, "greedy,vote:4,vote:8,any:8", [record])
+    figures = figures_of_samples(TASK, [record], "greedy,vote:4,vote:8,any:8", [record])
     rows = figures.json
     assert [row["method"] for row in rows][:4] == ["greedy", "vote:4", "vote:8", "any:8"]
     assert all(row["items"] == 6 and 0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1 for row in rows)
@@ -194,7 +211,7 @@ def test_methods_that_were_run_are_compared_with_samples(tiny: LLM, record: Path
     other = tmp_path / "run.jsonl"
     wanted = {"temperature": 1.5, **OPTIONS}
     evaluate(tiny, Evaluation(TASK, "vote:8", sampling=wanted, seed=PLAN.seed, record=other))
-    rows = figures_of_samples(TASK, record, "vote:8", [other]).json
+    rows = figures_of_samples(TASK, [record], "vote:8", [other]).json
     assert rows[1]["method"].endswith(" vote:8")
     names = ("accuracy", "tokens", "items")
     assert [rows[0][name] for name in names] == [rows[1][name] for name in names]

@@ -37,7 +37,7 @@ def _outside(rng: np.random.Generator, limit: int) -> int:
 
 def _spoil(rng: np.random.Generator, batch: Batch, vocabulary: int, pages: int) -> tuple[str, Batch]:
     """The same batch with one thing wrong, and what that is."""
-    tokens, positions, spans, wanted = map(list, batch[:4])
+    tokens, positions, spans, wanted, adapters, reach = map(list, batch[:6])
     which, row = int(rng.integers(len(spans))), int(rng.integers(len(tokens)))
     span: Span = spans[which]
     kind = str(
@@ -53,7 +53,11 @@ def _spoil(rng: np.random.Generator, batch: Batch, vocabulary: int, pages: int) 
                 "dtype",
                 "apart",
                 "count",
+                "adapter",
                 "none",
+                "reach",
+                "far position",
+                "reach count",
             ]
         )
     )
@@ -80,11 +84,26 @@ def _spoil(rng: np.random.Generator, batch: Batch, vocabulary: int, pages: int) 
         spans[which] = span._replace(pages=span.pages.astype(np.int64))
     elif kind == "apart":
         spans[which] = span._replace(pages=np.repeat(span.pages, 2, axis=1)[:, ::2])
+    elif kind in ("reach", "far position", "reach count"):
+        reach = [row + 1 - span.start for span in spans for row in range(span.start, span.stop)]
+        if kind == "reach":
+            row = int(rng.integers(span.start, span.stop))
+            own = row - span.start
+            reach[row] = int(rng.choice([own, 0, -1, span.length + 1, 2**31 - 1, -(2**31)]))
+        elif kind == "far position":
+            positions[row] = int(rng.choice([-1, 2**22, 2**31, -(2**31)]))
+        elif rng.random() < 0.5 and len(reach) > 1:
+            reach.pop()
+        else:
+            reach.append(1)
     elif kind == "count":
         (tokens if rng.random() < 0.5 else positions).append(0)
+    elif kind == "adapter":
+        adapters = [0] * len(tokens)
+        adapters[row] = _outside(rng, 1)
     else:
         tokens, positions, spans, wanted = [], [], [], []
-    return kind, Batch(tokens, positions, spans, wanted)
+    return kind, Batch(tokens, positions, spans, wanted, adapters, reach)
 
 
 def check_batches(seed: int, count: int = 12) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 import numpy as np
+from ops.holes import hole_alone, hole_logits, random_hole
 
 from glassloop import Sampling
 from glassloop.decode.chosen import Chosen
@@ -133,7 +134,22 @@ def check(seed: int) -> None:
     # Float weights differ by rounding and float16 keys, quantized ones by 8-bit activations as well.
     error = np.abs(alone[0] - exact).max() / np.abs(exact).max()
     assert error < (0.01 if format.name in FLOATS else 0.12), f"seed {seed}: off by {error} ({format.name})"
+    check_hole(rng, config, native, reference, 0.01 if format.name in FLOATS else 0.12)
     check_choosing(np.stack([logits[-1] for logits in alone]), prompts)
+
+
+def check_hole(
+    rng: np.random.Generator, config: ModelConfig, native: Transformer, reference: Transformer, error: float
+) -> None:
+    """Rows that see what is after them, on both op sets; and with half of the clean rows computed before."""
+    hole = random_hole(rng, config.vocab_size, 30)
+    found, exact = hole_alone(native, hole), hole_alone(reference, hole)
+    assert np.isfinite(found).all() and np.abs(found - exact).max() / np.abs(exact).max() < error, hole
+    cache, cut = Branches(native, 96), hole.clean // 2
+    if cut:
+        hole_logits(cache, native, [(0, hole, 0, cut)])
+    rest = hole_logits(cache, native, [(0, hole, cut, len(hole.tokens))])
+    assert rest.tobytes() == found[cut:].tobytes(), hole
 
 
 def check_choosing(logits: Float32, prompts: list[list[int]]) -> None:
@@ -161,9 +177,12 @@ def check_choosing(logits: Float32, prompts: list[list[int]]) -> None:
 
 
 if __name__ == "__main__":
+    from ops.random_adapters import check_adapters
+
     native_library = library.library()
     for name in library.INSTRUCTION_SETS:
         if native_library.gl_select_kernels(name.encode()):
             for number in range(int(sys.argv[1])):
                 check(number)
+                check_adapters(number)
             print(name, "fine", flush=True)

@@ -16,14 +16,7 @@ pytestmark = pytest.mark.skipif(
     find_spec("torch") is None or find_spec("triton") is None, reason="needs torch and Triton: make test-gpu"
 )
 CHECKS = (
-    "models",
-    "batches",
-    "units",
-    "filled",
-    "graphs",
-    "lenses",
-    "refused",
-    "choices",
+    *("models", "batches", "adapters", "units", "holes", "filled", "graphs", "lenses", "refused", "choices"),
     "beyond",
     "ahead",
     "memory",

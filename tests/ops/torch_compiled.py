@@ -11,9 +11,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from glassloop.ops.torch import rows as device_rows
-from glassloop.ops.torch.kernels import attention, linear, pointwise
+from glassloop.ops.torch.kernels import adapter, attention, linear, pointwise
 from glassloop.ops.torch.program import ATTENTION, BLOCK
-from glassloop.ops.torch.step import FEW, MANY, UNIT
+from glassloop.ops.torch.step import ADAPTER_ROWS, FEW, MANY, UNIT
 from glassloop.ops.torch.tiles import tile_for
 
 SHARED_MEMORY = {
@@ -38,6 +38,7 @@ _INTEGER_ARRAYS = {
     "tile_row",
     "tile_count",
     "places",
+    "order",
     "ints",
     "tokens",
     "predicted",
@@ -52,6 +53,7 @@ _FLOAT_ARRAYS = {
     "key_bias",
     "logits",
     "maxima",
+    "scales",
     "floats",
 }
 _WIDE_ARRAYS = {"lines": "*i64", "doubles": "*fp64"}
@@ -62,6 +64,7 @@ _OWN = {
     "norm_kernel": {"x": "*fp32", "weight": "*fp32"},
     "heads_kernel": {"x": "*fp32", "weight": "*fp32"},
     "keep_kernel": {"x": "*fp32", "weight": "*fp32"},
+    "up_kernel": {"out": "*fp32"},
     "elementwise_kernel": {"x": "*fp32", "y": "*fp32"},
 }
 
@@ -108,7 +111,12 @@ def variants(
         yield pointwise.norm_kernel, {"BLOCK": 4096, "CENTRED": centred, "EARLY": early}, {"num_warps": 8}
     heads = {"BLOCK": 128, "NORM": 2, "ROTATED": True}
     yield pointwise.heads_kernel, heads, {"num_warps": 1}
-    yield pointwise.keep_kernel, heads | {"PAGE": 32, "EARLY": early}, {"num_warps": 1}
+    for reaching in (False, True):
+        settings = heads | {"PAGE": 32, "EARLY": early, "REACHING": reaching}
+        yield pointwise.keep_kernel, settings, {"num_warps": 1}
+    adapted = {"ROWS": ADAPTER_ROWS, "EARLY": early}
+    yield adapter.down_kernel, adapted | {"WIDTH": 16, "STEP": 128}, {"num_warps": 1}
+    yield adapter.up_kernel, adapted | {"WIDTH": 64, "STEP": 16}, {"num_warps": 4}
     for kind in range(len(pointwise.ELEMENTWISE)):
         settings = {"KIND": kind, "ACTIVATION": kind % 4, "BLOCK": 1024}
         yield pointwise.elementwise_kernel, settings, {}
@@ -118,8 +126,16 @@ def variants(
             if early and count > 128:
                 yield _wide(architecture, count, width, gated)
     about = {"UNIT": UNIT, "HEAD": 128, "GROUP": 4, "WINDOWED": True}
-    for queries, split in ((FEW, True), (FEW, False), (MANY, False)):
-        about["QUERIES"] = queries
+    for queries, split, reaching in (
+        *(
+            (FEW, True, False),
+            (FEW, False, False),
+            (MANY, False, True),
+            (FEW, True, True),
+            (MANY, False, False),
+        ),
+    ):
+        about |= {"QUERIES": queries, "REACHING": reaching}
         settings = about | {"PAGE": 32, "BLOCK": BLOCK, "CAPPED": True, "SPLIT": split, "EARLY": early}
         yield attention.attend_kernel, settings, dict(ATTENTION)
     yield attention.merge_kernel, about | {"EARLY": early}, {"num_warps": 4}

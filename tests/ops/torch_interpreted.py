@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from ops.bad_numbers import _spoil
 from ops.device_choices import choose_on_device, differences, random_lines, random_rows
+from ops.holes import Hole, hole_alone, hole_logits
+from ops.random_adapters import random_adapter
 from ops.random_models import random_tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -141,6 +143,39 @@ def check_batches() -> None:
     close(model.ops.host(model.forward(batch, parts.pages)), whole[-2:], "a fork")
 
 
+def check_adapters() -> None:
+    """Several adapters in one batch, on whole branches and on some rows, give the reference's logits; rows
+    without one have the bits of a model without. A batch filled up to the size of a graph has the same bits.
+    """
+    for name, shape in MODELS.items():
+        rng, (reference, model) = np.random.default_rng(7), models(shape)
+        for _ in range(2):
+            added = random_adapter(rng, shape)
+            assert reference.load_adapter(added) == model.load_adapter(added)
+        plain, here, there = (Branches(each, 64, branches=3) for each in (model, reference, model))
+        prompt = [(0, 0, tokens(20)), (1, 0, tokens(3, 1)), (2, 0, tokens(2, 2))]
+        numbers = [2] * 18 + [1, 0] + [0] * 3 + [1, 2]
+        step = [(0, 20, tokens(1, 3)), (1, 3, tokens(1, 4)), (2, 2, tokens(1, 5))]
+        close(there.forward(prompt, True, numbers), here.forward(prompt, True, numbers), name)
+        plain.forward(prompt[1:2])
+        alone = plain.forward(step[1:2])
+        found = there.forward(step, True, [2, 0, 1])
+        close(found, here.forward(step, True, [2, 0, 1]), f"{name}, one row each")
+        assert found[1].tobytes() == alone.tobytes(), f"{name}: a row without adapter has changed"
+        program: Any = model._program._adapted.__self__  # type: ignore[attr-defined]
+        batch = there.batch(step)._replace(adapters=[2, 0, 1])
+        program._numbers.upload(batch, there.pages, 4, program._head_counts)
+        program._make_room(4, 4, 21, there.pages)
+        program._compute(program._numbers.step(there.pages))
+        assert program._buffers[program._results[0]][:3].numpy().tobytes() == found.tobytes(), name
+    for wrong in ([0, 3, 0], [0, -1, 0], [1]):
+        try:
+            there.forward(step, True, wrong)
+        except BatchError:
+            continue
+        raise AssertionError(f"adapters {wrong} were computed")
+
+
 def check_units() -> None:
     """Attention by one program per unit gives the bits of one program for all units, with a window too."""
     for windows in ((None,), (20,)):
@@ -162,6 +197,36 @@ def check_units() -> None:
         assert found[0].tobytes() == found[1].tobytes(), f"splitting changes bits with windows {windows}"
 
 
+def check_holes() -> None:
+    """Masked rows see all of their branch, beside plain rows, as in the reference; their units have the same
+    bits from one program or many."""
+    for windows in ((None,), (20,)):
+        reference, model = models(config(windows=windows, heads=2, kv_heads=1))
+        hole = Hole(tokens(21), tokens(12, 1), tokens(6, 2))
+        expected = hole_alone(reference, hole)
+        found = []
+        for programs in (0, 10**6):
+            with (
+                patch.multiple(torch_step, UNIT=16, _PROGRAMS=programs),
+                patch.multiple(torch_program, UNIT=16, BLOCK=16),
+            ):
+                cache = Branches(model, 96, branches=2)
+                first = hole_logits(cache, model, [(0, hole, 0, 27)], [(1, 0, tokens(3, 4))])
+                cache.forward([(1, 3, tokens(1, 5))])
+                last = hole_logits(cache, model, [(0, hole, 27, 39)], [(1, 4, tokens(1, 6))])
+                again = hole_logits(cache, model, [(0, hole, 33, 39)])
+                close(again, last[6:12], "masks alone")
+            found.append(np.concatenate([first[:27], last[:12]]))
+        close(found[0], expected, f"a hole with windows {windows}")
+        assert found[0].tobytes() == found[1].tobytes(), f"splitting changes bits with windows {windows}"
+    _, model = models(config(heads=2, kv_heads=1))
+    cache = Branches(model, 96)
+    batch = cache.batch([(0, 0, tokens(9))], every_logit=True)
+    plain = model.ops.host(model.forward(batch, cache.pages)).tobytes()
+    causal = batch._replace(reach=[at + 1 for at in batch.positions])
+    assert model.ops.host(model.forward(causal, cache.pages)).tobytes() == plain
+
+
 def check_filled() -> None:
     """A batch filled up to the size of a graph gives the same bits, and its filling writes to no page."""
     _, model = models(config(windows=(None, 5)))
@@ -171,7 +236,7 @@ def check_filled() -> None:
     filled = Branches(model, 32, branches=2)
     filled.forward([(0, 0, text[:5]), (1, 0, text[:2])])
     step = [(0, 5, text[5:]), (1, 2, text[2:3])]
-    program: Any = model._program.__self__  # type: ignore[attr-defined]
+    program: Any = model._program.plain.__self__  # type: ignore[attr-defined]
     batch = filled.batch(step)
     units = program._numbers.upload(batch, filled.pages, 4, program._head_counts)
     assert units == (0,)
@@ -221,7 +286,7 @@ def check_graphs() -> None:
     """A graph computes every later batch of its size, and is captured again when what it uses has moved."""
     shape, text = config(windows=(None, 20), heads=2, kv_heads=1), tokens(40)
     (_, plain), (_, captured) = models(shape), models(shape)
-    program: Any = captured._program.__self__  # type: ignore[attr-defined]
+    program: Any = captured._program.plain.__self__  # type: ignore[attr-defined]
     expected, found = (Branches(model, 64, branches=3) for model in (plain, captured))
     prompts = [(0, 0, text[:13]), (1, 0, text[:3]), (2, 0, text[:30])]
     empty, moved = torch.empty, 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -286,6 +286,30 @@ def test_ctrl_c_keeps_what_is_there_and_gives_back_the_pages(tiny):
     left = caught.value.solution
     assert {path.ended_by for path in left.paths} == {"cancelled"} and left.usage.tokens == 4 * 8
     assert left.value is not None and left.replay().identical
+
+
+def test_a_vote_by_confidence_ends_when_the_lead_is_large_enough(tiny):
+    def parity(text: str) -> str:
+        return "even" if len(text) % 2 == 0 else "odd"
+
+    ended = 0
+    for seed in range(6):
+        common = {"extract": parity, "keep": 1.0, "sampling": replace(OPTIONS, seed=seed, max_tokens=80)}
+        found = {lead: search(tiny, "confidence", lead=lead, **common) for lead in (0.5, 1.5, 2.5)}
+        paths = [len(solution.paths) for solution in found.values()]
+        assert paths == sorted(paths)
+        for lead, solution in found.items():
+            weights = [path.vote for path in solution.paths if path.vote is not None]
+            first, second, *_ = *solution.votes.values(), 0.0, 0.0
+            ahead = (first - second) * len(weights) / sum(weights)
+            reasons = [each.why for each in solution.decisions if "leads by" in (each.why or "")]
+            if second:
+                assert reasons == (
+                    [f"{solution.value!r} leads by {ahead:.1f} paths"] if ahead >= lead else []
+                )
+                assert ahead >= lead or len(solution.paths) == 9
+            ended += len(reasons)
+    assert ended >= 3
 
 
 def test_leaving_many_searches_early_gives_back_the_pages(tiny):

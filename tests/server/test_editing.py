@@ -37,6 +37,25 @@ def test_an_infill_is_that_of_the_python_call(server, llm):
     assert made["text"].endswith(kept["text"])
     times = [each["seconds"] for each in made["proposals"]]
     assert times == sorted(times)
+    _check_frames(made)
+
+
+def _check_frames(edit):
+    """The frames begin with the text before, end with the text after, and each shows what was accepted."""
+    texts = [frame["before"] + frame["span"] + frame["after"] for frame in edit["frames"]]
+    assert texts[0] == edit["before"] and texts[-1] == edit["text"]
+    shown = [frame["proposal"] for frame in edit["frames"]]
+    accepted = [place for place, each in enumerate(edit["proposals"]) if each["accepted"]]
+    assert shown == [None, *accepted]
+    for frame in edit["frames"][1:]:
+        assert frame["span"] == edit["proposals"][frame["proposal"]]["text"]
+
+
+def test_a_text_that_is_repaired_twice_is_told_step_by_step(server):
+    text = "Paris is the capital banana France, and Berlin is the capital umbrella Germany."
+    edit = server.post("/api/edits/repair", {"text": text, "sampling": {"seed": 1}}).json()
+    assert len(edit["frames"]) > 2
+    _check_frames(edit)
 
 
 def test_the_other_edits(server, llm):
@@ -46,9 +65,22 @@ def test_the_other_edits(server, llm):
     assert wrote["text"].endswith(" today.")
     mended = server.post("/api/edits/repair", {"text": text, "budget": 50}).json()
     assert mended["before"] == text
+    for edit in (wrote, mended):
+        _check_frames(edit)
+    body = {
+        "text": text,
+        "check": "regex:[aeiou]$",
+        "budget": 400,
+        "sampling": {"seed": 3, "max_tokens": 8},
+    }
+    ends = server.post("/api/edits/repair", body).json()
+    assert [each["score"] for each in ends["proposals"]] != []
+    chosen = Sampling(temperature=0.8, seed=3, max_tokens=8)
+    assert ends["text"] == llm.repair(text, check=body["check"], budget=400, sampling=chosen).text
     body = {"prompt": BEFORE, "alpha": 2.0, "steps": 2, "sampling": {"max_tokens": 5, "seed": 1}}
     sharp = server.post("/api/edits/sharpen", body).json()
     assert len(sharp["proposals"]) == 2
+    _check_frames(sharp)
     drawn = Sampling(temperature=0.5, max_tokens=5, seed=1)
     assert sharp["text"] == llm.sharpen(BEFORE, 2.0, steps=2, sampling=drawn).text
 
@@ -65,6 +97,8 @@ def test_the_other_edits(server, llm):
         ("rewrite", {"text": "abc", "spans": []}, "spans"),
         ("repair", {"text": "abc", "budget": 10**9}, "budget"),
         ("repair", {"text": ""}, "text"),
+        ("repair", {"text": "abc", "check": "python:/etc/passwd"}, "check"),
+        ("repair", {"text": "abc", "check": "regex:("}, "check"),
         ("sharpen", {"prompt": "a", "token_ids": [1]}, "prompt"),
         ("sharpen", {"prompt": "a", "steps": 10**6}, "steps"),
         ("sharpen", {"prompt": "a", "alpha": 0}, "alpha"),

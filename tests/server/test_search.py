@@ -43,6 +43,27 @@ def test_a_plain_client_gets_the_answer_of_a_search(client, server, expected):
     assert len(server.get(f"/api/runs?tree={tree}").json()["runs"]) == 4
 
 
+def test_the_confidence_along_each_path_is_that_of_the_method(client, server):
+    options = {"warmup": 3, "wave": 2, "keep": 0.5, "window": 6, "stride": 6}
+    search = {"method": "confidence", "n": 7, "extract": "number", "options": options, "paths": True}
+    found = client.chat.completions.create(**{**OPTIONS, "seed": 3}, extra_body={"search": search})
+    told = found.model_extra["search"]
+    answer = server.get(f"/api/runs/{told['id']}/search/confidence?points=1000").json()
+    assert answer["window"] == 6 and [each["number"] for each in answer["paths"]] == list(
+        range(len(told["paths"]))
+    )
+    (note,) = [each["why"] for each in told["decisions"] if each["action"] == "note"]
+    assert note.endswith(f"{answer['threshold']:.3f}")
+    for path, shown in zip(told["paths"], answer["paths"], strict=True):
+        assert min(shown["groups"]) == pytest.approx(path["confidence"], abs=1e-12)
+        assert shown["tokens"] == sorted(shown["tokens"]) and shown["tokens"][-1] == path["tokens"] - 1
+    few = server.get(f"/api/runs/{told['id']}/search/confidence?points=2").json()["paths"]
+    assert all(len(each["groups"]) <= 2 for each in few)
+    assert [min(each["groups"]) for each in few] == [min(each["groups"]) for each in answer["paths"]]
+    plain = server.post("/api/runs", {"prompt": "Hi", "sampling": {"max_tokens": 1}}).json()["runs"][0]
+    assert server.get(f"/api/runs/{plain['id']}/search/confidence").json()["paths"] == []
+
+
 def test_the_paths_are_told_only_if_asked_for(client):
     found = client.chat.completions.create(**OPTIONS, extra_body={"search": VOTE})
     assert "paths" not in found.model_extra["search"]

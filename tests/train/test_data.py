@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop.text.tokenizer import Tokenizer
-from glassloop.train.batches import IGNORED, Batches, Cursor, Epoch, split_validation, stack
+from glassloop.train.batches import IGNORED, Batches, Cursor, Epoch, document_cuts, split_validation, stack
 from glassloop.train.order import order
 from glassloop.train.prepare import prepare_tokens
 from glassloop.train.sources import find_files, read_documents
@@ -308,3 +308,17 @@ def test_bpe_is_the_trainer_of_tokenizers(tmp_path):
     auto = AutoTokenizer.from_pretrained(folder)
     assert auto.encode(text) == ours.encode(text)
     assert auto.eos_token_id == ours.eos_ids[0]
+
+
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_cuts_are_where_documents_begin(sizes):
+    length = max(map(sum, sizes))
+    documents = np.full((len(sizes), length), -1)
+    for row, each in zip(documents, sizes, strict=True):
+        row[: sum(each)] = np.repeat(np.arange(len(each)), each)
+    cuts = document_cuts(documents)
+    assert cuts[0] == 0 and cuts[-1] == documents.size and (np.diff(cuts) >= 0).all()
+    numbers = documents + np.arange(len(sizes))[:, None] * 100  # one number for each document of the batch
+    pieces = [numbers.reshape(-1)[a:b] for a, b in pairwise(cuts.tolist()) if a < b]
+    assert all((piece == piece[0]).all() for piece in pieces)
+    assert len({int(piece[0]) for piece in pieces}) == len(pieces)

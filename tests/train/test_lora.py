@@ -12,14 +12,15 @@ import transformers
 from model.tiny import TINY, make
 from train.small import text_file, tiny_run
 
-from glassloop import LLM
+from glassloop import LLM, Sampling
 from glassloop.errors import GlassloopError, ModelError
+from glassloop.model.adapter import read_adapter
 from glassloop.model.loader import ModelFiles
 from glassloop.train.batches import Batches, Cursor, split_validation
 from glassloop.train.config import TrainError
 from glassloop.train.convert import export
 from glassloop.train.curves import read_points
-from glassloop.train.lora import read_adapter, target_names
+from glassloop.train.lora import target_names
 from glassloop.train.schedule import learning_rate
 from glassloop.train.tokens import TokenFiles
 from glassloop.train.train import train
@@ -55,7 +56,7 @@ def test_loss_curve_is_that_of_peft(base, adapted):
     random = np.random.default_rng(config.seed)
     names = target_names(ModelFiles(base).config, config.lora_targets)
     parameters = dict(theirs.named_parameters())
-    from glassloop.train.hf_layout import hf_name
+    from glassloop.model.weights import hf_name
 
     with torch.no_grad():
         for name in names:
@@ -121,10 +122,10 @@ def test_an_adapter_of_peft_is_read(base, tmp_path):
     theirs = peft.get_peft_model(model, settings)
     theirs.save_pretrained(tmp_path)
     added = read_adapter(tmp_path, ModelFiles(base).config)
-    assert {name.split(".")[2] for name in added} == {"q", "down"}
+    assert {name.split(".")[2] for name in added.matrices} == {"q", "down"}
     layer = theirs.base_model.model.model.layers[1].self_attn.q_proj
     expected = layer.get_delta_weight("default").detach().numpy()
-    assert np.allclose(added["layers.1.q.weight"], expected, atol=1e-6)
+    assert np.allclose(added.delta("layers.1.q"), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -155,3 +156,22 @@ def test_fused_matrices_are_refused_in_words(tmp_path):
     assert len(target_names(config, ("o", "up"))) == 2 * len(config.layers)
     with pytest.raises(GlassloopError, match="names no matrix"):
         target_names(config, ("gate",))
+
+
+def test_the_engine_gives_the_tokens_of_peft(base, adapted, tmp_path):
+    """Beside the model, an adapter gives the greedy tokens of PEFT and of the merged model."""
+    _, folder = adapted
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(model, folder)
+    ids = torch.tensor([ModelFiles(base).tokenizer().encode("The ")])
+    expected = theirs.generate(input_ids=ids, max_new_tokens=12, min_new_tokens=12, do_sample=False)
+    greedy = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
+    merged = LLM(export(str(base), tmp_path / "merged", adapter=str(folder)), ops="reference")
+    ours = LLM(base, ops="reference", adapters={"bird": folder})
+    run = ours.generate("The ", greedy.changed({"adapter": "bird"}))
+    assert run.token_ids == expected[0, ids.shape[1] :].tolist() == merged.generate("The ", greedy).token_ids
+    assert run.token_ids != ours.generate("The ", greedy).token_ids
+    with torch.no_grad():
+        logits = theirs(input_ids=expected[:, :-1]).logits[0].numpy()
+    found = ours.logits(expected[0, :-1].tolist(), 0, adapter="bird")
+    assert np.abs(found - logits).max() < 1e-4 * np.abs(logits).max()

@@ -1,6 +1,6 @@
 // A real server with the default model and a real Chromium, for the end-to-end tests.
 import { execFile, spawn } from 'node:child_process';
-import { existsSync, mkdtempSync, rmSync } from 'node:fs';
+import { copyFileSync, existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { connect, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -36,9 +36,18 @@ export class Server {
     rmSync(this.#folder, { recursive: true, force: true });
   }
 
+  /** A folder with the curves of a real training run, which the server shows. */
+  get training() {
+    const run = join(this.#folder, 'training', 'notes');
+    mkdirSync(run, { recursive: true });
+    copyFileSync(new URL('../test/data/curves.jsonl', import.meta.url), join(run, 'curves.jsonl'));
+    writeFileSync(join(run, 'config.toml'), 'steps = 300\nlr = 0.001\n');
+    return join(this.#folder, 'training');
+  }
+
   async start(port = 0) {
     const python = process.env.PYTHON ?? 'python3';
-    const options = ['--port', String(port), '--store', this.store, '--kv-memory', '600MB', '--grace', '0'];
+    const options = ['--port', String(port), '--store', this.store, '--kv-memory', '600MB', '--grace', '0', '--training', this.training];
     this.#process = spawn(python, ['-m', 'glassloop', 'serve', ...options], { stdio: ['ignore', 'ignore', 'pipe'] });
     this.address = await new Promise((resolve, reject) => {
       let told = '';

@@ -9,6 +9,7 @@ import { LIMITS, messagesOf, partsOf, plain } from './lib/chat';
 import { Feed } from './lib/feed';
 import { isLive, type Forest, type Run } from './lib/forest';
 import { uncertain } from './lib/heat';
+import type { LensName } from './lib/lenses';
 import { fromHash, recipeOf, toHash, type Recipe } from './lib/link';
 import { read, STRATEGIES } from './lib/options';
 import { Pace, TABLES, TREE } from './lib/pace';
@@ -17,6 +18,7 @@ import { suggest } from './lib/suggest';
 import { spoken } from './lib/visible';
 import type { Info, Message, Option, Options, StartBody, Summary, Token, TreeEvent } from './lib/types';
 import { FieldErrors } from './fields.svelte';
+import { panels } from './panels.svelte';
 import { Playback } from './playback.svelte';
 import { Voice } from './voice.svelte';
 
@@ -27,7 +29,6 @@ export interface Notice {
 }
 
 export const DEMO = { prompt: 'The capital of France is', sampling: { temperature: 0.8, seed: 16, max_tokens: 24, logprobs: 20 } };
-export const LENSES = ['Compare', 'Beam', 'Drafts', 'Tokens', 'Cache & time', 'Inside', 'Where did it go wrong?'] as const;
 
 class Studio {
   info = $state.raw<Info | null>(null);
@@ -54,7 +55,7 @@ class Studio {
   pin = $state<number | null>(null);
   hover = $state<number | null>(null);
   choice = $state<number | null>(null); // the id of an alternative at the pinned token
-  lens = $state(0);
+  lens = $state<LensName>('Compare');
   caption = $state(false);
   dialog = $state<'help' | 'settings' | 'edit' | 'share' | 'runs' | null>(null);
   tour = $state<number | null>(null);
@@ -313,7 +314,7 @@ class Studio {
   /** Starts it once for each seed from 1 to `count`. */
   async askSeeds(count: number): Promise<void> {
     await this.ask(seeds(count, this.sampling));
-    this.lens = 0;
+    this.look('Compare');
   }
 
   forget(): void {
@@ -344,7 +345,7 @@ class Studio {
     const same = this.sameTree && this.run;
     const { temperature: _, ...common } = this.sampling;
     const sampling = { ...common, seed: this.run?.summary.seed ?? common['seed'], max_tokens: same ? same.summary.sampling['max_tokens'] : common['max_tokens'] };
-    this.lens = 0;
+    this.look('Compare');
     return this.ask({ sampling, strategies });
   }
 
@@ -432,6 +433,18 @@ class Studio {
   }
 
   // ── looking ───────────────────────────────────────────────────────────────────────────────────────────────
+
+  /** Whether the server gives what a lens needs. */
+  offers(name: LensName): boolean {
+    if (name === 'Training') return this.info?.training === true;
+    return name !== 'Inside' || Boolean(this.info?.lenses.length);
+  }
+
+  /** Opens a lens, and its panel where that is collapsed. */
+  look(name: LensName): void {
+    this.lens = name;
+    panels.reveal('lens');
+  }
 
   pinAt(index: number | null): void {
     if (index !== null && (index < 0 || index > this.last)) return;

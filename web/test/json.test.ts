@@ -47,3 +47,13 @@ describe('a seed beyond 53 bits', () => {
     expect(recipe!.sampling['seed']).toBe(BigInt(SEED));
   });
 });
+
+describe('what another engine did not tell', () => {
+  it('becomes NaN in a token, its alternatives and an explanation, and stays null elsewhere', () => {
+    const token = parse('{"rank":null,"logprob":null,"raw_logprob":-1,"margin":null,"runner_up":null,"alternatives":[{"logprob":null,"raw_logprob":-1}]}') as Record<string, never>;
+    expect(token).toEqual({ rank: NaN, logprob: NaN, raw_logprob: -1, margin: NaN, runner_up: null, alternatives: [{ logprob: NaN, raw_logprob: -1 }] });
+    const told = parse('{"upstream":"vllm","margin":null,"others":{"count":null,"raw":0.1,"after":null},"candidates":[{"rank":null,"luck":null}]}');
+    expect(told).toEqual({ upstream: 'vllm', margin: NaN, others: { count: NaN, raw: 0.1, after: NaN }, candidates: [{ rank: NaN, luck: NaN }] });
+    expect(parse('{"rank":2,"logprob":null,"margin":null}')).toEqual({ rank: 2, logprob: null, margin: null });
+  });
+});

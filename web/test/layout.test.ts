@@ -86,6 +86,23 @@ describe('the layout', () => {
     for (let i = 0; i < 10; i++) layoutTree(forest, view(forest, run().id, { focus: 100 * i }));
     expect((performance.now() - began) / 10).toBeLessThan(30);
   });
+  it('has a column of likely alternatives below each token near the selected one, apart from everything else', () => {
+    const forest = grown();
+    const whole = forest.runs.get(run().id)!;
+    const layout = layoutTree(forest, view(forest, run().id, { focus: 1, near: 9, also: 2 }));
+    const shown = layout.placed.filter((each) => each.item.kind === 'also');
+    expect(shown.length).toBeGreaterThan(3);
+    for (const { item, x, row } of shown) {
+      const token = whole.tokens[item.index]!;
+      const above = layout.placed.find((each) => each.item.place?.node === token.node && each.item.kind === 'token')!;
+      expect([x, row > above.row, item.index]).toEqual([above.x, true, above.item.index]);
+      expect(item.alternative!.id).not.toBe(token.id);
+      expect(token.alternatives.some((each) => each.id === item.alternative!.id && each.raw_logprob! > Math.log(0.02))).toBe(true);
+    }
+    expect(shown.every((each) => each.item.index !== 1)).toBe(true);
+    expect(new Set(layout.placed.map((each) => each.item.key)).size).toBe(layout.placed.length);
+    expectApart(layout);
+  });
   it('shows pruned beams with their scores', () => {
     const forest = new Forest();
     forest.whole(beams());

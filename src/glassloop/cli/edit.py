@@ -155,6 +155,16 @@ def edit(
             rich_help_panel=INPUT,
         ),
     ] = 3.0,
+    check: Annotated[
+        str | None,
+        typer.Option(
+            "--check",
+            metavar="NAME",
+            help="Draw the end anew until this verifier accepts the text: contains:WORD, regex:PATTERN,"
+            " json:SCHEMA or number:VALUE.",
+            rich_help_panel=INPUT,
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -186,8 +196,10 @@ def edit(
     text = _read(file)
     llm = load(model, ops, kv_memory)
     if spans:
-        if prompt is not None or budget is not None:
-            raise GlassloopError("--prompt and --budget are for repairing; with --span they are not expected")
+        if prompt is not None or budget is not None or check is not None:
+            raise GlassloopError(
+                "--prompt, --budget and --check are for repairing; with --span they are not expected"
+            )
         made = llm.rewrite(
             text,
             spans,
@@ -207,6 +219,7 @@ def edit(
             window=window,
             least_gain=least_gain,
             sampling=sampling,
+            check=check,
         )
     if output is not None:
         write_text(output, made.text)

@@ -74,6 +74,11 @@ def explain(
     load_plugins(plugin)
     overrides = given(options)
     run = find_run(name, which)
+    if overrides.get("adapter") == run.sampling.adapter:  # it was given to be loaded, not as a what-if
+        overrides.pop("adapter", None)
+    if run.upstream is not None:
+        _print_told(run, step, in_prompt, new_luck, shown, overrides, as_json)
+        return
     llm = load(model or model_of(name, run))
     if in_prompt:
         check_run(llm, run)  # before its token ids are looked up
@@ -113,6 +118,28 @@ def explain(
 
 
 takes_sampling(explain, prefix="What if", unset=True)
+
+
+def _print_told(
+    run: Run, step: str, in_prompt: bool, new_luck: bool, shown: int, overrides: dict[str, Any], as_json: bool
+) -> None:
+    """Explains a token of a run that another engine computed, which needs no model: only its record is
+    known."""
+    from glassloop.cli.naming import find_place
+    from glassloop.cli.terminal import print_json
+
+    of, tokens = ("prompt", run.prompt_tokens) if in_prompt else ("answer", run.tokens)
+    first = [""] if in_prompt else []  # of a prompt, the first token has no record
+    at = find_place(step, [*first, *(each.piece for each in tokens)], f"the {of}", "--step")
+    told = run.explain(at, of=of, luck="new" if new_luck else "same", shown=shown, **overrides)
+    token = tokens[at - len(first)]
+    if as_json:
+        print_json({"run": run.id, "step": at, "of": of, "recorded": token.to_dict(), **told.to_dict()})
+        return
+    before = "".join([each.text for each in tokens[: at - len(first)]])
+    place = f"token {at}{' of the prompt' if in_prompt else ''} of run {run.id[:8]}"
+    source = "prompt" if in_prompt else token.source
+    _print(run, place, ("" if in_prompt else run.prompt or "") + before, token.piece, source, told)
 
 
 def _print(run: Run, place: str, before: str, piece: str | None, source: str, told: Explanation) -> None:

@@ -12,6 +12,7 @@ import typer
 from glassloop.cli.help import INPUT, OUTPUT
 from glassloop.cli.options import (
     DEFAULT_MODEL,
+    UPSTREAM_KEY,
     AsChat,
     Colors,
     Draft,
@@ -22,6 +23,8 @@ from glassloop.cli.options import (
     Ops,
     Plugins,
     System,
+    Upstream,
+    UpstreamKey,
     given,
     load_plugins,
     read_text,
@@ -33,9 +36,10 @@ from glassloop.cli.terminal import Color, print_json, set_color, visible, wrappe
 from glassloop.decode.defaults import with_defaults
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
+from glassloop.plain_text import known
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.cli.kept import AnyEngine
     from glassloop.engine.request import Request
     from glassloop.trace.run import Run
 
@@ -88,10 +92,12 @@ def generate(
     kv_memory: KVMemory = None,
     draft: Draft = None,
     plugin: Plugins = None,
+    upstream: Upstream = None,
+    upstream_key_env: UpstreamKey = UPSTREAM_KEY,
     **options: Any,
 ) -> None:
     """Continue a text with a model, token by token, or, with --chat, answer a message."""
-    from glassloop.cli.kept import chat_messages, drafter, load
+    from glassloop.cli.kept import chat_messages, drafter, load, load_upstream
 
     set_color(color)
     if (prompt is None) == (prompts is None):
@@ -102,12 +108,19 @@ def generate(
     if prompts is not None:
         from glassloop.cli.batch import print_batch, read_prompts
 
+        if upstream is not None:
+            raise GlassloopError("--upstream is given with --from; one prompt at a time is expected")
         entries = read_prompts(prompts, asked, chat, system)
-        llm = load(model, ops, kv_memory, drafter(draft), model_defaults)
-        print_batch(llm, entries, json_output, trace, show, store)
+        batch = load(model, ops, kv_memory, drafter(draft), model_defaults)
+        print_batch(batch, entries, json_output, trace, show, store)
         return
     text = read_text(prompt or "")
-    llm = load(model, ops, kv_memory, drafter(draft), model_defaults)
+    llm: AnyEngine
+    if upstream is None:
+        llm = load(model, ops, kv_memory, drafter(draft), model_defaults)
+    else:
+        here = {"ops": ops, "kv-memory": kv_memory, "draft": draft, "plugin": plugin}
+        llm = load_upstream(upstream, model, upstream_key_env, **here)
     sampling = with_defaults(asked, llm.default_sampling)
     if chat:
         request = llm.prepare_chat(chat_messages(llm, text, system), sampling)
@@ -120,7 +133,7 @@ takes_sampling(generate)
 
 
 def print_runs(
-    llm: LLM, request: Request, json_output: bool, trace: Path | None, show: Show | None, store: bool
+    llm: AnyEngine, request: Request, json_output: bool, trace: Path | None, show: Show | None, store: bool
 ) -> None:
     """Computes a request, prints its text while it is generated (several samples when all have ended), and
     keeps its runs."""
@@ -153,7 +166,7 @@ def print_runs(
         raise typer.Exit(130)
 
 
-def _finish(llm: LLM, runs: list[Run], painter: Painter) -> None:
+def _finish(llm: AnyEngine, runs: list[Run], painter: Painter) -> None:
     """Ends the text of a single run, or prints several; then, on a terminal, the tree of a beam search."""
     for run in runs:
         if len(runs) > 1:
@@ -170,13 +183,13 @@ def _finish(llm: LLM, runs: list[Run], painter: Painter) -> None:
         print_beams(runs[0], llm.piece)
 
 
-def _statistics(llm: LLM, run: Run, kept: bool) -> str:
+def _statistics(llm: AnyEngine, run: Run, kept: bool) -> str:
     usage, speed = run.usage, run.timings.tokens_per_second(len(run.tokens) - (run.fork_at or 0))
-    continued = run.prompt is not None and run.fork_at is None and llm.tokenizer.chat_template is not None
+    continued = run.prompt is not None and run.fork_at is None and llm.tokenizer.can_chat
     parts = [
         run.model,
-        f"{llm.ops} ops",
-        f"{usage.prompt_tokens} + {usage.completion_tokens} tokens",
+        f"{llm.ops} ops" if run.upstream is None else llm.op_set,
+        f"{known(usage.prompt_tokens)} + {known(usage.completion_tokens)} tokens",
         f"first after {run.timings.prefill:.2f} s",
         f"{speed:.1f} tokens/s" if speed else "",
         f"{run.drafts.accepted} drafted" if run.drafts.accepted else "",

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
     from glassloop.text.tokenizer import Tokenizer
     from glassloop.trace.run import Run
+    from glassloop.upstream import UpstreamEngine
+
+    AnyEngine = LLM | UpstreamEngine
 
 NAME_HELP = "A .glass file, or a run in the store: its id, the beginning of it, or 'last'."
 
@@ -155,8 +158,8 @@ def keep(runs: list[Run]) -> bool:
 
 
 def drafter(given: str | None) -> bool | str:
-    """Returns the `draft` argument of `LLM` for `--draft`: a model, or "off"; by default drafts come from the
-    text."""
+    """Returns the `draft` argument of `LLM` for `--draft`: a model or the file of a drafter, or "off"; by
+    default True."""
     return True if given is None else False if given == "off" else given
 
 
@@ -167,13 +170,16 @@ def load(
     draft: bool | str = True,
     model_defaults: bool = True,
 ) -> LLM:
-    """Loads a model. Without `model_defaults`, its own sampling settings are not used."""
+    """Loads a model, with the adapters of the command line. Without `model_defaults`, its own sampling
+    settings are not used."""
+    from glassloop.cli.adapters import load_given
     from glassloop.cli.terminal import working
 
     with working(f"Loading {model}"):
         from glassloop.engine.llm import LLM
 
         llm = LLM(model, ops, kv_memory=kv_memory, draft=draft)
+        load_given(llm)
     if not model_defaults:
         from glassloop.decode.sampling import Sampling
 
@@ -181,16 +187,34 @@ def load(
     return llm
 
 
-def chat_messages(llm: LLM, text: str, system: str | None) -> list[dict[str, str]]:
+def load_upstream(url: str, model: str | None, key_variable: str, **given: object) -> UpstreamEngine:
+    """Connects to another engine. `given` are options of the command that only an engine here takes."""
+    from glassloop.cli.options import DEFAULT_MODEL, UPSTREAM_KEY
+    from glassloop.cli.terminal import working
+    from glassloop.errors import GlassloopError
+
+    for name, value in given.items():
+        if value is not None:
+            raise GlassloopError(f"--{name} is given with --upstream; another engine has its own")
+    key = os.environ.get(key_variable)
+    if key is None and key_variable != UPSTREAM_KEY:
+        raise GlassloopError(f"--upstream-key-env is {key_variable}; there is no such environment variable")
+    with working(f"Connecting to {url}"):
+        from glassloop.upstream import UpstreamEngine
+
+        return UpstreamEngine(url, None if model == DEFAULT_MODEL else model, key=key)
+
+
+def chat_messages(llm: AnyEngine, text: str, system: str | None) -> list[dict[str, str]]:
     """Returns a conversation of one message, with a system message before it if there is one."""
     check_chat(llm)
     before = [] if system is None else [{"role": "system", "content": system}]
     return [*before, {"role": "user", "content": text}]
 
 
-def check_chat(llm: LLM) -> None:
+def check_chat(llm: AnyEngine) -> None:
     """Raises if a model has no chat template."""
     from glassloop.errors import TextError
 
-    if llm.tokenizer.chat_template is None:
+    if not llm.tokenizer.can_chat:
         raise TextError(f"{llm.name} has no chat template, which --chat needs; without it, text is continued")

@@ -33,6 +33,7 @@ _GROUPS = {
     **dict.fromkeys(("json_schema", "regex", "choice", "grammar"), CONSTRAINTS),
     **dict.fromkeys(("allowed_token_ids", "bad_words"), CONSTRAINTS),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), OUTPUT),
+    "adapter": MODEL,
 }
 # The options that decide how a token is chosen, for a line of statistics.
 _SHOWN = (*FROM_MODEL, *(name for name, group in _GROUPS.items() if group == PENALTIES), "top_n_sigma")
@@ -65,7 +66,15 @@ _METAVARS = {
     "schema": "FILE|JSON",
     "stage_options": "STAGE.NAME=X",
 }
-_OWN_METAVARS = {"stages": "NAMES", "regex": "REGEX", "grammar": "FILE|TEXT", "timeout": "SECONDS"}
+_OWN_METAVARS = {
+    "stages": "NAMES",
+    "regex": "REGEX",
+    "grammar": "FILE|TEXT",
+    "timeout": "SECONDS",
+    "adapter": "[NAME=]PATH",
+}
+# Help where a flag takes something else than the field: paths, since a command loads what it uses.
+_OWN_HELP = {"adapter": "Use this LoRA adapter: a folder of PEFT, or a file."}
 
 
 def complete_model(start: str) -> list[str]:
@@ -86,6 +95,26 @@ Prompt = Annotated[
 Model = Annotated[str, _model("The model: a name, a .gguf file or a folder with safetensors.")]
 RunModel = Annotated[str | None, _model("Model name or path, if the model has moved since the run.")]
 AnyModel = Annotated[str | None, _model(f"Model name or path. Default: that of the run, or {DEFAULT_MODEL}.")]
+Upstream = Annotated[
+    str | None,
+    typer.Option(
+        "--upstream",
+        metavar="URL",
+        help="Let another engine compute: the URL of an OpenAI-compatible API (vLLM, llama.cpp, Ollama, a"
+        " hosted one). --model is the name there.",
+        rich_help_panel=MODEL,
+    ),
+]
+UpstreamKey = Annotated[
+    str,
+    typer.Option(
+        "--upstream-key-env",
+        metavar="NAME",
+        help="The environment variable that has the API key of the upstream.",
+        rich_help_panel=MODEL,
+    ),
+]
+UPSTREAM_KEY = "GLASSLOOP_UPSTREAM_KEY"
 Ops = Annotated[
     str | None,
     typer.Option(
@@ -107,7 +136,8 @@ Draft = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL|off",
-        help="A smaller model for speculative decoding, or 'off'. Default: drafts come from the text.",
+        help="A smaller model or a drafter's file for speculative decoding, or 'off'. Default: the model's"
+        " own drafter, if there is one, and what came before.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -215,6 +245,10 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
         elif name in found and name == "json_schema" and isinstance(json_or_text(found[name]), str):
             problem = f"{shown(found[name])} is neither an existing file nor JSON"
             raise SamplingError(f"--json-schema: {problem}", field="json_schema")
+    if "adapter" in found:
+        from glassloop.cli.adapters import remember
+
+        found["adapter"] = remember([found["adapter"]])[0]
     if "stages" in found:
         found["stages"] = [name for part in found["stages"] for name in part.split(",") if name]
     if "stage_options" in found:
@@ -277,7 +311,7 @@ def _flags(prefix: str, unset: bool) -> list[Parameter]:
         default = None if unset or by_model or field.default in (MISSING, ()) else field.default
         option = typer.Option(
             *names,
-            help=field.metadata["help"],
+            help=_OWN_HELP.get(field.name, field.metadata["help"]),
             show_default="the model's" if by_model else default not in (None, False),
             metavar=_OWN_METAVARS.get(field.name, _METAVARS.get(kind)),
             rich_help_panel=f"{prefix}: {group.lower()}" if prefix and group != OUTPUT else group,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from glassloop.cli.adapters import Adapters, remember
 from glassloop.cli.kept import Name
 from glassloop.cli.options import Json, Ops, Plugins, RunModel, load_plugins
 from glassloop.cli.terminal import print_result, visible
@@ -23,6 +24,7 @@ def replay(
     ] = False,
     as_json: Json = False,
     plugin: Plugins = None,
+    adapter: Adapters = None,
 ) -> None:
     """Compute a recorded run again and compare every number.
 
@@ -31,7 +33,10 @@ def replay(
     from glassloop.cli.kept import find_runs, load, model_of
 
     load_plugins(plugin)
+    remember(adapter or ())
     runs = find_runs(name)
+    for run in runs:
+        run.check_computable()
     llm = load(model or model_of(name, runs[0]), ops)
     verdicts = [llm.replay(run, first=first, strict=not any_model) for run in runs]
     plain = [{"run": run.id, **verdict.to_dict()} for run, verdict in zip(runs, verdicts, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from glassloop.cli.adapters import Adapters, load_given, remember
 from glassloop.cli.help import OUTPUT
 from glassloop.cli.options import (
     DEFAULT_MODEL,
+    UPSTREAM_KEY,
     Draft,
     KVMemory,
     Model,
     ModelDefaults,
     Ops,
     Plugins,
+    Upstream,
+    UpstreamKey,
     load_plugins,
 )
 from glassloop.cli.terminal import working
@@ -37,6 +42,8 @@ _IN_MEMORY = (
 
 def serve(
     model: Model = DEFAULT_MODEL,
+    upstream: Upstream = None,
+    upstream_key_env: UpstreamKey = UPSTREAM_KEY,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The address to listen on.", rich_help_panel=_ACCESS)
     ] = "127.0.0.1",
@@ -80,6 +87,15 @@ def serve(
     no_store: Annotated[
         bool, typer.Option("--no-store", help="Keep runs in memory only.", rich_help_panel=OUTPUT)
     ] = False,
+    training: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Show the training runs in this folder in the studio: `glassloop train run FOLDER/NAME`.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
     model_defaults: ModelDefaults = True,
     ops: Ops = None,
     kv_memory: KVMemory = None,
@@ -146,6 +162,7 @@ def serve(
         ),
     ] = None,
     plugin: Plugins = None,
+    adapter: Adapters = None,
     replicas: Annotated[
         int | None,
         typer.Option(
@@ -227,6 +244,7 @@ def serve(
     from glassloop.server.operation.settings import Settings
 
     load_plugins(plugin)
+    remember(adapter or ())
     keys = api_key or [key for key in os.environ.get("GLASSLOOP_API_KEY", "").split(",") if key]
     settings = Settings(
         model,
@@ -242,12 +260,17 @@ def serve(
         grace=grace,
         log_prompts=log_prompts,
         allow_origins=tuple(allow_origin or ()),
+        training=training,
     )
     if store is not None and no_store:
         raise GlassloopError("--store and --no-store are both given; one of them at most is expected")
     note = "runs are kept in memory only"
     if not no_store and keep != 0:  # before the model is loaded, which may take a while
         settings, note = _with_store(settings)
+    if upstream is not None:
+        here = {"ops": ops, "kv-memory": kv_memory, "draft": draft, "plugin": plugin, "replicas": replicas}
+        _serve_upstream(upstream, upstream_key_env, settings, note, here)
+        return
     if replicas is None:
         given = {"most-replicas": most_replicas, "address": address, "also": also, "memory": memory}
         for name, value in {**given, "threads": threads, "gpus": gpus or None}.items():
@@ -256,6 +279,8 @@ def serve(
     else:
         from glassloop.cluster.options import AppOptions, EngineOptions, threads_of_each
 
+        if adapter:
+            raise GlassloopError("--adapter is given with --replicas; a server of one process has adapters")
         models = [model, *(also or ())]
         each = EngineOptions(
             model,
@@ -283,11 +308,22 @@ def serve(
         llm = LLM(
             model, ops, kv_memory=kv_memory, draft=drafter(draft), most_running=running, most_waiting=queue
         )
+        load_given(llm)
     if not model_defaults:
         from glassloop.decode.sampling import Sampling
 
         llm.default_sampling = Sampling()
     run(llm, settings, note)
+
+
+def _serve_upstream(
+    url: str, key_variable: str, settings: Settings, note: str, here: Mapping[str, object]
+) -> None:
+    from glassloop.cli.kept import load_upstream
+    from glassloop.server.serve import serve as run
+
+    engine = load_upstream(url, settings.model, key_variable, **here)
+    run(engine, replace(settings, model=engine.model), note)
 
 
 def _share_of_memory(replicas: int) -> int:

@@ -35,7 +35,10 @@ _LIKELY = log(0.05)  # alternatives below 5 % are not shown
 
 
 def surprise_colour(token: Token) -> int | None:
-    """Returns the colour of a token, or None if the model gave it a probability above one half."""
+    """Returns the colour of a token, or None if the model gave it a probability above one half, or none
+    that is known."""
+    if token.raw_logprob != token.raw_logprob:
+        return None
     bits = -token.raw_logprob / log(2)
     return next((colour for limit, colour in _SURPRISE if bits < limit), _SURPRISE[-1][1])
 

@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from glassloop.cli.terminal import percent, print_table, quoted
+from glassloop.plain_text import number
 
 if TYPE_CHECKING:
     from glassloop.trace.run import Run
@@ -21,7 +22,7 @@ def surprise_text(token: Token) -> str:
 
 
 def entropy_text(token: Token) -> str:
-    return f"{token.entropy:.2f} nats"
+    return f"{token.entropy:.2f} nats" if token.entropy == token.entropy else "?"
 
 
 def print_tokens(run: Run) -> None:
@@ -35,8 +36,8 @@ def print_tokens(run: Run) -> None:
         if scores:
             reason = [f"{scores[at]:.2f}" if at < len(scores) else ""]
         else:
-            reason = [luck_text(token), "–" if token.margin == inf else f"{token.margin:.2f}"]
-        probabilities = percent(token.raw_logprob), percent(token.logprob), str(token.rank)
+            reason = [luck_text(token), "–" if token.margin == inf else number(token.margin, ".2f")]
+        probabilities = percent(token.raw_logprob), percent(token.logprob), str(token.rank or "?")
         rows.append(
             (str(at), quoted(token.piece), *probabilities, entropy_text(token), *reason, token.source)
         )
@@ -47,4 +48,4 @@ def print_tokens(run: Run) -> None:
 
 def luck_text(token: Token) -> str:
     """Returns the luck of a token; a token of a beam search has none."""
-    return "–" if token.source == "beam" else f"{token.luck:+.2f}"
+    return "–" if token.source == "beam" else number(token.luck, "+.2f")

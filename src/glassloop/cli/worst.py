@@ -47,7 +47,7 @@ def _print(tokens: Sequence[Token], places: Sequence[int]) -> None:
             percent(tokens[place].raw_logprob),
             percent(tokens[place].logprob),
             surprise_text(tokens[place]),
-            str(tokens[place].rank),
+            str(tokens[place].rank or "?"),
             luck_text(tokens[place]),
         )
         for place in places

@@ -26,19 +26,16 @@ from glassloop.cluster.board import Board
 from glassloop.cluster.messages import (
     Bulletin,
     End,
-    Facts,
     Gone,
     Identity,
     Job,
     News,
     Question,
-    Route,
-    RunSoFar,
     TokenData,
 )
+from glassloop.cluster.stream import Stream
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.stop import Ending
-from glassloop.engine.branch import BranchText
 from glassloop.engine.protocol import Handover, Unavailable
 from glassloop.engine.request import Request
 from glassloop.engine.task import CANCELLED
@@ -53,7 +50,6 @@ PATIENCE = 60.0  # seconds that a request waits for an equal replica
 _LOOK = 0.2  # seconds between two looks at the replicas
 _RETRY = 0.5  # seconds before a replica that could not be reached is tried again
 _KEPT = 1000  # hand-overs that are remembered
-_NO_FACTS = Facts(0, 0.0, 0.0, 0.0, 0, 0, 0, 0.0)
 
 
 class Transport(Protocol):
@@ -68,34 +64,6 @@ class Transport(Protocol):
     def open(self, replica: str, session: str) -> AsyncIterator[Bulletin]: ...
 
     async def ask(self, question: Question) -> Any: ...
-
-
-class _Stream:
-    """Runs of a request that one job computes."""
-
-    def __init__(self, request: Request, runs: list[Run], identity: Identity) -> None:
-        self.request = request
-        self.runs = runs
-        self.identity = identity
-        self.key = ""
-        self.task: asyncio.Task[None] | None = None
-        self.replica: str | None = None  # that has the job, if it is known
-        self.since = (
-            time.monotonic()
-        )  # when the job was sent, or the last time that a replica was there for it
-        self.moved: tuple[str, str, float] | None = None  # from which replica, why and when, until it goes on
-        self.cancelled = False
-        self.waiting: list[News] = []  # of a beam search, which is delivered as a whole
-        self.before: dict[int, Facts] = {}  # by run: what earlier attempts have counted
-        self.facts: dict[int, Facts] = {}  # by run: what this attempt has counted
-
-    @property
-    def is_beam(self) -> bool:
-        return self.request.sampling.beam_width > 1
-
-    @property
-    def ended(self) -> bool:
-        return all(run.finish_reason is not None for run in self.runs)
 
 
 class Fleet:
@@ -115,9 +83,8 @@ class Fleet:
         self._patience = patience
         self._session = os.urandom(8).hex()
         self._numbers = count()
-        self._streams: dict[str, _Stream] = {}  # by the key of their job
-        self._of_request: dict[Request, list[_Stream]] = {}
-        self._kept: dict[Run, int] = {}  # how many tokens a run had when its request came: a fork's parent's
+        self._streams: dict[str, Stream] = {}  # by the key of their job
+        self._of_request: dict[Request, list[Stream]] = {}
         self._channels: dict[str, asyncio.Task[None]] = {}
         self._heard: dict[str, float] = {}
         self._handovers: deque[Handover] = deque(maxlen=_KEPT)
@@ -244,7 +211,7 @@ class Fleet:
             except Exception:  # the next look must come whatever was wrong with this one
                 _LOG.exception("the replicas could not be watched")
 
-    def _look_at(self, stream: _Stream, now: float) -> None:
+    def _look_at(self, stream: Stream, now: float) -> None:
         """Moves a stream whose replica does not answer, if there is another one, and ends one that waits for
         too long. Without another one the replica may still wake up, and go on."""
         heard = -1e9 if stream.replica is None else self._heard.get(stream.replica, -1e9)
@@ -262,58 +229,36 @@ class Fleet:
         elif now - stream.since > self._patience:
             self._fail(stream, Unavailable(self._no_replica(stream)))
 
-    def _no_replica(self, stream: _Stream) -> str:
+    def _no_replica(self, stream: Stream) -> str:
         seconds = f"for {self._patience:g} s"
         if self.board.usable():
             return f"no replica with the same model and op set as before could be reached {seconds}"
         return f"no replica could be reached {seconds}"
 
-    def _streams_of(self, name: str) -> list[_Stream]:
+    def _streams_of(self, name: str) -> list[Stream]:
         return [stream for stream in self._streams.values() if stream.replica == name]
 
     # ── jobs ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _add(self, request: Request, identity: Identity) -> None:
         self._of_request[request] = []
-        for run in request.runs:
-            self._kept[run] = len(run.tokens)
         if isinstance(request.built, GlassloopError):
             request.fail(request.built)
             self._close(request)
             return
-        self._launch(_Stream(request, list(request.runs), identity))
+        kept = {run: len(run.tokens) for run in request.runs}
+        self._launch(Stream(request, list(request.runs), identity, kept))
 
-    def _launch(self, stream: _Stream) -> None:
+    def _launch(self, stream: Stream) -> None:
         """Sends the job of a stream to whichever replica the router chooses."""
         stream.key, stream.replica = f"{self._session}-{next(self._numbers)}", None
         self._streams[stream.key] = stream
         streams = self._of_request[stream.request]
         if stream not in streams:
             streams.append(stream)
-        stream.task = self._loop.create_task(self._run(stream, self._job(stream)))
+        stream.task = self._loop.create_task(self._run(stream, stream.job(self._session)))
 
-    def _job(self, stream: _Stream) -> Job:
-        request, first = stream.request, stream.runs[0]
-        delivered = len(first.tokens) - self._kept[first]
-        ids = (*first.prompt_ids, *first.token_ids, *request.forced[delivered:])
-        return Job(
-            key=stream.key,
-            session=self._session,
-            prompt_ids=tuple(request.prompt_ids),
-            sampling=request.sampling,
-            runs=tuple(
-                RunSoFar(run.seed, run.salt, run.sample, run.sampling, tuple(run.token_ids))
-                for run in stream.runs
-            ),
-            forced=tuple(request.forced[delivered:]),
-            scored=bool(first.prompt_tokens),
-            drafts=request.drafts,
-            priority=request.priority,
-            elapsed=request.seconds,
-            route=Route(ids, identity=stream.identity, key=stream.key),
-        )
-
-    async def _run(self, stream: _Stream, job: Job) -> None:
+    async def _run(self, stream: Stream, job: Job) -> None:
         try:
             await self._transport.start(job)
             # What it has told comes by the stream of bulletins, which may take a moment longer.
@@ -347,7 +292,7 @@ class Fleet:
             for run in stream.runs:
                 run.moves.append(Move(len(run.tokens), source, replica, reason))
 
-    def _forget(self, stream: _Stream) -> None:
+    def _forget(self, stream: Stream) -> None:
         """Takes back the job of a stream. What it tells later is ignored."""
         self._streams.pop(stream.key, None)
         if stream.replica is not None:
@@ -359,7 +304,7 @@ class Fleet:
             stream.task.cancel()
         stream.task = None
 
-    def _move(self, stream: _Stream, reason: str) -> None:
+    def _move(self, stream: Stream, reason: str) -> None:
         """Continues a stream on another replica, from the tokens that have been delivered."""
         if stream.key not in self._streams or stream.ended:
             return
@@ -371,27 +316,9 @@ class Fleet:
             return
         stream.waiting.clear()
         self._of_request[stream.request].remove(stream)
-        for group in self._groups(stream):
-            moved = _Stream(stream.request, group, stream.identity)
+        for moved in stream.continued():
             moved.moved = (source, reason, since) if source else None
-            moved.since = stream.since
-            for run in group:
-                moved.before[id(run)] = _sum(
-                    stream.before.get(id(run), _NO_FACTS), stream.facts.get(id(run), _NO_FACTS)
-                )
             self._launch(moved)
-
-    def _groups(self, stream: _Stream) -> list[list[Run]]:
-        """Returns the runs that have not ended, those together that one job can continue: it has one list of
-        forced tokens, and computes the records of the prompt for all or for none."""
-        if stream.is_beam:
-            return [stream.runs]
-        groups: dict[int, list[Run]] = {}
-        most = len(stream.request.forced)
-        for run in stream.runs:
-            if run.finish_reason is None:
-                groups.setdefault(min(most, len(run.tokens) - self._kept[run]), []).append(run)
-        return list(groups.values())
 
     # ── what comes back ────────────────────────────────────────────────────────────────────────────────────
 
@@ -416,21 +343,21 @@ class Fleet:
             if sum(each.end is not None for each in stream.waiting) == len(stream.runs):
                 self._deliver_beams(stream)
 
-    def _deliver(self, stream: _Stream, news: News) -> None:
+    def _deliver(self, stream: Stream, news: News) -> None:
         """Adds tokens to a run and tells the listener."""
         request, run = stream.request, stream.runs[news.run]
         if run.finish_reason is not None:
             return
-        self._count(stream, run, news.facts)
+        stream.count(run, news.facts)
         if news.prompt:
-            records = [self._token(each, run.sample) for each in news.prompt]
+            records = [self._token(each, run) for each in news.prompt]
             for each in stream.runs:
                 each.prompt_tokens = each.prompt_tokens or records
         for place, data in enumerate(news.tokens, 1):
             if stream.cancelled:
                 self._end_here(stream, CANCELLED)
                 return
-            token = self._token(data, run.sample)
+            token = self._token(data, run)
             run.tokens.append(token)
             if place == len(news.tokens) and news.end is not None:
                 self._finish(run, news.end)  # as in an engine: a run has ended when its last token is told
@@ -442,14 +369,14 @@ class Fleet:
                 self._let_go(stream)
             request.tell(run, None)
 
-    def _let_go(self, stream: _Stream) -> None:
+    def _let_go(self, stream: Stream) -> None:
         """Forgets a stream whose runs have all ended. To be called before the last of them is told: the
         listener may continue a run at once."""
         if stream.ended:
             self._forget(stream)
             self._close(stream.request)
 
-    def _deliver_beams(self, stream: _Stream) -> None:
+    def _deliver_beams(self, stream: Stream) -> None:
         """Delivers the result of a beam search, all runs at once."""
         request = stream.request
         ends = {news.run: news.end for news in stream.waiting if news.end is not None}
@@ -459,8 +386,8 @@ class Fleet:
                 continue
             for news in stream.waiting:
                 if news.run == place:
-                    self._count(stream, run, news.facts)
-                    run.tokens += [self._token(data, run.sample) for data in news.tokens]
+                    stream.count(run, news.facts)
+                    run.tokens += [self._token(data, run) for data in news.tokens]
             self._finish(run, ends[place])
             for token in run.tokens:
                 request.tell(run, token)
@@ -468,24 +395,14 @@ class Fleet:
         self._forget(stream)
         self._close(request)
 
-    def _token(self, data: TokenData, sample: int) -> Token:
+    def _token(self, data: TokenData, run: Run) -> Token:
         text, source = data.text, data.source
         chosen = Chosen(data.record)
-        return Token(chosen, text, data.bytes, self._pieces, source, data.seconds, sample, data.refused)
-
-    def _count(self, stream: _Stream, run: Run, facts: Facts) -> None:
-        """Adds the counts of this attempt to those of earlier ones."""
-        stream.facts[id(run)] = facts
-        before = stream.before.get(id(run))
-        total = facts if before is None else _sum(before, facts)
-        timings, drafts = run.timings, run.drafts
-        run.cached_tokens, timings.queue, timings.prefill = total.cached_tokens, total.queue, total.prefill
-        timings.decode, timings.preempted = total.decode, total.preempted
-        drafts.proposed, drafts.accepted, drafts.seconds = total[5:]
+        return Token(chosen, text, data.bytes, self._pieces, source, data.seconds, run.sample, data.refused)
 
     def _finish(self, run: Run, end: End) -> None:
         run.tail, run.error, run.beams = end.tail, end.error, end.beams
-        run.end = None if end.token is None else self._token(end.token, run.sample)
+        run.end = None if end.token is None else self._token(end.token, run)
         run.finish_reason, run.stop_reason = end.reason, end.detail
 
     # ── the end ────────────────────────────────────────────────────────────────────────────────────────────
@@ -499,7 +416,7 @@ class Fleet:
             else:
                 self._end_here(stream, CANCELLED)
 
-    async def _cancel_beams(self, stream: _Stream, replica: str) -> None:
+    async def _cancel_beams(self, stream: Stream, replica: str) -> None:
         with suppress(Gone, TimeoutError):
             async with asyncio.timeout(2.0):
                 await self._transport.cancel(replica, stream.key, self._session)
@@ -508,19 +425,19 @@ class Fleet:
         if not stream.ended:
             self._end_here(stream, CANCELLED)
 
-    def _end_here(self, stream: _Stream, ending: Ending) -> None:
+    def _end_here(self, stream: Stream, ending: Ending) -> None:
         """Ends the runs of a stream with the tokens that have been delivered."""
         self._forget(stream)
         open_runs = [run for run in stream.runs if run.finish_reason is None]
         for run in open_runs:
             if not stream.is_beam:
-                run.tail = _held_back(stream.request, run)
+                run.tail = stream.held_back(run)
             run.finish_reason, run.stop_reason = ending.reason, ending.detail
         self._close(stream.request)
         for run in open_runs:
             stream.request.tell(run, None)
 
-    def _fail(self, stream: _Stream, error: Exception) -> None:
+    def _fail(self, stream: Stream, error: Exception) -> None:
         if stream.key not in self._streams:
             return
         for run in stream.runs:
@@ -530,11 +447,7 @@ class Fleet:
 
     def _close(self, request: Request) -> None:
         if request.ended:
-            for stream in self._of_request.pop(request, ()):
-                for run in stream.runs:
-                    self._kept.pop(run, None)
-            for run in request.runs:
-                self._kept.pop(run, None)
+            self._of_request.pop(request, None)
 
     async def _ask(self, question: Question) -> Any:
         until = time.monotonic() + self._patience
@@ -545,25 +458,3 @@ class Fleet:
                 if time.monotonic() > until:
                     raise Unavailable("no replica could be reached") from None
                 await asyncio.sleep(_RETRY)
-
-
-def _sum(before: Facts, after: Facts) -> Facts:
-    """Returns the counts of two attempts. The times until the first token are those of the first one."""
-    return Facts(
-        before.cached_tokens,
-        before.queue or after.queue,
-        before.prefill or after.prefill,
-        before.decode + after.decode,
-        before.preempted + after.preempted,
-        before.proposed + after.proposed,
-        before.accepted + after.accepted,
-        before.draft_seconds + after.draft_seconds,
-    )
-
-
-def _held_back(request: Request, run: Run) -> str:
-    """Returns the text that no token has shown yet: an unfinished character, a possible stop string."""
-    text = BranchText(request.compiled)
-    for token in run.tokens:
-        text.feed(token.bytes)
-    return text.flush()

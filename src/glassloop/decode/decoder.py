@@ -48,11 +48,15 @@ class Decoder:
         eos_ids: Sequence[int] = (),
         ops: RowOps = reference_rows,
         compiled: Compiled | None = None,
+        never: Sequence[int] = (),
     ) -> None:
-        """`compiled` is what was built from the options in advance; without it, it is built here."""
+        """`compiled` is what was built from the options in advance; without it, it is built here. `never` are
+        ids that cannot be chosen, like those for which the tokenizer has no token."""
         self.sampling = sampling
         compiled = compiled or Compiled.of(sampling, vocab_size, tokenizer)
         missing = _missing_ids(vocab_size, tokenizer)
+        if never:
+            missing = np.union1d(missing, np.array(never, np.int32))
         self.chain = ((MISSING,) if len(missing) else ()) + compiled.chain
         self._rulings = rules_of(self.chain, ops)
         self._request: RowRequest | None = None  # kept if it is the same at every step

@@ -85,6 +85,9 @@ class Explanation:
     beam: BeamRank | None  # how the beam did that the token is on, where the record has its search
     sentence: str
     notes: tuple[str, ...] = ()  # what has changed since the run was made: a plugin
+    # The other engine that chose the token. Only the log-probabilities that it gave are known then; luck,
+    # margin and the log-probabilities after the stages are NaN, and ranks are 0.
+    upstream: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it as JSON has it."""
@@ -98,6 +101,9 @@ class Explanation:
         plain["beam"] = self.beam and self.beam._asdict()
         plain["margin"] = None if self.margin == inf else self.margin
         plain["notes"] = list(self.notes)
+        if self.upstream is not None:
+            known: dict[str, Any] = _without_unknown(plain)
+            return known
         return plain
 
     def _repr_html_(self) -> str:
@@ -249,6 +255,16 @@ class _Watcher:
         if self._tokenizer is None or token >= self._tokenizer.vocab_size:
             return f"<{token}>"
         return self._tokenizer.piece(token)
+
+
+def _without_unknown(value: Any) -> Any:
+    """Returns JSON with None in place of NaN, and of ranks that are 0."""
+    if isinstance(value, dict):
+        plain = {name: _without_unknown(each) for name, each in value.items()}
+        return plain | ({"rank": plain["rank"] or None} if "rank" in plain else {})
+    if isinstance(value, list | tuple):
+        return [_without_unknown(each) for each in value]
+    return None if isinstance(value, float) and value != value else value
 
 
 def _or_none(value: float) -> float | None:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
 
 
+_RACE = "The race: log-probability after the stages, plus luck"
+
+
 def explanation_parts(told: Explanation) -> tuple[Markup | None, ...]:
     """Returns the parts of an explanation, for a view of its own or a place in a page."""
     place = f"{quoted(told.taken.text)} at position {told.position} (prompt included)"
@@ -19,7 +22,7 @@ def explanation_parts(told: Explanation) -> tuple[Markup | None, ...]:
         tag("div", f"{place} · seed {told.seed} · {told.source}", class_="note"),
         tag("p", told.sentence),
         table_html(stage_table(told), "What each stage did") if told.stages else None,
-        table_html(race_table(told), "The race: log-probability after the stages, plus luck"),
+        table_html(race_table(told), _RACE if told.upstream is None else f"What was told by {told.upstream}"),
         *(tag("p", note, class_="note") for note in told.notes),
     )
 

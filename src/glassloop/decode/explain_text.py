@@ -28,6 +28,9 @@ def stage_table(told: Explanation) -> PlainTable:
 
 def race_table(told: Explanation) -> PlainTable:
     """Returns the candidates, one in a row, in the order of the explanation; luck, where there is any."""
+    if told.upstream is not None:
+        known = [(quoted(racer.text), percent(racer.raw_logprob)) for racer in told.candidates]
+        return PlainTable(("token", "told"), known, right=("told",))
     luck = ("luck", "score") if told.source not in ("beam", "prompt") else ()
     rows = [
         (

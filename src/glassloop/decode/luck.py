@@ -44,6 +44,13 @@ def fork_salt(salt: int, position: int, ordinal: int) -> int:
     return mix((key + GOLDEN + ordinal) & _MASK)
 
 
+def pass_salt(salt: int, number: int) -> int:
+    """Returns the salt of pass `number` (from 0) of a branch that is filled in passes: its luck is keyed by
+    (seed, position, pass)."""
+    key = mix((salt + GOLDEN) & _MASK)
+    return mix((key + GOLDEN + number) & _MASK)
+
+
 def list_seed(seed: int, number: int) -> int:
     """Returns the seed of prompt `number` (from 0) of a list for which one seed was given. The first prompt
     has that seed itself; the others have 53 bits, which JSON readers that have only doubles keep exactly."""

@@ -167,6 +167,10 @@ class Sampling:
     regex: str | None = text(None, help="Generate text that matches this regular expression.")
     choice: tuple[str, ...] | None = items(None, check_text, help="Generate one of these texts.")
     grammar: str | None = text(None, help="Generate text that matches this Lark grammar.")
+    # What computes it
+    adapter: str | None = text(
+        None, help="The adapter (LoRA) that acts on the model, by the name that it was loaded with."
+    )
     # What is recorded, and in which order
     logprobs: int = whole(5, 0, 64, help="How many alternatives to record with each token.")
     prompt_logprobs: int = whole(

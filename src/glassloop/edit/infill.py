@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.sampling import Sampling
+from glassloop.diffuse.options import Diffusion
 from glassloop.edit.accept import best_by_bits, chain
 from glassloop.edit.bounds import check_count, check_text
 from glassloop.edit.characters import widen
+from glassloop.edit.masks import check_proposer, options_of
 from glassloop.edit.proposal import Place, Proposal, Work
 from glassloop.edit.record import Edit
 from glassloop.edit.spans import Characters, apart, apply, check_span, fixed_prompt
@@ -41,6 +43,8 @@ def infill(
     method: str = "rerank",
     window: int | None = WINDOW,
     sampling: Sampling | None = None,
+    proposer: str = "left",
+    diffusion: Diffusion | Mapping[str, Any] | None = None,
     deadline: Deadline | None = None,
 ) -> Edit:
     """Fills a hole between two texts with `tokens` tokens.
@@ -50,9 +54,14 @@ def infill(
     "metropolis", the draws are a chain of Metropolis-Hastings, whose limit is the distribution of the hole
     given both sides; then `window` is best None, which scores all that follows. A constraint in `sampling`
     (regex, choice, json_schema, grammar) holds inside the hole, which then has at most `tokens` tokens.
+
+    With the proposer "diffusion" the candidates are not drawn from the left: each is a row of masks that see
+    both sides of the hole, filled in passes. A few candidates are enough then. `diffusion` has its options.
     """
     check_text("before", before)
     check_text("after", after)
+    check_proposer(proposer, method)
+    filling = options_of(proposer, diffusion)
     work = _begin(llm, tokens, candidates, method, window, sampling, deadline)
     sampling = sampling or DRAWN
     prompt, following = fixed_prompt(llm, before), llm.tokenizer.encode_inside(after)
@@ -60,12 +69,15 @@ def infill(
     llm.check_length(len(prompt) + tokens + len(following), longer, ", hole and other side included")
     draft = work.text(prompt, [])
     place = Place(draft, 0, 0, tokens, 0, tuple(following))
-    (proposals,) = work.propose([place], sampling, candidates, ranked=method == "rerank")
+    ranked = method == "rerank"
+    (proposals,) = work.propose([place], sampling, candidates, ranked=ranked, diffusion=filling)
     best = decide_all(work, [place], [proposals], sampling, method, window)[0]
     if best is None:
         raise GlassloopError(f"none of {candidates} candidates fits: {proposals[0].refusal}")
     run = apply(work, following, [best])
     given = {"before": before, "after": after, **_options(tokens, candidates, method, window, sampling)}
+    if filling is not None:
+        given |= {"proposer": proposer, "diffusion": filling.to_dict()}
     span = (len(before), len(before) + len(best.text))
     text = before + best.text + after
     return Edit.of(

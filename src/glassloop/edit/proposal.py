@@ -15,9 +15,12 @@ from math import log
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from glassloop.decode.grammar import Grammar
 from glassloop.decode.sampling import Sampling
+from glassloop.diffuse.options import Diffusion
 from glassloop.edit.characters import is_border
 from glassloop.edit.dice import Dice
+from glassloop.edit.masks import fill_place
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import raise_error
 from glassloop.engine.generation import as_completed
@@ -225,29 +228,40 @@ class Work:
     # ── proposals ──────────────────────────────────────────────────────────────────────────────────────────
 
     def propose(
-        self, places: Sequence[Place], sampling: Sampling, candidates: int, *, ranked: bool = False
+        self,
+        places: Sequence[Place],
+        sampling: Sampling,
+        candidates: int,
+        *,
+        ranked: bool = False,
+        diffusion: Diffusion | None = None,
     ) -> list[list[Proposal]]:
-        """Draws replacements for one or more spans, in one batch.
+        """Draws replacements for one or more spans, in one batch; with `diffusion`, by filling masks that see
+        both sides of a span, one span after the other.
 
         If the best one is to be taken (`ranked`), the first of each place is the likeliest token at each step
         instead of a draw, no text is proposed twice, and a draw under a constraint is proposed as far as each
         place where the constraint allows an end: in the middle of a text a model rarely ends by itself.
         """
-        draws = [self._draws(place, sampling, candidates, ranked) for place in places]
-        self.complete([request for requests in draws for request in requests])
+        if diffusion is None:
+            draws = [self._draws(place, sampling, candidates, ranked) for place in places]
+            self.complete([request for requests in draws for request in requests])
+            drawn = [[run for request in requests for run in request.runs] for requests in draws]
+        else:
+            drawn = [fill_place(self, place, sampling, candidates, ranked, diffusion) for place in places]
+        grammar = None if sampling.constraint is None else self.llm.compile(sampling).grammar
         made: list[list[Proposal]] = []
-        for place, requests in zip(places, draws, strict=True):
+        for place, runs in zip(places, drawn, strict=True):
             proposals: list[Proposal] = []
             known: set[tuple[int, ...]] = set()
-            for request in requests:
-                for drawn in request.runs:
-                    lengths = _complete_lengths(request, drawn, ranked)
-                    for length in lengths or [len(drawn.tokens)]:
-                        ids = drawn.token_ids[:length]
-                        if not ranked or (*ids,) not in known:
-                            known.add((*ids,))
-                            each = self.proposal(place, len(proposals), drawn, ids, bool(lengths))
-                            proposals.append(each)
+            for run in runs:
+                lengths = _complete_lengths(grammar, run, ranked)
+                for length in lengths or [len(run.tokens)]:
+                    ids = run.token_ids[:length]
+                    if not ranked or (*ids,) not in known:
+                        known.add((*ids,))
+                        each = self.proposal(place, len(proposals), run, ids, bool(lengths))
+                        proposals.append(each)
             made.append(proposals)
         return made
 
@@ -357,11 +371,10 @@ class Work:
         return b"".join(map(self.llm.tokenizer.token_bytes, ids))
 
 
-def _complete_lengths(request: Request, drawn: Run, ranked: bool) -> list[int]:
+def _complete_lengths(grammar: Grammar | None, drawn: Run, ranked: bool) -> list[int]:
     """Returns after how many tokens of a draw its text is complete. Without a constraint, or if the draw is
     to be taken as it is, that can only be after the last one."""
     whole = len(drawn.tokens)
-    grammar = request.compiled.grammar
     if grammar is None:
         return [whole]
     if not ranked:

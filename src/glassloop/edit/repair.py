@@ -14,6 +14,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.edit.accept import best_by_gain
 from glassloop.edit.bounds import check_count, check_number, check_text
 from glassloop.edit.infill import DRAWN, MOST_CANDIDATES, MOST_TOKENS
+from glassloop.edit.masks import check_proposer, masked_bits, options_of
 from glassloop.edit.power import fork, suffix_proposal
 from glassloop.edit.proposal import Place, Proposal, Work
 from glassloop.edit.record import Edit
@@ -48,6 +49,7 @@ class _Options:
     window: int
     least_gain: float
     spans: int
+    proposer: str = "left"
 
 
 def repair(
@@ -63,6 +65,7 @@ def repair(
     least_gain: float = 3.0,
     spans: int = 4,
     sampling: Sampling | None = None,
+    proposer: str = "left",
     deadline: Deadline | None = None,
 ) -> Edit:
     """Replaces what is wrong with a text, or with the answer of a run.
@@ -71,7 +74,8 @@ def repair(
     tokens for up to `spans` of the worst that are apart, and accepts those that save at least `least_gain`
     bits on themselves and the `window` tokens after them. It ends when no span pays or `budget` tokens have
     been computed. `prompt` is what comes before the text and is not edited: a text, token ids or a
-    conversation.
+    conversation. With the proposer "diffusion" the tokens that are measured are those that the masked model
+    does not expect given both sides, and replacements are filled masks.
 
     With `check`, a function that says of a text whether it passes (True or False, a score up to 1, or an
     object with `passed` and `score`), the end of the text is drawn anew from random places,
@@ -88,7 +92,10 @@ def repair(
         raise GlassloopError.about("check", f"is {shown(check)}; a function of a text is expected")
     if sampling is not None and sampling.n > 1:
         raise SamplingError.about("n", "is above 1; candidates= says how many replacements are drawn")
-    options = _Options(budget, candidates, tokens, window, float(least_gain), spans)
+    check_proposer(proposer)
+    if check is not None and proposer != "left":
+        raise GlassloopError.about("proposer", "is given with check, which draws the end of the text anew")
+    options = _Options(budget, candidates, tokens, window, float(least_gain), spans, proposer)
     seed = None if sampling is None else sampling.seed
     work = Work(llm, draw_seed() if seed is None else seed, deadline)
     prompt_ids, ids, head = _tokens(llm, text, prompt)
@@ -116,9 +123,11 @@ def _by_surprise(work: Work, draft: Run, sampling: Sampling, options: _Options) 
     budget = _PER_TOKEN * len(draft.tokens) if options.budget is None else options.budget
     current, proposals, step = draft, list[Proposal](), 0
     settled: set[int] = set()  # places where nothing pays
+    filling = options_of(options.proposer, None)
     while work.tokens < budget:
         cuts = borders(work, current)
-        suspects = _screened(current, settled, cuts)
+        surprise = left_bits(current) if filling is None else masked_bits(work, current)
+        suspects = _screened(current, surprise, settled, cuts)
         if not suspects:
             break
         measured = sorted(measure(work, current, suspects, options.window, step), key=lambda it: -it.both)
@@ -129,7 +138,7 @@ def _by_surprise(work: Work, draft: Run, sampling: Sampling, options: _Options) 
         together = apart(wide, options.window)[: options.spans]
         if not together:
             continue
-        drawn = work.propose(together, sampling, options.candidates, ranked=True)
+        drawn = work.propose(together, sampling, options.candidates, ranked=True, diffusion=filling)
         narrow = [_narrow(work, place, made, cuts) for place, made in zip(together, drawn, strict=True)]
         spans = [*together, *(place for place, _ in narrow)]
         work.score_all(spans, [*drawn, *(made for _, made in narrow)], options.window)
@@ -151,10 +160,9 @@ def _by_surprise(work: Work, draft: Run, sampling: Sampling, options: _Options) 
     return current, proposals
 
 
-def _screened(run: Run, settled: set[int], cuts: Sequence[bool]) -> list[int]:
-    """Returns the tokens with the highest surprise from the left that are not settled, as far as they may be
-    replaced by themselves and are not what the model would have said."""
-    surprise = left_bits(run)
+def _screened(run: Run, surprise: Sequence[float], settled: set[int], cuts: Sequence[bool]) -> list[int]:
+    """Returns the tokens with the highest surprise that are not settled, as far as they may be replaced by
+    themselves and are not what the model would have said."""
     open_places = [
         at
         for at, token in enumerate(run.tokens)
@@ -283,7 +291,10 @@ def _text(work: Work, run: Run) -> str:
 
 
 def _plain(options: _Options) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in _Options.__dataclass_fields__}
+    made = {name: getattr(options, name) for name in _Options.__dataclass_fields__}
+    if options.proposer == "left":
+        del made["proposer"]
+    return made
 
 
 def again(

@@ -75,6 +75,7 @@ class Beams:
     """The task of a beam search. The scheduler computes all of its branches together."""
 
     program = None  # its rows are those of the forward pass
+    masked = False
     decoder = None  # the beams are compared with each other
 
     def __init__(
@@ -96,7 +97,7 @@ class Beams:
         self._sampling = run.sampling
         self._width = run.sampling.beam_width
         stopper = Stopper(run.sampling, tokenizer.eos_ids, run.context)
-        branch = Branch(list(run.prompt_ids), len(run.prompt_ids))
+        branch = Branch(list(run.prompt_ids), len(run.prompt_ids), request.adapter)
         self._beams = [_Live(branch, decoder, BranchText(request.compiled), stopper, None, 0.0)]
         self._ended: list[_Ended] = []  # best first, at most as many as the search is wide
         self._first: float | None = None

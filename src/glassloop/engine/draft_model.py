@@ -12,6 +12,7 @@ from os import PathLike
 from time import perf_counter
 
 from glassloop.decode.decoder import Decoder, choose_rows
+from glassloop.engine.branch import Branch
 from glassloop.engine.drafts import AcceptanceRates, StepCost, guess_room
 from glassloop.engine.tree import KVTree, NoRoom, Path
 from glassloop.errors import GlassloopError
@@ -155,7 +156,8 @@ class ModelGuesser:
     def guess(self, tokens: Sequence[int], room: int) -> list[int]:
         return self.made[:room] if len(tokens) == self._length else []
 
-    def learn(self, tokens: Sequence[int]) -> None:
+    def learn(self, branch: Branch, place: int) -> None:
+        tokens = branch.tokens
         for guessed, came in zip(self.made, tokens[self._length :], strict=False):
             self._rates.saw(0, guessed == came)
             if guessed != came:

@@ -13,6 +13,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from glassloop.engine.branch import Branch
 from glassloop.trace.run import Run
 from glassloop.trace.token import Drafter
 
@@ -34,8 +35,9 @@ class Guesser(Protocol):
     def guess(self, tokens: Sequence[int], room: int) -> list[int]:
         """Returns at most `room` tokens that may come after these."""
 
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Compares the last guess with the tokens that came."""
+    def learn(self, branch: Branch, place: int) -> None:
+        """Compares the last guess with the tokens that came, the last of them from row `place` of the
+        results."""
 
 
 def guess_room(run: Run, length: int) -> int:
@@ -80,6 +82,21 @@ class StepCost:
     def worth(self, chance: float, most: int, each: float = 0.0) -> int:
         """Returns how many guesses give the most tokens per second, if each is right with this chance after
         those before it were, and making one takes `each` seconds."""
+        return self.best(chance, most, each)[1]
+
+    def row_costs(self, most: int) -> list[float]:
+        """Returns what each of `most` rows adds to the next step, on average with those after it: a kernel
+        may compute four rows as fast as three, and then the third is worth what both are."""
+        costs = [self.cost(self.rows + number) for number in range(most + 1)]
+        added: list[float] = []
+        while len(added) < most:
+            at = len(added)
+            slope, end = min(((costs[to] - costs[at]) / (to - at), -to) for to in range(at + 1, most + 1))
+            added += [slope] * (-end - at)
+        return added
+
+    def best(self, chance: float, most: int, each: float = 0.0) -> tuple[float, int]:
+        """Returns the most tokens per second that guesses can give, and how many guesses do so (`worth`)."""
         best, length = self.rows / self.cost(self.rows), 0
         for count in _LENGTHS:
             if count > most:
@@ -88,7 +105,7 @@ class StepCost:
             rate = (self.rows + right) / (self.cost(self.rows + count) + count * each)
             if rate > best:
                 best, length = rate, count
-        return length
+        return best, length
 
 
 def _estimate(rows: int) -> float:
@@ -186,18 +203,24 @@ class Lookup:
         self._expected: tuple[int, list[int], int] = (0, [], 0)  # agreement, guess, length when it was made
 
     def guess(self, tokens: Sequence[int], room: int) -> list[int]:
+        return self.propose(tokens, room)[1]
+
+    def propose(self, tokens: Sequence[int], room: int) -> tuple[float, list[int]]:
+        """Returns a guess and the tokens per second that it is expected to give."""
         self._own.extend(tokens[len(self._own) : len(self._own) + _AT_ONCE])
         if len(tokens) < _GRAM:
-            return []
+            return 0.0, []
         gram = ngram_of(tokens)
         own, other = self._own.longest(tokens, gram), self._recent_runs.longest(tokens, gram)
         agreed, following = own if own[0] >= other[0] else other
         self._expected = agreed, following, len(tokens)
         if not following:
-            return []
-        return following[: self._step_cost.worth(self._rates.of(agreed), min(room, len(following)))]
+            return 0.0, []
+        rate, count = self._step_cost.best(self._rates.of(agreed), min(room, len(following)))
+        return rate, following[:count]
 
-    def learn(self, tokens: Sequence[int]) -> None:
+    def learn(self, branch: Branch, place: int) -> None:
+        tokens = branch.tokens
         agreed, following, length = self._expected
         for guessed, came in zip(following, tokens[length:], strict=False):
             self._rates.saw(min(agreed, _LONGEST), guessed == came)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from queue import SimpleQueue
+from typing import Protocol
 
 from glassloop.engine.request import Listener, Request
-from glassloop.engine.thread import EngineThread
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
 
-def follow(engine: EngineThread, request: Request) -> Iterator[Token]:
+class Submitter(Protocol):
+    """What computes requests: the thread of an engine, or another engine."""
+
+    def submit(self, request: Request) -> None: ...
+
+    def cancel(self, request: Request, wait: bool = False) -> None: ...
+
+
+def follow(engine: Submitter, request: Request) -> Iterator[Token]:
     """Yields the tokens of a request. Leaving the iteration early cancels the request."""
     queue: SimpleQueue[tuple[Run, Token | None]] = SimpleQueue()
     with _Submitted(engine, request, lambda *event: queue.put(event), wait=True) as submitted:
@@ -21,7 +29,7 @@ def follow(engine: EngineThread, request: Request) -> Iterator[Token]:
                 yield token
 
 
-async def afollow(engine: EngineThread, request: Request) -> AsyncIterator[Token]:
+async def afollow(engine: Submitter, request: Request) -> AsyncIterator[Token]:
     """Yields the tokens of a request to a coroutine. Leaving the iteration early cancels the request."""
     import asyncio  # half as heavy as all else that one token needs
 
@@ -41,7 +49,7 @@ async def afollow(engine: EngineThread, request: Request) -> AsyncIterator[Token
 class _Submitted:
     """A request in the engine, within a `with` block that cancels it if it has not ended by then."""
 
-    def __init__(self, engine: EngineThread, request: Request, listener: Listener, wait: bool) -> None:
+    def __init__(self, engine: Submitter, request: Request, listener: Listener, wait: bool) -> None:
         """`wait` says whether leaving the block waits for the cancellation."""
         self._engine, self._request, self._wait = engine, request, wait
         self.open_runs = len(request.runs)

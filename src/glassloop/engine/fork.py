@@ -90,6 +90,7 @@ def _copy_start(
     """Returns a fork of a run with its first `at` tokens."""
     made = llm.new_run(run.prompt_ids, options, seed, salt=salt, prompt=run.prompt, sample=0)
     made.messages = run.messages
+    made.adapters = run.adapters | made.adapters
     made.tokens = list(run.tokens[:at])
     if options.prompt_logprobs == run.sampling.prompt_logprobs:
         made.prompt_tokens = list(run.prompt_tokens)

@@ -12,6 +12,7 @@ def check(tree: KVTree) -> None:
     """Raises unless every count agrees with what it counts, no page is lost and none is used twice."""
     refs: dict[int, int] = {}
     needed: dict[int, int] = {}
+    private: dict[int, Node] = {}  # the nodes of scratch paths
     for path in tree.paths:
         _must(len(path.nodes) == pages_for(path.length), "a path has a node for each of its pages")
         behind = path.table[:, len(path.nodes) :]
@@ -22,10 +23,14 @@ def check(tree: KVTree) -> None:
                 needed[node.number] = needed.get(node.number, 0) + 1
                 _must(GONE not in node.pages, "what a path can see has its pages")
                 _must(path.table[:, index].tolist() == node.pages, "a path's table names its nodes' pages")
-            above = path.nodes[index - 1] if index else tree.root
-            _must(node.parent is above, "a path follows the tree")
-    pages = list(tree.free)
-    seen = 0
+            above = path.nodes[index - 1] if index else tree.roots[path.adapter]
+            if node.parent is None:
+                private[node.number] = node
+                _must(node.refs == 1 and not node.tokens, "a node outside of the tree has one path")
+            else:
+                _must(node.parent is above, "a path follows the tree")
+    pages = [*tree.free, *(page for node in private.values() for page in node.pages if page != GONE)]
+    seen = len(private)
     for node in _nodes(tree):
         seen += 1
         _must(node.refs == refs.get(node.number, 0), "refs counts the paths through a node")
@@ -42,7 +47,7 @@ def check(tree: KVTree) -> None:
 
 
 def _nodes(tree: KVTree) -> Iterator[Node]:
-    waiting = [tree.root]
+    waiting = list(tree.roots.values())
     while waiting:
         for children in waiting.pop().children.values():
             yield from children

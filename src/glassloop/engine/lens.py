@@ -192,10 +192,10 @@ class Lenses:
         llm, (ids, at) = self._llm, self._place(text, token)
         seen, count = ids[: at + 1], len(llm.config.layers)
         each = max(1, _KEYS // len(seen))
-        parts = []
+        parts, adapter = [], self._adapter(text)
         for first in range(0, count, each):
             compute = partial(self._lens.attention, layers=range(first, min(first + each, count)))
-            parts.append(computed_after(llm.engine, seen, at, compute, deadline))
+            parts.append(computed_after(llm.engine, seen, at, compute, deadline, adapter))
         return Attention(llm.name, llm.op_set, at, self._pieces(seen), np.concatenate(parts))
 
     def layers(
@@ -205,7 +205,8 @@ class Lenses:
         _check_count(count)
         llm, (ids, at) = self._llm, self._place(text, token)
         ops = llm.transformer.ops.rows
-        logits: Float32 = computed_after(llm.engine, ids[: at + 1], at, self._lens.layers, deadline)
+        compute, adapter = self._lens.layers, self._adapter(text)
+        logits: Float32 = computed_after(llm.engine, ids[: at + 1], at, compute, deadline, adapter)
         given = at + 1 < len(ids)
         follows = ids[at + 1] if given else int(ops.highest(logits[-1], 1)[0][0])
         layers = []
@@ -245,6 +246,10 @@ class Lenses:
         """Returns the tokens nearest to one of a run or a text."""
         ids, at = self._place(text, token)
         return self.neighbours(ids[at], count, deadline=deadline)
+
+    def _adapter(self, text: Text) -> int:
+        """Returns the number of the adapter that a run was made with."""
+        return self._llm.adapter_number(text.sampling.adapter) if isinstance(text, Run) else 0
 
     def _mean(self, ids: Sequence[int], deadline: Deadline | None) -> Float32:
         """Returns the mean of some tokens' embeddings, each of length one. [dim]"""

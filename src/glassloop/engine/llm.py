@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -16,30 +18,39 @@ from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import afollow, follow, raise_error
 from glassloop.engine.generation import as_completed, complete, sampling_of_each
 from glassloop.engine.logits import RowCache, logits_after
-from glassloop.engine.loop import Loop
+from glassloop.engine.loop import LoadedAdapter, Loop
+from glassloop.engine.masked import Mask
 from glassloop.engine.memory import default_memory, parse_bytes
 from glassloop.engine.protocol import Engine, Statistics
 from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Messages, Prompt
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, SamplingError
+from glassloop.model.adapter import Adapter
+from glassloop.model.drafter import DrafterFile, is_drafter, read_drafter
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import CATALOG, DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
+from glassloop.ops.drafting import DraftOps
 from glassloop.ops.quant import Float32
+from glassloop.shown import shown
 from glassloop.text.pieces import Pieces
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
+    from glassloop.diffuse.options import Diffusion
     from glassloop.edit.record import Edit
+    from glassloop.edit.repair import Check
     from glassloop.engine.lens import Lenses
     from glassloop.search.solution import Solution
+    from glassloop.trace.passes import PassRecord
     from glassloop.trace.store import Store
     from glassloop.trace.verdict import Verdict
 
 MOST_WAITING = 1024
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class LLM(Engine):
@@ -48,13 +59,18 @@ class LLM(Engine):
     `ops` names an op set; `weights` (q8, q4, f32) brings the matrices to another format on load. `kv_memory`
     is what keys and values may take, in bytes or as "2GB"; by default a quarter of the free memory, or two
     thirds of a GPU's.
-    `draft` is True (guess from what came before), False, or a smaller model with the same tokens.
+    `draft` is True (guess with the drafter that the package has for the model, or from what came before),
+    False, the file of a drafter, or a smaller model with the same tokens.
+    `adapters` are LoRA adapters to load beside the model, by name: folders of PEFT, or files of one adapter
+    each. A request chooses one with the option `adapter`.
     `store` keeps every run: True for the user's own store, a path, a `postgresql://` URL, or a `Store`.
 
     `default_sampling` has the sampling settings that the model's authors publish, and may be changed. A call
     without a `Sampling` uses it, with the keyword options of the call (`temperature=0`) in place of some. A
     `Sampling` that is given is used as it is.
     """
+
+    _mask: Mask | None = None
 
     def __init__(
         self,
@@ -67,6 +83,7 @@ class LLM(Engine):
         most_running: int | None = None,
         most_waiting: int = MOST_WAITING,
         store: Store | str | Path | bool | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
         self.name = str(model)
         self._weights = weights
@@ -78,7 +95,15 @@ class LLM(Engine):
         self.path, self.config = files.path, files.config
         known = (CATALOG[self.name].sampling if self.name in CATALOG else None) or {}
         self.default_sampling = with_defaults(known, default_sampling(str(files.path), files.settings))
-        self.transformer, self.tokenizer = files.load(op_set, weights)
+        drafts: bool | DrafterFile = draft is True
+        if not isinstance(draft, bool) and is_drafter(draft):
+            if not isinstance(op_set, DraftOps):
+                raise GlassloopError(
+                    f"draft is a drafter's file, which needs the op set native, not {op_set.name}"
+                )
+            drafts = read_drafter(Path(draft), files.config)
+            draft = True
+        self.transformer, self.tokenizer = files.load(op_set, weights, drafts)
         self._pieces = Pieces(self.tokenizer)
         if memory is None:
             memory = default_memory(self.transformer, most_running)
@@ -92,8 +117,11 @@ class LLM(Engine):
         loop = Loop(self.transformer, self.tokenizer, pieces, memory, most_running, drafter)
         self.engine = EngineThread(loop, most_waiting)
         self._rows = RowCache(self.engine)
+        self._one_adapter = Lock()
         # The engine must hold no reference to this object, or it would never be freed.
         weakref.finalize(self, self.engine.close)
+        for adapter, path in (adapters or {}).items():
+            self.load_adapter(adapter, path)
 
     def in_process(self, what: str) -> LLM:
         return self
@@ -118,6 +146,42 @@ class LLM(Engine):
     def kv_memory(self) -> int:
         """The number of bytes that keys and values may take."""
         return self.engine.loop.tree.memory
+
+    # ── adapters ───────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        return {name: loaded.sha256 for name, loaded in self.engine.loop.adapters.items()}
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Loads a LoRA adapter beside the model: a folder of PEFT, or a file of one adapter. Requests choose
+        it by its name (`adapter=`), and several may act in one batch."""
+        from glassloop.model.adapter import read_adapter
+
+        check_adapter_name(name)
+        with self._one_adapter:
+            if name in self.engine.loop.adapters:
+                raise GlassloopError.about("adapter", f"{shown(name)} is loaded already")
+            adapter = read_adapter(path, self.config, name)
+            number = self.transformer.load_adapter(adapter)
+            self.engine.loop.add_adapter(name, LoadedAdapter(number, adapter.sha256))
+
+    def unload_adapter(self, name: str) -> None:
+        """Unloads an adapter. Requests that use it now are completed with it; new ones are refused."""
+        with self._one_adapter:
+            if name not in self.engine.loop.adapters:
+                raise GlassloopError.about("adapter", f"{shown(name)} is not loaded")
+            self.engine.call(lambda: self.engine.loop.remove_adapter(name))
+
+    def adapter_number(self, name: str | None) -> int:
+        """Returns the number of an adapter in a batch, 0 for None. Raises if it is not loaded."""
+        if name is None:
+            return 0
+        loaded = self.engine.loop.adapters.get(name)
+        if loaded is None:
+            self.adapters_of(Sampling(adapter=name))
+            raise GlassloopError.about("adapter", f"{shown(name)} was unloaded meanwhile")
+        return loaded.number
 
     # ── generating ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -240,6 +304,48 @@ class LLM(Engine):
 
         return solve(self, question, method=method, **options)
 
+    def diffuse(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        diffusion: Diffusion | Mapping[str, Any] | None = None,
+        on_pass: Callable[[Run, PassRecord], None] | None = None,
+        deadline: Deadline | None = None,
+        **options: Any,
+    ) -> Run:
+        """Writes the answer to a prompt by diffusion: blocks of masks, each filled in passes. `diffusion` has
+        the options of `glassloop.diffuse.options.Diffusion`; `options` are fields of `Sampling`. `on_pass` is
+        told of every pass, on the engine's thread. docs/diffusion.md describes it."""
+        from glassloop.diffuse.write import diffuse
+
+        chosen = resolve(sampling, options, self.default_sampling)
+        return diffuse(self, prompt, chosen, diffusion, on_pass=on_pass, deadline=deadline)
+
+    @property
+    def mask(self) -> Mask:
+        """What masked rows are for this model. Raises if it has been trained on none."""
+        if self._mask is None:
+            raise GlassloopError(
+                f"{self.name} has no adapter for masked rows; load_holes() with such an adapter is expected,"
+                " or a model that was trained on masked text"
+            )
+        return self._mask
+
+    def load_holes(self, adapter: str | Path | Adapter) -> None:
+        """Loads the adapter that acts on masked rows, in place of the one there was. It changes nothing else
+        that the model computes."""
+        from glassloop.model.adapter import read_adapter
+
+        made = adapter if isinstance(adapter, Adapter) else read_adapter(adapter, self.config)
+        if made.mask_token is None or not 0 <= made.mask_token < self.config.vocab_size:
+            raise GlassloopError(
+                f"adapter {made.name} has no mask token; one made for masked rows is expected"
+            )
+        numbers: list[int] = []
+        self.engine.call(lambda: numbers.append(self.transformer.load_adapter(made)))
+        self._mask = Mask(made.mask_token, numbers[0])
+
     def fork(
         self,
         run: Run,
@@ -263,7 +369,10 @@ class LLM(Engine):
         `luck="new"`, which one a draw would have chosen. `of="prompt"` asks about a token of the prompt."""
         from glassloop.engine.replay import explain_token
 
-        return explain_token(self, run, at, logits=lambda ids: self._rows.row(ids, deadline), **overrides)
+        def row(ids: list[int], adapter: int) -> Float32:
+            return self._rows.row(ids, deadline, adapter)
+
+        return explain_token(self, run, at, logits=row, **overrides)
 
     def replay(
         self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None
@@ -287,12 +396,16 @@ class LLM(Engine):
 
         return rewrite(self, text, spans, sampling, **options)
 
-    def repair(self, text: str | Run, **options: Any) -> Edit:
-        """Replaces the spans of a text that hurt most, or, with `check`, what a verifier does not like:
-        `glassloop.edit.repair.repair`."""
+    def repair(self, text: str | Run, *, check: str | Check | None = None, **options: Any) -> Edit:
+        """Replaces the spans of a text that hurt most, or, with `check`, what a verifier does not like: a
+        function, or a name such as "contains:rain". `glassloop.edit.repair.repair` has the other options."""
         from glassloop.edit.repair import repair
 
-        return repair(self, text, **options)
+        if isinstance(check, str):
+            from glassloop.search.verify import find_verifier
+
+            check = find_verifier(check)
+        return repair(self, text, check=check, **options)
 
     def sharpen(self, prompt: Prompt | Messages, alpha: float = 4.0, **options: Any) -> Edit:
         """Draws a text from p^alpha by Metropolis-Hastings: `glassloop.edit.power.sharpen`."""
@@ -307,7 +420,9 @@ class LLM(Engine):
 
         return Lenses(self)
 
-    def logits(self, token_ids: Sequence[int], first: int | None = None) -> Float32:
+    def logits(
+        self, token_ids: Sequence[int], first: int | None = None, adapter: str | None = None
+    ) -> Float32:
         """Returns the logits after each token from the place `first` on, by default after the last one:
         [tokens, vocabulary]. What is in the cache is not computed again."""
         ids = self.checked(token_ids, "token_ids")
@@ -315,7 +430,7 @@ class LLM(Engine):
         place = len(ids) - 1 if first is None else first
         if not 0 <= place < len(ids):
             raise GlassloopError(f"first is {first}; a place from 0 to {len(ids) - 1} is expected")
-        return np.stack(list(logits_after(self.engine, ids, place)))
+        return np.stack(list(logits_after(self.engine, ids, place, None, self.adapter_number(adapter))))
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -391,6 +506,13 @@ class LLM(Engine):
 
     def __exit__(self, *unused: object) -> None:
         self.close()
+
+
+def check_adapter_name(name: str) -> None:
+    """Raises unless a name fits `model: "base:adapter"` and a line of the command line."""
+    if not isinstance(name, str) or not _ADAPTER_NAME.fullmatch(name):
+        expected = "letters, digits, '.', '_' and '-', at most 64, are expected"
+        raise GlassloopError.about("adapter", f"is {shown(name)}; {expected}")
 
 
 def _store(store: Any) -> Store | None:

@@ -24,16 +24,21 @@ _SCORED = 32  # rows with logits at a time: they are as wide as the vocabulary
 
 
 def logits_after(
-    engine: EngineThread, ids: Sequence[int], first: int, deadline: Deadline | None = None
+    engine: EngineThread,
+    ids: Sequence[int],
+    first: int,
+    deadline: Deadline | None = None,
+    adapter: int = 0,
 ) -> Iterator[Float32]:
-    """Yields, for each token from the place `first` on, the logits of the token to come after it.
+    """Yields, for each token from the place `first` on, the logits of the token to come after it, computed
+    with the adapter of this number.
 
     They are computed a few at a time, when they are asked for; no pages are held meanwhile.
     """
     last: Reading | None = None
     for start in range(first, len(ids), _SCORED):
         pieces: list[Float32] = []
-        last = read(engine, ids[: start + _SCORED], start, pieces.append, None, deadline, last)
+        last = read(engine, ids[: start + _SCORED], start, pieces.append, None, deadline, last, adapter)
         for piece in pieces:
             yield from piece
 
@@ -44,11 +49,12 @@ def computed_after(
     first: int,
     compute: Forward,
     deadline: Deadline | None = None,
+    adapter: int = 0,
 ) -> Any:
     """Returns what `compute` gives for the tokens from the place `first` on, in a call of its own. They are
     computed in one step, so they must be few."""
     found: list[Any] = []
-    read(engine, ids, first, found.append, Program(compute, together=False), deadline)
+    read(engine, ids, first, found.append, Program(compute, together=False), deadline, None, adapter)
     return found[0]
 
 
@@ -60,6 +66,7 @@ def read(
     program: Program | None = None,
     deadline: Deadline | None = None,
     after: Reading | None = None,
+    adapter: int = 0,
 ) -> Reading:
     """Computes known tokens and waits until that is done; `Reading` says what `take` is given. Raises `Busy`
     if too many requests wait already; the next piece of a reading is never refused."""
@@ -68,7 +75,7 @@ def read(
     if not engine.loop.tree.room_for(len(ids)):
         memory = engine.loop.tree.memory
         raise GlassloopError(f"there is no room for {len(ids)} tokens: kv_memory is {memory} bytes")
-    reading = Reading(ids, first, take, program, deadline, after)
+    reading = Reading(ids, first, take, program, deadline, after, adapter)
     engine.submit(reading, may_refuse=after is None)
     reading.wait()
     return reading
@@ -82,15 +89,15 @@ class RowCache:
         self._rows: OrderedDict[tuple[int, ...], Float32] = OrderedDict()
         self._lock = Lock()
 
-    def row(self, ids: Sequence[int], deadline: Deadline | None = None) -> Float32:
+    def row(self, ids: Sequence[int], deadline: Deadline | None = None, adapter: int = 0) -> Float32:
         """Returns the logits after these tokens. Not for the engine's thread."""
-        key = tuple(ids)
+        key = (adapter, *ids)
         with self._lock:
             row = self._rows.get(key)
             if row is not None:
                 self._rows.move_to_end(key)
                 return row
-        row = next(logits_after(self._engine, key, len(key) - 1, deadline))
+        row = next(logits_after(self._engine, ids, len(ids) - 1, deadline, adapter))
         row.flags.writeable = False  # threads share it, and an op set may use a row as its scratch memory
         with self._lock:
             self._rows[key] = row

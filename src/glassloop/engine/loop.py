@@ -10,31 +10,34 @@ row whose prediction was wrong, or whose run has ended meanwhile, is thrown away
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.decoder import Decoder, StartedChoices, choose_rows
 from glassloop.decode.stop import Ending
 from glassloop.engine.drafts import Guesser, Lookup, RecentRuns, StepCost
+from glassloop.engine.masked import MaskedBranch
 from glassloop.engine.reading import Reading
 from glassloop.engine.request import Request
 from glassloop.engine.sample import Sample
 from glassloop.engine.scheduler import Scheduler
 from glassloop.engine.task import CANCELLED, Asker, Call, Counters, Row, Task, Work
 from glassloop.engine.tree import KVTree
-from glassloop.errors import GlassloopError
+from glassloop.errors import GlassloopError, SamplingError
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch
+from glassloop.shown import shown
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Past, Run
 from glassloop.trace.token import Pieces
 
 if TYPE_CHECKING:
+    from glassloop.engine.chain_drafts import ChainDrafts
     from glassloop.engine.draft_model import DraftModel
 
 T = TypeVar("T")
@@ -78,6 +81,11 @@ class Predicted:
         return self._missed % 32 == 0
 
 
+class LoadedAdapter(NamedTuple):
+    number: int  # of the rows on which it acts
+    sha256: str  # of its files
+
+
 class Loop:
     def __init__(
         self,
@@ -100,9 +108,15 @@ class Loop:
         self._step_cost = StepCost()
         self._recent_runs = RecentRuns()
         self._draft_model = draft
-        self.runs_ahead = (
-            self._row_ops.start is not None
-        )  # whether steps are launched before the last one ends
+        self.adapters: Mapping[str, LoadedAdapter] = {}  # by name; replaced as a whole
+        self._retired: set[int] = set()  # the numbers of adapters that requests may still use
+        self._chain_drafts: ChainDrafts | None = None
+        if transformer.chain is not None and draft is None:
+            from glassloop.engine.chain_drafts import ChainDrafts
+
+            self._chain_drafts = ChainDrafts(transformer.chain, self.tree, self._step_cost, self._recent_runs)
+        # Whether a step is launched before the last one is committed. Drafts of a model wait for the tokens.
+        self.runs_ahead = self._row_ops.start is not None and draft is None and self._chain_drafts is None
         self._flight: Flight | None = None  # the step that is under way between two calls of `step`
         self._predicted = Predicted()
 
@@ -113,6 +127,7 @@ class Loop:
         try:
             tasks = self._tasks_of(request)
             self._check(tasks[0])
+            self._check_pass(tasks[0])
         except Exception as error:
             request.fail(error)
             return
@@ -132,6 +147,23 @@ class Loop:
         for tasks in list(self._tasks.values()):
             for task in list(tasks):
                 self._attempt(task, task.fail, error)
+
+    def add_adapter(self, name: str, adapter: LoadedAdapter) -> None:
+        self.adapters = {**self.adapters, name: adapter}
+
+    def remove_adapter(self, name: str) -> None:
+        """Makes an adapter unknown to new requests; it is unloaded when those that use it have ended."""
+        self._retired.add(self.adapters[name].number)
+        self.adapters = {other: adapter for other, adapter in self.adapters.items() if other != name}
+        self._unload_retired()
+
+    def _unload_retired(self) -> None:
+        tasks = [task for each in self._tasks.values() for task in each]
+        used = {branch.adapter for task in tasks for branch in task.branches}
+        for number in self._retired - used:
+            self.transformer.unload_adapter(number)
+            self.tree.forget(number)
+        self._retired &= used
 
     @property
     def busy(self) -> bool:
@@ -166,7 +198,7 @@ class Loop:
         next one. Returns False if nothing could be planned."""
         flight, self._flight = self._flight, None
         if flight is None:
-            if any(task.program is not None for task in (*self.scheduler.running, *self.scheduler.waiting)):
+            if not self.scheduler.plans_ahead:
                 return self._step_alone()
             plan = self.scheduler.plan()
             if not plan:
@@ -202,11 +234,7 @@ class Loop:
     def _launch_after(self, flight: Flight) -> Flight | None:
         """Begins to compute the step after one that is under way, if enough of its rows can be followed."""
         works = flight.call.works
-        if (
-            self._draft_model is not None
-            or len(flight.results) > _MOST_KEPT
-            or any(task.program is not None for task in (*self.scheduler.running, *self.scheduler.waiting))
-        ):
+        if len(flight.results) > _MOST_KEPT or not self.scheduler.plans_ahead:
             return None
         rows = [work for work in works if work.wanted and flight.lands(work.task)]
         going = [
@@ -254,9 +282,12 @@ class Loop:
                 self._finish(request, ending)
 
     def _draft(self) -> None:
-        """Lets the draft model, if there is one, propose the next tokens of the runs that were committed."""
+        """Lets the drafter or the draft model, if there is one, propose the next tokens of the runs that were
+        committed."""
         self._step_cost.rows = max(1, len(self.scheduler.running))
-        if self._draft_model is not None:
+        if self._chain_drafts is not None:
+            self._chain_drafts.make_drafts()
+        elif self._draft_model is not None:
             self._draft_model.make_drafts()
 
     def _forward(self, call: Call, batch: Batch) -> tuple[Any, float]:
@@ -271,8 +302,13 @@ class Loop:
             if work.task.request.started is None:
                 work.task.request.begin(began, work.first)
         try:
-            compute = self.transformer.forward if program is None else program.compute
-            results = compute(batch, self.tree.pages)
+            if program is not None:
+                results = program.compute(batch, self.tree.pages)
+            elif self._chain_drafts is None:
+                results = self.transformer.forward(batch, self.tree.pages)
+            else:
+                results, states = self.transformer.forward_with_states(batch, self.tree.pages)
+                self._chain_drafts.states = states
         except Exception as error:
             if program is None:
                 raise
@@ -357,6 +393,8 @@ class Loop:
         if not self._tasks[task.request]:
             del self._tasks[task.request]
             task.request.count(self.counters)
+        if self._retired:
+            self._unload_retired()
 
     # ── tasks ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -365,7 +403,9 @@ class Loop:
         if isinstance(request, Reading):
             request.order = request.order if request.is_next_piece else order
             request.host = self.transformer.ops.host
+            self._check_number(request.branches[0].adapter)
             return [request]
+        request.adapter = self._adapter_of(request)
         if request.sampling.beam_width > 1:
             from glassloop.engine.beams import Beams
 
@@ -375,12 +415,28 @@ class Loop:
         samples[0].siblings = samples[1:]
         return list(samples)
 
+    def _adapter_of(self, request: Request) -> int:
+        """Returns the number of the adapter that a request names. Raises if it is not loaded any more."""
+        name = request.sampling.adapter
+        if name is None:
+            return 0
+        loaded = self.adapters.get(name)
+        if loaded is None or loaded.sha256 != request.runs[0].adapters.get(name):
+            raise SamplingError.about("adapter", f"is {shown(name)}, which was unloaded meanwhile")
+        return loaded.number
+
+    def _check_number(self, number: int) -> None:
+        if number and number not in [adapter.number for adapter in self.adapters.values()]:
+            raise GlassloopError("the adapter was unloaded meanwhile")
+
     def _sample(self, request: Request, run: Run, order: tuple[int, int]) -> Sample:
         decoder = self.decoder(run, run.prompt_ids, request.compiled)
         guesser: Guesser | None = None
         if run.sampling.revise:
             return self._revising(request, run, order, decoder)
-        if request.drafts and self._draft_model is None:
+        if request.drafts and self._chain_drafts is not None:
+            guesser = self._chain_drafts.guesser(run, decoder)
+        elif request.drafts and self._draft_model is None:
             guesser = Lookup(self._step_cost, self._recent_runs)
         elif request.drafts and self._draft_model is not None:
             guesser = self._draft_model.guesser(run, decoder, self._step_cost)
@@ -397,10 +453,15 @@ class Loop:
         return Revising(request, run, order, *tools, tree=self.tree, decoder_of=decoder_of)
 
     def decoder(
-        self, drawn: Run | Past, prompt_ids: Sequence[int], compiled: Compiled | None = None
+        self,
+        drawn: Run | Past,
+        prompt_ids: Sequence[int],
+        compiled: Compiled | None = None,
+        never: Sequence[int] = (),
     ) -> Decoder:
         """Returns a decoder with the options, seed and salt of a run, or of the past of a fork, for a branch
-        of this model. Without `compiled` the options are compiled here."""
+        of this model. Without `compiled` the options are compiled here. `never` are ids that it must not
+        choose."""
         return Decoder(
             drawn.sampling,
             self.transformer.config.vocab_size,
@@ -411,6 +472,7 @@ class Loop:
             tuple(self.tokenizer.eos_ids),
             self._row_ops,
             compiled,
+            never,
         )
 
     def _check(self, task: Task) -> None:
@@ -419,11 +481,34 @@ class Loop:
         size, context = self.transformer.config.vocab_size, self.transformer.config.context
         for branch in task.branches:
             tokens = branch.tokens
+            if task.masked and not tokens:
+                continue
             if not tokens or len(tokens) > context:
                 raise GlassloopError(f"there are {len(tokens)} tokens; 1 to {context} are expected")
             if min(tokens) < 0 or max(tokens) >= size:
                 wrong = next(token for token in tokens if not 0 <= token < size)
                 raise GlassloopError(f"there is a token id {wrong}; ids from 0 to {size - 1} are expected")
+
+    def _check_pass(self, task: Task) -> None:
+        """Raises unless a pass of a masked task fits into a step beside others, and its rows are the
+        model's."""
+        if not task.masked:
+            return
+        (branch,) = task.branches
+        assert isinstance(branch, MaskedBranch)
+        config, most = self.transformer.config, self.transformer.ops.step_rows // 2
+        rows = [*branch.kept, *branch.next.rows]
+        if not 0 < len(branch.next.rows) <= most:
+            raise GlassloopError(
+                f"a pass has {len(branch.next.rows)} rows; 1 to {most} are expected, since they are computed"
+                " in one step"
+            )
+        for row in rows:
+            if not 0 <= row.id < config.vocab_size or not 0 <= row.position < config.context:
+                raise GlassloopError(
+                    f"a row has the token {row.id} at the position {row.position}; a token below"
+                    f" {config.vocab_size} at a position below {config.context} is expected"
+                )
 
 
 def _places(works: Sequence[Work]) -> Iterator[tuple[int, Work]]:

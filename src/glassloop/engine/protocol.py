@@ -1,5 +1,6 @@
 """`Engine`: what a server needs of an engine. `LLM` is the engine in this process; the cluster has one whose
-requests are computed by replicas elsewhere. The server uses nothing beyond this interface.
+requests are computed by replicas elsewhere, and `upstream` one whose requests another engine computes. The
+server uses nothing beyond this interface.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
     from glassloop.engine.lens import Attention, Layers, Neighbours, Text
     from glassloop.engine.llm import LLM
+
+
+UNKNOWN_CONTEXT = 1 << 30  # tokens of the context of a model elsewhere, where they are not known
 
 
 class Unavailable(GlassloopError):
@@ -94,7 +98,7 @@ class Engine(RequestMaker, ABC):
     def in_process(self, what: str) -> LLM:
         """Returns the engine if it is in this process; raises otherwise. For what only such a one computes:
         searches and edits."""
-        raise GlassloopError.about(what, "is given; replicas of a cluster do not compute that")
+        raise GlassloopError.about(what, "is given; only an engine in this process computes that")
 
     @abstractmethod
     def submit(self, request: Request) -> None:
@@ -127,6 +131,11 @@ class Engine(RequestMaker, ABC):
     def ready(self) -> bool:
         """Whether a request that comes now would be computed."""
         return True
+
+    @property
+    def upstream(self) -> str | None:
+        """The other engine behind this one, in a few words, or None: much is not known of its runs then."""
+        return None
 
     @property
     def problem(self) -> str | None:

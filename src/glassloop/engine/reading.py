@@ -33,6 +33,7 @@ class Reading:
 
     priority = 0
     decoder = None  # it chooses no token
+    masked = False
 
     def __init__(
         self,
@@ -42,8 +43,10 @@ class Reading:
         program: Program | None = None,
         deadline: Deadline | None = None,
         after: Reading | None = None,
+        adapter: int = 0,
     ) -> None:
-        """`after` is the reading whose next piece this is: it keeps the place in the queue."""
+        """`after` is the reading whose next piece this is: it keeps the place in the queue. `adapter` is the
+        number of the adapter that acts on the rows; 0: none."""
         self.program = program
         self.deadline = deadline or Deadline()
         self.is_next_piece = after is not None
@@ -51,7 +54,7 @@ class Reading:
         self.started: float | None = None
         self.ended = False
         self.host: Callable[[Any], Float32] = np.asarray  # the op set's, once it is queued
-        self.branches = [Branch(list(ids), first + 1)]
+        self.branches: Sequence[Branch] = [Branch(list(ids), first + 1, adapter)]
         self._take = take
         self._error: Exception | None = None
         self._over = Event()

@@ -25,8 +25,10 @@ from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError, TraceError
 from glassloop.ops.quant import Float32
 from glassloop.shown import printable
+from glassloop.trace.run import NoSuchToken as NoSuchToken
 from glassloop.trace.run import Past, Run
 from glassloop.trace.token import Token
+from glassloop.trace.told import explain_told
 from glassloop.trace.verdict import Difference, Verdict
 
 if TYPE_CHECKING:
@@ -39,10 +41,6 @@ Luck = Literal["same", "new"]  # the run's own, or that of the next fork
 _LOOK_UP = 0.1  # seconds between two looks at the deadline while a search is awaited
 
 
-class NoSuchToken(TraceError):
-    """The run has no token at the place that was asked about."""
-
-
 def explain_token(
     llm: LLM,
     run: Run,
@@ -52,7 +50,7 @@ def explain_token(
     luck: Luck = "same",
     shown: int = 10,
     deadline: Deadline | None = None,
-    logits: Callable[[list[int]], Float32] | None = None,
+    logits: Callable[[list[int], int], Float32] | None = None,
     **overrides: Any,
 ) -> Explanation:
     """Returns why the token at this place of a run is there. Any field of `Sampling` among the overrides, or
@@ -61,8 +59,10 @@ def explain_token(
     Places count from 0 in the answer or, with `of="prompt"`, in the prompt. The place behind the last token
     of an answer is that of the token which ended the run or would come next. Before the first token of a
     prompt there are no logits, so nothing can be said about it. `logits` returns the row of logits after the
-    given tokens; without it the engine computes it.
+    given tokens with the adapter of this number; without it the engine computes it.
     """
+    if run.upstream is not None:
+        return explain_told(run, at, of=of, luck=luck, shown=shown, **overrides)
     check_run(llm, run)
     past = run.drawn_with(at if of == "answer" else 0)
     sampling, seed, salt = past.sampling, past.seed, past.salt
@@ -93,8 +93,11 @@ def explain_token(
         taken = token.id if source in ("forced", "beam") else None
         refused = None if token.refused is None else token.refused.id
         beam = _beam_rank(run, at) if source == "beam" else None
+    adapter = llm.adapter_number(sampling.adapter)
     told = explain(
-        logits(ids) if logits else next(logits_after(llm.engine, ids, len(ids) - 1, deadline)),
+        logits(ids, adapter)
+        if logits
+        else next(logits_after(llm.engine, ids, len(ids) - 1, deadline, adapter)),
         ids,
         sampling,
         seed,
@@ -157,6 +160,7 @@ def replay_run(
 ) -> Verdict:
     """Compares every number of every token, from the place `first` on. A run of another op set is compared
     too, and the verdict says so; unless `strict`, so is a run of another model that knows its token ids."""
+    run.check_computable()
     notes = _notes(llm, run)
     if strict:
         check_run(llm, run)
@@ -191,12 +195,19 @@ def replay_run(
 def check_run(llm: RequestMaker, run: Run) -> None:
     """Raises unless this model can compute with the run: the same files made the run, and all of its tokens
     are in the vocabulary and fit into the context. Any other run can only be looked at."""
+    run.check_computable()
     if _is_of_another(llm, run):
         made = f"another model: {run.model}" if run.identity else f"a model that is not known: {run.model}"
         raise TraceError(
             f"run {run.id} was made by {made} ({_short(run.identity)}), and this is {llm.name}"
             f" ({_short(llm.model_hash)})"
         )
+    for name, hash in run.adapters.items():
+        loaded = llm.adapters.get(name)
+        if loaded != hash:
+            has = "has no adapter of this name" if loaded is None else f"has {name} ({_short(loaded)})"
+            made = f"made with the adapter {printable(name)} ({_short(hash)})"
+            raise TraceError(f"run {run.id} was {made}, and {llm.name} {has}")
     _check_ids(llm, run)
 
 
@@ -243,6 +254,9 @@ def _notes(llm: RequestMaker, run: Run) -> tuple[str, ...]:
         notes.append(f"made by another model, {run.model} ({_short(run.identity)})")
     if run.ops and run.ops != llm.op_set:
         notes.append(f"made with {run.ops}, replayed with {llm.op_set}")
+    for name, hash in run.adapters.items():
+        if llm.adapters.get(name) != hash:
+            notes.append(f"made with the adapter {printable(name)} ({_short(hash)}), replayed without it")
     for past in (*run.past, run.drawn_with(len(run.tokens))):
         notes += [note for note in plugin_notes(past.plugins) if note not in notes]
     return tuple(notes)
@@ -261,10 +275,17 @@ def _chosen(
     prompt, made = run.prompt_ids, [token.id for token in records]
     ids = [*prompt, *made[:-1]]
     decoder, past = None, None
-    for at, logits in enumerate(logits_after(llm.engine, ids, len(prompt) - 1 + first, deadline), first):
+    rows: Iterator[Float32] = iter(())
+    adapter: int | None = None
+    for at in range(first, len(records)):
         if decoder is None or past != run.drawn_with(at):
             past = run.drawn_with(at)
             decoder = _decoder(llm, run, past, made[:at])
+            drawn = _adapter_of(llm, run, past)
+            if drawn != adapter:  # a fork may have another adapter than its past
+                adapter = drawn
+                rows = logits_after(llm.engine, ids, len(prompt) - 1 + at, deadline, adapter)
+        logits = next(rows)
         try:
             if records[at].source == "forced":
                 yield decoder.record_forced(logits, made[at])
@@ -276,6 +297,14 @@ def _chosen(
             return
         if at + 1 < len(made):
             decoder.commit(made[at])
+
+
+def _adapter_of(llm: LLM, run: Run, past: Past) -> int:
+    """Returns the number of the adapter that tokens were drawn with; 0 if it is not loaded here, which only a
+    replay that is not strict allows."""
+    name = past.sampling.adapter
+    same = name is not None and llm.adapters.get(name) == run.adapters.get(name)
+    return llm.adapter_number(name) if same else 0
 
 
 def _found(decoder: Decoder, logits: Float32, token: int) -> Chosen:

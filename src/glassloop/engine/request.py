@@ -41,6 +41,7 @@ class Request:
     started: float | None = None  # when its first step was planned
     abandoned: bool = False  # the listener has failed
     keep: Callable[[Run], None] | None = None  # given each run at its end; as quick as a listener
+    adapter: int = 0  # the number of the adapter that the options name, 0: none; set when it is queued
     # What was built from the options, or why it could not be. Made by `LLM` on the caller's thread.
     built: Compiled | GlassloopError | None = None
 

@@ -15,7 +15,7 @@ from glassloop.decode.compiled import Compiled
 from glassloop.decode.plugins import plugins_of
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.request import Listener, Request, ignore, runs_of
-from glassloop.errors import GlassloopError, LengthError, TextError
+from glassloop.errors import GlassloopError, LengthError, SamplingError, TextError
 from glassloop.model.config import ModelConfig
 from glassloop.shown import shown
 from glassloop.text.pieces import Pieces
@@ -51,6 +51,22 @@ class RequestMaker(Maker):
     def keep(self) -> Callable[[Run], None] | None:
         """A function that is given every run at its end, or None."""
         return None
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """The SHA-256 of each adapter that is loaded, by its name."""
+        return {}
+
+    def adapters_of(self, sampling: Sampling) -> dict[str, str]:
+        """Returns the adapter that options name, with its SHA-256. Raises if it is not loaded."""
+        name = sampling.adapter
+        if name is None:
+            return {}
+        if name not in self.adapters:
+            known = ", ".join(map(shown, self.adapters))
+            expected = f"one of {known} is expected" if known else "no adapter is loaded"
+            raise SamplingError.about("adapter", f"is {shown(name)}; {expected}")
+        return {name: self.adapters[name]}
 
     def has_room(self, tokens: int) -> bool:
         """Returns whether a branch of this many tokens fits into the memory for keys and values."""
@@ -158,6 +174,7 @@ class RequestMaker(Maker):
             messages=messages,
             sample=sample,
             plugins=plugins_of(sampling),
+            adapters=self.adapters_of(sampling),
             llm=self,
         )
 

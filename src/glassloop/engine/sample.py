@@ -26,6 +26,7 @@ class Sample:
     queued once it is in the KV tree, and find it there."""
 
     program = None  # its rows are those of the forward pass
+    masked = False
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Sample:
         known = run.prompt_ids + run.token_ids
         self._kept = len(known)  # a fork has the records of these already
         scored = 1 if run.sampling.prompt_logprobs and not run.prompt_tokens else len(known)
-        self.branches = [Branch(known + request.forced, scored)]
+        self.branches = [Branch(known + request.forced, scored, request.adapter)]
         self._first: float | None = None  # when the first token was taken
 
     def _restore(self, run: Run, decoder: Decoder) -> None:
@@ -141,7 +142,7 @@ class Sample:
                 break
             accepted += 1
         if self._guesser is not None:
-            self._guesser.learn(branch.tokens)
+            self._guesser.learn(branch, row.place)
 
     def _refusal(self, guess: Sequence[int]) -> Refusal:
         """Returns the record of a wrong guess, the first of these; the others were never compared."""

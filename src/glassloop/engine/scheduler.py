@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from glassloop.engine.masked import MaskedBranch
 from glassloop.engine.task import Call, Program, Task, Work
 from glassloop.engine.tree import KVTree, NoRoom
 from glassloop.ops.protocol import Ops
@@ -31,11 +32,14 @@ class Scheduler:
         self.running: list[Task] = []  # in order; these hold pages
         self._preemptions = 0  # so far
         self._may_preempt = True
+        self._masked: list[Task] = []  # the tasks with masked rows, waiting or running, in order of arrival
 
     def add(self, task: Task, running: bool = False) -> None:
         queue = self.running if running else self.waiting
         queue.append(task)
         queue.sort(key=lambda each: each.order)
+        if task.masked and task not in self._masked:
+            self._masked.append(task)
 
     def remove(self, task: Task) -> None:
         """Releases the pages of a task and takes it out of its queue, if it is in one."""
@@ -44,11 +48,26 @@ class Scheduler:
         for queue in (self.running, self.waiting):
             if task in queue:
                 queue.remove(task)
+        if task.masked and task in self._masked:
+            self._masked.remove(task)
 
     def plan(self) -> list[Call]:
         """Plans the rows of the next step. The result is empty if no task has anything to compute, or none
         has room for it."""
-        return _calls(self._works([], set()))
+        works = self._works([], set())
+        return _calls(works, bool(self._masked) and any(work.view is not None for work in works))
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether a step can be planned while another one is under way: no task needs a program or has masked
+        rows."""
+        if self._masked:
+            return False
+        for queue in (self.running, self.waiting):
+            for task in queue:
+                if task.program is not None:
+                    return False
+        return True
 
     def plan_ahead(self, tasks: Sequence[Task], under_way: set[Task]) -> list[Work]:
         """Plans the step after one that is under way, of which the tasks `under_way` want results. Some of
@@ -77,6 +96,8 @@ class Scheduler:
             ready = [task for task in ready if task not in planned]
         spare = self._ops.step_rows - len(works) - sum([len(task.branches) for task in ready])
         preemptions = self._preemptions
+        if self._masked:
+            spare = self._add_passes(spare, planned, works)
         for task in ready:
             # An older task may have taken its pages meanwhile. Searching for each in the list takes a
             # millisecond with 256 of them.
@@ -89,6 +110,18 @@ class Scheduler:
             if room > 0:
                 self._add_prompts(room, planned, works)
         return works
+
+    def _add_passes(self, spare: int, planned: set[Task], works: list[Work]) -> int:
+        """Plans the next passes of the tasks with masked rows, as far as `spare` rows go; a pass that is
+        larger has a step with no other. Returns how many rows are left."""
+        for task in sorted(self._masked, key=lambda each: each.order):
+            if task not in self.running or task.branches[0].pending:
+                continue
+            begun = len(works)
+            if self._add_work(task, [], spare if works else self._ops.step_rows, planned, works):
+                spare -= sum([len(work.ids) for work in works[begun:]])
+                planned.add(task)
+        return spare
 
     def _add_prompts(self, room: int, planned: set[Task], works: list[Work]) -> None:
         """Plans `room` rows for tasks that have more than a token to compute, and admits waiting tasks."""
@@ -170,7 +203,7 @@ class Scheduler:
         """
         while True:
             try:
-                works += self._rows(task, guess, room)
+                works += self._masked_rows(task, room) if task.masked else self._rows(task, guess, room)
                 planned.add(task)
                 return True
             except NoRoom:
@@ -183,6 +216,18 @@ class Scheduler:
                 self.preempt(youngest)
                 if youngest is task:
                     return False
+
+    def _masked_rows(self, task: Task, room: int) -> list[Work]:
+        """Reserves pages for about `room` rows of the plain text of a task, or for its next pass, whose rows
+        are computed in one step; for none, if these do not fit into it."""
+        (branch,) = task.branches
+        assert isinstance(branch, MaskedBranch)
+        if branch.pending:
+            return self._rows(task, [], room)
+        if branch.rows_in_one_step > room:
+            return []
+        path, first, ids, wanted, view = branch.take(self._tree, room)
+        return [Work(task, path, first, ids, wanted, None, view)]
 
     def _rows(self, task: Task, guess: list[int], room: int) -> list[Work]:
         """Reserves pages for about `room` rows of a task's branches; for all of them, or raises NoRoom.
@@ -222,13 +267,13 @@ class Scheduler:
         return works
 
 
-def _calls(works: list[Work]) -> list[Call]:
+def _calls(works: list[Work], has_views: bool) -> list[Call]:
     """Groups works by what computes them: at most one program, and the forward pass."""
     special = [work for work in works if work.program is not None]
     if not special:
-        return [Call(None, works)] if works else []
+        return [Call(None, works, has_views)] if works else []
     plain = [work for work in works if work.program is None]
-    return [Call(special[0].program, special), *([Call(None, plain)] if plain else [])]
+    return [Call(special[0].program, special), *([Call(None, plain, has_views)] if plain else [])]
 
 
 def _pending(task: Task) -> int:

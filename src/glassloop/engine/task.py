@@ -72,6 +72,7 @@ class Asker(Protocol):
 
 class Task(Protocol):
     order: tuple[int, int]  # the smallest goes first
+    masked: bool  # whether it computes masked rows: its only branch is a `MaskedBranch`
 
     @property
     def request(self) -> Asker: ...
@@ -111,15 +112,24 @@ class Task(Protocol):
     def fail(self, error: Exception) -> None: ...
 
 
+class View(NamedTuple):
+    """What rows see and where they stand, if they are not a plain continuation of a text."""
+
+    positions: list[int]
+    reach: list[int]  # how many slots each row sees
+    adapters: list[int]  # what acts on each row; 0: nothing
+
+
 class Work(NamedTuple):
     """Rows of one branch in the next step."""
 
     task: Task
     path: Path
-    first: int  # position of the first row
+    first: int  # slot of the first row, which is its position unless there is a view
     ids: list[int]
     wanted: int  # how many of the last rows have results that the task needs
     program: Program | None  # what computes them; None: the forward pass
+    view: View | None = None  # None: each row sees what is before it
 
 
 class Call(NamedTuple):
@@ -127,9 +137,27 @@ class Call(NamedTuple):
 
     program: Program | None  # None: the forward pass
     works: list[Work]
+    has_views: bool = False  # whether a work has a view
 
     def batch(self) -> Batch:
-        return Batch.of(
+        made = Batch.of(
             [(work.path.table, work.first, work.ids) for work in self.works],
             [work.wanted for work in self.works],
         )
+        if self.has_views:
+            return self._with_views(made)
+        if not any(work.path.adapter for work in self.works):
+            return made
+        numbers = [number for work in self.works for number in [work.path.adapter] * len(work.ids)]
+        return made._replace(adapters=numbers)
+
+    def _with_views(self, batch: Batch) -> Batch:
+        positions, reach, adapters = list[int](), list[int](), list[int]()
+        for work in self.works:
+            slots = range(work.first, work.first + len(work.ids))
+            plain = View([*slots], [slot + 1 for slot in slots], [work.path.adapter] * len(slots))
+            view = work.view or plain
+            positions += view.positions
+            reach += view.reach
+            adapters += view.adapters
+        return batch._replace(positions=positions, reach=reach, adapters=adapters if any(adapters) else ())

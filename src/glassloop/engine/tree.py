@@ -5,6 +5,8 @@ and a fork is one more path through the same nodes. Where two paths part in the 
 gets a copy of it. Nodes that no path holds stay as long as there is room, and the least recently used are
 evicted first. So the tree of prefixes, of forks, of beams and of samples is one tree.
 
+Keys and values depend on the adapter that acted on the tokens, so each adapter has a root of its own.
+
 Layers with a sliding window have pages of their own. A page that lies behind the window of every path is
 needed again only if a path comes back to it, so it may be given back before its node is evicted.
 """
@@ -34,7 +36,7 @@ class NoRoom(GlassloopError):
 class Node:
     """One page of tokens, with its keys and values in each group of layers."""
 
-    parent: Node | None  # None: the root, or a node that is no longer in the tree
+    parent: Node | None  # None: the root, a node that is no longer in the tree, or one of a scratch path
     tokens: list[int]
     pages: list[int]  # for each group of layers
     number: int  # orders nodes of equal use and depth in the heap
@@ -54,9 +56,10 @@ class Node:
 class Path:
     """The nodes of one branch, from the root on, held until the path is released."""
 
-    __slots__ = ("behind", "fresh", "length", "nodes", "table")
+    __slots__ = ("adapter", "behind", "fresh", "length", "nodes", "table")
 
-    def __init__(self, groups: int) -> None:
+    def __init__(self, groups: int, adapter: int) -> None:
+        self.adapter = adapter  # the number of the adapter that its tokens are computed with; 0: none
         self.nodes: list[Node] = []
         self.length = 0  # in tokens; the last node may hold more tokens, of other paths
         self.behind = 0  # how many nodes lie wholly behind the widest window
@@ -87,7 +90,8 @@ class KVTree:
         # All groups take their pages from one pool, which is named once for each.
         self.pages: list[Pages] = transformer.ops.cache(transformer.cache_specs, memory)
         self.free = list(range(self.pages[0].count - 1, -1, -1))
-        self.root = Node(None, [], [], 0)
+        self.root = Node(None, [], [], 0)  # of what was computed without an adapter
+        self.roots = {0: self.root}  # by adapter
         self._numbers = count(1)
         self._clock = 0
         self._promises = 0  # the last number that stood for a token
@@ -99,13 +103,14 @@ class KVTree:
 
     # ── paths ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def match(self, tokens: Sequence[int], limit: int) -> Path:
-        """Returns a new path along the longest computed prefix of the tokens, at most `limit` of them."""
-        path = Path(len(self.pages))
+    def match(self, tokens: Sequence[int], limit: int, adapter: int = 0) -> Path:
+        """Returns a new path along the longest prefix of the tokens that was computed with this adapter, at
+        most `limit` of them."""
+        path = Path(len(self.pages), adapter)
         self.paths.add(path)
         found: list[Node] = []
         length = 0
-        node = self.root
+        node = self._root_of(path)
         while length < limit:
             best, shared = None, 0
             for child in node.children.get(tokens[length], ()):
@@ -193,10 +198,35 @@ class KVTree:
                 tail.ready = min(tail.ready, offset)
 
     def fork(self, path: Path) -> Path:
-        twin = Path(len(self.pages))
+        twin = Path(len(self.pages), path.adapter)
         self.paths.add(twin)
         self._enter(twin, path.nodes, path.length)
         return twin
+
+    def scratch(self, path: Path) -> Path:
+        """Returns a fork of a path that `reserve` can lengthen by pages of its own, which no other path can
+        match. For tokens whose keys and values are not those of a plain text."""
+        twin, offset = self.fork(path), path.length % PAGE
+        if offset:
+            try:
+                shared = twin.nodes[-1]
+                node = self._private(shared.depth)
+            except NoRoom:
+                self.release(twin)
+                raise
+            for group, (source, target) in enumerate(zip(shared.pages, node.pages, strict=True)):
+                self.pages[group].copy(source, target)
+            self._leave(twin)
+            self._hold(twin, node)
+        return twin
+
+    def reserve(self, path: Path, length: int) -> None:
+        """Gives a path that `scratch` has made pages up to this length, and keeps those that it has. If there
+        are not enough, raises NoRoom; what it got stays with the path."""
+        while len(path.nodes) < pages_for(length):
+            self._hold(path, self._private(len(path.nodes)))
+            path.length = len(path.nodes) * PAGE
+        path.length = max(path.length, length)
 
     def release(self, path: Path) -> None:
         """Gives up a path. What it computed stays until the room is needed."""
@@ -231,6 +261,20 @@ class KVTree:
         return need <= self.pages[0].count
 
     # ── nodes ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _root_of(self, path: Path) -> Node:
+        if path.adapter not in self.roots:
+            self.roots[path.adapter] = Node(None, [], [], 0)
+        return self.roots[path.adapter]
+
+    def forget(self, adapter: int) -> None:
+        """Gives back all that was computed with an adapter, which no path has now or will have."""
+        nodes = [self.roots.pop(adapter)] if adapter in self.roots else []
+        for node in nodes:
+            for children in node.children.values():
+                nodes.extend(children)
+        for node in reversed(nodes[1:]):
+            self._remove(node)
 
     def _visible(self, nodes: list[Node], length: int) -> int:
         """Returns how much of a matched prefix can be used: a window needs all pages it looks back on."""
@@ -271,7 +315,9 @@ class KVTree:
         node.used = self._clock
         if node.refs == 0:
             del node.tokens[node.ready :]  # reserved, never computed
-        if node.tokens:
+        if node.parent is None:
+            self._give_back_all(node)  # it is private, so no other path can come back to it
+        elif node.tokens:
             self._may_go(node)
         else:
             self._remove(node)
@@ -290,7 +336,7 @@ class KVTree:
 
     def _next(self, path: Path, tokens: Sequence[int], at: int) -> Node:
         """Returns the node of a path's next page: one that has these tokens, or a new one."""
-        parent = path.nodes[-1] if path.nodes else self.root
+        parent = path.nodes[-1] if path.nodes else self._root_of(path)
         for child in parent.children.get(tokens[at], ()):
             most = min(len(child.tokens), len(tokens) - at)
             if child.tokens[:most] == list(tokens[at : at + most]) and GONE not in child.pages:
@@ -321,6 +367,12 @@ class KVTree:
         parent.children.setdefault(node.key, []).append(node)
         self.node_count += 1
         return node
+
+    def _private(self, depth: int) -> Node:
+        """Returns a new node for one path, which is not in the tree: it has no parent and no tokens."""
+        made = Node(None, [], self._take(), next(self._numbers), depth)
+        self.node_count += 1
+        return made
 
     def _take(self) -> list[int]:
         """Takes a free page for each group of layers."""
@@ -361,13 +413,16 @@ class KVTree:
         siblings.remove(node)
         if not siblings:
             del parent.children[node.key]
+        node.parent = None
+        self._give_back_all(node)
+        if parent.depth >= 0:  # it is not a root
+            self._may_go(parent)
+
+    def _give_back_all(self, node: Node) -> None:
         for group, page in enumerate(node.pages):
             if page != GONE:
                 self._give_back(node, group)
-        node.parent = None
         self.node_count -= 1
-        if parent is not self.root:
-            self._may_go(parent)
 
     def _give_back(self, node: Node, group: int) -> None:
         self.free.append(node.pages[group])

@@ -15,7 +15,6 @@ from time import perf_counter
 from glassloop.errors import GlassloopError
 from glassloop.evaluate.find import find_task
 from glassloop.evaluate.progress import progress
-from glassloop.evaluate.task import Task
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,6 +44,12 @@ def _parser() -> argparse.ArgumentParser:
     draw.add_argument("--max-tokens", type=int)
     draw.add_argument("--seed", type=int, default=0)
     draw.add_argument(
+        "--part",
+        default="1/1",
+        metavar="K/N",
+        help="The K-th of N equal parts of the items, each with a record of its own, drawn by N processes.",
+    )
+    draw.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="The record, which is continued."
     )
     draw.set_defaults(run=_draw)
@@ -64,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(run=_run)
     analyse = commands.add_parser("analyse", help="Compute methods from recorded samples, without the model.")
     _add_task(analyse)
-    analyse.add_argument("record", type=Path)
+    analyse.add_argument("record", type=Path, nargs="+", help="The record, or those of its parts.")
     analyse.add_argument("--beside", type=Path, action="append", default=[], help="A record to compare with.")
     analyse.add_argument(
         "--methods", default="greedy,sample,vote:2,vote:4,vote:8,vote:16,confidence:16,likelihood:16,any:16"
@@ -93,6 +98,7 @@ def _draw(options: argparse.Namespace) -> None:
     from glassloop.evaluate.record import Record
 
     task = find_task(options.task, data=options.data)
+    indices = _part(range(len(task.items))[: options.limit], options.part)
     extra = () if options.top_p is None else (("top_p", options.top_p),)
     most = options.max_tokens or task.max_tokens
     plan = Plan(options.greedy, options.samples, options.temperature, most, options.seed, extra)
@@ -100,8 +106,9 @@ def _draw(options: argparse.Namespace) -> None:
     with LLM(options.model, options.ops, kv_memory=options.kv_memory, most_running=options.streams) as llm:
         print(f"loaded {llm.name} ({llm.op_set}) in {perf_counter() - loading:.1f} s", file=sys.stderr)
         record = Record(options.out, plan.header(task, llm))
-        with record, progress(_rows_to_draw(task, options), len(record.rows)) as told:
-            draw(llm, task, options.limit, plan, record, lambda tokens: told(task.name, tokens))
+        kinds = int(options.greedy) + int(options.samples > 0)
+        with record, progress(len(indices) * kinds, len(record.rows)) as told:
+            draw(llm, task, indices, plan, record, lambda tokens: told(task.name, tokens))
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -126,9 +133,12 @@ def _run(options: argparse.Namespace) -> None:
     print(json.dumps(figures.json))
 
 
-def _rows_to_draw(task: Task, options: argparse.Namespace) -> int:
-    count = len(task.items) if options.limit is None else min(options.limit, len(task.items))
-    return count * (int(options.greedy) + int(options.samples > 0))
+def _part(indices: range, part: str) -> range:
+    """Returns every N-th index from the K-th on, for a part "K/N"."""
+    number, _, count = part.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count) <= 1024):
+        raise GlassloopError(f"part is {part!r}; K/N with K from 1 to N is expected, as 2/8")
+    return indices[int(number) - 1 :: int(count)]
 
 
 def _analyse(options: argparse.Namespace) -> None:

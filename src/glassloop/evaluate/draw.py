@@ -8,7 +8,7 @@ item has the seed and the salt that path k of a search has, so its tokens are th
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -61,13 +61,15 @@ class Plan:
 
 
 def draw(
-    llm: LLM, task: Task, limit: int | None, plan: Plan, record: Record, told: Callable[[int], None]
+    llm: LLM, task: Task, indices: Sequence[int], plan: Plan, record: Record, told: Callable[[int], None]
 ) -> None:
-    """Draws what the record does not have yet. `told` is given the number of tokens of each finished row."""
+    """Draws what the record does not have yet, for the items with these indices. `told` is given the number
+    of tokens of each finished row."""
     have = {(row["item"], row["kind"]) for row in record.rows}
-    items = task.items if limit is None else task.items[:limit]
     for kind in [GREEDY] * plan.greedy + [SAMPLES] * bool(plan.n):
-        missing = [(index, item) for index, item in enumerate(items) if (item.id, kind) not in have]
+        missing = [
+            (index, task.items[index]) for index in indices if (task.items[index].id, kind) not in have
+        ]
         if not missing:
             continue
         record.begin()

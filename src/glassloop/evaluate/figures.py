@@ -9,15 +9,17 @@ from typing import Any
 from glassloop.evaluate.analyse import Outcome, Samples
 from glassloop.evaluate.draw import GREEDY, SAMPLES
 from glassloop.evaluate.methods import parse_methods
-from glassloop.evaluate.record import RecordError, read, seconds_of
+from glassloop.evaluate.record import RecordError, read, read_parts, seconds_of
 from glassloop.evaluate.report import Figures, Row, figures_of, row_of
 from glassloop.evaluate.task import Task
 
 
-def figures_of_samples(task: Task, path: Path, methods: str, beside: Sequence[Path] = ()) -> Figures:
-    """Returns the figures of methods on the samples of a record, and of the greedy answers or the methods of
-    other records, on the items that all of them have."""
-    header, rows = read(path)
+def figures_of_samples(
+    task: Task, paths: Sequence[Path], methods: str, beside: Sequence[Path] = ()
+) -> Figures:
+    """Returns the figures of methods on the samples of a record, which may be in parts, and of the greedy
+    answers or the methods of other records, on the items that all of them have."""
+    header, rows = read_parts(paths)
     samples = Samples.of(task, header, rows)
     model = str(header["model"])
     outcomes: dict[str, Mapping[str, Outcome]] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -92,6 +92,17 @@ def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     if header.get("version") != VERSION:
         raise RecordError(f"{path} has version {shown(header.get('version'))}; {VERSION} is expected")
     return header, list(lines)
+
+
+def read_parts(paths: Sequence[str | Path]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns the header and the rows of records that processes have made of parts of one evaluation."""
+    header, rows = read(paths[0])
+    for path in paths[1:]:
+        found, more = read(path)
+        _check_header(Path(path), found, header)
+        sessions = 1 + max((row.get("session", 0) for row in rows), default=-1)
+        rows += [{**row, "session": row.get("session", 0) + sessions} for row in more]
+    return header, rows
 
 
 def seconds_of(rows: list[dict[str, Any]]) -> float:

@@ -22,9 +22,16 @@ class Branches:
         self.pages = model.ops.cache(model.cache_specs, self._each * branches * model.page_bytes)
         self._tables: dict[int, np.ndarray] = {}
 
-    def forward(self, work: Sequence[tuple[int, int, Sequence[int]]], every_logit: bool = False) -> Array:
-        """Returns the logits of work given as (branch, first position, tokens), on the host."""
-        return self._model.ops.host(self._model.forward(self.batch(work, every_logit), self.pages))
+    def forward(
+        self,
+        work: Sequence[tuple[int, int, Sequence[int]]],
+        every_logit: bool = False,
+        adapters: Sequence[int] = (),
+    ) -> Array:
+        """Returns the logits of work given as (branch, first position, tokens), on the host. `adapters` has
+        the number of the adapter of each row."""
+        batch = self.batch(work, every_logit)._replace(adapters=list(adapters))
+        return self._model.ops.host(self._model.forward(batch, self.pages))
 
     def batch(self, work: Sequence[tuple[int, int, Sequence[int]]], every_logit: bool = False) -> Batch:
         wanted = [len(ids) if every_logit else 1 for _, _, ids in work]

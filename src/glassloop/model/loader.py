@@ -12,10 +12,12 @@ from threading import Thread
 from typing import Any
 
 from glassloop.errors import ModelError
+from glassloop.model.drafter import DrafterFile, find_drafter
 from glassloop.model.generation import Setting, settings_from_gguf, settings_from_json
 from glassloop.model.gguf import GGUFFile
 from glassloop.model.registry import fetch
 from glassloop.model.transformer import Transformer
+from glassloop.ops.drafting import DraftOps
 from glassloop.ops.protocol import Ops
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.tensor import Tensor
@@ -67,12 +69,24 @@ class ModelFiles:
             )
         return tokenizer
 
-    def transformer(self, ops: Ops, weights: str | None = None) -> Transformer:
-        """Returns the model on an op set, its matrices as stored or as `weights` says (q8, q4, f32)."""
-        return Transformer(self.config, _Requantized(self.weights, weights) if weights else self.weights, ops)
+    def transformer(
+        self, ops: Ops, weights: str | None = None, drafts: bool | DrafterFile = False
+    ) -> Transformer:
+        """Returns the model on an op set, its matrices as stored or as `weights` says (q8, q4, f32); with
+        `drafts`, together with its drafter, if the package has one and the op set can run it, or with the
+        given one."""
+        tensors = _Requantized(self.weights, weights) if weights else self.weights
+        if drafts is True:
+            found = find_drafter(self.config, self.weights) if isinstance(ops, DraftOps) else None
+        else:
+            found = drafts or None
+        return Transformer(self.config, tensors, ops, found)
 
-    def load(self, ops: Ops, weights: str | None = None) -> tuple[Transformer, Tokenizer]:
-        """Returns the model and its tokenizer. Python reads the vocabulary while C packs the weights."""
+    def load(
+        self, ops: Ops, weights: str | None = None, drafts: bool | DrafterFile = False
+    ) -> tuple[Transformer, Tokenizer]:
+        """Returns the model, as `transformer` does, and its tokenizer. Python reads the vocabulary while C
+        packs the weights."""
         read: list[Tokenizer] = []
 
         def read_tokenizer() -> None:
@@ -83,7 +97,7 @@ class ModelFiles:
         thread = Thread(target=read_tokenizer)
         thread.start()
         try:
-            transformer = self.transformer(ops, weights)
+            transformer = self.transformer(ops, weights, drafts)
         finally:
             thread.join()
         return transformer, read[0] if read else self.tokenizer()

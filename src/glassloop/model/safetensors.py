@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from math import prod
+from mmap import mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from glassloop.errors import ModelError
 from glassloop.files import map_file, read_at_most
-from glassloop.ops.quant import BF16, F16, F32
+from glassloop.ops.quant import BF16, F16, F32, Bytes
 from glassloop.ops.tensor import Tensor
 from glassloop.shown import printable, shown
 
@@ -65,7 +66,34 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
+class Entry(NamedTuple):
+    """One tensor of a file as its header has it."""
+
+    kind: str  # "F32", "I8", …
+    shape: tuple[int, ...]
+    data: Bytes  # flat
+
+
+class Contents(NamedTuple):
+    """A safetensors file whose header has been checked."""
+
+    metadata: dict[str, Any]
+    entries: dict[str, Entry]
+    mapping: mmap
+
+
 def read_file(path: Path) -> dict[str, Tensor]:
+    """Returns the tensors of a file whose numbers are floats, by name."""
+    contents = read_contents(path)
+    return {
+        name: Tensor(name, entry.shape, _FORMATS[entry.kind], entry.data, contents.mapping)
+        for name, entry in contents.entries.items()
+        if entry.kind in _FORMATS
+    }
+
+
+def read_contents(path: Path) -> Contents:
+    """Returns the metadata and all tensors of a file."""
     mapping = map_file(path, ModelError)
     whole = np.frombuffer(mapping, np.uint8)
     if len(whole) < 8:
@@ -74,10 +102,10 @@ def read_file(path: Path) -> dict[str, Tensor]:
     if header_size > min(_MAX_HEADER, len(whole) - 8):
         raise ModelError(f"{path}: header size is {header_size}, more than the file holds (truncated?)")
     header = parse_json(bytes(whole[8 : 8 + header_size]), f"{path}: header", once=True)
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", None)
     data = whole[8 + header_size :]
 
-    tensors: dict[str, Tensor] = {}
+    entries: dict[str, Entry] = {}
     ranges: list[tuple[int, int, str]] = []
     for name, entry in header.items():
         kind, shape, begin, end = _entry(path, name, entry)
@@ -89,13 +117,12 @@ def read_file(path: Path) -> dict[str, Tensor]:
             )
         if size:
             ranges.append((begin, end, name))
-        if kind in _FORMATS:
-            tensors[name] = Tensor(name, shape, _FORMATS[kind], data[begin:end], mapping)
+        entries[name] = Entry(kind, shape, data[begin:end])
     ranges.sort()
     for (_, end, first), (begin, _, second) in pairwise(ranges):
         if begin < end:
             raise ModelError(f"{path}: {printable(second)} overlaps {printable(first)}")
-    return tensors
+    return Contents(metadata if isinstance(metadata, dict) else {}, entries, mapping)
 
 
 def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:

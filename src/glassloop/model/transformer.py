@@ -12,10 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 
+from glassloop.errors import ModelError
+from glassloop.model.adapter import Adapter
 from glassloop.model.config import (
     AttentionConfig,
     DenseConfig,
@@ -25,21 +28,28 @@ from glassloop.model.config import (
     ModelConfig,
     NormConfig,
 )
+from glassloop.model.drafter import Drafter, DrafterFile
 from glassloop.model.rope import Rope
-from glassloop.ops.batch import Batch
+from glassloop.ops.batch import Batch, BatchError
+from glassloop.ops.drafting import DraftChain, DraftOps
 from glassloop.ops.exact import exp, log_of, sin_cos
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, shapes_of
-from glassloop.ops.protocol import Array, Forward, Matrix, Ops
+from glassloop.ops.protocol import Array, Forward, LowRank, Matrix, Ops
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 
 
 class Linear(NamedTuple):
+    name: str  # "layers.0.q"
     weight: Matrix
     bias: Array | None
 
-    def forward(self, x: Array, ops: Ops) -> Array:
-        return ops.linear(x, self.weight, self.bias)
+    def forward(self, x: Array, step: Step) -> Array:
+        y = step.ops.linear(x, self.weight, self.bias)
+        # A compiled layer that is trained must not depend on the name: it would be compiled for each.
+        if not step.adapted or self.name not in step.adapted:
+            return y
+        return step.ops.adapt(y, x, step.batch.adapters, step.adapted[self.name])
 
 
 class Norm(NamedTuple):
@@ -60,6 +70,7 @@ class Step(NamedTuple):
     batch: Batch
     pages: Sequence[Pages]
     angles: Mapping[Rope, Array]
+    adapted: Mapping[str, Sequence[LowRank | None]]  # by linear layer: what each adapter adds to it
 
 
 class Attention(NamedTuple):
@@ -77,9 +88,9 @@ class Attention(NamedTuple):
     def forward(self, x: Array, step: Step) -> Array:
         """[rows, dim] to [rows, dim]."""
         ops, config = step.ops, self.config
-        q = ops.split_heads(self.q.forward(x, ops), config.heads)  # [rows, heads, head dim]
-        k = ops.split_heads(self.k.forward(x, ops), config.kv_heads)  # [rows, kv heads, head dim]
-        v = ops.split_heads(self.v.forward(x, ops), config.kv_heads)
+        q = ops.split_heads(self.q.forward(x, step), config.heads)  # [rows, heads, head dim]
+        k = ops.split_heads(self.k.forward(x, step), config.kv_heads)  # [rows, kv heads, head dim]
+        v = ops.split_heads(self.v.forward(x, step), config.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm.forward(q, ops), self.k_norm.forward(k, ops)
         if config.rope is not None:
@@ -88,7 +99,7 @@ class Attention(NamedTuple):
         mixed = ops.attention(
             q, k, v, step.batch, step.pages, self.place, config.scale, config.window, config.softcap
         )
-        return self.o.forward(mixed, ops)
+        return self.o.forward(mixed, step)
 
 
 class Dense(NamedTuple):
@@ -102,12 +113,12 @@ class Dense(NamedTuple):
     def forward(self, x: Array, step: Step) -> Array:
         """[rows, dim] to [rows, dim]."""
         ops, activation = step.ops, self.config.activation
-        up = self.up.forward(x, ops)  # [rows, ffn dim]
+        up = self.up.forward(x, step)  # [rows, ffn dim]
         if self.gate is None:
             h = ops.activate(up, activation)
         else:
-            h = ops.gate(self.gate.forward(x, ops), up, activation)
-        return self.down.forward(h, ops)
+            h = ops.gate(self.gate.forward(x, step), up, activation)
+        return self.down.forward(h, step)
 
 
 class Sublayer(NamedTuple):
@@ -129,11 +140,67 @@ class Sublayer(NamedTuple):
         return x if self.sum_norm is None else self.sum_norm.forward(x, ops)
 
 
+class Adapters(NamedTuple):
+    """The adapters that are loaded, by the numbers that rows have; 0 is none."""
+
+    loaded: tuple[Adapter | None, ...] = (None,)
+    parts: Mapping[str, Sequence[LowRank | None]] = {}  # by linear layer, then by number
+    embedding: Matrix = None  # [numbers, dim], added to the embedding of a row
+
+    @staticmethod
+    def of(loaded: tuple[Adapter | None, ...], before: Adapters, dim: int, ops: Ops) -> Adapters:
+        """Returns these adapters in the form in which an op set reads them. `before` has some of them."""
+        parts: dict[str, list[LowRank | None]] = {}
+        # Adding -0.0 leaves every number as it is; adding 0.0 would turn -0.0 into 0.0.
+        embedding = np.full((len(loaded), dim), -0.0, np.float32)
+        for number, adapter in enumerate(loaded):
+            if adapter is None:
+                continue
+            known = number < len(before.loaded) and before.loaded[number] is adapter
+            for name, (down, up) in adapter.matrices.items():
+                made = before.parts[name][number] if known else ops.low_rank(down, up, adapter.scale)
+                parts.setdefault(name, [None] * len(loaded))[number] = made
+            if adapter.embedding is not None:
+                embedding[number] = adapter.embedding
+        return Adapters(loaded, parts, ops.matrix(Tensor.of("adapter_embedding.weight", embedding)))
+
+
+class Program:
+    """A computation over the forward pass, prepared for the op set twice: without adapters and, when the
+    first batch with adapters comes, with all that are loaded then."""
+
+    def __init__(self, model: Transformer, compute: Forward) -> None:
+        self._model, self._compute = model, compute
+        self.plain = model.ops.program(compute)
+        self._adapted = self.plain
+        self._made_with = model.adapters
+
+    def __call__(self, batch: Batch, pages: Sequence[Pages]) -> Array:
+        if not any(batch.adapters):
+            return self.plain(batch, pages)
+        adapters = self._model.adapters
+        if adapters.embedding is None:
+            raise BatchError(f"a row has the adapter {max(batch.adapters)}; none is loaded")
+        if self._adapted is self.plain or self._made_with is not adapters:
+            self._adapted = self._model.ops.program(self._compute, adapted=True)
+            self._made_with = adapters
+        return self._adapted(batch, pages)
+
+
 class Transformer:
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], ops: Ops) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        ops: Ops,
+        drafter: DrafterFile | None = None,
+    ) -> None:
+        """With a drafter, which an op set with chains can have, the pages also keep what its chains attend
+        to."""
         self.config = config
         self.ops = ops
         load = _Weights(weights, ops)
+        self.drafter = None if drafter is None else Drafter(drafter.config, config, drafter.weights, ops)
         self.token_embedding = load.matrix("token_embedding.weight")
         self.position_embedding = self._position_table(weights)
         self.cache_specs, self.places = self._cache_groups()
@@ -145,12 +212,23 @@ class Transformer:
         self.head = self.token_embedding if config.tied else load.matrix("head.weight")
         ropes = dict.fromkeys(layer.mixer.rope for layer in config.layers)
         self.frequencies = {rope: rope.frequencies() for rope in ropes if rope is not None}
-        self._program = ops.program(self._logits)
+        self.adapters = Adapters()
+        self._one_change = Lock()  # of the adapters
+        self._program = Program(self, self._logits if drafter is None else self._logits_and_states)
+        self.chain: DraftChain | None = None
+        if drafter is not None and isinstance(ops, DraftOps):
+            self.chain = ops.chain(self._draft, drafter.tokens)
 
     def forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         """Returns the logits of the wanted rows, [wanted, vocabulary], and writes the keys and values of all
         rows to their pages."""
-        return self._program(batch, pages)
+        return self._program(batch, pages) if self.drafter is None else self._program(batch, pages)[0]
+
+    def forward_with_states(self, batch: Batch, pages: Sequence[Pages]) -> tuple[Array, Array]:
+        """Returns what `forward` does, and the states of the wanted rows, [wanted, dim], that chains of
+        drafts begin with. The model has a drafter."""
+        logits, states = self._program(batch, pages)
+        return logits, states
 
     def hidden(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         """Returns what the language head would read of the wanted rows, [wanted, dim]."""
@@ -159,7 +237,39 @@ class Transformer:
     @cached_property
     def _hidden_program(self) -> Forward:
         """Made when it is first used: most models only compute logits."""
-        return self.ops.program(self._hidden)
+        return Program(self, self._hidden)
+
+    def load_adapter(self, adapter: Adapter) -> int:
+        """Returns the number that the rows of a batch give if the adapter is to act on them. It stays the
+        same, and is never given to another adapter."""
+        shapes = self.config.shapes()
+        for name, (down, up) in adapter.matrices.items():
+            out, into = shapes.get(f"{name}.weight", (0, 0))
+            if name not in self._adaptable or down.shape != (adapter.rank, into):
+                raise ModelError(f"adapter {adapter.name}: {name}.down {down.shape} does not fit the model")
+            if up.shape != (out, adapter.rank):
+                raise ModelError(f"adapter {adapter.name}: {name}.up {up.shape} does not fit the model")
+        if adapter.embedding is not None and adapter.embedding.shape != (self.config.dim,):
+            raise ModelError(f"adapter {adapter.name}: the embedding does not fit the model")
+        with self._one_change:
+            number = len(self.adapters.loaded)
+            self._set_adapters((*self.adapters.loaded, adapter))
+        return number
+
+    def unload_adapter(self, number: int) -> None:
+        """Releases an adapter. No batch may have its number any more."""
+        with self._one_change:
+            loaded = self.adapters.loaded
+            self._set_adapters((*loaded[:number], None, *loaded[number + 1 :]))
+
+    def _set_adapters(self, loaded: tuple[Adapter | None, ...]) -> None:
+        self.adapters = Adapters.of(loaded, self.adapters, self.config.dim, self.ops)
+
+    @cached_property
+    def _adaptable(self) -> set[str]:
+        """The names of the linear layers, to which an adapter can add something."""
+        kinds = [sublayer.kind for layer in self.layers for sublayer in layer]
+        return {field.name for kind in kinds for field in kind if isinstance(field, Linear)}
 
     @property
     def page_bytes(self) -> int:
@@ -174,6 +284,8 @@ class Transformer:
         that a window gives back can be used for any layers.
         """
         caches = [layer.mixer.cache for layer in self.config.layers]
+        if self.drafter is not None:
+            caches.append(self.drafter.mixer.cache)
         layers = math.gcd(*Counter(caches).values())
         groups: dict[tuple[CacheSpec, int], int] = {}
         places: list[Place] = []
@@ -186,6 +298,45 @@ class Transformer:
     def _logits(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         return self.logits(self._hidden(batch, pages))
 
+    def _logits_and_states(self, batch: Batch, pages: Sequence[Pages]) -> list[Array]:
+        """The forward pass with the drafter's part: all rows get a state, and its keys and values are
+        kept."""
+        drafter, ops = self.drafter, self.ops
+        assert drafter is not None and isinstance(ops, DraftOps)
+        features: dict[int, Array] = {}
+        for number, x in enumerate(self.residuals(batch, pages, ops)):
+            if number in drafter.config.features:
+                features[number] = x
+        states = drafter.state([features[number] for number in drafter.config.features])
+        ops.keep(*drafter.keys_and_values(states, self._draft_angles(batch)), self.places[-1])
+        return [self.logits(self.final_hidden(x, batch)), ops.take(states, batch.wanted)]
+
+    def _draft(self, batch: Batch, pages: Sequence[Pages]) -> list[Array]:
+        """A step of a chain: the logits of the drafted tokens, and the next states."""
+        drafter, ops = self.drafter, self.ops
+        assert drafter is not None and isinstance(ops, DraftOps)
+        mixer = drafter.mixer
+
+        def attend(q: Array) -> Array:
+            return ops.attend(q, mixer.kv_heads, self.places[-1], mixer.scale, None, mixer.softcap)
+
+        state = drafter.step(
+            ops.given(self.config.dim), self._embedded(batch, ops), self._draft_angles(batch), attend
+        )
+        return [ops.take(drafter.logits(state), batch.wanted), ops.take(state, batch.wanted)]
+
+    def _draft_angles(self, batch: Batch) -> Array | None:
+        assert self.drafter is not None
+        rope = self.drafter.mixer.rope
+        if rope is None:
+            return None
+        return self.ops.angles(batch.positions, self.frequencies[rope], rope.sharpness)
+
+    def _embedded(self, batch: Batch, ops: Ops) -> Array:
+        """A vector for each token. [rows, dim]"""
+        x = ops.embed(self.token_embedding, batch.tokens)
+        return x if self.config.embedding_scale == 1.0 else ops.scale(x, self.config.embedding_scale)
+
     def _hidden(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         for x in self.residuals(batch, pages, self.ops):  # noqa: B007  # the last one is what counts
             pass
@@ -194,9 +345,10 @@ class Transformer:
     def residuals(self, batch: Batch, pages: Sequence[Pages], ops: Ops) -> Iterator[Array]:
         """Yields the residual stream as it enters the first layer, and as it leaves each one. [rows, dim]"""
         # Embedding: a vector for each token.
-        x = ops.embed(self.token_embedding, batch.tokens)  # [rows, dim]
-        if self.config.embedding_scale != 1.0:
-            x = ops.scale(x, self.config.embedding_scale)
+        x = self._embedded(batch, ops)  # [rows, dim]
+        adapters = self.adapters if batch.adapters else Adapters()
+        if batch.adapters:
+            x = ops.add(x, ops.embed(adapters.embedding, batch.adapters))
 
         # Position: added here by older models, turned into queries and keys by newer ones.
         if self.position_embedding is not None:
@@ -205,7 +357,7 @@ class Transformer:
             rope: ops.angles(batch.positions, frequencies, rope.sharpness)
             for rope, frequencies in self.frequencies.items()
         }
-        step = Step(ops, batch, pages, angles)
+        step = Step(ops, batch, pages, angles, adapters.parts)
 
         yield x
 
@@ -252,7 +404,7 @@ class _Weights:
         return self._ops.vector(self._tensors[name]) if name in self._tensors else None
 
     def linear(self, name: str) -> Linear:
-        return Linear(self.matrix(f"{name}.weight"), self.vector(f"{name}.bias"))
+        return Linear(name, self.matrix(f"{name}.weight"), self.vector(f"{name}.bias"))
 
     def norm(self, name: str, config: NormConfig | None) -> Norm | None:
         if config is None:

@@ -15,7 +15,14 @@ import numpy as np
 
 from glassloop.errors import ModelError
 from glassloop.model.config import ModelConfig
-from glassloop.model.families import GGUF_FUSED_LAYER, GGUF_LAYER, GGUF_TOP, ModelFamily, Part
+from glassloop.model.families import (
+    FAMILIES,
+    GGUF_FUSED_LAYER,
+    GGUF_LAYER,
+    GGUF_TOP,
+    ModelFamily,
+    Part,
+)
 from glassloop.ops.tensor import Tensor
 from glassloop.shown import printable
 
@@ -32,6 +39,26 @@ _HF_PREFIXES = (
     "model.language_model.",
     "language_model.",
 )
+
+
+def family_of(config: ModelConfig) -> ModelFamily:
+    return next(family for family in FAMILIES if family.name == config.family)
+
+
+def hf_name(config: ModelConfig, name: str) -> tuple[str, Part | None]:
+    """Returns the name of one of our weights in a file for transformers, and which part of it it is."""
+    family = family_of(config)
+    prefix = "transformer." if family.transposed else "model."
+    stem, _, suffix = name.rpartition(".")
+    if not stem.startswith("layers."):
+        theirs = family.top[stem]
+        return ("" if stem == "head" else prefix) + f"{theirs}.{suffix}", None
+    _, index, kind = stem.split(".")
+    entry = family.layer[kind]
+    part = entry if isinstance(entry, Part) else None
+    pattern = part.name if part else entry
+    assert isinstance(pattern, str)
+    return f"{prefix}{pattern.format(i=index)}.{suffix}", part
 
 
 class _Source(NamedTuple):

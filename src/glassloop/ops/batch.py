@@ -2,6 +2,10 @@
 
 Each row is a token at a position of a branch. The rows of one branch are adjacent, in order of position, and
 form a `Span`, which has the table of the pages where the keys and values of the branch lie.
+
+A row's slot is where its key and value lie in the branch: `span.first` plus its place in the span. Attention
+goes by slots, rotation by positions. The two are equal and every row sees the slots up to its own, unless the
+batch has `reach`: then each row says how many slots it sees, and its position is any.
 """
 
 from __future__ import annotations
@@ -17,15 +21,16 @@ from glassloop.errors import GlassloopError
 Int32 = NDArray[np.int32]
 
 PAGE = 32  # tokens in one page of the cache
+MOST_POSITIONS = 1 << 22  # that a row may have where positions are not slots; angles are tabulated up to them
 
 
 class Span(NamedTuple):
-    """Rows `start` to `stop` of a batch: the tokens of one branch from position `first` on."""
+    """Rows `start` to `stop` of a batch: the tokens of one branch from slot `first` on."""
 
     start: int
     stop: int
     first: int
-    pages: Int32  # [groups, n] the branch's pages, from position 0 to at least `length`
+    pages: Int32  # [groups, n] the branch's pages, from slot 0 to at least `length`
 
     @property
     def length(self) -> int:
@@ -38,6 +43,11 @@ class Batch(NamedTuple):
     positions: list[int]  # of each row
     spans: list[Span]
     wanted: list[int]  # the rows whose logits are computed
+    # The adapter that acts on each row, 0 for none; empty if no row has one.
+    adapters: Sequence[int] = ()
+    # How many slots of its branch each row attends to, from slot 0 on; its own is among them. Empty: every
+    # row sees the slots up to its own (`slot + 1`), and positions are slots.
+    reach: Sequence[int] = ()
     # Choices under way (`ops/rows.py:Started`): a row with the token -1 - n has what they predict for line n.
     after: Any = None
 
@@ -87,6 +97,27 @@ def check_spans(batch: Batch, groups: int) -> None:
         raise BatchError(
             f"the spans have {at} rows, for {len(batch.tokens)} tokens and {len(batch.positions)} positions"
         )
+    if batch.adapters and len(batch.adapters) != at:
+        raise BatchError(f"the spans have {at} rows, for {len(batch.adapters)} adapters")
+    if batch.reach:
+        _check_reach(batch)
+
+
+def _check_reach(batch: Batch) -> None:
+    """Raises unless each row sees its own slot and none beyond its span, and has a position."""
+    if len(batch.reach) != len(batch.tokens):
+        raise BatchError(f"the batch has {len(batch.tokens)} rows, and a reach for {len(batch.reach)}")
+    for span in batch.spans:
+        for row in range(span.start, span.stop):
+            own, reach, position = span.first + row - span.start, batch.reach[row], batch.positions[row]
+            if not own < reach <= span.length:
+                raise BatchError(
+                    f"row {row} has the reach {reach}; one from {own + 1} to {span.length} is expected"
+                )
+            if not 0 <= position < MOST_POSITIONS:
+                raise BatchError(
+                    f"row {row} has the position {position}; one from 0 to {MOST_POSITIONS - 1} is expected"
+                )
 
 
 def check_page(page: int, count: int) -> None:

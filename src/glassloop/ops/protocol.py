@@ -8,7 +8,7 @@ set; `host` converts an array to NumPy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from glassloop.ops.batch import Batch
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place
@@ -20,6 +20,14 @@ Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
 Array = Any
 Matrix = Any
 Forward = Callable[[Batch, Sequence[Pages]], Array]
+
+
+class LowRank(NamedTuple):
+    """What an adapter adds to the product with one matrix [out, in]: scale * up(down(x))."""
+
+    down: Matrix  # [rank, in]
+    up: Matrix  # [out, rank]
+    scale: float
 
 
 class Ops(Protocol):
@@ -43,12 +51,12 @@ class Ops(Protocol):
         """Returns how long a device took to compute the results of a program, which were returned before that
         was done: waits for it. None if the call of the program has computed them."""
 
-    def program(self, compute: Forward, sizes: Sequence[int] = ()) -> Forward:
+    def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
         """Returns the same computation, prepared to run many times. An op set may record its calls once.
 
         `compute` returns an array of the wanted rows or a list of such arrays; so does the program. `sizes`
         are the numbers of rows that batches usually have; an op set may prepare for these, and must run any
-        other.
+        other. If `adapted`, the batches have adapters; else they have none.
         """
 
     def cache_memory(self) -> int:
@@ -68,6 +76,9 @@ class Ops(Protocol):
     def vector(self, tensor: Tensor) -> Array:
         """Returns the weight of a norm, or a bias."""
 
+    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank:
+        """Returns the part of an adapter for one matrix, in the form in which `adapt` reads it."""
+
     def embed(self, table: Matrix, ids: Sequence[int]) -> Array:
         """Rows `ids` of a table: [rows, dim]."""
 
@@ -78,6 +89,11 @@ class Ops(Protocol):
         """The same as `linear` without a bias, for the logits. An op set that rounds its inputs rounds these
         more finely: a third of the error that 8-bit activations cause in the probabilities arises here, in a
         fifth of the work.
+        """
+
+    def adapt(self, y: Array, x: Array, adapters: Sequence[int], parts: Sequence[LowRank | None]) -> Array:
+        """y + scale * up(down(x)): [rows, out], where `parts[a]` is what adapter `a` of a row adds to the
+        product y of x with one matrix. A row whose part is None keeps the bits of y. `y` is not used again.
         """
 
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
@@ -109,7 +125,8 @@ class Ops(Protocol):
     ) -> Array:
         """Writes k and v to their pages, then lets each row attend to its branch: [rows, heads * head dim].
 
-        With a window, a row sees itself and the `window - 1` positions before it.
+        A row sees the slots up to its own, or as many as `batch.reach` says. With a window, a row sees
+        itself, the `window - 1` slots before it, and what is within its reach after it.
         """
 
     def activate(self, x: Array, kind: Activation) -> Array: ...

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from glassloop.ops import rows as reference_rows
-from glassloop.ops.batch import PAGE, Batch, BatchError, Int32, Span, check_page, check_spans, pages_for
+from glassloop.ops.batch import PAGE, Batch, BatchError, Span, check_page, check_spans, pages_for
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.memory import free_host_memory
-from glassloop.ops.protocol import Activation, Forward
+from glassloop.ops.protocol import Activation, Forward, LowRank
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
@@ -69,7 +69,7 @@ class ReferenceOps:
     def seconds(self, results: object) -> None:
         return None
 
-    def program(self, compute: Forward, sizes: Sequence[int] = ()) -> Forward:
+    def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
         def checked(batch: Batch, pages: Sequence[Pages]) -> Any:
             _check(batch, pages)
             return compute(batch, pages)
@@ -94,6 +94,9 @@ class ReferenceOps:
     def vector(self, tensor: Tensor) -> Float32:
         return tensor.float32()
 
+    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank:
+        return LowRank(self.matrix(down), self.matrix(up), scale)
+
     def embed(self, table: Float32, ids: Sequence[int]) -> Float32:
         if min(ids) < 0 or max(ids) >= len(table):
             wrong = next(id for id in ids if not 0 <= id < len(table))
@@ -106,6 +109,17 @@ class ReferenceOps:
 
     def head(self, x: Float32, weight: Float32) -> Float32:
         return self.linear(x, weight, None)
+
+    def adapt(
+        self, y: Float32, x: Float32, adapters: Sequence[int], parts: Sequence[LowRank | None]
+    ) -> Float32:
+        out = y.copy()
+        for number in set(adapters):
+            part = parts[number]
+            if part is not None:
+                rows = np.array(adapters) == number
+                out[rows] += (x[rows] @ part.down.T) @ part.up.T * np.float32(part.scale)
+        return out
 
     def rms_norm(self, x: Float32, weight: Float32, eps: float) -> Float32:
         mean_square: Float32 = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)
@@ -152,7 +166,7 @@ class ReferenceOps:
             keys, values = own.read(place, span)
             for start in range(span.start, span.stop, _QUERIES_AT_ONCE):
                 rows = slice(start, min(start + _QUERIES_AT_ONCE, span.stop))
-                visible = _visible(span, np.array(batch.positions[rows]), window)
+                visible = _visible(batch, span, rows, window)
                 out[rows] = _attend(q[rows], keys, values, visible, scale, softcap)
         return out.reshape(len(q), -1)
 
@@ -195,7 +209,8 @@ def _check(batch: Batch, pages: Sequence[Pages]) -> None:
     if batch.wanted and (min(batch.wanted) < 0 or max(batch.wanted) >= len(batch.tokens)):
         raise BatchError(f"rows {batch.wanted} are wanted; there are {len(batch.tokens)}")
     for number, span in enumerate(batch.spans):
-        if list(batch.positions[span.start : span.stop]) != list(range(span.first, span.length)):
+        positions = batch.positions[span.start : span.stop]
+        if not batch.reach and list(positions) != list(range(span.first, span.length)):
             raise BatchError(f"span {number} has positions that are not its own")
         used = span.pages[:, : pages_for(span.length)]
         for group, table in zip(pages, used, strict=True):
@@ -203,11 +218,12 @@ def _check(batch: Batch, pages: Sequence[Pages]) -> None:
             check_page(int(table.max()), group.count)
 
 
-def _visible(span: Span, positions: Int32, window: int | None) -> np.ndarray:
-    """Returns the causal mask: which positions of its branch each row sees. [rows, length]"""
+def _visible(batch: Batch, span: Span, rows: slice, window: int | None) -> np.ndarray:
+    """Returns the mask of attention: which slots of its branch each row sees. [rows, length]"""
     key = np.arange(span.length)
-    query = positions[:, None]
-    return key <= query if window is None else (key <= query) & (key > query - window)
+    own = span.first + np.arange(rows.start, rows.stop)[:, None] - span.start
+    reach = np.array(batch.reach[rows])[:, None] if batch.reach else own + 1
+    return key < reach if window is None else (key < reach) & (key > own - window)
 
 
 def _attend(

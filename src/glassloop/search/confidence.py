@@ -29,13 +29,23 @@ def token_confidences(tokens: Sequence[Token]) -> Float64:
     return np.array([-values.mean() if len(values) else np.nan for values in each], np.float64)
 
 
-def lowest_group(confidences: Float64, window: int = WINDOW) -> float | None:
-    """Returns the lowest mean over `window` tokens in a row, or over all if there are fewer; None if there is
-    no number."""
+def group_confidences(confidences: Float64, window: int = WINDOW) -> Float64:
+    """Returns the mean of every `window` tokens in a row, or of all if there are fewer; tokens without a
+    confidence are left out."""
     known = confidences[~np.isnan(confidences)]
-    if not len(known):
-        return None
     if len(known) <= window:
-        return float(known.mean())
+        return known.mean(keepdims=True) if len(known) else known
     sums = np.cumsum(np.concatenate([[0.0], known]))
-    return float((sums[window:] - sums[:-window]).min() / window)
+    return np.asarray((sums[window:] - sums[:-window]) / window)
+
+
+def lowest_group(confidences: Float64, window: int = WINDOW) -> float | None:
+    """Returns the confidence of the least confident group, or None if there is no number."""
+    groups = group_confidences(confidences, window)
+    return float(groups.min()) if len(groups) else None
+
+
+def reached_by(lowest: Sequence[float], share: float) -> float:
+    """Returns the confidence that a share of the paths reaches, from the lowest group of each."""
+    place = min(int(np.floor((1 - share) * len(lowest) + 1e-9)), len(lowest) - 1)
+    return sorted(lowest)[place]

@@ -116,10 +116,14 @@ class Paths:
         path.held = False
 
     def finish(self, why: str) -> None:
-        """Ends the search: stops all paths. The method is told of no other path."""
+        """Ends the search: stops all paths. The method is told of no other path. The record has the reason
+        with each of them, or by itself if none runs."""
         self.finished = True
-        for path in self.running:
+        running = list(self.running)
+        for path in running:
             self.stop(path, why)
+        if not running:
+            self.note(why)
 
     def verify(self, path: Path) -> Verdict:
         """Returns what the verifier says of the text of a path that has ended."""

@@ -65,10 +65,11 @@ def serve(
         lifespan="off",
     )
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    room = format_bytes(service.llm.kv_memory)
+    upstream = service.llm.upstream
+    about = f"{format_bytes(service.llm.kv_memory)} for keys and values" if upstream is None else upstream
     names = ", ".join(each.name for each in services)
     print(
-        f"Glassloop serves {names} at http://{host}:{port} (API: /docs), {room} for keys and values"
+        f"Glassloop serves {names} at http://{host}:{port} (API: /docs), {about}"
         + (f"; {printable(note, 500)}" if note else ""),
         file=sys.stderr,
         flush=True,

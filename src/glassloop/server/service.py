@@ -62,7 +62,6 @@ class Service:
         self.searches: set[Running] = set()  # those that run
         self._deadlines: set[Deadline] = set()  # of calls that read from the model now
         self._hub: Hub | None = None
-        self._longest_token: int | None = None
         self._fingerprint: str | None = None
         self._hashing = Lock()  # held while the model's files are hashed
 
@@ -87,6 +86,19 @@ class Service:
             return self._fingerprint
 
     # ── checking ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """Returns the adapter of a model that a client has named "model:adapter", or None for the model
+        itself. Raises if this server does not have it."""
+        base, colon, adapter = (model or "").partition(f"{self.name}:")
+        if base or not colon:
+            self.check_model(model)
+            return None
+        if adapter not in self.llm.adapters:
+            known = [self.name, *(f"{self.name}:{name}" for name in self.llm.adapters)]
+            message = f"model is {(model or '')[:160]!r}; this server has {', '.join(map(repr, known))}"
+            raise APIError(404, message, param="model", code="model_not_found")
+        return adapter
 
     def check_model(self, model: str | None) -> None:
         if model and model != self.name:  # an empty name is any model
@@ -123,10 +135,7 @@ class Service:
     @property
     def longest_text(self) -> int:
         """The most characters that a prompt can have: its tokens, each as long as the longest one."""
-        if self._longest_token is None:
-            tokenizer = self.llm.tokenizer
-            self._longest_token = max(len(tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size))
-        return min(self._longest_token * self.most_prompt, MOST_TEXT)
+        return min(self.llm.tokenizer.longest_token * self.most_prompt, MOST_TEXT)
 
     # ── work on threads ────────────────────────────────────────────────────────────────────────────────────
 
@@ -309,7 +318,7 @@ class Service:
         """Adds the runs of a search that is over to the list of runs, as one tree."""
         tree = TreeState()
         for path in solution.paths:
-            state = RunState(path.run, tree)
+            state = RunState(path.run, tree, f"path {path.number}")
             self.runs.add(state)
             for kind in ("run", "end"):
                 tree.add(Event(kind, state, state.sent, None))

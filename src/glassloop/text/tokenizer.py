@@ -90,6 +90,16 @@ class Tokenizer:
 
         return write_json_files(self._parts)
 
+    @property
+    def can_chat(self) -> bool:
+        """Whether `encode_chat` can write a conversation."""
+        return self.chat_template is not None
+
+    @cached_property
+    def longest_token(self) -> int:
+        """The number of bytes of the longest token."""
+        return max(len(self.token_bytes(token)) for token in range(self.vocab_size))
+
     @cached_property
     def missing_ids(self) -> tuple[int, ...]:
         """The ids below `vocab_size` that have no token."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from glassloop.errors import TraceError
 from glassloop.trace.columns import Column, Plan
-from glassloop.trace.packing import COLUMNS, logprobs
+from glassloop.trace.packing import COLUMNS, MAY_BE_UNKNOWN, logprobs
 from glassloop.trace.validate import MOST_ID
 
 _ROUNDING = 1e-3  # a log-probability may exceed 0 by this
@@ -44,13 +44,17 @@ def check_plan(plan: Plan, records: int, most: int) -> None:
             )
 
 
-def check_columns(columns: dict[str, Column]) -> None:
-    """Raises unless every number is one that the writer could have written. The plan was checked before."""
+def check_columns(columns: dict[str, Column], unknown: bool = False) -> None:
+    """Raises unless every number is one that the writer could have written. The plan was checked before.
+    With `unknown`, numbers of a choice may be NaN: another engine did not give them."""
     for name, spec in COLUMNS.items():
         if spec.range is not None:
             low, high = spec.range
             values = columns[name]
-            _all(name, values, (values >= low) & (values <= high), f"a number from {low:g} to {high:g}")
+            right = (values >= low) & (values <= high)
+            if unknown and name in MAY_BE_UNKNOWN:
+                right |= np.isnan(values)
+            _all(name, values, right, f"a number from {low:g} to {high:g}")
     slots, ids = int(columns["slots"].sum(dtype=np.int64)), columns["ids"]
     if slots != len(ids):
         raise TraceError(f"column slots names {slots} ids; there are {len(ids)}")
@@ -58,7 +62,8 @@ def check_columns(columns: dict[str, Column]) -> None:
         _all(name, columns[name], columns[name] < len(ids), "the place of a slot")
     for name, found in zip(("logits", "changes"), logprobs(columns), strict=True):
         # Minus infinity is a log-probability (a stage removed the token), NaN is not.
-        _all(name, found, found <= _ROUNDING, "what makes a log-probability")
+        right = found <= _ROUNDING
+        _all(name, found, right | np.isnan(found) if unknown else right, "what makes a log-probability")
     # Every id that is named has a piece, so that a run can be shown without its model.
     steps = columns["piece_steps"]
     _all("piece_steps", steps, (steps > 0) | (np.arange(len(steps)) == 0), "a number from 1")

@@ -128,7 +128,7 @@ def _run(data: bytes, at: int, limits: Limits, left: int) -> tuple[Run, list[str
         raise TraceError(f"prompt_ids and records are {tokens}; at most {limits.tokens} are expected")
     check_plan(plan, count, min(limits.columns, left - plain))
     columns = unpack(plan, data[middle:end])
-    check_columns(columns)
+    check_columns(columns, unknown=header.get("upstream") is not None)
     run = from_header(header, unpack_tokens(columns))
     return run, header["samples"], end, plain + sum(size for _, _, size in plan)
 

@@ -9,7 +9,7 @@ from typing import Any
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Plugin
 from glassloop.errors import GlassloopError
-from glassloop.trace.run import Beam, Drafts, Move, Past, Run, Timings
+from glassloop.trace.run import Beam, Drafts, Move, Past, Run, Timings, Upstream
 from glassloop.trace.token import Refusal, Token
 from glassloop.trace.validate import FIELDS
 
@@ -25,6 +25,7 @@ _CONVERTED = {
     "beams",
     "forks",
     "moves",
+    "upstream",
 }
 _SAME = tuple(each.name for each in fields(Run) if each.name in FIELDS.keys() - _CONVERTED)
 
@@ -40,6 +41,8 @@ def to_header(run: Run) -> dict[str, Any]:
     header["drafts"] = asdict(run.drafts)
     header["beams"] = [[beam.number, beam.parent, beam.id, beam.logprob, beam.fate] for beam in run.beams]
     header["moves"] = [list(astuple(move)) for move in run.moves]
+    if run.upstream is not None:
+        header["upstream"] = asdict(run.upstream)
     header["forks"] = {str(position): count for position, count in run.forks.items()}
     answer = records_of(run)[len(run.prompt_tokens) :]
     header["refused"] = [[place, *token.refused] for place, token in enumerate(answer) if token.refused]
@@ -70,6 +73,7 @@ def from_header(header: dict[str, Any], records: list[Token]) -> Run:
         drafts=Drafts(**header["drafts"]),
         beams=[Beam(*beam) for beam in header["beams"]],
         moves=[Move(*move) for move in header.get("moves", ())],  # older files do not have it
+        upstream=None if header.get("upstream") is None else Upstream(**header["upstream"]),
         forks={int(position): count for position, count in header["forks"].items()},
         prompt_tokens=records[:prompt],
         tokens=records[prompt : prompt + made],

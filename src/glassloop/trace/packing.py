@@ -68,6 +68,8 @@ COLUMNS = {
     "pieces": ColumnSpec("u1"),
     "odd_bytes": ColumnSpec("u1"),
 }
+# Columns in which a run that another engine computed has NaN for what is not known.
+MAY_BE_UNKNOWN = ("entropy", "log_sum_exp", "log_sum_exp_after", "scale", "luck", "margin")
 _OF_CHOICE = tuple(name for name in RECORD.names or () if name in COLUMNS)
 Float32s = NDArray[np.float32]
 

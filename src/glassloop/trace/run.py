@@ -20,6 +20,7 @@ from glassloop.errors import TraceError
 from glassloop.shown import cut
 from glassloop.text.stream import TextStream
 from glassloop.trace.messages import NO_TEXT, Message, title_of_ids, title_of_messages, title_of_text
+from glassloop.trace.passes import PassRecord
 from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from glassloop.trace.html.page import Shown
     from glassloop.trace.run_tree import RunTree
     from glassloop.trace.verdict import Verdict
+
+
+class NoSuchToken(TraceError):
+    """The run has no token at the place that was asked about."""
 
 
 class Maker(Protocol):
@@ -51,16 +56,18 @@ class Maker(Protocol):
 class Usage:
     """How many tokens a run took."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int  # of the prompt: their keys and values were in the cache already
-    context_left: int
+    prompt_tokens: int | None  # this and all others are None if another engine did not tell it
+    completion_tokens: int | None
+    cached_tokens: int | None  # of the prompt: their keys and values were in the cache already
+    context_left: int | None
 
     @property
-    def total_tokens(self) -> int:
+    def total_tokens(self) -> int | None:
+        if self.prompt_tokens is None or self.completion_tokens is None:
+            return None
         return self.prompt_tokens + self.completion_tokens
 
-    def to_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, int | None]:
         return asdict(self) | {"total_tokens": self.total_tokens}
 
 
@@ -106,6 +113,26 @@ class Move:
     source: str  # the replica that had computed it
     target: str
     reason: str  # died, stalled or drained
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """The other engine that computed a run, and what it told. Its tokens have the numbers that it gave; all
+    others are unknown: NaN, or 0 for a rank. Their ids are names that this program made from their bytes."""
+
+    url: str  # of its API, without a key
+    server: str  # the kind of server, as far as it is known: vllm, llamacpp, …
+    endpoint: str  # chat or completions
+    logprobs: bool = True  # whether it gives tokens; without, an entry is a part of the text as it came
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    fingerprint: str | None = None  # its own name for what computed the run
+
+    @property
+    def described(self) -> str:
+        """The server in a few words."""
+        return f"another engine, {f'{self.server} ' if self.server else ''}at {self.url}"
 
 
 @dataclass(frozen=True)
@@ -159,10 +186,15 @@ class Run:
     # The record of a search, kept with its first path; docs/thinking.md describes it.
     search: dict[str, Any] | None = field(default=None, repr=False)
     moves: list[Move] = field(default_factory=list, repr=False)  # to other replicas of a cluster
+    upstream: Upstream | None = None  # the other engine that computed it
+    diffusion: dict[str, Any] | None = field(default=None, repr=False)  # the options, if masks were filled
+    passes: list[PassRecord] = field(default_factory=list, repr=False)  # in which they were
     created: float = field(default_factory=time.time)  # seconds since 1970
     model_hash: str = ""  # empty until `identity` is first read
     # The files that define its stages, by the name of the stage; built-in stages have none.
     plugins: dict[str, Plugin] = field(default_factory=dict, repr=False)
+    # The SHA-256 of the adapters that its tokens were drawn with, those of its past included, by name.
+    adapters: dict[str, str] = field(default_factory=dict, repr=False)
     # Objects in this process; not part of the record.
     llm: Maker | None = field(default=None, repr=False)
     above: Run | None = field(default=None, repr=False)  # the run that it was forked from
@@ -199,6 +231,12 @@ class Run:
     @property
     def usage(self) -> Usage:
         prompt, made = len(self.prompt_ids), len(self.tokens)
+        if (told := self.upstream) is not None:
+            known = made if told.logprobs and told.completion_tokens is None else told.completion_tokens
+            left = None
+            if self.context and told.prompt_tokens is not None and known is not None:
+                left = max(0, self.context - told.prompt_tokens - known)
+            return Usage(told.prompt_tokens, known, told.cached_tokens, left)
         return Usage(prompt, made, self.cached_tokens, self.context - prompt - made)
 
     @property
@@ -220,6 +258,10 @@ class Run:
     def explain(self, at: int, *, llm: Maker | None = None, **overrides: Any) -> Explanation:
         """Explains why the token at this place was chosen. Any option of `Sampling` makes it a what-if, with
         the same luck. The place after the last token is that of the token that ended the run."""
+        if self.upstream is not None:
+            from glassloop.trace.told import explain_told
+
+            return explain_told(self, at, **overrides)
         return self._maker(llm).explain(self, at, **overrides)
 
     def fork(self, at: int, *, llm: Maker | None = None, **options: Any) -> Run:
@@ -265,7 +307,16 @@ class Run:
     def replay(self, llm: Maker | None = None, *, first: int = 0, strict: bool = True) -> Verdict:
         """Computes the run again, from the token `first` on, and compares every number. If another model made
         the run, this raises, or, unless `strict`, the verdict says so."""
+        self.check_computable()
         return self._maker(llm).replay(self, first=first, strict=strict)
+
+    def check_computable(self) -> None:
+        """Raises if another engine computed the run: nothing here can compute it again."""
+        if self.upstream is not None:
+            raise TraceError(
+                f"run {self.id} was computed by {self.upstream.described}, with the model {self.model}; it"
+                " cannot be computed again here, only shown"
+            )
 
     def tree(self) -> RunTree:
         """Returns all runs that descend from the same request, by forks and samples, as far as loaded."""
@@ -345,6 +396,7 @@ class Run:
             "drafts": asdict(self.drafts),
             "sampling": self.sampling.to_dict(),
             "moves": [asdict(move) for move in self.moves],
+            "upstream": None if self.upstream is None else asdict(self.upstream),
             "plugins": {stage: plugin._asdict() for stage, plugin in self.plugins.items()},
             "prompt_tokens": [token.to_dict() for token in self.prompt_tokens],
             "tokens": [token.to_dict() for token in self.tokens],
@@ -386,7 +438,7 @@ class Run:
 _IN_JSON = (
     *("id", "created", "model", "ops", "prompt", "prompt_ids", "messages", "text", "token_ids"),
     "finish_reason",
-    *("stop_reason", "seed", "salt", "parent", "fork_at", "reason"),
+    *("stop_reason", "seed", "salt", "parent", "fork_at", "reason", "adapters"),
 )
 # The fields by which a copy of a run is known. Names, times and links may be others.
 _SAME_IN_COPIES = (

@@ -1,18 +1,22 @@
-"""A token of a run with its reasons: what was likely, what the stages changed, and why this token won."""
+"""A token of a run with its reasons: what was likely, what the stages changed, and why this token won. Of a
+token that another engine chose, only what it told is known; all other numbers are NaN."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import inf
+from collections.abc import Callable, Sequence
+from math import inf, isnan, nan
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from glassloop.decode.chosen import RECORD, Chosen
+import numpy as np
+
+from glassloop.decode.chosen import ALTERNATIVE, RECORD, Chosen
 
 if TYPE_CHECKING:
     from glassloop.trace.run import Run
 
-# Where a token came from: drawn or argmax, given by the caller, a draft that was accepted, a beam search.
-Source = Literal["sampled", "forced", "draft", "beam"]
+# Where a token came from: drawn or argmax, given by the caller, a draft that was accepted, a beam search, a
+# mask that was filled.
+Source = Literal["sampled", "forced", "draft", "beam", "mask"]
 # What proposes drafts: earlier text with the same tokens, or a draft model.
 Drafter = Literal["lookup", "model"]
 Pieces = Callable[[int], str]
@@ -129,6 +133,7 @@ class Token:
             "text": self.text,
             "bytes": self.bytes.hex(),
             **{name: _plain(getattr(self.chosen, name)) for name in _NUMBERS if name != "id"},
+            **self._unknown_ranks(),
             "source": self.source,
             "seconds": self.seconds,
             "refused": None if self.refused is None else self.refused._asdict(),
@@ -137,7 +142,48 @@ class Token:
 
     def to_row(self) -> dict[str, Any]:
         """Returns the token as a row of a table: plain values only, None for infinity."""
-        return {name: _plain(getattr(self, name)) for name in ROW}
+        return {name: _plain(getattr(self, name)) for name in ROW} | self._unknown_ranks()
+
+    def _unknown_ranks(self) -> dict[str, None]:
+        """Returns None for each rank that is not known."""
+        missing = (("rank", not self.rank), ("rank_after", isnan(self.logprob)))
+        return {name: None for name, unknown in missing if unknown}
+
+    @classmethod
+    def told(
+        cls,
+        id: int,
+        text: str,
+        data: bytes,
+        pieces: Pieces,
+        logprob: float | None,
+        alternatives: Sequence[tuple[int, float]] = (),
+        *,
+        rank: int = 0,
+        source: Source = "sampled",
+        seconds: float = 0.0,
+        sample: int = 0,
+    ) -> Token:
+        """Returns a token that another engine told, with the log-probabilities that it gave, by id: all other
+        numbers are unknown."""
+        packed = np.array([(other, nan, told) for other, told in alternatives], ALTERNATIVE)
+        chosen = Chosen.of(
+            packed.tobytes(),
+            id=id,
+            logprob=nan,
+            raw_logprob=nan if logprob is None else logprob,
+            rank=rank,
+            rank_after=0,
+            entropy=nan,
+            log_sum_exp=nan,
+            log_sum_exp_after=nan,
+            scale=nan,
+            luck=nan,
+            margin=nan,
+            runner_up=None,
+            survivors=None,
+        )
+        return cls(chosen, text, data, pieces, source, seconds, sample)
 
     def __repr__(self) -> str:
         return f"Token({self.id}, {self.piece!r}, logprob={self.logprob:.4f}, rank={self.rank})"
@@ -163,5 +209,5 @@ ROW = ("id", "piece", "text", *_NUMBERS[1:], "source", "seconds")
 
 
 def _plain(value: Any) -> Any:
-    """Returns the value, with None for infinity, which JSON does not have."""
-    return None if value in (inf, -inf) else value
+    """Returns the value, with None for infinity and NaN (unknown), which JSON does not have."""
+    return None if value in (inf, -inf) or value != value else value

@@ -27,12 +27,13 @@ _LAST_YEAR = 253_402_300_799  # the last second of the year 9999, beyond which t
 _MOST_PAST = 4096  # forks of forks
 _MOST_MOVES = 4096  # to other replicas
 _MOST_PLUGINS = 1024  # stages of one's own
+_MOST_ADAPTERS = 1024
 _MOST_SAMPLES = 1024  # as many as `Sampling.n` allows
 _LARGEST = 1e308  # of any number, so that it fits a float64
 _MOST_MESSAGES = 10_000  # of a conversation, and parts of one message
 _MOST_CONVERSATION = 2 << 20  # characters of a conversation as JSON
 # Fields that older files do not have.
-_LATER = ("refused", "plugins", "messages", "search", "revised", "moves")
+_LATER = ("refused", "plugins", "messages", "search", "revised", "moves", "adapters", "upstream")
 
 _MODEL_HASH = re.compile(r"([0-9a-f]{64}(\+[a-z0-9_]{1,16})?)?")
 _POSITION = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -277,6 +278,15 @@ def _plugins(name: str, value: Any) -> None:
         _PLUGIN(f"{name}[{shown(stage)}]", plugin)
 
 
+def _adapters(name: str, value: Any) -> None:
+    _is_object(name, value)
+    if len(value) > _MOST_ADAPTERS:
+        raise TraceError(f"{name} has {len(value)} entries; at most {_MOST_ADAPTERS} are expected")
+    for adapter, hash in value.items():
+        _stage_name(f"a key of {name}", adapter)
+        _sha256(f"{name}[{shown(adapter)}]", hash)
+
+
 def _check_counts(header: Header) -> None:
     """Checks what fields say of each other."""
     prompt, made, end = (header[name] for name in ("prompt_records", "records", "end_records"))
@@ -303,13 +313,14 @@ _MESSAGE_FIELDS: dict[str, Check] = {
 _stage_name = _must_be(
     "a text of 1 to 4096 characters", lambda it: isinstance(it, str) and 0 < len(it) <= 4096
 )
+_sha256 = _matching(re.compile("[0-9a-f]{64}"), "a SHA-256")
 _PLUGIN = _object_of(
     {
         "file": _must_be(
             "the name of a file, 1 to 255 printable characters without a slash,",
             lambda it: isinstance(it, str) and 0 < len(it) <= 255 and it.isprintable() and "/" not in it,
         ),
-        "sha256": _matching(re.compile("[0-9a-f]{64}"), "a SHA-256"),
+        "sha256": _sha256,
     }
 )
 _PAST_FIELDS: dict[str, Check] = {
@@ -320,6 +331,18 @@ _PAST_FIELDS: dict[str, Check] = {
     "salt": _word64,
     "plugins": _plugins,
 }
+_UPSTREAM = _object_of(
+    {
+        "url": _text(2048),
+        "server": _text(64),
+        "endpoint": _one_of("chat", "completions"),
+        "logprobs": _one_of(True, False),
+        "prompt_tokens": _optional(_count),
+        "completion_tokens": _optional(_count),
+        "cached_tokens": _optional(_count),
+        "fingerprint": _optional(_text(256)),
+    }
+)
 FIELDS: dict[str, Check] = {
     "id": _id,
     "created": _number(0, _LAST_YEAR),
@@ -344,6 +367,7 @@ FIELDS: dict[str, Check] = {
     "sampling": _sampling,
     "past": _past,
     "plugins": _plugins,
+    "adapters": _adapters,
     "samples": _list(_id, most=_MOST_SAMPLES, unique=True),
     "timings": _object_of({"queue": _seconds, "prefill": _seconds, "decode": _seconds, "preempted": _count}),
     "drafts": _object_of({"proposed": _count, "accepted": _count, "seconds": _seconds}),
@@ -352,6 +376,7 @@ FIELDS: dict[str, Check] = {
     "search": _optional(_is_object),  # `search.record` checks the rest where a search is read
     "forks": _forks,
     "moves": _list(_row(_count, _text(256), _text(256), _text(64)), most=_MOST_MOVES),
+    "upstream": _optional(_UPSTREAM),
     "prompt_records": _count,
     "records": _count,
     "end_records": _one_of(0, 1),

@@ -164,6 +164,17 @@ def stack(sequences: Sequence[tuple[NDArray[np.int64], ...]], borders: bool = Tr
     return Rows(tokens, targets, positions, None if single else documents)
 
 
+def document_cuts(documents: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Returns the first row of each document of a batch, and the number of rows. The list is filled up with
+    the latter to a power of two, so that few lengths occur."""
+    new = np.ones(documents.shape, bool)
+    new[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    begins = np.flatnonzero(new)
+    cuts = np.full((1 << len(begins).bit_length()) + 1, documents.size, np.int32)
+    cuts[: len(begins)] = begins
+    return cuts
+
+
 def split_validation(files: TokenFiles, share: float) -> tuple[list[Range], list[Range]]:
     """Returns the documents for training, and the last `share` of the tokens for validation. Documents are
     kept whole, unless there is only one, which is cut."""

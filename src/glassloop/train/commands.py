@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from glassloop.train.config import make_config, options, read_config
+from glassloop.train.drafter_command import add_drafter
+from glassloop.train.holes_command import add_holes
 from glassloop.train.presets import PRESETS
 
 # The first setting of each group of `run --help`.
@@ -67,6 +69,36 @@ def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
     again.add_argument("out", metavar="FOLDER", help="The folder of the run.")
     _add_output(again)
 
+    sweep = commands.add_parser(
+        "sweep",
+        help="Fit a scaling law and predict a larger run.",
+        description="Train several sizes with several budgets, fit the scaling law, predict the loss of a"
+        " larger run, and make it. Started again with the same folder, it goes on where it was.",
+    )
+    _add_sweep_flags(sweep)
+
+    bias = commands.add_parser(
+        "exposure",
+        help="Measure the exposure bias of a student.",
+        description="Measure KL(teacher ‖ student) by position, on texts that the teacher writes and on texts"
+        " that the student writes itself. Several students see the same prompts.",
+    )
+    bias.add_argument("students", nargs="+", metavar="MODEL", help="Models that were distilled.")
+    bias.add_argument("--teacher", required=True, metavar="MODEL", help="The model that they learned from.")
+    bias.add_argument("--data", nargs="+", required=True, metavar="PATH", help="Where prompts come from.")
+    for name, default, text in (
+        ("texts", 128, "Texts that each model writes"),
+        ("prompt-tokens", 8, "Tokens of the data that each text begins with"),
+        ("tokens", 120, "Tokens of each text"),
+        ("seed", 0, "Decides prompts and texts"),
+    ):
+        bias.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default: {default})."
+        )
+    bias.add_argument("--svg", metavar="FILE", help="Write a picture of the curves.")
+    bias.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="Where to compute.")
+    bias.add_argument("--json", action="store_true", help="Print the result as JSON.")
+
     show = commands.add_parser(
         "show",
         help="Show what a run has learned.",
@@ -93,6 +125,9 @@ def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
     words.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="Tokens of the BPE.")
     words.add_argument("--characters", action="store_true", help="One token per character instead.")
 
+    add_holes(commands)
+    add_drafter(commands)
+
     export = commands.add_parser(
         "export",
         help="Write a model in another format.",
@@ -118,6 +153,10 @@ def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
             from glassloop.train.train import resume
 
             _print_result(resume(given.out, quiet=given.quiet), given.json)
+        case "sweep":
+            _sweep(given)
+        case "exposure":
+            _exposure(given)
         case "show":
             from glassloop.train.show import history, show_text
 
@@ -132,6 +171,14 @@ def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
                 print(train_characters(given.data, Path(given.out)))
             else:
                 print(train_bpe(given.data, Path(given.out), given.vocab_size))
+        case "holes":
+            from glassloop.train.holes_command import run_holes
+
+            run_holes(given)
+        case "drafter":
+            from glassloop.train.drafter_command import run_drafter
+
+            run_drafter(given)
         case "export":
             from glassloop.train.convert import export
 
@@ -153,6 +200,82 @@ def _run(given: argparse.Namespace) -> None:
     settings = PRESETS[preset][1] if preset else {}
     config = make_config(given.config or "flags", settings, file, flags)
     _print_result(train(config, given.out, quiet=given.quiet), given.json)
+
+
+def _add_sweep_flags(command: argparse.ArgumentParser) -> None:
+    from glassloop.train.config import SWEPT
+
+    command.add_argument("out", metavar="FOLDER", help="The folder of the sweep.")
+    command.add_argument(
+        "--sizes",
+        nargs="+",
+        metavar="LxD",
+        help="Layers and width of each size (default: 2x32 2x48 3x64 4x96).",
+    )
+    command.add_argument(
+        "--budgets", nargs="+", type=int, metavar="N",
+        help="Tokens to train each size with (default: 50000 100000 200000 400000).",
+    )  # fmt: skip
+    command.add_argument(
+        "--times", type=float, default=4.0, metavar="X",
+        help="How many times larger than the largest size the predicted model is (default: 4).",
+    )  # fmt: skip
+    command.add_argument("--jobs", type=int, default=1, metavar="N", help="Runs at a time (default: 1).")
+    command.add_argument("--fit-only", action="store_true", help="Predict the larger run without making it.")
+    command.add_argument("--config", metavar="FILE", help="A TOML file with the settings below as keys.")
+    group = command.add_argument_group("Settings of all runs")
+    for each, kind, several in options():
+        if each.name not in SWEPT:
+            _add_flag(group, each.name, kind, several, each.default, each.metadata["help"])
+    _add_output(command)
+
+
+def _sweep(given: argparse.Namespace) -> None:
+    from glassloop.train import sweep as sweeps
+    from glassloop.train.config import SWEPT, TrainError
+
+    for name, least, most in (("times", 1, 1e6), ("jobs", 1, 256)):
+        if not least <= getattr(given, name) <= most:
+            raise TrainError.about(name, f"is {getattr(given, name)}; {least} to {most:g} is expected")
+    if any(budget < 1 for budget in given.budgets or ()):
+        raise TrainError.about("budgets", "has a number below 1; numbers of tokens are expected")
+    file = read_config(Path(given.config)) if given.config else {}
+    names = [each.name for each, _, _ in options() if each.name not in SWEPT]
+    flags = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    config = make_config(given.config or "flags", sweeps.SETTINGS, file, flags)
+    made = sweeps.sweep(
+        config,
+        given.out,
+        sizes=[sweeps.Size.parse(text) for text in given.sizes or ()] or sweeps.SIZES,
+        budgets=given.budgets or sweeps.BUDGETS,
+        times=given.times,
+        jobs=given.jobs,
+        run_target=not given.fit_only,
+        quiet=given.quiet,
+    )
+    print(json.dumps(sweeps.sweep_facts(made)) if given.json else sweeps.sweep_text(made))
+
+
+def _exposure(given: argparse.Namespace) -> None:
+    from glassloop.files import write_text
+    from glassloop.train.config import TrainConfig, TrainError
+    from glassloop.train.exposure import exposure_svg, exposure_text, load_network, measure_exposure
+    from glassloop.train.machine import choose_device
+    from glassloop.train.prompts import data_prompts
+
+    for name, most in (("texts", 1 << 16), ("prompt_tokens", 1 << 16), ("tokens", 1 << 16)):
+        if not 1 <= getattr(given, name) <= most:
+            raise TrainError.about(name, f"is {getattr(given, name)}; 1 to {most} is expected")
+    device = choose_device(TrainConfig(device=given.device))
+    prompts, ends = data_prompts(given.data, given.teacher, given.texts, given.prompt_tokens, given.seed)
+    teacher, found = load_network(given.teacher, device), {}
+    for path in given.students:
+        student = load_network(path, device)
+        found[path] = measure_exposure(teacher, student, prompts, given.tokens, ends=ends, seed=given.seed)
+    if given.svg:
+        write_text(Path(given.svg), exposure_svg(found))
+    facts = {name: each.facts() for name, each in found.items()}
+    print(json.dumps(facts) if given.json else exposure_text(found))
 
 
 def _prepare(given: argparse.Namespace) -> None:

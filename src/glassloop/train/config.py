@@ -18,6 +18,13 @@ from glassloop.shown import shown
 
 _MOST_CONFIG = 1_000_000
 _WHOLE = 1 << 40
+# Settings that a sweep decides for each of its runs.
+SWEPT = (
+    "model", "layers", "dim", "heads", "kv_heads", "ffn_dim", "steps", "teacher", "teacher_share",
+    "on_policy", "on_policy_prompt",
+    "validate_every", "patience", "checkpoint_every", "keep", "sample_every", "sample_prompt",
+    "sample_tokens", "sample_temperature", "probe", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets",
+)  # fmt: skip
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
@@ -89,6 +96,12 @@ class TrainConfig:
         None, "Distil this model: learn its probabilities for the next token, not only the next token."
     )
     teacher_share: float = _option(1.0, "The teacher's share of the loss; the rest is the data's.", most=1)
+    on_policy: float = _option(
+        0.0, "The share of a distillation's steps that are on text which the student writes itself.", most=1
+    )
+    on_policy_prompt: int = _option(
+        8, "Tokens of the data that the student's own texts begin with.", least=1, most=1 << 20
+    )
 
     # LoRA.
     lora_rank: int = _option(0, "Train an adapter of this rank instead of the weights.", most=4096)
@@ -116,7 +129,7 @@ class TrainConfig:
         "auto", "f32, or bf16 for products (auto: bf16 on a GPU).", choices=("auto", "f32", "bf16")
     )
     deterministic: bool = _option(True, "Use only kernels that give the same bits every time.")
-    compile: bool = _option(False, "Compile the loss with torch.compile.")
+    compile: bool = _option(False, "Compile the layers with torch.compile.")
     threads: int = _option(0, "Threads of the CPU; 0: all cores.", most=4096)
 
     def __post_init__(self) -> None:
@@ -128,6 +141,12 @@ class TrainConfig:
         if self.heads % (self.kv_heads or self.heads):
             raise TrainError.about(
                 "kv_heads", f"is {self.kv_heads}, which does not divide heads {self.heads}"
+            )
+        if self.on_policy and self.teacher is None:
+            raise TrainError.about("on_policy", "needs a model to distil (teacher)")
+        if self.on_policy and self.on_policy_prompt >= self.length:
+            raise TrainError.about(
+                "on_policy_prompt", f"is {self.on_policy_prompt}; less than length {self.length} is expected"
             )
         if self.lora_rank and self.model is None:
             raise TrainError.about("lora_rank", "needs a model to adapt (model)")

@@ -17,10 +17,10 @@ from glassloop.model.families import FAMILY_BY_TYPE, GGUF_FUSED_LAYER, GGUF_LAYE
 from glassloop.model.gguf import MAGIC
 from glassloop.model.loader import ModelFiles
 from glassloop.model.rope import LinearScaling, ListedScaling, Llama3Scaling, Rope, YarnScaling
+from glassloop.model.weights import family_of
 from glassloop.ops.quant import FORMATS, Float32, Format
 from glassloop.ops.tensor import Tensor
 from glassloop.text.pretokenizers import GGUF_RULES
-from glassloop.train.hf_layout import family_of
 from glassloop.train.write_safetensors import whole_file
 
 _ALIGNMENT = 32
@@ -46,7 +46,7 @@ def write_gguf(path: Path, files: ModelFiles, weights: Mapping[str, Float32], fo
     read_back = config_from_gguf(str(path), metadata, {tensor.name: tensor for tensor in tensors})[1]
     _compare(path, config, read_back)
     metadata |= _tokenizer(files)
-    _write(path, metadata, tensors)
+    write_tensors(path, metadata, tensors)
     return path
 
 
@@ -227,7 +227,8 @@ def _word_rule(files: ModelFiles, found: Any, ignore_merges: bool) -> str:
     raise ModelError(f"{files.path}: GGUF has no name for the way in which this tokenizer cuts words")
 
 
-def _write(path: Path, metadata: Mapping[str, Any], tensors: list[Tensor]) -> None:
+def write_tensors(path: Path, metadata: Mapping[str, Any], tensors: list[Tensor]) -> None:
+    """Writes a GGUF file with these tensors as they are stored."""
     head = bytearray(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
     for key, value in metadata.items():
         head += _string(key) + _value(value)

@@ -11,8 +11,9 @@ import numpy as np
 from glassloop.errors import ModelError
 from glassloop.model.config import ModelConfig
 from glassloop.model.config_hf import config_from_json
-from glassloop.model.families import FAMILIES, ModelFamily, Part
+from glassloop.model.families import FAMILIES, ModelFamily
 from glassloop.model.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from glassloop.model.weights import family_of, hf_name
 from glassloop.ops.quant import Float32
 
 # The class of transformers that reads a model, by our name for its family.
@@ -28,26 +29,6 @@ _CLASSES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
 }
-
-
-def family_of(config: ModelConfig) -> ModelFamily:
-    return next(family for family in FAMILIES if family.name == config.family)
-
-
-def hf_name(config: ModelConfig, name: str) -> tuple[str, Part | None]:
-    """Returns the name of one of our weights in a file for transformers, and which part of it it is."""
-    family = family_of(config)
-    prefix = "transformer." if family.transposed else "model."
-    stem, _, suffix = name.rpartition(".")
-    if not stem.startswith("layers."):
-        theirs = family.top[stem]
-        return ("" if stem == "head" else prefix) + f"{theirs}.{suffix}", None
-    _, index, kind = stem.split(".")
-    entry = family.layer[kind]
-    part = entry if isinstance(entry, Part) else None
-    pattern = part.name if part else entry
-    assert isinstance(pattern, str)
-    return f"{prefix}{pattern.format(i=index)}.{suffix}", part
 
 
 def hf_tensors(

@@ -40,11 +40,21 @@ def set_up(config: TrainConfig) -> Iterator[None]:
     if config.deterministic:
         # cuBLAS reads it when it starts; without it, its products may differ from run to run.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        if config.compile:
+            _compile_without_timing()
     _set(config.threads, config.deterministic, False, "highest" if config.deterministic else "high")
     try:
         yield
     finally:
         _set(*before)
+
+
+def _compile_without_timing() -> None:
+    """Keeps the compiler from choosing kernels by their measured time, which may differ from run to run."""
+    from torch._inductor import config as inductor
+
+    if hasattr(inductor, "deterministic"):
+        inductor.deterministic = True
 
 
 def _set(threads: int, deterministic: bool, fill: bool, precision: str) -> None:

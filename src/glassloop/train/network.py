@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,16 +12,17 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from glassloop.model.config import ModelConfig
-from glassloop.model.transformer import Transformer
+from glassloop.model.transformer import Step, Sublayer, Transformer
 from glassloop.ops.tensor import Tensor
+from glassloop.train.cross_entropy import head_cross_entropy
 from glassloop.train.ops import Packed, TrainOps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Logits that are computed at once. With more, the loss goes through the rows in pieces and computes each
-# piece again for its gradients, so that the memory for logits stays below 2 GiB.
-_MOST_LOGITS = 1 << 29
+# Logits that are computed at once. With more, the loss goes through the rows in pieces, so that the memory
+# for logits stays below about 2 GiB.
+_MOST_LOGITS = 1 << 27
 
 
 class Network:
@@ -38,13 +40,22 @@ class Network:
         dtype: Any = torch.float32,
         dropout: float = 0.0,
         bf16: bool = False,
+        compile: bool = False,
     ) -> None:
+        """`compile` compiles the layers with torch.compile for training. Validation and samples, whose shapes
+        vary, run as they are."""
         self.config = config
         self.device = device
         self.ops = TrainOps(device, dtype, dropout)
         self._bf16 = bf16
+        self._compile = compile
         named = {name: tensor._replace(name=name) for name, tensor in weights.items()}
         self.transformer = Transformer(config, named, self.ops)
+        if compile:
+            self.transformer.layers = [
+                (_Compiled(mixer), _Compiled(feed_forward))  # type: ignore[misc]
+                for mixer, feed_forward in self.transformer.layers
+            ]
         if config.positions == "sinusoidal":  # a table that is computed, not trained
             self.ops.matrices.pop("position_embedding.weight").weight.requires_grad_(False)
         self.parameters: dict[str, torch.Tensor] = {
@@ -52,6 +63,15 @@ class Network:
             for name in config.shapes()
         }
         self.weights = dict(self.parameters)  # all weights, also when only an adapter is trained
+
+    @property
+    def takes_cuts(self) -> bool:
+        """Whether `Packed.cuts` is used: the flash kernel of a GPU computes each document on its own."""
+        fits = all(
+            layer.mixer.softcap is None and layer.mixer.head_dim % 8 == 0 and layer.mixer.head_dim <= 256
+            for layer in self.config.layers
+        )
+        return self.device.startswith("cuda") and self._bf16 and fits
 
     @property
     def size(self) -> int:
@@ -77,14 +97,23 @@ class Network:
         each of them."""
         with self._precision():
             hidden = self._hidden(batch)
-            rows = max(1, _MOST_LOGITS // self.config.vocab_size)
-            if len(hidden) <= rows:
+            if len(hidden) * self.config.vocab_size <= _MOST_LOGITS:
                 return self._cross_entropy(hidden, targets)
-            total = hidden.new_zeros((), dtype=torch.float32)
-            for at in range(0, len(hidden), rows):
-                piece = hidden[at : at + rows], targets[at : at + rows]
-                total = total + checkpoint(self._cross_entropy, *piece, use_reentrant=False)
-            return total
+            if not torch.is_grad_enabled():
+                rows = max(1, _MOST_LOGITS // self.config.vocab_size)
+                return sum(
+                    self._cross_entropy(hidden[at : at + rows], targets[at : at + rows])
+                    for at in range(0, len(hidden), rows)
+                )
+            return head_cross_entropy(
+                hidden,
+                self.transformer.head.weight,
+                targets,
+                self.config.logit_softcap,
+                dtype=torch.bfloat16 if self._bf16 else self.ops.dtype,
+                most_logits=_MOST_LOGITS,
+                compiled=self._compile,
+            )
 
     def distillation(
         self, batch: Packed, targets: torch.Tensor, teacher: Network, share: float
@@ -119,6 +148,7 @@ class Network:
         return total + F.nll_loss(own, targets, reduction="sum") * (1 - share) if share < 1 else total
 
     def _hidden(self, batch: Packed) -> torch.Tensor:
+        batch.make_masks({layer.mixer.window for layer in self.config.layers})
         return self.transformer.hidden(batch, ())  # type: ignore[arg-type]  # Packed is this op set's batch
 
     def _cross_entropy(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -132,3 +162,26 @@ class Network:
             return nullcontext()
         found: AbstractContextManager[None] = torch.autocast(self.device.split(":")[0], torch.bfloat16)
         return found
+
+
+class _Compiled:
+    """A sublayer that is compiled for training. All of one shape share the compiled code, which takes a few
+    seconds to make; a whole model would take minutes."""
+
+    def __init__(self, sublayer: Sublayer) -> None:
+        self._sublayer = sublayer
+
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        if not step.ops.training:  # type: ignore[attr-defined]
+            return self._sublayer.forward(x, step)
+        return _compiled_forward()(self._sublayer, x, step)
+
+
+def _forward(sublayer: Sublayer, x: torch.Tensor, step: Step) -> torch.Tensor:
+    return sublayer.forward(x, step)
+
+
+@cache
+def _compiled_forward() -> Callable[[Sublayer, torch.Tensor, Step], torch.Tensor]:
+    found: Callable[[Sublayer, torch.Tensor, Step], torch.Tensor] = torch.compile(_forward, dynamic=False)
+    return found

@@ -6,7 +6,7 @@ length, each made of one or several documents, which do not see each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from glassloop.ops import rows as reference_rows
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place
-from glassloop.ops.protocol import Activation, Forward
+from glassloop.ops.protocol import Activation, Forward, LowRank
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
@@ -32,7 +32,9 @@ class Packed:
     length: int
     documents: torch.Tensor | None = None  # [sequences, length] a number for each document; None: one each
     wanted: torch.Tensor | None = None  # the rows whose logits are computed; None: all
+    adapters: Sequence[int] = ()  # of each row, as in `Batch`; what is trained is in the matrices themselves
     look_ahead: bool = False  # without the causal mask: every token sees the whole of its document
+    cuts: torch.Tensor | None = None  # [documents + 1] the first row of each document, and the end (int32)
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)  # by window
 
     def mask(self, window: int | None) -> torch.Tensor | None:
@@ -41,6 +43,12 @@ class Packed:
         if window not in self.masks:
             self.masks[window] = self._mask(window)
         return self.masks[window]
+
+    def make_masks(self, windows: Iterable[int | None]) -> None:
+        """Computes the masks for layers with these windows, before the first layer asks for one."""
+        if self.cuts is None:
+            for window in windows:
+                self.mask(window)
 
     def _mask(self, window: int | None) -> torch.Tensor | None:
         limited = window is not None and window < self.length
@@ -90,6 +98,7 @@ class TrainOps:
         self.training = False  # whether dropout is applied
         self.matrices: dict[str, TrainMatrix] = {}
         self.vectors: dict[str, torch.Tensor] = {}
+        self._sent: dict[bytes, torch.Tensor] = {}
 
     def host(self, array: torch.Tensor) -> Float32:
         found: Float32 = array.detach().float().cpu().numpy()
@@ -98,7 +107,7 @@ class TrainOps:
     def seconds(self, results: object) -> None:
         return None
 
-    def program(self, compute: Forward, sizes: Sequence[int] = ()) -> Forward:
+    def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
         return compute
 
     def cache_memory(self) -> int:
@@ -122,6 +131,24 @@ class TrainOps:
     def _parameter(self, tensor: Tensor) -> torch.Tensor:
         values = torch.from_numpy(np.array(tensor.float32()))
         return values.to(self.device, self.dtype).requires_grad_()
+
+    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank:
+        made = [torch.from_numpy(np.array(each.float32())).to(self.device, self.dtype) for each in (down, up)]
+        return LowRank(made[0], made[1], scale)
+
+    def adapt(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        adapters: Sequence[int],
+        parts: Sequence[LowRank | None],
+    ) -> torch.Tensor:
+        numbers = torch.tensor(adapters, device=y.device)
+        for number, part in enumerate(parts):
+            if part is not None:
+                added = F.linear(F.linear(x, part.down), part.up) * part.scale
+                y = torch.where((numbers == number)[:, None], y + added, y)
+        return y
 
     def embed(self, table: TrainMatrix, ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, table.weight)
@@ -151,9 +178,16 @@ class TrainOps:
     def angles(
         self, positions: torch.Tensor, frequencies: Float32, factor: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        speed = torch.from_numpy(np.asarray(frequencies, np.float32)).to(self.device)
+        speed = self._on_device(frequencies)
         turns = positions.to(torch.float32)[:, None, None] * speed  # [rows, 1, half]
         return (turns.cos() * factor).to(self.dtype), (turns.sin() * factor).to(self.dtype)
+
+    def _on_device(self, frequencies: Float32) -> torch.Tensor:
+        """Returns frequencies on the device. They are sent once: each transfer would wait for the device."""
+        key = frequencies.tobytes()
+        if key not in self._sent:
+            self._sent[key] = torch.from_numpy(np.array(frequencies, np.float32)).to(self.device)
+        return self._sent[key]
 
     def rotate(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         cos, sin = angles
@@ -178,12 +212,14 @@ class TrainOps:
         written."""
         packed: Packed = batch
         rows, heads, head_dim = q.shape
+        dropout = self.dropout if self.training else 0.0
+        if packed.cuts is not None:
+            return _flash_attention(q, k, v, packed, dropout, scale, window)
         q, k, v = (
             x.to(v.dtype).reshape(packed.sequences, packed.length, -1, head_dim).transpose(1, 2)
             for x in (q, k, v)
         )  # [sequences, heads, length, head dim]
         mask = packed.mask(window)
-        dropout = self.dropout if self.training else 0.0
         shared = heads != k.shape[1]  # several query heads read one key-value head
         if shared and (mask is not None or softcap is not None):
             # The kernels that take a mask do not share heads: torch would compute the whole matrix of scores.
@@ -222,6 +258,38 @@ class TrainOps:
 
     def take(self, x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
         return x if rows is None else x[rows]
+
+
+def _flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    packed: Packed,
+    dropout: float,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """Returns attention within the documents that `packed.cuts` names, by torch's flash kernel, which needs
+    a GPU and bfloat16."""
+    q, k = q.to(v.dtype), k.to(v.dtype)
+    limit = None if window is None or window >= packed.length else window - 1
+    mixed = torch.ops.aten._flash_attention_forward(
+        q,
+        k,
+        v,
+        packed.cuts,
+        packed.cuts,
+        packed.length,
+        packed.length,
+        dropout,
+        not packed.look_ahead,
+        False,
+        scale=scale,
+        window_size_left=limit,
+        window_size_right=None if limit is None or packed.look_ahead else 0,
+    )[0]
+    found: torch.Tensor = mixed.reshape(len(q), -1)
+    return found
 
 
 def _capped_attention(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from glassloop.decode.luck import hash_ids, luck_key
 
 # What a hash is used for. Each use has hashes of its own.
-DOCUMENTS, BLOCKS, SHIFT, DROPOUT = range(4)
+DOCUMENTS, BLOCKS, SHIFT, DROPOUT, ON_POLICY = range(5)
 
 
 def order(seed: int, epoch: int, use: int, count: int) -> NDArray[np.int64]:

@@ -42,6 +42,8 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "dropout": 0.2,
             "validation_share": 0.1,
             "validate_every": 250,
+            "patience": 20,  # as many as there are: the run goes to its end and keeps the best weights
+            "checkpoint_every": 500,
             "sample_every": 1000,
         },
     ),

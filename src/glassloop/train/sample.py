@@ -11,6 +11,35 @@ from glassloop.train.network import Network
 from glassloop.train.ops import Packed
 
 
+def sample_batch(
+    network: Network, prompts: torch.Tensor, count: int, seed: int, temperature: float = 1.0
+) -> torch.Tensor:
+    """Returns prompts of one length with `count` tokens drawn after each: [prompts, length + count]. It is
+    for many short texts at once: luck would be a hash for each token and prompt; a GPU draws faster from its
+    own generator."""
+    generator = torch.Generator(network.device).manual_seed(seed)
+    ids = prompts.to(network.device)
+    sequences = len(ids)
+    with torch.no_grad():
+        for _ in range(count):
+            length = ids.shape[1]
+            places = torch.arange(length, device=network.device).repeat(sequences)
+            last = torch.arange(1, sequences + 1, device=network.device) * length - 1
+            logits = network.logits(Packed(ids.reshape(-1), places, sequences, length, wanted=last)).float()
+            chances = torch.empty_like(logits).exponential_(generator=generator)
+            drawn = (logits / temperature - chances.log()).argmax(-1)
+            ids = torch.cat([ids, drawn[:, None]], dim=1)
+    return ids
+
+
+def after_end(ids: torch.Tensor, ends: tuple[int, ...]) -> torch.Tensor:
+    """Returns which tokens come after the first token of `ends` in their row: [rows, length]."""
+    is_end = torch.zeros_like(ids, dtype=torch.bool)
+    for end in ends:
+        is_end |= ids == end
+    return (is_end.cumsum(1) - is_end.long()) > 0
+
+
 def sample_tokens(
     network: Network, prompt: list[int], count: int, temperature: float, seed: int, ends: tuple[int, ...] = ()
 ) -> list[int]:

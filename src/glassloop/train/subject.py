@@ -95,6 +95,21 @@ def load_subject(config: TrainConfig, folder: Path, report: Report) -> Subject:
     return Subject(made, weights, named, tokenizer, written, ready, training, held, validation)
 
 
+def prepare_data(config: TrainConfig, folder: Path, report: Report) -> Path:
+    """Returns the folder of the token files of a config's data, which several runs can use. They are made in
+    `folder`, unless the data are token files already."""
+    ready = _token_folder(config)
+    if ready is not None:
+        return ready.folder
+    if not is_token_folder(folder / "tokens"):
+        tokenizer = _tokenizer(config, None, folder / "tokenizer", report)
+        if not config.data:
+            raise TrainError.about("data", "is missing; a text file, a JSONL file or a folder is expected")
+        files = {name: text.encode() for name, text in tokenizer.json_files().items()}
+        prepare_tokens(config.data, folder / "tokens", tokenizer, tokenizer_files=files, report=report)
+    return folder / "tokens"
+
+
 def load_teacher(name: str, config: ModelConfig) -> ModelFiles:
     """Returns the files of a model to distil. Student and teacher must have the same tokens; their number is
     checked here."""

@@ -20,7 +20,7 @@ class Trained:
     steps: int
     tokens: int
     loss: float | None  # of the last step
-    validation: float | None
+    validation: float | None  # of the weights that are kept: the last ones, or the best ones with patience
     seconds: float
 
 
@@ -81,6 +81,7 @@ def _run(config: TrainConfig, place: RunFolder, quiet: bool, on_step: Callable[[
         device=device,
         dropout=config.dropout,
         bf16=config.precision == "bf16",
+        compile=config.compile,
     )
     if config.lora_rank:
         lora.add_adapters(network, config)
@@ -134,7 +135,7 @@ def _run(config: TrainConfig, place: RunFolder, quiet: bool, on_step: Callable[[
         state.step,
         state.tokens,
         losses[-1] if losses else None,
-        validations[-1] if validations else None,
+        state.best if config.patience else validations[-1] if validations else None,
         round(state.seconds, 3),
     )
     place.write_json("result.json", {**vars(made), "folder": str(made.folder)})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,19 +21,40 @@ import torch
 
 from glassloop.ops.quant import Float32
 from glassloop.train import checkpoint as checkpoints
-from glassloop.train.batches import IGNORED, Batches, Cursor, Rows
+from glassloop.train.batches import IGNORED, Batches, Cursor, Rows, document_cuts
 from glassloop.train.checkpoint import State
 from glassloop.train.config import TrainConfig, TrainError
 from glassloop.train.curves import Curves, svg
 from glassloop.train.network import Network
 from glassloop.train.ops import Packed
-from glassloop.train.order import DROPOUT, number
+from glassloop.train.order import DROPOUT, ON_POLICY, number
 from glassloop.train.probes import end_probability, neighbours
 from glassloop.train.progress import Progress
 from glassloop.train.run_folder import RunFolder
-from glassloop.train.sample import sample_tokens
+from glassloop.train.sample import after_end, sample_batch, sample_tokens
 from glassloop.train.schedule import learning_rate
 from glassloop.train.subject import Subject
+
+
+class _Launched:
+    """A step that was launched, whose results are on their way from the device."""
+
+    def __init__(self, step: int, rate: float, tokens: int, rows: int, facts: torch.Tensor) -> None:
+        self.step, self.rate, self.tokens, self.rows = step, rate, tokens, rows
+        self._facts, self._event = facts, None
+        if facts.is_cuda:
+            self._facts = torch.empty(2, dtype=facts.dtype, pin_memory=True)
+            self._facts.copy_(facts, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> tuple[float, float]:
+        """Returns the loss and the norm of the gradient as soon as they are known."""
+        if self._event is not None:
+            self._event.synchronize()
+        loss, norm = self._facts.tolist()
+        return loss, norm
+
 
 _FIRST = State(step=0, epoch=0, place=0, tokens=0, seconds=0.0)
 
@@ -60,12 +82,18 @@ class Trainer:
         self.state = _FIRST
         self._on_step = on_step
         self._stop = False
+        self._launched: deque[_Launched] = deque()
+        # Steps whose results are not waited for: while a GPU computes, the next step is prepared.
+        self._ahead = 1 if network.device.startswith("cuda") else 0
+        self._broken = torch.zeros((), device=network.device)  # 1 after a step that was not finite
+        self._clock = time.monotonic()
         options = config.length, config.packing, config.seed, config.borders
         self._batches = Batches(subject.files, subject.training, *options)  # type: ignore[arg-type]
+        self._cuts = network.takes_cuts
         self._prompt = self._sample_prompt()
         self._probed = self._probed_tokens()
         self.optimizer = _adamw(config, network)
-        self._loss = self._loss_function(teacher)
+        self._teacher = teacher
         self._resume()
         self.curves = Curves(folder.curves, self.state.step)
         self.progress = Progress(config.steps, self.state.step, quiet)
@@ -78,9 +106,10 @@ class Trainer:
         elif not self.curves.points:
             self._save()
             self._probe()
+        self._clock = time.monotonic()
         with self._interruptible():
             while self.state.step < config.steps and not self._exhausted:
-                self._step()
+                self.step()
                 done = self.state.step
                 if config.sample_every and done % config.sample_every == 0:
                     self._sample()
@@ -93,6 +122,7 @@ class Trainer:
                     raise TrainError(
                         f"interrupted after step {done}; go on: glassloop train resume {self.folder.path}"
                     )
+        self.finish()
         here = {key for point in self.curves.points if point["step"] == self.state.step for key in point}
         if "validation" not in here:
             self._validate()
@@ -109,9 +139,13 @@ class Trainer:
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _step(self) -> None:
-        config, state, began = self.config, self.state, time.monotonic()
+    def step(self) -> None:
+        """Launches a step, and records the one before it, or itself on a CPU."""
+        config, state = self.config, self.state
         rows, cursor = self._batches.take(Cursor(state.epoch, state.place), config.batch * config.accumulate)
+        own_text = number(config.seed, state.step, ON_POLICY, 1 << 32) < config.on_policy * (1 << 32)
+        if own_text:
+            rows = self._write_rows(rows)
         count = rows.count
         torch.manual_seed(number(config.seed, state.step, DROPOUT, 2**63))
         rate = learning_rate(config, state.step)
@@ -121,56 +155,87 @@ class Trainer:
         with self.network.training():
             for at in range(0, len(rows.tokens), config.batch):
                 batch, targets = self._packed(_some(rows, at, at + config.batch))
-                loss = self._loss(batch, targets) / max(1, count)
+                loss = self._loss(batch, targets, own_text) / max(1, count)
                 loss.backward()
                 losses.append(loss.detach())
         parameters = list(self.network.parameters.values())
         clipped = torch.nn.utils.clip_grad_norm_(parameters, config.clip or math.inf)
-        # Read at once: each reading waits for the device.
-        total, norm = torch.stack([torch.stack(losses).sum(), clipped]).tolist()
-        if not math.isfinite(total) or not math.isfinite(norm):
-            raise TrainError(
-                f"step {state.step + 1}: the loss is {total} and the norm of the gradient {norm}; the last"
-                f" checkpoint is kept in {self.folder.checkpoints} (a lower lr may help)"
-            )
+        facts = torch.stack([torch.stack(losses).sum(), clipped])
+        # The optimizer skips the step, and all that follow, on the device: the weights stay finite.
+        self._broken = torch.maximum(self._broken, (~facts.isfinite()).any().to(self._broken.dtype))
+        self.optimizer.found_inf = self._broken
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        took = time.monotonic() - began
         self.state = replace(
             state,
             step=state.step + 1,
             epoch=cursor.epoch,
             place=cursor.place,
             tokens=state.tokens + count,
-            seconds=state.seconds + took,
         )
+        self._launched.append(_Launched(self.state.step, rate, self.state.tokens, rows.tokens.size, facts))
+        while len(self._launched) > self._ahead:
+            self._record()
+
+    def finish(self) -> None:
+        """Waits for all steps that were launched."""
+        while self._launched:
+            self._record()
+
+    def _record(self) -> None:
+        """Waits for the oldest step that was launched and records it. Raises a TrainError if it was not
+        finite."""
+        done = self._launched.popleft()
+        total, norm = done.read()
+        if not math.isfinite(total) or not math.isfinite(norm):
+            raise TrainError(
+                f"step {done.step}: the loss is {total} and the norm of the gradient {norm}; the last"
+                f" checkpoint is kept in {self.folder.checkpoints} (a lower lr may help)"
+            )
+        now = time.monotonic()
+        took, self._clock = now - self._clock, now
+        self.state = replace(self.state, seconds=self.state.seconds + took)
         self.curves.add(
-            step=self.state.step,
+            step=done.step,
             loss=total,
-            lr=rate,
+            lr=done.rate,
             norm=norm,
-            tokens=self.state.tokens,
+            tokens=done.tokens,
             seconds=round(self.state.seconds, 3),
         )
-        self.progress.step(self.state.step, total, rows.tokens.size / max(took, 1e-9))
+        self.progress.step(done.step, total, done.rows / max(took, 1e-9))
 
-    def _loss_function(self, teacher: Network | None) -> Callable[[Packed, torch.Tensor], torch.Tensor]:
-        network, share = self.network, self.config.teacher_share
+    def _loss(self, batch: Packed, targets: torch.Tensor, own_text: bool) -> torch.Tensor:
+        if self._teacher is None:
+            return self.network.loss(batch, targets)
+        # Text of the student's own is no example: only the teacher says what should come next.
+        share = 1.0 if own_text else self.config.teacher_share
+        return self.network.distillation(batch, targets, self._teacher, share)
 
-        def distillation(batch: Packed, targets: torch.Tensor) -> torch.Tensor:
-            assert teacher is not None
-            return network.distillation(batch, targets, teacher, share)
-
-        loss = network.loss if teacher is None else distillation
-        return torch.compile(loss) if self.config.compile else loss
+    def _write_rows(self, rows: Rows) -> Rows:
+        """Returns sequences that the model writes itself after the first tokens of those of the data. What
+        comes after the end of a text is not learned."""
+        prompt, length = self.config.on_policy_prompt, rows.tokens.shape[1]
+        seed = number(self.config.seed, self.state.step, ON_POLICY, 2**63)
+        begins = torch.from_numpy(rows.tokens[:, :prompt].copy())
+        ids = sample_batch(self.network, begins, length - prompt, seed)
+        targets = torch.full_like(ids, IGNORED)
+        targets[:, :-1] = ids[:, 1:].masked_fill(after_end(ids, self.subject.ends)[:, 1:], IGNORED)
+        targets[:, : prompt - 1] = IGNORED
+        positions = np.broadcast_to(np.arange(length), rows.tokens.shape)
+        return Rows(ids.cpu().numpy(), targets.cpu().numpy(), positions, None)
 
     def _packed(self, rows: Rows) -> tuple[Packed, torch.Tensor]:
         """Returns a batch and its targets on the device. If the loss counts less than half of the rows, only
         their logits are computed."""
-        device = self.network.device
+        network = self.network
 
         def send(array: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+            found = torch.from_numpy(np.ascontiguousarray(array))
+            if network.device == "cpu":
+                return found
+            # From pinned memory the transfer does not wait for the steps that were launched before it.
+            return found.pin_memory().to(network.device, non_blocking=True)
 
         targets, wanted = rows.targets.reshape(-1), None
         if rows.count * 2 < targets.size:
@@ -184,6 +249,7 @@ class Trainer:
             documents=None if rows.documents is None else send(rows.documents),
             wanted=wanted,
             look_ahead=self.config.look_ahead,
+            cuts=send(document_cuts(rows.documents)) if self._cuts and rows.documents is not None else None,
         ), send(targets)
 
     # ── on the way ─────────────────────────────────────────────────────────────────────────────────────────
@@ -205,6 +271,7 @@ class Trainer:
         return total / max(1, count)
 
     def _validate(self) -> None:
+        self.finish()
         loss = self.validation_loss()
         if loss is None:
             return
@@ -251,6 +318,7 @@ class Trainer:
         return first
 
     def _sample(self) -> None:
+        self.finish()
         config, tokenizer = self.config, self.subject.tokenizer
         if tokenizer is None:
             return
@@ -278,6 +346,7 @@ class Trainer:
         return arrays
 
     def _save(self) -> None:
+        self.finish()
         checkpoints.save_checkpoint(self.folder.checkpoints, self.state, self._arrays(), self.identity)
         checkpoints.drop_old_checkpoints(self.folder.checkpoints, self.config.keep)
 
@@ -314,8 +383,7 @@ class Trainer:
                 )
                 weight.copy_(own)
                 if self.state.step:
-                    where = weight.device if self.optimizer.defaults["fused"] else "cpu"
-                    step = torch.tensor(float(self.state.step), device=where)
+                    step = torch.tensor(float(self.state.step), device=weight.device)
                     self.optimizer.state[weight] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
 
     @contextmanager
@@ -349,6 +417,5 @@ def _adamw(config: TrainConfig, network: Network) -> Any:
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    fused = network.device.startswith("cuda")
     betas = (config.beta1, config.beta2)
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=fused)
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=True)

@@ -13,6 +13,7 @@ from typing import IO
 import numpy as np
 
 from glassloop.errors import GlassloopError
+from glassloop.model.safetensors import Entry
 from glassloop.ops.tensor import Tensor
 
 _NAMES = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
@@ -21,26 +22,28 @@ _NAMES = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 def write_safetensors(path: Path, tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> str:
     """Writes tensors (F32, F16, BF16) with metadata, and returns the SHA-256 of their bytes, which the
     metadata has too, as `sha256`."""
-    listed = list(tensors)
+    entries = {
+        tensor.name: Entry(_NAMES[tensor.format.name], tensor.shape, tensor.data) for tensor in tensors
+    }
+    return write_entries(path, entries, metadata)
+
+
+def write_entries(path: Path, entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> str:
+    """Writes tensors of any type, as `write_safetensors` does."""
     digest = hashlib.sha256()
     header: dict[str, object] = {}
     at = 0
-    for tensor in listed:
-        data = np.ascontiguousarray(tensor.data)
-        digest.update(data.data)
-        header[tensor.name] = {
-            "dtype": _NAMES[tensor.format.name],
-            "shape": list(tensor.shape),
-            "data_offsets": [at, at + len(data)],
-        }
+    for name, (kind, shape, data) in entries.items():
+        digest.update(np.ascontiguousarray(data).data)
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, at + len(data)]}
         at += len(data)
     sha256 = digest.hexdigest()
     raw = json.dumps({"__metadata__": {**metadata, "sha256": sha256}, **header}).encode()
     raw += b" " * (-len(raw) % 8)
     with whole_file(path) as file:
         file.write(len(raw).to_bytes(8, "little") + raw)
-        for tensor in listed:
-            file.write(np.ascontiguousarray(tensor.data).data)
+        for entry in entries.values():
+            file.write(np.ascontiguousarray(entry.data).data)
     return sha256
 
 

@@ -75,6 +75,9 @@ export interface ForkBody {
 }
 
 export const api = {
+  /** Any other address that is only read. */
+  read: <T>(path: string, signal?: AbortSignal) => get<T>(path, signal),
+  send: <T>(path: string, body: unknown, signal?: AbortSignal) => post<T>(path, body, signal),
   info: () => get<Info>('/api/info'),
   runs: ({ search = '', before, limit }: RunsQuery) =>
     get<Runs & { more: boolean }>(`/api/runs?${new URLSearchParams({ limit: String(limit), ...(search.trim() ? { search: search.trim() } : {}), ...(before ? { before } : {}) })}`),

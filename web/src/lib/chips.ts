@@ -9,8 +9,9 @@ import type { Item, Layout, Placed } from './layout';
 import type { Refusal } from './types';
 import { spoken } from './visible';
 
-export const ROW = 34;
-const CHIP = 26;
+export const ROW = 30;
+const CHIP = 24;
+const [THIN, THICK] = [1.25, 7]; // pixels: wires of probability 0 and 1
 const LONGEST_TAG = 46;
 const SURE_TO_FIT = 16; // characters, however wide
 
@@ -37,6 +38,7 @@ export interface Chip {
 export interface Wire {
   readonly key: string;
   readonly look: string;
+  readonly width: number; // pixels, by the probability of the token that it leads to
   readonly d: string;
 }
 
@@ -74,6 +76,7 @@ export function within({ placed }: Layout, { left, right, top, bottom }: Window,
 export function chipOf({ item, x, row, width, level }: Placed, sight: Sight): Chip {
   const { key, kind, index, run, focused, place, alternative, refused } = item;
   const current = sight.current?.item === item;
+  const probability = likelihood(item);
   const source = kind === 'token' ? (place?.source ?? '') : '';
   const guess = guessTold(source, refused, item.piece);
   const look = ['item', kind, ...(source ? [source] : [])];
@@ -89,11 +92,17 @@ export function chipOf({ item, x, row, width, level }: Placed, sight: Sight): Ch
     piece: kind === 'prompt' ? promptLabel(sight.promptTokens) : kind === 'fold' || kind === 'more' ? item.label : item.piece,
     name: nameOf(item, guess, sight.promptTokens),
     look: look.join(' '),
-    box: `left:${x}px;top:${row * ROW}px;width:${width}px`,
+    box: `left:${x}px;top:${row * ROW}px;width:${width}px${probability === null ? '' : `;--p:${probability.toFixed(3)}`}`,
     id: alternative?.id ?? place?.id,
-    share: alternative ? percent(alternative.raw_logprob) : '',
+    share: kind === 'alternative' && alternative ? percent(alternative.raw_logprob) : '',
     hint: item.label.length > SURE_TO_FIT ? item.label : undefined,
   };
+}
+
+/** Returns the model's own probability of the token of an item, or null where it is not known. */
+function likelihood({ kind, alternative, place }: Item): number | null {
+  const raw = alternative ? alternative.raw_logprob : kind === 'token' ? (place?.raw ?? null) : null;
+  return raw === null ? null : Math.exp(raw);
 }
 
 export function tagsOf(placed: readonly Placed[]): Tag[] {
@@ -109,10 +118,11 @@ export function wiresOf({ placed }: Layout, { left, right, top, bottom }: Window
   const made: Wire[] = [];
   for (const each of placed) {
     const { item, parent } = each;
-    if (!parent || each.x < left || parent.x > right || Math.max(each.row, parent.row) * ROW + ROW < top || Math.min(each.row, parent.row) * ROW > bottom) continue;
+    if (!parent || item.kind === 'also' || each.x < left || parent.x > right || Math.max(each.row, parent.row) * ROW + ROW < top || Math.min(each.row, parent.row) * ROW > bottom) continue;
     const ghost = item.kind === 'alternative' || item.kind === 'more';
     const look = item.onPath ? 'path' : ghost ? 'ghost' : isPruned(item.place) ? 'pruned' : '';
-    made.push({ key: item.key, look, d: drawn(each) ?? '' });
+    const width = Math.round(10 * (THIN + (THICK - THIN) * (likelihood(item) ?? 0))) / 10;
+    made.push({ key: item.key, look, width, d: drawn(each) ?? '' });
   }
   return made;
 }

@@ -22,6 +22,7 @@ export interface Place {
   id: number;
   piece: string;
   source: string;
+  raw: number | null; // the model's own log-probability, if it is known
   refused: Refusal | null;
   beam: Beam | null;
   kept: boolean; // whether it is in the text of a run; then it is not drawn as pruned, even if a beam was pruned here
@@ -101,12 +102,14 @@ export class Forest {
   private root(summary: Summary): void {
     if (this.places.has(summary.root)) return;
     this.roots.push(summary.root);
-    this.places.set(summary.root, { node: summary.root, parent: null, depth: 0, children: [], run: summary.id, id: -1, piece: '', source: 'prompt', refused: null, beam: null, kept: true });
+    this.places.set(summary.root, { node: summary.root, parent: null, depth: 0, children: [], run: summary.id, id: -1, piece: '', source: 'prompt', raw: null, refused: null, beam: null, kept: true });
   }
 
   private place(run: Run, token: Token): void {
     const place = this.add(token.node, token.parent, run.summary.id, token.id, token.piece, token.source, token.refused);
-    if (place) place.kept = true;
+    if (!place) return;
+    place.kept = true;
+    place.raw = token.raw_logprob;
   }
 
   private beam(run: Run, beam: Beam): void {
@@ -118,7 +121,7 @@ export class Forest {
     const known = this.places.get(node);
     const above = this.places.get(parent);
     if (known || !above) return known;
-    const made: Place = { node, parent, depth: above.depth + 1, children: [], run, id, piece, source, refused, beam: null, kept: false };
+    const made: Place = { node, parent, depth: above.depth + 1, children: [], run, id, piece, source, raw: null, refused, beam: null, kept: false };
     above.children.push(made);
     this.places.set(node, made);
     return made;

@@ -1,11 +1,15 @@
 // Formats the engine's numbers for reading. Nothing is computed here except rounding.
 
+/** What is shown for NaN: a number that another engine did not tell. */
+export const UNKNOWN = 'unknown';
+
 /** Returns the probability of a log-probability, as a percentage. */
 export function percent(logprob: number | null): string {
   return logprob === null ? 'removed' : share(Math.exp(logprob));
 }
 
 export function share(value: number): string {
+  if (Number.isNaN(value)) return UNKNOWN;
   const hundred = 100 * value;
   if (hundred >= 99.95) return value === 1 ? '100 %' : '>99.9 %';
   if (hundred >= 10) return `${hundred.toFixed(1)} %`;
@@ -14,9 +18,9 @@ export function share(value: number): string {
   return value === 0 ? '0 %' : '≈0 %';
 }
 
-export const decimal = (value: number | null, digits = 2): string => (value === null ? '∞' : value.toFixed(digits).replace('-', '−'));
+export const decimal = (value: number | null, digits = 2): string => (value === null ? '∞' : Number.isNaN(value) ? UNKNOWN : value.toFixed(digits).replace('-', '−'));
 
-export const signed = (value: number, digits = 2): string => `${value < 0 ? '−' : '+'}${Math.abs(value).toFixed(digits)}`;
+export const signed = (value: number, digits = 2): string => (Number.isNaN(value) ? UNKNOWN : `${value < 0 ? '−' : '+'}${Math.abs(value).toFixed(digits)}`);
 
 export function seconds(value: number): string {
   if (value < 0.0995) return `${(1000 * value).toFixed(1)} ms`;
@@ -31,9 +35,9 @@ export function bytes(value: number): string {
 }
 
 /** Returns a whole number with thousands separated as in the terminal: 49,152. */
-export const count = (value: number): string => value.toString().replace(/\B(?=(\d{3})+$)/g, ',');
+export const count = (value: number | null): string => (value === null || Number.isNaN(value) ? UNKNOWN : value.toString().replace(/\B(?=(\d{3})+$)/g, ','));
 
-export const plural = (value: number, noun: string): string => `${count(value)} ${noun}${value === 1 ? '' : 's'}`;
+export const plural = (value: number | null, noun: string): string => `${count(value)} ${noun}${value === 1 ? '' : 's'}`;
 
 /** Returns why a run ended, in a word or two. */
 export const endWord = (reason: string | null): string =>

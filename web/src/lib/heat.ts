@@ -11,6 +11,7 @@ const MOST = 7;
 /** Returns the surprise of a token on a scale from 0 (sure) to 1 (very surprising). */
 export function surprise(rawLogprob: number | null): number {
   if (rawLogprob === null) return 1;
+  if (Number.isNaN(rawLogprob)) return 0;
   return Math.min(1, Math.max(0, (-rawLogprob - CALM) / (MOST - CALM)));
 }
 

@@ -1,6 +1,8 @@
 // JSON with exact whole numbers: a seed may have 64 bits, a JavaScript number has 53. Numbers that do not fit are read
 // as bigints and written as digits.
 
+import { hasUnknown, markUnknown } from './unknown';
+
 const LONG = /(^|[:[,\s])-?\d{16,}\s*([,}\]]|$)/; // a cheap check: most texts have no such number
 const VALUES = /"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*/g;
 
@@ -12,6 +14,12 @@ export function whole(text: string): number | bigint | null {
 }
 
 export function parse(text: string): unknown {
+  const value = parseExact(text);
+  if (hasUnknown(text)) markUnknown(value);
+  return value;
+}
+
+function parseExact(text: string): unknown {
   if (!LONG.test(text)) return JSON.parse(text);
   let mark = '#';
   while (text.includes(mark)) mark += '#';

@@ -3,7 +3,8 @@
 export type Action =
   | 'play' | 'step' | 'back' | 'forth' | 'up' | 'down' | 'first' | 'last' | 'fork' | 'rewind' | 'edit'
   | 'next' | 'previous' | 'compare' | 'unpin' | 'help' | 'tour' | 'runs' | 'prompt' | 'theme'
-  | 'lens1' | 'lens2' | 'lens3' | 'lens4' | 'lens5' | 'lens6' | 'lens7';
+  | 'full' | 'larger' | 'smaller' | 'fit'
+  | 'lens1' | 'lens2' | 'lens3' | 'lens4' | 'lens5' | 'lens6' | 'lens7' | 'lens8' | 'lens9' | 'training' | 'engines';
 
 export interface Key {
   keys: string[]; // as KeyboardEvent.key has them
@@ -34,11 +35,19 @@ export const KEYMAP: readonly Key[] = [
   { keys: ['5'], shown: '5', action: 'lens5', does: 'Lens: Cache & time' },
   { keys: ['6'], shown: '6', action: 'lens6', does: 'Lens: Inside, if the server offers it' },
   { keys: ['7', 'w', 'W'], shown: 'W', action: 'lens7', does: 'Where did it go wrong? The most surprising and the luckiest tokens' },
+  { keys: ['8'], shown: '8', action: 'lens8', does: 'Lens: Thinking, several paths and their votes' },
+  { keys: ['9'], shown: '9', action: 'lens9', does: 'Lens: Editing, a text that changes its mind' },
+  { keys: ['l', 'L'], shown: 'L', action: 'training', does: 'Lens: Training, if the server shows training runs' },
+  { keys: ['x', 'X'], shown: 'X', action: 'engines', does: 'Lens: Engines, the replicas behind the server' },
+  { keys: ['f', 'F'], shown: 'F', action: 'full', does: 'The lens fills the page, or goes back to its place' },
+  { keys: ['+', '='], shown: '+', action: 'larger', does: 'The tree larger' },
+  { keys: ['-'], shown: '−', action: 'smaller', does: 'The tree smaller: more of it in sight' },
+  { keys: ['0'], shown: '0', action: 'fit', does: 'All of the tree in sight, or its own size' },
   { keys: ['/'], shown: '/', action: 'prompt', does: 'Write a prompt' },
   { keys: ['r', 'R'], shown: 'R', action: 'runs', does: 'The list of runs' },
   { keys: ['g', 'G'], shown: 'G', action: 'tour', does: 'The guided tour' },
   { keys: ['t', 'T'], shown: 'T', action: 'theme', does: 'Dark or light' },
-  { keys: ['Escape'], shown: 'Esc', action: 'unpin', does: 'Unpin' },
+  { keys: ['Escape'], shown: 'Esc', action: 'unpin', does: 'Unpin; a panel that fills the page goes back' },
   { keys: ['?'], shown: '?', action: 'help', does: 'These keys' },
 ];
 

@@ -1,5 +1,6 @@
 // Computes the position of each item of the token tree. A shared beginning is drawn once; a chain without branches is
-// folded into one item, except near the selected token; the alternatives of that token are drawn beside it.
+// folded into one item, except near the selected token; the alternatives of that token are drawn below it, and a few
+// likely ones below each token near it, so that a row of tokens is a row of columns.
 
 import { hierarchy, type HierarchyNode } from 'd3-hierarchy';
 import { isPruned, nameOf, type Forest, type Place, type Run } from './forest';
@@ -7,7 +8,7 @@ import { count, decimal } from './format';
 import { shown } from './visible';
 import type { Alternative, Refusal } from './types';
 
-export type ItemKind = 'prompt' | 'token' | 'fold' | 'alternative' | 'more' | 'end';
+export type ItemKind = 'prompt' | 'token' | 'fold' | 'alternative' | 'also' | 'more' | 'end'; // also: an alternative of a token that is not selected
 
 export interface Item {
   key: string;
@@ -45,7 +46,8 @@ export interface View {
   run: Run | null;
   focus: number | null; // the selected token
   near: number; // tokens on either side of it that stay unfolded
-  alternatives: number; // how many are drawn beside it
+  alternatives: number; // how many are drawn below it
+  also?: number; // how many likely ones are drawn below each other token near it
   open: ReadonlySet<string>; // folds that were clicked
   measure: (item: Item) => number;
   tagWidth: (tag: string) => number;
@@ -74,7 +76,7 @@ function build(forest: Forest, view: View): Item | null {
       const chain = chainFrom(child, ends, view, path);
       let last = above;
       for (const made of folded(chain, view, path)) {
-        last.children.push(made);
+        last.children.push(made, ...also(made, child === made.place ? next : [], view));
         last = made;
       }
       stack.push({ place: chain.at(-1)!, item: last });
@@ -110,7 +112,7 @@ function folded(chain: Place[], view: View, path: ReadonlySet<string>): Item[] {
   const flush = (): void => {
     if (hidden.length > 1 && !view.open.has(hidden[0]!.node)) {
       const first = hidden[0]!;
-      const label = `⋯ ${count(hidden.length)} tokens`;
+      const label = `${count(hidden.length)} tokens`;
       made.push(item('fold', first, { label, count: hidden.length, ...whose(first, view, path) }));
     } else {
       made.push(...hidden.map((place) => token(place, view, path)));
@@ -149,7 +151,7 @@ function ending(place: Place, view: View): Item[] {
   if (!view.run || !end || end.parent !== place.node) return [];
   const index = view.run.tokens.length;
   // A finished beam has a place for this token as well.
-  return [item('end', place, { key: `${end.node}:end`, label: `■ ${shown(end.piece)}`, piece: end.piece, refused: end.refused, run: view.run.summary.id, index, onPath: true, focused: view.focus === index })];
+  return [item('end', place, { key: `${end.node}:end`, label: shown(end.piece), piece: end.piece, refused: end.refused, run: view.run.summary.id, index, onPath: true, focused: view.focus === index })];
 }
 
 /** Returns the alternatives of the selected token that have no branch yet. */
@@ -170,12 +172,27 @@ function alternatives(place: Place, taken: Place[], view: View): Item[] {
   return made;
 }
 
+const LIKELY = Math.log(0.02); // less likely alternatives are shown only below the selected token
+
+/** Returns a few likely alternatives of a token of the selected run that have no branch yet. */
+function also({ kind, place, index, onPath, focused }: Item, taken: readonly Place[], view: View): Item[] {
+  const token = kind === 'token' && onPath && !focused && view.also ? view.run?.tokens[index] : undefined;
+  if (!token || !place) return [];
+  const made: Item[] = [];
+  for (const each of token.alternatives) {
+    if (made.length === view.also || (each.raw_logprob ?? -Infinity) < LIKELY) break;
+    if (each.id === token.id || taken.some((other) => other.id === each.id)) continue;
+    made.push(item('also', place, { key: `${token.parent}:${each.id}`, label: shown(each.text), piece: each.text, alternative: each, run: view.run!.summary.id, index, onPath: false, refused: null }));
+  }
+  return made;
+}
+
 /** Returns the tag of each node at which a run or a beam ends. */
 function endings(forest: Forest): Map<string, string> {
   const tags = new Map<string, string>();
   for (const run of forest.runs.values()) {
     const node = run.tokens.at(-1)?.node ?? run.summary.root;
-    const reused = run.summary.parent !== null && run.summary.usage.cached_tokens > 0 ? ` · ${count(run.summary.usage.cached_tokens)} tokens of cache reused` : '';
+    const reused = run.summary.parent !== null && (run.summary.usage.cached_tokens ?? 0) > 0 ? ` · ${count(run.summary.usage.cached_tokens)} tokens of cache reused` : '';
     const tag = nameOf(run) + reused;
     tags.set(node, tags.has(node) ? `${tags.get(node)}, ${tag}` : tag);
   }
@@ -198,12 +215,17 @@ function item(kind: ItemKind, place: Place, more: Partial<Item>): Item {
 function arrange(root: Item, view: View): Layout {
   const tree = hierarchy(root, (each) => each.children);
   const at = new Map<HierarchyNode<Item>, Placed>();
+  const columns = new Map<Placed, number>(); // the width of the column below an item, where it is wider than the item
   let width = 0;
   tree.eachBefore((node) => {
     const parent = node.parent ? at.get(node.parent)! : null;
     const own = view.measure(node.data);
-    const x = parent ? parent.x + parent.width + view.gap : 0;
-    at.set(node, { item: node.data, x, row: 0, width: own, level: node.depth + 1, parent });
+    const x = parent ? parent.x + (columns.get(parent) ?? parent.width) + view.gap : 0;
+    const placed = { item: node.data, x, row: 0, width: own, level: node.depth + 1, parent };
+    at.set(node, placed);
+    let column = own;
+    if (view.also && node.children && node.parent?.children?.[0] === node) for (const { data } of node.parent.children) if (isGhost(data)) column = Math.max(column, view.measure(data));
+    if (column > own) columns.set(placed, column);
     width = Math.max(width, x + own);
   });
   const rows = new Rows();
@@ -222,7 +244,7 @@ function arrange(root: Item, view: View): Layout {
   return { placed: [...at.values()], width, rows: rows.count };
 }
 
-const isGhost = (each: Item): boolean => each.kind === 'alternative' || each.kind === 'more';
+const isGhost = (each: Item): boolean => each.kind === 'alternative' || each.kind === 'also' || each.kind === 'more';
 
 /** Returns an item and those in its row: the first child, its first child, and so on. */
 function lineOf(node: HierarchyNode<Item>): HierarchyNode<Item>[] {

@@ -27,6 +27,7 @@ export interface Token {
   text: string;
   logprob: number | null;
   raw_logprob: number | null;
+  // Of another engine's tokens, these and `logprob` are NaN: not known.
   rank: number;
   rank_after: number;
   entropy: number;
@@ -65,11 +66,12 @@ export interface Summary {
   fork_at: number | null;
   reason: 'sampled' | 'forced' | 'edited' | null;
   sampling: Options;
-  logprob: number;
-  usage: { prompt_tokens: number; completion_tokens: number; total_tokens: number; cached_tokens: number; context_left: number };
+  logprob: number | null; // null: not known
+  usage: Record<'prompt_tokens' | 'completion_tokens' | 'total_tokens' | 'cached_tokens' | 'context_left', number | null>; // null: not known
   timings: { queue: number; prefill: number; decode: number; preempted: number; tokens_per_second: number | null };
   drafts: { proposed: number; accepted: number; seconds: number };
   ops: string;
+  upstream?: { url: string; server: string; logprobs: boolean } | null; // the other engine that computed it
 }
 
 export interface PromptToken {
@@ -148,6 +150,7 @@ export interface Explanation {
   source: Source | 'prompt';
   beam: { rank: number; beams: number; result: number } | null;
   sentence: string;
+  upstream?: string | null; // the other engine: only the log-probabilities that it gave are known
 }
 
 /** A token of one of the lists of `worst`. */
@@ -185,16 +188,18 @@ export interface Info {
   version: string;
   ops: string;
   chat: boolean;
-  context: number;
-  vocabulary: number;
-  layers: number;
-  dim: number;
-  heads: number;
-  kv: { memory: number; page_bytes: number; pages: number; capacity: number };
+  upstream?: string | null; // the other engine that computes; what is null then is not known
+  context: number | null;
+  vocabulary: number | null;
+  layers: number | null;
+  dim: number | null;
+  heads: number | null;
+  kv: { memory: number; page_bytes: number; pages: number; capacity: number } | null;
   load: { waiting: number; running: number };
   options: Option[];
   stages: string[];
   lenses: string[];
+  training: boolean; // whether it shows training runs
 }
 
 export interface Message {

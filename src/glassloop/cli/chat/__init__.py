@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,18 +10,24 @@ from glassloop.cli.generate import Shown
 from glassloop.cli.help import INPUT
 from glassloop.cli.options import (
     DEFAULT_MODEL,
+    UPSTREAM_KEY,
     Colors,
     Keep,
     Model,
     ModelDefaults,
     Ops,
     Plugins,
+    Upstream,
+    UpstreamKey,
     given,
     load_plugins,
     takes_sampling,
 )
 from glassloop.cli.show import Painter
 from glassloop.cli.terminal import Color, set_color
+
+if TYPE_CHECKING:
+    from glassloop.cli.kept import AnyEngine
 
 _MOST_TOKENS = 1024  # of an answer, by default
 
@@ -38,6 +44,8 @@ def chat(
     store: Keep = True,
     ops: Ops = None,
     plugin: Plugins = None,
+    upstream: Upstream = None,
+    upstream_key_env: UpstreamKey = UPSTREAM_KEY,
     **options: Any,
 ) -> None:
     """Chat with a model; /help lists the commands.
@@ -47,7 +55,7 @@ def chat(
     """
     from glassloop.cli.chat.conversation import Conversation
     from glassloop.cli.chat.loop import Chat
-    from glassloop.cli.kept import load
+    from glassloop.cli.kept import load, load_upstream
     from glassloop.decode.defaults import with_defaults
     from glassloop.decode.sampling import Sampling
     from glassloop.trace.store import default_path
@@ -57,7 +65,12 @@ def chat(
     asked = {"max_tokens": _MOST_TOKENS, **given(options)}
     Conversation.check(Sampling.from_dict(asked))  # errors in the options come before the model is loaded
     history = default_path().parent / "chat_history" if store else None
-    with load(model, ops, model_defaults=model_defaults) as llm:
+    engine: AnyEngine
+    if upstream is None:
+        engine = load(model, ops, model_defaults=model_defaults)
+    else:
+        engine = load_upstream(upstream, model, upstream_key_env, ops=ops, plugin=plugin)
+    with engine as llm:
         sampling = with_defaults(asked, llm.default_sampling)
         talking = Chat(Conversation(llm, sampling, system), Painter(show), store, history)
         talking.run()

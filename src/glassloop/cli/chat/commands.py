@@ -14,6 +14,7 @@ from glassloop.cli.tokens import luck_text, surprise_text
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
 from glassloop.files import write_text
+from glassloop.plain_text import known
 
 if TYPE_CHECKING:
     from glassloop.cli.chat.loop import Chat
@@ -80,7 +81,7 @@ def _tokens(chat: Chat, _: str) -> None:
             str(number),
             quoted(token.piece),
             percent(token.raw_logprob),
-            str(token.rank),
+            str(token.rank or "?"),
             surprise_text(token),
             luck_text(token),
             token.source,
@@ -125,8 +126,8 @@ def _show(chat: Chat, _: str) -> None:
     print(f"options  {changed_options(talk.sampling)}")
     if talk.at is not None:
         usage = talk.at.run.usage
-        print(f"history  {len(talk.at.path)} questions, {usage.total_tokens} tokens,", end=" ")
-        print(f"room for {usage.context_left} more")
+        print(f"history  {len(talk.at.path)} questions, {known(usage.total_tokens)} tokens,", end=" ")
+        print(f"room for {known(usage.context_left)} more")
 
 
 # ── changing the conversation ──────────────────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ from glassloop.errors import GlassloopError, TextError
 from glassloop.trace.worst import most_surprising
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.cli.kept import AnyEngine
     from glassloop.engine.request import Request
     from glassloop.trace.run import Run
 
@@ -37,12 +37,13 @@ class Turn:
 
 
 class Conversation:
-    def __init__(self, llm: LLM, sampling: Sampling, system: str | None = None) -> None:
-        if llm.tokenizer.chat_template is None:
+    def __init__(self, llm: AnyEngine, sampling: Sampling, system: str | None = None) -> None:
+        if not llm.tokenizer.can_chat:
             raise TextError(
                 f"{llm.name} has no chat template, so it cannot chat; 'glassloop generate' continues a text"
             )
-        llm.tokenizer.chat_template.warm()
+        if llm.tokenizer.chat_template is not None:
+            llm.tokenizer.chat_template.warm()
         self.llm = llm
         self.system = system
         self.roots: list[Turn] = []
@@ -147,7 +148,7 @@ class Conversation:
         where the tokenizer would split the text differently, so the prefix cache has all of them."""
         encode, messages = self.llm.tokenizer.encode_chat, self.messages
         whole = encode([*messages, {"role": "user", "content": question}])
-        if self.at is None:
+        if self.at is None or self.llm.tokenizer.chat_template is None:
             return whole
         answered = encode(messages, continue_final=True)
         if whole[: len(answered)] != answered:  # the template changes answers that are not the last

@@ -14,6 +14,7 @@ from glassloop.cli.options import sampling_words
 from glassloop.cli.show import Painter
 from glassloop.cli.terminal import dim, no_echo, visible, wrapped
 from glassloop.errors import GlassloopError
+from glassloop.plain_text import known
 
 if TYPE_CHECKING:
     from glassloop.cli.chat.conversation import Conversation, Turn
@@ -113,8 +114,8 @@ def _statistics(run: Run, defaults: Sampling, kept: bool) -> str:
     usage, speed = run.usage, run.timings.tokens_per_second(len(run.tokens) - (run.fork_at or 0))
     parts = [
         ending(run),
-        f"{usage.prompt_tokens} + {usage.completion_tokens} tokens",
-        f"{usage.cached_tokens} cached",
+        f"{known(usage.prompt_tokens)} + {known(usage.completion_tokens)} tokens",
+        f"{known(usage.cached_tokens)} cached",
         f"{speed:.1f} tokens/s" if speed else "",
         sampling_words(run.sampling, defaults),
         f"run {run.id[:8]}" if kept else f"seed {run.seed}",  # a run that is kept has its seed

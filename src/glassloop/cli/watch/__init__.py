@@ -11,10 +11,13 @@ import typer
 from glassloop.cli.kept import complete_run
 from glassloop.cli.options import (
     DEFAULT_MODEL,
+    UPSTREAM_KEY,
     AnyModel,
     Keep,
     ModelDefaults,
     Plugins,
+    Upstream,
+    UpstreamKey,
     given,
     is_file,
     load_plugins,
@@ -23,6 +26,7 @@ from glassloop.cli.options import (
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
+    from glassloop.cli.kept import AnyEngine
     from glassloop.trace.run import Run
 
 _ALTERNATIVES = 10  # recorded with each token of a new run, by default
@@ -42,6 +46,8 @@ def watch(
     model_defaults: ModelDefaults = True,
     store: Keep = True,
     plugin: Plugins = None,
+    upstream: Upstream = None,
+    upstream_key_env: UpstreamKey = UPSTREAM_KEY,
     **options: Any,
 ) -> None:
     """Look at a run on the whole screen: its text, the alternatives, the stages, its forks.
@@ -54,7 +60,7 @@ def watch(
         raise GlassloopError("watch needs textual: pip install 'glassloop[tui]'")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise GlassloopError("watch needs a terminal; 'glassloop runs show' works in a pipe")
-    from glassloop.cli.kept import load, model_of
+    from glassloop.cli.kept import load, load_upstream, model_of
     from glassloop.decode.defaults import with_defaults
     from glassloop.decode.sampling import Sampling
 
@@ -62,12 +68,18 @@ def watch(
     asked = given(options)
     Sampling.from_dict(asked)
     run = _recorded(what)
-    llm = load(
-        model or (model_of(what or "last", run) if run else DEFAULT_MODEL), model_defaults=model_defaults
-    )
+    engine: AnyEngine
+    if upstream is None:
+        engine = load(
+            model or (model_of(what or "last", run) if run else DEFAULT_MODEL), model_defaults=model_defaults
+        )
+    else:
+        engine = load_upstream(
+            upstream, model or (run.model if run else None), upstream_key_env, plugin=plugin
+        )
     from glassloop.cli.watch.app import Watch
 
-    with llm:
+    with engine as llm:
         if run is None:
             sampling = with_defaults({"logprobs": _ALTERNATIVES, **asked}, llm.default_sampling)
             request = llm.prepare(what or "", sampling)

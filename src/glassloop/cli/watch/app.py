@@ -28,8 +28,8 @@ from glassloop.trace.messages import text_of
 from glassloop.trace.shares import Share, shares
 
 if TYPE_CHECKING:
+    from glassloop.cli.kept import AnyEngine
     from glassloop.decode.explain import Explanation
-    from glassloop.engine.llm import LLM
     from glassloop.engine.request import Request
     from glassloop.trace.run import Run
     from glassloop.trace.token import Token
@@ -53,7 +53,7 @@ class Watch(App[None]):
 
     def __init__(
         self,
-        llm: LLM,
+        llm: AnyEngine,
         run: Run,
         request: Request | None = None,
         *,

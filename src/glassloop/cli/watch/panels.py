@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp, inf
+from math import exp, inf, isnan
 from typing import Generic, TypeVar
 
 from rich.cells import cell_len, set_cell_size
@@ -124,7 +124,7 @@ class Bars(Panel[tuple[Token | None, list[Share], int]]):
                 " ",
                 (set_cell_size(name, name_width), f"{style} reverse" if is_selected else style),
                 " ",
-                *bar(exp(share.logprob), exp(share.raw_logprob), width - name_width - 12),
+                *bar(*_lengths(share), width - name_width - 12),
                 # For a token that a stage removed, the model's own probability.
                 (f"{_left(share):>9}", _DIM if share.logprob == -inf else style),
                 no_wrap=True,
@@ -133,7 +133,15 @@ class Bars(Panel[tuple[Token | None, list[Share], int]]):
         return Text("\n").join(lines)
 
 
+def _lengths(share: Share) -> tuple[float, float]:
+    """Returns the probability after the stages and the model's own. Of another engine only one is known."""
+    own = 0.0 if isnan(share.raw_logprob) else exp(share.raw_logprob)
+    return own if isnan(share.logprob) else exp(share.logprob), own
+
+
 def _left(share: Share) -> str:
+    if isnan(share.logprob):
+        return percent(share.raw_logprob)
     return f"({percent(share.raw_logprob)})" if share.logprob == -inf else percent(share.logprob)
 
 
@@ -154,7 +162,7 @@ class Why(Panel[tuple[Token | None, Explanation | str | None]]):
         if token is None:
             return Text()
         facts = [
-            f"rank {token.rank}",
+            f"rank {token.rank or '?'}",
             f"surprise {surprise_text(token)}",
             f"entropy {entropy_text(token)}",
             *([] if token.source == "beam" else [f"luck {luck_text(token)}"]),

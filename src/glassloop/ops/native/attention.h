@@ -20,7 +20,7 @@ INLINE page page_of(const gl_cache *c, int32_t layer, int32_t index, int32_t hea
 }
 
 INLINE int64_t span_pages(const gl_span *span) {
-    return (span->first_position + span->rows - 1) / GL_PAGE - span->first_position / GL_PAGE + 1;
+    return (span->first_slot + span->rows - 1) / GL_PAGE - span->first_slot / GL_PAGE + 1;
 }
 
 /* Writes keys and values to the cache. A unit is the rows of one branch that fall into one page. */
@@ -28,16 +28,16 @@ static void keep(const gl_program *p, const gl_op *op, int64_t unit) {
     const gl_cache *c = cache_of(p, op);
     const gl_span *span = p->batch->span;
     for (; unit >= span_pages(span); span++) unit -= span_pages(span);
-    int32_t index = span->first_position / GL_PAGE + (int32_t)unit, start = index * GL_PAGE;
-    int32_t from = MAX(span->first_position, start), to = MIN(span->first_position + span->rows, start + GL_PAGE);
+    int32_t index = span->first_slot / GL_PAGE + (int32_t)unit, start = index * GL_PAGE;
+    int32_t from = MAX(span->first_slot, start), to = MIN(span->first_slot + span->rows, start + GL_PAGE);
     for (int32_t head = 0; head < c->kv_heads; head++) {
         page here = page_of(c, op->i0, page_at(span, op, index), head);
-        for (int32_t position = from; position < to; position++) {
-            int64_t row = span->first_row + position - span->first_position;
+        for (int32_t slot = from; slot < to; slot++) {
+            int64_t row = span->first_row + slot - span->first_slot;
             int64_t at = (row * c->kv_heads + head) * c->head_dim;
             const float *k = p->buffers[op->a].values + at, *v = p->buffers[op->b].values + at;
-            uint16_t *key = here.keys + (position - start);
-            uint16_t *value = here.values + (position - start) * c->padded_head_dim;
+            uint16_t *key = here.keys + (slot - start);
+            uint16_t *value = here.values + (slot - start) * c->padded_head_dim;
             int32_t d = 0;
             for (; d + LANES <= c->head_dim; d += LANES) {
                 uint16_t half[LANES];
@@ -63,7 +63,8 @@ static void keep(const gl_program *p, const gl_op *op, int64_t unit) {
 typedef struct {
     const float *q; /* [head dim] */
     float *out;
-    int32_t position;
+    int32_t slot;
+    int32_t reach; /* how many slots it sees, from slot 0 on */
 } query;
 
 /* Scores of `count` queries against all keys from page `first` to `last`: [pages, count, GL_PAGE].
@@ -100,9 +101,9 @@ INLINE void score(const gl_program *p, const gl_op *op, const gl_span *span, int
 }
 
 /* Turns a query's scores into weights, in place: cap, mask, softmax without its division. Returns the sum of the
- * weights. The scores lie in `pages` pages, `stride` apart; the first is that of the key at position `start`. */
-static float soften(const gl_op *op, float *scores, int64_t pages, int64_t stride, int32_t start, int32_t position) {
-    int64_t seen_from = op->i2 ? MAX(0, position - op->i2 + 1 - start) : 0, seen_to = position + 1 - start;
+ * weights. The scores lie in `pages` pages, `stride` apart; the first is that of the key in slot `start`. */
+static float soften(const gl_op *op, float *scores, int64_t pages, int64_t stride, int32_t start, const query *own) {
+    int64_t seen_from = op->i2 ? MAX(0, own->slot - op->i2 + 1 - start) : 0, seen_to = own->reach - start;
     float *end = scores + pages * stride;
     if (op->f1 > 0)
         for (float *page = scores; page < end; page += stride)
@@ -124,19 +125,20 @@ static float soften(const gl_op *op, float *scores, int64_t pages, int64_t strid
     return vf_sum(sum);
 }
 
-/* Sums up the weighted values, for two vectors of dimensions at a time, over all keys in order. */
+/* Sums up the weighted values, for two vectors of dimensions at a time, over all keys in order: from page `first` to
+ * below slot `end`. */
 INLINE void mix(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
-                const int count, int32_t first, int32_t last, const float *weights, const float *sums) {
+                const int count, int32_t first, int32_t end, const float *weights, const float *sums) {
     const gl_cache *c = cache_of(p, op);
     for (int32_t d = 0; d < c->padded_head_dim; d += 2 * LANES) {
         const int both = d + LANES < c->padded_head_dim;
         const float *weight = weights;
         vf out[QUERIES][2];
         for (int t = 0; t < count; t++) out[t][0] = out[t][1] = vf_set(0.0f);
-        for (int32_t index = first; index <= last; index++, weight += count * GL_PAGE) {
+        for (int32_t index = first; index * GL_PAGE < end; index++, weight += count * GL_PAGE) {
             const uint16_t *values = page_of(c, op->i0, page_at(span, op, index), kv_head).values + d;
             /* Slots after the last key may hold values of another branch, and are never read. */
-            int slots = index < last ? GL_PAGE : queries[count - 1].position % GL_PAGE + 1;
+            int slots = MIN(GL_PAGE, end - index * GL_PAGE);
             for (int slot = 0; slot < slots; slot++, values += c->padded_head_dim) {
                 vf low = vf_load_half(values), high = both ? vf_load_half(values + LANES) : vf_set(0.0f);
                 #pragma GCC unroll 12
@@ -157,20 +159,21 @@ INLINE void mix(const gl_program *p, const gl_op *op, const gl_span *span, int32
     }
 }
 
-/* Attention of a fixed number of queries. `scratch` has room for each query's values and a score for each key. */
+/* Attention of a fixed number of queries over the slots from page `first` to below `end`. `scratch` has room for each query's values and a score for each key. */
 typedef void attending(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
-                       int32_t first, int32_t last, float *scratch);
+                       int32_t first, int32_t end, float *scratch);
 #define ATTEND(name, count)                                                                                        \
     static void name(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries, \
-                     int32_t first, int32_t last, float *scratch) {                                                \
+                     int32_t first, int32_t end, float *scratch) {                                                 \
+        int32_t last = (end - 1) / GL_PAGE;                                                                        \
         int64_t dims = cache_of(p, op)->head_dim, pages = last - first + 1;                                        \
         float sums[count], *scores = scratch + count * dims;                                                       \
         for (int t = 0; t < count; t++)                                                                            \
             for (int64_t d = 0; d < dims; d++) scratch[d * count + t] = queries[t].q[d] * op->f0;                  \
         score(p, op, span, kv_head, scratch, count, first, last, scores);                                          \
         for (int t = 0; t < count; t++)                                                                            \
-            sums[t] = soften(op, scores + t * GL_PAGE, pages, count * GL_PAGE, first * GL_PAGE, queries[t].position); \
-        mix(p, op, span, kv_head, queries, count, first, last, scores, sums);                                      \
+            sums[t] = soften(op, scores + t * GL_PAGE, pages, count * GL_PAGE, first * GL_PAGE, &queries[t]); \
+        mix(p, op, span, kv_head, queries, count, first, end, scores, sums);                                       \
     }
 ATTEND(attend_1, 1)
 ATTEND(attend_2, 2)
@@ -208,16 +211,19 @@ static void attend(const gl_program *p, const gl_op *op, int64_t unit, float *sc
     int32_t from = chunk * QUERY_ROWS, to = MIN(from + QUERY_ROWS, span->rows), count = 0;
     int64_t width = (int64_t)op->i1 * c->head_dim;
     const gl_buffer *out = &p->buffers[op->out];
+    const int32_t *reach = p->batch->reach ? p->batch->reach + span->first_row : NULL;
     query queries[QUERIES];
+    int32_t end = 0;
     for (int32_t i = from; i < to; i++)
         for (int g = 0; g < group; g++) {
             int64_t at = (span->first_row + i) * width + (kv_head * group + g) * c->head_dim;
-            queries[count++] = (query){p->buffers[op->a].values + at, out->values + at, span->first_position + i};
+            int32_t slot = span->first_slot + i, seen = reach ? reach[i] : slot + 1;
+            queries[count++] = (query){p->buffers[op->a].values + at, out->values + at, slot, seen};
+            end = MAX(end, seen);
             if (count < QUERIES && (i + 1 < to || g + 1 < group)) continue;
-            int32_t first = op->i2 ? MAX(0, queries[0].position - op->i2 + 1) / GL_PAGE : 0;
-            int32_t last = queries[count - 1].position / GL_PAGE;
-            attend_some[count](p, op, span, kv_head, queries, first, last, scratch);
-            count = 0;
+            int32_t first = op->i2 ? MAX(0, queries[0].slot - op->i2 + 1) / GL_PAGE : 0;
+            attend_some[count](p, op, span, kv_head, queries, first, end, scratch);
+            count = end = 0;
         }
     if (!op->quantize) return;
     int64_t columns = (int64_t)group * c->head_dim;

@@ -78,6 +78,7 @@ static void quantize_columns(const float *x, uint8_t *quantized, int64_t row, in
 }
 
 #include "linear.h"
+#include "adapter.h"
 
 /* ---- norms ---- */
 
@@ -237,7 +238,7 @@ INLINE int64_t linear_rows_of(const gl_program *p, const gl_op *op) {
     return op->i0 && op->matrix->packing >= GL_Q4 ? 2 * rows : rows;
 }
 
-/* All ops but linear, keep and attend work on a row, or a part of one. That is so little work that, if there are many
+/* All ops but linear, down, up, keep and attend work on a row, or a part of one. That is so little work that, if there are many
  * rows, a unit has several. */
 INLINE int64_t rows_together(int64_t rows) { return MAX(1, MIN(16, rows / 16)); }
 
@@ -267,6 +268,8 @@ static int64_t count_units(const gl_program *p, const gl_op *op) {
     case GL_LINEAR:
         rows = linear_rows_of(p, op);
         return parts_of(parts_of(op->matrix->out, LANES), tiles_a_unit(op->matrix, rows)) * parts_of(rows, ROWS_A_UNIT);
+    case GL_DOWN: return parts_of(rows, ROWS_A_UNIT) * (op->width / LANES);
+    case GL_UP: return parts_of(rows, ROWS_A_UNIT) * parts_of(op->width, OUTPUTS_A_UNIT);
     case GL_KEEP:
         for (int32_t s = 0; s < p->batch->spans; s++) units += span_pages(&p->batch->span[s]);
         return units;
@@ -290,6 +293,8 @@ static void run_unit(const gl_program *p, const gl_op *op, int64_t unit, float *
     int64_t rows = op->wanted ? p->batch->wanted_rows : p->batch->rows;
     switch (op->kind) {
     case GL_LINEAR: linear(p, op, linear_rows_of(p, op), unit); break;
+    case GL_DOWN: adapter_down(p, op, unit); break;
+    case GL_UP: adapter_up(p, op, unit); break;
     case GL_KEEP: keep(p, op, unit); break;
     case GL_ATTEND: attend(p, op, unit, scratch); break;
     default: {

@@ -27,6 +27,9 @@ static const gl_constant table[] = {
     SIZE(gl_op), AT(gl_op, kind), AT(gl_op, wait), AT(gl_op, wanted), AT(gl_op, quantize), AT(gl_op, width),
     AT(gl_op, a), AT(gl_op, b), AT(gl_op, out), AT(gl_op, i0), AT(gl_op, i1), AT(gl_op, i2), AT(gl_op, group),
     AT(gl_op, only_quantized), AT(gl_op, f0), AT(gl_op, f1), AT(gl_op, matrix), AT(gl_op, weight), AT(gl_op, bias),
+    AT(gl_op, adapters),
+
+    SIZE(gl_adapter), AT(gl_adapter, down), AT(gl_adapter, up), AT(gl_adapter, scale),
 
     SIZE(gl_buffer), AT(gl_buffer, values), AT(gl_buffer, quantized),
 
@@ -39,21 +42,26 @@ static const gl_constant table[] = {
     SIZE(gl_times), AT(gl_times, working), AT(gl_times, waiting), AT(gl_times, units),
 
     SIZE(gl_batch), AT(gl_batch, rows), AT(gl_batch, wanted_rows), AT(gl_batch, spans), AT(gl_batch, tokens),
-    AT(gl_batch, positions), AT(gl_batch, wanted), AT(gl_batch, span),
+    AT(gl_batch, positions), AT(gl_batch, wanted), AT(gl_batch, span), AT(gl_batch, adapters), AT(gl_batch, reach),
 
-    SIZE(gl_span), AT(gl_span, first_row), AT(gl_span, rows), AT(gl_span, first_position), AT(gl_span, stride),
+    SIZE(gl_span), AT(gl_span, first_row), AT(gl_span, rows), AT(gl_span, first_slot), AT(gl_span, stride),
     AT(gl_span, pages),
 
     SIZE(gl_fault), AT(gl_fault, wrong), AT(gl_fault, at), AT(gl_fault, found), AT(gl_fault, limit),
 
-    IS(GL_EMBED), IS(GL_NORM), IS(GL_LINEAR), IS(GL_ANGLES), IS(GL_ROTATE), IS(GL_KEEP), IS(GL_ATTEND),
+    SIZE(gl_chain), AT(gl_chain, branch_key), AT(gl_chain, position), AT(gl_chain, scale), AT(gl_chain, with_luck),
+    AT(gl_chain, most), AT(gl_chain, chance), AT(gl_chain, keep), AT(gl_chain, next), AT(gl_chain, drawn),
+    AT(gl_chain, kept), AT(gl_chain, tokens), AT(gl_chain, margins), IS(GL_MOST_DRAFTS), IS(GL_MARGINS),
+
+    IS(GL_EMBED), IS(GL_NORM), IS(GL_LINEAR), IS(GL_DOWN), IS(GL_UP), IS(GL_ANGLES), IS(GL_ROTATE), IS(GL_KEEP), IS(GL_ATTEND),
     IS(GL_ACTIVATE), IS(GL_ADD), IS(GL_SCALE), IS(GL_SOFTCAP), IS(GL_TAKE), IS(GL_QUANTIZE),
 
-    IS(GL_SILU), IS(GL_GELU_TANH), IS(GL_GELU), IS(GL_RELU), IS(GL_TOKENS), IS(GL_POSITIONS),
+    IS(GL_SILU), IS(GL_GELU_TANH), IS(GL_GELU), IS(GL_RELU), IS(GL_TOKENS), IS(GL_POSITIONS), IS(GL_ADAPTERS),
 
     IS(GL_PRODUCTS), IS(GL_SCALED), IS(GL_WITH_MINIMUM), IS(GL_FLOATS),
 
     IS(GL_FINE), IS(GL_WRONG_TOKEN), IS(GL_WRONG_POSITION), IS(GL_WRONG_PAGE), IS(GL_WRONG_WANTED), IS(GL_WRONG_SPAN),
+    IS(GL_WRONG_ADAPTER), IS(GL_WRONG_REACH),
 
     SIZE(gl_rule), AT(gl_rule, action), AT(gl_rule, selection), AT(gl_rule, count), AT(gl_rule, amount),
     AT(gl_rule, which), AT(gl_rule, numbers),

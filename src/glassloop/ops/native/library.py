@@ -44,16 +44,18 @@ INSTRUCTION_SETS = ("portable", "avx2", "avxvnni", "avx512", "neon", "dotprod", 
 
 # The enums of native.h and choosing.h, each counted from 0 but for the failures.
 OP_KINDS = (
-    *("embed", "norm", "linear", "angles", "rotate", "keep", "attend"),
+    *("embed", "norm", "linear", "down", "up", "angles", "rotate", "keep", "attend"),
     *("activate", "add", "scale", "softcap", "take", "quantize"),
 )
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
-IDS = ("tokens", "positions")
+IDS = ("tokens", "positions", "adapters")
 LIMITS = ("products", "scaled", "with_minimum", "floats")
 SELECTIONS = ("nothing", "ids", "mask")
 FAILURES = {"none_left": -1, "wrong_rule": -2, "no_memory": -3, "needs_row": -4}
 # How many tokens are stored of what another device has found in a row.
 MOST_HIGH, MOST_OTHERS = 256, 64
+# Drafts of a chain, and the classes of their margins.
+MOST_DRAFTS, MARGINS = 8, 8
 # What a `Fault` reports, and its message.
 FAULTS = {
     "wrong_token": "row {} has the token id {}",
@@ -61,6 +63,8 @@ FAULTS = {
     "wrong_page": "span {} has the page {}",
     "wrong_wanted": "row {1} is wanted",
     "wrong_span": "span {} has rows or positions that are not its own",
+    "wrong_adapter": "row {} has the adapter {}",
+    "wrong_reach": "row {} has the reach {}",
 }
 
 
@@ -88,8 +92,9 @@ Op = _structure(
     (c_int32, "kind wait wanted quantize width a b out i0 i1 i2 group only_quantized"),
     (c_float, "f0 f1"),
     (POINTER(Matrix), "matrix"),
-    (c_void_p, "weight bias"),
+    (c_void_p, "weight bias adapters"),
 )
+Adapter = _structure("gl_adapter", (c_void_p, "down up"), (c_float, "scale"))
 Buffer = _structure("gl_buffer", (c_void_p, "values quantized"))
 Cache = _structure(
     "gl_cache", (c_void_p, "keys values"), (c_int32, "layers kv_heads head_dim padded_head_dim pages")
@@ -103,10 +108,23 @@ Program = _structure(
 )
 Times = _structure("gl_times", (c_int64, "working waiting units"))
 Batch = _structure(
-    "gl_batch", (c_int32, "rows wanted_rows spans"), (c_void_p, "tokens positions wanted span")
+    "gl_batch",
+    (c_int32, "rows wanted_rows spans"),
+    (c_void_p, "tokens positions wanted span adapters reach"),
 )
-Span = _structure("gl_span", (c_int32, "first_row rows first_position stride"), (c_void_p, "pages"))
+Span = _structure("gl_span", (c_int32, "first_row rows first_slot stride"), (c_void_p, "pages"))
 Fault = _structure("gl_fault", (c_int32, "wrong at found limit"))
+Chain = _structure(
+    "gl_chain",
+    (c_uint64, "branch_key"),
+    (c_int64, "position"),
+    (c_double, "scale"),
+    (c_int64, "with_luck most"),
+    (c_double * MARGINS, "chance"),
+    (c_double * MOST_DRAFTS, "keep next"),
+    (c_int64, "drawn kept"),
+    (c_int32 * MOST_DRAFTS, "tokens margins"),
+)
 Rule = _structure(
     "gl_rule",
     (c_int32, "action selection"),
@@ -175,6 +193,13 @@ _ARGUMENTS: dict[str, tuple[Any, list[Any]]] = {  # what a function returns, and
     "gl_read": (c_int64, [c_void_p, c_int64]),
     "gl_progress_bytes": (c_int64, [c_int32]),
     "gl_run": (c_int, [POINTER(Program), c_void_p, c_void_p, c_int64, POINTER(Fault)]),
+    "gl_draft": (
+        c_int,
+        [
+            *(POINTER(Program), c_void_p, c_void_p, c_int64, POINTER(Fault)),
+            *(c_void_p, c_void_p, c_int64, c_void_p, POINTER(Chain)),
+        ],
+    ),
 }
 
 
@@ -230,6 +255,7 @@ def _is_of_decoding(name: str) -> bool:
 def _layout() -> dict[str, int]:
     found = {"GL_BLOCK": BLOCK, "GL_PAGE": PAGE, "gl_block": BLOCK_BYTES}
     found |= {"GL_MOST_HIGH": MOST_HIGH, "GL_MOST_OTHERS": MOST_OTHERS}
+    found |= {"GL_MOST_DRAFTS": MOST_DRAFTS, "GL_MARGINS": MARGINS}
     for name, kind in STRUCTURES.items():
         found[name] = sizeof(kind)
         for field in kind._fields_:

@@ -268,7 +268,7 @@ static float packed_value(const gl_matrix *m, int64_t row, int64_t k) {
 }
 
 static void embed(const gl_program *p, const gl_op *op, int64_t row) {
-    const int32_t *ids = op->i0 == GL_TOKENS ? p->batch->tokens : p->batch->positions;
+    const int32_t *all[] = {p->batch->tokens, p->batch->positions, p->batch->adapters}, *ids = all[op->i0];
     float *out = p->buffers[op->out].values + row * op->width;
     for (int64_t k = 0; k < op->width; k++) out[k] = packed_value(op->matrix, ids[row], k) * op->f0;
 }

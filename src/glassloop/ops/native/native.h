@@ -39,10 +39,19 @@ typedef struct {
     int32_t next;       /* the next tile to pack; 0 at first */
 } gl_pack_job;
 
+/* What an adapter adds to the product with one matrix: scale * up(down(x)). Both are matrices of floats, or NULL if the
+ * adapter leaves the matrix as it is. */
+typedef struct {
+    const gl_matrix *down, *up; /* [rank, in], [out, rank] */
+    float scale;
+} gl_adapter;
+
 enum gl_op_kind {
     GL_EMBED,     /* out = rows of a matrix, times f0; i0: by which ids (enum gl_ids) */
     GL_NORM,      /* i0: groups in a row, i1: 1 for layer norm; f0: eps */
     GL_LINEAR,    /* out = a @ matrix.T + bias, + b if there is one; i0: a is quantized finely */
+    GL_DOWN,      /* out = a @ down.T for the adapter of each row, which has one */
+    GL_UP,        /* out = b + scale * (a @ up.T) for the adapter of each row, which has one; in the place of b; i0: width of a */
     GL_ANGLES,    /* out = cos and sin of position * frequency, times f0; i0: half */
     GL_ROTATE,    /* out = a rotated by the angles b; i0: heads, i1: half */
     GL_KEEP,      /* write keys a and values b of layer i0 to the cache */
@@ -56,7 +65,7 @@ enum gl_op_kind {
 };
 
 enum gl_activation { GL_SILU, GL_GELU_TANH, GL_GELU, GL_RELU };
-enum gl_ids { GL_TOKENS, GL_POSITIONS };
+enum gl_ids { GL_TOKENS, GL_POSITIONS, GL_ADAPTERS };
 
 typedef struct {
     int32_t kind;
@@ -71,6 +80,7 @@ typedef struct {
     float f0, f1;
     const gl_matrix *matrix;
     const float *weight, *bias;
+    const gl_adapter *adapters; /* by the number that rows have; 0 is none */
 } gl_op;
 
 /* A buffer holds [rows, width] floats and, if a linear reads it, the same values quantized. */
@@ -80,9 +90,9 @@ typedef struct {
 } gl_buffer;
 
 typedef struct {
-    int32_t first_row, rows, first_position;
+    int32_t first_row, rows, first_slot;
     int32_t stride;
-    const int32_t *pages; /* [groups, stride] page table of the branch, from position 0 */
+    const int32_t *pages; /* [groups, stride] page table of the branch, from slot 0 */
 } gl_span;
 
 /* Keys are stored transposed within a page, so that a vector holds one dimension of many keys. */
@@ -97,6 +107,8 @@ typedef struct {
     int32_t rows, wanted_rows, spans;
     const int32_t *tokens, *positions, *wanted;
     const gl_span *span;
+    const int32_t *adapters; /* of each row; NULL if no row has one */
+    const int32_t *reach; /* how many slots of its branch a row sees; NULL: those up to its own, which is its position */
 } gl_batch;
 
 /* What one thread has spent on one op, in nanoseconds: on its units of work, and on waiting before it for other ops. */
@@ -115,7 +127,8 @@ typedef struct {
 } gl_program;
 
 /* Which number of a batch is out of range. The caller has checked the lengths of the arrays. */
-enum gl_wrong { GL_FINE, GL_WRONG_TOKEN, GL_WRONG_POSITION, GL_WRONG_PAGE, GL_WRONG_WANTED, GL_WRONG_SPAN };
+enum gl_wrong { GL_FINE, GL_WRONG_TOKEN, GL_WRONG_POSITION, GL_WRONG_PAGE, GL_WRONG_WANTED, GL_WRONG_SPAN,
+                GL_WRONG_ADAPTER, GL_WRONG_REACH };
 
 typedef struct {
     int32_t wrong;        /* enum gl_wrong */
@@ -152,6 +165,22 @@ static inline uint64_t gl_mix(uint64_t h) { return gl_end_mix(gl_nearly_mix(h));
 /* What `gl_multiply` measures: products of bytes alone, with the scale of each block, with scale and minimum, or
  * products of floats. */
 enum gl_limit { GL_PRODUCTS, GL_SCALED, GL_WITH_MINIMUM, GL_FLOATS };
+
+/* A chain of drafts of one branch: tokens that are drawn one after another, each from what was computed with the one
+ * before it. It stops when the chance that all of its drafts are right becomes too small. */
+#define GL_MOST_DRAFTS 8
+#define GL_MARGINS 8 /* classes of margins, by which a draft led before the next token */
+typedef struct {
+    uint64_t branch_key; /* of the luck */
+    int64_t position;    /* of the first draft */
+    double scale;        /* of the logits */
+    int64_t with_luck, most;
+    double chance[GL_MARGINS];   /* that a draft with such a margin is right */
+    double keep[GL_MOST_DRAFTS]; /* the least chance of a draft and all before it, for it to be kept */
+    double next[GL_MOST_DRAFTS]; /* the same, for another one to be drawn after it */
+    int64_t drawn, kept;         /* results */
+    int32_t tokens[GL_MOST_DRAFTS], margins[GL_MOST_DRAFTS]; /* those that were drawn, and their classes */
+} gl_chain;
 
 /* The kernels of one instruction set. An op consists of units of work, which any thread may do in any order. */
 typedef struct {
@@ -210,9 +239,13 @@ int gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t coun
              double scale, int64_t *places, int32_t *winners, double *numbers);
 void gl_race_found(uint64_t key, const int32_t *ids, const double *logits, int64_t count, const gl_candidate *others,
                    int64_t other_count, double scale, int64_t *places, int32_t *winners, double *numbers);
+void gl_luck_of(uint64_t key, const int32_t *ids, int64_t count, double *luck);
 int64_t gl_parts(int64_t width);
 void gl_add_parts(double most, const double *sums, int64_t stride, int64_t parts, double scale, double *log_sum_exp,
                   double *entropy);
+
+/* Runs a program (program.c). */
+int gl_run(const gl_program *program, void *memory, float *scratch, int64_t scratch_size, gl_fault *fault);
 
 /* One step of waiting for another thread: spins at first, later gives up the core. */
 static inline void gl_rest(int spins) {

@@ -19,15 +19,16 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.ops.batch import PAGE, Batch, BatchError, Span, check_page, check_spans, pages_for
+from glassloop.ops.batch import PAGE, Batch, BatchError, Int32, Span, check_page, check_spans, pages_for
+from glassloop.ops.drafting import ChainRequest, Drawn
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.memory import free_host_memory
 from glassloop.ops.native import library as lib
 from glassloop.ops.native import rows as native_rows
 from glassloop.ops.native.packer import CACHE_LINE, NativeMatrix, Packer
 from glassloop.ops.native.recorder import Recorder, Room, Value
-from glassloop.ops.protocol import Activation, Forward
-from glassloop.ops.quant import Float32
+from glassloop.ops.protocol import Activation, Forward, LowRank
+from glassloop.ops.quant import F32, Float32
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
 
@@ -86,6 +87,11 @@ class _Placeholder:
 
     tokens, positions = (lib.IDS.index(name) for name in ("tokens", "positions"))
     wanted = None
+    adapters: int | None = None  # without adapters
+
+
+class _AdaptedPlaceholder(_Placeholder):
+    adapters = lib.IDS.index("adapters")
 
 
 class OpTime(NamedTuple):
@@ -123,15 +129,22 @@ class NativeOps:
     def seconds(self, results: object) -> None:
         return None
 
-    def program(self, compute: Forward, sizes: Sequence[int] = ()) -> Forward:
+    def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
         with self._one_recording:
             self._packer.finish()
-            self._recorder = Recorder()
-            result = compute(_Placeholder(), ())  # type: ignore[arg-type]
+            self._recorder, self._kept = Recorder(), []
+            result = compute(_AdaptedPlaceholder() if adapted else _Placeholder(), ())  # type: ignore[arg-type]
             several = isinstance(result, list)
             program = _Program(self._recorder, result if several else [result], self.threads, self._kept)
             self._programs.add(program)
         return program if several else program.only
+
+    def chain(self, compute: Forward, ids: Int32) -> Chain:
+        """Returns a chain of drafts: `compute` returns the logits of the tokens `ids` and the next state,
+        from the state before, which it takes from `given`."""
+        program = self.program(compute)
+        assert isinstance(program, _Program)
+        return Chain(program, ids)
 
     @contextmanager
     def profile(self) -> Iterator[list[OpTime]]:
@@ -157,10 +170,16 @@ class NativeOps:
         return make_pools(specs, memory, self.page_bytes, NativePages)
 
     def matrix(self, tensor: Tensor) -> NativeMatrix:
-        return NativeMatrix(tensor, self._packer)
+        with self._one_recording:
+            return NativeMatrix(tensor, self._packer)
 
     def vector(self, tensor: Tensor) -> Float32:
         return np.ascontiguousarray(tensor.float32())
+
+    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank:
+        """Returns the part of an adapter for one matrix. Quantized values become float32, which is exact."""
+        floats = [each.stored_as(F32) if each.format.take_apart else each for each in (down, up)]
+        return LowRank(self.matrix(floats[0]), self.matrix(floats[1]), scale)
 
     def embed(self, table: NativeMatrix, ids: Any) -> Value:
         self._kept.append(table)
@@ -179,6 +198,28 @@ class NativeOps:
         return self._recorder.call(
             "linear", weight.out, x, i0=fine, matrix=weight.layout, bias=self._pointer(bias)
         )
+
+    def adapt(self, y: Value, x: Value, adapters: Any, parts: Sequence[LowRank | None]) -> Value:
+        rank = max([part.down.out for part in parts if part is not None], default=0)
+        if not rank:
+            return y
+        table = (lib.Adapter * len(parts))(
+            *[
+                lib.Adapter()
+                if part is None
+                else lib.Adapter(
+                    ctypes.addressof(part.down.layout), ctypes.addressof(part.up.layout), part.scale
+                )
+                for part in parts
+            ]
+        )
+        self._kept += [table, parts]
+        at = ctypes.addressof(table)
+        # A vector of any instruction set has at most 16 lanes.
+        width = -(-rank // 16) * 16
+        narrow = self._recorder.call("down", width, x, adapters=at)
+        made = self._recorder.call("up", y.width, narrow, y, i0=width, adapters=at)
+        return _with_heads(made, y.heads)
 
     def rms_norm(self, x: Value, weight: Float32, eps: float) -> Value:
         return self._norm(x, weight, None, eps)
@@ -224,8 +265,23 @@ class NativeOps:
         window: int | None,
         softcap: float | None,
     ) -> Value:
+        self.keep(k, v, place)
+        return self.attend(q, k.heads, place, scale, window, softcap)
+
+    def given(self, width: int) -> Value:
+        """Returns the input of a program, one row for each of the batch: [rows, width]."""
+        return self._recorder.given(width)
+
+    def keep(self, k: Value, v: Value, place: Place) -> None:
+        """Writes keys and values to their pages: the first half of `attention`."""
         group, layer = place
         self._recorder.effect("keep", k, v, i0=layer, group=group)
+
+    def attend(
+        self, q: Value, kv_heads: int, place: Place, scale: float, window: int | None, softcap: float | None
+    ) -> Value:
+        """Lets each row attend to what its branch has in the pages: the second half of `attention`."""
+        group, layer = place
         made = self._recorder.call(
             "attend",
             q.width,
@@ -237,7 +293,7 @@ class NativeOps:
             f1=softcap or 0.0,
             group=group,
         )
-        return _with_heads(made, k.heads)
+        return _with_heads(made, kv_heads)
 
     def activate(self, x: Value, kind: Activation) -> Value:
         return self._recorder.call("activate", x.width, x, i0=lib.ACTIVATIONS.index(kind))
@@ -268,7 +324,7 @@ class _Program:
     """A recorded forward pass with the memory that it runs in. It runs one batch at a time."""
 
     def __init__(self, recorder: Recorder, results: list[Value], threads: int, kept: list[Any]) -> None:
-        ops, self._rooms, homes = recorder.finish(results)
+        ops, self._rooms, homes, self._inputs = recorder.finish(results)
         # The buffer of each result, and its width.
         self._results = {home: result.width for home, result in zip(homes, results, strict=True)}
         self._kept = kept
@@ -278,6 +334,7 @@ class _Program:
         self._buffers = (lib.Buffer * len(self._rooms))()
         self._program = lib.Program((lib.Op * len(ops))(*ops), len(ops), 0, self._buffers)
         self._arrays: dict[int, Any] = {}
+        self._memory = bytearray()
         self._capacity = {True: 0, False: 0}  # rows that the buffers of wanted rows, and of all rows, hold
         self._scratch = np.zeros(0, np.float32)
         self._fault = lib.Fault()
@@ -292,6 +349,28 @@ class _Program:
         return self(batch, pages)[0]
 
     def _run(self, batch: Batch, pages: Sequence[NativePages]) -> list[Float32]:
+        assert not self._inputs, "a program with inputs is run by `Chain`"
+        results, call, _ = self._prepare(batch, pages)
+        self._check(lib.library().gl_run(*call))
+        return results
+
+    def draw(self, batch: Batch, pages: Sequence[Any], states: Float32, ids: Int32, chains: Any) -> None:
+        """Runs a program that has the input `states` and the results logits and states, as a chain of drafts
+        (drafting.c)."""
+        with self._one_run:
+            results, call, tokens = self._prepare(batch, pages)
+            _, state_home = self._results
+            # A step reads the state before it writes the next one to the same place.
+            self._buffers[self._inputs[0]].values = lib.address(states)
+            self._buffers[state_home].values = lib.address(states)
+            drafted = tokens, lib.address(ids), len(ids), lib.address(results[0]), chains
+            self._check(lib.library().gl_draft(*call, *drafted))
+
+    def _prepare(
+        self, batch: Batch, pages: Sequence[NativePages]
+    ) -> tuple[list[Float32], tuple[Any, ...], int]:
+        """Makes room for a batch. Returns the arrays of the results, the arguments of `gl_run`, and the
+        address of the batch's tokens."""
         check_spans(batch, len(pages))
         self._make_room(len(batch.tokens), wanted=False)
         self._make_room(len(batch.wanted), wanted=True)
@@ -310,18 +389,22 @@ class _Program:
         self._program.caches = lib.address(memory)
         self._program.batch = self._program.caches + len(caches)
         self._program.groups = len(pages)
-        done = lib.library().gl_run(
+        self._memory = memory  # until the call that is prepared here is done
+        call = (
             ctypes.byref(self._program),
             lib.address(self._progress),
             lib.address(self._scratch),
             scratch,
             ctypes.byref(self._fault),
         )
+        tokens = self._program.batch + lib.BATCH.size + lib.SPAN.size * len(batch.spans)
+        return results, call, tokens
+
+    def _check(self, done: int) -> None:
         if not done:
             fault = self._fault
             what = [*lib.FAULTS.values()][fault.wrong - 1].format(fault.at, fault.found)
             raise BatchError(f"{what}; a number from 0 to {fault.limit - 1} is expected")
-        return results
 
     def start_profile(self) -> None:
         """Makes C measure each op of every run from now on."""
@@ -365,11 +448,46 @@ class _Program:
             self._buffers[index].quantized = quantized.ctypes.data
 
 
+class Chain:
+    """Drafts of several branches at a time: implements `DraftChain`."""
+
+    most = lib.MOST_DRAFTS
+    margins = lib.MARGINS
+
+    def __init__(self, program: _Program, ids: Int32) -> None:
+        self._program = program
+        self._ids = np.ascontiguousarray(ids, np.int32)
+
+    def draw(
+        self, batch: Batch, pages: Sequence[Any], states: Float32, requests: Sequence[ChainRequest]
+    ) -> list[Drawn]:
+        rows = len(batch.tokens)
+        if len(batch.wanted) != rows or len(requests) != rows or states.shape[0] != rows:
+            raise BatchError(f"there are {len(requests)} chains and {states.shape} states for {rows} rows")
+        chains = (lib.Chain * rows)(*[_packed_chain(request) for request in requests])
+        self._program.draw(batch, pages, np.array(states, np.float32, order="C"), self._ids, chains)
+        return [
+            Drawn(chain.tokens[: chain.drawn], chain.margins[: chain.drawn], chain.kept) for chain in chains
+        ]
+
+
+def _packed_chain(request: ChainRequest) -> Any:
+    key, position, scale, most, chances, keep, following = request
+    if len(chances) != lib.MARGINS or not min(len(keep), len(following)) >= most <= lib.MOST_DRAFTS:
+        raise BatchError(f"a chain of {most} drafts has {len(chances)} chances and {len(keep)} limits")
+    made = lib.Chain(key or 0, position, scale, key is not None, most)
+    made.chance[:] = chances
+    made.keep[:most] = keep[:most]
+    made.next[:most] = following[:most]
+    return made
+
+
 def _packed(batch: Batch, caches: bytes) -> bytearray:
-    """Packs as C reads them: the caches, the batch, its spans, then tokens, positions and wanted rows."""
-    tokens, positions, spans, wanted, _ = batch
+    """Packs as C reads them: the caches, the batch, its spans, then tokens, positions, wanted rows, adapters
+    and reach."""
+    tokens, positions, spans, wanted, adapters, reach, _ = batch
     try:
-        rows = array("i", [*tokens, *positions, *wanted])
+        rows = array("i", [*tokens, *positions, *wanted, *adapters, *reach])
         about = [
             lib.SPAN.pack(s.start, s.stop - s.start, s.first, s.pages.shape[1], lib.address(s.pages))
             for s in spans
@@ -379,7 +497,10 @@ def _packed(batch: Batch, caches: bytes) -> bytearray:
     memory = bytearray(b"".join([caches, bytes(lib.BATCH.size), *about, rows]))
     at = lib.address(memory) + len(caches) + lib.BATCH.size
     numbers = at + lib.SPAN.size * len(spans)
-    pointers = numbers, numbers + 4 * len(tokens), numbers + 8 * len(tokens), at
+    adapters_at = numbers + 4 * (2 * len(tokens) + len(wanted))
+    reach_at = adapters_at + 4 * len(adapters)
+    last = adapters_at if adapters else 0, reach_at if reach else 0
+    pointers = numbers, numbers + 4 * len(tokens), numbers + 8 * len(tokens), at, *last
     lib.BATCH.pack_into(memory, len(caches), len(tokens), len(wanted), len(spans), *pointers)
     return memory
 

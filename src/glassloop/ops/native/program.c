@@ -202,34 +202,44 @@ static int find_wrong(const int32_t *numbers, int32_t count, int32_t limit, int3
     return 0;
 }
 
-/* The last check before memory is touched: every token and position has a row in its table, every span lies within
- * its page table, and every page in it exists. */
+/* The last check before memory is touched: every token, position and adapter has a row in its table (a program with
+ * adapters has a table with a row for each of them), every span lies within its page table, every row sees its own slot
+ * and none beyond its span, and every page exists. */
 static int find_fault(const gl_program *program, gl_fault *fault) {
     const gl_batch *batch = program->batch;
     *fault = (gl_fault){GL_FINE, 0, 0, 0};
     for (int32_t i = 0; i < program->count; i++) {
         const gl_op *op = &program->ops[i];
         if (op->kind != GL_EMBED) continue;
-        int is_token = op->i0 == GL_TOKENS;
-        if (find_wrong(is_token ? batch->tokens : batch->positions, batch->rows, (int32_t)op->matrix->out,
-                       is_token ? GL_WRONG_TOKEN : GL_WRONG_POSITION, fault))
+        static const int32_t wrong[] = {GL_WRONG_TOKEN, GL_WRONG_POSITION, GL_WRONG_ADAPTER};
+        const int32_t *ids[] = {batch->tokens, batch->positions, batch->adapters};
+        if (!ids[op->i0]) {
+            *fault = (gl_fault){GL_WRONG_ADAPTER, 0, -1, (int32_t)op->matrix->out};
             return 1;
+        }
+        if (find_wrong(ids[op->i0], batch->rows, (int32_t)op->matrix->out, wrong[op->i0], fault)) return 1;
     }
     if (find_wrong(batch->wanted, batch->wanted_rows, batch->rows, GL_WRONG_WANTED, fault)) return 1;
     int64_t row = 0;
     for (int32_t i = 0; i < batch->spans; i++) {
         const gl_span *span = &batch->span[i];
-        int64_t end = (int64_t)span->first_position + span->rows;
-        int outside = span->first_position < 0 || end > (int64_t)span->stride * GL_PAGE;
+        int64_t end = (int64_t)span->first_slot + span->rows;
+        int outside = span->first_slot < 0 || end > (int64_t)span->stride * GL_PAGE;
         if (span->first_row != row || span->rows < 1 || outside) {
-            *fault = (gl_fault){GL_WRONG_SPAN, i, span->first_position, span->stride};
+            *fault = (gl_fault){GL_WRONG_SPAN, i, span->first_slot, span->stride};
             return 1;
         }
-        for (int32_t j = 0; j < span->rows && row + j < batch->rows; j++)
-            if (batch->positions[row + j] != span->first_position + j) {
-                *fault = (gl_fault){GL_WRONG_SPAN, i, batch->positions[row + j], span->stride};
+        for (int64_t j = row; j < row + span->rows && j < batch->rows; j++) {
+            int64_t slot = span->first_slot + j - row;
+            if (!batch->reach && batch->positions[j] != slot) {
+                *fault = (gl_fault){GL_WRONG_SPAN, i, batch->positions[j], span->stride};
                 return 1;
             }
+            if (batch->reach && (batch->reach[j] <= slot || batch->reach[j] > end)) {
+                *fault = (gl_fault){GL_WRONG_REACH, (int32_t)j, batch->reach[j], (int32_t)end + 1};
+                return 1;
+            }
+        }
         row += span->rows;
         for (int32_t group = 0; group < program->groups; group++)
             if (find_wrong(span->pages + (int64_t)group * span->stride, (int32_t)((end + GL_PAGE - 1) / GL_PAGE),

@@ -53,6 +53,14 @@ class Recorder:
         self._values = 0
         self._makers: dict[int, Call] = {}
         self._quantized: dict[int, int] = {}
+        self.inputs: list[Value] = []  # values that are written before the program runs
+
+    def given(self, width: int) -> Value:
+        """Returns a value that the caller of the program provides, for all rows. Ops read it as floats
+        only."""
+        self.inputs.append(Value(self._values, width, False))
+        self._values += 1
+        return self.inputs[-1]
 
     def call(
         self,
@@ -81,6 +89,7 @@ class Recorder:
         if value.id in self._quantized:
             assert self._quantized[value.id] == how, "one value is not quantized in two ways"
             return
+        assert value not in self.inputs, "a given value is read as floats"
         self._quantized[value.id] = how
         maker = self._makers[value.id]
         if maker.kind in _CAN_QUANTIZE and (maker.kind != "attend" or columns % BLOCK == 0):
@@ -88,8 +97,8 @@ class Recorder:
         else:
             self.calls.append(Call("quantize", None, value, quantize=how))
 
-    def finish(self, results: list[Value]) -> tuple[list[Structure], list[Room], list[int]]:
-        """Returns the ops, the buffers that they need, and the buffers of the results."""
+    def finish(self, results: list[Value]) -> tuple[list[Structure], list[Room], list[int], list[int]]:
+        """Returns the ops, the buffers that they need, and the buffers of the results and of the inputs."""
         self._add_in_linears()
         handed_out = {result.id for result in results}
         assert all(result.wanted for result in results), "a result has the wanted rows"
@@ -124,7 +133,8 @@ class Recorder:
                 and call.out.id not in as_floats
             )
             ops.append(op)
-        return ops, rooms, [homes[result.id] for result in results]
+        inputs = [homes[value.id] for value in self.inputs]
+        return ops, rooms, [homes[result.id] for result in results], inputs
 
     def _add_in_linears(self) -> None:
         """Merges x + linear(h), if nothing else reads linear(h), into a linear with x as `b`."""
@@ -149,13 +159,13 @@ class Recorder:
 
     def _lay_out(self, handed_out: set[int]) -> tuple[dict[int, int], list[Room]]:
         """Assigns a buffer to each value. A buffer is used again after the last read of its value."""
-        last_use = dict.fromkeys(handed_out, len(self.calls))
+        last_use = dict.fromkeys(handed_out | {value.id for value in self.inputs}, len(self.calls))
         for index, call in enumerate(self.calls):
             for value in (call.a, call.b):
                 if value is not None:
                     last_use[value.id] = max(last_use.get(value.id, 0), index)
-        homes: dict[int, int] = {}
-        rooms: list[Room] = []
+        homes = {value.id: number for number, value in enumerate(self.inputs)}
+        rooms = [Room(value.width, value.wanted, 0) for value in self.inputs]
         free: list[int] = []
         for index, call in enumerate(self.calls):
             if call.out is not None:
@@ -164,7 +174,13 @@ class Recorder:
                 # A result has a buffer to itself, since it is returned.
                 own = value.id in handed_out
                 fits = [] if own else [home for home in free if rooms[home] == room]
-                if fits:
+                if (
+                    call.kind == "up"
+                ):  # it is written over its input: rows without an adapter stay as they are
+                    assert call.b is not None and last_use[call.b.id] == index and not own
+                    fits, last_use[call.b.id] = [homes[call.b.id]], -1
+                    assert rooms[fits[0]] == room
+                elif fits:
                     free.remove(fits[0])
                 else:
                     rooms.append(room)

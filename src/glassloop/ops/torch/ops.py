@@ -13,7 +13,7 @@ import torch
 
 from glassloop.ops.batch import Batch
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
-from glassloop.ops.protocol import Activation, Forward
+from glassloop.ops.protocol import Activation, Forward, LowRank
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
@@ -31,6 +31,11 @@ class _Placeholder:
     """The batch that a forward pass is recorded with: of its fields only the names."""
 
     tokens, positions, wanted = "tokens", "positions", "wanted"
+    adapters: str | None = None  # without adapters
+
+
+class _AdaptedPlaceholder(_Placeholder):
+    adapters = "adapters"
 
 
 class TorchOps:
@@ -51,10 +56,11 @@ class TorchOps:
     def seconds(self, results: object) -> float | None:
         return results.seconds() if isinstance(results, DeviceRows) else None
 
-    def program(self, compute: Forward, sizes: Sequence[int] = ()) -> Forward:
+    def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
         with self._one_recording, memory_errors("the weights"):
             self._recorder = recorder = Recorder()
-            made = compute(_Placeholder(), ())  # type: ignore[arg-type]
+            batch = _AdaptedPlaceholder() if adapted else _Placeholder()
+            made = compute(batch, ())  # type: ignore[arg-type]
             several = isinstance(made, list)
             program = Program(recorder, [recorder.value(each) for each in (made if several else [made])])
         return program if several else program.only
@@ -76,6 +82,10 @@ class TorchOps:
     def vector(self, tensor: Tensor) -> torch.Tensor:
         return torch.from_numpy(np.array(tensor.float32())).to(DEVICE)
 
+    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank:
+        """Returns the matrices as they are: a program places those of all adapters side by side."""
+        return LowRank(down, up, scale)
+
     def embed(self, table: TorchMatrix, ids: Any) -> Value:
         return self._recorder.call("embed", table.into, wanted=False, table=table, ids=ids)
 
@@ -85,6 +95,9 @@ class TorchOps:
 
     def head(self, x: Lazy, weight: TorchMatrix) -> Value:
         return self._recorder.value(self.linear(x, weight, None))
+
+    def adapt(self, y: Product, x: Lazy, adapters: Any, parts: Sequence[LowRank | None]) -> Product:
+        return replace(y, parts=parts)
 
     def rms_norm(self, x: Lazy, weight: torch.Tensor, eps: float) -> Lazy:
         return self._norm(x, weight, None, eps)

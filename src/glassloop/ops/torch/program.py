@@ -28,13 +28,22 @@ from glassloop.ops.torch.device import (
     shared_memory,
     tma_processors,
 )
-from glassloop.ops.torch.kernels import attention, linear, pointwise
+from glassloop.ops.torch.kernels import adapter, attention, linear, pointwise
 from glassloop.ops.torch.kernels import rows as rows_kernels
 from glassloop.ops.torch.matrix import TorchMatrix
 from glassloop.ops.torch.pages import TorchPages
-from glassloop.ops.torch.recorder import Angles, Call, Norm, Product, Recorder, Value
+from glassloop.ops.torch.recorder import (
+    RANK_STEP,
+    Angles,
+    Call,
+    Norm,
+    Product,
+    Recorder,
+    Value,
+    widest_rank,
+)
 from glassloop.ops.torch.rows import DeviceRows, Timer
-from glassloop.ops.torch.step import UNIT, Heads, Numbers, Step, check_batch, partial_numbers
+from glassloop.ops.torch.step import ADAPTER_ROWS, UNIT, Heads, Numbers, Step, check_batch, partial_numbers
 from glassloop.ops.torch.tiles import WIDE, tile_for
 
 BLOCK = 64  # keys that attention adds at a time; like UNIT it decides the bits
@@ -115,7 +124,7 @@ class Program:
         check_batch(batch, len(pages), self._tables)
         rows, wanted = len(batch.tokens), len(batch.wanted)
         one_each = len(batch.spans) == rows == wanted and rows <= SIZES[-1]
-        captured = one_each and not INTERPRETED
+        captured = one_each and not INTERPRETED and not batch.reach
         size = next(each for each in SIZES if each >= rows) if captured else rows
         units = self._numbers.upload(batch, pages, size, self._head_counts)
         if batch.after is not None:
@@ -276,6 +285,41 @@ class Program:
                 settings["num_stages"] = max(1, tile.stages - 1)
             self._launch(linear.linear_kernel, (tiles,), x, weight, *sizes, x.stride(0), **settings)
 
+    def _down(self, step: Step, rows: int, out: Any, x: Any, *, weight: Any, places: Any) -> None:
+        self._adapt(adapter.down_kernel, step, x, (weight,), out, places, STEP=128)
+
+    def _up(
+        self, step: Step, rows: int, out: Any, onto: Any, x: Any, *, weight: Any, scales: Any, places: Any
+    ) -> None:
+        """Adds to `out`, which is `onto`."""
+        self._adapt(adapter.up_kernel, step, x, (weight, scales), out, places, STEP=RANK_STEP)
+
+    def _adapt(
+        self, kernel: Any, step: Step, x: Any, weights: tuple[Any, ...], out: Any, places: Any, STEP: int
+    ) -> None:
+        tiles = step.adapter_tiles
+        assert tiles is not None
+        width, columns = weights[0].shape[1:]
+        wide = RANK_STEP if kernel is adapter.down_kernel else 64
+        self._launch(
+            kernel,
+            (len(tiles.rows), triton.cdiv(width, wide)),
+            x,
+            *weights,
+            out,
+            step.ids["adapters"],
+            places,
+            *tiles,
+            width,
+            columns,
+            x.stride(0),
+            out.stride(0),
+            ROWS=ADAPTER_ROWS,
+            WIDTH=wide,
+            STEP=STEP,
+            num_warps=4 if kernel is adapter.up_kernel else 1,
+        )
+
     def _heads(self, step: Step, rows: int, out: Any, x: Any, *, product: Product) -> None:
         self._launch(
             pointwise.heads_kernel,
@@ -301,6 +345,7 @@ class Program:
             key_weight=x if key_norm is None else key_norm.weight,
             key_bias=x if key_norm is None or key_norm.bias is None else key_norm.bias,
             positions=step.ids["positions"],
+            slots=step.slots,
             row_table=step.row_table,
             row_stride=step.row_stride,
             tables=step.tables,
@@ -314,6 +359,7 @@ class Program:
             layer_offset=layer * pages.keys.stride(1),
             group=group,
             PAGE=PAGE,
+            REACHING=step.reach is not None,
             num_warps=1,
             **self._head_settings(query, x),
         )
@@ -365,7 +411,7 @@ class Program:
         window: int,
         softcap: float,
     ) -> None:
-        pages, positions = step.pages[group], step.ids["positions"]
+        pages, reach = step.pages[group], step.slots if step.reach is None else step.reach
         for tiles in step.tiles:
             grid = (len(tiles.rows), kv_heads)
             settings = {
@@ -374,8 +420,9 @@ class Program:
                 "HEAD": _head_block(head_dim),
                 "GROUP": heads // kv_heads,
                 "WINDOWED": window > 0,
+                "REACHING": step.reach is not None,
             }
-            cut = (positions, tiles.rows, tiles.counts, queries.stride(0), head_dim, window)
+            cut = (step.slots, reach, tiles.rows, tiles.counts, queries.stride(0), head_dim, window)
             self._launch(
                 attention.attend_kernel,
                 (*grid, tiles.units) if tiles.units else grid,
@@ -417,8 +464,13 @@ class Program:
         kind: int,
         factor: float = 0.0,
         activation: int = 0,
+        both: bool = False,
     ) -> None:
-        width, y = out.shape[1], x if y is None else y
+        """Computes an operation on x and perhaps y. If `both`, y is in the columns of x behind it."""
+        width = out.shape[1]
+        if both:
+            x, y = x[:, :width], x[:, width:]
+        y = x if y is None else y
         self._launch(
             pointwise.elementwise_kernel,
             (rows, triton.cdiv(width, _COLUMNS)),
@@ -463,9 +515,42 @@ def _with_weights(call: Call) -> dict[str, Any]:
             zeros = [torch.zeros(product.matrix.out, device=DEVICE) for product in products]
             given = [zero if bias is None else bias for zero, bias in zip(zeros, biases, strict=True)]
             settings["bias"] = torch.cat(given)
+    elif call.kind in ("down", "up"):
+        settings = _low_rank(call.kind, settings["products"])
     elif call.kind in pointwise.ELEMENTWISE:
         settings["kind"] = pointwise.ELEMENTWISE.index(call.kind)
     return settings
+
+
+def _low_rank(kind: str, products: Sequence[Product]) -> dict[str, Any]:
+    """Returns the matrices of all adapters of some products on the device: `down` has those of the products
+    one below the other, [adapters, products * rank, in]; `up` has them along the diagonal, [adapters, out,
+    products * rank], with zeros beside them, which add nothing. An adapter with a lower rank is filled up
+    with zeros. `places` has the place of each adapter's matrices, by its number."""
+    rank, outs = widest_rank(products), [product.matrix.out for product in products]
+    numbers = range(max(len(product.parts or ()) for product in products))
+    places = np.full(len(numbers), -1, np.int32)
+    matrices: list[torch.Tensor] = []
+    scales: list[float] = []
+    for number in numbers:
+        parts = [product.parts[number] if product.parts else None for product in products]
+        if not any(part is not None for part in parts):
+            continue
+        places[number] = len(matrices)
+        height, width = len(products) * rank, products[0].matrix.into
+        made = np.zeros((height, width) if kind == "down" else (sum(outs), height), np.float32)
+        for at, part in enumerate(parts):
+            if part is None:
+                continue
+            columns = slice(at * rank, at * rank + part.down.shape[0])
+            if kind == "down":
+                made[columns] = part.down.float32()
+            else:
+                made[sum(outs[:at]) : sum(outs[: at + 1]), columns] = part.up.float32()
+        matrices.append(torch.from_numpy(made).to(HALF))
+        scales.append(next(part.scale for part in parts if part is not None))
+    found = {"weight": torch.stack(matrices).to(DEVICE), "places": torch.from_numpy(places).to(DEVICE)}
+    return found if kind == "down" else found | {"scales": torch.tensor(scales, device=DEVICE)}
 
 
 def _head_block(head_dim: int) -> int:

@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from glassloop.ops.protocol import LowRank
 from glassloop.ops.quant import Float32
 
 if TYPE_CHECKING:
     import torch
 
     from glassloop.ops.torch.matrix import TorchMatrix
+
+
+RANK_STEP = 16
 
 
 class Value(NamedTuple):
@@ -58,6 +62,7 @@ class Product:
     heads: int = 0  # 0: not split
     norm: Norm | None = None
     angles: Angles | None = None
+    parts: Sequence[LowRank | None] | None = None  # what adapters add to it, by their numbers
 
 
 Lazy = Value | Normed | Product
@@ -115,13 +120,22 @@ class Recorder:
         return value if value.half else self.call("cast", value.width, value, half=True)
 
     def product(self, products: Sequence[Product], residual: Value | None = None) -> Value:
-        """Records products of one input as one, with their outputs beside each other."""
-        inputs = [self.half(products[0].x)] + ([] if residual is None else [residual])
-        width = sum(each.matrix.out for each in products)
-        return self.call("linear", width, *inputs, products=products)
+        """Records products of one input as one, with their outputs beside each other. What adapters add is
+        added before the residual."""
+        x, width = self.half(products[0].x), sum(each.matrix.out for each in products)
+        if not _is_adapted(products):
+            inputs = [x] + ([] if residual is None else [residual])
+            return self.call("linear", width, *inputs, products=products)
+        made = self.call("linear", width, x, products=products)
+        narrow = self.call("down", len(products) * widest_rank(products), x, half=True, products=products)
+        made = self.call("up", width, made, narrow, products=products)
+        return made if residual is None else self.call("add", width, residual, made)
 
     def gated(self, gate: Product, up: Product, activation: int) -> Value:
         """Records activated(gate) * up, for two products of one input."""
+        if _is_adapted([gate, up]):
+            both = self.product([gate, up])
+            return self.call("gate", gate.matrix.out, both, half=True, activation=activation, both=True)
         x, width = self.half(gate.x), gate.matrix.out
         return self.call(
             "linear", width, x, half=True, products=[gate, up], gated=True, activation=activation
@@ -138,12 +152,27 @@ class Recorder:
         for index, call in enumerate(self.calls):
             needed = Buffer(call.out.width, call.out.wanted, call.out.half)
             fits = [home for home in free if buffers[home] == needed and call.out.id not in kept]
-            if fits:
+            over = call.inputs[0] if call.kind == "up" else None  # what the output is written over
+            if over is not None:
+                assert last[over.id] == index and over.id not in kept and call.out.id not in kept
+                fits = [homes[over.id]]
+            elif fits:
                 free.remove(fits[0])
             else:
                 buffers.append(needed)
             homes[call.out.id] = fits[0] if fits else len(buffers) - 1
-            for used in {value.id for value in call.inputs}:
+            for used in {value.id for value in call.inputs if value != over}:
                 if last[used] == index and used not in kept:
                     free.append(homes[used])
         return homes, buffers
+
+
+def _is_adapted(products: Sequence[Product]) -> bool:
+    return any(part is not None for product in products for part in product.parts or ())
+
+
+def widest_rank(products: Sequence[Product]) -> int:
+    """Returns the columns that each of some adapted products has between its two matrices: the largest rank
+    of an adapter, as whole steps of a sum."""
+    ranks = [part.down.shape[0] for product in products for part in product.parts or () if part is not None]
+    return int(-(-max(ranks) // RANK_STEP) * RANK_STEP)

@@ -15,6 +15,7 @@ from glassloop.ops.torch.pages import TorchPages
 
 UNIT = 256  # positions whose attention is summed on its own; docs/ops.md
 FEW, MANY = 16, 64  # queries of one program of attention, for short and long spans
+ADAPTER_ROWS = 16  # with the same adapter that one program computes
 _MOST_PARTIAL = 1 << 28  # numbers
 _PROGRAMS = 264  # fewer programs than this leave the device idle: then each computes one unit only
 # In numbers. Kernels are compiled once more for pointers that are not multiples of 16 bytes.
@@ -38,17 +39,28 @@ class TileGroup(NamedTuple):
     units: int  # how many each program computes on its own, to be merged; 0: a program computes all of them
 
 
+class AdapterTiles(NamedTuple):
+    """Tiles of rows with the same adapter: `counts[i]` of the rows in `order`, from `rows[i]` on."""
+
+    order: Any
+    rows: Any
+    counts: Any
+
+
 class Step(NamedTuple):
     """One batch on the device."""
 
     rows: int
     wanted: int
-    ids: dict[str, torch.Tensor]  # tokens, positions and wanted rows
+    ids: dict[str, torch.Tensor]  # tokens, positions, wanted rows and adapters
     row_table: torch.Tensor  # where the page tables of the row's branch begin
     row_stride: torch.Tensor  # the number of pages in each of them
+    slots: torch.Tensor  # of each row; the positions, if the batch has no reach
+    reach: torch.Tensor | None
     tables: torch.Tensor
     tiles: list[TileGroup]
     pages: Sequence[TorchPages]
+    adapter_tiles: AdapterTiles | None
 
 
 def check_batch(batch: Batch, groups: int, tables: dict[str, int]) -> None:
@@ -58,14 +70,7 @@ def check_batch(batch: Batch, groups: int, tables: dict[str, int]) -> None:
     rows = len(batch.tokens)
     if batch.wanted and (min(batch.wanted) < 0 or max(batch.wanted) >= rows):
         raise BatchError(f"rows {batch.wanted} are wanted; there are {rows}")
-    if len(batch.spans) == rows:
-        positions = [span.first for span in batch.spans]
-    else:
-        positions = [
-            *chain.from_iterable(
-                [range(first, first + stop - start) for start, stop, first, _ in batch.spans]
-            )
-        ]
+    positions = batch.positions if batch.reach else _slots(batch)
     if batch.positions != positions:
         wrong = next(row for row in range(rows) if batch.positions[row] != positions[row])
         raise BatchError(
@@ -73,11 +78,19 @@ def check_batch(batch: Batch, groups: int, tables: dict[str, int]) -> None:
         )
     predicted = 0 if batch.after is None else len(batch.after.predicted)
     for name, size in tables.items():
-        ids = getattr(batch, name)
+        ids = getattr(batch, name) or [-1]
         least = -predicted if name == "tokens" else 0
         if min(ids) < least or max(ids) >= size:
             wrong = next(id for id in ids if not least <= id < size)
             raise BatchError(f"a row has the number {wrong}; one from 0 to {size - 1} is expected")
+
+
+def _slots(batch: Batch) -> list[int]:
+    if len(batch.spans) == len(batch.tokens):
+        return [span.first for span in batch.spans]
+    return [
+        *chain.from_iterable([range(first, first + stop - start) for start, stop, first, _ in batch.spans])
+    ]
 
 
 class Numbers:
@@ -91,7 +104,9 @@ class Numbers:
         # Of the last batch: the places of its parts, its sizes and tiles.
         self._parts: list[slice] = []
         self._sizes = 0, 0
+        self._has_reach = False
         self._tiles: list[tuple[int, int]] = []
+        self._is_adapted = False
 
     def upload(self, batch: Batch, pages: Sequence[TorchPages], size: int, heads: Heads) -> tuple[int, ...]:
         """Copies a batch to the device, filled up to `size` rows. Returns the units of each tile group."""
@@ -120,10 +135,14 @@ class Numbers:
             row_table,
             row_stride,
             [*batch.wanted, *range(rows, size)],
+            *(() if not batch.adapters else ([*batch.adapters, *filling], *_adapter_tiles(batch, size))),
+            *([_slots(batch), batch.reach] if batch.reach else ()),  # such a batch is not filled up
             *chain.from_iterable([each[:2] for each in tiles]),
             np.append(tables, [group.count for group in pages]),
         ]
         self._sizes, self._tiles = (size, len(parts[4])), [each[2:] for each in tiles]
+        self._has_reach = bool(batch.reach)
+        self._is_adapted = len(batch.adapters) > 0
         self._copy(parts)
         return tuple(each.units for each in tiles)
 
@@ -136,17 +155,27 @@ class Numbers:
         """Returns the batch that was uploaded last."""
         placed = [self._device[part] for part in self._parts]
         tokens, positions, row_table, row_stride, wanted, *tiles, _ = placed
+        ids, adapter_tiles = {"tokens": tokens, "positions": positions, "wanted": wanted}, None
+        if self._is_adapted:
+            (ids["adapters"], *about), tiles = tiles[:4], tiles[4:]
+            adapter_tiles = AdapterTiles(*about)
+        slots, reach = positions, None
+        if self._has_reach:
+            slots, reach, *tiles = tiles
         return Step(
             *self._sizes,
-            {"tokens": tokens, "positions": positions, "wanted": wanted},
+            ids,
             row_table,
             row_stride,
+            slots,
+            reach,
             self._device[self._parts[-1].start :],
             [
                 TileGroup(tiles[2 * index], tiles[2 * index + 1], *about)
                 for index, about in enumerate(self._tiles)
             ],
             pages,
+            adapter_tiles,
         )
 
     def _copy(self, parts: list[Any]) -> None:
@@ -171,6 +200,23 @@ class Numbers:
         self._view: Int32 = self._host.numpy()
 
 
+def _adapter_tiles(batch: Batch, size: int) -> AdapterTiles:
+    """Sorts the rows by adapter and cuts them into tiles. A batch in which every branch has one row has as
+    many tiles as rows, the last ones empty, so that a graph serves any adapters."""
+    order = np.argsort(np.array(batch.adapters), kind="stable")
+    sorted_numbers = np.array(batch.adapters)[order]
+    starts = np.flatnonzero(np.diff(sorted_numbers, prepend=-1))
+    tiles = [
+        (row, min(ADAPTER_ROWS, int(end) - row))
+        for start, end in zip(starts, [*starts[1:], len(order)], strict=True)
+        if sorted_numbers[start]
+        for row in range(int(start), int(end), ADAPTER_ROWS)
+    ]
+    if len(batch.spans) == len(batch.tokens):
+        tiles += [(0, 0)] * (size - len(tiles))
+    return AdapterTiles(order, [row for row, _ in tiles] or [0], [count for _, count in tiles] or [0])
+
+
 def partial_numbers(tiles: TileGroup, heads: Heads) -> int:
     """Returns how many numbers the sums over single units take: for each query its maximum, 16 sums of
     weights and the sums of values."""
@@ -180,7 +226,7 @@ def partial_numbers(tiles: TileGroup, heads: Heads) -> int:
 def _tiles(batch: Batch, size: int, heads: Heads) -> list[TileGroup]:
     """Cuts the rows of short and of long spans into tiles."""
     few, many = (max(most, 1 << (heads.group - 1).bit_length()) for most in (FEW, MANY))
-    longest = 1 + max(batch.positions)
+    longest = max([span.length for span in batch.spans]) if batch.reach else 1 + max(batch.positions)
     # A power of two, so that a graph serves a range of lengths.
     units = 1 << (-(-longest // UNIT) - 1).bit_length()
 

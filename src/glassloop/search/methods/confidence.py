@@ -2,7 +2,8 @@
 
 Warm-up paths run to their end and set a threshold: the confidence that a share `keep` of them reaches. Of the
 paths after them, one stops as soon as a group of its tokens falls below it. Every complete path votes with
-its confidence as weight, and the search ends when one answer has the share `consensus` of the votes.
+its confidence as weight, and the search ends when one answer has the share `consensus` of the votes, or is
+ahead of the next one by `lead` paths of mean weight.
 """
 
 from __future__ import annotations
@@ -10,11 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
-
 from glassloop.decode.sampling import Sampling
-from glassloop.search.confidence import WINDOW, lowest_group, token_confidences
-from glassloop.search.methods.options import Method, number, whole
+from glassloop.search.confidence import WINDOW, lowest_group, reached_by, token_confidences
+from glassloop.search.methods.options import MOST_PATHS, Method, number, whole
 from glassloop.search.search import Paths
 from glassloop.search.solution import Path
 from glassloop.search.voting import consensus, elect, votes_of
@@ -32,6 +31,7 @@ class Confidence(Method):
     wave: int = whole(4, 1, help="How many paths start at a time after the warm-up.")
     keep: float = number(0.9, 0.01, 1, help="The share of the warm-up paths that reaches the threshold.")
     consensus: float = number(0.75, 0.5, 1, help="The share of the votes at which the search ends.")
+    lead: float | None = number(None, 0.5, MOST_PATHS, help="The lead, in paths, at which the search ends.")
     window: int = whole(WINDOW, 1, 1 << 20, help="Tokens in a group.")
     stride: int = whole(32, 1, 1 << 20, help="After how many tokens each path is looked at.")
     alternatives: int = whole(20, 2, 64, help="Alternatives of a token that its confidence is made of.")
@@ -77,15 +77,22 @@ class Confidence(Method):
         share = consensus(votes)
         if share >= self.consensus:
             paths.finish(f"{next(iter(votes))!r} has {share:.0%} of the votes")
+        elif self.lead is not None and (ahead := self._ahead(paths)) >= self.lead:
+            paths.finish(f"{next(iter(votes))!r} leads by {ahead:.1f} paths")
         elif len(paths) < self.n:
             self._wave = paths.start(min(self.wave, self.n - len(paths)))
 
+    def _ahead(self, paths: Paths) -> float:
+        """Returns by how many paths of mean weight the first answer is ahead of the second."""
+        weights = [path.vote for path in paths if path.vote is not None]
+        best, second, *_ = *votes_of(paths).values(), 0.0, 0.0
+        return (best - second) / (sum(weights) / len(weights)) if sum(weights) > 0 else 0.0
+
     def _percentile(self, paths: Paths) -> float:
         """Returns the confidence that a share `keep` of the paths reaches, and records it."""
-        lowest = sorted(self._weight(path) for path in paths)
-        place = min(int(np.floor((1 - self.keep) * len(lowest) + 1e-9)), len(lowest) - 1)
-        paths.note(f"the threshold of confidence is {lowest[place]:.3f}")
-        return lowest[place]
+        threshold = reached_by([self._weight(path) for path in paths], self.keep)
+        paths.note(f"the threshold of confidence is {threshold:.3f}")
+        return threshold
 
     def _voting(self, paths: Paths) -> list[Path]:
         """Returns the paths that were not filtered out. The threshold holds for the warm-up paths too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Iterable
+from math import isnan
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -181,6 +182,8 @@ class _Completion(Choices):
             return None
         llm, first, offsets = self.service.llm, run.prompt_ids[0], _Offsets(0)
         piece, known = llm.piece(first), first < llm.tokenizer.vocab_size
+        if run.upstream is not None:  # the first token is what the others do not cover
+            piece = (run.prompt or "").removesuffix("".join([token.piece for token in run.prompt_tokens]))
         offsets.add(llm.tokenizer.token_bytes(first) if known else piece.encode())
         made = self._logprobs(run.prompt_tokens, offsets)
         none_of = {"tokens": piece, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
@@ -196,9 +199,11 @@ class _Completion(Choices):
         places: list[int] = []
         for token in tokens:
             alternatives = {each.text: each.raw_logprob for each in token.alternatives[: self._top]}
-            alternatives.setdefault(token.piece, token.raw_logprob)
+            known = not isnan(token.raw_logprob)
+            if known:
+                alternatives.setdefault(token.piece, token.raw_logprob)
             pieces.append(token.piece)
-            logprobs.append(token.raw_logprob)
+            logprobs.append(token.raw_logprob if known else None)
             top.append(alternatives)
             places.append(offsets.add(token.bytes))
         return {

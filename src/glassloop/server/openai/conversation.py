@@ -96,6 +96,8 @@ def encode_messages(
     """Returns the token ids of a conversation, whose length is checked before and after it is encoded. An
     error names `field`; `note` says what else counts; `values` are further ones for the template."""
     service.check_texts(texts_in([messages, tools]), field, service.longest_text)
+    if service.llm.upstream is not None:
+        return _for_another_engine(service, messages, tools, continue_final, values)
     ids = encode(service.llm.tokenizer, messages, tools, continue_final=continue_final, values=values)
     service.check_length(len(ids), field, note)
     return ids
@@ -123,9 +125,11 @@ def encode(
 ) -> list[int]:
     """Returns the token ids of a conversation as the model's template writes it. No text of a message becomes
     a special token."""
-    if tokenizer.chat_template is None:
+    if not tokenizer.can_chat:
         message = "messages cannot be written: this model has no chat template; use /v1/completions"
         raise TextError(message, field="messages")
+    if tokenizer.chat_template is None:
+        raise TextError("the tokens of messages are not known: another engine has the tokenizer")
     options: dict[str, Any] = {
         **(values or {}),
         "add_generation_prompt": add_generation_prompt,
@@ -145,6 +149,22 @@ def encode(
         return _write(tokenizer, messages, options, lambda each: add_system(write_calls(each), text))
     except TextError:
         return _write(tokenizer, messages, options, lambda each: add_to_first(write_calls(each), text))
+
+
+def _for_another_engine(
+    service: Service,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
+    continued: bool,
+    values: dict[str, Any] | None,
+) -> list[int]:
+    """Returns the id that stands for a conversation which another engine writes with its own template."""
+    given = {"tools": tools, "continue_final_message": continued, "chat_template_kwargs": values}
+    for name, value in given.items():
+        if value:
+            problem = f"is given; messages are passed on to {service.llm.upstream}, without it"
+            raise TextError.about(name, problem)
+    return service.llm.tokenizer.encode_chat(as_recorded(messages))
 
 
 def _write(

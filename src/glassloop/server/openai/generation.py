@@ -8,6 +8,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
+from math import isnan
 from typing import Any, Literal, TypeVar
 
 from fastapi import Request as HTTPRequest
@@ -25,7 +26,7 @@ from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON, KEEP_ALIVE, STILL_HERE, EventStream, data, unless_gone
 from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.trace.token import Alternative, Token
 
 B = TypeVar("B", bound=Body)
 
@@ -34,7 +35,11 @@ async def respond(
     service: Service, request: HTTPRequest, body: B, prepare: Callable[[Service, B], Generation]
 ) -> Response:
     """Answers an HTTP request with what `prepare` makes of its body."""
-    service.check_model(body.given.get("model"))
+    adapter = service.adapter_of(body.given.get("model"))
+    if adapter is not None:
+        if body.given.get("adapter", adapter) != adapter:
+            raise invalid("adapter", f"adapter is not that of model, {adapter!r}; one of the two is expected")
+        body.adapter = adapter  # type: ignore[attr-defined]  # a field of Sampling
     generation = await service.prepare_on_thread(request, body, _prepare, prepare, service, body)
     if body.given.get("stream"):
         return generation.stream()
@@ -62,6 +67,12 @@ class Generation(ABC):
     def __init__(self, service: Service, requests: Sequence[Request]) -> None:
         self.service = service
         self.requests = requests
+
+    @property
+    def model(self) -> str:
+        """The model as a client names it: with the adapter, if there is one."""
+        adapter = self.requests[0].sampling.adapter if self.requests else None
+        return self.service.name if adapter is None else f"{self.service.name}:{adapter}"
 
     @property
     def runs(self) -> list[Run]:
@@ -249,7 +260,7 @@ class Choices(Generation):
             "id": self.id_prefix + run.id,
             "object": kind,
             "created": int(time.time()),
-            "model": self.service.name,
+            "model": self.model,
             "system_fingerprint": self._fingerprint,
         }
 
@@ -272,13 +283,14 @@ def usage_of(runs: Sequence[Run], dropped: int = 0) -> dict[str, Any]:
     """Returns the tokens used by runs, less `dropped` ones that are not answered. Samples of one request
     share their prompt, which is counted once."""
     prompts = [run for run in runs if run.sample == 0] or list(runs[:1])
-    prompt = sum(len(run.prompt_ids) for run in prompts)
-    made = sum(len(run.tokens) for run in runs) - dropped
+    # What another engine did not tell counts as none: clients expect numbers.
+    prompt = sum(run.usage.prompt_tokens or 0 for run in prompts)
+    made = sum(run.usage.completion_tokens or 0 for run in runs) - dropped
     return {
         "prompt_tokens": prompt,
         "completion_tokens": made,
         "total_tokens": prompt + made,
-        "prompt_tokens_details": {"cached_tokens": sum(run.cached_tokens for run in prompts)},
+        "prompt_tokens_details": {"cached_tokens": sum(run.usage.cached_tokens or 0 for run in prompts)},
     }
 
 
@@ -324,14 +336,21 @@ def token_logprob(service: Service, token: Token, count: int) -> dict[str, Any]:
     """Returns the log-probabilities of a token and of `count` alternatives: the model's own, which are exact
     and finite whatever the stages did."""
     tokenizer, size = service.llm.tokenizer, service.llm.config.vocab_size
+    elsewhere = service.llm.upstream is not None
+
+    def known_bytes(each: Alternative) -> bytes:
+        if elsewhere:
+            return each.text.encode()
+        return tokenizer.token_bytes(each.id) if each.id < tokenizer.vocab_size else b""
+
     return {
         "token": token.piece,
         "bytes": list(token.bytes),
-        "logprob": token.raw_logprob,
+        "logprob": None if isnan(token.raw_logprob) else token.raw_logprob,
         "top_logprobs": [
             {
                 "token": each.text,
-                "bytes": list(tokenizer.token_bytes(each.id)) if each.id < tokenizer.vocab_size else [],
+                "bytes": list(known_bytes(each)),
                 "logprob": each.raw_logprob,
             }
             for each in token.alternatives[:count]

@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the one model that is served."""
+"""`GET /v1/models`: the one model that is served, by itself and with each of its adapters."""
 
 from __future__ import annotations
 
@@ -29,23 +29,25 @@ class ModelsAnswer(BaseModel):
 
 def router(service: Service) -> APIRouter:
     routes = APIRouter(tags=["OpenAI"], responses=ERRORS)
-    described = ModelAnswer(
-        id=service.name,
-        object="model",
-        created=int(time.time()),
-        owned_by="glassloop",
-        root=service.name,
-        parent=None,
-        max_model_len=service.llm.config.context,
-    )
+    created = int(time.time())
+
+    def described(adapter: str | None = None) -> ModelAnswer:
+        return ModelAnswer(
+            id=service.name if adapter is None else f"{service.name}:{adapter}",
+            object="model",
+            created=created,
+            owned_by="glassloop",
+            root=service.name,
+            parent=None if adapter is None else service.name,
+            max_model_len=service.llm.config.context,
+        )
 
     @routes.get("/v1/models")
     async def models() -> ModelsAnswer:
-        return ModelsAnswer(object="list", data=[described])
+        return ModelsAnswer(object="list", data=[described(), *map(described, service.llm.adapters)])
 
     @routes.get("/v1/models/{model:path}")
     async def model(model: str) -> ModelAnswer:
-        service.check_model(model)
-        return described
+        return described(service.adapter_of(model))
 
     return routes

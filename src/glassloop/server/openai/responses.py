@@ -339,7 +339,7 @@ class _Response(Generation):
             "incomplete_details": {"reason": "max_output_tokens"} if _status(run) == "incomplete" else None,
             "instructions": self._body.instructions,
             "max_output_tokens": self._body.max_output_tokens,
-            "model": self.service.name,
+            "model": self.model,
             "output": [] if run is None else self._output(run),
             "parallel_tool_calls": self._body.parallel_tool_calls is not False,
             "previous_response_id": None,
@@ -465,13 +465,12 @@ def _status(run: Run | None) -> str:
 
 def _usage(run: Run) -> dict[str, Any]:
     used = run.usage
+    # What another engine did not tell counts as none: clients expect numbers.
+    prompt, cached, made = used.prompt_tokens or 0, used.cached_tokens or 0, used.completion_tokens or 0
     return {
-        "input_tokens": used.prompt_tokens,
-        "input_tokens_details": {
-            "cached_tokens": used.cached_tokens,
-            "cache_write_tokens": used.prompt_tokens - used.cached_tokens,
-        },
-        "output_tokens": used.completion_tokens,
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": prompt - cached},
+        "output_tokens": made,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": used.total_tokens,
+        "total_tokens": prompt + made,
     }

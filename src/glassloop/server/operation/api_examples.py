@@ -118,6 +118,9 @@ EXAMPLES = {
     "GET /api/runs/{id}/search": Example(
         "Returns the search that a run is a path of, with all paths and decisions."
     ),
+    "GET /api/runs/{id}/search/confidence": Example(
+        "Shows how sure the model was along each path of a search.", query="points=20"
+    ),
     "GET /api/runs/{id}/events": Example("Streams the tokens of a run as they are generated."),
     "GET /api/trees/{id}/events": Example(
         "Streams the events of all runs of a tree; with close=true until none is active.",
@@ -169,6 +172,9 @@ EXAMPLES = {
     "GET /health": Example("Says whether the server accepts requests."),
     "GET /ready": Example("Says whether a request that comes now would be computed."),
     "GET /api/replicas": Example("Lists the engines behind the server, with their load and cache."),
+    "GET /api/training": Example(
+        "Lists the training runs that the server shows, with the curves of one of them.", query="points=100"
+    ),
     "GET /api/cluster": Example("Shows the replicas of a cluster and the latest hand-overs between them."),
     "GET /metrics": Example("Returns counters and times in the format of Prometheus."),
 }

@@ -4,6 +4,7 @@ engines. `GET /api/info`: its model and options.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -16,7 +17,8 @@ from glassloop.decode.chain import known_stages
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import REGISTER, Stage
 from glassloop.engine import lens
-from glassloop.engine.protocol import Engine, Statistics
+from glassloop.engine.protocol import UNKNOWN_CONTEXT, Engine, Statistics
+from glassloop.model.config import ModelConfig
 from glassloop.server.errors import ERRORS, APIError, shutting_down
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
@@ -94,17 +96,19 @@ class Info(BaseModel):
     version: str
     ops: str
     chat: bool
-    context: int
-    vocabulary: int
-    layers: int
-    dim: int
-    heads: int
-    kv: dict[str, int]
+    upstream: str | None  # the other engine that computes; what is null then is not known
+    context: int | None
+    vocabulary: int | None
+    layers: int | None
+    dim: int | None
+    heads: int | None
+    kv: dict[str, int] | None
     load: dict[str, int]
     options: list[OptionShape]
     stages: list[str]
     own_stages: list[OwnStageShape]
     lenses: list[str]
+    training: bool  # whether it shows training runs
 
 
 def router(service: Service) -> APIRouter:
@@ -169,23 +173,14 @@ def router(service: Service) -> APIRouter:
 
 def _info(service: Service) -> dict[str, Any]:
     llm, config = service.llm, service.llm.config
-    replicas = llm.statistics()
     return {
         "model": service.name,
         "version": _version(),
         "ops": llm.op_set,
-        "chat": llm.tokenizer.chat_template is not None,
-        "context": config.context,
-        "vocabulary": config.vocab_size,
-        "layers": len(config.layers),
-        "dim": config.dim,
-        "heads": config.heads,
-        "kv": {
-            "memory": sum(each.kv_memory for each in replicas),
-            "page_bytes": max((each.page_bytes for each in replicas), default=0),
-            "pages": sum(each.pages for each in replicas),
-            "capacity": sum(each.pages_capacity for each in replicas),
-        },
+        "chat": llm.tokenizer.can_chat,
+        "upstream": llm.upstream,
+        "context": config.context if config.context < UNKNOWN_CONTEXT else None,
+        **(_sizes(config, llm.statistics()) if llm.upstream is None else dict.fromkeys(_SIZES)),
         "load": _load(llm),
         "options": [
             {
@@ -198,7 +193,26 @@ def _info(service: Service) -> dict[str, Any]:
         ],
         "stages": known_stages(),
         "own_stages": [_own_stage(stage) for stage in REGISTER.values() if not stage.built_in],
-        "lenses": list(lens.NAMES),
+        "lenses": list(lens.NAMES) if llm.upstream is None else [],
+        "training": service.settings.training is not None,
+    }
+
+
+_SIZES = ("vocabulary", "layers", "dim", "heads", "kv")
+
+
+def _sizes(config: ModelConfig, replicas: Sequence[Statistics]) -> dict[str, Any]:
+    return {
+        "vocabulary": config.vocab_size,
+        "layers": len(config.layers),
+        "dim": config.dim,
+        "heads": config.heads,
+        "kv": {
+            "memory": sum(each.kv_memory for each in replicas),
+            "page_bytes": max((each.page_bytes for each in replicas), default=0),
+            "pages": sum(each.pages for each in replicas),
+            "capacity": sum(each.pages_capacity for each in replicas),
+        },
     }
 
 

@@ -65,8 +65,8 @@ class Metrics:
         """Records a run that has ended. Its first `kept` tokens are its parent's."""
         self._runs.labels(run.finish_reason or "").inc()
         if run.sample == 0:
-            self._prompt.inc(len(run.prompt_ids))
-            self._cached.inc(run.cached_tokens)
+            self._prompt.inc(run.usage.prompt_tokens or 0)
+            self._cached.inc(run.usage.cached_tokens or 0)
             self._queue.observe(run.timings.queue)
         tokens = run.tokens[kept:]
         self._made.inc(len(tokens))

@@ -32,6 +32,7 @@ class Settings:
     grace: float = 30.0  # seconds that running requests have to finish when the server shuts down
     log_prompts: bool = False
     allow_origins: tuple[str, ...] = ()  # sites whose pages may use the API from a browser
+    training: Path | None = None  # a folder of training runs whose curves are shown, or one of them
     static: Path = Path(__file__).parent.parent / "static"  # the studio, where it is built
 
     def __post_init__(self) -> None:
@@ -41,6 +42,10 @@ class Settings:
             raise GlassloopError(
                 f"host is {self.host}, which other machines can reach; --api-key KEY is expected, or --open"
                 " to let them in without a key"
+            )
+        if self.training is not None and not self.training.is_dir():
+            raise GlassloopError(
+                f"--training is {shown(str(self.training))}; a folder of training runs is expected"
             )
         for origin in self.allow_origins:
             if not _ORIGIN.fullmatch(origin):

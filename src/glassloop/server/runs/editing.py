@@ -15,9 +15,12 @@ from glassloop.edit.infill import infill, rewrite
 from glassloop.edit.power import sharpen
 from glassloop.edit.record import Edit
 from glassloop.edit.repair import repair
+from glassloop.errors import GlassloopError
+from glassloop.search.solve import named_verifier
 from glassloop.server.errors import ERRORS, invalid
 from glassloop.server.fields import Ids, many
 from glassloop.server.openai.conversation import Messages, encode_messages
+from glassloop.server.openai.search_body import SafeName
 from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.runs.state import RunState, TreeState
@@ -64,6 +67,7 @@ class RepairBody(EditBody):
     window: Window = 16
     least_gain: Annotated[float, Field(ge=0, le=1e6)] = 3.0
     spans: Annotated[int, Field(ge=1, le=16)] = 4
+    check: SafeName | None = None
 
 
 class SharpenBody(EditBody):
@@ -100,6 +104,16 @@ class ProposalShape(BaseModel):
     line: str
 
 
+class FrameShape(BaseModel):
+    """The text at one moment of an edit, in three parts: the span that was replaced last, and what is around
+    it."""
+
+    proposal: int | None  # the place in `proposals` of the one that was accepted then; None: before the edit
+    before: str
+    span: str
+    after: str
+
+
 class EditShape(BaseModel):
     glassloop_edit: int
     kind: str
@@ -118,6 +132,7 @@ class EditShape(BaseModel):
     run: str | None
     tree: str
     proposals: list[ProposalShape]
+    frames: list[FrameShape]
 
 
 def router(service: Service) -> APIRouter:
@@ -138,7 +153,11 @@ def router(service: Service) -> APIRouter:
                 state = RunState(run, tree, edit.kind)
                 service.runs.add(state)
                 service.runs.ended(state)
-        return await service.pools.rendering.run(lambda: JSON({**edit.to_dict(), "tree": tree.id}))
+
+        def told() -> dict[str, Any]:
+            return {**edit.to_dict(), "tree": tree.id, "frames": _frames(edit, service.llm.tokenizer.decode)}
+
+        return await service.pools.rendering.run(lambda: JSON(told()))
 
     @routes.post("/infill", response_model=EditShape)
     async def fill(request: Request, body: InfillBody) -> Response:
@@ -184,8 +203,13 @@ def router(service: Service) -> APIRouter:
         names = ("prompt", "budget", "candidates", "tokens", "window", "least_gain", "spans")
         options = {name: getattr(body, name) for name in names}
 
+        try:
+            check = named_verifier(body.check)
+        except GlassloopError as error:
+            raise invalid("check", f"check: {error}") from None
+
         def make(**common: Any) -> Edit:
-            return repair(service.llm.in_process("editing"), body.text, **options, **common)
+            return repair(service.llm.in_process("editing"), body.text, check=check, **options, **common)
 
         return await edited(request, body, _DRAWN, make)
 
@@ -209,6 +233,30 @@ def router(service: Service) -> APIRouter:
 
 
 _DRAWN = Sampling(temperature=0.8)
+
+
+def _frames(edit: Edit, decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
+    """Returns the text before the edit and after each accepted proposal."""
+    first: dict[str, Any] = {"proposal": None, "before": edit.before, "span": "", "after": ""}
+    made = [first]
+    ids = [] if edit.draft is None else edit.draft.token_ids
+    text = decode(ids)
+    head = edit.before.removesuffix(text)  # what was given as the prompt
+    for place, each in enumerate(edit.proposals):
+        if each.accepted:
+            parts = ids[: each.start], each.ids, ids[each.end :]
+            ids = [token for part in parts for token in part]
+            before, span, after = (decode(part) for part in parts)
+            made.append({"proposal": place, "before": head + before, "span": span, "after": after})
+    if len(made) > 1 and "".join(made[-1][name] for name in ("before", "span", "after")) == edit.text:
+        return made
+    # A hole has no tokens before it is filled, and some texts cannot be decoded in parts.
+    last = [place for place, each in enumerate(edit.proposals) if each.accepted]
+    if not last:
+        return [first]
+    start, end = edit.span
+    result = {"before": edit.text[:start], "span": edit.text[start:end], "after": edit.text[end:]}
+    return [first, {"proposal": last[-1], **result}]
 
 
 def _sampling(service: Service, body: EditBody, default: Sampling | None) -> Sampling:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from math import exp
+from math import exp, isnan
 from typing import Any
 
 from pydantic import BaseModel
@@ -32,9 +32,9 @@ class Actual(BaseModel):
 
 
 class Others(BaseModel):
-    count: int
-    raw: float
-    after: float
+    count: int | None
+    raw: float | None
+    after: float | None
 
 
 class ExplanationShape(BaseModel):
@@ -57,6 +57,7 @@ class ExplanationShape(BaseModel):
     beam: dict[str, int] | None
     sentence: str
     notes: list[str]
+    upstream: str | None
 
 
 class Explainer:
@@ -68,7 +69,7 @@ class Explainer:
     def explain(
         self, run: Run, index: int, of: Part, luck: Luck, overrides: dict[str, Any], deadline: Deadline
     ) -> dict[str, Any]:
-        if overrides:  # held to the server's limits
+        if overrides and run.upstream is None:  # held to the server's limits
             before = run.drawn_with(index if of == "answer" else 0).sampling.to_dict()
             asked = merge_options(before, {"n": 1, "beam_width": 1, **overrides})
             make_sampling(asked, self._service.settings)
@@ -90,13 +91,18 @@ class Explainer:
     def _actual(self, run: Run, index: int, of: Part) -> dict[str, Any] | None:
         """Returns the token that the run has at this place, if there is one."""
         if of == "prompt":
-            id = run.prompt_ids[index]
-            return {"id": id, "text": self._service.llm.piece(id), "source": "prompt"}
+            id, llm = run.prompt_ids[index], self._service.llm
+            piece = llm.piece(id) if run.upstream is None else run.prompt_tokens[index - 1].piece
+            return {"id": id, "text": piece, "source": "prompt"}
         token = token_at(run, index)
         return None if token is None else {"id": token.id, "text": token.piece, "source": token.source}
 
     def _others(self, told: Explanation) -> dict[str, Any]:
-        """Returns the number and the probability of all tokens that are not listed."""
+        """Returns the number and the probability of all tokens that are not listed. Of another engine's only
+        the probability is known, and only if it gave that of all which are listed."""
+        if told.upstream is not None:
+            left = 1.0 - sum(exp(racer.raw_logprob) for racer in told.candidates)
+            return {"count": None, "raw": None if isnan(left) else max(0.0, left), "after": None}
         raw = sum(exp(racer.raw_logprob) for racer in told.candidates)
         after = sum(exp(racer.logprob) for racer in told.candidates if racer.logprob is not None)
         return {

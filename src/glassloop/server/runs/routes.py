@@ -14,7 +14,6 @@ from starlette.responses import Response
 from glassloop.decode.sampling import merge_options
 from glassloop.engine.request import Request as EngineRequest
 from glassloop.engine.request_maker import Prompt
-from glassloop.search.record import read_record
 from glassloop.server.errors import ERRORS, invalid, too_many
 from glassloop.server.fields import Ids, Name, Whole, many
 from glassloop.server.openai.conversation import Messages, as_recorded, encode_messages
@@ -103,19 +102,6 @@ def router(service: Service) -> APIRouter:
     async def run(id: Id, alternatives: Annotated[int, Query(ge=0, le=64)] = 64) -> Response:
         state = await service.runs.get(id)
         return await service.pools.rendering.run(lambda: JSON(shapes.whole_run(service, state, alternatives)))
-
-    @routes.get("/runs/{id}/search", response_model=dict[str, Any])
-    async def search(id: Id) -> Response:
-        """Show the search that a run is a path of, or null: every path with its parent and why it ended, the
-        votes, and the decisions in their order."""
-        state = await service.runs.get(id)
-        family = [state.run, *(each.run for each in state.tree.states.values())]
-        record = next((run.search for run in family if run.search is not None), None)
-        if record is not None:
-            read_record(record)  # a file may have brought it
-            if not any(path["run"] == id for path in record["paths"]):
-                record = None
-        return await service.pools.rendering.run(lambda: JSON({"search": record}))
 
     @routes.delete("/runs/{id}", status_code=204, response_class=Response)
     async def remove(id: Id) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import accumulate
+from math import isnan
 from typing import Any
 
 from pydantic import BaseModel
@@ -46,11 +47,12 @@ class Summary(BaseModel):
     fork_at: int | None
     reason: str | None
     sampling: dict[str, Any]
-    logprob: float
-    usage: dict[str, int]
+    logprob: float | None
+    usage: dict[str, int | None]
     timings: dict[str, float | None]
     drafts: dict[str, float]
     ops: str
+    upstream: dict[str, Any] | None
 
 
 class BriefRun(BaseModel):
@@ -93,11 +95,11 @@ class TokenShape(BaseModel):
     text: str
     logprob: float | None
     raw_logprob: float | None
-    rank: int
-    rank_after: int
-    entropy: float
-    log_sum_exp: float
-    luck: float
+    rank: int | None
+    rank_after: int | None
+    entropy: float | None
+    log_sum_exp: float | None
+    luck: float | None
     margin: float | None
     runner_up: int | None
     source: str
@@ -146,9 +148,9 @@ class WorstToken(BaseModel):
     surprise_bits: float | None
     logprob: float | None
     raw_logprob: float | None
-    rank: int
-    rank_after: int
-    luck: float
+    rank: int | None
+    rank_after: int | None
+    luck: float | None
     source: str
 
 
@@ -206,10 +208,11 @@ def summary(service: Service, state: RunState) -> dict[str, Any]:
         "title": _title(service, state),
         "prompt": state.prompt,
         "sampling": run.sampling.to_dict(),
-        "logprob": max(run.logprob, LEAST),
+        "logprob": None if isnan(run.logprob) else max(run.logprob, LEAST),
         "usage": {**asdict(run.usage), "total_tokens": run.usage.total_tokens},
         "timings": _timings(run.timings, len(run.tokens)),
         "drafts": asdict(run.drafts),
+        "upstream": None if run.upstream is None else asdict(run.upstream),
     }
 
 
@@ -308,9 +311,16 @@ def _stored_summary(service: Service, kept: Kept) -> dict[str, Any]:
         "text": entry.text,
         "seed": entry.seed,
         "parent": entry.parent,
-        "logprob": LEAST if facts["logprob"] is None else facts["logprob"],
+        "logprob": _stored_logprob(facts),
+        "upstream": facts.get("upstream"),  # rows of older versions do not have it
         "timings": _timings(Timings(**facts["timings"]), entry.tokens),
     }
+
+
+def _stored_logprob(facts: dict[str, Any]) -> float | None:
+    if facts["logprob"] is None:
+        return None if facts.get("upstream") else LEAST
+    return float(facts["logprob"])
 
 
 def _timings(timings: Timings, tokens: int) -> dict[str, Any]:
@@ -329,7 +339,7 @@ def whole_run(service: Service, state: RunState, alternatives: int) -> dict[str,
         end = _token(run.end, len(tokens), after(nodes[-1], run.end.id), nodes[-1], alternatives)
     return {
         **summary(service, state),
-        "prompt_tokens": (prompt_token(service, id) for id in run.prompt_ids),
+        "prompt_tokens": _prompt_tokens(service, run),
         "tokens": (
             _token(token, index, nodes[index + 1], nodes[index], alternatives)
             for index, token in enumerate(tokens)
@@ -338,6 +348,18 @@ def whole_run(service: Service, state: RunState, alternatives: int) -> dict[str,
         "end": end,
         "beams": _beams(service, state),
     }
+
+
+def _prompt_tokens(service: Service, run: Run) -> Iterable[dict[str, Any]]:
+    """Returns the tokens of a prompt. Of another engine only those that it told are known, or else the prompt
+    as one piece."""
+    if run.upstream is None:
+        return (prompt_token(service, id) for id in run.prompt_ids)
+    rest = "".join([token.piece for token in run.prompt_tokens])
+    first = (run.prompt or "").removesuffix(rest)
+    known = [(run.prompt_ids[0], first, first.encode())]
+    known += [(token.id, token.piece, token.bytes) for token in run.prompt_tokens]
+    return [{"id": id, "piece": piece, "bytes": data.hex(), "special": False} for id, piece, data in known]
 
 
 def _token(token: Token, index: int, node: str, parent: str, alternatives: int = 64) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
-from math import exp, isfinite
+from math import exp, isinf, isnan
 from pathlib import Path
 from typing import Any, Protocol
 
 from glassloop.decode.explain import Explanation
 from glassloop.decode.explain_html import explanation_parts
 from glassloop.html_text import STYLE, Markup, tag, text_html
+from glassloop.plain_text import number as in_form
 from glassloop.plain_text import percent, quoted, visible
 from glassloop.shown import cut
 from glassloop.trace.html.tokens import facts_line, prompt_text, token_span
@@ -152,10 +153,10 @@ def record(token: Token) -> list[Any]:
         ("id", str(token.id)),
         ("model", percent(token.raw_logprob)),
         ("after stages", percent(token.logprob)),
-        ("rank", f"{token.rank}, then {token.rank_after}"),
-        ("entropy", f"{token.entropy:.3f} nats"),
-        ("luck", f"{token.luck:+.3f}"),
-        ("margin", f"{token.margin:.3f}" if isfinite(token.margin) else "–"),
+        ("rank", f"{token.rank}, then {token.rank_after}" if token.rank else "?"),
+        ("entropy", f"{in_form(token.entropy, '.3f')} nats"),
+        ("luck", in_form(token.luck, "+.3f")),
+        ("margin", "–" if isinf(token.margin) else in_form(token.margin, ".3f")),
         ("source", token.source),
     ]
     if token.refused is not None:
@@ -172,7 +173,7 @@ def _after(logprob: float) -> str:
 
 
 def _share(logprob: float) -> float:
-    return round(100 * exp(min(logprob, 0.0)), 2)
+    return 0.0 if isnan(logprob) else round(100 * exp(min(logprob, 0.0)), 2)
 
 
 def _text(number: int, run: Run, records: _Records) -> Markup:

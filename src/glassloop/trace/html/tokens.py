@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from glassloop.decode.sampling import Sampling
 from glassloop.html_text import Markup, bar, joined, level, tag, text_html
-from glassloop.plain_text import percent, quoted
+from glassloop.plain_text import number, percent, quoted
 from glassloop.shown import cut
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
@@ -18,6 +18,8 @@ MOST_ROWS = 400  # tokens in a table; the text has all of them
 
 def reason(token: Token) -> str:
     """Returns in one line how a token was chosen, from its record."""
+    if not token.rank:  # another engine chose it
+        return f"{percent(token.raw_logprob)} as told; all else is not known"
     parts = [f"{percent(token.raw_logprob)} by the model (rank {token.rank})"]
     if token.logprob != token.raw_logprob:
         parts.append(f"{percent(token.logprob)} after the stages")
@@ -59,9 +61,9 @@ def token_table(run: Run) -> Markup:
             tag("td", quoted(token.piece)),
             tag("td", percent(token.raw_logprob), class_="right"),
             tag("td", bar(token.raw_logprob)),
-            tag("td", str(token.rank), class_="right"),
-            tag("td", f"{token.entropy:.2f}", class_="right"),
-            tag("td", f"{token.luck:+.2f}" if token.luck else "", class_="right"),
+            tag("td", str(token.rank or "?"), class_="right"),
+            tag("td", number(token.entropy, ".2f"), class_="right"),
+            tag("td", number(token.luck, "+.2f") if token.luck else "", class_="right"),
             tag("td", _alternatives(token)),
         )
         for place, token in enumerate(run.tokens[:MOST_ROWS])
@@ -87,6 +89,7 @@ def facts_line(run: Run) -> str:
     options = ", ".join(f"{name} {cut(str(given[name]), 40)}" for name in changed)
     parts = [
         run.model,
+        "" if run.upstream is None else f"computed by {run.upstream.described}",
         options,
         f"seed {run.seed}",
         f"{len(run.tokens)} tokens",

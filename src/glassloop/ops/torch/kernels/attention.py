@@ -1,4 +1,4 @@
-"""Attention over pages. The keys of a branch are divided into units of UNIT positions from position 0 on.
+"""Attention over pages. The keys of a branch are divided into units of UNIT slots from slot 0 on.
 Within a unit, blocks of BLOCK keys are added in order (online softmax); units are merged in ascending order.
 A block or unit that a query does not see leaves its sums unchanged to the last bit. So the result does not
 depend on which are skipped, how many queries share a program, or how many programs compute the units.
@@ -26,7 +26,8 @@ def unit_sums(
     head_dim,
     first,
     last,
-    position,
+    slot,
+    reach,
     scale,
     softcap,
     window,
@@ -56,9 +57,9 @@ def unit_sums(
         if CAPPED:
             score = softcap * tanh(score / softcap)
         score = score * LOG2E
-        seen = (key_at[None, :] <= position[:, None]) & there[None, :]
+        seen = (key_at[None, :] < reach[:, None]) & there[None, :]
         if WINDOWED:
-            seen = seen & (key_at[None, :] > position[:, None] - window)
+            seen = seen & (key_at[None, :] > slot[:, None] - window)
         score = tl.where(seen, score, NOTHING)
         higher = tl.maximum(most, tl.max(score, 1))
         kept = tl.exp2(most - higher)
@@ -80,9 +81,11 @@ def merged(most, sums, mixed, other_most, other_sums, other_mixed):
 
 
 @triton.jit
-def tile_queries(queries, query_stride, tile_row, tile_count, positions, head_dim, QUERIES, HEAD, GROUP):
-    """Returns the queries of a tile: their values, offsets in the array and positions, and the mask of the
-    values that exist."""
+def tile_queries(
+    queries, query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, GROUP, REACHING
+):
+    """Returns the queries of a tile: their values, offsets in the array, slots, how many slots they see, and
+    the mask of the values that exist."""
     tile, head = tl.program_id(0), tl.program_id(1)
     number = tl.arange(0, QUERIES)
     row = tl.load(tile_row + tile) + number // GROUP
@@ -91,8 +94,11 @@ def tile_queries(queries, query_stride, tile_row, tile_count, positions, head_di
     column = tl.arange(0, HEAD)
     inside = is_query[:, None] & (column < head_dim)[None, :]
     query = tl.load(queries + place[:, None] + column[None, :], mask=inside, other=0.0)
-    position = tl.load(positions + row, mask=is_query, other=-1)
-    return query, place, position, inside
+    slot = tl.load(slots + row, mask=is_query, other=-1)
+    reach = slot + 1
+    if REACHING:
+        reach = tl.load(reaches + row, mask=is_query, other=0)
+    return query, place, slot, reach, inside
 
 
 @triton.jit(do_not_specialize=["group", "window"])
@@ -100,7 +106,8 @@ def attend_kernel(
     queries,
     out,
     partial,
-    positions,
+    slots,
+    reaches,
     tile_row,
     tile_count,
     query_stride,
@@ -124,22 +131,25 @@ def attend_kernel(
     GROUP: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
+    REACHING: tl.constexpr,
     SPLIT: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Computes attention for the queries of a tile: adjacent rows of a branch, in the GROUP heads that share
-    one key-value head. If SPLIT, each program computes one unit, and `merge_kernel` merges them; else a
-    program computes all units."""
+    one key-value head. A query sees the slots up to its own or, if REACHING, as many as `reaches` says. If
+    SPLIT, each program computes one unit, and `merge_kernel` merges them; else a program computes all."""
     wait_for_previous(EARLY)
     tile, head = tl.program_id(0), tl.program_id(1)
-    query, place, position, inside = tile_queries(
-        queries, query_stride, tile_row, tile_count, positions, head_dim, QUERIES, HEAD, GROUP
+    query, place, slot, reach, inside = tile_queries(
+        queries, query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, GROUP, REACHING
     )
     row = tl.load(tile_row + tile)
     count = tl.load(tile_count + tile)
     table = tables + tl.load(row_table + row) + group * tl.load(row_stride + row)
-    first = tl.load(positions + row)
+    first = tl.load(slots + row)
     last = first + count
+    if REACHING:
+        last = tl.max(reach, 0)
     begin = 0
     if WINDOWED:
         begin = tl.maximum(first - window + 1, 0) // UNIT
@@ -150,7 +160,7 @@ def attend_kernel(
         if unit < end:
             most, sums, mixed = unit_sums(
                 query, keys, values, table, page_stride, at, head_dim,
-                unit * UNIT, tl.minimum((unit + 1) * UNIT, last), position, scale, softcap, window,
+                unit * UNIT, tl.minimum((unit + 1) * UNIT, last), slot, reach, scale, softcap, window,
                 PAGE, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
             )  # fmt: skip
             number = (tile * tl.num_programs(1) + head) * tl.num_programs(2) + tl.program_id(2)
@@ -166,7 +176,7 @@ def attend_kernel(
         for unit in range(begin, end):
             unit_most, unit_total, unit_mixed = unit_sums(
                 query, keys, values, table, page_stride, at, head_dim,
-                unit * UNIT, tl.minimum((unit + 1) * UNIT, last), position, scale, softcap, window,
+                unit * UNIT, tl.minimum((unit + 1) * UNIT, last), slot, reach, scale, softcap, window,
                 PAGE, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
             )  # fmt: skip
             most, sums, mixed = merged(most, sums, mixed, unit_most, unit_total, unit_mixed)
@@ -182,7 +192,8 @@ def merge_kernel(
     queries,
     out,
     partial,
-    positions,
+    slots,
+    reaches,
     tile_row,
     tile_count,
     query_stride,
@@ -194,19 +205,23 @@ def merge_kernel(
     HEAD: tl.constexpr,
     GROUP: tl.constexpr,
     WINDOWED: tl.constexpr,
+    REACHING: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Merges the units that `attend_kernel` has computed with SPLIT, in ascending order."""
     wait_for_previous(EARLY)
     tile, head = tl.program_id(0), tl.program_id(1)
-    _, place, _, inside = tile_queries(
-        queries, query_stride, tile_row, tile_count, positions, head_dim, QUERIES, HEAD, GROUP
+    _, place, _, reach, inside = tile_queries(
+        queries, query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, GROUP, REACHING
     )
-    first = tl.load(positions + tl.load(tile_row + tile))
+    first = tl.load(slots + tl.load(tile_row + tile))
+    last = first + tl.load(tile_count + tile)
+    if REACHING:
+        last = tl.max(reach, 0)
     begin = 0
     if WINDOWED:
         begin = tl.maximum(first - window + 1, 0) // UNIT
-    end = tl.cdiv(first + tl.load(tile_count + tile), UNIT)
+    end = tl.cdiv(last, UNIT)
     most = tl.full([QUERIES], NOTHING, tl.float32)
     sums = tl.zeros([QUERIES, 16], tl.float32)
     mixed = tl.zeros([QUERIES, HEAD], tl.float32)

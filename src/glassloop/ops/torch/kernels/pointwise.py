@@ -163,6 +163,7 @@ def keep_kernel(
     cosines,
     sines,
     positions,
+    slots,
     row_table,
     row_stride,
     tables,
@@ -182,10 +183,12 @@ def keep_kernel(
     BLOCK: tl.constexpr,
     NORM: tl.constexpr,
     ROTATED: tl.constexpr,
+    REACHING: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Normalizes and rotates queries and keys. Queries are written to an array of their own, keys and values
-    to the page of their position. A program computes one head of queries, or one of keys and its values."""
+    to the page of their slot, which is their position unless REACHING. A program computes one head of
+    queries, or one of keys and its values."""
     wait_for_previous(EARLY)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, BLOCK)
@@ -204,9 +207,12 @@ def keep_kernel(
             NORM, ROTATED,
         )  # fmt: skip
         table = tables + tl.load(row_table + row) + group * tl.load(row_stride + row)
-        page = tl.load(table + position // PAGE).to(tl.int64)
-        slot = (head - heads) * PAGE + position % PAGE
-        place = page * page_stride + layer_offset + slot * head_dim + columns
+        slot = position
+        if REACHING:
+            slot = tl.load(slots + row)
+        page = tl.load(table + slot // PAGE).to(tl.int64)
+        place_in_page = (head - heads) * PAGE + slot % PAGE
+        place = page * page_stride + layer_offset + place_in_page * head_dim + columns
         tl.store(keys + place, key.to(keys.dtype.element_ty), mask=inside)
         value = tl.load(source + kv_heads * head_dim + columns, mask=inside, other=0.0)
         tl.store(values + place, value.to(values.dtype.element_ty), mask=inside)

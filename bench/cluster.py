@@ -1,0 +1,173 @@
+"""`python -m bench.cluster`: replicas on a Ray of this machine against one engine, and routing by prefix
+against routing by turns. Prints both and a last line of JSON. Needs the extra `ray`.
+
+Throughput: one engine with all cores, and N replicas that share them, take turns. First each replica has as
+many streams as the one engine, so that batches have the same size; then all replicas together have as many.
+
+Routing: several chats of several turns each, on three replicas. What counts is the share of the tokens of
+prompts that a replica had in its cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from bench.machine import describe
+from bench.statistics import ratio
+from glassloop import LLM, Run, Sampling
+from glassloop.cluster.board import Board
+from glassloop.cluster.engine import ClusterEngine
+from glassloop.cluster.messages import Route
+from glassloop.cluster.options import AppOptions, EngineOptions, threads_of_each
+from glassloop.cluster.start import engines
+from glassloop.engine.generation import complete
+from glassloop.engine.request import Request
+from glassloop.model.registry import DEFAULT_MODEL
+from glassloop.ops import default_threads
+from glassloop.server.operation.settings import Settings
+
+TOKENS = 96
+QUESTIONS = (
+    "Tell me about a town by the sea, in a few sentences.",
+    "Who lives there?",
+    "What do they eat in winter?",
+    "Which feast do they hold, and when?",
+    "How does one get there by train?",
+    "What would you see first?",
+)
+Complete = Callable[[Request], Run]
+
+
+def main() -> None:
+    options = read_options()
+    made: dict[str, Any] = {
+        "machine": describe(default_threads()),
+        "replicas": options.replicas,
+        "streams": options.streams,
+    }
+    made["throughput"] = throughput(options)
+    made["routing"] = routing(options)
+    print(json.dumps(made))
+
+
+# ── throughput ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def throughput(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns tokens per second of one engine and of replicas, with as many streams for each and in all."""
+    replicas, streams = options.replicas, options.streams
+    with LLM(options.model) as llm, cluster(options.model, replicas) as engine:
+
+        def alone(request: Request) -> Run:
+            complete(llm.engine, [request], progress=False)
+            return request.runs[0]
+
+        ways: dict[str, tuple[Any, Complete, int]] = {
+            "one engine": (llm, alone, streams),
+            "replicas, as many for each": (engine, engine.complete, replicas * streams),
+            "replicas, as many in all": (engine, engine.complete, streams),
+        }
+        found: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(1 + options.rounds):
+            for name, (maker, compute, clients) in ways.items():
+                speed = tokens_per_second(maker, compute, clients, number)
+                if number:  # the first round warms up
+                    found[name].append(speed)
+    base = found["one engine"]
+    print(f"{'':28} {'streams':>8} {'tokens/s':>9}  against one engine")
+    for name, speeds in found.items():
+        print(f"{name:28} {ways[name][2]:8} {median(speeds):9.0f}  {ratio(speeds, base):.2f}")
+    return {
+        name: {"tokens_per_second": speeds, "ratio": ratio(speeds, base)} for name, speeds in found.items()
+    }
+
+
+def tokens_per_second(maker: Any, compute: Complete, clients: int, number: int) -> float:
+    sampling = Sampling(seed=number, temperature=0.8, max_tokens=TOKENS, ignore_eos=True)
+    requests = [
+        maker.prepare(f"Round {number}, client {client}. Once upon a time, in a small town,", sampling)
+        for client in range(clients)
+    ]
+    began = perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        runs = list(pool.map(compute, requests))
+    return sum(len(run.tokens) for run in runs) / (perf_counter() - began)
+
+
+# ── routing ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def routing(options: argparse.Namespace) -> dict[str, float]:
+    """Returns the share of cached tokens of prompts with each way of routing."""
+    found = {}
+    for name in ("by turns", "by prefix"):
+        with cluster(options.model, 3) as engine:
+            if name == "by turns":
+                route_by_turns(engine._board)
+            with ThreadPoolExecutor(options.chats) as pool:
+                chats = list(pool.map(lambda seed, engine=engine: chat(engine, seed), range(options.chats)))
+        runs = [run for each in chats for run in each]
+        cached, prompts = sum(run.cached_tokens for run in runs), sum(len(run.prompt_ids) for run in runs)
+        found[name] = cached / prompts
+        print(f"{name}: {cached} of {prompts} tokens of prompts were cached ({cached / prompts:.1%})")
+    print(f"by prefix against by turns: {found['by prefix'] / found['by turns']:.2f}")
+    return found
+
+
+def chat(engine: ClusterEngine, seed: int) -> list[Run]:
+    """Holds a conversation, each turn of which has the whole of what was said before as its prompt."""
+    messages: list[dict[str, str]] = [{"role": "system", "content": f"You are guide number {seed}."}]
+    runs = []
+    for question in QUESTIONS:
+        messages.append({"role": "user", "content": question})
+        sampling = Sampling(seed=seed, temperature=0.7, max_tokens=48)
+        runs.append(engine.complete(engine.prepare_chat(messages, sampling)))
+        messages.append({"role": "assistant", "content": runs[-1].text})
+    return runs
+
+
+def route_by_turns(board: Board) -> None:
+    """Makes a board send one call after the other to the next replica."""
+    turns = count()
+
+    def rank(route: Route) -> list[str]:
+        names = [route.only] if route.only is not None else board.usable(route.identity)
+        turn = next(turns) % len(names) if names else 0
+        return names[turn:] + names[:turn]
+
+    board.rank = rank  # type: ignore[method-assign]
+
+
+# ── replicas ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def cluster(model: str, replicas: int) -> Iterator[ClusterEngine]:
+    """Gives an engine whose replicas share the cores of this machine."""
+    each = EngineOptions(model, replicas=replicas, threads=threads_of_each(replicas), kv_memory="256MB")
+    settings = Settings(model, host="127.0.0.1", port=0)
+    with engines(AppOptions((each,), settings)) as made:
+        made[0].wait(replicas)
+        yield made[0]
+
+
+def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--replicas", type=int, default=2, help="that share the cores, for the throughput")
+    parser.add_argument("--streams", type=int, default=8, help="of each engine and replica")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--chats", type=int, default=9, help="at the same time, for the routing")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

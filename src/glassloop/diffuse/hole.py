@@ -1,0 +1,98 @@
+"""Holes: a few tokens between two texts, filled in passes that see both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from glassloop.decode.chosen import Chosen
+from glassloop.decode.sampling import Sampling
+from glassloop.decode.stop import Ending
+from glassloop.diffuse.filling import Filling
+from glassloop.diffuse.options import Diffusion
+from glassloop.diffuse.rows import Rows
+from glassloop.engine.deadline import Deadline
+from glassloop.engine.masked import Mask, Masked, Pass
+from glassloop.errors import GlassloopError
+from glassloop.ops.quant import Float32
+from glassloop.trace.passes import PassRecord
+from glassloop.trace.run import Run
+
+if TYPE_CHECKING:
+    from glassloop.engine.llm import LLM
+
+
+@dataclass
+class Hole:
+    """A filled hole."""
+
+    ids: list[int]
+    chosen: list[Chosen]
+    passes: list[PassRecord]
+    rows: int = field(default=0)  # masked and filled rows that were computed for it
+
+
+class _Pilot:
+    """Fills one hole. The end of the text cannot be inside of it."""
+
+    def __init__(self, rows: Rows, filling: Filling) -> None:
+        self.rows = rows
+        self.filling = filling
+        self._revisions = filling.options.revise
+        self.computed = 0
+
+    def first(self) -> Pass:
+        return self.rows.of_pass(self.filling.tokens)
+
+    def advance(self, logits: Float32) -> Pass | None:
+        filling = self.filling
+        self.computed += len(filling.tokens)
+        filling.advance(self.rows.logits(logits, filling.tokens))
+        if filling.is_full:
+            if not self._revisions:
+                return None
+            self._revisions -= 1
+            filling.take_back()
+        return self.rows.of_pass(filling.tokens)
+
+    def finish(self, ending: Ending) -> bool:
+        return False
+
+
+def fill_holes(
+    llm: LLM,
+    before: Sequence[int],
+    after: Sequence[int],
+    width: int,
+    samplings: Sequence[Sampling],
+    salts: Sequence[int],
+    options: Diffusion,
+    mask: Mask,
+    deadline: Deadline | None = None,
+) -> list[Hole]:
+    """Fills a hole of `width` tokens once for each of the samplings and salts, all of them together."""
+    if options.revise and options.revise_by == "likelihood":
+        raise GlassloopError.about(
+            "diffusion.revise_by",
+            "is 'likelihood'; in a hole, which has a text after it, only 'confidence' is",
+        )
+    if not before:
+        raise GlassloopError.about("before", "is empty; at least one token is expected")
+    tasks, pilots = [], []
+    for sampling, salt in zip(samplings, salts, strict=True):
+        drawn = Run(llm.name, list(before), sampling.seed or 0, llm.config.context, sampling, salt)
+        decoder = llm.engine.loop.decoder(drawn, before, None, (mask.token, *llm.tokenizer.eos_ids))
+        pilot = _Pilot(Rows(before, width, after, mask), Filling(width, options, decoder, mask.token))
+        task = Masked(pilot.rows.tokens, pilot.rows.kept, pilot.first(), pilot, deadline)
+        tasks.append(task)
+        pilots.append(pilot)
+        llm.engine.submit(task)
+    for task in tasks:
+        task.wait()
+    made = []
+    for pilot in pilots:
+        filling = pilot.filling
+        chosen = [each for each in filling.chosen if each is not None]
+        made.append(Hole([each.id for each in chosen], chosen, filling.records, pilot.computed))
+    return made

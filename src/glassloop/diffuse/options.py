@@ -1,0 +1,83 @@
+"""The options of filling: how many masks there are at once, and which of them a pass fills."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from math import isfinite
+from typing import Any, Literal, get_args
+
+from glassloop.errors import GlassloopError
+from glassloop.shown import shown
+
+Order = Literal["confidence", "entropy", "left", "random"]
+ReviseBy = Literal["confidence", "likelihood"]
+
+MOST_BLOCK = 256
+MOST_PASSES = 4096
+MOST_REVISIONS = 256
+
+
+@dataclass(frozen=True)
+class Diffusion:
+    """How masks are filled. All numbers that decide it (the highest probability of a place, its entropy) are
+    those of the model's own distribution, before the stages and whatever was drawn."""
+
+    block: int = 16  # masks at once; blocks are written from left to right
+    passes: int | None = None  # in which a block is filled, at most; None: as many as it has masks
+    threshold: float | None = 0.9  # a pass fills all places where some token is at least this probable,
+    entropy: float | None = (
+        None  # or the surest ones, while their entropies but for the highest add up to less
+    )
+    most: int | None = None  # that a pass fills
+    order: Order = "confidence"  # the surest first, or from left to right, or by luck
+    revise: int = 0  # how often tokens of a full block are taken back and filled anew
+    retake: float = 0.25  # the share of the block's tokens that are taken back
+    revise_by: ReviseBy = "confidence"  # with which they were filled, or what they are from left to right
+
+    def __post_init__(self) -> None:
+        _whole("block", self.block, 1, MOST_BLOCK)
+        if self.passes is not None:
+            _whole("passes", self.passes, 1, MOST_PASSES)
+        if self.most is not None:
+            _whole("most", self.most, 1, MOST_BLOCK)
+        if self.threshold is not None:
+            _number("threshold", self.threshold, 0.0, 1.0)
+        if self.entropy is not None:
+            _number("entropy", self.entropy, 0.0, 1e6)
+        _whole("revise", self.revise, 0, MOST_REVISIONS)
+        _number("retake", self.retake, 0.0, 1.0)
+        _one_of("order", self.order, get_args(Order))
+        _one_of("revise_by", self.revise_by, get_args(ReviseBy))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> Diffusion:
+        """Returns checked options. An unknown name is an error."""
+        known = [field.name for field in fields(Diffusion)]
+        for name in values:
+            if name not in known:
+                raise GlassloopError.about(f"diffusion.{name}", f"is unknown; {', '.join(known)} are known")
+        return Diffusion(**values)
+
+
+def _whole(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise _wrong(name, value, f"a whole number from {least} to {most}")
+
+
+def _number(name: str, value: object, least: float, most: float) -> None:
+    right = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+    if not right or not least <= value <= most:  # type: ignore[operator]
+        raise _wrong(name, value, f"a number from {least:g} to {most:g}")
+
+
+def _one_of(name: str, value: object, names: tuple[str, ...]) -> None:
+    if value not in names:
+        raise _wrong(name, value, f"one of {', '.join(names)}")
+
+
+def _wrong(name: str, value: object, expected: str) -> GlassloopError:
+    return GlassloopError.about(f"diffusion.{name}", f"is {shown(value)}; {expected} is expected")

@@ -1,0 +1,185 @@
+"""Drafts by the model's own drafter (`model/drafter.py`): after a step, a chain of tokens is drawn for each
+run from what the model has computed of it, with the run's own luck, in one call of C for all runs.
+
+The chances that drafts are right are learned while they are used, by the margin with which a draft led. They
+decide when a chain stops, whether the n-gram lookup is asked instead, and whether drafts pay at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+
+from glassloop.decode.decoder import Decoder
+from glassloop.decode.luck import branch_key
+from glassloop.engine.branch import Branch
+from glassloop.engine.drafts import Lookup, RecentRuns, StepCost, guess_room
+from glassloop.engine.tree import KVTree
+from glassloop.errors import GlassloopError
+from glassloop.ops.batch import Batch, Int32, Span
+from glassloop.ops.drafting import ChainRequest, DraftChain, Drawn
+from glassloop.ops.quant import Float32
+from glassloop.trace.run import Run
+from glassloop.trace.token import Drafter
+
+_LONGEST = 6  # drafts of a chain: later ones are seldom right
+_MOST_RUNS = 16  # whose chains are drawn together
+_NEXT_CHANCE = 0.8  # that the next draft is right, before it is known
+_FIRST_CHANCES = (0.25, 0.35, 0.45, 0.5, 0.6, 0.7, 0.8, 0.95)  # by margin
+_TRIED_EVERY = 32  # steps in which no draft pays
+_NOTHING = Drawn([], [], 0)
+
+
+class Chances:
+    """How often drafts are right: by the class of their margin, and on average."""
+
+    def __init__(self, like: Chances | None = None, speed: float = 0.01) -> None:
+        self.by_margin: list[float] = list(_FIRST_CHANCES if like is None else like.by_margin)
+        self.average: float = 0.5 if like is None else like.average
+        self._speed = speed
+
+    def saw(self, margin: int, right: bool) -> None:
+        self.by_margin[margin] += self._speed * (right - self.by_margin[margin])
+        self.average += self._speed * (right - self.average)
+
+
+class ChainDrafts:
+    """The drafter of an engine, shared by all of its runs."""
+
+    def __init__(self, chain: DraftChain, tree: KVTree, step_cost: StepCost, recent_runs: RecentRuns) -> None:
+        self.states: Float32 = np.empty((0, 0), np.float32)  # of the wanted rows of the last forward pass
+        self.asked: list[ChainGuesser] = []  # those whose run has got a token
+        self.step_cost = step_cost
+        self.recent_runs = recent_runs
+        self.seconds = 0.0  # that one draft takes, its share of a call
+        self.most = min(_LONGEST, chain.most)
+        self.chances = {greedy: Chances() for greedy in (True, False)}  # of all runs so far
+        self._chain = chain
+        self._tree = tree
+
+    def guesser(self, run: Run, decoder: Decoder) -> ChainGuesser:
+        return ChainGuesser(self, run, decoder)
+
+    def make_drafts(self) -> None:
+        """Draws the chains of the runs that got a token in this step, where that pays."""
+        asked, self.asked = self.asked, []
+        began = perf_counter()
+        begun = [each for each in asked if each.begin()][:_MOST_RUNS]
+        if not begun:
+            return
+        started = perf_counter()
+        rows = range(len(begun))
+        positions = [each.length - 2 for each in begun]
+        batch = Batch(
+            [each.tokens[-1] for each in begun],
+            positions,
+            [Span(row, row + 1, positions[row], begun[row].table) for row in rows],
+            list(rows),
+        )
+        states = np.stack([each.state for each in begun])
+        try:
+            drawn = self._chain.draw(batch, self._tree.pages, states, [each.request for each in begun])
+        except GlassloopError:
+            return  # the runs go on without drafts
+        now = perf_counter()
+        count = sum([len(each.tokens) for each in drawn])
+        if count:
+            seconds = (now - started) / count
+            self.seconds = 0.9 * (self.seconds or seconds) + 0.1 * seconds
+        for each, made in zip(begun, drawn, strict=True):
+            each.drawn = made
+            each.run.drafts.seconds += (now - began) / len(begun)
+
+
+class ChainGuesser:
+    """Guesses for one run: by the n-gram lookup where that is surer, else by a chain."""
+
+    def __init__(self, drafts: ChainDrafts, run: Run, decoder: Decoder) -> None:
+        self.run = run
+        self.name: Drafter = "model"
+        self.length = 0  # of the text that the drafts follow
+        self.drawn = _NOTHING
+        self.state: Float32 = drafts.states  # of the last row that was computed
+        self.request: ChainRequest
+        self._drafts = drafts
+        self._decoder = decoder
+        self._branch: Branch | None = None
+        self._lookup = Lookup(drafts.step_cost, drafts.recent_runs)
+        self._found: list[int] = []  # by the lookup, if that is surer
+        self._shared = drafts.chances[run.sampling.greedy]
+        self._chances = Chances(self._shared, speed=0.05)
+        self._silent = 0
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        assert self._branch is not None
+        return self._branch.tokens
+
+    @property
+    def table(self) -> Int32:
+        assert self._branch is not None and self._branch.path is not None
+        return self._branch.path.table
+
+    def begin(self) -> bool:
+        """Begins the next guess; returns whether a chain is to be drawn for it."""
+        branch, drafts, costs = self._branch, self._drafts, self._drafts.step_cost
+        self._found = []
+        if branch is None or self.run.finish_reason is not None:
+            return False
+        tokens, path = branch.tokens, branch.path
+        self.length = len(tokens)
+        room = guess_room(self.run, self.length)
+        # Known tokens come first if the history does not end with the text.
+        if room < 1 or len(self._decoder.history) != self.length:
+            return False
+        rate, found = self._lookup.propose(tokens, room)
+        most = min(room, drafts.most)
+        best, count = costs.best(self._chances.average, most, drafts.seconds)
+        if found and rate >= best:
+            self._found, self.name = found, "lookup"
+            return False
+        if path is None or path.length != self.length - 1:
+            return False
+        if count == 0:
+            self._silent += 1
+            if self._silent % _TRIED_EVERY:
+                return False
+        self.name = "model"
+        extra = costs.row_costs(most)
+        step, sampling = self._decoder.step, self.run.sampling
+        self.request = ChainRequest(
+            None if sampling.greedy else branch_key(step.seed, step.salt),
+            step.position,
+            1.0 if sampling.greedy else 1.0 / sampling.temperature,
+            most,
+            self._chances.by_margin,
+            [best * seconds for seconds in extra],
+            [best * (seconds + drafts.seconds) / _NEXT_CHANCE for seconds in (*extra[1:], 0.0)],
+        )
+        return True
+
+    def guess(self, tokens: Sequence[int], room: int) -> list[int]:
+        if len(tokens) != self.length:
+            return []
+        if self._found:
+            return self._found[:room]
+        count, costs = self.drawn.kept, self._drafts.step_cost
+        if count < len(self.drawn.tokens) and costs.cost(costs.rows + count + 1) <= costs.cost(
+            costs.rows + count
+        ):
+            count += 1  # the draft that was not worth a row gets one for nothing
+        return self.drawn.tokens[: min(count, room)]
+
+    def learn(self, branch: Branch, place: int) -> None:
+        self._lookup.learn(branch, place)
+        for token, margin, came in zip(
+            self.drawn.tokens, self.drawn.margins, branch.tokens[self.length :], strict=False
+        ):
+            for chances in (self._chances, self._shared):
+                chances.saw(margin, token == came)
+            if token != came:
+                break
+        self.drawn, self._found, self.length = _NOTHING, [], 0
+        self._branch, self.state = branch, self._drafts.states[place]
+        self._drafts.asked.append(self)

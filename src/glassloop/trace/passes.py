@@ -1,0 +1,53 @@
+"""The record of a text that was filled in passes: what each pass filled, and what was taken back and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A masked place that got a token in a pass."""
+
+    at: int  # its place in the answer
+    id: int
+    confidence: float  # the highest probability that the model gave any token there
+    entropy: float  # of the model's own distribution there, in nats
+    raw_logprob: float  # of the token, the model's own
+    logprob: float  # after the stages
+
+
+@dataclass(frozen=True)
+class Unfilled:
+    """A place whose token was taken back before a pass."""
+
+    at: int
+    id: int
+    why: str
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """One pass over a block of masked places."""
+
+    number: int  # of all passes of the run, from 0
+    first: int  # the place in the answer where the block begins
+    width: int  # of the block
+    unfilled: tuple[Unfilled, ...]
+    filled: tuple[Filled, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> PassRecord:
+        """Returns a record from what `to_dict` made."""
+        return PassRecord(
+            int(values["number"]),
+            int(values["first"]),
+            int(values["width"]),
+            tuple(Unfilled(**each) for each in values["unfilled"]),
+            tuple(Filled(**each) for each in values["filled"]),
+        )

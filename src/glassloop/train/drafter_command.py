@@ -1,0 +1,152 @@
+"""`glassloop train drafter`: lets a model write text, trains its drafter on it, and writes the drafter's
+file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from glassloop.train.config import TrainError
+
+if TYPE_CHECKING:
+    from glassloop.train.tokens import TokenFiles
+
+_NUMBERS = (
+    ("tokens", 20_000_000, "Tokens to write"),
+    ("processes", 1, "Processes that write"),
+    ("slots", 256, "Conversations that each of them writes at a time"),
+    ("length", 768, "Tokens of a conversation, at most"),
+    ("vocab-size", 8192, "Tokens that can be drafted"),
+    ("steps", 3000, "Steps of the optimizer"),
+    ("batch", 32_768, "Rows of a batch"),
+    ("seed", 0, "Of the text and of the order of training"),
+)
+
+
+def add_drafter(commands: Any) -> None:
+    """Adds the command to a parser."""
+    made = commands.add_parser(
+        "drafter",
+        help="Train a drafter for a model.",
+        description="Train a drafter: a layer that guesses the next tokens of a model from what that has "
+        "computed. The model writes the text itself. FOLDER gets the text, the drafter and its recipe.",
+    )
+    made.add_argument("out", metavar="FOLDER", help="Where to write.")
+    made.add_argument(
+        "--for",
+        dest="model",
+        metavar="MODEL",
+        help="The model (default: the default model).",
+    )
+    made.add_argument("--text", metavar="FOLDER", help="Token files to use instead of writing some.")
+    made.add_argument(
+        "--seeds", nargs="+", default=[], metavar="FILE", help="JSONL files of questions to answer."
+    )
+    for name, default, help in _NUMBERS:
+        made.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{help} (default: %(default)s)."
+        )
+    made.add_argument(
+        "--seconds", type=float, default=math.inf, metavar="X", help="End the training by then."
+    )
+    made.add_argument("--ops", metavar="NAME", help="The op set that writes the text.")
+    made.add_argument("--json", action="store_true", help="Print the recipe as JSON.")
+
+
+def run_drafter(given: argparse.Namespace) -> None:
+    """Runs the command."""
+    for name in ("tokens", "processes", "slots", "length", "vocab_size", "steps", "batch"):
+        if getattr(given, name) < 1:
+            raise TrainError.about(name, f"is {getattr(given, name)}; a positive number is expected")
+    import torch
+
+    from glassloop.model.drafter import model_key
+    from glassloop.model.loader import ModelFiles
+    from glassloop.model.registry import DEFAULT_MODEL, fetch
+    from glassloop.train.drafter import DrafterTrainer, DrafterTraining, Target
+    from glassloop.train.tokens import TokenFiles
+
+    given.model = given.model or DEFAULT_MODEL
+    out = Path(given.out)
+    files = ModelFiles(fetch(given.model))
+    text = (
+        TokenFiles(Path(given.text)) if given.text else _written(given, out / "text", files.config.vocab_size)
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    training = DrafterTraining(
+        vocab_size=given.vocab_size,
+        steps=given.steps,
+        seconds=given.seconds,
+        batch=given.batch,
+        length=given.length,
+        warm_up=min(100, max(1, given.steps // 10)),
+        seed=given.seed,
+    )
+    target = Target(files.config, files.weights, device, bf16=device == "cuda")
+    trainer = DrafterTrainer(target, text, training, _say)
+    reached = trainer.train()
+    held = trainer.held_out_batches()
+    rates = {str(t): [round(rate, 4) for rate in trainer.acceptance(held, t)] for t in (0.0, 0.8)}
+    path = out / f"drafter-{model_key(files.weights)}.gguf"
+    out.mkdir(parents=True, exist_ok=True)
+    recipe = trainer.export(path, files.weights, {"reached": reached, "accepted": rates})
+    print(json.dumps(recipe) if given.json else path)
+
+
+def _written(given: argparse.Namespace, folder: Path, vocab_size: int) -> TokenFiles:
+    """Lets the model write the text, in as many processes as asked for; returns that of an earlier call."""
+    from multiprocessing import get_context
+
+    from glassloop.train.self_text import merge
+    from glassloop.train.tokens import TokenFiles, is_token_folder
+
+    if is_token_folder(folder):
+        return TokenFiles(folder)
+    parts = [folder.with_name(f"{folder.name}-{number}") for number in range(given.processes)]
+    if len(parts) == 1:
+        _write_part(given, folder, 0)
+        return TokenFiles(folder)
+    context = get_context("spawn")  # a process that has used a GPU cannot be forked
+    writers = [context.Process(target=_write_part, args=(given, part, at)) for at, part in enumerate(parts)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    written = [part for part in parts if is_token_folder(part)]
+    if not written:
+        raise TrainError("no process has written text; its error is above")
+    return merge(written, folder, vocab_size)
+
+
+def _write_part(given: argparse.Namespace, folder: Path, number: int) -> None:
+    """Writes the share of one process."""
+    from glassloop.model.loader import ModelFiles
+    from glassloop.model.registry import fetch
+    from glassloop.ops import choose_ops
+    from glassloop.train.self_text import ChatFrame, TextWriter, seed_ids, write_text
+
+    files = ModelFiles(fetch(given.model))
+    transformer, tokenizer = files.load(choose_ops(given.ops))
+    if tokenizer.chat_template is None:
+        raise TrainError(
+            f"{given.model} has no chat template, so it cannot be made to ask and answer; use --text"
+        )
+    writer = TextWriter(
+        transformer,
+        ChatFrame.of(tokenizer),
+        tokenizer.eos_ids,
+        seeds=seed_ids(tokenizer, [Path(seed) for seed in given.seeds]),
+        slots=given.slots,
+        length=min(given.length, files.config.context),
+        seed=given.seed + number,
+    )
+    share = -(-given.tokens // given.processes)
+    write_text(writer, folder, files.config.vocab_size, tokens=share, report=_say if number == 0 else None)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,139 @@
+"""A model with a gated adapter in training. The adapter acts on masked rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from glassloop.model.adapter import Adapter
+from glassloop.model.config import ModelConfig
+from glassloop.model.transformer import Transformer
+from glassloop.ops.quant import Float32
+from glassloop.ops.tensor import Tensor
+from glassloop.train.lora import target_names
+from glassloop.train.masked_ops import MaskedBatch, MaskedOps
+
+_VECTOR = "embedding"
+# Logits that exist at once: 1 GiB of float32.
+_MOST_LOGITS = 1 << 28
+
+
+class HoleNetwork:
+    """The frozen weights of a model, and an adapter as one flat parameter: for each target matrix `down`
+    [rank, in] and `up` [out, rank], and the vector that is added to the embeddings of masked rows."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        *,
+        rank: int,
+        scale: float,
+        mask_token: int,
+        targets: Sequence[str],
+        seed: int = 0,
+        device: str = "cpu",
+        dtype: Any = torch.float32,
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.rank = rank
+        self.scale = scale
+        self.mask_token = mask_token
+        self.ops = MaskedOps(device, dtype)
+        self.ops.scale_of_adapters = scale
+        named = {name: tensor._replace(name=name) for name, tensor in weights.items()}
+        self.transformer = Transformer(config, named, self.ops)
+        self.stems = target_names(config, tuple(targets))
+        shapes: dict[str, tuple[int, ...]] = {}
+        for stem in self.stems:
+            out, into = config.shapes()[f"{stem}.weight"]
+            shapes |= {f"{stem}.down": (rank, into), f"{stem}.up": (out, rank)}
+        self._shapes = shapes | {_VECTOR: (config.dim,)}
+        self.flat = torch.from_numpy(self._first(seed)).to(device).requires_grad_()
+
+    def _first(self, seed: int) -> Float32:
+        """Returns the values before training: as in LoRA, `up` is zero, so the model begins unchanged."""
+        random = np.random.default_rng(seed)
+        parts = []
+        for name, shape in self._shapes.items():
+            bound = shape[-1] ** -0.5 if name.endswith(".down") else 0.0
+            parts.append(random.uniform(-bound, bound, shape).astype(np.float32).reshape(-1))
+        return np.concatenate(parts)
+
+    def arrays(self) -> dict[str, Float32]:
+        """Returns the parts of the adapter by name: `layers.0.q.down`, …, `embedding`."""
+        return {name: part.numpy() for name, part in self._parts(self.flat.detach().cpu()).items()}
+
+    def matrices(self) -> tuple[dict[str, tuple[Float32, Float32]], Float32]:
+        """Returns `down` and `up` of each target matrix, and the vector of masked rows."""
+        arrays = self.arrays()
+        pairs = {stem: (arrays[f"{stem}.down"], arrays[f"{stem}.up"]) for stem in self.stems}
+        return pairs, arrays[_VECTOR]
+
+    def take(self, adapter: Adapter) -> None:
+        """Replaces the adapter in training by one that was read, of the same rank and matrices."""
+        values = {}
+        for stem in self.stems:
+            values[f"{stem}.down"], values[f"{stem}.up"] = (t.float32() for t in adapter.matrices[stem])
+        assert adapter.embedding is not None and adapter.scale == self.scale
+        values[_VECTOR] = adapter.embedding
+        flat = np.concatenate([values[name].reshape(-1) for name in self._shapes])
+        with torch.no_grad():
+            self.flat.copy_(torch.from_numpy(flat))
+
+    def logits(self, batch: MaskedBatch) -> torch.Tensor:
+        """Returns the logits of the masked rows, or of the clean rows that the batch wants."""
+        return self.transformer.logits(self._hidden(batch))
+
+    def loss(self, batch: MaskedBatch, targets: torch.Tensor) -> torch.Tensor:
+        """Returns the mean cross-entropy of the masked rows."""
+        loss: torch.Tensor = _HeadLoss.apply(self._hidden(batch), targets, self.transformer)
+        return loss
+
+    def _hidden(self, batch: MaskedBatch) -> torch.Tensor:
+        parts = self._parts(self.flat.to(self.ops.dtype))
+        self.ops.adapters = {stem: (parts[f"{stem}.down"], parts[f"{stem}.up"]) for stem in self.stems}
+        # The vector is added to the scaled embedding; the op set adds it before the scale.
+        self.ops.mask_vector = parts[_VECTOR] / self.config.embedding_scale
+        return self.transformer.hidden(batch, ())  # type: ignore[arg-type]  # this op set's batch
+
+    def _parts(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        sizes = [int(np.prod(shape)) for shape in self._shapes.values()]
+        pieces = flat.split(sizes)
+        return {
+            name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
+        }
+
+
+class _HeadLoss(torch.autograd.Function):  # type: ignore[misc]  # torch has no types here
+    """The mean cross-entropy of rows, computed in pieces. The head is not trained, so the gradients of a
+    piece are computed at once and its logits, which are large, are dropped."""
+
+    @staticmethod
+    def forward(
+        context: Any, hidden: torch.Tensor, targets: torch.Tensor, transformer: Transformer
+    ) -> torch.Tensor:
+        rows = max(1, _MOST_LOGITS // transformer.config.vocab_size)
+        total = torch.zeros((), device=hidden.device)
+        gradients = torch.empty_like(hidden)
+        for at in range(0, len(hidden), rows):
+            piece = hidden[at : at + rows].detach()
+            with torch.set_grad_enabled(hidden.requires_grad):
+                piece.requires_grad_(hidden.requires_grad)
+                logits = transformer.logits(piece).float()
+                loss = F.cross_entropy(logits, targets[at : at + rows], reduction="sum") / len(hidden)
+            if hidden.requires_grad:
+                gradients[at : at + rows] = torch.autograd.grad(loss, piece)[0]
+            total += loss.detach()
+        context.save_for_backward(gradients)
+        return total
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (gradients,) = context.saved_tensors
+        return gradients * gradient.to(gradients.dtype), None, None

@@ -1,0 +1,291 @@
+"""`glassloop train sweep`: runs of several sizes and budgets, the scaling law they follow, and a prediction
+that is written down before the run it is about begins.
+
+A sweep folder has the token files, one run folder for each run, `prediction.json`, `sweep.json` and
+`sweep.svg`. A sweep that was stopped goes on where it was: a finished run is not repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from glassloop.files import write_text
+from glassloop.plain_text import PlainTable
+from glassloop.train.config import TrainConfig, TrainError, config_text
+from glassloop.train.new_model import new_config
+from glassloop.train.run_folder import RunFolder
+from glassloop.train.scaling import Fit, Interval, Measured, fit
+from glassloop.train.subject import prepare_data
+from glassloop.train.sweep_picture import sweep_svg
+from glassloop.train.tokens import TokenFiles
+from glassloop.train.train import resume, train
+
+_MOST_RUNS = 1000
+_HEAD = 32  # the width of a head, or half of it where the width of a model is not a multiple
+
+
+class Size(NamedTuple):
+    """A size of model, written "4x96"."""
+
+    layers: int
+    dim: int
+
+    def __str__(self) -> str:
+        return f"{self.layers}x{self.dim}"
+
+    @classmethod
+    def parse(cls, text: str) -> Size:
+        layers, _, dim = text.partition("x")
+        if not (layers.isascii() and layers.isdigit() and dim.isascii() and dim.isdigit()):
+            raise TrainError.about("sizes", f"has {text!r}; layers and width such as 4x96 are expected")
+        size = cls(int(layers), int(dim))
+        if not 1 <= size.layers <= 4096 or not _HEAD // 2 <= size.dim <= 1 << 16 or size.dim % (_HEAD // 2):
+            raise TrainError.about(
+                "sizes",
+                f"has {text!r}; at least one layer and a width in multiples of {_HEAD // 2} are expected",
+            )
+        return size
+
+    @property
+    def heads(self) -> int:
+        return self.dim // (_HEAD if self.dim % _HEAD == 0 else _HEAD // 2)
+
+
+# The settings of all runs, before those of the caller.
+SETTINGS: dict[str, Any] = {
+    "tokenizer": "characters", "length": 64, "batch": 12, "lr": 3e-3, "warmup": 100, "validation_share": 0.1,
+}  # fmt: skip
+# Minutes on two cores.
+SIZES = (Size(2, 32), Size(2, 48), Size(3, 64), Size(4, 96))
+BUDGETS = (50_000, 100_000, 200_000, 400_000)
+TIMES = 4.0
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The result of a sweep."""
+
+    runs: dict[str, Measured]  # by the name of the run folder
+    fit: Fit
+    target: str
+    target_weights: int
+    target_tokens: int
+    predicted: Interval
+    measured: float | None  # None: the run has not been made
+
+    @property
+    def error(self) -> float | None:
+        """How far the prediction is from the measured loss, as a share of it."""
+        return None if self.measured is None else self.predicted.value / self.measured - 1
+
+
+def sweep(
+    config: TrainConfig,
+    folder: str | Path,
+    *,
+    sizes: Sequence[Size] = SIZES,
+    budgets: Sequence[int] = BUDGETS,
+    times: float = TIMES,
+    jobs: int = 1,
+    run_target: bool = True,
+    quiet: bool = False,
+) -> Sweep:
+    """Trains every size with every budget of tokens, fits the law, predicts the loss of a model with `times`
+    as many weights in its layers as the largest, trained with the largest budget, and then trains it.
+
+    `config` has all other settings. Its learning rate belongs to the smallest size and falls with the square
+    root of the width. `jobs` runs are made at a time, each in a process of its own if there are several.
+    """
+    place = Path(folder)
+    sizes, budgets = sorted(set(sizes), key=_layer_weights), sorted(set(budgets))
+    if not sizes or not budgets or len(sizes) * len(budgets) > _MOST_RUNS:
+        raise TrainError.about("sizes", f"and budgets make 1 to {_MOST_RUNS} runs")
+    if config.model is not None or config.lora_rank or config.teacher is not None:
+        raise TrainError.about("model", "is given; a sweep trains new models")
+    say: Callable[[str], None] = (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr))
+    place.mkdir(parents=True, exist_ok=True)
+    data = prepare_data(config, place, say)
+    base = replace(config, data=(str(data),))
+    _check_budget(base, data, budgets[-1], say)
+
+    def settings(size: Size, tokens: int) -> TrainConfig:
+        return _settings(base, size, tokens, sizes[0])
+
+    plan = {f"{size}-{tokens}": (size, tokens) for size in sizes for tokens in budgets}
+    losses = _run_all({name: settings(*each) for name, each in plan.items()}, place, jobs, say)
+    runs = {
+        name: Measured(
+            _layer_weights(size), settings(size, tokens).steps * base.tokens_per_step, losses[name]
+        )
+        for name, (size, tokens) in plan.items()
+    }
+    fitted = fit(list(runs.values()), seed=config.seed)
+    target = larger(sizes[-1], times)
+    wanted = settings(target, budgets[-1])
+    weights, tokens = _layer_weights(target), wanted.steps * base.tokens_per_step
+    name = f"target-{target}-{budgets[-1]}"
+    predicted = fitted.predict(weights, tokens, config.seed)
+    made = Sweep(runs, fitted, name, weights, tokens, predicted, None)
+    kept = place / "prediction.json"
+    if not kept.exists() and (place / name).exists():
+        raise TrainError(f"{place / name}: has a run already, but {kept} does not exist")
+    if not kept.exists():
+        write_text(
+            kept, json.dumps({"at": datetime.now(UTC).isoformat(), **sweep_facts(made)}, indent=1) + "\n"
+        )
+        say(f"predicted: {predicted.value:.4f} ({predicted.low:.4f} to {predicted.high:.4f}) for {name}")
+    if run_target:
+        made = replace(made, measured=_run_all({name: wanted}, place, 1, say)[name])
+    write_text(place / "sweep.json", json.dumps(sweep_facts(made), indent=1) + "\n")
+    write_text(place / "sweep.svg", sweep_svg(list(runs.values()), fitted, made_point(made), predicted))
+    return made
+
+
+def larger(size: Size, times: float) -> Size:
+    """Returns a size with at least `times` the weights in its layers, deeper and wider in equal parts."""
+    layers = max(size.layers, round(size.layers * times ** (1 / 3)))
+    step = _HEAD if size.dim % _HEAD == 0 else _HEAD // 2
+    dim = size.dim
+    while _layer_weights(Size(layers, dim)) < times * _layer_weights(size):
+        dim += step
+    return Size(layers, dim)
+
+
+def made_point(made: Sweep) -> Measured | tuple[int, int, None]:
+    """Returns the point of the predicted run, without a loss if it has not been made."""
+    if made.measured is None:
+        return made.target_weights, made.target_tokens, None
+    return Measured(made.target_weights, made.target_tokens, made.measured)
+
+
+def sweep_text(made: Sweep) -> str:
+    """Returns a sweep as text: a table of losses by size and budget, the law, and the prediction."""
+    sizes = list(dict.fromkeys(name.split("-")[0] for name in made.runs))
+    budgets = list(dict.fromkeys(name.split("-")[1] for name in made.runs))
+    rows = []
+    for size in sizes:
+        weights = made.runs[f"{size}-{budgets[0]}"].weights
+        rows.append([size, f"{weights:,.0f}", *(f"{made.runs[f'{size}-{b}'].loss:.4f}" for b in budgets)])
+    header = ["size", "weights", *(f"{int(budget):,}" for budget in budgets)]
+    law, bounds = made.fit.law, made.fit.intervals()
+    spans = ", ".join(f"{name} {v.value:.3g} ({v.low:.3g} to {v.high:.3g})" for name, v in bounds.items())
+    lines = [
+        str(PlainTable(header, rows, header)),
+        "",
+        f"loss = {law.floor:.3f} + {law.a:.4g} / weights^{law.alpha:.3f}"
+        f" + {law.b:.4g} / tokens^{law.beta:.3f}",
+        f"95 % intervals: {spans}",
+        f"predicted for {made.target_weights:,} weights and {made.target_tokens:,} tokens:"
+        f" {made.predicted.value:.4f} ({made.predicted.low:.4f} to {made.predicted.high:.4f})",
+    ]
+    if made.measured is not None and made.error is not None:
+        lines.append(f"measured: {made.measured:.4f}; the prediction is off by {made.error:+.2%}")
+    return "\n".join(lines)
+
+
+def sweep_facts(made: Sweep) -> dict[str, Any]:
+    """Returns a sweep as JSON values."""
+    return {
+        "runs": {name: run._asdict() for name, run in made.runs.items()},
+        "law": vars(made.fit.law),
+        "intervals": {name: each._asdict() for name, each in made.fit.intervals().items()},
+        "residuals": list(made.fit.residuals),
+        "target": {"name": made.target, "weights": made.target_weights, "tokens": made.target_tokens},
+        "predicted": made.predicted._asdict(),
+        "measured": made.measured,
+        "error": made.error,
+    }
+
+
+def _settings(base: TrainConfig, size: Size, tokens: int, smallest: Size) -> TrainConfig:
+    steps = max(1, round(tokens / base.tokens_per_step))
+    return replace(
+        base,
+        layers=size.layers,
+        dim=size.dim,
+        heads=size.heads,
+        kv_heads=None,
+        ffn_dim=None,
+        steps=steps,
+        warmup=min(base.warmup, steps // 10),
+        lr=base.lr * (smallest.dim / size.dim) ** 0.5,
+        validate_every=0,
+        checkpoint_every=max(500, steps // 4),
+        sample_every=0,
+        sample_tokens=1,
+        patience=0,
+    )
+
+
+def _layer_weights(size: Size) -> int:
+    """Returns the weights of the layers. Those of the embedding are not counted: they do not compute."""
+    config = TrainConfig(layers=size.layers, dim=size.dim, heads=size.heads)
+    return sum(
+        rows * columns
+        for name, (rows, columns) in (
+            (name, shape) for name, shape in new_config(config, 256).shapes().items() if len(shape) == 2
+        )
+        if name.startswith("layers.")
+    )
+
+
+def _check_budget(config: TrainConfig, data: Path, most: int, say: Callable[[str], None]) -> None:
+    tokens = TokenFiles(data).tokens
+    if most > tokens * (1 - config.validation_share):
+        say(f"the data has {tokens:,} tokens: a budget of {most:,} reads some more than once")
+
+
+def _run_all(
+    plan: dict[str, TrainConfig], place: Path, jobs: int, say: Callable[[str], None]
+) -> dict[str, float]:
+    """Makes the runs that are not finished, and returns all validation losses by name."""
+
+    def one(name: str) -> float:
+        folder = place / name
+        began = any((folder / "checkpoints").glob("step-*"))
+        if RunFolder(folder).result is None:
+            if jobs == 1:
+                (resume(folder, quiet=True) if began else train(plan[name], folder, quiet=True))
+            else:
+                _in_a_process(plan[name], folder, began)
+        result = RunFolder(folder).result
+        if result is None or result["validation"] is None:
+            raise TrainError(f"{folder}: has no validation loss")
+        say(f"{name}: {result['validation']:.4f}")
+        return float(result["validation"])
+
+    with ThreadPoolExecutor(jobs) if jobs > 1 else _Here() as pool:
+        return dict(zip(plan, pool.map(one, plan), strict=True))
+
+
+class _Here:
+    """Stands in for a pool of threads: everything runs in this one, where Ctrl-C reaches it."""
+
+    map = map
+
+    def __enter__(self) -> _Here:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _in_a_process(config: TrainConfig, folder: Path, began: bool) -> None:
+    command = [sys.executable, "-m", "glassloop.train"]
+    if began:
+        command += ["resume", str(folder)]
+    else:
+        settings = folder.with_name(folder.name + ".toml")
+        write_text(settings, config_text(config))
+        command += ["run", str(folder), "--config", str(settings)]
+    done = subprocess.run([*command, "--quiet"], capture_output=True, text=True)
+    if done.returncode:
+        raise TrainError(f"{folder}: {done.stderr.strip().splitlines()[-1] if done.stderr else 'failed'}")

@@ -1,0 +1,203 @@
+"""HTTP to another engine: requests with a bounded answer, and streams of events. All that comes back is
+hostile: it is bounded in size and in time, and an error of the network is one in words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx2
+
+from glassloop.engine.protocol import Unavailable
+from glassloop.engine.thread import Busy
+from glassloop.errors import GlassloopError
+from glassloop.shown import printable, shown
+
+_MOST_ANSWER = 64 << 20  # bytes of an answer that is not a stream
+_MOST_LINE = 4 << 20  # bytes of one line of a stream
+_MOST_STREAM = 1 << 30  # bytes of a stream
+_MOST_MESSAGE = 500  # characters of an error message that are passed on
+_CONNECT_SECONDS = 10.0
+_SILENT_SECONDS = 300.0  # without a byte
+
+
+class UpstreamError(GlassloopError):
+    """The upstream refused a request, or answered what cannot be understood."""
+
+
+class Refused(UpstreamError):
+    """The upstream refused a request with a status that says so (4xx)."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def checked_url(url: str) -> str:
+    """Returns the URL of an API without a slash at its end; raises if it is not one of http or https."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise GlassloopError.about(
+            "upstream", f"is {shown(url)}; a URL such as http://localhost:8000/v1 is expected"
+        )
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        raise GlassloopError.about(
+            "upstream",
+            "has a user, a query or a fragment; a plain URL is expected: a key belongs into the environment"
+            " variable GLASSLOOP_UPSTREAM_KEY",
+        )
+    return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
+
+
+class Client:
+    """Sends requests to one API. For one event loop."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self.url = url
+        self._key = key
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx2.AsyncClient(
+            headers={**headers, "accept-encoding": "identity"},
+            timeout=httpx2.Timeout(_SILENT_SECONDS, connect=_CONNECT_SECONDS),
+            # Each request has a connection of its own: a server may close one that is kept at any time, and
+            # the request that is sent then would fail.
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
+            follow_redirects=False,  # a redirect would take the key elsewhere
+        )
+
+    async def get(self, path: str) -> Any:
+        """Returns the JSON of an answer."""
+        return await self._answer("GET", path, None)
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        return await self._answer("POST", path, body)
+
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
+        """Yields the JSON of each event of a stream, up to its end, which may come too early."""
+        with self._in_words():
+            async with self._http.stream("POST", self.url + path, json=body) as answer:
+                await self._check(answer)
+                kind = answer.headers.get("content-type", "")
+                if "event-stream" not in kind:
+                    raise UpstreamError(
+                        f"the upstream answered with {printable(kind, 80) or 'no type'}, not a stream"
+                    )
+                async for line in _lines(answer):
+                    if not line.startswith(b"data:"):
+                        continue  # a comment, or another field of an event
+                    data = line[5:].strip()
+                    if data == b"[DONE]":
+                        return
+                    event = _parsed(data)
+                    self._raise_error_in(event)
+                    yield event
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _answer(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        with self._in_words():
+            async with self._http.stream(method, self.url + path, json=body) as answer:
+                await self._check(answer)
+                return _parsed(await _read(answer, _MOST_ANSWER))
+
+    async def _check(self, answer: httpx2.Response) -> None:
+        """Raises if the status of an answer is not that of a success."""
+        status = answer.status_code
+        if 200 <= status < 300:
+            return
+        if 300 <= status < 400:
+            raise Refused(status, "the upstream redirects to another address; name that address")
+        told = self.message_of(await _read(answer, 1 << 20))
+        if status == 429:
+            raise Busy(f"the upstream has too many requests: {told}")
+        if status >= 500:
+            raise Unavailable(f"the upstream failed with status {status}: {told}")
+        if status in (401, 403):
+            told += "; a key is read from the environment variable GLASSLOOP_UPSTREAM_KEY"
+        raise Refused(status, f"the upstream refused with status {status}: {told}")
+
+    def message_of(self, data: bytes) -> str:
+        """Returns the message of an error answer, in one line and without the key."""
+        text = data.decode("utf-8", "replace")
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            found = value.get("error", value)
+            found = found.get("message", found) if isinstance(found, dict) else found
+            text = found if isinstance(found, str) else json.dumps(found)
+        if self._key:
+            text = text.replace(self._key, "…")
+        return printable(text.strip(), _MOST_MESSAGE) or "no reason given"
+
+    def _raise_error_in(self, event: Any) -> None:
+        """Raises the error that a stream reports in an event."""
+        if isinstance(event, dict) and event.get("error") is not None:
+            told = self.message_of(json.dumps(event).encode())
+            raise UpstreamError(f"the upstream failed in the middle of its answer: {told}")
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        """Makes errors of the network one of ours."""
+        try:
+            yield
+        except httpx2.TimeoutException as error:
+            what = "accept a connection" if isinstance(error, httpx2.ConnectTimeout) else "send anything"
+            raise Unavailable(f"the upstream at {self.url} did not {what} in time") from None
+        except httpx2.ConnectError as error:
+            told = printable(str(error), 200)
+            raise Unavailable(f"the upstream at {self.url} cannot be reached: {told}") from None
+        except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL) as error:
+            told = printable(str(error) or type(error).__name__, 200)
+            raise Unavailable(f"the upstream at {self.url} closed the connection: {told}") from None
+
+
+async def _read(answer: httpx2.Response, most: int) -> bytes:
+    """Returns the body of an answer; raises if it is too long."""
+    parts, size = [], 0
+    async for part in answer.aiter_raw():
+        size += len(part)
+        if size > most:
+            raise UpstreamError(f"the upstream's answer has more than {most} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    """Yields the lines of a stream, each of a bounded length. Lines end as in the definition of event
+    streams: with a line feed, a carriage return, or both."""
+    rest, total = b"", 0
+    async for part in answer.aiter_raw():
+        total += len(part)
+        rest += part
+        if total > _MOST_STREAM:
+            raise UpstreamError(f"the upstream's stream has more than {_MOST_STREAM} bytes")
+        *lines, rest = rest.replace(b"\r", b"\n").split(b"\n")
+        for line in lines:
+            _check_line(line)
+            if line:
+                yield line
+        _check_line(rest)
+
+
+def _check_line(line: bytes) -> None:
+    if len(line) > _MOST_LINE:
+        raise UpstreamError(f"a line of the upstream's stream has more than {_MOST_LINE} bytes")
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        given = printable(data[:80].decode("utf-8", "replace"), 80)
+        raise UpstreamError(f"the upstream's answer is not JSON: {given}") from None

@@ -1,0 +1,127 @@
+"""Forks of a run that another engine computed: its first tokens are sent as text, to be continued, where the
+server can continue a text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from glassloop.decode.luck import fork_salt
+from glassloop.decode.sampling import Sampling
+from glassloop.engine.request import runs_of
+from glassloop.errors import GlassloopError, TextError
+from glassloop.shown import shown
+from glassloop.trace.run import Run
+from glassloop.trace.token import Token
+from glassloop.upstream.answer import UpstreamRequest
+from glassloop.upstream.client import UpstreamError
+from glassloop.upstream.servers import Kind
+from glassloop.upstream.vocabulary import Names
+
+if TYPE_CHECKING:
+    from glassloop.upstream.engine import UpstreamEngine
+
+
+def fork_of(
+    engine: UpstreamEngine,
+    run: Run,
+    at: int,
+    *,
+    token: int | str | None = None,
+    text: str | None = None,
+    sampling: Sampling | None = None,
+    **overrides: Any,
+) -> UpstreamRequest:
+    """Returns the request for a fork, as `fork_request` does for an engine of our own. Without a change, the
+    next seed is sent."""
+    if not 0 <= at <= len(run.tokens):
+        raise GlassloopError.about(
+            "at", f"is {at}; a number of tokens from 0 to {len(run.tokens)} is expected"
+        )
+    if token is not None and text is not None:
+        raise GlassloopError("token and text are both given; at most one of them is expected", field="token")
+    before = replace(run.sampling, seed=run.seed)
+    options = (sampling or before).changed(overrides) if overrides else sampling or before
+    if options.seed is None:
+        options = replace(options, seed=run.seed)
+    built = engine.compile(options)
+    given = [] if token is None and text is None else [_given(run, at, token, text)]
+    position = len(run.prompt_ids) + at
+    seed, ordinal = options.seed or 0, run.forks.get(position, 0)
+    if not given and replace(options, n=before.n, timeout=before.timeout) == before:
+        ordinal += 1
+        seed = fork_salt(seed, position, ordinal) % (1 << 32)
+    run.forks[position] = ordinal + options.n - 1
+    reason = "edited" if text is not None else "forced" if token is not None else "sampled"
+
+    def make(_: int, number: int) -> Run:
+        own = (seed + number) % (1 << 64)
+        made = engine._new(run.prompt_ids, replace(options, seed=own), own, run.prompt, run.messages, number)
+        made.tokens = list(run.tokens[:at])
+        made.prompt_tokens = list(run.prompt_tokens)
+        made.descend(run, at, reason)
+        return made
+
+    runs = runs_of(options, make)
+    return UpstreamRequest(
+        run.prompt_ids,
+        options,
+        runs,
+        forced=[each.id for each in given],
+        drafts=False,
+        keep=engine.keep,
+        built=built,
+        given=given,
+    )
+
+
+def _given(run: Run, at: int, token: int | str | None, text: str | None) -> Token:
+    """Returns the token that a fork continues with. How likely it was is known where the upstream named it at
+    this place."""
+    names = Names.of(run)
+    if text is not None:
+        if not text:
+            raise TextError.about("text", "is empty; at least one character is expected")
+        data = text.encode("utf-8", "replace")
+        return Token.told(names.add(text, data), data.decode(), data, names, None)
+    here = run.tokens[at] if at < len(run.tokens) else None
+    named = [] if here is None else [(each.id, each.text, each.raw_logprob) for each in here.alternatives]
+    if here is not None:
+        named.append((here.id, here.piece, here.raw_logprob))
+    for id, piece, logprob in named:
+        if token in (id, piece):
+            if "\ufffd" in piece or not piece:
+                raise TextError.about("token", "is a part of a character, which cannot be sent as text")
+            others = [(each, told) for each, _, told in named[:-1]]
+            known = None if logprob != logprob else logprob
+            return Token.told(id, piece, piece.encode(), names, known, others)
+    raise TextError.about(
+        "token", f"is {shown(token)}, which the upstream did not name at this place; text= takes any text"
+    )
+
+
+def continued_text(kind: Kind, run: Run) -> dict[str, Any]:
+    """Returns the fields of a request for the rest of a run: its prompt or conversation, with the text of the
+    tokens that it has. Raises if the server cannot continue from there."""
+    last = run.tokens[-1] if run.tokens else None
+    if last is not None and not last.text:
+        raise UpstreamError(
+            "the text before this token ends within a character or a chunk, so it cannot be sent to another"
+            " engine; fork one token earlier or later",
+            field="at",
+        )
+    text = "".join([token.text for token in run.tokens])
+    if run.messages is None:
+        return {"prompt": (run.prompt or "") + text}
+    if not text:
+        return {"messages": run.messages}
+    messages = [*run.messages, {"role": "assistant", "content": text}]
+    if kind.continues is not None:
+        return {"messages": messages, **kind.continues}
+    server = kind.name or "this upstream"
+    raise UpstreamError(
+        f"{server} is not known to continue an answer of a chat, so it cannot be forked or resumed after its"
+        " first token; a text without messages can be",
+        field="at",
+    )

@@ -1,0 +1,191 @@
+"""The answers of another engine, checked: the chunks of a stream with their tokens and log-probabilities, and
+the log-probabilities of a prompt. Chat and completions have different forms; both are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+from glassloop.shown import printable, shown
+from glassloop.upstream.client import UpstreamError
+
+_MOST_TEXT = 1 << 20  # characters of one chunk, and bytes of one token
+_MOST_ALTERNATIVES = 64  # that are recorded with a token
+_MOST_ENTRIES = 1 << 20  # tokens of one chunk
+_MOST_COUNT = (1 << 31) - 1
+_ROUNDING = 1e-3  # by which a log-probability may exceed 0
+_LEAST = -1e300  # below this it is minus infinity; a whole number may be too large for a float
+_ESCAPED = re.compile(r"bytes:((?:\\x[0-9a-fA-F]{2})+)")  # how OpenAI writes a token that is not UTF-8
+
+
+class Alternative(NamedTuple):
+    piece: str
+    data: bytes
+    logprob: float
+
+
+class Entry(NamedTuple):
+    """A token as it was told. `data` is empty where its bytes are not known."""
+
+    piece: str
+    data: bytes
+    logprob: float | None
+    alternatives: tuple[Alternative, ...]
+
+
+class Counts(NamedTuple):
+    """The usage that the upstream told."""
+
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+
+
+class Part(NamedTuple):
+    """A chunk of a stream."""
+
+    text: str = ""
+    entries: tuple[Entry, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: str | None = None
+    counts: Counts | None = None
+    fingerprint: str | None = None
+
+
+def read_part(chunk: Any) -> Part:
+    """Returns a chunk, checked. Raises if it cannot be understood."""
+    if not isinstance(chunk, dict):
+        raise _wrong("a chunk", chunk, "an object")
+    counts = _counts(chunk.get("usage"))
+    fingerprint = chunk.get("system_fingerprint")
+    fingerprint = printable(fingerprint, 256) if isinstance(fingerprint, str) and fingerprint else None
+    choices = chunk.get("choices")
+    if not isinstance(choices, list):
+        raise _wrong("choices", choices, "a list")
+    if not choices:
+        return Part(counts=counts, fingerprint=fingerprint)
+    choice = choices[0]
+    if not isinstance(choice, dict):
+        raise _wrong("choices[0]", choice, "an object")
+    delta = choice.get("delta", choice.get("message"))
+    text = choice.get("text") if delta is None else _object("delta", delta).get("content")
+    if text is None:
+        text = ""
+    if not isinstance(text, str) or len(text) > _MOST_TEXT:
+        raise _wrong("the text of a chunk", text, f"a text of at most {_MOST_TEXT} characters")
+    reason = choice.get("finish_reason")
+    return Part(
+        text.encode("utf-8", "replace").decode(),
+        _entries(choice.get("logprobs")),
+        printable(reason, 64) if isinstance(reason, str) and reason else None,
+        _stop_reason(choice.get("stop_reason")),
+        counts,
+        fingerprint,
+    )
+
+
+def _entries(logprobs: Any) -> tuple[Entry, ...]:
+    if logprobs is None:
+        return ()
+    told = _object("logprobs", logprobs)
+    if "content" in told:
+        content = told["content"] if told["content"] is not None else []
+        return tuple(_chat_entry(each) for each in _list("logprobs.content", content))
+    return completion_entries(told)
+
+
+def _chat_entry(value: Any) -> Entry:
+    told = _object("logprobs.content", value)
+    piece, data = _piece(told.get("token"), told.get("bytes"))
+    others = []
+    listed = told.get("top_logprobs")
+    for each in _list("top_logprobs", [] if listed is None else listed)[:_MOST_ALTERNATIVES]:
+        other = _object("top_logprobs", each)
+        logprob = _logprob(other.get("logprob"))
+        if logprob is not None:
+            others.append(Alternative(*_piece(other.get("token"), other.get("bytes")), logprob))
+    return Entry(piece, data, _logprob(told.get("logprob")), _sorted(others))
+
+
+def completion_entries(told: dict[str, Any]) -> tuple[Entry, ...]:
+    """Returns the tokens of the `logprobs` of a completion."""
+    tokens = _list("logprobs.tokens", told.get("tokens") or [])
+    logprobs = _list("logprobs.token_logprobs", told.get("token_logprobs") or [None] * len(tokens))
+    listed = _list("logprobs.top_logprobs", told.get("top_logprobs") or [None] * len(tokens))
+    if not len(tokens) == len(logprobs) == len(listed):
+        raise UpstreamError("the upstream's logprobs have lists of different lengths")
+    made = []
+    for token, logprob, likely in zip(tokens, logprobs, listed, strict=True):
+        others = []
+        for other, value in list(_object("logprobs.top_logprobs", likely or {}).items())[:_MOST_ALTERNATIVES]:
+            known = _logprob(value)
+            if known is not None:
+                others.append(Alternative(*_piece(other, None), known))
+        made.append(Entry(*_piece(token, None), _logprob(logprob), _sorted(others)))
+    return tuple(made)
+
+
+def _sorted(others: Sequence[Alternative]) -> tuple[Alternative, ...]:
+    return tuple(sorted(others, key=lambda each: -each.logprob))
+
+
+def _piece(token: Any, listed: Any) -> tuple[str, bytes]:
+    """Returns the text of a token and its bytes, which are empty where they are not known."""
+    if not isinstance(token, str) or len(token) > _MOST_TEXT:
+        raise _wrong("a token", token, f"a text of at most {_MOST_TEXT} characters")
+    token = token.encode("utf-8", "replace").decode()  # a lone surrogate is no text
+    if listed is not None:
+        given = _list("bytes", listed, _MOST_TEXT)
+        if not all(type(each) is int and 0 <= each < 256 for each in given):
+            raise _wrong("bytes", listed, "a list of numbers from 0 to 255")
+        return token, bytes(given)
+    if escaped := _ESCAPED.fullmatch(token):
+        return token.removeprefix("bytes:"), bytes.fromhex(escaped[1].replace("\\x", ""))
+    return token, b"" if "\ufffd" in token else token.encode()
+
+
+def _logprob(value: Any) -> float | None:
+    """Returns a log-probability, or None if there is none."""
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not value <= _ROUNDING:  # NaN included
+        raise _wrong("logprob", value, "a log-probability, which is a number up to 0,")
+    return float(value) if value >= _LEAST else -inf
+
+
+def _counts(usage: Any) -> Counts | None:
+    if usage is None:
+        return None
+    told = _object("usage", usage)
+    details = told.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return Counts(_count(told.get("prompt_tokens")), _count(told.get("completion_tokens")), _count(cached))
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value <= _MOST_COUNT else None
+
+
+def _stop_reason(value: Any) -> str | None:
+    if isinstance(value, str):
+        return printable(value, 256)
+    return str(value) if type(value) is int and abs(value) <= _MOST_COUNT else None
+
+
+def _object(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(name, value, "an object")
+    return value
+
+
+def _list(name: str, value: Any, most: int = _MOST_ENTRIES) -> list[Any]:
+    if not isinstance(value, list) or len(value) > most:
+        raise _wrong(name, value, f"a list of at most {most} entries")
+    return value
+
+
+def _wrong(name: str, value: Any, expected: str) -> UpstreamError:
+    return UpstreamError(f"the upstream's answer has {name} {shown(value)}; {expected} is expected")

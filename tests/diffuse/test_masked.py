@@ -1,0 +1,216 @@
+"""Masked passes in the engine: equal to the naive way, alone or beside any other work, preempted or not, and
+nothing of them is found in the KV tree by others."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from diffuse.small import MASK, MaskedLLM, masked_llm, naive_logits, naive_text
+from engine.random_runs import PROMPT
+from engine.small import CONTEXT, EOS, loop, model, request
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from glassloop import GlassloopError, Sampling
+from glassloop.decode.stop import Ending
+from glassloop.diffuse.hole import fill_holes
+from glassloop.diffuse.options import Diffusion
+from glassloop.diffuse.rows import Rows
+from glassloop.edit.infill import infill
+from glassloop.engine.masked import Mask, Masked, MaskedRow, Pass
+
+OPTIONS = Diffusion(block=8, threshold=0.5)
+REVISED = Diffusion(block=8, threshold=0.5, revise=2, revise_by="likelihood")
+LETTERS = Sampling(seed=1, allowed_token_ids=[97, 98, 99])
+
+
+def _sampling(seed: int, **more) -> Sampling:
+    return Sampling(seed=seed, temperature=0.8, max_tokens=30, **more)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_text_is_what_the_naive_way_writes(seed):
+    llm = masked_llm()
+    run = llm.diffuse(PROMPT, _sampling(seed), diffusion=OPTIONS)
+    assert run.token_ids == naive_text(llm, run, OPTIONS)
+    assert run.finish_reason in ("length", "stop") and all(token.source == "mask" for token in run.tokens)
+    assert llm.diffuse(PROMPT, _sampling(seed), diffusion=OPTIONS).tokens == run.tokens
+    filled = [each for record in run.passes for each in record.filled]
+    assert [each.id for each in sorted(filled, key=lambda each: each.at)][: len(run.tokens)] == run.token_ids
+
+
+def test_the_last_token_of_a_page_and_the_first_of_the_next():
+    """The plain text ends anywhere in a page."""
+    llm = masked_llm()
+    for length in (1, 2, 31, 32, 33, 64, 65):
+        run = llm.diffuse([65] * length, _sampling(1), diffusion=OPTIONS)
+        assert run.token_ids == naive_text(llm, run, OPTIONS), length
+    llm.engine.call(llm.engine.loop.tree.check_integrity)
+
+
+def _hole(llm: MaskedLLM, seed: int, before: list[int], after: list[int], width: int):
+    return fill_holes(llm, before, after, width, [_sampling(seed)], [0], OPTIONS, llm.mask)[0]
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 10**6))
+def test_a_hole_is_what_the_naive_way_fills(seed):
+    llm, rng = masked_llm(), np.random.default_rng(seed)
+    before, after = (rng.integers(1, 256, rng.integers(1, 50)).tolist() for _ in range(2))
+    width = int(rng.integers(1, 9))
+    hole = _hole(llm, seed, before, after, width)
+    rows, tokens = Rows(before, width, after, llm.mask), [None] * width
+    for record in hole.passes:
+        logits = naive_logits(llm.transformer, rows, rows.of_pass(tokens))
+        masks = [place for place, token in enumerate(tokens) if token is None]
+        for each in record.filled:
+            row = logits[masks.index(each.at)].astype(np.float64)
+            assert each.raw_logprob == pytest.approx(row[each.id] - np.logaddexp.reduce(row), abs=1e-6)
+            tokens[each.at] = each.id
+    assert tokens == hole.ids and MASK not in hole.ids and EOS not in hole.ids
+
+
+def test_everything_beside_everything_is_as_it_is_alone():
+    """Diffusing, editing, searching and plain requests in one engine, each equal to itself alone."""
+    llm = masked_llm()
+    plain, forced = _sampling(3), Sampling(seed=9, regex="[a-z ]{5,20}", max_tokens=20)
+    jobs = {
+        "diffuse": lambda: llm.diffuse(PROMPT, _sampling(1), diffusion=OPTIONS).tokens,
+        "revise": lambda: llm.diffuse(PROMPT[:20], _sampling(2), diffusion=REVISED).tokens,
+        "hole": lambda: _hole(llm, 5, PROMPT, PROMPT[:30], 6).ids,
+        "plain": lambda: llm.generate(PROMPT, plain).tokens,
+        "constrained": lambda: llm.generate(PROMPT, forced).tokens,
+        "samples": lambda: [run.tokens for run in llm.generate(PROMPT, _sampling(4, n=3)).samples],
+        "beams": lambda: llm.generate(PROMPT, Sampling(beam_width=3, max_tokens=10)).tokens,
+        "infill": lambda: infill(llm, "the quick", "fox", 3, candidates=4, sampling=LETTERS).text,
+        "solve": lambda: llm.solve("ab", "vote", n=3, chat=False, seed=1, max_tokens=6).text,
+        "long": lambda: llm.generate(PROMPT * 4, Sampling(temperature=0, max_tokens=6)).tokens,
+    }
+    alone = {name: job() for name, job in jobs.items()}
+    for _ in range(2):
+        with ThreadPoolExecutor(len(jobs)) as threads:
+            started = {name: threads.submit(job) for name, job in jobs.items()}
+        assert {name: each.result() for name, each in started.items()} == alone
+    llm.engine.call(llm.engine.loop.tree.check_integrity)
+
+
+class _Fixed:
+    """A pilot that asks for the same pass again and again, and keeps the logits."""
+
+    def __init__(self, made: Pass, times: int) -> None:
+        self.made, self.times = made, times
+        self.found: list[bytes] = []
+        self.ending: Ending | None = None
+
+    def advance(self, logits):
+        self.found.append(logits.tobytes())
+        return self.made if len(self.found) < self.times else None
+
+    def finish(self, ending):
+        self.ending = ending
+        return False
+
+
+def _task(before: list[int], after: list[int], width: int, times: int) -> tuple[Masked, _Fixed, bytes]:
+    rows = Rows(before, width, after, Mask(MASK))
+    made = rows.of_pass([None] * width)
+    pilot = _Fixed(made, times)
+    expected = naive_logits(model(), rows, made).tobytes()
+    return Masked(rows.tokens, rows.kept, made, pilot), pilot, expected
+
+
+def test_passes_survive_preemption_and_leave_nothing_behind():
+    """A cache that is far too small for all of them: pages are given up and computed again."""
+    engine = loop(model(), pages=9)
+    rng = np.random.default_rng(2)
+    texts = rng.integers(1, 256, (11, 50)).tolist()
+    tasks = [_task(texts[number][:40], texts[4 + number], 6, 8) for number in range(4)]
+    plain = [request(texts[8 + seed][:30], Sampling(max_tokens=40, seed=seed)) for seed in range(3)]
+    for task, _, _ in tasks:
+        engine.add(task)
+    for each in plain:
+        engine.add(each)
+    while engine.busy:
+        engine.step()
+        engine.tree.check_integrity()
+    for task, pilot, expected in tasks:
+        task.wait()
+        assert pilot.found == [expected] * 8
+    assert engine.tree.held == 0 and sum(run.timings.preempted for each in plain for run in each.runs) > 0
+
+
+def test_the_text_after_a_hole_is_found_by_no_one_else():
+    """A plain text with the same tokens must not match keys that were computed at other positions."""
+    engine = loop(model())
+    before, after = list(b"the quick brown fox jumps over it"), list(b" and the lazy dog")
+    task, pilot, expected = _task(before, after, 4, 1)
+    engine.add(task)
+    while engine.busy:
+        engine.step()
+    assert pilot.found == [expected]
+    assert engine.tree.match([*before, *after], 50).length == len(before) - 1
+
+
+@pytest.mark.parametrize("after", [0, 150])
+def test_many_kept_rows_are_computed_in_pieces(after):
+    rng = np.random.default_rng(1)
+    engine = loop(model())
+    engine.scheduler._ops = type("Few", (), {"step_rows": 40, "rows_beside": 10, "most_running": 64})()
+    task, pilot, expected = _task(PROMPT[:20], rng.integers(1, 256, after).tolist(), 5, 2)
+    others = [request(PROMPT, Sampling(max_tokens=30, seed=seed)) for seed in range(3)]
+    for each in (*others, task):
+        engine.add(each)
+    while engine.busy:
+        engine.step()
+    assert pilot.found == [expected] * 2
+
+
+def test_a_pass_that_does_not_fit_is_refused_before_it_disturbs_anyone():
+    engine = loop(model())
+    for tokens, kept, rows in (
+        ([1, 2], [], []),
+        ([1, 2], [], [MaskedRow(MASK, 2, True)] * 300),
+        ([1, 2], [], [MaskedRow(999, 2, True)]),
+        ([1, 2], [MaskedRow(3, CONTEXT)], [MaskedRow(MASK, 2, True)]),
+        ([1, 999], [], [MaskedRow(MASK, 2, True)]),
+    ):
+        task = Masked(tokens, kept, Pass(rows, len(rows)), _Fixed(Pass(rows, len(rows)), 1))
+        engine.add(task)
+        with pytest.raises(GlassloopError, match="expected"):
+            task.wait()
+    assert not engine.busy
+
+
+def test_a_cancelled_text_gives_back_what_it_held():
+    llm = MaskedLLM()
+    from glassloop.engine.deadline import Cancelled, Deadline
+
+    deadline = Deadline()
+    seen = []
+
+    def on_pass(run, record):
+        seen.append(record)
+        deadline.cancel()
+
+    with pytest.raises(Cancelled):
+        llm.diffuse(PROMPT, _sampling(1), diffusion=OPTIONS, on_pass=on_pass, deadline=deadline)
+    assert len(seen) == 1
+    llm.engine.call(llm.engine.loop.tree.check_integrity)
+    assert llm.engine.loop.tree.held == 0
+
+
+def test_a_time_limit_ends_the_text_with_what_it_has():
+    run = masked_llm().diffuse(PROMPT, _sampling(1, timeout=1e-6), diffusion=OPTIONS)
+    assert run.finish_reason == "timeout"
+
+
+def test_a_model_without_masks_says_so():
+    from engine.random_runs import small_llm
+
+    with pytest.raises(GlassloopError, match="small has no adapter for masked rows"):
+        small_llm().diffuse(PROMPT)
+    for wrong in ({"beam_width": 2}, {"revise": 1}, {"prompt_logprobs": 1}):
+        with pytest.raises(GlassloopError, match=next(iter(wrong))):
+            masked_llm().diffuse(PROMPT, Sampling(**wrong))

@@ -1,0 +1,94 @@
+"""Masks as a proposer of edits: what they propose is scored and recorded as any proposal, constraints hold,
+and the doubt about a token is what a masked row in its place says."""
+
+from __future__ import annotations
+
+from math import log
+
+import numpy as np
+import pytest
+from diffuse.small import masked_llm, naive_logits
+from engine.random_runs import small_llm
+
+from glassloop import GlassloopError, Sampling
+from glassloop.diffuse.rows import Rows
+from glassloop.edit.infill import infill
+from glassloop.edit.masks import masked_bits
+from glassloop.edit.proposal import Work
+from glassloop.edit.record import Edit
+from glassloop.edit.repair import repair
+from glassloop.engine.masked import MaskedRow, Pass
+
+BEFORE, AFTER = "the quick brown", "fox jumps"
+LETTERS = Sampling(seed=1, allowed_token_ids=[97, 98, 99])
+
+
+def _filled(**options):
+    given = {"candidates": 3, "sampling": LETTERS, "proposer": "diffusion", **options}
+    return infill(masked_llm(), BEFORE, AFTER, 4, **given)
+
+
+def test_masks_propose_what_fits_between_both_sides(tmp_path):
+    edit = _filled(diffusion={"threshold": 0.5})
+    (best,) = edit.accepted
+    assert edit.text == BEFORE + best.text + AFTER and len(best.ids) == 4
+    assert best.bits == min(each.bits for each in edit.proposals)
+    for each in edit.proposals:
+        assert each.drawn is not None and each.drawn.passes and each.drawn.token_ids == each.ids
+        assert sum(len(record.filled) for record in each.drawn.passes) == 4
+    assert edit.replay(masked_llm()).identical
+    edit.save(tmp_path / "edit.json")
+    assert Edit.load(tmp_path / "edit.json").given["proposer"] == "diffusion"
+
+
+def test_the_text_after_the_hole_matters():
+    """A proposer that looks to the left alone would fill both the same."""
+    one = infill(masked_llm(), BEFORE, "fox jumps", 4, candidates=1, sampling=LETTERS, proposer="diffusion")
+    two = infill(masked_llm(), BEFORE, "zzzzzzzzz", 4, candidates=1, sampling=LETTERS, proposer="diffusion")
+    assert one.proposals[0].drawn.tokens != two.proposals[0].drawn.tokens
+
+
+def test_a_constraint_holds_in_what_masks_propose():
+    edit = _filled(sampling=Sampling(seed=3, regex="(ab){2}"))
+    assert edit.text == BEFORE + "abab" + AFTER
+
+
+def test_what_does_not_go_together_is_refused():
+    with pytest.raises(GlassloopError, match="proposer is 'right'; 'left' or 'diffusion' is expected"):
+        _filled(proposer="right")
+    with pytest.raises(GlassloopError, match="no probability that a chain could use"):
+        _filled(method="metropolis")
+    with pytest.raises(GlassloopError, match="diffusion is given; proposer 'diffusion' is expected"):
+        _filled(proposer="left", diffusion={})
+    with pytest.raises(GlassloopError, match="only 'confidence' is"):
+        _filled(diffusion={"revise": 1, "revise_by": "likelihood"})
+    with pytest.raises(GlassloopError, match="has no adapter for masked rows"):
+        infill(small_llm(), BEFORE, AFTER, 4, sampling=LETTERS, proposer="diffusion")
+    with pytest.raises(GlassloopError, match="proposer is given with check"):
+        repair(masked_llm(), "abc", check=bool, proposer="diffusion")
+
+
+def test_the_doubt_about_a_token_is_that_of_a_mask_in_its_place():
+    llm = masked_llm()
+    ids = list(b"the lazy dog and the cat")
+    work = Work(llm, 1)
+    run = work.text(list(b"hello "), ids)
+    found = masked_bits(work, run)
+    # Masks at the places 1, 7, 13 and 19: what is before the first is plain, the rest is kept.
+    places = range(1, len(ids), 6)
+    whole = [*b"hello ", *ids]
+    rows = Rows(whole[:7], 1, [], llm.mask)
+    rows.tokens, rows.kept = whole[:7], []
+    rows.kept = [MaskedRow(ids[at], 6 + at) for at in range(1, len(ids)) if at not in places]
+    made = Pass([MaskedRow(llm.mask.token, 6 + at, True, llm.mask.adapter) for at in places], len(places))
+    logits = naive_logits(llm.transformer, rows, made).astype(np.float64)
+    for row, at in zip(logits, places, strict=True):
+        assert found[at] == pytest.approx(-(row[ids[at]] - np.logaddexp.reduce(row)) / log(2), abs=1e-6)
+    assert len(found) == len(ids) and all(each >= 0 for each in found)
+
+
+def test_a_repair_with_masks_is_made_again_the_same():
+    llm = masked_llm()
+    options = {"candidates": 2, "tokens": 2, "spans": 2, "budget": 600, "sampling": LETTERS}
+    edit = repair(llm, "abcabcabzabcabc", proposer="diffusion", **options)
+    assert edit.given["proposer"] == "diffusion" and edit.replay(llm).identical

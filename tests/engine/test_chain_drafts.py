@@ -1,0 +1,136 @@
+"""Chains of the model's own drafter: they change when tokens come, never which, and stop where they do not
+pay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine.small import drafting_model, finish, loop, model, naive, request, same
+
+from glassloop.decode.luck import branch_key, luck_key, luck_of
+from glassloop.decode.sampling import Sampling
+from glassloop.engine import chain_drafts
+from glassloop.engine.chain_drafts import ChainDrafts
+from glassloop.engine.loop import Loop
+from glassloop.model.cache import Branches
+from glassloop.model.transformer import Transformer
+from glassloop.ops.batch import Batch, BatchError
+from glassloop.ops.drafting import ChainRequest
+
+FEW = tuple(range(97, 103))  # tokens: of so few, a random drafter guesses some right
+
+
+def _eager(engine: Loop, monkeypatch: pytest.MonkeyPatch) -> ChainDrafts:
+    """Lets every chain be drawn and computed, whatever it costs."""
+    drafts = engine._chain_drafts
+    assert drafts is not None
+    monkeypatch.setattr(drafts.step_cost, "saw", lambda rows, seconds: None)
+    monkeypatch.setattr(drafts.step_cost, "best", lambda *given: (1e-9, 1))
+    return drafts
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_chain_changes_no_token(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    small = drafting_model(FEW)
+    engine = loop(small, pages=int(rng.choice([14, 60])), most_running=int(rng.integers(1, 6)))
+    _eager(engine, monkeypatch)
+    options = [
+        {"temperature": 0.0},
+        {"temperature": 0.8},
+        {"temperature": 1.3, "top_k": 4, "top_p": 0.9},
+        {"temperature": 0.5, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+        {"regex": "[a-f]{30,40}", "temperature": 0.7, "allowed_token_ids": None},
+        {"n": 3, "temperature": 1.0, "prompt_logprobs": 2},
+    ]
+    requests = [
+        request(
+            rng.integers(0, 256, int(rng.integers(1, 60))).tolist(),
+            Sampling(**{"max_tokens": 40, "seed": seed, "allowed_token_ids": list(FEW), **each}),
+        )
+        for each in options
+    ]
+    runs = finish(engine, *requests)
+    assert all(same(run, naive(small, run)) for run in runs)
+    assert all(same(naive(model(), run), naive(small, run)) for run in runs[:2])  # the drafter adds no bit
+    assert sum(run.drafts.accepted for run in runs) > 20
+    assert sum(token.refused is not None for run in runs for token in run.tokens) > 20
+    engine.tree.check_integrity()
+    assert engine.tree.held == 0
+
+
+def _states(small: Transformer, tokens: list[int]) -> tuple[Branches, np.ndarray]:
+    branches = Branches(small, len(tokens) + 32)
+    batch = Batch.of([(branches._table(0), 0, tokens)], [len(tokens)])
+    return branches, small.forward_with_states(batch, branches.pages)[1]
+
+
+def _draw(small: Transformer, tokens: list[int], **changed) -> object:
+    """A chain after these tokens, of which all but the last are computed."""
+    branches, states = _states(small, tokens[:-1])
+    assert small.chain is not None
+    most = changed.pop("most", 4)
+    given = ChainRequest(
+        None, len(tokens), 1.0, most, [1.0] * small.chain.margins, [0.0] * most, [0.0] * most
+    )
+    batch = Batch.of([(branches._table(0), len(tokens) - 2, tokens[-1:])])
+    (drawn,) = small.chain.draw(batch, branches.pages, states[-1:], [given._replace(**changed)])
+    return drawn
+
+
+def test_luck_draws_as_the_decoder_would():
+    """With a scale near 0, luck alone decides; with none, the logits do."""
+    small, tokens = drafting_model(), list(b"a chain of drafts")
+    key = branch_key(5, 3)
+    drawn = _draw(small, tokens, branch_key=key, scale=1e-6)
+    ids = np.arange(0, 257, 2)
+    expected = [int(ids[luck_of(luck_key(5, 3, len(tokens) + at), ids).argmax()]) for at in range(4)]
+    assert drawn.tokens == expected and drawn.kept == 4
+    assert _draw(small, tokens).tokens == _draw(small, tokens, scale=3.0).tokens != expected
+
+
+def test_a_chain_stops_when_it_is_unsure():
+    small, tokens = drafting_model(), list(b"a chain of drafts")
+    whole = _draw(small, tokens)
+    assert len(whole.tokens) == len(whole.margins) == whole.kept == 4
+    chances = [0.5] * 8
+    drawn = _draw(small, tokens, chances=chances, keep=[0.5, 0.25, 0.2, 0.0])
+    assert drawn.kept == 2 and drawn.tokens == whole.tokens[:3]  # the third was drawn, and is not worth a row
+    drawn = _draw(small, tokens, chances=chances, following=[0.5, 0.4, 0.0, 0.0])
+    assert drawn.kept == 2 and drawn.tokens == whole.tokens[:2]  # after the second, none was worth drawing
+    assert _draw(small, tokens, most=1).tokens == whole.tokens[:1]
+
+
+def test_rows_of_a_batch_are_drawn_as_if_alone():
+    small = drafting_model()
+    assert small.chain is not None
+    texts = [list(b"one"), list(b"two and more"), list(b"three " * 9)]
+    alone = [_draw(small, text) for text in texts]
+    branches = Branches(small, 100, len(texts))
+    works = [(branches._table(number), 0, text[:-1]) for number, text in enumerate(texts)]
+    states = small.forward_with_states(Batch.of(works), branches.pages)[1]
+    batch = Batch.of([(branches._table(n), len(t) - 2, t[-1:]) for n, t in enumerate(texts)])
+    requests = [ChainRequest(None, len(t), 1.0, 4, [1.0] * 8, [0.0] * 4, [0.0] * 4) for t in texts]
+    assert small.chain.draw(batch, branches.pages, states, requests) == alone
+    with pytest.raises(BatchError, match="2 chains"):
+        small.chain.draw(batch, branches.pages, states, requests[:2])
+    wrong = batch._replace(tokens=[1, 2, 257])
+    with pytest.raises(BatchError, match="token id 257"):
+        small.chain.draw(wrong, branches.pages, states, requests)
+
+
+def test_drafts_that_are_never_right_are_seldom_made(monkeypatch):
+    monkeypatch.setattr(chain_drafts, "_FIRST_CHANCES", (0.5,) * 8)
+    engine = loop(drafting_model(tuple(range(10))))
+    drafts = engine._chain_drafts
+    assert drafts is not None
+    monkeypatch.setattr(drafts.step_cost, "saw", lambda rows, seconds: None)  # the estimate of costs holds
+    sampling = Sampling(
+        temperature=0, max_tokens=120, ignore_eos=True, allowed_token_ids=list(range(50, 250))
+    )
+    (run,) = finish(engine, request([1, 2, 3], sampling))
+    chained = run.drafts.proposed
+    assert run.drafts.accepted == 0 or chained < 120
+    assert drafts.chances[True].average < 0.5
+    (again,) = finish(engine, request([1, 2, 3], sampling))
+    assert again.tokens == run.tokens
