@@ -94,7 +94,6 @@ def seconds(rows: int, width: int, columns: int, gated: bool, tile: Tile) -> flo
             ROWS=tile.rows, WIDTH=tile.width, STEP=tile.step, SWAPPED=tile.swapped,
             EVEN=columns % tile.step == 0, BIASED=False, ADDED=False, GATED=gated, ACTIVATION=2,
             num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, EARLY=False,
-            PRELOADED=False,
         )  # fmt: skip
 
     run(weights[0])

@@ -151,11 +151,9 @@ def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool) 
     constants = {
         "ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "SWAPPED": tile.swapped, "EVEN": True,
         "BIASED": False, "ADDED": not gated, "GATED": gated, "ACTIVATION": 2, "EARLY": early,
-        "PRELOADED": early and rows <= 16,
     }  # fmt: skip
     out = "*bf16" if gated else "*fp32"
-    stages = tile.stages - constants["PRELOADED"]
-    return linear.linear_kernel, constants, {"num_warps": tile.warps, "num_stages": stages, "out": out}
+    return linear.linear_kernel, constants, {"num_warps": tile.warps, "num_stages": tile.stages, "out": out}
 
 
 def _wide(architecture: int, rows: int, width: int, gated: bool) -> Any:

@@ -488,7 +488,6 @@ def check_wide() -> None:
             SWAPPED=False,
             EVEN=False,
             EARLY=False,
-            PRELOADED=False,
             **settings,
         )
         descriptors = [TensorDescriptor(each, list(each.shape), [40, 1], [16, 16]) for each in (x, weight)]

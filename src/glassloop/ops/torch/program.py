@@ -49,8 +49,6 @@ from glassloop.ops.torch.tiles import WIDE, tile_for
 BLOCK = 64  # keys that attention adds at a time; like UNIT it decides the bits
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)  # rows of the captured graphs
 ATTENTION = {"num_warps": 4, "num_stages": 3}
-PRELOAD = False  # whether products of few rows read their first weights before the previous kernel has ended
-_FEW = 16  # rows
 _EARLY = 64  # rows up to which a kernel is launched before the previous one has ended
 _COLUMNS = 1024  # of one program of an elementwise kernel
 _POSITIONS = 2048  # whose angles are computed at first
@@ -278,11 +276,7 @@ class Program:
                 **settings,
             )
         else:
-            even = columns % tile.step == 0
-            settings |= {"SWAPPED": tile.swapped, "EVEN": even}
-            settings["PRELOADED"] = preloaded = PRELOAD and even and self._early and rows <= _FEW
-            if preloaded:  # the first weights take the room of a stage
-                settings["num_stages"] = max(1, tile.stages - 1)
+            settings |= {"SWAPPED": tile.swapped, "EVEN": columns % tile.step == 0}
             self._launch(linear.linear_kernel, (tiles,), x, weight, *sizes, x.stride(0), **settings)
 
     def _down(self, step: Step, rows: int, out: Any, x: Any, *, weight: Any, places: Any) -> None:

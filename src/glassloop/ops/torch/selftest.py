@@ -88,7 +88,6 @@ def _product(x: torch.Tensor, weight: torch.Tensor, added: torch.Tensor, wide: b
             "SWAPPED": tile.swapped,
             "EVEN": _COLUMNS % tile.step == 0,
             "EARLY": False,
-            "PRELOADED": False,
         }
         linear.linear_kernel[(tiles,)](x, weight, *sizes, _COLUMNS, **settings, **more)
     return out

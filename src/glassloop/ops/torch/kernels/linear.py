@@ -41,13 +41,12 @@ def linear_kernel(
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EARLY: tl.constexpr,
-    PRELOADED: tl.constexpr,
 ):
     """Computes x @ weight.T + bias + residual or, if GATED, activated(x @ gate.T) * (x @ up.T) for a weight
     that has the rows of gate and then those of up. A tile has ROWS rows and WIDTH outputs and reads STEP
     columns at a time (EVEN: STEP divides the number of columns). If SWAPPED, the transpose is computed, in
-    which the outputs fill the larger side of a tensor core instruction. If PRELOADED, which needs EVEN, the
-    first weights are read before the previous kernel has ended."""
+    which the outputs fill the larger side of a tensor core instruction."""
+    wait_for_previous(EARLY)
     tiles = tl.cdiv(width, WIDTH)
     row_tiles = tl.cdiv(rows, ROWS)
     # Eight tiles of rows in turn use the same weights, which are then in the L2 cache.
@@ -70,21 +69,7 @@ def linear_kernel(
     else:
         total = tl.zeros([ROWS, WIDTH], tl.float32)
         up_total = tl.zeros([ROWS, WIDTH], tl.float32)
-    if PRELOADED:
-        b = tl.load(weight_at, mask=output_in[:, None], other=0.0)
-        if GATED:
-            c = tl.load(up_at, mask=output_in[:, None], other=0.0)
-        wait_for_previous(EARLY)
-        a = tl.load(x_at, mask=row_in[:, None], other=0.0)
-        total = added_product(a, b, total, SWAPPED)
-        if GATED:
-            up_total = added_product(a, c, up_total, SWAPPED)
-            up_at += STEP
-        x_at += STEP
-        weight_at += STEP
-    else:
-        wait_for_previous(EARLY)
-    for start in range(STEP if PRELOADED else 0, columns, STEP):
+    for start in range(0, columns, STEP):
         if EVEN:
             a = tl.load(x_at, mask=row_in[:, None], other=0.0)
             b = tl.load(weight_at, mask=output_in[:, None], other=0.0)
