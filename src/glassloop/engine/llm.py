@@ -26,7 +26,6 @@ from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Messages, Prompt
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, SamplingError
-from glassloop.model.adapter import Adapter
 from glassloop.model.drafter import DrafterFile, is_drafter, read_drafter
 from glassloop.model.holes import shipped_holes
 from glassloop.model.loader import ModelFiles
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from glassloop.edit.record import Edit
     from glassloop.edit.repair import Check
     from glassloop.engine.lens import Lenses
+    from glassloop.model.adapter import Adapter
     from glassloop.search.solution import Solution
     from glassloop.trace.passes import PassRecord
     from glassloop.trace.store import Store
@@ -354,7 +354,7 @@ class LLM(Engine):
         that the model computes."""
         from glassloop.model.adapter import read_adapter
 
-        made = adapter if isinstance(adapter, Adapter) else read_adapter(adapter, self.config)
+        made = read_adapter(adapter, self.config) if isinstance(adapter, (str, Path)) else adapter
         if made.mask_token is None or not 0 <= made.mask_token < self.config.vocab_size:
             raise GlassloopError(
                 f"adapter {made.name} has no mask token; one made for masked rows is expected"
