@@ -126,7 +126,8 @@ class Scheduler:
         """Plans the next passes of the tasks with masked rows, as far as `spare` rows go; a pass that is
         larger has a step with no other. Returns how many rows are left."""
         for task in sorted(self._masked, key=lambda each: each.order):
-            if task not in self.running or task.branches[0].pending:
+            # What is planned for this step is not computed yet, so no page of it can be copied.
+            if task in planned or task not in self.running or task.branches[0].pending:
                 continue
             begun, room = len(works), spare
             if not works:
