@@ -31,6 +31,12 @@ def main() -> None:
             for number in range(options.rounds)
             for each in _round(options, questions, temperature, seed=number + 1)
         ]
+        if options.keep:
+            with Path(options.keep).open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps({"temperature": temperature, **each}) + "\n" for each in measured)
+            lines = Path(options.keep).read_text(encoding="utf-8").splitlines()
+            kept = [json.loads(line) for line in lines]
+            measured = [each for each in kept if each["temperature"] == temperature]
         found[str(temperature)] = _summary(temperature, measured)
     print(json.dumps({"model": options.model, "tokens": options.tokens, "temperatures": found}))
 
@@ -112,6 +118,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the first question that is asked")
     parser.add_argument("--every", type=int, default=1, help="ask every n-th question")
     parser.add_argument("--count", type=int, default=80, help="questions, at most")
+    parser.add_argument(
+        "--keep", metavar="FILE", help="append the measurements to it, and summarize all of them"
+    )
     return parser.parse_args()
 
 

@@ -7,7 +7,7 @@ from cli.terminal import on_terminal, run
 
 COMMANDS = (
     *("generate", "chat", "watch", "explain", "fork", "replay", "compare", "diff", "export"),
-    *("serve", "tokenize", "infill", "edit", "eval"),
+    *("serve", "tokenize", "infill", "edit", "eval", "passes"),
     *("lens attention", "lens layers", "lens neighbours", "runs list", "runs show", "runs worst", "runs rm"),
     *("runs export", "runs import", "models list", "models pull", "models show", "models path", "models rm"),
     *(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ops.random_adapters import random_adapter
 from ops.random_models import random_tensor
 
 from glassloop.decode.compiled import Compiled
@@ -16,7 +17,7 @@ from glassloop.decode.decoder import Decoder
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Stopper
 from glassloop.engine.branch import BranchText
-from glassloop.engine.loop import Loop
+from glassloop.engine.loop import LoadedAdapter, Loop
 from glassloop.engine.request import Request, runs_of
 from glassloop.errors import GlassloopError
 from glassloop.model.cache import Branches
@@ -95,14 +96,27 @@ def _louder(data: np.ndarray) -> np.ndarray:
     return (data.view(np.float32) * 6).view(data.dtype)
 
 
+def with_adapters(transformer: Transformer) -> Transformer:
+    """The same model, with the adapters "one" and "two" loaded."""
+    rng = np.random.default_rng(4)
+    for name in ("one", "two")[len(transformer.adapters.loaded) - 1 :]:
+        transformer.load_adapter(random_adapter(rng, transformer.config, name))
+    return transformer
+
+
 def loop(transformer: Transformer, pages: int = 1000, **options: Any) -> Loop:
     size = transformer.page_bytes
-    return Loop(transformer, tokenizer(), tokenizer().piece, pages * size, **options)
+    made = Loop(transformer, tokenizer(), tokenizer().piece, pages * size, **options)
+    for number, adapter in enumerate(transformer.adapters.loaded):
+        if adapter is not None:
+            made.add_adapter(adapter.name, LoadedAdapter(number, adapter.sha256))
+    return made
 
 
 def request(prompt: list[int], sampling: Sampling, **options: Any) -> Request:
     def make(seed: int, number: int) -> Run:
-        return Run("small", prompt, seed, CONTEXT, sampling, number, sample=number)
+        adapters = {} if sampling.adapter is None else {sampling.adapter: sampling.adapter}
+        return Run("small", prompt, seed, CONTEXT, sampling, number, sample=number, adapters=adapters)
 
     built: Compiled | GlassloopError
     try:
@@ -133,8 +147,11 @@ def naive(
     text = BranchText(Compiled.of(sampling, size, texts))
     stopper = Stopper(sampling, eos_ids, CONTEXT)
     tokens = list(run.prompt_ids)
+    known = [None if adapter is None else adapter.name for adapter in transformer.adapters.loaded]
+    adapter = known.index(sampling.adapter)
     while True:
-        logits = Branches(transformer, CONTEXT + 32).forward([(0, 0, tokens)])[0]
+        acting = [adapter] * len(tokens)
+        logits = Branches(transformer, CONTEXT + 32).forward([(0, 0, tokens)], adapters=acting)[0]
         try:
             if forced is not None and len(made.tokens) < len(forced):
                 chosen = decoder.record_forced(logits, forced[len(made.tokens)])

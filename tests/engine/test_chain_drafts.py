@@ -11,6 +11,7 @@ from glassloop.decode.luck import branch_key, luck_key, luck_of
 from glassloop.decode.sampling import Sampling
 from glassloop.engine import chain_drafts
 from glassloop.engine.chain_drafts import ChainDrafts
+from glassloop.engine.drafts import Lookup
 from glassloop.engine.loop import Loop
 from glassloop.model.cache import Branches
 from glassloop.model.transformer import Transformer
@@ -20,12 +21,16 @@ from glassloop.ops.drafting import ChainRequest
 FEW = tuple(range(97, 103))  # tokens: of so few, a random drafter guesses some right
 
 
-def _eager(engine: Loop, monkeypatch: pytest.MonkeyPatch) -> ChainDrafts:
-    """Lets every chain be drawn and computed, whatever it costs."""
+def _eager(engine: Loop, monkeypatch: pytest.MonkeyPatch, lookup: bool = False) -> ChainDrafts:
+    """Lets every chain be drawn and computed, whatever it costs; without `lookup`, nothing else is
+    proposed."""
     drafts = engine._chain_drafts
     assert drafts is not None
     monkeypatch.setattr(drafts.step_cost, "saw", lambda rows, seconds: None)
     monkeypatch.setattr(drafts.step_cost, "best", lambda *given: (1e-9, 1))
+    monkeypatch.setattr(chain_drafts, "_LEAST_GAIN", 0.0)
+    if not lookup:
+        monkeypatch.setattr(Lookup, "propose", lambda *given: (0.0, []))
     return drafts
 
 
@@ -34,7 +39,7 @@ def test_a_chain_changes_no_token(seed, monkeypatch):
     rng = np.random.default_rng(seed)
     small = drafting_model(FEW)
     engine = loop(small, pages=int(rng.choice([14, 60])), most_running=int(rng.integers(1, 6)))
-    _eager(engine, monkeypatch)
+    _eager(engine, monkeypatch, lookup=seed % 3 == 0)
     options = [
         {"temperature": 0.0},
         {"temperature": 0.8},
@@ -57,6 +62,38 @@ def test_a_chain_changes_no_token(seed, monkeypatch):
     assert sum(token.refused is not None for run in runs for token in run.tokens) > 20
     engine.tree.check_integrity()
     assert engine.tree.held == 0
+
+
+def test_chains_begin_where_their_runs_are(monkeypatch):
+    """Each chain has the last token of its run, the state of the token before, and luck of its own
+    position."""
+    small = drafting_model(FEW)
+    engine = loop(small, pages=60)
+    drafts = _eager(engine, monkeypatch)
+    assert small.chain is not None
+    draw, calls = small.chain.draw, []
+
+    def watched(batch, pages, states, requests):
+        calls.append((batch, states.copy(), requests))
+        return draw(batch, pages, states, requests)
+
+    monkeypatch.setattr(drafts._chain, "draw", watched)
+    sampling = Sampling(temperature=0.8, max_tokens=30, seed=7, allowed_token_ids=list(FEW))
+    runs = finish(engine, *[request(list(text), sampling) for text in (b"one", b"the other")])
+    checked = 0
+    for batch, states, requests in calls:
+        for row, (token, position, asked) in enumerate(
+            zip(batch.tokens, batch.positions, requests, strict=True)
+        ):
+            texts = [[*run.prompt_ids, *run.token_ids] for run in runs]
+            expected = [_states(small, text[: position + 1])[1][-1] for text in texts]
+            (text,) = (
+                text for text, state in zip(texts, expected, strict=True) if (state == states[row]).all()
+            )
+            assert text[position + 1] == token and asked.position == position + 2
+            assert asked.branch_key == branch_key(7, 0) and asked.scale == 1 / 0.8
+            checked += 1
+    assert checked > 20 and any(len(requests) == 2 for _, _, requests in calls)
 
 
 def _states(small: Transformer, tokens: list[int]) -> tuple[Branches, np.ndarray]:

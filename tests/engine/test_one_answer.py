@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine.small import EOS, drafting_model, finish, loop, model, naive, request, same
+from engine.small import EOS, drafting_model, finish, loop, model, naive, request, same, with_adapters
 
 from glassloop.decode.sampling import Sampling
 from glassloop.engine import scheduler
@@ -48,6 +48,7 @@ def _sampling(rng: np.random.Generator) -> Sampling:
     now_and_then(include_stop=True)
     now_and_then(n=int(rng.integers(2, 6)))
     now_and_then(prompt_logprobs=2)
+    now_and_then(adapter=str(rng.choice(["one", "two"])))
     if rng.random() < 0.15:
         given["regex"] = str(rng.choice(["[a-f]+", "(ab|cd)*x?", "[0-9]{3,9}"]))
     return Sampling(**given)
@@ -105,6 +106,7 @@ def test_the_scenarios_have_what_they_are_about(monkeypatch):
         happened += _scenario(seed, monkeypatch)
     assert {kind for kind, count in happened.items() if count > 0} == {
         "accepted drafts",
+        "adapters",
         "cached prefixes",
         "cancelled",
         "chunked prompts",
@@ -128,7 +130,7 @@ def _scenario(seed: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(NativeOps, "rows_beside", int(rng.choice([1, 7, 128])))
     monkeypatch.setattr(scheduler, "_SCORED_ROWS", int(rng.choice([1, 5, 64])))
     window = int(rng.integers(1, 70)) if rng.random() < 0.5 else None
-    small = model(window) if window is not None or rng.random() < 0.5 else drafting_model()
+    small = with_adapters(model(window) if window is not None or rng.random() < 0.5 else drafting_model())
     shared = rng.integers(0, 256, 70).tolist()
     requests = [
         request(
@@ -167,6 +169,7 @@ def _scenario(seed: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         happened["cached prefixes"] += run.cached_tokens > 0
         happened["samples"] += run.sample > 0 and bool(run.tokens)
         happened["preempted samples"] += len(run.samples) > 1 and run.timings.preempted > 0
+        happened["adapters"] += run.sampling.adapter is not None and run.cached_tokens > 0
         happened["scored prompts"] += bool(run.prompt_tokens)
         happened["grammars"] += run.sampling.regex is not None and bool(run.tokens)
         happened["stop strings"] += run.stop_reason in run.sampling.stop

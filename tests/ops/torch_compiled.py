@@ -32,6 +32,8 @@ _FLOATS = {"eps", "scale", "softcap", "factor"}
 _INTEGER_ARRAYS = {
     "ids",
     "positions",
+    "slots",
+    "reaches",
     "row_table",
     "row_stride",
     "tables",

@@ -14,7 +14,7 @@ import numpy as np
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import branch_key
 from glassloop.engine.branch import Branch
-from glassloop.engine.drafts import Lookup, RecentRuns, StepCost, guess_room
+from glassloop.engine.drafts import Lookup, RecentRuns, StepCost, guess_room, tracked
 from glassloop.engine.tree import KVTree
 from glassloop.errors import GlassloopError
 from glassloop.ops.batch import Batch, Int32, Span
@@ -27,6 +27,8 @@ _LONGEST = 6  # drafts of a chain: later ones are seldom right
 _MOST_RUNS = 16  # whose chains are drawn together
 _NEXT_CHANCE = 0.8  # that the next draft is right, before it is known
 _FIRST_CHANCES = (0.25, 0.35, 0.45, 0.5, 0.6, 0.7, 0.8, 0.95)  # by margin
+_LEAST_GAIN = 1.05  # in tokens per second: estimates are rough
+_PLANNED_EVERY = 8  # steps
 _TRIED_EVERY = 32  # steps in which no draft pays
 _NOTHING = Drawn([], [], 0)
 
@@ -85,8 +87,7 @@ class ChainDrafts:
         now = perf_counter()
         count = sum([len(each.tokens) for each in drawn])
         if count:
-            seconds = (now - started) / count
-            self.seconds = 0.9 * (self.seconds or seconds) + 0.1 * seconds
+            self.seconds = tracked(self.seconds, (now - started) / count)
         for each, made in zip(begun, drawn, strict=True):
             each.drawn = made
             each.run.drafts.seconds += (now - began) / len(begun)
@@ -110,6 +111,13 @@ class ChainGuesser:
         self._shared = drafts.chances[run.sampling.greedy]
         self._chances = Chances(self._shared, speed=0.05)
         self._silent = 0
+        # How chains are drawn at present, and what that was decided for: the drafts and the rows of a step.
+        self._planned_for = 0, 0
+        self._plan_age = 0  # in steps
+        self._best = 0.0  # tokens per second with drafts
+        self._pays = False
+        self._keep: list[float] = []
+        self._following: list[float] = []
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -135,18 +143,19 @@ class ChainGuesser:
             return False
         rate, found = self._lookup.propose(tokens, room)
         most = min(room, drafts.most)
-        best, count = costs.best(self._chances.average, most, drafts.seconds)
-        if found and rate >= best:
+        if self._planned_for != (most, costs.rows) or self._plan_age == _PLANNED_EVERY:
+            self._make_plan(most)
+        self._plan_age += 1
+        if found and rate >= self._best:
             self._found, self.name = found, "lookup"
             return False
         if path is None or path.length != self.length - 1:
             return False
-        if count == 0:
+        if not self._pays:
             self._silent += 1
             if self._silent % _TRIED_EVERY:
                 return False
         self.name = "model"
-        extra = costs.row_costs(most)
         step, sampling = self._decoder.step, self.run.sampling
         self.request = ChainRequest(
             None if sampling.greedy else branch_key(step.seed, step.salt),
@@ -154,10 +163,22 @@ class ChainGuesser:
             1.0 if sampling.greedy else 1.0 / sampling.temperature,
             most,
             self._chances.by_margin,
-            [best * seconds for seconds in extra],
-            [best * (seconds + drafts.seconds) / _NEXT_CHANCE for seconds in (*extra[1:], 0.0)],
+            self._keep,
+            self._following,
         )
         return True
+
+    def _make_plan(self, most: int) -> None:
+        """Decides whether drafts pay at present, and how sure a chain of at most `most` drafts has to be."""
+        drafts, costs = self._drafts, self._drafts.step_cost
+        self._planned_for, self._plan_age = (most, costs.rows), 0
+        self._best, count = costs.best(self._chances.average, most, drafts.seconds)
+        self._pays = count > 0 and self._best >= _LEAST_GAIN * costs.rows / costs.cost(costs.rows)
+        extra = costs.row_costs(most)
+        self._keep = [self._best * seconds for seconds in extra]
+        # After the first draft the weights are in the processor's cache.
+        later = 0.5 * drafts.seconds
+        self._following = [self._best * (seconds + later) / _NEXT_CHANCE for seconds in (*extra[1:], 0.0)]
 
     def guess(self, tokens: Sequence[int], room: int) -> list[int]:
         if len(tokens) != self.length:

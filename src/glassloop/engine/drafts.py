@@ -59,7 +59,7 @@ class StepCost:
             return
         if rows not in self._seen:
             insort(self._sizes, rows)
-        self._seen[rows] = 0.8 * self._seen.get(rows, seconds) + 0.2 * seconds
+        self._seen[rows] = tracked(self._seen.get(rows, 0.0), seconds)
         self._costs.clear()
 
     def cost(self, rows: int) -> float:
@@ -106,6 +106,15 @@ class StepCost:
             if rate > best:
                 best, length = rate, count
         return best, length
+
+
+def tracked(known: float, seconds: float) -> float:
+    """Returns an estimate of a duration (0: there is none yet) after one more measurement. It follows short
+    ones quickly and long ones slowly: a process that loses its core for a while must not seem to be slow."""
+    if not known:
+        return seconds
+    longer = seconds - known
+    return known + (0.3 * longer if longer < 0 else min(0.1 * longer, 0.05 * known))
 
 
 def _estimate(rows: int) -> float:

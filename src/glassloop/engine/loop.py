@@ -32,7 +32,8 @@ from glassloop.trace.token import Pieces
 
 if TYPE_CHECKING:
     from glassloop.engine.chain_drafts import ChainDrafts
-    from glassloop.engine.draft_model import DraftModel
+    from glassloop.engine.draft_model import Drafting, DraftModel
+    from glassloop.engine.masked import Mask
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ class Loop:
         self._tasks: dict[Asker, list[Task]] = {}  # of each request, until they end
         self._step_cost = StepCost()
         self._recent_runs = RecentRuns()
-        self._draft_model = draft
+        self._draft_model: Drafting | None = draft
         self.adapters: Mapping[str, LoadedAdapter] = {}  # by name; replaced as a whole
         self._retired: set[int] = set()  # the numbers of adapters that requests may still use
         self._chain_drafts: ChainDrafts | None = None
@@ -119,6 +120,12 @@ class Loop:
     @property
     def busy(self) -> bool:
         return bool(self._tasks)
+
+    def draft_by_masks(self, mask: Mask) -> None:
+        """Makes the model itself, by filling masks, propose the drafts of all requests that come from now."""
+        from glassloop.engine.mask_drafts import MaskDrafts
+
+        self._chain_drafts, self._draft_model = None, MaskDrafts(self.transformer, self.tree, mask)
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -265,6 +272,10 @@ class Loop:
             self._check_number(request.branches[0].adapter)
             return [request]
         request.adapter = self._adapter_of(request)
+        if self.transformer.config.mask_token is not None:
+            raise GlassloopError(
+                "this model fills masks and does not write from left to right; diffuse() is expected"
+            )
         if request.sampling.beam_width > 1:
             from glassloop.engine.beams import Beams
 
@@ -355,7 +366,9 @@ class Loop:
             return
         (branch,) = task.branches
         assert isinstance(branch, MaskedBranch)
-        config, most = self.transformer.config, self.transformer.ops.step_rows // 2
+        config = self.transformer.config
+        # Beside other tasks half of a step is always free. A model for whole masked texts has no such tasks.
+        most = self.transformer.ops.step_rows // 2 if config.mask_token is None else config.context
         rows = [*branch.kept, *branch.next.rows]
         if not 0 < len(branch.next.rows) <= most:
             raise GlassloopError(

@@ -56,20 +56,31 @@ class Scheduler:
         ready = [task for task in self.running if task.program is None and _waits_for_a_token(task)]
         spare = self._ops.step_rows - sum([len(task.branches) for task in ready])
         preemptions = self._preemptions
-        if self._masked:
-            spare = self._add_passes(spare, planned, works)
+        kept = self._due_rows(spare) if self._masked else 0
         for task in ready:
             # An older task may have taken its pages meanwhile. Searching for each in the list takes a
             # millisecond with 256 of them.
             if self._preemptions == preemptions or task in self.running:
-                guess = task.guess(spare)
+                guess = task.guess(spare - kept)
                 if self._add_work(task, guess, self._ops.step_rows, planned, works):
                     spare -= len(guess)
+        if self._masked:
+            spare = self._add_passes(spare, planned, works)
         if len(planned) < len(self.running) or self.waiting:
             room = self._ops.step_rows if not works else min(spare, self._ops.rows_beside)
             if room > 0:
                 self._add_prompts(room, planned, works)
         return _calls(works, bool(self._masked) and any(work.view is not None for work in works))
+
+    def _due_rows(self, spare: int) -> int:
+        """Returns how many of the spare rows are kept for passes: drafts must not take them."""
+        due = 0
+        for task in self._masked:
+            (branch,) = task.branches
+            assert isinstance(branch, MaskedBranch)
+            if task in self.running and not branch.pending:
+                due += branch.rows_in_one_step
+        return min(due, spare)
 
     def _add_passes(self, spare: int, planned: set[Task], works: list[Work]) -> int:
         """Plans the next passes of the tasks with masked rows, as far as `spare` rows go; a pass that is
@@ -77,8 +88,12 @@ class Scheduler:
         for task in sorted(self._masked, key=lambda each: each.order):
             if task not in self.running or task.branches[0].pending:
                 continue
-            begun = len(works)
-            if self._add_work(task, [], spare if works else self._ops.step_rows, planned, works):
+            begun, room = len(works), spare
+            if not works:
+                (branch,) = task.branches
+                assert isinstance(branch, MaskedBranch)
+                room = max(self._ops.step_rows, branch.rows_in_one_step)
+            if self._add_work(task, [], room, planned, works):
                 spare -= sum([len(work.ids) for work in works[begun:]])
                 planned.add(task)
         return spare

@@ -13,12 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from threading import Lock
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from glassloop.errors import ModelError
-from glassloop.model.adapter import Adapter
 from glassloop.model.config import (
     AttentionConfig,
     DenseConfig,
@@ -37,6 +36,9 @@ from glassloop.ops.kv_cache import CacheSpec, Pages, Place, shapes_of
 from glassloop.ops.protocol import Array, Forward, LowRank, Matrix, Ops
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
+
+if TYPE_CHECKING:
+    from glassloop.model.adapter import Adapter
 
 
 class Linear(NamedTuple):

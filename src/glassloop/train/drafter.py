@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -49,7 +49,8 @@ class DrafterTraining:
     seconds: float = math.inf  # the learning rate falls to 0 by then, if the steps are not done earlier
     batch: int = 32_768  # rows of a batch, padding included
     chain: int = 3  # steps of a chain
-    learning_rate: float = 1e-3
+    optimizer: Literal["adamw", "muon"] = "muon"  # of the matrices but the head
+    learning_rate: float = 2e-3
     warm_up: int = 100  # steps
     rounded: float = 0.7  # the share of the training after which the matrices are rounded
     length: int = 768  # tokens of a document that are used
@@ -222,27 +223,24 @@ class DrafterTrainer:
     def train(self) -> dict[str, Any]:
         """Trains until the steps are done or the time is up; returns what was reached."""
         training = self.training
-        optimizer = torch.optim.AdamW(
-            list(self.parameters.values()),
-            lr=training.learning_rate,
-            betas=(0.9, 0.95),
-            weight_decay=0.01,
-            fused=self.target.device.startswith("cuda"),
-        )
+        optimizers = self._optimizers()
         began = said = perf_counter()
         step, rows, epoch, average = 0, 0, 0, 0.0
         progress = 0.0
         while progress < 1:
             for batch in self.batches(epoch):
-                rate = training.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
-                for group in optimizer.param_groups:
-                    group["lr"] = rate * min(1.0, (step + 1) / training.warm_up)
+                rate = training.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+                for optimizer in optimizers:
+                    for group in optimizer.param_groups:
+                        group["lr"] = rate * min(1.0, (step + 1) / training.warm_up)
                 self.ops.rounded = progress >= training.rounded
                 loss = self.loss(batch)
-                optimizer.zero_grad(set_to_none=True)
+                for optimizer in optimizers:
+                    optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), 1.0)
-                optimizer.step()
+                for optimizer in optimizers:
+                    optimizer.step()
                 step, rows = step + 1, rows + batch.tokens.numel()
                 now = perf_counter()
                 progress = max(step / training.steps, (now - began) / training.seconds)
@@ -258,7 +256,33 @@ class DrafterTrainer:
                     break
             epoch += 1
         self.ops.rounded = True
-        return {"steps": step, "epochs": epoch, "rows": rows, "seconds": round(perf_counter() - began, 1)}
+        return {
+            "steps": step,
+            "epochs": epoch,
+            "rows": rows,
+            "seconds": round(perf_counter() - began, 1),
+            "loss": round(float(loss.detach()), 4),
+        }
+
+    def _optimizers(self) -> list[Any]:
+        """Returns AdamW for vectors and the head, and for the other matrices Muon, if it is asked for, scaled
+        so that its updates are as large as AdamW's."""
+        rate, muon = self.training.learning_rate, self.training.optimizer == "muon"
+        matrices = [
+            value
+            for name, value in self.parameters.items()
+            if value.ndim == 2 and name != "head.weight" and muon
+        ]
+        others = [value for value in self.parameters.values() if not any(value is each for each in matrices)]
+        fused = self.target.device.startswith("cuda")
+        made: list[Any] = [
+            torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.01, fused=fused)
+        ]
+        if matrices:
+            made.append(
+                torch.optim.Muon(matrices, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+            )
+        return made
 
     def loss(self, batch: Documents) -> torch.Tensor:
         """Returns the mean cross-entropy of the steps of a chain from every row, with respect to the model's

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from glassloop.files import read_at_most
 from glassloop.model.transformer import Transformer
@@ -27,6 +28,8 @@ from glassloop.train.tokens import DataError, TokenFiles, TokenWriter
 ANSWER_TEMPERATURES = (0.0, 0.0, 0.7, 0.7, 1.0)  # one of them for each answer
 QUESTION_TEMPERATURES = (0.7, 0.85, 1.0)
 _QUESTION_FIELDS = ("question", "prompt", "instruction")
+_GRAM = 16  # tokens whose third occurrence ends an answer: small models like to repeat themselves
+_CHECKED_EVERY = 64  # tokens
 _MOST_SEEDS = 64_000_000  # bytes of a file of seeds
 
 
@@ -115,7 +118,7 @@ class TextWriter:
         self._temperatures = temperatures
         self._numbers = np.random.default_rng(seed)
         groups, each = len(transformer.cache_specs), pages_for(length)
-        memory = slots * each * groups * transformer.page_bytes
+        memory = slots * each * transformer.page_bytes
         self._cache = transformer.ops.cache(transformer.cache_specs, memory)
         tables = np.arange(slots * groups * each, dtype=np.int32).reshape(slots, groups, each)
         self._slots = [self._begin(_Slot(table)) for table in tables]
@@ -163,9 +166,13 @@ class TextWriter:
         slot.tokens.append(token)
         ended = token in self._ends
         if slot.answer:
-            if not ended and len(slot.tokens) < self._length:
+            written = len(slot.tokens) - slot.answer
+            if not ended and len(slot.tokens) < self._length and written % _CHECKED_EVERY:
                 return None
-            made = Conversation(slot.tokens, slot.answer)
+            end = slot.answer + first_repetition(slot.tokens[slot.answer :])
+            if not ended and end == len(slot.tokens) < self._length:
+                return None
+            made = Conversation(slot.tokens[:end], slot.answer)
             self._begin(slot)
             return made
         written = len(slot.tokens) - slot.question
@@ -194,6 +201,19 @@ class TextWriter:
 
     def _one_of(self, choices: Sequence[float]) -> float:
         return choices[int(self._numbers.integers(len(choices)))]
+
+
+def first_repetition(tokens: Sequence[int] | NDArray[Any]) -> int:
+    """Returns where a text begins to go round in circles: the place at which a sequence of 16 tokens begins
+    for the third time. The length of the text if it does not."""
+    ids = np.asarray(tokens, np.uint64)
+    if len(ids) < _GRAM + 2:
+        return len(ids)
+    factors = np.uint64(0x9E3779B97F4A7C15) ** np.arange(_GRAM, dtype=np.uint64)
+    hashes = (np.lib.stride_tricks.sliding_window_view(ids, _GRAM) * factors).sum(axis=1, dtype=np.uint64)
+    places = np.argsort(hashes, kind="stable")
+    third = places[2:][hashes[places[2:]] == hashes[places[:-2]]]
+    return int(third.min(initial=len(ids)))
 
 
 def write_text(

@@ -3,9 +3,9 @@
 
 #include "native.h"
 
-/* A token whose logit, scaled, lies further below the highest than this would need luck that one in 160,000 has. It is
+/* A token whose logit, scaled, lies further below the highest than this would need luck that one in 8,000 has. It is
  * not looked at: a draft may be wrong. */
-#define FARTHEST 12.0
+#define FARTHEST 9.0
 
 typedef struct {
     int64_t place; /* among the logits; -1: none of them is a number */

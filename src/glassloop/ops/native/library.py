@@ -151,12 +151,17 @@ Remainder = _structure("gl_remainder", (c_int64, "complete listed"), (c_double, 
 def _packer(kind: type[Structure]) -> Struct:
     """Returns a `Struct` of the same layout, which packs several times as fast."""
     codes: dict[Any, str] = {c_int32: "i", c_int64: "q", c_uint64: "Q", c_double: "d", c_void_p: "P"}
-    made = Struct("".join(codes[field[1]] for field in kind._fields_))
+
+    def code(field: Any) -> str:
+        return codes[field] if field in codes else f"{field._length_}{codes[field._type_]}"
+
+    made = Struct("".join(code(field[1]) for field in kind._fields_))
     assert made.size == sizeof(kind)
     return made
 
 
-BATCH, SPAN, RULE, REQUEST, REMAINDER = map(_packer, (Batch, Span, Rule, Request, Remainder))
+BATCH, SPAN, RULE, REQUEST = map(_packer, (Batch, Span, Rule, Request))
+REMAINDER, CHAIN = map(_packer, (Remainder, Chain))
 
 
 def available() -> bool:
@@ -197,7 +202,7 @@ _ARGUMENTS: dict[str, tuple[Any, list[Any]]] = {  # what a function returns, and
         c_int,
         [
             *(POINTER(Program), c_void_p, c_void_p, c_int64, POINTER(Fault)),
-            *(c_void_p, c_void_p, c_int64, c_void_p, POINTER(Chain)),
+            *(c_void_p, c_void_p, c_int64, c_void_p, c_void_p),
         ],
     ),
 }

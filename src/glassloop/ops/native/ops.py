@@ -354,7 +354,9 @@ class _Program:
         self._check(lib.library().gl_run(*call))
         return results
 
-    def draw(self, batch: Batch, pages: Sequence[Any], states: Float32, ids: Int32, chains: Any) -> None:
+    def draw(
+        self, batch: Batch, pages: Sequence[Any], states: Float32, ids: Int32, chains: bytearray
+    ) -> None:
         """Runs a program that has the input `states` and the results logits and states, as a chain of drafts
         (drafting.c)."""
         with self._one_run:
@@ -363,7 +365,7 @@ class _Program:
             # A step reads the state before it writes the next one to the same place.
             self._buffers[self._inputs[0]].values = lib.address(states)
             self._buffers[state_home].values = lib.address(states)
-            drafted = tokens, lib.address(ids), len(ids), lib.address(results[0]), chains
+            drafted = tokens, lib.address(ids), len(ids), lib.address(results[0]), lib.address(chains)
             self._check(lib.library().gl_draft(*call, *drafted))
 
     def _prepare(
@@ -464,22 +466,28 @@ class Chain:
         rows = len(batch.tokens)
         if len(batch.wanted) != rows or len(requests) != rows or states.shape[0] != rows:
             raise BatchError(f"there are {len(requests)} chains and {states.shape} states for {rows} rows")
-        chains = (lib.Chain * rows)(*[_packed_chain(request) for request in requests])
+        chains = bytearray(b"".join([_packed_chain(request) for request in requests]))
         self._program.draw(batch, pages, np.array(states, np.float32, order="C"), self._ids, chains)
-        return [
-            Drawn(chain.tokens[: chain.drawn], chain.margins[: chain.drawn], chain.kept) for chain in chains
-        ]
+        return [_drawn(fields) for fields in lib.CHAIN.iter_unpack(chains)]
 
 
-def _packed_chain(request: ChainRequest) -> Any:
+def _packed_chain(request: ChainRequest) -> bytes:
     key, position, scale, most, chances, keep, following = request
-    if len(chances) != lib.MARGINS or not min(len(keep), len(following)) >= most <= lib.MOST_DRAFTS:
+    if len(chances) != lib.MARGINS or not len(keep) == len(following) == most <= lib.MOST_DRAFTS:
         raise BatchError(f"a chain of {most} drafts has {len(chances)} chances and {len(keep)} limits")
-    made = lib.Chain(key or 0, position, scale, key is not None, most)
-    made.chance[:] = chances
-    made.keep[:most] = keep[:most]
-    made.next[:most] = following[:most]
-    return made
+    unused = _UNUSED[most:]
+    limits = *keep, *unused, *following, *unused
+    return lib.CHAIN.pack(key or 0, position, scale, key is not None, most, *chances, *limits, *_NO_RESULTS)
+
+
+_UNUSED = (0.0,) * lib.MOST_DRAFTS  # limits of a shorter chain
+_NO_RESULTS = (0,) * (2 + 2 * lib.MOST_DRAFTS)
+
+
+def _drawn(fields: tuple[Any, ...]) -> Drawn:
+    drawn, kept = fields[-2 - 2 * lib.MOST_DRAFTS : -2 * lib.MOST_DRAFTS]
+    tokens, margins = fields[-2 * lib.MOST_DRAFTS : -lib.MOST_DRAFTS], fields[-lib.MOST_DRAFTS :]
+    return Drawn(list(tokens[:drawn]), list(margins[:drawn]), kept)
 
 
 def _packed(batch: Batch, caches: bytes) -> bytearray:
