@@ -46,7 +46,8 @@ def run(options: argparse.Namespace) -> None:
     )
 
 
-def one(llm: LLM, text: str, seed: int) -> dict[str, Any]:
+def spoil(llm: LLM, text: str, seed: int) -> tuple[list[int], list[int], set[int]]:
+    """Returns the tokens of a text, the same with errors planted, and the places of these."""
     rng = np.random.default_rng(seed)
     clean = llm.tokenizer.encode_inside(text)[:LENGTH]
     places = np.sort(rng.choice(np.arange(FIRST, len(clean)), round(SHARE * len(clean)), replace=False))
@@ -56,9 +57,13 @@ def one(llm: LLM, text: str, seed: int) -> dict[str, Any]:
         order = np.argsort(-logits[place - 1], kind="stable")
         others = [token for token in order[RANKS[0] - 1 : RANKS[1]].tolist() if token != clean[place]]
         spoilt[place] = int(rng.choice(others))
+    return clean, spoilt, set(places.tolist())
+
+
+def one(llm: LLM, text: str, seed: int) -> dict[str, Any]:
+    clean, spoilt, wrong = spoil(llm, text, seed)
     work = Work(llm, seed)
     draft = work.text(spoilt[:1], spoilt[1:])
-    wrong = set(places.tolist())
     made: dict[str, Any] = {"wrong": sorted(wrong), "tokens": len(clean)}
     positions = list(range(FIRST - 1, len(draft.tokens)))  # a token's place in the answer is one less
     measured = list(measure(work, draft, positions, WINDOW, 0))

@@ -7,10 +7,21 @@ from cli.terminal import on_terminal, run
 
 COMMANDS = (
     *("generate", "chat", "watch", "explain", "fork", "replay", "compare", "diff", "export"),
-    *("serve", "tokenize", "infill", "edit", "eval"),
+    *("serve", "tokenize", "infill", "edit", "eval", "passes"),
     *("lens attention", "lens layers", "lens neighbours", "runs list", "runs show", "runs worst", "runs rm"),
     *("runs export", "runs import", "models list", "models pull", "models show", "models path", "models rm"),
-    *("train run", "train resume", "train show", "train prepare", "train tokenizer", "train export"),
+    *(
+        "train run",
+        "train resume",
+        "train pretrain",
+        "train distil",
+        "train sweep",
+        "train exposure",
+        "train show",
+        "train prepare",
+        "train tokenizer",
+        "train export",
+    ),
 )
 GROUPS = (
     *("What to generate", "Choosing tokens", "Penalties", "Constraints", "Samples and beams", "When to stop"),

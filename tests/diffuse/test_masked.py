@@ -121,24 +121,48 @@ def _task(before: list[int], after: list[int], width: int, times: int) -> tuple[
     return Masked(rows.tokens, rows.kept, made, pilot), pilot, expected
 
 
-def test_passes_survive_preemption_and_leave_nothing_behind():
-    """A cache that is far too small for all of them: pages are given up and computed again."""
+@pytest.mark.parametrize("masked_first", [True, False])
+def test_passes_survive_preemption_and_leave_nothing_behind(masked_first):
+    """A cache that is far too small for all of them: pages are given up and computed again, by the youngest
+    first."""
     engine = loop(model(), pages=9)
     rng = np.random.default_rng(2)
     texts = rng.integers(1, 256, (11, 50)).tolist()
-    tasks = [_task(texts[number][:40], texts[4 + number], 6, 8) for number in range(4)]
-    plain = [request(texts[8 + seed][:30], Sampling(max_tokens=40, seed=seed)) for seed in range(3)]
+    tasks = [_task(texts[number][:40], texts[4 + number], 6, 50) for number in range(4)]
+    plain = [request(texts[8 + seed][:30], Sampling(max_tokens=60, seed=seed)) for seed in range(3)]
+    preempted = []
     for task, _, _ in tasks:
-        engine.add(task)
-    for each in plain:
+        task.preempted = lambda: preempted.append(1)
+    masked = [task for task, _, _ in tasks]
+    for each in (*masked, *plain) if masked_first else (*plain, *masked):
         engine.add(each)
     while engine.busy:
         engine.step()
         engine.tree.check_integrity()
     for task, pilot, expected in tasks:
         task.wait()
-        assert pilot.found == [expected] * 8
-    assert engine.tree.held == 0 and sum(run.timings.preempted for each in plain for run in each.runs) > 0
+        assert pilot.found == [expected] * 50
+    assert engine.tree.held == 0
+    others = sum(run.timings.preempted for each in plain for run in each.runs)
+    assert others if masked_first else preempted
+
+
+def test_a_hole_that_never_fits_ends_with_an_error():
+    """Alone and beside a request that does fit, which is not disturbed."""
+    engine = loop(model(), pages=4)
+    task, pilot, _ = _task(PROMPT, [65] * 90, 6, 2)
+    other = request(PROMPT, Sampling(max_tokens=20, seed=1))
+    for each in (task, other):
+        engine.add(each)
+    for _ in range(500):
+        if not engine.busy:
+            break
+        engine.step()
+        engine.tree.check_integrity()
+    assert not engine.busy and pilot.ending is not None and not pilot.found
+    with pytest.raises(GlassloopError, match="no room for"):
+        task.wait()
+    assert other.runs[0].finish_reason in ("length", "stop")
 
 
 def test_the_text_after_a_hole_is_found_by_no_one_else():

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from engine.ahead import AheadOps
+from ops.random_adapters import random_adapter
 from ops.random_models import random_tensor
 
 from glassloop.decode.compiled import Compiled
@@ -16,7 +18,7 @@ from glassloop.decode.decoder import Decoder
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Stopper
 from glassloop.engine.branch import BranchText
-from glassloop.engine.loop import Loop
+from glassloop.engine.loop import LoadedAdapter, Loop
 from glassloop.engine.request import Request, runs_of
 from glassloop.errors import GlassloopError
 from glassloop.model.cache import Branches
@@ -25,6 +27,7 @@ from glassloop.model.drafter import DrafterConfig, DrafterFile
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
 from glassloop.ops.native.ops import NativeOps
+from glassloop.ops.protocol import Ops
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.tensor import Tensor
@@ -64,7 +67,7 @@ def model(window: int | None = None, ops: str = "native", seed: int = 0) -> Tran
 
     config = ModelConfig("random", 257, 32, CONTEXT, (layer(window), layer(None)), norm)
     weights = random_weights(config, seed)
-    return Transformer(config, weights, NativeOps() if ops == "native" else ReferenceOps())
+    return Transformer(config, weights, _op_set(ops))
 
 
 @cache
@@ -90,19 +93,40 @@ def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
     return weights
 
 
+def _op_set(name: str) -> Ops:
+    if name == "torch":
+        from glassloop.ops.torch.ops import TorchOps
+
+        return TorchOps()
+    return {"native": NativeOps, "reference": ReferenceOps, "ahead": AheadOps}[name]()
+
+
 def _louder(data: np.ndarray) -> np.ndarray:
     """Random logits are all alike; these differ as a real model's do."""
     return (data.view(np.float32) * 6).view(data.dtype)
 
 
+def with_adapters(transformer: Transformer) -> Transformer:
+    """The same model, with the adapters "one" and "two" loaded."""
+    rng = np.random.default_rng(4)
+    for name in ("one", "two")[len(transformer.adapters.loaded) - 1 :]:
+        transformer.load_adapter(random_adapter(rng, transformer.config, name))
+    return transformer
+
+
 def loop(transformer: Transformer, pages: int = 1000, **options: Any) -> Loop:
     size = transformer.page_bytes
-    return Loop(transformer, tokenizer(), tokenizer().piece, pages * size, **options)
+    made = Loop(transformer, tokenizer(), tokenizer().piece, pages * size, **options)
+    for number, adapter in enumerate(transformer.adapters.loaded):
+        if adapter is not None:
+            made.add_adapter(adapter.name, LoadedAdapter(number, adapter.sha256))
+    return made
 
 
 def request(prompt: list[int], sampling: Sampling, **options: Any) -> Request:
     def make(seed: int, number: int) -> Run:
-        return Run("small", prompt, seed, CONTEXT, sampling, number, sample=number)
+        adapters = {} if sampling.adapter is None else {sampling.adapter: sampling.adapter}
+        return Run("small", prompt, seed, CONTEXT, sampling, number, sample=number, adapters=adapters)
 
     built: Compiled | GlassloopError
     try:
@@ -133,8 +157,11 @@ def naive(
     text = BranchText(Compiled.of(sampling, size, texts))
     stopper = Stopper(sampling, eos_ids, CONTEXT)
     tokens = list(run.prompt_ids)
+    known = [None if adapter is None else adapter.name for adapter in transformer.adapters.loaded]
+    adapter = known.index(sampling.adapter)
     while True:
-        logits = Branches(transformer, CONTEXT + 32).forward([(0, 0, tokens)])[0]
+        acting = [adapter] * len(tokens)
+        logits = Branches(transformer, CONTEXT + 32).forward([(0, 0, tokens)], adapters=acting)[0]
         try:
             if forced is not None and len(made.tokens) < len(forced):
                 chosen = decoder.record_forced(logits, forced[len(made.tokens)])

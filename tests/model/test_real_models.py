@@ -7,10 +7,12 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from glassloop.model.adapter import read_adapter
 from glassloop.model.cache import Branches
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
@@ -95,3 +97,26 @@ def test_probabilities_sum_to_one(models, op_set):
         log_sum_exp = choose_ops(op_set).rows.log_sum_exp(logits, 1 / temperature)
         total = np.exp(logits.astype(np.float64) / temperature - log_sum_exp).sum()
         assert abs(total - 1) < 1e-9
+
+
+def test_an_adapter_beside_the_model_equals_peft(models, tmp_path):
+    theirs, ours, tokenizer = models
+    settings = peft.LoraConfig(r=4, lora_alpha=4, target_modules="all-linear", init_lora_weights=False)
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(theirs, settings)
+    adapted.save_pretrained(tmp_path)
+    number = ours.load_adapter(read_adapter(tmp_path, ours.config))
+    assert len(ours.adapters.parts) == 7 * len(ours.config.layers)
+    for prompt in PROMPTS[:2]:
+        ids = tokenizer.encode(prompt)
+        found = Branches(ours, 64).forward([(0, 0, ids)], every_logit=True, adapters=[number] * len(ids))
+        with torch.no_grad():
+            expected = adapted(input_ids=torch.tensor([ids])).logits[0].numpy()
+        plain = Branches(ours, 64).forward([(0, 0, ids)], every_logit=True)
+        assert np.abs(found - expected).max() / np.abs(expected).max() < 1e-3
+        assert np.abs(found - plain).max() / np.abs(expected).max() > 1e-2
+        margins = np.sort(expected)[:, -1] - np.sort(expected)[:, -2]
+        sure = margins > 1e-2
+        assert sure.any() and (found.argmax(-1) == expected.argmax(-1))[sure].all()
+    adapted.unload()
+    ours.unload_adapter(number)

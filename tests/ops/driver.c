@@ -52,7 +52,7 @@ int main(int count, char **arguments) {
     if (count != 3 || !(file = fopen(arguments[2], "rb"))) return 2;
     if (!gl_select_kernels(arguments[1])) return 5;
     int64_t matrices = number(), vectors = number(), ops = number(), buffers = number(), groups = number();
-    int64_t batches = number(), longest = number();
+    int64_t batches = number(), longest = number(), tables = number();
     gl_matrix *matrix = calloc((size_t)matrices + 1, sizeof *matrix);
     for (int64_t i = 0; i < matrices; i++) {
         int64_t format = number(), out = number(), in = number(), bytes = number();
@@ -63,10 +63,21 @@ int main(int count, char **arguments) {
     }
     float **vector = calloc((size_t)vectors + 1, sizeof *vector);
     for (int64_t i = 0; i < vectors; i++) vector[i] = take(number());
+    gl_adapter **table = calloc((size_t)tables + 1, sizeof *table);
+    for (int64_t i = 0; i < tables; i++) {
+        int64_t adapters = number();
+        table[i] = calloc((size_t)adapters, sizeof **table);
+        for (int64_t j = 0; j < adapters; j++) {
+            int64_t down = number(), up = number();
+            double *scale = take(8);
+            table[i][j] = (gl_adapter){down ? matrix + down - 1 : NULL, up ? matrix + up - 1 : NULL, (float)*scale};
+        }
+    }
     gl_op *op = take(ops * (int64_t)sizeof *op); /* pointers are places in the lists above, from 1 on */
     for (int64_t i = 0; i < ops; i++) {
         if (op[i].matrix) op[i].matrix = matrix + (intptr_t)op[i].matrix - 1;
         if (op[i].weight) op[i].weight = vector[(intptr_t)op[i].weight - 1];
+        if (op[i].adapters) op[i].adapters = table[(intptr_t)op[i].adapters - 1];
         if (op[i].bias) op[i].bias = vector[(intptr_t)op[i].bias - 1];
     }
     struct {
@@ -84,10 +95,12 @@ int main(int count, char **arguments) {
     float *scratch = calloc((size_t)scratch_size, sizeof *scratch);
     void *progress = calloc(1, (size_t)gl_progress_bytes((int32_t)ops));
     while (batches--) {
-        gl_batch batch = {(int32_t)number(), (int32_t)number(), (int32_t)number(), NULL, NULL, NULL, NULL};
+        gl_batch batch = {(int32_t)number(), (int32_t)number(), (int32_t)number(), NULL, NULL, NULL, NULL, NULL};
         batch.tokens = take(4 * batch.rows);
         batch.positions = take(4 * batch.rows);
         batch.wanted = take(4 * batch.wanted_rows);
+        int64_t adapted = number();
+        if (adapted) batch.adapters = take(4 * adapted);
         gl_span *span = calloc((size_t)batch.spans, sizeof *span);
         for (int32_t i = 0; i < batch.spans; i++) {
             int32_t *about = take(16);

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ops.random_adapters import random_adapter
 from ops.random_models import random_model
 from ops.recording import RecordingOps, write_recording
 
@@ -97,7 +98,8 @@ def _run(driver: list[str], instructions: str, file: Path) -> bytes:
 
 
 def _random(seed: int, file: Path) -> bytes:
-    """Records a random model with two batches. Returns the logits of the first."""
+    """Records a random model with two batches, those of odd seeds with adapters. Returns the logits of the
+    first."""
     rng = np.random.default_rng(seed)
     config, weights = random_model(rng)
     model = Transformer(config, weights, RecordingOps())
@@ -107,7 +109,13 @@ def _random(seed: int, file: Path) -> bytes:
         [(b, 0, ids) for b, ids in enumerate(prompts)],
         [(b, len(ids), [ids[0]]) for b, ids in enumerate(prompts)],
     ]
-    return write_recording(file, model, works, 96, branches)[0]
+    adapters = []
+    if seed % 2:
+        for _ in range(2):
+            model.load_adapter(random_adapter(rng, config))
+        adapters = [rng.integers(0, 3, sum(len(ids) for _, _, ids in work)).tolist() for work in works]
+        adapters = [[*of[:-1], 1] for of in adapters]  # some row has one
+    return write_recording(file, model, works, 96, branches, adapters)[0]
 
 
 def _real(name: str, file: Path) -> bytes:

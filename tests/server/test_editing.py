@@ -9,7 +9,9 @@ import httpx2 as httpx
 import pytest
 
 from glassloop import Sampling
+from glassloop.model.holes import shipped_holes
 
+MODEL = "smollm2-135m-instruct"
 BEFORE, AFTER = "The capital of France is", ", on the river Seine."
 REVISING = {
     "temperature": 1.3,
@@ -38,6 +40,18 @@ def test_an_infill_is_that_of_the_python_call(server, llm):
     times = [each["seconds"] for each in made["proposals"]]
     assert times == sorted(times)
     _check_frames(made)
+
+
+def test_masks_propose_if_the_model_has_an_adapter_for_them(server):
+    body = {"before": BEFORE, "after": AFTER, "tokens": 2, "candidates": 1, "proposer": "diffusion"}
+    answer = server.post("/api/edits/infill", body)
+    if shipped_holes(MODEL) is None:
+        assert answer.status_code == 400 and "no adapter for masked rows" in answer.text
+    else:
+        assert answer.status_code == 200 and answer.json()["given"]["proposer"] == "diffusion"
+    wrong = server.post("/api/edits/infill", {**body, "method": "metropolis"})
+    assert wrong.status_code == 400 and "proposer" in wrong.text
+    assert server.post("/api/edits/repair", {"text": "abc", "proposer": "right"}).status_code == 400
 
 
 def _check_frames(edit):

@@ -151,7 +151,7 @@ def test_files_of_others_and_of_the_future(data, tmp_path):
     for strange in (b"", b"GGUF....", b'{"text": 1}', b"\x89PNG\r\n\x1a\n" + bytes(50)):
         with pytest.raises(TraceError, match="is not a glassloop trace"):
             from_bytes(strange)
-    with pytest.raises(TraceError, match="version 7 of the format; this glassloop reads up to 1"):
+    with pytest.raises(TraceError, match="version 7 of the format; this glassloop reads up to 2"):
         from_bytes(_with_front(data, version=7))
     with pytest.raises(TraceError, match=r"nothing.glass: cannot be read: No such file"):
         Run.load(tmp_path / "nothing.glass")

@@ -25,7 +25,7 @@ from glassloop.trace.validate import read_header
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Not in the first files of version 1.
-LATER = {"refused", "plugins", "messages", "search", "revised", "moves", "upstream"}
+LATER = {"refused", "plugins", "messages", "search", "revised", "moves", "adapters", "upstream"}
 
 
 @cache

@@ -156,3 +156,48 @@ def test_parsing_arguments_imports_neither_torch_nor_numpy():
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"torch", "numpy", "tokenizers", "typer"} & set(loaded.split())
+
+
+def test_pretrain_leaves_a_model_in_its_folder_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+    out = str(tmp_path / "run")
+    flags = ("--data", text_file(tmp_path), "--out", out, "--preset", "tiny", "--threads", "1", "--json")
+    sizes = (
+        "--steps",
+        "3",
+        "--layers",
+        "1",
+        "--dim",
+        "16",
+        "--heads",
+        "1",
+        "--sample-tokens",
+        "2",
+        "--quiet",
+    )
+    code, printed, err = _run(monkeypatch, capsys, "train", "pretrain", *flags, *sizes)
+    assert code == 0, err
+    first = json.loads(printed)
+    assert first["folder"] == out and first["steps"] == 3
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (tmp_path / "run" / name).stat().st_size
+
+    from glassloop import LLM
+
+    assert LLM(tmp_path / "run").generate("A cat", max_tokens=2).tokens
+    code, printed, _ = _run(monkeypatch, capsys, "train", "pretrain", *flags, *sizes)
+    assert code == 0 and json.loads(printed) == first  # finished: nothing to do
+
+    distil = ("--data", text_file(tmp_path), "--out", str(tmp_path / "student"), "--teacher", out, "--quiet")
+    code, _, err = _run(
+        monkeypatch, capsys, "train", "distil", *distil, *sizes, "--length", "64", "--batch", "2", "--json"
+    )
+    assert code == 0, err
+    assert (tmp_path / "student" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("name", "field"), [("finetune", "model"), ("lora", "model"), ("distil", "teacher")])
+def test_a_kind_of_training_that_needs_a_model_says_so(tmp_path, monkeypatch, capsys, name, field):
+    code, _, err = _run(
+        monkeypatch, capsys, "train", name, "--out", str(tmp_path / "run"), "--data", text_file(tmp_path)
+    )
+    assert code == 2 and field in err

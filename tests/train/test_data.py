@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,13 +13,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from train.small import TEXT
 
+from glassloop.text.alphabet import BYTE_CHARACTERS, to_alphabet
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.train.batches import IGNORED, Batches, Cursor, Epoch, document_cuts, split_validation, stack
 from glassloop.train.order import order
 from glassloop.train.prepare import prepare_tokens
 from glassloop.train.sources import find_files, read_documents
-from glassloop.train.tokenizer import train_bpe, train_characters
+from glassloop.train.tokenizer import END, train_bpe, train_characters
 from glassloop.train.tokens import DataError, TokenFiles, TokenWriter
 
 CHATML = (
@@ -322,3 +326,51 @@ def test_cuts_are_where_documents_begin(sizes):
     pieces = [numbers.reshape(-1)[a:b] for a, b in pairwise(cuts.tolist()) if a < b]
     assert all((piece == piece[0]).all() for piece in pieces)
     assert len({int(piece[0]) for piece in pieces}) == len(pieces)
+
+
+# GPT-2's words, for text of ASCII and Latin letters.
+WORDS = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[^\W\d_]+| ?\d+| ?(?:[^\w\s]|_)+|\s+(?!\S)|\s+")
+
+
+def _merges_by_definition(text: str, size: int) -> list[tuple[str, str]]:
+    """Byte-level BPE as its definition says: merge the most frequent pair; of equal ones, that of the tokens
+    that came first."""
+    alphabet = sorted(BYTE_CHARACTERS)
+    numbers = {END: 0, **{piece: at for at, piece in enumerate(alphabet, 1)}}
+    words = Counter(to_alphabet(word.encode()) for word in WORDS.findall(text))
+    split = {word: list(word) for word in words}
+    merges: list[tuple[str, str]] = []
+    while len(numbers) < size:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, count in words.items():
+            for pair in pairwise(split[word]):
+                pairs[pair] += count
+        if not pairs:
+            break
+        best = min(pairs, key=lambda pair: (-pairs[pair], numbers[pair[0]], numbers[pair[1]]))
+        merges.append(best)
+        numbers.setdefault("".join(best), len(numbers))
+        for word, pieces in split.items():
+            at, joined = 0, []
+            while at < len(pieces):
+                step = 2 if tuple(pieces[at : at + 2]) == best else 1
+                joined.append("".join(pieces[at : at + step]))
+                at += step
+            split[word] = joined
+    return merges
+
+
+def test_bpe_has_the_merges_of_its_definition_and_of_the_library(tmp_path):
+    from tokenizers import ByteLevelBPETokenizer
+
+    text = TEXT + " ".join(f"The {n}th café isn't naïve; it's {n * n} miles away.\n" for n in range(150))
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    made = json.loads(
+        (train_bpe([tmp_path / "text.txt"], tmp_path / "bpe", 400) / "tokenizer.json").read_text()
+    )
+    found = [tuple(pair) for pair in made["model"]["merges"]]
+    assert len(found) > 100 and found == _merges_by_definition(text, 400)[: len(found)]
+    library = ByteLevelBPETokenizer()
+    library.train_from_iterator([text], vocab_size=400, min_frequency=0, special_tokens=[END])
+    theirs = json.loads(library.to_str())["model"]["merges"]
+    assert found == [tuple(pair) for pair in theirs]

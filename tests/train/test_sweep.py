@@ -44,12 +44,19 @@ def test_intervals_hold_what_they_promise():
     law = Law(1.0, 30.0, 0.35, 60.0, 0.4)
     expected = law.loss(1.8e6, 4e5)
     hits = 0
-    for seed in range(10):
-        found = fit(_runs(law, 0.004, seed), resamples=60, seed=seed).predict(1.8e6, 4e5)
+    for seed in range(8):
+        found = fit(_runs(law, 0.004, seed), resamples=40, seed=seed).predict(1.8e6, 4e5)
         assert found.low <= found.value <= found.high
         assert abs(found.value / expected - 1) < 0.03
         hits += found.low <= expected <= found.high
-    assert hits >= 7
+    assert hits >= 6
+
+
+def test_a_few_noisy_runs_have_a_law_with_wide_intervals():
+    law = Law(0.02, 30.0, 0.35, 60.0, 0.4)
+    runs = [run for run in _runs(law, 0.03) if run.weights < 1e5 and run.tokens < 3e5]
+    found = fit(runs, resamples=50).predict(1e6, 4e5)
+    assert 0 < found.low < found.high and found.high / found.low > 1.02
 
 
 def test_losses_without_a_law_are_refused():

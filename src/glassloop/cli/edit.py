@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glassloop.cli.diffusion import Holes
 from glassloop.cli.generate import OneJson
 from glassloop.cli.help import INPUT, OUTPUT
 from glassloop.cli.options import (
@@ -43,6 +44,20 @@ class Method(StrEnum):
     METROPOLIS = "metropolis"
 
 
+class Proposer(StrEnum):
+    LEFT = "left"
+    DIFFUSION = "diffusion"
+
+
+_Proposer = Annotated[
+    Proposer,
+    typer.Option(
+        "--proposer",
+        metavar="WHICH",
+        help="left draws replacements from the text before; diffusion fills masks that see both sides.",
+        rich_help_panel=INPUT,
+    ),
+]
 _TokensOfHole = Annotated[
     int, typer.Option("--tokens", metavar="N", help="The length of the hole.", rich_help_panel=INPUT)
 ]
@@ -80,6 +95,8 @@ def infill(
     candidates: _Candidates = 16,
     method: _Method = Method.RERANK,
     window: _Window = 32,
+    proposer: _Proposer = Proposer.LEFT,
+    holes: Holes = None,
     every: _All = False,
     record: _Record = None,
     model: Model = DEFAULT_MODEL,
@@ -97,8 +114,17 @@ def infill(
     load_plugins(plugin)
     sampling = _sampling(options)
     llm = load(model, ops, kv_memory)
+    if holes is not None:
+        llm.load_holes(holes)
     edit = llm.infill(
-        before, after, tokens, candidates=candidates, method=method.value, window=window, sampling=sampling
+        before,
+        after,
+        tokens,
+        candidates=candidates,
+        method=method.value,
+        window=window,
+        sampling=sampling,
+        proposer=proposer.value,
     )
     _print(edit, json_output, every, record)
 

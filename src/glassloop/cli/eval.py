@@ -93,6 +93,7 @@ def evaluate(
 
     Prints a table with accuracies, their 95 % intervals and paired tests, and one line of JSON at the end.
     """
+    from glassloop.cli.adapters import load_given
     from glassloop.engine.llm import LLM
     from glassloop.evaluate.evaluation import Evaluation
     from glassloop.evaluate.evaluation import evaluate as run
@@ -113,6 +114,7 @@ def evaluate(
     )
     wanted.check()
     with LLM(model, ops, kv_memory=kv_memory, most_running=streams) as llm:
+        load_given(llm)
         figures = run(llm, wanted)
     if plot is not None:
         try:

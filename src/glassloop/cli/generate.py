@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glassloop.cli.diffusion import Diffused, Filling, Holes, parse_filling
 from glassloop.cli.help import INPUT, OUTPUT
 from glassloop.cli.options import (
     DEFAULT_MODEL,
@@ -94,6 +95,9 @@ def generate(
     plugin: Plugins = None,
     upstream: Upstream = None,
     upstream_key_env: UpstreamKey = UPSTREAM_KEY,
+    diffusion: Diffused = False,
+    fill: Filling = None,
+    holes: Holes = None,
     **options: Any,
 ) -> None:
     """Continue a text with a model, token by token, or, with --chat, answer a message."""
@@ -105,6 +109,11 @@ def generate(
     load_plugins(plugin)
     asked, chat = given(options), chat or system is not None
     Sampling.from_dict(asked)  # errors in the options come before the model is loaded
+    filling = parse_filling(fill)
+    if not diffusion and (fill or holes):
+        raise GlassloopError("--fill and --holes are for --diffusion, which is not given")
+    if diffusion and (prompts is not None or show is not None or upstream is not None):
+        raise GlassloopError("--diffusion is given; --from, --show and --upstream are not expected with it")
     if prompts is not None:
         from glassloop.cli.batch import print_batch, read_prompts
 
@@ -115,6 +124,16 @@ def generate(
         print_batch(batch, entries, json_output, trace, show, store)
         return
     text = read_text(prompt or "")
+    if diffusion:
+        from glassloop.cli.diffusion import print_diffused
+
+        own = load(model, ops, kv_memory, drafter(draft), model_defaults)
+        if holes is not None:
+            own.load_holes(holes)
+        ids = own.tokenizer.encode_chat(chat_messages(own, text, system)) if chat else text
+        options_of_run = with_defaults(asked, own.default_sampling)
+        print_diffused(own, ids, options_of_run, filling, json_output, trace, store)
+        return
     llm: AnyEngine
     if upstream is None:
         llm = load(model, ops, kv_memory, drafter(draft), model_defaults)
@@ -161,7 +180,7 @@ def print_runs(
     taken_back = [draft for run in runs for draft in run.drafts_taken_back]
     kept = store and keep([*runs, *taken_back])
     if not json_output:
-        print(wrapped(_statistics(llm, runs[0], kept), sys.stderr), file=sys.stderr)
+        print(wrapped(statistics(llm, runs[0], kept), sys.stderr), file=sys.stderr)
     if interrupted:
         raise typer.Exit(130)
 
@@ -183,7 +202,7 @@ def _finish(llm: AnyEngine, runs: list[Run], painter: Painter) -> None:
         print_beams(runs[0], llm.piece)
 
 
-def _statistics(llm: AnyEngine, run: Run, kept: bool) -> str:
+def statistics(llm: AnyEngine, run: Run, kept: bool) -> str:
     usage, speed = run.usage, run.timings.tokens_per_second(len(run.tokens) - (run.fork_at or 0))
     continued = run.prompt is not None and run.fork_at is None and llm.tokenizer.can_chat
     parts = [

@@ -15,6 +15,7 @@ from glassloop.cli import (
     chat,
     compare,
     diff,
+    diffusion,
     edit,
     eval,
     explain,
@@ -50,6 +51,7 @@ app.command(name="fork")(fork.fork)
 app.command(name="infill")(edit.infill)
 app.command(name="edit")(edit.edit)
 app.command(name="replay")(replay.replay)
+app.command(name="passes")(diffusion.passes)
 app.command(name="compare")(compare.compare)
 app.command(name="diff")(diff.diff)
 app.command(name="eval")(eval.evaluate)

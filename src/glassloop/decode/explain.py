@@ -136,6 +136,7 @@ def explain(
     source: str = "sampled",
     beam: BeamRank | None = None,
     refused: int | None = None,
+    never: Sequence[int] = (),
     **overrides: Any,
 ) -> Explanation:
     """Returns why the token after `tokens` is what it is. The first `prompt_length` of these are the prompt,
@@ -143,7 +144,7 @@ def explain(
 
     `taken` is the token that came, where the race did not decide that: by its `source` it was forced, is on
     a beam or belongs to the prompt. Beams and prompts have no luck, and no stage applies to a prompt.
-    `refused` is the wrong guess of a drafter.
+    `refused` is the wrong guess of a drafter, `never` are ids that cannot be chosen.
     """
     if overrides:
         sampling = sampling.changed(overrides)
@@ -151,7 +152,8 @@ def explain(
     if source == "prompt":
         decoder = Decoder(Sampling(), len(logits), seed, tokens, salt, ops=ops)
     else:
-        decoder = Decoder(sampling, len(logits), seed, tokens[:prompt_length], salt, tokenizer, eos_ids, ops)
+        known = (sampling, len(logits), seed, tokens[:prompt_length], salt, tokenizer, eos_ids, ops)
+        decoder = Decoder(*known, never=never)
         for token in tokens[prompt_length:]:
             decoder.commit(token)
     step = decoder.step

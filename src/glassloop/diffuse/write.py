@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -168,10 +168,27 @@ def diffuse(
     request = llm.prepare(prompt, sampling)
     compiled = request.compiled
     check(request.runs[0], options, mask)
-    tasks = []
+    fill(llm, request.runs, compiled, options, mask, on_pass, deadline)
     for run in request.runs:
+        if llm.keep is not None:
+            llm.keep(run)
+    return request.runs[0]
+
+
+def fill(
+    llm: LLM,
+    runs: Sequence[Run],
+    compiled: Compiled,
+    options: Diffusion,
+    mask: Mask,
+    on_pass: OnPass | None = None,
+    deadline: Deadline | None = None,
+) -> None:
+    """Fills runs, all of them together, and returns when they have ended."""
+    tasks = []
+    for run in runs:
         decoder = llm.engine.loop.decoder(run, run.prompt_ids, compiled, (mask.token,))
-        run.diffusion = options.to_dict()
+        run.diffusion = options.to_dict() | {"adapter": mask.sha256}
         writer = Writer(run, options, decoder, compiled, llm.tokenizer, llm.piece, mask, on_pass)
         limit = deadline or Deadline(run.sampling.timeout)
         task = Masked(writer.rows.tokens, writer.rows.kept, writer.first(), writer, limit)
@@ -186,9 +203,6 @@ def diffuse(
             raise
         finally:
             run.cached_tokens = task.cached_tokens
-            if llm.keep is not None and run.finish_reason is not None:
-                llm.keep(run)
-    return request.runs[0]
 
 
 def check(run: Run, options: Diffusion, mask: Mask) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from os import PathLike
 from time import perf_counter
+from typing import Protocol
 
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.engine.branch import Branch
@@ -110,12 +111,24 @@ def load_draft(name: str | PathLike[str], tokenizer: Tokenizer, ops: str, memory
     return DraftModel(files.transformer(choose_ops(ops), None), memory)
 
 
+class Drafting(Protocol):
+    """What makes drafts for all runs of an engine, after a step: a draft model, or masks."""
+
+    transformer: Transformer
+    seconds: float
+    asked: list[ModelGuesser]
+
+    def guesser(self, run: Run, decoder: Decoder, step_cost: StepCost) -> ModelGuesser: ...
+
+    def make_drafts(self) -> None: ...
+
+
 class ModelGuesser:
     """Guesses what the draft model would have chosen next in one run."""
 
     name: Drafter = "model"
 
-    def __init__(self, model: DraftModel, run: Run, decoder: Decoder, step_cost: StepCost) -> None:
+    def __init__(self, model: Drafting, run: Run, decoder: Decoder, step_cost: StepCost) -> None:
         self.run = run
         self.text: Sequence[int] = ()  # of the run; it may have grown since the draft was made
         self.made: list[int] = []  # the draft

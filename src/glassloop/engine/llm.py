@@ -26,8 +26,8 @@ from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Messages, Prompt
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, SamplingError
-from glassloop.model.adapter import Adapter
 from glassloop.model.drafter import DrafterFile, is_drafter, read_drafter
+from glassloop.model.holes import shipped_holes
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import CATALOG, DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from glassloop.edit.record import Edit
     from glassloop.edit.repair import Check
     from glassloop.engine.lens import Lenses
+    from glassloop.model.adapter import Adapter
     from glassloop.search.solution import Solution
     from glassloop.trace.passes import PassRecord
     from glassloop.trace.store import Store
@@ -60,7 +61,8 @@ class LLM(Engine):
     is what keys and values may take, in bytes or as "2GB"; by default a quarter of the free memory, or two
     thirds of a GPU's.
     `draft` is True (guess with the drafter that the package has for the model, or from what came before),
-    False, the file of a drafter, or a smaller model with the same tokens.
+    False, the file of a drafter, a smaller model with the same tokens, or "masks": the model itself guesses
+    by filling masks behind the text, which needs an adapter for masked rows.
     `adapters` are LoRA adapters to load beside the model, by name: folders of PEFT, or files of one adapter
     each. A request chooses one with the option `adapter`.
     `store` keeps every run: True for the user's own store, a path, a `postgresql://` URL, or a `Store`.
@@ -109,7 +111,7 @@ class LLM(Engine):
             memory = default_memory(self.transformer, most_running)
         self.drafts = draft is not False
         drafter = None
-        if not isinstance(draft, bool):
+        if not isinstance(draft, bool) and draft != "masks":
             from glassloop.engine.draft_model import load_draft
 
             drafter = load_draft(draft, self.tokenizer, self.ops, memory // 4)
@@ -120,6 +122,8 @@ class LLM(Engine):
         self._one_adapter = Lock()
         # The engine must hold no reference to this object, or it would never be freed.
         weakref.finalize(self, self.engine.close)
+        if draft == "masks":
+            self.draft_by_masks()
         for adapter, path in (adapters or {}).items():
             self.load_adapter(adapter, path)
 
@@ -325,6 +329,11 @@ class LLM(Engine):
     @property
     def mask(self) -> Mask:
         """What masked rows are for this model. Raises if it has been trained on none."""
+        config = self.config
+        if config.mask_token is not None:
+            return Mask(config.mask_token, whole=True, shifted=config.masks_shifted)
+        if self._mask is None and (file := shipped_holes(self.name)) is not None:
+            self.load_holes(file)
         if self._mask is None:
             raise GlassloopError(
                 f"{self.name} has no adapter for masked rows; load_holes() with such an adapter is expected,"
@@ -332,19 +341,27 @@ class LLM(Engine):
             )
         return self._mask
 
+    def draft_by_masks(self) -> None:
+        """Makes the model itself, by filling masks, propose the next tokens of all requests from now on. The
+        output stays the same."""
+        mask = self.mask
+        if mask.whole:
+            raise GlassloopError(f"{self.name} fills masks and does not write from left to right")
+        self.engine.call(lambda: self.engine.loop.draft_by_masks(mask))
+
     def load_holes(self, adapter: str | Path | Adapter) -> None:
         """Loads the adapter that acts on masked rows, in place of the one there was. It changes nothing else
         that the model computes."""
         from glassloop.model.adapter import read_adapter
 
-        made = adapter if isinstance(adapter, Adapter) else read_adapter(adapter, self.config)
+        made = read_adapter(adapter, self.config) if isinstance(adapter, (str, Path)) else adapter
         if made.mask_token is None or not 0 <= made.mask_token < self.config.vocab_size:
             raise GlassloopError(
                 f"adapter {made.name} has no mask token; one made for masked rows is expected"
             )
         numbers: list[int] = []
         self.engine.call(lambda: numbers.append(self.transformer.load_adapter(made)))
-        self._mask = Mask(made.mask_token, numbers[0])
+        self._mask = Mask(made.mask_token, numbers[0], sha256=made.sha256)
 
     def fork(
         self,
@@ -366,7 +383,12 @@ class LLM(Engine):
         self, run: Run, at: int, *, deadline: Deadline | None = None, **overrides: Any
     ) -> Explanation:
         """Returns why the token at this place of a run is there; with other options (`temperature=0.3`) or
-        `luck="new"`, which one a draw would have chosen. `of="prompt"` asks about a token of the prompt."""
+        `luck="new"`, which one a draw would have chosen. `of="prompt"` asks about a token of the prompt. In a
+        text that was written by diffusion, `number=` asks about another pass than the one that filled it."""
+        if run.diffusion is not None:
+            from glassloop.diffuse.replay import explain_fill
+
+            return explain_fill(self, run, at, deadline=deadline, **overrides)
         from glassloop.engine.replay import explain_token
 
         def row(ids: list[int], adapter: int) -> Float32:
@@ -378,6 +400,10 @@ class LLM(Engine):
         self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None
     ) -> Verdict:
         """Computes a recorded run once more, from the token `first` on, and compares every number."""
+        if run.diffusion is not None:
+            from glassloop.diffuse.replay import replay_passes
+
+            return replay_passes(self, run, deadline)
         from glassloop.engine.replay import replay_run
 
         return replay_run(self, run, first, strict, deadline)

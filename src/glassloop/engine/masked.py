@@ -27,6 +27,7 @@ class Mask(NamedTuple):
     adapter: int = 0  # the number of the adapter that acts on them; 0: none
     whole: bool = False  # the model sees all of a text from every row: it was trained on whole masked texts
     shifted: bool = False  # the logits of a row are about the next position, not about its own
+    sha256: str = ""  # of the adapter's file
 
 
 class MaskedRow(NamedTuple):

@@ -161,11 +161,11 @@ def replay_run(
     """Compares every number of every token, from the place `first` on. A run of another op set is compared
     too, and the verdict says so; unless `strict`, so is a run of another model that knows its token ids."""
     run.check_computable()
-    notes = _notes(llm, run)
+    notes = replay_notes(llm, run)
     if strict:
         check_run(llm, run)
     else:
-        _check_ids(llm, run)
+        check_ids(llm, run)
     records = _records(run)
     if not 0 <= first <= len(records):
         raise TraceError(f"first is {first}; a token from 0 to {len(records)} is expected")
@@ -196,6 +196,11 @@ def check_run(llm: RequestMaker, run: Run) -> None:
     """Raises unless this model can compute with the run: the same files made the run, and all of its tokens
     are in the vocabulary and fit into the context. Any other run can only be looked at."""
     run.check_computable()
+    if run.diffusion is not None:
+        raise TraceError(
+            f"run {run.id} was written by filling masks; it can be explained and replayed, but not continued"
+            " or forked: its text as a prompt can"
+        )
     if _is_of_another(llm, run):
         made = f"another model: {run.model}" if run.identity else f"a model that is not known: {run.model}"
         raise TraceError(
@@ -208,7 +213,7 @@ def check_run(llm: RequestMaker, run: Run) -> None:
             has = "has no adapter of this name" if loaded is None else f"has {name} ({_short(loaded)})"
             made = f"made with the adapter {printable(name)} ({_short(hash)})"
             raise TraceError(f"run {run.id} was {made}, and {llm.name} {has}")
-    _check_ids(llm, run)
+    check_ids(llm, run)
 
 
 def check_continuable(llm: RequestMaker, run: Run) -> None:
@@ -231,7 +236,7 @@ def _short(hash: str) -> str:
     return f"{hash[:12]}…" if hash else "no hash"
 
 
-def _check_ids(llm: RequestMaker, run: Run) -> None:
+def check_ids(llm: RequestMaker, run: Run) -> None:
     """Raises unless every token of the run is one of the model's and all of them fit into its context."""
     context, size = llm.config.context, llm.config.vocab_size
     records = _records(run)
@@ -248,7 +253,7 @@ def _check_ids(llm: RequestMaker, run: Run) -> None:
             raise TraceError(f"run {run.id} has the token id {id}; {llm.name} has ids from 0 to {size - 1}")
 
 
-def _notes(llm: RequestMaker, run: Run) -> tuple[str, ...]:
+def replay_notes(llm: RequestMaker, run: Run) -> tuple[str, ...]:
     notes = []
     if _is_of_another(llm, run):
         notes.append(f"made by another model, {run.model} ({_short(run.identity)})")

@@ -13,6 +13,8 @@ call, whose rows come out of the same budget.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from glassloop.engine.masked import MaskedBranch
 from glassloop.engine.task import Call, Program, Task, Work
 from glassloop.engine.tree import KVTree, NoRoom
@@ -29,6 +31,7 @@ class Scheduler:
         self.waiting: list[Task] = []  # in order
         self.running: list[Task] = []  # in order; these hold pages
         self._preemptions = 0  # so far
+        self._may_preempt = True
         self._masked: list[Task] = []  # the tasks with masked rows, waiting or running, in order of arrival
 
     def add(self, task: Task, running: bool = False) -> None:
@@ -51,25 +54,73 @@ class Scheduler:
     def plan(self) -> list[Call]:
         """Plans the rows of the next step. The result is empty if no task has anything to compute, or none
         has room for it."""
-        works: list[Work] = []
-        planned: set[Task] = set()
-        ready = [task for task in self.running if task.program is None and _waits_for_a_token(task)]
-        spare = self._ops.step_rows - sum([len(task.branches) for task in ready])
-        preemptions = self._preemptions
+        works = self._works([], set())
+        return _calls(works, bool(self._masked) and any(work.view is not None for work in works))
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether a step can be planned while another one is under way: no task needs a program or has masked
+        rows."""
         if self._masked:
-            spare = self._add_passes(spare, planned, works)
+            return False
+        for queue in (self.running, self.waiting):
+            for task in queue:
+                if task.program is not None:
+                    return False
+        return True
+
+    def plan_ahead(self, tasks: Sequence[Task], under_way: set[Task]) -> list[Work]:
+        """Plans the step after one that is under way, of which the tasks `under_way` want results. Some of
+        them get a row for the token that it will choose, which a promise stands for; the others get none, and
+        all other tasks as in `plan`. The result is empty if there is no room without preempting a task."""
+        works: list[Work] = []
+        self._may_preempt = False
+        try:
+            for task in tasks:
+                path = task.branches[0].path
+                assert path is not None
+                first = path.length
+                works.append(Work(task, path, first, [self._tree.promise(path)], 1, None))
+            return self._works(works, under_way)
+        except NoRoom:
+            for work in works:
+                self._tree.cut(work.path, work.first)
+            return []
+        finally:
+            self._may_preempt = True
+
+    def _works(self, works: list[Work], planned: set[Task]) -> list[Work]:
+        """Adds the rows of the tasks that are not planned already, and have something to compute."""
+        ready = [task for task in self.running if task.program is None and _waits_for_a_token(task)]
+        if planned:
+            ready = [task for task in ready if task not in planned]
+        spare = self._ops.step_rows - len(works) - sum([len(task.branches) for task in ready])
+        preemptions = self._preemptions
+        kept = self._due_rows(spare) if self._masked else 0
         for task in ready:
             # An older task may have taken its pages meanwhile. Searching for each in the list takes a
             # millisecond with 256 of them.
             if self._preemptions == preemptions or task in self.running:
-                guess = task.guess(spare)
+                guess = task.guess(spare - kept)
                 if self._add_work(task, guess, self._ops.step_rows, planned, works):
                     spare -= len(guess)
+        if self._masked:
+            spare = self._add_passes(spare, planned, works)
         if len(planned) < len(self.running) or self.waiting:
             room = self._ops.step_rows if not works else min(spare, self._ops.rows_beside)
             if room > 0:
                 self._add_prompts(room, planned, works)
-        return _calls(works, bool(self._masked) and any(work.view is not None for work in works))
+        return works
+
+    def _due_rows(self, spare: int) -> int:
+        """Returns how many of the spare rows are kept for passes: drafts must not take them."""
+        due = 0
+        for task in self._masked:
+            (branch,) = task.branches
+            assert isinstance(branch, MaskedBranch)
+            if task in self.running and not branch.pending:
+                due += branch.rows_in_one_step
+        return min(due, spare)
 
     def _add_passes(self, spare: int, planned: set[Task], works: list[Work]) -> int:
         """Plans the next passes of the tasks with masked rows, as far as `spare` rows go; a pass that is
@@ -77,8 +128,12 @@ class Scheduler:
         for task in sorted(self._masked, key=lambda each: each.order):
             if task not in self.running or task.branches[0].pending:
                 continue
-            begun = len(works)
-            if self._add_work(task, [], spare if works else self._ops.step_rows, planned, works):
+            begun, room = len(works), spare
+            if not works:
+                (branch,) = task.branches
+                assert isinstance(branch, MaskedBranch)
+                room = max(self._ops.step_rows, branch.rows_in_one_step)
+            if self._add_work(task, [], room, planned, works):
                 spare -= sum([len(work.ids) for work in works[begun:]])
                 planned.add(task)
         return spare
@@ -170,6 +225,8 @@ class Scheduler:
                 if guess:
                     guess = []
                     continue
+                if not self._may_preempt:
+                    raise
                 youngest = next((each for each in reversed(self.running) if each not in planned), task)
                 self.preempt(youngest)
                 if youngest is task:

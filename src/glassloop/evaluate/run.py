@@ -33,6 +33,7 @@ class Settings:
     def header(self, task: Task, llm: LLM) -> dict[str, Any]:
         """Returns the header of the record. Methods and the number of items are not in it: both may be
         added to."""
+        adapters = llm.adapters_of(self.sampling)
         return {
             "what": "methods",
             "task": task.name,
@@ -43,6 +44,7 @@ class Settings:
             "seed": self.seed,
             "sampling": self.sampling.to_dict(),
             "budget": dict(self.budget or {}),
+            **({"adapters": adapters} if adapters else {}),
         }
 
 

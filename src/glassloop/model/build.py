@@ -29,6 +29,7 @@ def build_config(
     context: int,
     tied: bool,
     logit_softcap: float | None,
+    mask_token: int | None = None,
 ) -> ModelConfig:
     layers = {
         (window, rope): LayerConfig(
@@ -48,6 +49,8 @@ def build_config(
         embedding_scale=dim**0.5 if family.scaled_embedding else 1.0,
         tied=tied,
         logit_softcap=logit_softcap,
+        mask_token=mask_token,
+        masks_shifted=family.masked == "next",
     )
 
 

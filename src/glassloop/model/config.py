@@ -153,9 +153,14 @@ class ModelConfig(_Checked):
     embedding_scale: float = 1.0
     tied: bool = False  # the embedding is the language head too
     logit_softcap: float | None = None
+    # The token of a masked place, in a model that was trained on whole masked texts; its rows see everything.
+    mask_token: int | None = None
+    masks_shifted: bool = False  # the logits of its rows are about the next position, not about their own
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.mask_token is not None and not 0 <= self.mask_token < self.vocab_size:
+            raise ValueError(f"mask_token is {self.mask_token}; 0 to {self.vocab_size - 1} is expected")
         if not 0 < len(self.layers) <= MOST_LAYERS:
             raise ValueError(f"layers is {len(self.layers)}; 1 to {MOST_LAYERS} is expected")
         positions = self.context + self.position_offset

@@ -71,7 +71,15 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
             context=context,
             tied=fields.flag("tie_word_embeddings", False),
             logit_softcap=fields.number_or_none("final_logit_softcapping"),
+            mask_token=None if family.masked is None else _mask_token(fields),
         )
+
+
+def _mask_token(fields: Fields) -> int:
+    token = fields.get("mask_token_id")
+    if type(token) is not int or token < 0:
+        raise fields.error("mask_token_id", f"is {shown(token)}; the token of a masked place is expected")
+    return token
 
 
 def _activation(fields: Fields, family: ModelFamily) -> Activation:

@@ -103,6 +103,8 @@ class ModelFamily(NamedTuple):
     full_every: int | None = None  # with a window: only every n-th layer sees everything
     local_rope_base: float | None = None  # the base of layers with a window, where it differs
     nope_every: int | None = None  # every n-th layer has no positions
+    # Trained on whole masked texts: the logits of a row are about its own position, or about the next one.
+    masked: Literal["own", "next"] | None = None
 
     # How config.json says the rest.
     keys: Mapping[str, str] = COMMON_KEYS
@@ -223,6 +225,40 @@ FAMILIES = (
     ),
     ModelFamily("qwen2", ("qwen2",), qkv_bias=True, defaults={"use_sliding_window": False}),
     ModelFamily("qwen3", ("qwen3",), qk_norm=True, defaults={"use_sliding_window": False}),
+    # Models that fill masks. Only safetensors: in GGUF they have names of their own.
+    ModelFamily(
+        "llada",
+        ("llada",),
+        masked="own",
+        keys=COMMON_KEYS
+        | {
+            "dim": "d_model",
+            "ffn_dim": "mlp_hidden_size",
+            "layers": "n_layers",
+            "heads": "n_heads",
+            "kv_heads": "n_kv_heads",
+            "context": "max_sequence_length",
+            "activation": "activation_type",
+        },
+        only=(
+            *(("block_type", "llama"), ("layer_norm_type", "rms"), ("rope", True), ("alibi", False)),
+            *(("include_bias", False), ("include_qkv_bias", False), ("weight_tying", False)),
+            ("attention_layer_norm", False),
+        ),
+        top={"token_embedding": "wte", "final_norm": "ln_f", "head": "ff_out"},
+        layer={
+            "attn_norm": "blocks.{i}.attn_norm",
+            "q": "blocks.{i}.q_proj",
+            "k": "blocks.{i}.k_proj",
+            "v": "blocks.{i}.v_proj",
+            "o": "blocks.{i}.attn_out",
+            "ffn_norm": "blocks.{i}.ff_norm",
+            "gate": "blocks.{i}.ff_proj",
+            "up": "blocks.{i}.up_proj",
+            "down": "blocks.{i}.ff_out",
+        },
+    ),
+    ModelFamily("dream", ("Dream",), masked="next", qkv_bias=True, defaults={"use_sliding_window": False}),
     _GEMMA2,
     _GEMMA2._replace(
         name="gemma3",

@@ -13,12 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from threading import Lock
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from glassloop.errors import ModelError
-from glassloop.model.adapter import Adapter
 from glassloop.model.config import (
     AttentionConfig,
     DenseConfig,
@@ -38,6 +37,9 @@ from glassloop.ops.protocol import Array, Forward, LowRank, Matrix, Ops
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 
+if TYPE_CHECKING:
+    from glassloop.model.adapter import Adapter
+
 
 class Linear(NamedTuple):
     name: str  # "layers.0.q"
@@ -46,7 +48,8 @@ class Linear(NamedTuple):
 
     def forward(self, x: Array, step: Step) -> Array:
         y = step.ops.linear(x, self.weight, self.bias)
-        if self.name not in step.adapted:
+        # A compiled layer that is trained must not depend on the name: it would be compiled for each.
+        if not step.adapted or self.name not in step.adapted:
             return y
         return step.ops.adapt(y, x, step.batch.adapters, step.adapted[self.name])
 

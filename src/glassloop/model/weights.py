@@ -35,6 +35,7 @@ _HF_PREFIXES = (
     "",
     "model.",
     "transformer.",
+    "model.transformer.",
     "language_model.model.",
     "model.language_model.",
     "language_model.",

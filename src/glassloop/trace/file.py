@@ -25,7 +25,7 @@ from glassloop.trace.run_tree import link
 from glassloop.trace.validate import read_header
 
 MAGIC = b"\x89GLASS\r\n"  # no text begins like this, and a change of line ends is noticed
-VERSION = 1
+VERSION = 2  # the latest; a file is written as the oldest version that can hold its runs
 _FRONT = struct.Struct("<8sHHQ")  # magic, version, number of runs, bytes of the whole file
 _CHECK = struct.Struct("<I")  # CRC-32 of the front, in every version
 _SECTION = struct.Struct("<III")  # bytes of the header, of the header uncompressed, of the records
@@ -46,9 +46,18 @@ def to_bytes(runs: Sequence[Run]) -> bytes:
         sections.append(section)
     body = b"".join(sections)
     size = _FRONT.size + _CHECK.size + len(body) + _DIGEST
-    front = _FRONT.pack(MAGIC, VERSION, len(runs), size)
+    front = _FRONT.pack(MAGIC, version_of(runs), len(runs), size)
     whole = front + _CHECK.pack(zlib.crc32(front)) + body
     return whole + hashlib.sha256(whole).digest()
+
+
+def version_of(runs: Sequence[Run]) -> int:
+    """Returns the version of a file with these runs: 2 if masks were filled, else 1."""
+    tokens = (token for run in runs for token in records_of(run))
+    guesses = (token.refused for run in runs for token in records_of(run) if token.refused is not None)
+    if any(run.diffusion is not None for run in runs) or any(token.source == "mask" for token in tokens):
+        return 2
+    return 2 if any(guess.by == "masks" for guess in guesses) else 1
 
 
 def from_bytes(

@@ -9,6 +9,7 @@ from typing import Any
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Plugin
 from glassloop.errors import GlassloopError
+from glassloop.trace.passes import PassRecord
 from glassloop.trace.run import Beam, Drafts, Move, Past, Run, Timings, Upstream
 from glassloop.trace.token import Refusal, Token
 from glassloop.trace.validate import FIELDS
@@ -26,6 +27,8 @@ _CONVERTED = {
     "forks",
     "moves",
     "upstream",
+    "diffusion",
+    "passes",
 }
 _SAME = tuple(each.name for each in fields(Run) if each.name in FIELDS.keys() - _CONVERTED)
 
@@ -43,6 +46,9 @@ def to_header(run: Run) -> dict[str, Any]:
     header["moves"] = [list(astuple(move)) for move in run.moves]
     if run.upstream is not None:
         header["upstream"] = asdict(run.upstream)
+    if run.diffusion is not None:
+        header["diffusion"] = run.diffusion
+        header["passes"] = [each.to_row() for each in run.passes]
     header["forks"] = {str(position): count for position, count in run.forks.items()}
     answer = records_of(run)[len(run.prompt_tokens) :]
     header["refused"] = [[place, *token.refused] for place, token in enumerate(answer) if token.refused]
@@ -74,6 +80,8 @@ def from_header(header: dict[str, Any], records: list[Token]) -> Run:
         beams=[Beam(*beam) for beam in header["beams"]],
         moves=[Move(*move) for move in header.get("moves", ())],  # older files do not have it
         upstream=None if header.get("upstream") is None else Upstream(**header["upstream"]),
+        diffusion=header.get("diffusion"),
+        passes=[PassRecord.of_row(row) for row in header.get("passes", ())],
         forks={int(position): count for position, count in header["forks"].items()},
         prompt_tokens=records[:prompt],
         tokens=records[prompt : prompt + made],

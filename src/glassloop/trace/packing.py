@@ -23,7 +23,7 @@ from glassloop.trace.columns import Column, blobs, blobs_back, texts, texts_back
 from glassloop.trace.token import Pieces, Source, Token
 from glassloop.trace.validate import replace_surrogates
 
-SOURCES: tuple[Source, ...] = ("sampled", "forced", "draft", "beam")
+SOURCES: tuple[Source, ...] = ("sampled", "forced", "draft", "beam", "mask")
 Range = tuple[float, float]
 _FINITE = (-float_info.max, float_info.max)
 

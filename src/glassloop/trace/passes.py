@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
+
+MOST_BLOCK = 1024  # masked places at once
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,17 @@ class PassRecord:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def to_row(self) -> list[Any]:
+        """Returns the record as a file has it."""
+        unfilled = [list(astuple(each)) for each in self.unfilled]
+        return [self.number, self.first, self.width, unfilled, [list(astuple(each)) for each in self.filled]]
+
     @staticmethod
-    def of(values: Mapping[str, Any]) -> PassRecord:
-        """Returns a record from what `to_dict` made."""
+    def of_row(row: Sequence[Any]) -> PassRecord:
+        """Returns the record of a checked row of a file."""
+        number, first, width, unfilled, filled = row
         return PassRecord(
-            int(values["number"]),
-            int(values["first"]),
-            int(values["width"]),
-            tuple(Unfilled(**each) for each in values["unfilled"]),
-            tuple(Filled(**each) for each in values["filled"]),
+            *(number, first, width),
+            tuple(Unfilled(*each) for each in unfilled),
+            tuple(Filled(at, token, *map(float, numbers)) for at, token, *numbers in filled),
         )

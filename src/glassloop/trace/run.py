@@ -315,7 +315,7 @@ class Run:
         if self.upstream is not None:
             raise TraceError(
                 f"run {self.id} was computed by {self.upstream.described}, with the model {self.model}; it"
-                " cannot be computed again here, only shown"
+                " cannot be computed again here, only shown (with --upstream it can be continued there)"
             )
 
     def tree(self) -> RunTree:
@@ -397,11 +397,18 @@ class Run:
             "sampling": self.sampling.to_dict(),
             "moves": [asdict(move) for move in self.moves],
             "upstream": None if self.upstream is None else asdict(self.upstream),
+            **self._diffusion_dict(),
             "plugins": {stage: plugin._asdict() for stage, plugin in self.plugins.items()},
             "prompt_tokens": [token.to_dict() for token in self.prompt_tokens],
             "tokens": [token.to_dict() for token in self.tokens],
             "end": None if self.end is None else self.end.to_dict(),
         }
+
+    def _diffusion_dict(self) -> dict[str, Any]:
+        """Returns the fields that only a run has whose masks were filled."""
+        if self.diffusion is None:
+            return {}
+        return {"diffusion": self.diffusion, "passes": [each.to_dict() for each in self.passes]}
 
     def same_record(self, other: Run) -> bool:
         """Returns whether another run is a copy of this one, perhaps under another id: it has the same

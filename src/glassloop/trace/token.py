@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 # Where a token came from: drawn or argmax, given by the caller, a draft that was accepted, a beam search, a
 # mask that was filled.
 Source = Literal["sampled", "forced", "draft", "beam", "mask"]
-# What proposes drafts: earlier text with the same tokens, or a draft model.
-Drafter = Literal["lookup", "model"]
+# What proposes drafts: earlier text with the same tokens, a draft model, or masks that the model fills.
+Drafter = Literal["lookup", "model", "masks"]
 Pieces = Callable[[int], str]
 Number = TypeVar("Number")
 

@@ -16,6 +16,7 @@ from typing import Any
 from glassloop.errors import TraceError
 from glassloop.shown import printable, shown
 from glassloop.trace.limits import DEEPEST, MOST_CONTAINERS
+from glassloop.trace.passes import MOST_BLOCK
 
 Header = dict[str, Any]
 Check = Callable[[str, Any], None]  # (the name of the field, its value): raises TraceError
@@ -33,10 +34,14 @@ _LARGEST = 1e308  # of any number, so that it fits a float64
 _MOST_MESSAGES = 10_000  # of a conversation, and parts of one message
 _MOST_CONVERSATION = 2 << 20  # characters of a conversation as JSON
 # Fields that older files do not have.
-_LATER = ("refused", "plugins", "messages", "search", "revised", "moves", "adapters", "upstream")
+_LATER = (
+    *("refused", "plugins", "messages", "search", "revised", "moves", "adapters", "upstream"),
+    *("diffusion", "passes"),  # of version 2
+)
 
 _MODEL_HASH = re.compile(r"([0-9a-f]{64}(\+[a-z0-9_]{1,16})?)?")
 _POSITION = re.compile(r"0|[1-9][0-9]{0,9}")
+_MOST_PASSES = 1 << 16
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -287,8 +292,21 @@ def _adapters(name: str, value: Any) -> None:
         _sha256(f"{name}[{shown(adapter)}]", hash)
 
 
+def _passes(name: str, value: Any) -> None:
+    """Checks that passes are numbered from 0, and that each fills places of its own block."""
+    _list(_PASS, most=_MOST_PASSES)(name, value)
+    for place, (number, first, width, unfilled, filled) in enumerate(value):
+        if number != place:
+            raise TraceError(f"{name}[{place}][0] is {number}; the number of the pass, {place}, is expected")
+        for at, *_ in (*unfilled, *filled):
+            if not first <= at < first + width:
+                raise TraceError(f"{name}[{place}] has the place {at}; one of its block is expected")
+
+
 def _check_counts(header: Header) -> None:
     """Checks what fields say of each other."""
+    if ("diffusion" in header) != ("passes" in header):
+        raise TraceError("diffusion and passes are expected together")
     prompt, made, end = (header[name] for name in ("prompt_records", "records", "end_records"))
     most = len(header["prompt_ids"]) - 1
     if prompt > most:
@@ -304,6 +322,13 @@ _BEAM = _row(
     _token,
     _number(-_LARGEST, _LARGEST),
     _one_of("live", "pruned", "finished", "chosen"),
+)
+_PASS = _row(
+    _count,
+    _count,
+    _whole(1, MOST_BLOCK),
+    _list(_row(_count, _token, _text(256)), most=MOST_BLOCK),
+    _list(_row(_count, _token, _number(0, 1), *[_number(-_LARGEST, _LARGEST)] * 3), most=MOST_BLOCK),
 )
 _MESSAGE_FIELDS: dict[str, Check] = {
     "role": _text(64),
@@ -371,12 +396,14 @@ FIELDS: dict[str, Check] = {
     "samples": _list(_id, most=_MOST_SAMPLES, unique=True),
     "timings": _object_of({"queue": _seconds, "prefill": _seconds, "decode": _seconds, "preempted": _count}),
     "drafts": _object_of({"proposed": _count, "accepted": _count, "seconds": _seconds}),
-    "refused": _list(_row(_count, _token, _text(), _one_of("lookup", "model"), _count)),
+    "refused": _list(_row(_count, _token, _text(), _one_of("lookup", "model", "masks"), _count)),
     "beams": _beams,
     "search": _optional(_is_object),  # `search.record` checks the rest where a search is read
     "forks": _forks,
     "moves": _list(_row(_count, _text(256), _text(256), _text(64)), most=_MOST_MOVES),
     "upstream": _optional(_UPSTREAM),
+    "diffusion": _is_object,  # `diffuse.options` checks the rest where the passes are computed again
+    "passes": _passes,
     "prompt_records": _count,
     "records": _count,
     "end_records": _one_of(0, 1),

@@ -6,16 +6,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glassloop.train.config import make_config, options, read_config
+from glassloop.train.config import TrainConfig, TrainError, make_config, options, read_config
 from glassloop.train.drafter_command import add_drafter
 from glassloop.train.holes_command import add_holes
 from glassloop.train.presets import PRESETS
 
+# Commands that are `run` with a preset of their own.
+_KINDS: dict[str, tuple[str | None, str]] = {
+    "pretrain": (None, "Train a new model."),
+    "finetune": ("fine-tune", "Train all weights of a model further."),
+    "lora": ("lora", "Train an adapter for a model."),
+    "distil": (None, "Train a new model on the probabilities of another one."),
+}
 # The first setting of each group of `run --help`.
 _GROUPS = {
     "model": "What is trained",
@@ -56,14 +65,16 @@ def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="Start a run.", description="Start a training run in a new folder.")
     run.add_argument("out", metavar="FOLDER", help="The folder of the run.")
-    run.add_argument("--config", metavar="FILE", help="A TOML file with the settings below as keys.")
-    run.add_argument("--preset", choices=PRESETS, metavar="NAME", help=_preset_help())
-    group: Any = run
-    for each, kind, several in options():
-        if each.name in _GROUPS:
-            group = run.add_argument_group(_GROUPS[each.name])
-        _add_flag(group, each.name, kind, several, each.default, each.metadata["help"])
-    _add_output(run)
+    _add_run_flags(run)
+    for name, (_, help) in _KINDS.items():
+        kind = commands.add_parser(
+            name,
+            help=help,
+            description=f"{help} The result lies in the folder itself, beside all that `run` writes. Given"
+            " again with the same folder, the command goes on where it was.",
+        )
+        kind.add_argument("--out", required=True, metavar="FOLDER", help="The folder of the run.")
+        _add_run_flags(kind)
 
     again = commands.add_parser("resume", help="Go on with a run.", description="Go on with a stopped run.")
     again.add_argument("out", metavar="FOLDER", help="The folder of the run.")
@@ -149,6 +160,8 @@ def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
     match given.command:
         case "run":
             _run(given)
+        case name if name in _KINDS:
+            _run_or_resume(given)
         case "resume":
             from glassloop.train.train import resume
 
@@ -185,21 +198,57 @@ def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
             print(export(given.model, Path(given.out), given.format, given.adapter))
 
 
+def _add_run_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", metavar="FILE", help="A TOML file with the settings below as keys.")
+    command.add_argument("--preset", choices=PRESETS, metavar="NAME", help=_preset_help())
+    group: Any = command
+    for each, kind, several in options():
+        if each.name in _GROUPS:
+            group = command.add_argument_group(_GROUPS[each.name])
+        _add_flag(group, each.name, kind, several, each.default, each.metadata["help"])
+    _add_output(command)
+
+
 def _run(given: argparse.Namespace) -> None:
     from glassloop.train.train import train
 
+    config = _given_config(given, None)
+    _print_result(train(config, given.out, quiet=given.quiet), given.json)
+
+
+def _run_or_resume(given: argparse.Namespace) -> None:
+    """Starts a run, or goes on with the one in the folder, and puts the result into the folder itself."""
+    from glassloop.train.train import resume, train
+
+    folder = Path(given.out)
+    if any((folder / "checkpoints").glob("step-*")):
+        result = resume(folder, quiet=given.quiet)
+    else:
+        config = _given_config(given, _KINDS[given.command][0])
+        wanted = {"finetune": "model", "lora": "model", "distil": "teacher"}.get(given.command)
+        if wanted is not None and getattr(config, wanted) is None:
+            raise TrainError.about(wanted, f"is missing; {given.command} needs a model")
+        if given.command == "distil" and config.tokenizer == "bpe" and config.model is None:
+            config = replace(config, tokenizer=str(config.teacher))
+        result = train(config, folder, quiet=given.quiet)
+    for file in result.folder.iterdir():
+        part = folder / f"{file.name}.part"
+        shutil.copyfile(file, part)
+        part.replace(folder / file.name)
+    _print_result(replace(result, folder=folder), given.json)
+
+
+def _given_config(given: argparse.Namespace, otherwise: str | None) -> TrainConfig:
+    """Returns the config of the flags, the file and the preset, `otherwise` if none is given."""
     file = read_config(Path(given.config)) if given.config else {}
-    preset = given.preset or file.pop("preset", None)
+    preset = given.preset or file.get("preset", otherwise)
     file.pop("preset", None)
     if preset is not None and preset not in PRESETS:
-        from glassloop.train.config import TrainError
-
         raise TrainError.about("preset", f"is {preset!r}; one of {', '.join(PRESETS)} is expected")
     names = [each.name for each, _, _ in options()]
     flags = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
     settings = PRESETS[preset][1] if preset else {}
-    config = make_config(given.config or "flags", settings, file, flags)
-    _print_result(train(config, given.out, quiet=given.quiet), given.json)
+    return make_config(given.config or "flags", settings, file, flags)
 
 
 def _add_sweep_flags(command: argparse.ArgumentParser) -> None:
@@ -232,7 +281,7 @@ def _add_sweep_flags(command: argparse.ArgumentParser) -> None:
 
 def _sweep(given: argparse.Namespace) -> None:
     from glassloop.train import sweep as sweeps
-    from glassloop.train.config import SWEPT, TrainError
+    from glassloop.train.config import SWEPT
 
     for name, least, most in (("times", 1, 1e6), ("jobs", 1, 256)):
         if not least <= getattr(given, name) <= most:
@@ -258,7 +307,6 @@ def _sweep(given: argparse.Namespace) -> None:
 
 def _exposure(given: argparse.Namespace) -> None:
     from glassloop.files import write_text
-    from glassloop.train.config import TrainConfig, TrainError
     from glassloop.train.exposure import exposure_svg, exposure_text, load_network, measure_exposure
     from glassloop.train.machine import choose_device
     from glassloop.train.prompts import data_prompts

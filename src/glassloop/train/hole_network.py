@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,15 @@ import torch.nn.functional as F
 
 from glassloop.model.adapter import Adapter
 from glassloop.model.config import ModelConfig
-from glassloop.model.transformer import Transformer
+from glassloop.model.transformer import Step, Sublayer, Transformer
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.train.lora import target_names
-from glassloop.train.masked_ops import MaskedBatch, MaskedOps
+from glassloop.train.masked_ops import MaskedBatch, MaskedOps, Two
+from glassloop.train.ops import Adapter as LowRank
 
 _VECTOR = "embedding"
+Layers = Sequence[Any]  # sublayers, plain or compiled
 # Logits that exist at once: 1 GiB of float32.
 _MOST_LOGITS = 1 << 28
 
@@ -38,16 +41,21 @@ class HoleNetwork:
         seed: int = 0,
         device: str = "cpu",
         dtype: Any = torch.float32,
+        compile: bool = False,
     ) -> None:
+        """`compile` compiles the layers for the shapes of training; other shapes run as they are."""
         self.config = config
         self.device = device
         self.rank = rank
         self.scale = scale
         self.mask_token = mask_token
         self.ops = MaskedOps(device, dtype)
-        self.ops.scale_of_adapters = scale
         named = {name: tensor._replace(name=name) for name, tensor in weights.items()}
         self.transformer = Transformer(config, named, self.ops)
+        self._plain = self.transformer.layers
+        self._layers: Layers = self._plain
+        if compile:
+            self._layers = [(_Compiled(mixer), _Compiled(dense)) for mixer, dense in self._plain]
         self.stems = target_names(config, tuple(targets))
         shapes: dict[str, tuple[int, ...]] = {}
         for stem in self.stems:
@@ -92,12 +100,27 @@ class HoleNetwork:
 
     def loss(self, batch: MaskedBatch, targets: torch.Tensor) -> torch.Tensor:
         """Returns the mean cross-entropy of the masked rows."""
-        loss: torch.Tensor = _HeadLoss.apply(self._hidden(batch), targets, self.transformer)
+        self.transformer.layers = self._layers  # type: ignore[assignment]  # they have the same method
+        try:
+            hidden = self._hidden(batch)
+        finally:
+            self.transformer.layers = self._plain
+        loss: torch.Tensor = _HeadLoss.apply(hidden, targets, self.transformer)
         return loss
+
+    def stop_compiling(self) -> Layers:
+        """Uses the layers as they are from now on. Returns the compiled ones."""
+        compiled, self._layers = self._layers, self._plain
+        return compiled
+
+    def use_compiled(self, layers: Layers) -> None:
+        self._layers = layers
 
     def _hidden(self, batch: MaskedBatch) -> torch.Tensor:
         parts = self._parts(self.flat.to(self.ops.dtype))
-        self.ops.adapters = {stem: (parts[f"{stem}.down"], parts[f"{stem}.up"]) for stem in self.stems}
+        for stem in self.stems:
+            pair = parts[f"{stem}.down"], parts[f"{stem}.up"]
+            self.ops.matrices[f"{stem}.weight"].adapter = LowRank(*pair, self.scale, dropout=0.0)
         # The vector is added to the scaled embedding; the op set adds it before the scale.
         self.ops.mask_vector = parts[_VECTOR] / self.config.embedding_scale
         return self.transformer.hidden(batch, ())  # type: ignore[arg-type]  # this op set's batch
@@ -108,6 +131,28 @@ class HoleNetwork:
         return {
             name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
         }
+
+
+class _Compiled:
+    """A sublayer that is compiled. All layers share the compiled code."""
+
+    def __init__(self, sublayer: Sublayer) -> None:
+        self._sublayer = sublayer
+
+    def forward(self, x: Two, step: Step) -> Two:
+        found: Two = _compiled_forward()(self._sublayer, x, step)
+        return found
+
+
+def _forward(sublayer: Sublayer, x: Two, step: Step) -> Two:
+    found: Two = sublayer.forward(x, step)
+    return found
+
+
+@cache
+def _compiled_forward() -> Callable[[Sublayer, Two, Step], Two]:
+    found: Callable[[Sublayer, Two, Step], Two] = torch.compile(_forward, dynamic=False)
+    return found
 
 
 class _HeadLoss(torch.autograd.Function):  # type: ignore[misc]  # torch has no types here

@@ -37,10 +37,10 @@ from glassloop.train.schedule import learning_rate
 from glassloop.train.tokens import TokenFiles, is_token_folder
 
 FILE = "holes.safetensors"
-_SHARES = (1 / 6, 1 / 4, 3 / 8, 1 / 2)  # of a text that is masked
 _WIDTHS = (4, 8, 16, 32)  # of a block
-_GIVEN = (0, 0, 0, 1 / 4, 1 / 2)  # of the masked tokens of a text that are filled already
-_SHOWN = (0, 0, 1 / 4, 1 / 2, 3 / 4)  # the same of a block
+_GIVEN = (0, 0, 0, 1 / 4, 1 / 2, 1)  # tokens of holes that are filled already, for each that is masked
+_CHECKED = 8  # steps whose gradients are compared, so that both layouts are among them
+_ROUNDING = 0.05  # the relative difference of gradients that bfloat16 explains
 _AHEAD = 3  # batches that are made while the device computes
 
 
@@ -71,8 +71,8 @@ class HolesConfig:
             raise TrainError.about("model", "is missing; the model to adapt is expected")
         if not self.run.lora_rank:
             raise TrainError.about("lora_rank", "is 0; the rank of the adapter is expected")
-        if self.run.length < 64 or self.run.length % 8:
-            raise TrainError.about("length", f"is {self.run.length}; a multiple of 8 from 64 is expected")
+        if self.run.length < 96 or self.run.length % 96:
+            raise TrainError.about("length", f"is {self.run.length}; a multiple of 96 is expected")
         if self.run.batch % 2:
             raise TrainError.about("batch", f"is {self.run.batch}; an even number is expected")
 
@@ -112,21 +112,19 @@ def _window(files: TokenFiles, start: int, length: int) -> np.ndarray:
 
 
 def make_layout(config: HolesConfig, texts: Texts, step: int) -> Layout:
-    """Returns the masked texts of a step."""
+    """Returns the masked texts of a step. All have the same numbers of clean and masked rows."""
     run = config.run
     rng = np.random.default_rng([run.seed, step])
+    masked = run.length // 4
     if rng.random() < config.block_share:
-        widths = [width for width in _WIDTHS if width * 8 <= run.length]
-        width, shown = int(rng.choice(widths)), float(rng.choice(_SHOWN))
-        sequences = max(1, run.batch * 2 // 3)  # a text and its blocks have half as many rows again
-        count = run.length // 2 // width
-        return blocks(texts.draw(sequences, run.length, rng), width, count, int(width * shown), rng)
-    # Half of the steps have texts of twice the length, and half as many of them.
-    longer = int(rng.integers(2)) if run.batch % 4 == 0 else 0
-    length, sequences = run.length << longer, run.batch // 2 >> longer
-    masked = round(length * float(rng.choice(_SHARES)) / 8) * 8
-    given = int(masked * float(rng.choice(_GIVEN)) / 8) * 8
-    return holes(texts.draw(sequences, length, rng), masked, given, rng)
+        # Two thirds of the rows are a text, and a third is the blocks beside it.
+        length = run.length * 2 // 3 // 8 * 8
+        inside = run.length - length
+        width = int(rng.choice([width for width in _WIDTHS if width * 4 <= inside]))
+        count = inside // width
+        return blocks(texts.draw(run.batch, length, rng), width, count, count * width - masked, rng)
+    given = int(masked * float(rng.choice(_GIVEN)))
+    return holes(texts.draw(run.batch // 2, run.length, rng), masked + given, given, rng)
 
 
 @dataclass(frozen=True)
@@ -188,6 +186,7 @@ class _Run:
             seed=run.seed,
             device=run.device,
             dtype=torch.bfloat16 if run.precision == "bf16" else torch.float32,
+            compile=run.compile,
         )
         self.optimizer = torch.optim.AdamW(
             [self.network.flat],
@@ -203,6 +202,33 @@ class _Run:
         }
         self.state = State(step=0, epoch=0, place=0, tokens=0, seconds=0.0)
         self._resume()
+        if run.compile:
+            self._check_compiled()
+
+    def _check_compiled(self) -> None:
+        """Compares the gradients of compiled layers with those of plain ones. If they differ by more than
+        rounding, or cannot be compiled, the run goes on without."""
+        say = Progress(1, 0, self.quiet).say
+        network = self.network
+        found = []
+        try:
+            for plain in (False, True):
+                for step in range(_CHECKED):
+                    layout = make_layout(self.config, self.texts, step)
+                    loss = network.loss(*layout.batch(network.mask_token, self.config.run.device))
+                    found.append(torch.autograd.grad(loss, network.flat)[0])
+                if not plain:
+                    compiled = network.stop_compiling()
+        except Exception as error:
+            network.stop_compiling()
+            say(f"the layers cannot be compiled ({type(error).__name__}: {error}); they run as they are")
+            return
+        ours, expected = torch.stack(found[:_CHECKED]), torch.stack(found[_CHECKED:])
+        difference = float((ours - expected).norm() / expected.norm())
+        if difference < _ROUNDING:
+            network.use_compiled(compiled)
+        used = "used" if difference < _ROUNDING else "not used"
+        say(f"the gradients of compiled layers differ by {difference:.2%}: they are {used}")
 
     def finish(self) -> TrainedHoles:
         """Trains to the end and writes the adapter."""
@@ -240,17 +266,17 @@ class _Run:
                 self._note(curves, progress, *waiting.pop(0))
             if (step + 1) % run.checkpoint_every == 0:
                 self._save()
+                self._write(curves, masked)
             self._on_step(step + 1)
         for entry in waiting:
             self._note(curves, progress, *entry)
         self.state = replace(self.state, seconds=before.seconds + time.monotonic() - began)
         self._save()
-        losses = [point["loss"] for point in curves.points if "loss" in point]
         picture = svg(curves.points)
         if picture:
             write_text(self.place.picture, picture)
         curves.close()
-        return self._write(losses, masked)
+        return self._write(curves, masked)
 
     def _note(
         self, curves: Curves, progress: Progress, step: int, numbers: Any, rate: float, layout: Layout
@@ -277,8 +303,10 @@ class _Run:
                     made.append(pool.submit(make_layout, self.config, self.texts, step + _AHEAD))
                 yield step, layout
 
-    def _write(self, losses: list[float], masked: int) -> TrainedHoles:
+    def _write(self, curves: Curves, masked: int) -> TrainedHoles:
+        """Writes the adapter as it is now."""
         run, state = self.config.run, self.state
+        losses = [point["loss"] for point in curves.points if "loss" in point]
         pairs, vector = self.network.matrices()
         file = self.place.path / FILE
         last = float(np.mean(losses[-50:])) if losses else None

@@ -12,7 +12,7 @@ from glassloop.train.config import TrainConfig, TrainError, make_config
 # Settings of a run that the command takes, with their defaults here.
 _SETTINGS: dict[str, Any] = {
     "length": 384,
-    "batch": 256,
+    "batch": 128,
     "steps": 3000,
     "lr": 2e-3,
     "warmup": 100,
@@ -28,7 +28,7 @@ _SETTINGS: dict[str, Any] = {
     "threads": 0,
 }
 _HELP = {
-    "length": "Tokens of a text; half of the texts have twice as many.",
+    "length": "Rows of a text, clean and masked: a multiple of 96.",
     "batch": "Texts of a step.",
     "steps": "Steps of the optimizer.",
     "lr": "The highest learning rate.",
@@ -86,6 +86,10 @@ def add_holes(commands: Any) -> None:
         "--deterministic", action=argparse.BooleanOptionalAction, default=True,
         help="Use only kernels that give the same bits every time.",
     )  # fmt: skip
+    holes.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, default=False,
+        help="Compile the layers with torch.compile, if that gives the same gradients.",
+    )  # fmt: skip
     holes.add_argument("--quiet", action="store_true", help="Show no progress.")
     holes.add_argument("--json", action="store_true", help="Print the result as JSON.")
 
@@ -98,7 +102,9 @@ def run_holes(given: argparse.Namespace) -> None:
         raise TrainError("training needs torch: pip install 'glassloop[train]'")
     from glassloop.train.holes import HolesConfig, train_holes
 
-    settings = {name: getattr(given, name) for name in (*_SETTINGS, "model", "data", "deterministic")}
+    settings = {
+        name: getattr(given, name) for name in (*_SETTINGS, "model", "data", "deterministic", "compile")
+    }
     run: TrainConfig = make_config("flags", settings)
     mask = _end_of_text(given.model) if given.mask_token is None else given.mask_token
     config = HolesConfig(run, given.block_share, tuple(given.mix), mask, given.seconds)

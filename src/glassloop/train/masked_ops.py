@@ -49,28 +49,20 @@ class MaskedBatch:
 
 
 class MaskedOps(TrainOps):
-    """Implements `Ops` over `Two` arrays. `adapters` has the two matrices of the adapter for each matrix of
-    the model, and `mask_vector` what is added to the embeddings of masked rows."""
+    """Implements `Ops` over `Two` arrays. The adapter of a matrix acts on masked rows; `mask_vector` is added
+    to their embeddings."""
 
     def __init__(self, device: str = "cpu", dtype: Any = torch.float32) -> None:
         super().__init__(device, dtype)
-        self.adapters: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self.mask_vector: torch.Tensor | None = None
-        self.scale_of_adapters = 1.0
-        self._names: dict[int, str] = {}
         self._frequencies: dict[bytes, torch.Tensor] = {}
 
     def _parameter(self, tensor: Tensor) -> torch.Tensor:
         return super()._parameter(tensor).requires_grad_(False)
 
-    def matrix(self, tensor: Tensor) -> TrainMatrix:
-        found = super().matrix(tensor)
-        self._names[id(found)] = tensor.name.removesuffix(".weight")
-        return found
-
     def embed(self, table: TrainMatrix, ids: Any) -> Any:
         clean, masked = (F.embedding(each, table.weight) for each in ids)
-        if self.mask_vector is not None and self._names[id(table)] == "token_embedding":
+        if self.mask_vector is not None and table is self.matrices["token_embedding.weight"]:
             masked = masked + self.mask_vector.to(masked.dtype)
         return Two(clean, masked)
 
@@ -80,10 +72,10 @@ class MaskedOps(TrainOps):
         with torch.no_grad():
             clean = F.linear(x.clean, weight.weight, bias)
         masked = F.linear(x.masked, weight.weight, bias)
-        adapter = self.adapters.get(self._names[id(weight)])
+        adapter = weight.adapter
         if adapter is not None:
-            down, up = adapter
-            masked = torch.addmm(masked, F.linear(x.masked, down), up.T, alpha=self.scale_of_adapters)
+            lowered = F.linear(x.masked, adapter.down)
+            masked = torch.addmm(masked, lowered, adapter.up.T, alpha=adapter.scaling)
         return Two(clean, masked)
 
     def rms_norm(self, x: Any, weight: torch.Tensor, eps: float) -> Any:

@@ -112,27 +112,29 @@ def span_order(sequences: int, length: int, rng: np.random.Generator) -> Ints:
     return np.argsort(key, axis=1, kind="stable").astype(np.int64)
 
 
-def blocks(tokens: Ints, width: int, count: int, shown: int, rng: np.random.Generator) -> Layout:
-    """Masks `count` blocks of `width` tokens of each text, of which `shown` tokens are given."""
+def blocks(tokens: Ints, width: int, count: int, given: int, rng: np.random.Generator) -> Layout:
+    """Masks `count` blocks of `width` tokens of each text. `given` of their tokens have been filled before:
+    of each text some blocks have none of them, and others have many."""
     sequences, length = tokens.shape
     offset = rng.integers(0, width, (sequences, 1))
-    least = -(-_LEAST_BEFORE // width)
-    places = np.arange(least, (length - width) // width)
+    places = np.arange(-(-_LEAST_BEFORE // width), (length - width) // width)
     chosen = rng.permuted(np.tile(places, (sequences, 1)), axis=1)[:, :count]
     starts = np.sort(chosen, axis=1) * width + offset  # [sequences, count]
-    inside = rng.permuted(np.tile(np.arange(width), (sequences * count, 1)), axis=1)
-    given = np.sort(inside[:, :shown], axis=1).reshape(sequences, count, shown)
-    hidden = np.sort(inside[:, shown:], axis=1).reshape(sequences, count, width - shown)
-    given, hidden = ((starts[:, :, None] + part).reshape(sequences, -1) for part in (given, hidden))
+    # The tokens with the highest sums of two random numbers are given: one for the block, one for the token.
+    sums = rng.random((sequences, count, 1)) + rng.random((sequences, count, width))
+    order = np.argsort(-sums.reshape(sequences, -1), axis=1)
+    shown, hidden = (np.sort(part, axis=1) for part in (order[:, :given], order[:, given:]))
+    at = (starts[:, :, None] + np.arange(width)).reshape(sequences, -1)  # the places of all blocks
     text = np.tile(np.arange(length), (sequences, 1))
-    number = np.tile(np.arange(count)[None, :, None], (sequences, 1, width))
+    clean = np.concatenate([text, np.take_along_axis(at, shown, 1)], axis=1)
+    masked = np.take_along_axis(at, hidden, 1)
     return Layout(
-        np.concatenate([tokens, np.take_along_axis(tokens, given, 1)], axis=1),
-        np.concatenate([text, given], axis=1),
-        hidden,
-        np.take_along_axis(tokens, hidden, 1),
+        np.take_along_axis(tokens, clean, 1),
+        clean,
+        masked,
+        np.take_along_axis(tokens, masked, 1),
         text=length,
-        clean_blocks=np.ascontiguousarray(number[:, :, :shown].reshape(sequences, -1)),
-        masked_blocks=np.ascontiguousarray(number[:, :, shown:].reshape(sequences, -1)),
+        clean_blocks=shown // width,
+        masked_blocks=hidden // width,
         starts=starts,
     )

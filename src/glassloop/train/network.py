@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Logits that are computed at once. With more, the loss goes through the rows in pieces, so that the memory
 # for logits stays below about 2 GiB.
 _MOST_LOGITS = 1 << 27
+_MOST_LAYERS = 8  # that are compiled together
 
 
 class Network:
@@ -52,10 +53,7 @@ class Network:
         named = {name: tensor._replace(name=name) for name, tensor in weights.items()}
         self.transformer = Transformer(config, named, self.ops)
         if compile:
-            self.transformer.layers = [
-                (_Compiled(mixer), _Compiled(feed_forward))  # type: ignore[misc]
-                for mixer, feed_forward in self.transformer.layers
-            ]
+            self.transformer.layers = _compiled_groups(self.transformer.layers)
         if config.positions == "sinusoidal":  # a table that is computed, not trained
             self.ops.matrices.pop("position_embedding.weight").weight.requires_grad_(False)
         self.parameters: dict[str, torch.Tensor] = {
@@ -111,7 +109,8 @@ class Network:
                 targets,
                 self.config.logit_softcap,
                 dtype=torch.bfloat16 if self._bf16 else self.ops.dtype,
-                most_logits=_MOST_LOGITS,
+                # Compiled code does not keep the logits in float32 beside those in bfloat16.
+                most_logits=_MOST_LOGITS * (4 if self._compile and self._bf16 else 1),
                 compiled=self._compile,
             )
 
@@ -165,23 +164,45 @@ class Network:
 
 
 class _Compiled:
-    """A sublayer that is compiled for training. All of one shape share the compiled code, which takes a few
-    seconds to make; a whole model would take minutes."""
+    """Sublayers that are compiled together for training. Groups of one shape share the compiled code, which
+    takes seconds to make; a whole large model would take minutes."""
 
-    def __init__(self, sublayer: Sublayer) -> None:
-        self._sublayer = sublayer
+    def __init__(self, sublayers: Sequence[Sublayer]) -> None:
+        self._sublayers = tuple(sublayers)
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        if not step.ops.training:  # type: ignore[attr-defined]
-            return self._sublayer.forward(x, step)
-        return _compiled_forward()(self._sublayer, x, step)
+        run = _compiled_forward() if step.ops.training else _forward  # type: ignore[attr-defined]
+        return run(self._sublayers, x, step) if self._sublayers else x
 
 
-def _forward(sublayer: Sublayer, x: torch.Tensor, step: Step) -> torch.Tensor:
-    return sublayer.forward(x, step)
+Layers = list[tuple[Sublayer, Sublayer]]
+
+
+def _compiled_groups(layers: Layers) -> Layers:
+    """Returns layers of which the first sublayer of each group computes the whole group."""
+    size = _group_size(len(layers))
+    found: Layers = []
+    for at in range(0, len(layers), size):
+        group = [sublayer for layer in layers[at : at + size] for sublayer in layer]
+        found.append((_Compiled(group), _Compiled(())))  # type: ignore[arg-type]
+    return found
+
+
+def _group_size(layers: int) -> int:
+    """Returns how many layers are compiled together: groups of equal size, if they are not too small."""
+    size = max(each for each in range(1, _MOST_LAYERS + 1) if layers % each == 0)
+    return size if 2 * size > min(layers, _MOST_LAYERS) else _MOST_LAYERS
+
+
+def _forward(sublayers: Sequence[Sublayer], x: torch.Tensor, step: Step) -> torch.Tensor:
+    for sublayer in sublayers:
+        x = sublayer.forward(x, step)
+    return x
 
 
 @cache
-def _compiled_forward() -> Callable[[Sublayer, torch.Tensor, Step], torch.Tensor]:
-    found: Callable[[Sublayer, torch.Tensor, Step], torch.Tensor] = torch.compile(_forward, dynamic=False)
+def _compiled_forward() -> Callable[[Sequence[Sublayer], torch.Tensor, Step], torch.Tensor]:
+    found: Callable[[Sequence[Sublayer], torch.Tensor, Step], torch.Tensor] = torch.compile(
+        _forward, dynamic=False
+    )
     return found

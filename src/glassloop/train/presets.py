@@ -5,6 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tiny": (
+        "0.2M weights, one token per character: a minute on a laptop",
+        {
+            "tokenizer": "characters",
+            "layers": 3,
+            "heads": 2,
+            "dim": 64,
+            "length": 64,
+            "batch": 12,
+            "steps": 1000,
+            "lr": 3e-3,
+            "warmup": 50,
+            "validation_share": 0.1,
+            "validate_every": 250,
+        },
+    ),
     "characters": (
         "0.8M weights, one token per character: minutes on a laptop",
         # The sizes and rates that nanoGPT publishes for training on a CPU.
@@ -101,6 +117,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "length": 64,
             "batch": 16,
             "steps": 1000,
+            "lr": 3e-3,
             "look_ahead": True,
             "validation_share": 0.1,
         },

@@ -19,6 +19,7 @@ from glassloop.train.config import TrainError
 Floats = NDArray[np.float64]
 _COARSE = np.arange(0.04, 1.521, 0.04)
 _FINE = np.arange(-0.04, 0.0401, 0.004)
+_PARTS = ([0, 1, 2], [1, 2], [0, 1], [0, 2], [0])  # of floor, a and b; the last can always be solved
 _LEAST_POINTS = 6
 
 
@@ -91,6 +92,8 @@ def fit(runs: Sequence[Measured], resamples: int = 300, seed: int = 0) -> Fit:
     if not (np.isfinite(losses).all() and (losses > 0).all()):
         raise TrainError("a loss is not a positive number; no law can be fitted")
     law = _best(weights, tokens, losses[None])[0]
+    if not law.a or not law.b:
+        raise TrainError("the losses do not fall with weights and tokens; no law can be fitted")
     expected = np.array([law.loss(*pair) for pair in zip(weights, tokens, strict=True)])
     residuals = losses / expected - 1
     random = np.random.default_rng(seed)
@@ -128,15 +131,21 @@ def _search(weights: Floats, tokens: Floats, losses: Floats, grid: Floats) -> tu
         scale = np.abs(terms).max(1, keepdims=True)
         terms = terms / scale / row[:, None]
         normal = np.einsum("tri,trj->tij", terms, terms) + 1e-12 * np.eye(3)
-        factors = np.linalg.solve(normal, terms.sum(1)[..., None])[..., 0]
-        errors = ((np.einsum("tri,ti->tr", terms, factors) - 1) ** 2).sum(1)
-        # A law has no negative part. The loss that every model keeps may be 0.
-        errors = np.where((factors >= 0).all(1), errors, np.inf)
-        at = int(errors.argmin())
-        if not np.isfinite(errors[at]):
-            raise TrainError("the losses do not fall with weights and tokens; no law can be fitted")
-        chosen.append(tries[at])
-        found.append(factors[at] / scale[at, 0])
+        best, exponents, factors = np.inf, tries[0], np.zeros(3)
+        for used in _PARTS:  # a law has no negative part, but a part may be 0
+            columns = np.ix_(range(len(tries)), used, used)
+            solved = np.zeros((len(tries), 3))
+            solved[:, used] = np.linalg.solve(normal[columns], terms.sum(1)[:, used, None])[..., 0]
+            errors = ((np.einsum("tri,ti->tr", terms, solved) - 1) ** 2).sum(1)
+            valid, free = solved.min(1) >= 0, int(errors.argmin())
+            errors = np.where(valid, errors, np.inf)
+            at = int(errors.argmin())
+            if errors[at] < best:
+                best, exponents, factors = errors[at], tries[at], solved[at] / scale[at, 0]
+            if valid[free]:  # fewer parts cannot be better
+                break
+        chosen.append(exponents)
+        found.append(factors)
     return np.array(chosen), np.array(found)
 
 

@@ -28,6 +28,7 @@ from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
 
 Method = Literal["rerank", "metropolis"]
+Proposer = Literal["left", "diffusion"]
 Tokens = Annotated[int, Field(ge=1, le=256)]
 Candidates = Annotated[int, Field(ge=1, le=64)]
 Window = Annotated[int, Field(ge=0, le=1024)]
@@ -47,6 +48,7 @@ class InfillBody(EditBody):
     candidates: Candidates = 16
     method: Method = "rerank"
     window: Window | None = 32
+    proposer: Proposer = "left"
 
 
 class RewriteBody(EditBody):
@@ -68,6 +70,7 @@ class RepairBody(EditBody):
     least_gain: Annotated[float, Field(ge=0, le=1e6)] = 3.0
     spans: Annotated[int, Field(ge=1, le=16)] = 4
     check: SafeName | None = None
+    proposer: Proposer = "left"
 
 
 class SharpenBody(EditBody):
@@ -172,6 +175,7 @@ def router(service: Service) -> APIRouter:
                 body.after,
                 body.tokens,
                 candidates=body.candidates,
+                proposer=body.proposer,
                 **options,
                 **common,
             )
@@ -200,7 +204,7 @@ def router(service: Service) -> APIRouter:
     async def mend(request: Request, body: RepairBody) -> Response:
         service.check_text(body.text, "text")
         service.check_text(body.prompt or "", "prompt")
-        names = ("prompt", "budget", "candidates", "tokens", "window", "least_gain", "spans")
+        names = ("prompt", "budget", "candidates", "tokens", "window", "least_gain", "spans", "proposer")
         options = {name: getattr(body, name) for name in names}
 
         try:

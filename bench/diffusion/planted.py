@@ -1,0 +1,91 @@
+"""Planted errors, as in `bench.editing.planted`, found and repaired by masked rows.
+
+    python -m bench.diffusion.planted run --books standardebooks-17.jsonl.xz
+    python -m bench.diffusion.planted report
+
+`left` is the surprise of a token given what comes before it, `masked` its surprise to the masked model, which
+sees both sides, and `sum` the two together.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+from bench.diffusion.data import finish, load, options_of
+from bench.editing.data import Results, paired, paragraphs
+from bench.editing.planted import BUDGET, FIRST, auroc, spoil
+from glassloop import LLM, Sampling
+from glassloop.edit.masks import masked_bits
+from glassloop.edit.proposal import Work
+from glassloop.edit.surprise import left_bits
+
+
+def main() -> None:
+    options = options_of(__doc__, ("run", "report"), 40)
+    (run if options.phase == "run" else report)(options)
+
+
+def run(options: argparse.Namespace) -> None:
+    results = Results(options.out / "planted.jsonl")
+    items = paragraphs(options.books, options.count, 700, 1200)
+    llm = load(options)
+    for item in results.missing(range(len(items))):
+        results.add({"item": item, **one(llm, items[item]["text"], item)})
+
+
+def one(llm: LLM, text: str, seed: int) -> dict[str, Any]:
+    clean, spoilt, wrong = spoil(llm, text, seed)
+    work = Work(llm, seed)
+    draft = work.text(spoilt[:1], spoilt[1:])
+    made: dict[str, Any] = {"wrong": sorted(wrong), "tokens": len(clean)}
+    made["left"], made["masked"] = left_bits(draft)[FIRST - 1 :], masked_bits(work, draft)[FIRST - 1 :]
+    edit = llm.repair(
+        draft,
+        proposer="diffusion",
+        budget=BUDGET * len(clean),
+        sampling=Sampling(temperature=0.8, seed=seed),
+    )
+    after = [spoilt[0], *edit.token_ids]
+    assert len(after) == len(clean)  # replacements are as long as what they replace
+    made["repair"] = {
+        "restored": sum(after[at] == clean[at] for at in wrong),
+        "changed": sum(after[at] != spoilt[at] for at in wrong),
+        "harmed": sum(after[at] != clean[at] for at in range(len(clean)) if at not in wrong),
+        "edits": len(edit.accepted),
+        "rows": edit.sampled + edit.scored,
+    }
+    return made
+
+
+def report(options: argparse.Namespace) -> None:
+    rows = list(Results(options.out / "planted.jsonl").rows.values())
+    planted = sum(len(row["wrong"]) for row in rows)
+    right = sum(row["tokens"] for row in rows) - planted
+    made: dict[str, Any] = {"texts": len(rows), "planted": planted, "right": right, "auroc": {}}
+    is_wrong = [np.isin(np.arange(FIRST, row["tokens"]), row["wrong"]) for row in rows]
+    scores = {name: [np.array(row[name]) for row in rows] for name in ("left", "masked")}
+    scores["sum"] = [a + b for a, b in zip(scores["left"], scores["masked"], strict=True)]
+    single = {}
+    for name, values in scores.items():
+        every, flags = np.concatenate(values), np.concatenate(is_wrong)
+        made["auroc"][name] = auroc(every[~flags], every[flags])
+        single[name] = [auroc(s[~w], s[w]) for s, w in zip(values, is_wrong, strict=True)]
+        print(f"{name:7} AUROC {made['auroc'][name]:.3f}")
+    for name in ("masked", "sum"):
+        gain = made[f"{name}_minus_left"] = paired(single[name], single["left"])
+        print(f"{name} - left, by text: {gain['mean']:+.3f} ({gain['low']:+.3f} to {gain['high']:+.3f})")
+    totals = {key: sum(row["repair"][key] for row in rows) for key in rows[0]["repair"]}
+    made["repair"] = totals
+    print(
+        f"repair: {totals['restored']} of {planted} restored ({totals['restored'] / planted:.0%}),"
+        f" {totals['changed']} changed; {totals['harmed']} of {right} right ones harmed"
+        f" ({totals['harmed'] / right:.1%}); {totals['edits']} edits, {totals['rows']} rows"
+    )
+    finish(made)
+
+
+if __name__ == "__main__":
+    main()

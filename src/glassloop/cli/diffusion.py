@@ -1,0 +1,180 @@
+"""`generate --diffusion`: a text that is filled in passes, drawn while it is, and its passes afterwards."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from glassloop.cli.help import INPUT, OUTPUT
+from glassloop.cli.kept import Name
+from glassloop.cli.options import RunModel
+from glassloop.cli.terminal import has_colours, print_json, visible
+from glassloop.errors import GlassloopError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from glassloop.decode.sampling import Sampling
+    from glassloop.diffuse.frames import Cell
+    from glassloop.engine.llm import LLM
+    from glassloop.trace.run import Run
+
+MASKED = "░"
+Diffused = Annotated[
+    bool,
+    typer.Option(
+        "--diffusion",
+        help="Write by filling masks, block by block, in passes. On a terminal it can be watched.",
+        rich_help_panel=INPUT,
+    ),
+]
+Filling = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fill",
+        metavar="NAME=VALUE",
+        help="An option of --diffusion: block, passes, threshold, entropy, most, order, revise, retake or"
+        " revise_by. May be given several times.",
+        rich_help_panel=INPUT,
+    ),
+]
+Holes = Annotated[
+    Path | None,
+    typer.Option(
+        "--holes",
+        metavar="FILE",
+        help="The adapter for masked rows; by default the one that comes with the model.",
+        rich_help_panel=INPUT,
+    ),
+]
+
+
+def parse_filling(given: list[str] | None) -> dict[str, Any]:
+    """Returns the options of `--fill` as `Diffusion` takes them."""
+    from glassloop.diffuse.options import Diffusion
+
+    found: dict[str, Any] = {}
+    for each in given or ():
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise GlassloopError(f"--fill is {each!r}; NAME=VALUE is expected")
+        found[name] = _value(value)
+    Diffusion.of(found)
+    return found
+
+
+def _value(text: str) -> int | float | str | None:
+    if text == "none":
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def print_diffused(
+    llm: LLM,
+    prompt: str | list[int],
+    sampling: Sampling,
+    filling: dict[str, Any],
+    json_output: bool,
+    trace: Path | None,
+    store: bool,
+) -> None:
+    """Writes a text by diffusion and prints it: on a terminal after each pass, else at the end."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from glassloop.cli.generate import statistics
+    from glassloop.cli.kept import keep
+    from glassloop.diffuse.frames import frames
+
+    drawn = sys.stdout.isatty() and not json_output and sampling.n == 1
+    live = Live(console=Console(), auto_refresh=False) if drawn else None
+
+    def on_pass(run: Run, record: object) -> None:
+        if live is not None:
+            *_, last = frames(run, llm.piece)
+            live.update(frame_text(last), refresh=True)
+
+    try:
+        if live is not None:
+            live.start()
+        run = llm.diffuse(prompt, sampling, diffusion=filling, on_pass=on_pass)
+        if live is not None:
+            live.update(visible(run.text), refresh=True)
+    finally:
+        if live is not None:
+            live.stop()
+    runs = run.samples or [run]
+    if json_output:
+        print_json(run.to_dict() | ({"samples": [each.to_dict() for each in runs]} if len(runs) > 1 else {}))
+    elif not drawn:
+        for each in runs:
+            print(f"── {each.sample + 1} of {len(runs)} ──\n" * (len(runs) > 1) + each.text)
+    if trace is not None:
+        run.save(trace)
+    kept = store and keep(runs)
+    if not json_output:
+        rows = sum(len(record.filled) for record in run.passes)
+        passes = f"{len(run.passes)} passes, {rows / max(1, len(run.passes)):.1f} tokens each"
+        print(f"{statistics(llm, run, bool(kept))} · {passes}", file=sys.stderr)
+
+
+def frame_text(cells: list[Cell]) -> Text:
+    """Returns the text after a pass, with its masks; what the pass has changed is marked by colour."""
+    from rich.text import Text
+
+    made = Text()
+    for cell in cells:
+        style = "bold green" if cell.changed and cell.text is not None else "red" if cell.changed else ""
+        made.append(MASKED if cell.text is None else visible(cell.text), style if has_colours() else "")
+    return made
+
+
+def passes(
+    name: Name,
+    number: Annotated[
+        int | None, typer.Option("--pass", metavar="N", help="Show one pass in full.", rich_help_panel=OUTPUT)
+    ] = None,
+    model: RunModel = None,
+) -> None:
+    """Show how a text that was written by diffusion was filled, pass after pass."""
+    from rich.console import Console
+
+    from glassloop.cli.kept import find_runs
+    from glassloop.diffuse.frames import frames
+    from glassloop.errors import TraceError
+
+    run = find_runs(name)[0]
+    if run.diffusion is None:
+        raise TraceError(f"run {run.id[:8]} was not written by diffusion, so it has no passes")
+    pieces = {token.id: token.piece for token in run.tokens}
+    if model is not None or any(each.id not in pieces for record in run.passes for each in record.filled):
+        from glassloop.cli.kept import model_of
+        from glassloop.model.loader import load_tokenizer
+
+        tokenizer = load_tokenizer(model or model_of(name, run))
+        pieces |= {each.id: tokenizer.piece(each.id) for record in run.passes for each in record.filled}
+    console = Console(highlight=False)
+    for record, cells in zip(run.passes, frames(run, pieces.__getitem__), strict=True):
+        if number is not None and record.number != number:
+            continue
+        block = frame_text(cells[record.first :])
+        console.print(f"{record.number:4d}  ", block, sep="", end="\n")
+        if number is not None:
+            for taken in record.unfilled:
+                token = visible(pieces.get(taken.id, str(taken.id)), newlines=False)
+                console.print(f"      {taken.at}: {token!r} taken back ({taken.why})", markup=False)
+            for each in record.filled:
+                token = visible(pieces[each.id], newlines=False)
+                console.print(
+                    f"      {each.at}: {token!r} filled, confidence {each.confidence:.3f}, entropy"
+                    f" {each.entropy:.2f} nats",
+                    markup=False,
+                )

@@ -1,0 +1,143 @@
+"""The record of a text that was filled in passes: it is kept in files of version 2 and in the store, replays
+bit for bit, and every pass can be explained. Damaged records are refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from diffuse.small import MaskedLLM, masked_llm
+from engine.random_runs import PROMPT, small_llm
+from hostile import glass
+from jsonschema_rs import validator_for
+
+from glassloop import GlassloopError, Run, Sampling, TraceError
+from glassloop.diffuse.options import Diffusion
+from glassloop.diffuse.replay import known_before
+from glassloop.trace.file import from_bytes, to_bytes, version_of
+from glassloop.trace.header import to_header
+from glassloop.trace.store import Store
+from glassloop.trace.validate import read_header
+
+OPTIONS = Diffusion(block=8, threshold=0.6, revise=1)
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    sampling = Sampling(seed=3, temperature=0.9, max_tokens=20, logprobs=4, top_k=40)
+    return masked_llm().diffuse(PROMPT, sampling, diffusion=OPTIONS)
+
+
+def test_a_file_has_the_passes_and_the_run_replays(run, tmp_path):
+    run.save(tmp_path / "a.glass")
+    loaded = Run.load(tmp_path / "a.glass", llm=masked_llm())
+    assert loaded.tokens == run.tokens and loaded.passes == run.passes and loaded.diffusion == run.diffusion
+    assert any(record.unfilled for record in run.passes)
+    verdict = loaded.replay()
+    assert verdict.identical and verdict.tokens == len(run.tokens), verdict.sentence
+    assert loaded.to_dict() == run.to_dict()
+
+
+def test_only_a_file_with_masks_is_of_version_2(run):
+    plain = small_llm().generate(PROMPT, Sampling(seed=1, max_tokens=4))
+    assert version_of([plain]) == 1 and to_bytes([plain])[8] == 1
+    assert version_of([plain, run]) == 2 and to_bytes([run])[8] == 2
+    assert from_bytes(to_bytes([plain]))[0].tokens == plain.tokens
+    assert "passes" not in to_header(plain) and "passes" not in plain.to_dict()
+
+
+def test_the_schemas_describe_it(run):
+    header = json.loads(json.dumps({**to_header(run), "columns": []}))
+    plain = json.loads(json.dumps(run.to_dict()))
+    for name, written in (("trace-header.schema.json", header), ("run.schema.json", plain)):
+        schema = validator_for(json.loads((DOCS / name).read_text()))
+        schema.validate(written)
+        wrong = json.loads(json.dumps(written))
+        wrong["passes"][0] = {"number": 0}
+        assert not schema.is_valid(wrong)
+
+
+def test_a_store_keeps_it(run, tmp_path):
+    store = Store(tmp_path / "runs.db")
+    store.add(run)
+    assert store.get(run.id).passes == run.passes
+    store.close()
+
+
+def test_a_replay_notices_a_changed_token_and_a_changed_pass(run):
+    other = replace(run, tokens=[*run.tokens[:3], run.tokens[4], *run.tokens[4:]])
+    verdict = masked_llm().replay(other)
+    assert not verdict.identical and verdict.first.at == 3
+    moved = replace(run.passes[1], filled=run.passes[1].filled[::-1] + run.passes[1].filled[:1])
+    verdict = masked_llm().replay(replace(run, passes=[run.passes[0], moved, *run.passes[2:]]))
+    assert not verdict.identical and "the passes are not the same" in verdict.sentence
+
+
+def test_every_place_is_explained_by_the_pass_that_filled_it(run):
+    llm = masked_llm()
+    for at in (0, 3, len(run.tokens) - 1):
+        told = llm.explain(run, at)
+        assert told.winner.id == run.tokens[at].id
+        assert told.winner.luck == run.tokens[at].luck and told.sentence.startswith("In pass ")
+    first = run.passes[0]
+    assert known_before(run, first) == [None] * 8
+    masked = next(at for at in range(8) if at not in {each.at for each in first.filled})
+    told = llm.explain(run, masked, number=0)
+    assert told.sentence.startswith("In pass 0, with 0 of 8 places known, ")
+    what_if = llm.explain(run, 0, temperature=0.0)
+    assert what_if.winner.luck == 0
+    with pytest.raises(TraceError, match="pass is 99"):
+        llm.explain(run, 0, number=99)
+    with pytest.raises(TraceError, match="step is 77"):
+        llm.explain(run, 77)
+    last = max(each.number for each in run.passes if each.first == 0)
+    known = next(at for at, token in enumerate(known_before(run, run.passes[last])) if token is not None)
+    with pytest.raises(TraceError, match="is not masked"):
+        llm.explain(run, known, number=last)
+
+
+def test_another_model_and_another_adapter_are_refused(run):
+    loaded = from_bytes(to_bytes([run]))[0]
+    with pytest.raises(GlassloopError, match="no adapter for masked rows"):
+        small_llm().replay(loaded)
+    other = MaskedLLM()
+    other._mask = other.mask._replace(sha256="0" * 64)
+    with pytest.raises(TraceError, match="another adapter for masked rows"):
+        other.replay(loaded)
+    with pytest.raises(TraceError, match="another model"):
+        masked_llm().replay(replace(loaded, model_hash="1" * 64))
+    with pytest.raises(TraceError, match="written by filling masks"):
+        masked_llm().fork(run, 2)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda header: header.pop("passes"),
+        lambda header: header.pop("diffusion"),
+        lambda header: header.update(passes=[[1, 0, 8, [], []]]),
+        lambda header: header.update(passes=[[0, 0, 0, [], []]]),
+        lambda header: header.update(passes=[[0, 0, 10**9, [], []]]),
+        lambda header: header.update(passes=[[0, 0, 8, [], [[8, 1, 0.5, 1, -1, -1]]]]),
+        lambda header: header.update(passes=[[0, 4, 8, [[3, 1, "x"]], []]]),
+        lambda header: header.update(passes=[[0, 0, 8, [], [[0, -1, 0.5, 1, -1, -1]]]]),
+        lambda header: header.update(passes=[[0, 0, 8, [], [[0, 1, 1.5, 1, -1, -1]]]]),
+        lambda header: header.update(passes="x"),
+        lambda header: header.update(diffusion=[]),
+    ],
+)
+def test_a_damaged_header_is_refused_by_name(run, spoil):
+    header = glass.read(to_bytes([run]))[0].header
+    read_header(json.dumps(header).encode())
+    spoil(header)
+    with pytest.raises(TraceError, match=r"passes|diffusion"):
+        read_header(json.dumps(header).encode())
+
+
+def test_wrong_options_in_a_file_are_an_error_of_the_replay(run):
+    for values in ({"block": -1}, {"unknown": 1}):
+        with pytest.raises(TraceError, match=r"diffusion\."):
+            masked_llm().replay(replace(run, diffusion={**run.diffusion, **values}))
