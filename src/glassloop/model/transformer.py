@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from threading import Lock
-from types import MethodType
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakMethod, ref
 
@@ -174,9 +173,11 @@ class Program:
     first batch with adapters comes, with all that are loaded then."""
 
     def __init__(self, model: Transformer, compute: Forward) -> None:
-        # A model has its programs: references back would keep it alive until garbage is collected.
+        # A model holds the programs of its own methods. These must not hold it too, or only the garbage
+        # collector could free it.
+        own = getattr(compute, "__self__", None) is model
         self._model = ref(model)
-        self._compute = WeakMethod(compute) if isinstance(compute, MethodType) else lambda: compute
+        self._compute: Callable[[], Forward | None] = WeakMethod(compute) if own else lambda: compute
         self.plain = model.ops.program(compute)
         self._adapted = self.plain
         self._made_with = model.adapters
@@ -185,7 +186,7 @@ class Program:
         if not any(batch.adapters):
             return self.plain(batch, pages)
         model, compute = self._model(), self._compute()
-        assert model is not None and compute is not None
+        assert model is not None and compute is not None  # the caller holds the model
         adapters = model.adapters
         if adapters.embedding is None:
             raise BatchError(f"a row has the adapter {max(batch.adapters)}; none is loaded")
