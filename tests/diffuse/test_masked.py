@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from diffuse.small import MASK, MaskedLLM, masked_llm, naive_logits, naive_text
 from engine.random_runs import PROMPT
-from engine.small import CONTEXT, EOS, loop, model, request
+from engine.small import CONTEXT, EOS, loop, model, naive, request, same, with_adapters
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -145,6 +145,50 @@ def test_passes_survive_preemption_and_leave_nothing_behind(masked_first):
     assert engine.tree.held == 0
     others = sum(run.timings.preempted for each in plain for run in each.runs)
     assert others if masked_first else preempted
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 10**6))
+def test_random_holes_beside_random_requests_in_a_random_engine(seed):
+    """Small steps, few pages, windows, adapters of requests: each pass has the logits of the naive way, and
+    each run is what it is alone."""
+    rng = np.random.default_rng(seed)
+    window = int(rng.integers(1, 70)) if rng.random() < 0.3 else None
+    small = with_adapters(model(window))
+    tasks, expected = [], []
+    for _ in range(int(rng.integers(1, 5))):
+        before, after = (rng.integers(1, 256, rng.integers(1, 60)).tolist() for _ in range(2))
+        rows = Rows(before, int(rng.integers(1, 8)), after, Mask(MASK, int(rng.integers(0, 3))))
+        made = rows.of_pass([None if rng.random() < 0.7 else 66 for _ in range(6)] + [None])
+        pilot = _Fixed(made, int(rng.integers(1, 20)))
+        expected.append(naive_logits(small, rows, made).tobytes())
+        tasks.append((Masked(rows.tokens, rows.kept, made, pilot), pilot))
+    plain = []
+    for number in range(int(rng.integers(0, 5))):
+        adapter = None if rng.random() < 0.5 else str(rng.choice(["one", "two"]))
+        options = Sampling(seed=number, max_tokens=int(rng.integers(1, 50)), adapter=adapter)
+        plain.append(request(rng.integers(0, 256, rng.integers(1, 70)).tolist(), options))
+    alone = {run: naive(small, run) for each in plain for run in each.runs}
+    engine = loop(small, int(rng.integers(8, 30)), most_running=int(rng.integers(1, 9)))
+    sizes = {"step_rows": int(rng.choice([16, 40, 512])), "rows_beside": int(rng.choice([1, 7, 128]))}
+    engine.scheduler._ops = type("Few", (), {**sizes, "most_running": 64})()
+    waiting = [*(task for task, _ in tasks), *plain]
+    for place in rng.permutation(len(waiting)).tolist():
+        engine.add(waiting[place])
+        for _ in range(int(rng.integers(0, 4))):
+            engine.step()
+    steps = 0
+    while engine.busy:
+        engine.step()
+        steps += 1
+        assert steps < 5000
+    engine.tree.check_integrity()
+    assert engine.tree.held == 0
+    for (task, pilot), logits in zip(tasks, expected, strict=True):
+        task.wait()
+        assert pilot.found == [logits] * pilot.times, seed
+    for run, other in alone.items():
+        assert same(run, other), seed
 
 
 def test_a_hole_that_never_fits_ends_with_an_error():

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from threading import Lock
+from types import MethodType
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakMethod, ref
 
 import numpy as np
 
@@ -172,7 +174,9 @@ class Program:
     first batch with adapters comes, with all that are loaded then."""
 
     def __init__(self, model: Transformer, compute: Forward) -> None:
-        self._model, self._compute = model, compute
+        # A model has its programs: references back would keep it alive until garbage is collected.
+        self._model = ref(model)
+        self._compute = WeakMethod(compute) if isinstance(compute, MethodType) else lambda: compute
         self.plain = model.ops.program(compute)
         self._adapted = self.plain
         self._made_with = model.adapters
@@ -180,11 +184,13 @@ class Program:
     def __call__(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         if not any(batch.adapters):
             return self.plain(batch, pages)
-        adapters = self._model.adapters
+        model, compute = self._model(), self._compute()
+        assert model is not None and compute is not None
+        adapters = model.adapters
         if adapters.embedding is None:
             raise BatchError(f"a row has the adapter {max(batch.adapters)}; none is loaded")
         if self._adapted is self.plain or self._made_with is not adapters:
-            self._adapted = self._model.ops.program(self._compute, adapted=True)
+            self._adapted = model.ops.program(compute, adapted=True)
             self._made_with = adapters
         return self._adapted(batch, pages)
 
