@@ -26,6 +26,7 @@ def options_of(doc: str | None, phases: Sequence[str], count: int, **more: Any) 
         "--adapter", default=None, help="the adapter for masked rows; by default the shipped one"
     )
     parser.add_argument("--ops", default=None, help="the op set; torch runs on a GPU")
+    parser.add_argument("--kv-memory", type=int, default=None, help="bytes of the KV cache")
     parser.add_argument("--count", type=int, default=count, help="items")
     parser.add_argument("--books", type=Path, help=BOOKS)
     parser.add_argument("--out", type=Path, default=Path("build/diffusion"), help="folder of the results")
@@ -36,7 +37,7 @@ def options_of(doc: str | None, phases: Sequence[str], count: int, **more: Any) 
 
 def load(options: argparse.Namespace) -> LLM:
     """Returns the model with its adapter for masked rows."""
-    llm = LLM(options.model, ops=options.ops)
+    llm = LLM(options.model, ops=options.ops, kv_memory=options.kv_memory)
     if options.adapter is not None:
         llm.load_holes(options.adapter)
     return llm

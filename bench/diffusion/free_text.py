@@ -71,7 +71,7 @@ def write(llm: LLM, ids: list[int], seed: int, options: argparse.Namespace) -> d
 
 def judge(options: argparse.Namespace) -> None:
     written, judged = Results(options.out / "free_text.jsonl"), Results(options.out / "free_judged.jsonl")
-    llm = LLM(options.judge, ops=options.ops)
+    llm = LLM(options.judge, ops=options.ops, kv_memory=options.kv_memory)
     for item in judged.missing(sorted(written.rows)):
         row = written.rows[item]
         work, requests, lengths = Work(llm, 0), {}, {}

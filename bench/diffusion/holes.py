@@ -34,7 +34,7 @@ def rerank(options: argparse.Namespace) -> None:
     """Fills the holes from the left, which needs no adapter."""
     results = Results(options.out / "rerank.jsonl")
     items = paragraphs(options.books, options.count, 500, 900)
-    llm = LLM(options.model, ops=options.ops)
+    llm = LLM(options.model, ops=options.ops, kv_memory=options.kv_memory)
     for item in results.missing(range(len(items))):
         before, hole, after = cut(llm, items[item]["text"])
         text, rows = fill(llm, before, after, item, candidates=CANDIDATES)
