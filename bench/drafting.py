@@ -47,8 +47,10 @@ def _round(
     """Answers all questions once, without and with drafts."""
     sampling = Sampling(temperature=temperature, max_tokens=options.tokens, seed=seed)
     measured = []
-    memory = {"kv_memory": "300MB"}
-    with LLM(options.model, draft=False, **memory) as plain, LLM(options.model, **memory) as drafting:
+    with (
+        LLM(options.model, draft=False, kv_memory="300MB") as plain,
+        LLM(options.model, draft=options.draft or True, kv_memory="300MB") as drafting,
+    ):
         for llm in (plain, drafting):
             llm.generate("Warm", Sampling(temperature=temperature, max_tokens=24, ignore_eos=True))
         for number, question in enumerate(questions):
@@ -114,6 +116,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--tokens", type=int, default=128, help="of an answer, at most")
+    parser.add_argument(
+        "--draft", metavar="FILE", help="a drafter, or a draft model; by default what there is"
+    )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="the first question that is asked")
     parser.add_argument("--every", type=int, default=1, help="ask every n-th question")

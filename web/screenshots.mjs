@@ -8,8 +8,8 @@ await mkdir(folder, { recursive: true });
 const server = await new Server().start();
 const browser = await launch();
 try {
-  for (const [scheme, name, height] of [['dark', 'studio', 860], ['light', 'studio-compare', 1060]]) {
-    const page = await open(browser, server.address, { scheme, width: 1280, height });
+  for (const [scheme, name, height] of [['dark', 'studio', 800], ['light', 'studio-compare', 860]]) {
+    const page = await open(browser, server.address, { scheme, width: 1400, height });
     await played(page);
     const first = await settled(page, server);
     await page.locator('.item.pulse').click();

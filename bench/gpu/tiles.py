@@ -21,14 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(given: argparse.Namespace) -> None:
-    _, dim, heads, kv_heads, head_dim, hidden, vocabulary = SHAPES[given.shape]
-    linears = {
-        "qkv": ((heads + 2 * kv_heads) * head_dim, dim, False),
-        "o": (dim, heads * head_dim, False),
-        "gate-up": (hidden, dim, True),
-        "down": (dim, hidden, False),
-        "head": (vocabulary, dim, False),
-    }
+    linears = products(given.shape)
     for rows in [int(each) for each in given.rows.split(",")]:
         for name, (width, columns, gated) in linears.items():
             if name == "head" and rows > 256:
@@ -50,6 +43,18 @@ def main(given: argparse.Namespace) -> None:
                 *[f"{each * 1e6:.1f}:{tuple(tile)}" for each, tile in found[:3]],
                 flush=True,
             )
+
+
+def products(shape: str) -> dict[str, tuple[int, int, bool]]:
+    """Returns the outputs and inputs of each product of a model, and whether it has a gate."""
+    _, dim, heads, kv_heads, head_dim, hidden, vocabulary = SHAPES[shape]
+    return {
+        "qkv": ((heads + 2 * kv_heads) * head_dim, dim, False),
+        "o": (dim, heads * head_dim, False),
+        "gate-up": (hidden, dim, True),
+        "down": (dim, hidden, False),
+        "head": (vocabulary, dim, False),
+    }
 
 
 def candidates(rows: int, gated: bool) -> list[Tile]:
@@ -78,14 +83,7 @@ def candidates(rows: int, gated: bool) -> list[Tile]:
 
 def seconds(rows: int, width: int, columns: int, gated: bool, tile: Tile) -> float:
     """Returns the median time of a product, by a graph of several with weights that do not fit the cache."""
-    size = width * (2 if gated else 1)
-    copies = max(2, min(16, 400_000_000 // (size * columns * 2)))
-    key = (size, columns)
-    if key not in _WEIGHTS:
-        _WEIGHTS.clear()
-        _WEIGHTS[key] = [
-            torch.randn(size, columns, device="cuda", dtype=torch.bfloat16) for _ in range(copies)
-        ]
+    weights = random_weights(width * (2 if gated else 1), columns)
     x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
     out = torch.empty(rows, width, device="cuda", dtype=torch.bfloat16)
     grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width),)
@@ -98,13 +96,25 @@ def seconds(rows: int, width: int, columns: int, gated: bool, tile: Tile) -> flo
             num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, EARLY=False,
         )  # fmt: skip
 
-    run(_WEIGHTS[key][0])
+    run(weights[0])
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for weight in _WEIGHTS[key]:
+        for weight in weights:
             run(weight)
-    return graph_seconds(graph, 5) / len(_WEIGHTS[key])
+    return graph_seconds(graph, 5) / len(weights)
+
+
+def random_weights(width: int, columns: int) -> list[torch.Tensor]:
+    """Returns several random matrices, which together do not fit the cache."""
+    key = (width, columns)
+    if key not in _WEIGHTS:
+        _WEIGHTS.clear()
+        copies = max(2, min(16, 400_000_000 // (width * columns * 2)))
+        _WEIGHTS[key] = [
+            torch.randn(width, columns, device="cuda", dtype=torch.bfloat16) for _ in range(copies)
+        ]
+    return _WEIGHTS[key]
 
 
 _WEIGHTS: dict[tuple[int, int], list[torch.Tensor]] = {}  # the last ones, by shape

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from engine.ahead import AheadOps
 from ops.random_adapters import random_adapter
 from ops.random_models import random_tensor
 
@@ -26,6 +27,7 @@ from glassloop.model.drafter import DrafterConfig, DrafterFile
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
 from glassloop.ops.native.ops import NativeOps
+from glassloop.ops.protocol import Ops
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.tensor import Tensor
@@ -65,7 +67,7 @@ def model(window: int | None = None, ops: str = "native", seed: int = 0) -> Tran
 
     config = ModelConfig("random", 257, 32, CONTEXT, (layer(window), layer(None)), norm)
     weights = random_weights(config, seed)
-    return Transformer(config, weights, NativeOps() if ops == "native" else ReferenceOps())
+    return Transformer(config, weights, _op_set(ops))
 
 
 @cache
@@ -89,6 +91,14 @@ def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
     head = weights["head.weight"]
     weights["head.weight"] = Tensor(head.name, head.shape, head.format, _louder(head.data))
     return weights
+
+
+def _op_set(name: str) -> Ops:
+    if name == "torch":
+        from glassloop.ops.torch.ops import TorchOps
+
+        return TorchOps()
+    return {"native": NativeOps, "reference": ReferenceOps, "ahead": AheadOps}[name]()
 
 
 def _louder(data: np.ndarray) -> np.ndarray:

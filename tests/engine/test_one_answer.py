@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,10 @@ import pytest
 from engine.small import EOS, drafting_model, finish, loop, model, naive, request, same, with_adapters
 
 from glassloop.decode.sampling import Sampling
-from glassloop.engine import scheduler
-from glassloop.engine.loop import Loop
+from glassloop.engine import sample, scheduler
+from glassloop.engine.loop import Flight, Loop
 from glassloop.engine.request import Request
 from glassloop.engine.task import Call
-from glassloop.ops.native.ops import NativeOps
 from glassloop.trace.run import Run
 
 # Each scenario has a dozen requests or so. More for who wants to be surer: GLASSLOOP_SCENARIOS=5000.
@@ -49,7 +50,7 @@ def _sampling(rng: np.random.Generator) -> Sampling:
     now_and_then(n=int(rng.integers(2, 6)))
     now_and_then(prompt_logprobs=2)
     now_and_then(adapter=str(rng.choice(["one", "two"])))
-    if rng.random() < 0.15:
+    if rng.random() < 0.15 and find_spec("llguidance"):
         given["regex"] = str(rng.choice(["[a-f]+", "(ab|cd)*x?", "[0-9]{3,9}"]))
     return Sampling(**given)
 
@@ -96,14 +97,19 @@ class _Oracle:
 
 @pytest.mark.parametrize("seed", range(SCENARIOS))
 def test_every_run_is_what_the_naive_loop_gives(seed, monkeypatch):
-    _scenario(seed, monkeypatch)
+    scenario(seed, monkeypatch)
+
+
+@pytest.mark.parametrize("seed", range(max(1, SCENARIOS // 5)))
+def test_it_holds_if_steps_are_computed_ahead(seed, monkeypatch):
+    scenario(seed, monkeypatch, "ahead")
 
 
 def test_the_scenarios_have_what_they_are_about(monkeypatch):
     """They are worth something only if it happens in them."""
     happened: Counter[str] = Counter()
     for seed in range(30):
-        happened += _scenario(seed, monkeypatch)
+        happened += scenario(seed, monkeypatch)
     assert {kind for kind, count in happened.items() if count > 0} == {
         "accepted drafts",
         "adapters",
@@ -123,14 +129,25 @@ def test_the_scenarios_have_what_they_are_about(monkeypatch):
     }
 
 
-def _scenario(seed: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def test_the_scenarios_have_steps_ahead(monkeypatch):
+    happened: Counter[str] = Counter()
+    for seed in range(8):
+        happened += scenario(seed, monkeypatch, "ahead")
+    assert happened["steps ahead"] > 50 and happened["steps ahead with prompts"] > 0
+    assert happened["wrong predictions"] > 3 and happened["promises of runs that ended"] > 0
+
+
+def scenario(seed: int, monkeypatch: pytest.MonkeyPatch, ops: str = "native") -> Counter[str]:
     """Random requests in a random engine, each run compared with the naive loop. Returns what happened."""
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr(NativeOps, "step_rows", int(rng.choice([16, 40, 512])))
-    monkeypatch.setattr(NativeOps, "rows_beside", int(rng.choice([1, 7, 128])))
+    step_rows, rows_beside = int(rng.choice([16, 40, 512])), int(rng.choice([1, 7, 128]))
     monkeypatch.setattr(scheduler, "_SCORED_ROWS", int(rng.choice([1, 5, 64])))
     window = int(rng.integers(1, 70)) if rng.random() < 0.5 else None
-    small = with_adapters(model(window) if window is not None or rng.random() < 0.5 else drafting_model())
+    drafts_itself = window is None and rng.random() >= 0.5 and ops == "native"
+    small = with_adapters(drafting_model() if drafts_itself else model(window, ops))
+    monkeypatch.setattr(sample, "_TOO_MANY_TO_GUESS", (1, 1, 3, 32)[seed % 4])
+    monkeypatch.setattr(small.ops, "step_rows", step_rows, raising=False)
+    monkeypatch.setattr(small.ops, "rows_beside", rows_beside, raising=False)
     shared = rng.integers(0, 256, 70).tolist()
     requests = [
         request(
@@ -188,7 +205,18 @@ def _watched(engine: Loop) -> Counter[str]:
         happened["steps with several tasks"] += len({work.task for work in works}) > 1
         return calls
 
+    settle = engine._settle
+
+    def settled(following: Flight, predicted: Sequence[int]) -> None:
+        settle(following, predicted)
+        works = following.call.works
+        happened["steps ahead"] += 1
+        happened["steps ahead with prompts"] += 0 < len(following.promised) < len(works)
+        happened["wrong predictions"] += len(following.dropped)
+        happened["promises of runs that ended"] += sum(work.ids[0] < 0 and work.task.ended for work in works)
+
     engine.scheduler.plan = planned  # type: ignore[method-assign]
+    engine._settle = settled  # type: ignore[method-assign]
     return happened
 
 
@@ -196,7 +224,7 @@ def _guess_badly(engine: Loop, rng: np.random.Generator, expected: dict[Run, Run
     """Some runs get a drafter that is mostly wrong or mostly right; the others keep their own."""
     make = engine._sample
 
-    def sample(request: Request, run: Run, order: tuple[int, int]):
+    def made_badly(request: Request, run: Run, order: tuple[int, int]):
         made = make(request, run, order)
         kind = rng.integers(4)
         if kind == 0:
@@ -205,7 +233,7 @@ def _guess_badly(engine: Loop, rng: np.random.Generator, expected: dict[Run, Run
             made._guesser = _Oracle(rng, len(run.prompt_ids), expected[run].token_ids)
         return made
 
-    engine._sample = sample  # type: ignore[method-assign]
+    engine._sample = made_badly  # type: ignore[method-assign]
 
 
 def _serve(engine: Loop, requests: list[Request], rng: np.random.Generator) -> set[Request]:

@@ -37,7 +37,7 @@ def _outside(rng: np.random.Generator, limit: int) -> int:
 
 def _spoil(rng: np.random.Generator, batch: Batch, vocabulary: int, pages: int) -> tuple[str, Batch]:
     """The same batch with one thing wrong, and what that is."""
-    tokens, positions, spans, wanted, adapters, reach = map(list, batch)
+    tokens, positions, spans, wanted, adapters, reach = map(list, batch[:6])
     which, row = int(rng.integers(len(spans))), int(rng.integers(len(tokens)))
     span: Span = spans[which]
     kind = str(

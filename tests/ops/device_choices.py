@@ -54,16 +54,22 @@ def random_lines(rng: np.random.Generator, rows: int, width: int) -> list[Line]:
     return [(random_request(rng, width), row, int(rng.integers(5000))) for row in order]
 
 
+def choose_on_device(chooser: DeviceChooser, x: Float32, lines: list[Line], record: Any) -> list[Chosen]:
+    rows = DeviceRows(torch.from_numpy(x).to(DEVICE), lambda: 0)
+    return _read(chooser.choose(rows, lines, record), record)
+
+
+def _read(made: bytes | bytearray, record: Any) -> list[Chosen]:
+    return [Chosen(bytes(made[at : at + record.itemsize])) for at in range(0, len(made), record.itemsize)]
+
+
 def differences(
     chooser: DeviceChooser, x: Float32, lines: list[Line], ignored: tuple[str, ...] = ()
 ) -> list[str]:
     """Returns the fields that differ, with both values."""
     record: Any = record_with(ALTERNATIVES)
-    rows = DeviceRows(torch.from_numpy(x).to(DEVICE), lambda: True)
-    expected, found = (
-        [Chosen(bytes(made[at : at + record.itemsize])) for at in range(0, len(made), record.itemsize)]
-        for made in (native.choose(x.copy(), lines, record), chooser.choose(rows, lines, record))
-    )
+    expected = _read(native.choose(x.copy(), lines, record), record)
+    found = choose_on_device(chooser, x, lines, record)
     wrong = []
     for number, (here, there) in enumerate(zip(expected, found, strict=True)):
         names = [name for name in RECORD.names or () if getattr(here, name) != getattr(there, name)]

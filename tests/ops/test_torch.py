@@ -17,6 +17,8 @@ pytestmark = pytest.mark.skipif(
 )
 CHECKS = (
     *("models", "batches", "adapters", "units", "holes", "filled", "graphs", "lenses", "refused", "choices"),
+    "beyond",
+    "ahead",
     "memory",
     "wide",
 )

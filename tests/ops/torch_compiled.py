@@ -42,6 +42,8 @@ _INTEGER_ARRAYS = {
     "places",
     "order",
     "ints",
+    "tokens",
+    "predicted",
 }
 _FLOAT_ARRAYS = {
     "bias",
@@ -139,8 +141,10 @@ def variants(
         settings = about | {"PAGE": 32, "BLOCK": BLOCK, "CAPPED": True, "SPLIT": split, "EARLY": early}
         yield attention.attend_kernel, settings, dict(ATTENTION)
     yield attention.merge_kernel, about | {"EARLY": early}, {"num_warps": 4}
+    yield device_rows.kernels.fill_kernel, {"BLOCK": 1024}, {}
     for kernel in device_rows.KERNELS:
-        settings = {name: value for name, value in device_rows.SETTINGS.items() if name in kernel.arg_names}
+        constants = device_rows.SETTINGS | {"MOST_PARTS": 32}
+        settings = {name: value for name, value in constants.items() if name in kernel.arg_names}
         yield kernel, settings, device_rows.LAUNCH.get(kernel, {})
 
 

@@ -7,6 +7,7 @@ The interpreter takes milliseconds for each program of a kernel: models and batc
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,12 +19,15 @@ from unittest.mock import Mock, patch
 import numpy as np
 import torch
 from ops.bad_numbers import _spoil
-from ops.device_choices import differences, random_lines, random_rows
+from ops.device_choices import choose_on_device, differences, random_lines, random_rows
 from ops.holes import Hole, hole_alone, hole_logits
 from ops.random_adapters import random_adapter
 from ops.random_models import random_tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from glassloop.decode.chosen import Chosen, record_with
+from glassloop.decode.rules import Action, RowRequest, Rule
+from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
 from glassloop.model.cache import Branches
 from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, ModelConfig, NormConfig
@@ -34,6 +38,7 @@ from glassloop.ops import choose_ops
 from glassloop.ops.batch import PAGE, Batch, BatchError
 from glassloop.ops.kv_cache import CacheSpec
 from glassloop.ops.memory import format_bytes
+from glassloop.ops.native import chooser as native_chooser
 from glassloop.ops.quant import FORMATS, Float32
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.torch import device
@@ -380,6 +385,54 @@ def check_choices() -> None:
         assert wrong == [], (width, wrong)
 
 
+def check_beyond() -> None:
+    """Tokens that are high, but not among the first 64, take part in the race."""
+    rng, chooser, record = np.random.default_rng(0), DeviceChooser(), record_with(0)
+    x = rng.normal(0.0, 0.3, (1, 4100)).astype(np.float32)
+    least = np.sort([x[0, group::1024].max() for group in range(1024)])[-64]
+    order = np.argsort(-x[0], kind="stable")
+    first, beyond = set(order[:64].tolist()), set(order[64 : (x[0] >= least).sum()].tolist())
+    request = RowRequest(64, 1.0, [Rule(Action.SCALE, 1.0)], 7)
+    seen = set()
+    for position in range(200_000):
+        made = Chosen(bytes(native_chooser.choose(x, [(request, 0, position)], record)))
+        wins = made.id in beyond and made.runner_up in first
+        if (wins or (made.id in first and made.runner_up in beyond)) and wins not in seen:
+            seen.add(wins)
+            found = choose_on_device(chooser, x, [(request, 0, position)], record)[0]
+            assert (found.id, found.runner_up, found.rank) == (made.id, made.runner_up, made.rank), position
+        if len(seen) == 2:
+            return
+    raise AssertionError("no such token has won or come second")
+
+
+def check_ahead() -> None:
+    """Steps that are launched before the one before them is committed give the same tokens, and the device
+    predicts these."""
+    from engine import small
+
+    transformer = small.model(None, "torch")
+    options = [
+        Sampling(max_tokens=3, temperature=0),
+        Sampling(max_tokens=3, seed=2, temperature=0.8, top_k=20, top_p=0.9, min_p=0.02, logprobs=2),
+    ]
+    found, ahead = [], 0
+    for ahead_too in (False, True):
+        loop = small.loop(transformer)
+        loop.runs_ahead = ahead_too
+        requests = [small.request([*b"the cat"], each, drafts=False) for each in options]
+        for each in requests:
+            loop.add(each)
+        while loop.busy:
+            loop.step()
+            if loop._flight is not None:
+                ahead += len(loop._flight.call.works)
+                assert not loop._flight.dropped, "a prediction was wrong"
+        found.append([each.runs[0].token_ids for each in requests])
+    assert found[0] == found[1], found
+    assert ahead == 4, ahead
+
+
 def check_memory() -> None:
     """Weights that do not fit the device are refused before any is loaded, with figures. A step that finds no
     memory is an error with figures too, and the next one is computed."""
@@ -426,7 +479,16 @@ def check_wide() -> None:
         found = [torch.zeros(20, width), torch.zeros(20, width)]
         before, after = (*sizes[:2],), sizes[2:]
         linear.linear_kernel[(2 * -(-width // 16),)](
-            x, weight, *before, found[0], *after, 40, SWAPPED=False, EVEN=False, EARLY=False, **settings
+            x,
+            weight,
+            *before,
+            found[0],
+            *after,
+            40,
+            SWAPPED=False,
+            EVEN=False,
+            EARLY=False,
+            **settings,
         )
         descriptors = [TensorDescriptor(each, list(each.shape), [40, 1], [16, 16]) for each in (x, weight)]
         linear.wide_linear_kernel[(3,)](*descriptors, *before, found[1], *after, **settings)
@@ -443,6 +505,8 @@ if __name__ == "__main__":
     assert choose_ops("torch").description.startswith("torch/interpreter/")
     errors = {}
     for name, check in CHECKS.items():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         try:
             check()
         except Exception:

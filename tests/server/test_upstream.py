@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import httpx2 as httpx
 import pytest
+from cli.terminal import run
 
 from glassloop import Run, Sampling
 from glassloop.errors import GlassloopError, TraceError
@@ -75,6 +76,16 @@ def test_the_record_has_what_was_told_and_nothing_else(front, llm):
     assert [each["piece"] for each in made["prompt_tokens"]] == list(map(llm.piece, own.prompt_ids))
 
 
+def test_the_prompt_of_a_chat_is_known_where_the_server_tells_it(engine, llm):
+    sampling = Sampling(temperature=0, max_tokens=2, seed=1, prompt_logprobs=3)
+    made, own = engine.chat(TALK, sampling), llm.chat(TALK, sampling)
+    assert made.text == own.text and len(made.prompt_ids) == len(own.prompt_ids)
+    for token, known in zip(made.prompt_tokens, own.prompt_tokens, strict=True):
+        assert (token.piece, token.raw_logprob, token.rank) == (known.piece, known.raw_logprob, known.rank)
+        told = {(each.text, each.raw_logprob) for each in token.alternatives}
+        assert told >= {(each.text, each.raw_logprob) for each in known.alternatives[:3]}
+
+
 def start(front: Server, body: dict, path: str = "/api/runs") -> dict:
     """Starts a run and returns it when it has ended."""
     answer = front.post(path, body)
@@ -101,6 +112,8 @@ def test_a_fork_continues_the_text_of_its_first_tokens(front, llm, prompt):
     )
     expected = own.fork(2, token=other["text"])
     assert fork["text"] == expected.text and fork["parent"] == made["id"] and fork["fork_at"] == 2
+    assert fork["usage"]["prompt_tokens"] == len(own.prompt_ids)
+    assert fork["usage"]["completion_tokens"] == len(fork["tokens"])
     forced = fork["tokens"][2]
     assert forced["source"] == "forced" and forced["raw_logprob"] == other["raw_logprob"]
     edit = start(front, {"at": 1, "text": " not what"}, f"/api/runs/{made['id']}/edit")
@@ -117,7 +130,7 @@ def test_a_run_pauses_and_goes_on(front, llm):
     with httpx.stream("GET", f"{front.url}/api/runs/{made['id']}/events", timeout=60) as events:
         list(events.iter_raw())
     made = front.get(f"/api/runs/{made['id']}").json()
-    assert len(made["tokens"]) == 5
+    assert len(made["tokens"]) == made["usage"]["completion_tokens"] == 5
     assert made["text"] == "".join(t.text for t in llm.generate(PROMPT, Sampling(**options)).tokens[:5])
 
 
@@ -186,3 +199,26 @@ def test_an_option_that_the_upstream_does_not_take_is_refused(engine):
         (name,) = options
         with pytest.raises(GlassloopError, match=name):
             engine.generate(PROMPT, Sampling(**options))
+
+
+def test_in_the_terminal(server, tmp_path):
+    """A run is made, shown, explained and forked through another engine; a replay is refused in words."""
+    upstream = ("--upstream", server.url)
+    store = {"GLASSLOOP_STORE": str(tmp_path / "runs.db")}
+    options = ("--temperature", "0", "--max-tokens", "5", "--seed", "1")
+    made = run("generate", PROMPT, *upstream, *options, **store)
+    own = run("generate", PROMPT, "--no-store", "--no-model-defaults", *options)
+    assert made.returncode == 0 and made.stdout == own.stdout, made.stderr
+    assert "upstream glassloop" in made.stderr
+    told = run("explain", "last", "--step", "0", **store)
+    assert "Its stages, its luck" in told.stdout and told.returncode == 0
+    shown = run("runs", "show", "last", **store)
+    assert "Paris" in shown.stdout and "?" in shown.stdout
+    again = run("replay", "last", **store)
+    assert again.returncode == 2 and "cannot be computed again here" in again.stderr
+    fork = run("fork", "last", "--at", "1", "--text", " in the", *upstream, **store)
+    assert fork.returncode == 0 and fork.stdout.startswith(" Paris in the"), fork.stderr
+    refused = run("fork", "last", "--at", "1", **store)
+    assert refused.returncode == 2 and "--upstream" in refused.stderr
+    both = run("generate", "Hi", *upstream, "--ops", "native", **store)
+    assert both.returncode == 2 and "--ops is given with --upstream" in both.stderr

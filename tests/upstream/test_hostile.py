@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import isnan
 
@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from glassloop import Sampling
 from glassloop.engine.protocol import Unavailable
 from glassloop.engine.request import Request
-from glassloop.errors import GlassloopError
+from glassloop.errors import GlassloopError, TraceError
 from glassloop.trace.file import from_bytes, to_bytes
 from glassloop.trace.run import Run
 from glassloop.trace.run import Upstream as Told
 from glassloop.upstream import UpstreamEngine, client
 from glassloop.upstream.answer import Answer
 from glassloop.upstream.client import UpstreamError, checked_url
-from glassloop.upstream.reading import read_part
+from glassloop.upstream.reading import read_part, read_prompt_logprobs
 
 KEY = "sk-very-secret-0123456789"
 MODELS = {"object": "list", "data": [{"id": "m", "owned_by": "somebody"}]}
@@ -48,6 +48,7 @@ class Upstream(ThreadingHTTPServer):
 
     def __init__(self, lines: list[bytes], status: int = 200, kind: str = "text/event-stream") -> None:
         self.lines, self.status, self.kind = lines, status, kind
+        self.closed = threading.Event()  # a client has closed its connection
         self.seen: list[tuple[dict, dict]] = []  # headers and body of each request
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
@@ -68,10 +69,14 @@ class _Handler(BaseHTTPRequestHandler):
         for line in self.server.lines:
             if line == b"wait":
                 time.sleep(30)
+            if line == b"pause":
+                time.sleep(0.02)
+                continue
             try:
                 self.wfile.write(line)
                 self.wfile.flush()
             except OSError:
+                self.server.closed.set()
                 return
 
     def _begin(self, status: int, kind: str) -> None:
@@ -160,6 +165,26 @@ def test_a_slow_upstream_ends_at_the_timeout_of_the_request():
     assert run.text == "Hi" and run.finish_reason == "timeout"
 
 
+def test_a_cancelled_run_closes_the_connection_at_once():
+    """The upstream must not go on computing for nobody."""
+    with upstream(HI, *[b": still here\n\n", b"pause"] * 200) as (server, engine):
+        request = engine.prepare_chat([{"role": "user", "content": "Hi"}], Sampling())
+        for _ in engine.follow(request):
+            break
+        assert server.closed.wait(10)
+
+
+def test_a_request_that_is_cancelled_before_it_begins_ends():
+    with upstream(HI, b"wait") as (_, engine):
+        for _ in range(20):
+            request = engine.prepare_chat([{"role": "user", "content": "Hi"}], Sampling(n=2))
+            told = []
+            request.listener = lambda run, token, told=told: told.append((run, token))
+            engine.submit(request)
+            engine.cancel(request, wait=True)
+            assert request.ended and [token for _, token in told if token is None] == [None, None]
+
+
 def test_a_cancelled_run_keeps_what_came():
     with upstream(HI, b"wait") as (_, engine):
         request = engine.prepare_chat([{"role": "user", "content": "Hi"}], Sampling())
@@ -215,6 +240,21 @@ def test_bytes_that_are_no_text_are_kept():
             engine.fork(run, 2)
 
 
+@pytest.mark.parametrize("shown", ["\ufffd", "<0xF0><0x9F>", "bytes:\\xf0\\x9f"])
+def test_a_part_of_a_character_cannot_be_forced(shown):
+    with upstream(chunk("a", entry("a", top=[entry("a"), entry(shown, -1)])), END) as (_, engine):
+        run = run_of(engine)
+        with pytest.raises(GlassloopError, match="a part of a character"):
+            engine.fork(run, 0, token=run.tokens[0].alternatives[1].id)
+
+
+def test_bytes_are_not_read_off_a_text():
+    """Servers have ways of their own to write a part of a character."""
+    with upstream(chunk("", entry("<0xF0><0x9F>")), chunk("🙂", entry("<0x99><0x82>")), END) as (_, engine):
+        run = run_of(engine)
+    assert [token.bytes for token in run.tokens] == [b"", b""] and run.text == "🙂"
+
+
 def test_a_server_that_cannot_be_reached_is_an_error():
     with pytest.raises(Unavailable, match="cannot be reached"):
         UpstreamEngine("http://127.0.0.1:9/v1")
@@ -262,6 +302,14 @@ def test_any_chunk_is_read_or_refused_in_words(value):
         assert all(each.logprob is None or each.logprob <= 1e-3 for each in part.entries)
 
 
+@given(anything, anything)
+@settings(max_examples=50)
+def test_any_log_probabilities_of_a_prompt_are_read_or_refused_in_words(told, ids):
+    for answer, tokenized in ((told, ids), ({"prompt_logprobs": told}, {"tokens": ids})):
+        with suppress(UpstreamError):
+            read_prompt_logprobs(answer, tokenized)
+
+
 @given(
     st.lists(
         st.tuples(st.text(max_size=4), st.lists(st.text(min_size=1, max_size=3), max_size=3)), max_size=8
@@ -281,3 +329,12 @@ def test_the_text_of_a_run_is_that_of_all_chunks(chunks):
     run.finish_reason = "stop"
     (again,) = from_bytes(to_bytes([run]))
     assert again.text == run.text and again.tokens == run.tokens
+
+
+def test_only_a_run_of_another_engine_may_have_unknown_numbers():
+    run = Run("m", [1], 0, 0, prompt="a", upstream=Told("http://a", "", "completions"), finish_reason="stop")
+    run.tokens = Answer(Request([1], Sampling(), [run]), run).read(read_part(HI))
+    assert from_bytes(to_bytes([run]))[0].tokens == run.tokens
+    run.upstream = None
+    with pytest.raises(TraceError, match="column entropy has nan"):
+        from_bytes(to_bytes([run]))

@@ -45,9 +45,11 @@ export class Server {
     return join(this.#folder, 'training');
   }
 
-  async start(port = 0) {
+  /** With the address of another server, that one computes. */
+  async start(port = 0, upstream = null) {
     const python = process.env.PYTHON ?? 'python3';
-    const options = ['--port', String(port), '--store', this.store, '--kv-memory', '600MB', '--grace', '0', '--training', this.training];
+    const own = upstream ? ['--upstream', upstream] : ['--kv-memory', '600MB', '--training', this.training];
+    const options = ['--port', String(port), '--store', this.store, '--grace', '0', ...own];
     this.#process = spawn(python, ['-m', 'glassloop', 'serve', ...options], { stdio: ['ignore', 'ignore', 'pipe'] });
     this.address = await new Promise((resolve, reject) => {
       let told = '';

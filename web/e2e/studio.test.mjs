@@ -449,7 +449,25 @@ test('hostile tokens are shown and never obeyed', { skip }, async () => {
   assert.equal(await page.locator('main img, main script').count(), 0);
   const text = await page.locator('section[aria-label="Text"]').textContent();
   assert.ok(text.includes('<img·src=x') && text.includes('U+202E') && text.includes('␛'), text);
-  assert.doesNotMatch(await page.locator('main').textContent(), /[\u202a-\u202e\u2066-\u2069\u200b\u0000\u001b]/);
+  const clean = async () => {
+    assert.doesNotMatch(await page.locator('main').textContent(), /[\u202a-\u202e\u2066-\u2069\u200b\u0000\u001b]/);
+    assert.deepEqual(await page.evaluate(() => [window.hacked, document.querySelectorAll('main img, main script').length]), [undefined, 0]);
+  };
+  await clean();
+  // The same in what a search and an edit tell.
+  const path = { number: 0, run: run.id, parent: null, fork_at: null, tokens: 7, confidence: 1, vote: 1, value: pieces[0], ended_by: 'search', why: pieces[2] };
+  const record = { method: 'vote', options: {}, seed: 1, rounds: 1, answer: 0, value: pieces[1], votes: Object.fromEntries(pieces.map((piece) => [piece, 1])), usage: { tokens: 7, seconds: 1, branches: 1, prompt_tokens: 1 }, paths: [path], decisions: pieces.map((why) => ({ round: 1, action: 'note', path: null, tokens: null, why })) };
+  await page.route(`**/api/runs/${run.id}/search`, (route) => route.fulfill({ json: { search: record } }));
+  await page.route(`**/api/runs/${run.id}/search/confidence?*`, (route) => route.fulfill({ json: { window: 32, threshold: null, paths: [{ number: 0, run: run.id, tokens: [1, 2], groups: [1, 2] }] } }));
+  await page.keyboard.press('8');
+  await page.locator('tr[data-path]').waitFor();
+  await clean();
+  const proposals = pieces.map((text, number) => ({ step: 0, number, text, old_text: text, own_bits: 1, following_bits: 1, old_own_bits: null, old_following_bits: null, accepted: number === 0, refusal: null, why: '', line: '' }));
+  await page.route('**/api/edits/repair', (route) => route.fulfill({ json: { kind: 'repair', before: pieces[0], text: pieces[2], usage: { sampled: 1, scored: 1 }, draft: null, run: null, tree: '', proposals, frames: [{ proposal: null, before: pieces[0], span: '', after: '' }, { proposal: 0, before: pieces[1], span: pieces[2], after: pieces[3] }] } }));
+  await page.keyboard.press('9');
+  await page.getByRole('button', { name: 'Repair' }).click();
+  await page.locator('tr[data-proposal]').nth(6).waitFor();
+  await clean();
 });
 
 test('a run of 2,000 tokens opens at once, with few nodes on the page', { skip }, async () => {
@@ -775,6 +793,7 @@ test('the lenses that the server offers say what it says', { skip }, async (t) =
   await page.locator('tr[data-layer]').first().waitFor();
   assert.equal(await page.locator('tr[data-layer]').count(), layers.layers.length);
   const { neighbours } = await server.get(`/api/runs/${run.id}/lens/neighbours?token=${place}&count=8`);
+  await page.locator('[data-neighbour]').first().waitFor();
   assert.deepEqual(await page.locator('[data-neighbour] .number').allTextContents(), neighbours.map((each) => each.cosine.toFixed(2)));
   const { mean } = await server.get(`/api/runs/${run.id}/lens/attention?token=${place - 1}`);
   assert.equal(await page.locator('[data-seen]').count(), mean.length);

@@ -255,7 +255,7 @@ class Studio {
   }
 
   private connected(): void {
-    if (this.connection === 'away') this.notice = null;
+    if (this.connection === 'away' || this.connection === 'lost') this.notice = null;
     this.connection = 'live';
   }
 

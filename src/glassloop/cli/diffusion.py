@@ -126,14 +126,18 @@ def print_diffused(
         print(f"{statistics(llm, run, bool(kept))} · {passes}", file=sys.stderr)
 
 
-def frame_text(cells: list[Cell]) -> Text:
-    """Returns the text after a pass, with its masks; what the pass has changed is marked by colour."""
+def frame_text(cells: list[Cell], newlines: bool = True) -> Text:
+    """Returns the text after a pass, with its masks; what the pass has changed is marked by colour. Without
+    `newlines` it is one line."""
     from rich.text import Text
 
     made = Text()
     for cell in cells:
         style = "bold green" if cell.changed and cell.text is not None else "red" if cell.changed else ""
-        made.append(MASKED if cell.text is None else visible(cell.text), style if has_colours() else "")
+        made.append(
+            MASKED if cell.text is None else visible(cell.text, newlines=newlines),
+            style if has_colours() else "",
+        )
     return made
 
 
@@ -165,7 +169,7 @@ def passes(
     for record, cells in zip(run.passes, frames(run, pieces.__getitem__), strict=True):
         if number is not None and record.number != number:
             continue
-        block = frame_text(cells[record.first :])
+        block = frame_text(cells[record.first :], newlines=False)
         console.print(f"{record.number:4d}  ", block, sep="", end="\n")
         if number is not None:
             for taken in record.unfilled:

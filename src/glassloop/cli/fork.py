@@ -4,13 +4,14 @@ luck. The old run stays as it is.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from glassloop.cli.generate import OneJson, Shown, Trace, print_runs
 from glassloop.cli.kept import Name, Which
 from glassloop.cli.options import (
+    UPSTREAM_KEY,
     Colors,
     Draft,
     Keep,
@@ -18,12 +19,17 @@ from glassloop.cli.options import (
     Ops,
     Plugins,
     RunModel,
+    Upstream,
+    UpstreamKey,
     given,
     load_plugins,
     takes_sampling,
 )
 from glassloop.cli.terminal import Color, print_notes, set_color
 from glassloop.errors import GlassloopError, TextError
+
+if TYPE_CHECKING:
+    from glassloop.cli.kept import AnyEngine
 
 _WHERE = "Where to fork"
 
@@ -71,6 +77,8 @@ def fork(
     kv_memory: KVMemory = None,
     draft: Draft = None,
     plugin: Plugins = None,
+    upstream: Upstream = None,
+    upstream_key_env: UpstreamKey = UPSTREAM_KEY,
     **options: Any,
 ) -> None:
     """Continue a recorded run from one of its tokens, and keep both runs.
@@ -78,8 +86,8 @@ def fork(
     The fork has the options and the luck of the run, except for what is given. If nothing is given, it has
     new luck.
     """
-    from glassloop.cli.kept import count_forks, drafter, find_run, load, model_of
-    from glassloop.cli.naming import find_place, token_named
+    from glassloop.cli.kept import count_forks, drafter, find_run, load, load_upstream, model_of
+    from glassloop.cli.naming import find_place, forms, token_named
     from glassloop.decode.plugins import plugin_notes
 
     set_color(color)
@@ -92,10 +100,21 @@ def fork(
     place = find_place(at, pieces, "the run", "--at")
     if not 0 <= place <= len(pieces):
         raise GlassloopError(f"--at is {at}; a token from 0 to {len(pieces)} is expected")
-    llm = load(model or model_of(name, run), ops, kv_memory=kv_memory, draft=drafter(draft))
+    llm: AnyEngine
+    if upstream is None:
+        llm = load(model or model_of(name, run), ops, kv_memory=kv_memory, draft=drafter(draft))
+    else:
+        here = {"ops": ops, "kv-memory": kv_memory, "draft": draft, "plugin": plugin}
+        llm = load_upstream(upstream, model or run.model, upstream_key_env, **here)
     chosen: int | None = None
-    if token is not None:
-        chosen = token_named(llm.tokenizer, token, pieces[place] if place < len(pieces) else "")
+    old = pieces[place] if place < len(pieces) else ""
+    if token is not None and upstream is not None:
+        named = {each.text: each.id for each in run.tokens[place].alternatives} if old else {}
+        chosen = next((named[form] for form in forms(token, old) if form in named), None)
+        if chosen is None:
+            raise TextError(f"--token is {token!r}, which was not named at this place; --text takes any text")
+    elif token is not None:
+        chosen = token_named(llm.tokenizer, token, old)
         if chosen is None:
             problem = f"--token is {token!r}; a single token of {llm.name} is expected"
             raise TextError(f"{problem}; --text takes any text")

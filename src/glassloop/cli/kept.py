@@ -67,6 +67,7 @@ def model_of(name: str, run: Run) -> str:
     from glassloop.model.registry.names import resolve
     from glassloop.trace.store import Store
 
+    run.check_computable()
     if run.model == DEFAULT_MODEL or not (_is_path(name) or Store().is_from_server(run.id)):
         return run.model
     try:

@@ -7,8 +7,10 @@ of it, so other requests in the batch cannot affect it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cache
+from math import prod
 from struct import Struct
 
 import numpy as np
@@ -20,13 +22,13 @@ from glassloop.decode.chosen import ALTERNATIVE, RECORD, Chosen, pack_alternativ
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.history import History
 from glassloop.decode.luck import Race, branch_key
-from glassloop.decode.rules import RowRequest
+from glassloop.decode.rules import Action, RowRequest
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Step
 from glassloop.errors import ModelError, SamplingError
 from glassloop.ops import rows as reference_rows
 from glassloop.ops.quant import Float32
-from glassloop.ops.rows import Chooser, Int32, Line, RowOps, RowSummary, RuleError
+from glassloop.ops.rows import Chooser, Int32, Line, RowOps, RowSummary, RuleError, Started
 from glassloop.text.tokenizer import Tokenizer
 
 _RECORD_BYTES, _ALTERNATIVE_BYTES = RECORD.itemsize, ALTERNATIVE.itemsize
@@ -58,6 +60,8 @@ class Decoder:
         self.chain = ((MISSING,) if len(missing) else ()) + compiled.chain
         self._rulings = rules_of(self.chain, ops)
         self._request: RowRequest | None = None  # kept if it is the same at every step
+        self._prediction: RowRequest | None = None
+        self.fixed = self._rulings is not None and all(stage.fixed for stage in self.chain)
         self.history = History(prompt)
         self.scale = first_scale(self.chain, sampling)
         # Enough for top-k even if penalties remove a few of these.
@@ -92,9 +96,24 @@ class Decoder:
         rules = [rule(step) for rule in self._rulings]
         key = None if sampling.greedy else branch_key(step.seed, step.salt)
         request = RowRequest(self.head, self.scale, rules, key, min(sampling.logprobs, self.head))
-        if all(stage.fixed for stage in self.chain):
+        if self.fixed:
             self._request = request
         return request
+
+    def prediction_request(self) -> RowRequest:
+        """Returns a request by which an op set can predict the next token before it knows the last one: that
+        of the stages whose rules are the same at every step."""
+        if self.fixed:
+            request = self.row_request()
+            assert request is not None
+            return request
+        if self._prediction is None:
+            rules = [stage.rule(self.step) for stage in self.chain if stage.fixed and stage.rule is not None]
+            scale = prod([rule.amount for rule in rules if rule.action is Action.SCALE])
+            key = None if self.sampling.greedy else branch_key(self.step.seed, self.step.salt)
+            alternatives = min(self.sampling.logprobs, self.head)
+            self._prediction = RowRequest(self.head, scale, rules, key, alternatives)
+        return self._prediction
 
     def run_stages(self, logits: Float32, observer: Observer | None = None) -> tuple[RowSummary, Candidates]:
         """Returns the summary of the model's own distribution, and what the stages leave of it."""
@@ -182,7 +201,7 @@ class Decoder:
         step.grammar = step.grammar and step.grammar.fork()
         step.bad_words = step.bad_words and step.bad_words.fork()
         if salt is not None:
-            step.salt, made._request = salt, None
+            step.salt, made._request, made._prediction = salt, None, None
         return made
 
     def rewind(self, length: int) -> None:
@@ -212,22 +231,9 @@ def choose_rows(
 
     Each gets what its `choose` would have returned. An error of a branch is returned in its place.
     """
-    width = logits.shape[1]
-    if decoders and width != decoders[0].step.vocab_size:
-        raise ModelError(f"a row has {width} logits; {decoders[0].step.vocab_size} are expected")
+    _check_width(decoders, logits)
     places = range(len(decoders)) if places is None else places
-    made: list[Chosen | Exception | None] = []  # None: to be chosen by the stages
-    lines: list[Line] = []
-    numbers: list[int] = []  # the decoder of each line
-    for number, decoder in enumerate(decoders):
-        try:
-            request, error = decoder.row_request(), None
-        except Exception as raised:
-            request, error = None, raised
-        made.append(error)
-        if request is not None:
-            lines.append((request, places[number], decoder.step.position))
-            numbers.append(number)
+    made, lines, numbers = _lines_of(decoders, places, [decoder.step.position for decoder in decoders])
     if lines:
         chooser = decoders[0].step.ops.chooser
         assert chooser is not None
@@ -239,6 +245,89 @@ def choose_rows(
     ]
 
 
+class StartedChoices:
+    """Choices of the next tokens of many branches that an op set has begun to make."""
+
+    def __init__(
+        self, decoders: Sequence[Decoder], logits: Float32, places: Sequence[int], positions: Sequence[int]
+    ) -> None:
+        """`positions` has the position of the token that each decoder chooses: a decoder may not have got the
+        token before it yet. It has by the time of `finish`."""
+        _check_width(decoders, logits)
+        self._decoders, self._logits, self._places = decoders, logits, places
+        requests = [decoder.prediction_request() for decoder in decoders]
+        self._lines: list[Line] = [*zip(requests, places, positions, strict=True)]
+        self.started: Started | None = None
+        if decoders:
+            start = decoders[0].step.ops.start
+            assert start is not None
+            with suppress(RuleError):  # the stages will say why
+                self.started = start(logits, self._lines)
+
+    def finish(self, wanted: Sequence[bool]) -> tuple[list[Chosen | Exception | None], Sequence[int]]:
+        """Waits for the choices. Returns those that are wanted, or the errors in their places, and the tokens
+        that the op set had predicted, by line."""
+        predicted: Sequence[int] = ()
+        lines = self._lines
+        made: list[Chosen | Exception | None] = [None] * len(lines)
+        by_stages: list[int] = []
+        for number, decoder in enumerate(self._decoders):
+            if wanted[number] and not decoder.fixed:
+                try:
+                    request = decoder.row_request()
+                except Exception as error:
+                    made[number] = error
+                    continue
+                if request is None:
+                    by_stages.append(number)
+                else:
+                    lines[number] = (request, *lines[number][1:])
+        if self.started is not None:
+            record = record_with(max([request.alternatives for request, _, _ in lines]))
+            with suppress(RuleError):
+                records, predicted = self.started.finish(lines, record)
+                made = [
+                    before or chosen
+                    for before, chosen in zip(made, _read(records, lines, record), strict=True)
+                ]
+        for number in by_stages:
+            made[number] = None
+        return [
+            None
+            if not wanted[number]
+            else _by_stages(self._decoders[number], self._logits[self._places[number]])
+            if chosen is None
+            else chosen
+            for number, chosen in enumerate(made)
+        ], predicted
+
+
+def _check_width(decoders: Sequence[Decoder], logits: Float32) -> None:
+    width = logits.shape[1]
+    if decoders and width != decoders[0].step.vocab_size:
+        raise ModelError(f"a row has {width} logits; {decoders[0].step.vocab_size} are expected")
+
+
+def _lines_of(
+    decoders: Sequence[Decoder], places: Sequence[int], positions: Sequence[int]
+) -> tuple[list[Chosen | Exception | None], list[Line], list[int]]:
+    """Returns an entry for each decoder (None, or why it cannot choose), the lines of those from which an op
+    set can choose, and the number of the decoder of each line."""
+    made: list[Chosen | Exception | None] = []  # None: to be chosen by the stages
+    lines: list[Line] = []
+    numbers: list[int] = []
+    for number, decoder in enumerate(decoders):
+        try:
+            request, error = decoder.row_request(), None
+        except Exception as raised:
+            request, error = None, raised
+        made.append(error)
+        if request is not None:
+            lines.append((request, places[number], positions[number]))
+            numbers.append(number)
+    return made, lines, numbers
+
+
 def _choose_lines(chooser: Chooser, logits: Float32, lines: list[Line]) -> list[Chosen | None]:
     """Lets an op set choose. None where no token is left, and everywhere if a rule of any line does not fit:
     the stages will say why."""
@@ -247,6 +336,13 @@ def _choose_lines(chooser: Chooser, logits: Float32, lines: list[Line]) -> list[
         records = chooser.choose(logits, lines, record)
     except RuleError:
         return [None] * len(lines)
+    return _read(records, lines, record)
+
+
+def _read(
+    records: bytes | bytearray, lines: Sequence[Line], record: np.dtype[np.void]
+) -> list[Chosen | None]:
+    """Returns the choices of lines, None where no token is left."""
     found: list[Chosen | None] = []
     for (request, _, _), (data,) in zip(lines, _pieces(record.itemsize).iter_unpack(records), strict=True):
         chosen = Chosen(data[: _RECORD_BYTES + _ALTERNATIVE_BYTES * request.alternatives])

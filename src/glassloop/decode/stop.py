@@ -51,6 +51,10 @@ class Stopper:
             return Ending("timeout", f"after {self._timeout:g} s")
         return None
 
+    def ends_next(self, history: History) -> bool:
+        """Returns whether the branch ends with the next token, whatever that is."""
+        return history.generated_length + 1 >= self._max_tokens or len(history) + 1 >= self._context
+
 
 @dataclass(frozen=True)
 class Pause:
@@ -79,6 +83,9 @@ class PausingStopper(Stopper):
         if length >= pause.tokens or (length > pause.first and history.last in pause.ids):
             return PAUSED
         return None
+
+    def ends_next(self, history: History) -> bool:
+        return super().ends_next(history) or history.generated_length + 1 >= self._pause.tokens
 
 
 class Loops:

@@ -109,6 +109,9 @@ class Beams:
     def guess(self, rows: int) -> list[int]:
         return []
 
+    def runs_ahead(self, beside: int) -> bool:
+        return False
+
     def preempted(self) -> None:
         for run in self.request.runs:
             run.timings.preempted += 1

@@ -28,8 +28,10 @@ _MOST_RUNS = 16  # whose chains are drawn together
 _NEXT_CHANCE = 0.8  # that the next draft is right, before it is known
 _FIRST_CHANCES = (0.25, 0.35, 0.45, 0.5, 0.6, 0.7, 0.8, 0.95)  # by margin
 _LEAST_GAIN = 1.05  # in tokens per second: estimates are rough
+_FIRST_CHAINS = 48  # are drawn anyway: what they cost and how often they are right is not known before
+_TRIED_LENGTHS = 4  # the lengths of those, in turn, up to this
 _PLANNED_EVERY = 8  # steps
-_TRIED_EVERY = 32  # steps in which no draft pays
+_TRIED_EVERY = 16  # steps in which no draft pays
 _NOTHING = Drawn([], [], 0)
 
 
@@ -55,6 +57,7 @@ class ChainDrafts:
         self.step_cost = step_cost
         self.recent_runs = recent_runs
         self.seconds = 0.0  # that one draft takes, its share of a call
+        self.chains = 0  # that were drawn so far
         self.most = min(_LONGEST, chain.most)
         self.chances = {greedy: Chances() for greedy in (True, False)}  # of all runs so far
         self._chain = chain
@@ -85,6 +88,7 @@ class ChainDrafts:
         except GlassloopError:
             return  # the runs go on without drafts
         now = perf_counter()
+        self.chains += len(drawn)
         count = sum([len(each.tokens) for each in drawn])
         if count:
             self.seconds = tracked(self.seconds, (now - started) / count)
@@ -151,10 +155,14 @@ class ChainGuesser:
             return False
         if path is None or path.length != self.length - 1:
             return False
-        if not self._pays:
+        keep, following = self._keep, self._following
+        if drafts.chains < _FIRST_CHAINS or not self._pays:
             self._silent += 1
-            if self._silent % _TRIED_EVERY:
+            if drafts.chains >= _FIRST_CHAINS and self._silent % _TRIED_EVERY:
                 return False
+            # One that is drawn to learn what it costs and how often it is right: of any length.
+            most = min(most, 1 + drafts.chains % _TRIED_LENGTHS)
+            keep = following = [0.0] * most
         self.name = "model"
         step, sampling = self._decoder.step, self.run.sampling
         self.request = ChainRequest(
@@ -163,8 +171,8 @@ class ChainGuesser:
             1.0 if sampling.greedy else 1.0 / sampling.temperature,
             most,
             self._chances.by_margin,
-            self._keep,
-            self._following,
+            keep,
+            following,
         )
         return True
 

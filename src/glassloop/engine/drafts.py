@@ -114,7 +114,7 @@ def tracked(known: float, seconds: float) -> float:
     if not known:
         return seconds
     longer = seconds - known
-    return known + (0.3 * longer if longer < 0 else min(0.1 * longer, 0.05 * known))
+    return known + (0.5 * longer if longer < 0 else min(0.1 * longer, 0.05 * known))
 
 
 def _estimate(rows: int) -> float:

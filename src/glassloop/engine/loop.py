@@ -2,18 +2,23 @@
 
 It has no thread of its own: its owner adds requests and calls `step`. What a request's tokens are depends on
 the request alone; what else runs, and in which order, only decides when they come.
+
+If the op set computes on a device (`RowOps.start`), a step is launched before the one before it is committed,
+so that the device need not wait for the host (`_step_ahead`). The device predicts the tokens of that step; a
+row whose prediction was wrong, or whose run has ended meanwhile, is thrown away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.compiled import Compiled
-from glassloop.decode.decoder import Decoder, choose_rows
+from glassloop.decode.decoder import Decoder, StartedChoices, choose_rows
 from glassloop.decode.stop import Ending
 from glassloop.engine.drafts import Guesser, Lookup, RecentRuns, StepCost
 from glassloop.engine.masked import MaskedBranch
@@ -21,10 +26,11 @@ from glassloop.engine.reading import Reading
 from glassloop.engine.request import Request
 from glassloop.engine.sample import Sample
 from glassloop.engine.scheduler import Scheduler
-from glassloop.engine.task import CANCELLED, Asker, Call, Counters, Row, Task
+from glassloop.engine.task import CANCELLED, Asker, Call, Counters, Row, Task, Work
 from glassloop.engine.tree import KVTree
 from glassloop.errors import GlassloopError, SamplingError
 from glassloop.model.transformer import Transformer
+from glassloop.ops.batch import Batch
 from glassloop.shown import shown
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Past, Run
@@ -36,6 +42,44 @@ if TYPE_CHECKING:
     from glassloop.engine.masked import Mask
 
 T = TypeVar("T")
+
+_MOST_KEPT = 512  # rows of logits that are kept while the next step runs
+
+
+@dataclass
+class Flight:
+    """A step that a device computes while the host does something else."""
+
+    call: Call
+    results: Any
+    choices: StartedChoices
+    tasks: Sequence[Task]  # for which a token is chosen
+    places: Sequence[int]  # the row of each of them
+    lines: dict[Task, int]  # the line of the choices of each of them
+    promised: dict[int, int]  # by promise: the line of the step before that predicts its token
+    dropped: set[Task]  # whose rows were computed with another token than the one that was chosen
+    seconds: float
+
+    def lands(self, task: Task) -> bool:
+        """Returns whether a task waits for its rows."""
+        return not task.ended and task not in self.dropped
+
+
+class Predicted:
+    """How often the device's predictions of tokens have been right of late."""
+
+    def __init__(self) -> None:
+        self.share = 1.0
+        self._missed = 0  # steps without predictions
+
+    def saw(self, predictions: int, wrong: int) -> None:
+        if predictions:
+            self.share += 0.1 * (1.0 - wrong / predictions - self.share)
+
+    def retry(self) -> bool:
+        """Returns whether to try again although they were wrong too often; now and then."""
+        self._missed += 1
+        return self._missed % 32 == 0
 
 
 class LoadedAdapter(NamedTuple):
@@ -72,6 +116,10 @@ class Loop:
             from glassloop.engine.chain_drafts import ChainDrafts
 
             self._chain_drafts = ChainDrafts(transformer.chain, self.tree, self._step_cost, self._recent_runs)
+        # Whether a step is launched before the last one is committed. Drafts of a model wait for the tokens.
+        self.runs_ahead = self._row_ops.start is not None and draft is None and self._chain_drafts is None
+        self._flight: Flight | None = None  # the step that is under way between two calls of `step`
+        self._predicted = Predicted()
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -96,6 +144,7 @@ class Loop:
             self.cancel(request)
 
     def fail_all(self, error: Exception) -> None:
+        self._flight = None
         for tasks in list(self._tasks.values()):
             for task in list(tasks):
                 self._attempt(task, task.fail, error)
@@ -133,19 +182,105 @@ class Loop:
         """Computes the next rows of the tasks and moves each task on by their results."""
         began = perf_counter()
         self._end_overdue()
-        plan = self.scheduler.plan()
-        if not plan:
+        if not (self._step_ahead() if self.runs_ahead else self._step_alone()):
             self._make_way()
             return
+        self._draft()
+        self.counters.steps += 1
+        self.counters.step_seconds += perf_counter() - began
+
+    def _step_alone(self) -> bool:
+        """Computes and commits a step. Returns False if nothing could be planned."""
+        plan = self.scheduler.plan()
         for call in plan:
-            results, seconds = self._forward(call)
+            results, seconds = self._forward(call, call.batch())
             if results is not None:
                 chosen = self._choose(call, results)
                 self._measure(call, self.transformer.ops.seconds(results) or seconds)
                 self._commit(call, results, chosen)
-        self._draft()
-        self.counters.steps += 1
-        self.counters.step_seconds += perf_counter() - began
+        return bool(plan)
+
+    def _step_ahead(self) -> bool:
+        """Commits the step that is under way, or else one that is planned here, while the device computes the
+        next one. Returns False if nothing could be planned."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            if not self.scheduler.plans_ahead:
+                return self._step_alone()
+            plan = self.scheduler.plan()
+            if not plan:
+                return False
+            flight = self._launch(plan[0].works)
+        following = self._launch_after(flight)
+        predicted = self._land(flight)
+        if following is not None:
+            self._settle(following, predicted)
+            self._flight = following
+        return True
+
+    def _launch(self, works: list[Work], before: Flight | None = None) -> Flight:
+        """Begins to compute a step, after another one that is under way."""
+        call = Call(None, works)
+        batch, lines = call.batch(), dict[int, int]()
+        if before is not None:
+            lines = {work.ids[0]: before.lines[work.task] for work in works if work.ids[0] < 0}
+            tokens = [token if token >= 0 else -1 - lines[token] for token in batch.tokens]
+            batch = batch._replace(tokens=tokens, after=before.choices.started)
+        results, seconds = self._forward(call, batch)
+        choosing = [
+            (work.task, work.task.decoder, place, work.first + len(work.ids) - work.wanted + 1)
+            for place, work in _places(works)
+            if work.wanted
+        ]
+        chosen = [each for each in choosing if each[1] is not None]
+        tasks, decoders, places, positions = zip(*chosen, strict=True) if chosen else ((), (), (), ())
+        choices = StartedChoices(decoders, results, places, positions)
+        by_task = {} if choices.started is None else {task: line for line, task in enumerate(tasks)}
+        return Flight(call, results, choices, tasks, places, by_task, lines, set(), seconds)
+
+    def _launch_after(self, flight: Flight) -> Flight | None:
+        """Begins to compute the step after one that is under way, if enough of its rows can be followed."""
+        works = flight.call.works
+        if len(flight.results) > _MOST_KEPT or not self.scheduler.plans_ahead:
+            return None
+        rows = [work for work in works if work.wanted and flight.lands(work.task)]
+        going = [
+            work.task
+            for work in rows
+            if work.wanted == 1 and work.task in flight.lines and work.task.runs_ahead(len(rows))
+        ]
+        # The other tasks skip this step: their tokens come in every second one only. So do those of tasks
+        # whose tokens are predicted wrongly, as by rules that the device does not know.
+        if 2 * len(going) * self._predicted.share < len(rows) and not self._predicted.retry():
+            return None
+        planned = self.scheduler.plan_ahead(going, {work.task for work in rows})
+        return self._launch(planned, flight) if planned else None
+
+    def _land(self, flight: Flight) -> Sequence[int]:
+        """Waits for a step and commits it. Returns the tokens that the device had predicted, by line."""
+        call, wanted = flight.call, [flight.lands(task) for task in flight.tasks]
+        found, predicted = flight.choices.finish(wanted)
+        chosen: list[Chosen | Exception | None] = [None] * sum([work.wanted for work in call.works])
+        for place, made in zip(flight.places, found, strict=True):
+            chosen[place] = made
+        self._measure(call, self.transformer.ops.seconds(flight.results) or flight.seconds)
+        self._commit(call, flight.results, chosen, flight.dropped)
+        return predicted
+
+    def _settle(self, following: Flight, predicted: Sequence[int]) -> None:
+        """Names the tokens of rows that were launched before these were known, and drops the rows that were
+        computed with another token than the one that was chosen."""
+        for work in following.call.works:
+            promise = work.ids[0]
+            if promise >= 0 or work.task.ended:
+                continue
+            token = work.task.branches[0].tokens[-1]
+            if predicted and predicted[following.promised[promise]] == token:
+                self.tree.fulfil(work.path, token)
+            else:
+                self.tree.cut(work.path, work.first)
+                following.dropped.add(work.task)
+        self._predicted.saw(len(following.promised), len(following.dropped))
 
     def _end_overdue(self) -> None:
         """Ends the requests whose time is up or whose results are not wanted any more."""
@@ -162,13 +297,13 @@ class Loop:
         elif self._draft_model is not None:
             self._draft_model.make_drafts()
 
-    def _forward(self, call: Call) -> tuple[Any, float]:
+    def _forward(self, call: Call, batch: Batch) -> tuple[Any, float]:
         """Computes a call. Returns its results (of the forward pass, the logits of the wanted rows) and the
         seconds that this took.
 
         An error in a program ends the readings that asked for it, and the result is None.
         """
-        batch, program = call.batch(), call.program
+        program = call.program
         began = perf_counter()
         for work in call.works:
             if work.task.request.started is None:
@@ -189,7 +324,8 @@ class Loop:
             return None, 0.0
         seconds = perf_counter() - began
         for work in call.works:
-            self.tree.computed(work.path)
+            if work.ids[0] >= 0:
+                self.tree.computed(work.path)
         return results, seconds
 
     def _measure(self, call: Call, seconds: float) -> None:
@@ -219,19 +355,24 @@ class Loop:
                 chosen[place] = made
         return chosen
 
-    def _commit(self, call: Call, results: Any, chosen: Sequence[Chosen | Exception | None]) -> None:
-        """Hands every task its rows. A task with several branches gets those of all of them at once."""
+    def _commit(
+        self,
+        call: Call,
+        results: Any,
+        chosen: Sequence[Chosen | Exception | None],
+        dropped: Collection[Task] = (),
+    ) -> None:
+        """Hands every task its rows, but for those that have ended or are dropped. A task with several
+        branches gets the rows of all of them at once."""
         gathered: dict[Task, list[Row]] = {}
-        at = 0
-        for work in call.works:
+        for at, work in _places(call.works):
             rows = gathered.setdefault(work.task, [])
             for place in range(at, at + work.wanted):
                 rows.append(Row(results, place, chosen[place]))
-            at += work.wanted
         for task, rows in gathered.items():
-            if rows:
+            if rows and not task.ended and task not in dropped:
                 self._attempt(task, task.advance, rows)
-            if len(rows) > 1 and not task.ended:
+            if len(rows) > 1 and not task.ended and task not in dropped:
                 for branch in task.branches:
                     branch.drop_rejected(self.tree)
 
@@ -381,3 +522,11 @@ class Loop:
                     f"a row has the token {row.id} at the position {row.position}; a token below"
                     f" {config.vocab_size} at a position below {config.context} is expected"
                 )
+
+
+def _places(works: Sequence[Work]) -> Iterator[tuple[int, Work]]:
+    """Yields the works with the place of their first wanted row among the results."""
+    at = 0
+    for work in works:
+        yield at, work
+        at += work.wanted

@@ -90,6 +90,9 @@ class Reading:
     def guess(self, rows: int) -> list[int]:
         return []
 
+    def runs_ahead(self, beside: int) -> bool:
+        return False
+
     def preempted(self) -> None:
         pass
 

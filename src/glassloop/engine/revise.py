@@ -35,6 +35,10 @@ class Revising(Sample):
         forced = [place for place, token in enumerate(run.tokens, 1) if token.source == "forced"]
         self._since = max(run.fork_at or 0, *forced[-1:], 0)
 
+    def runs_ahead(self, beside: int) -> bool:
+        """Returns False: the next token may be another one than that after the last."""
+        return False
+
     def _take(self, chosen: Chosen, source: Source, refused: Refusal | None = None) -> None:
         super()._take(chosen, source, refused)
         if source == "forced":

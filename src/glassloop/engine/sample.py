@@ -18,6 +18,8 @@ from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run
 from glassloop.trace.token import Pieces, Refusal, Source, Token
 
+_TOO_MANY_TO_GUESS = 32  # rows of a step, from which on another row costs a device more than a guess gains
+
 
 class Sample:
     """One of the n samples of a request. The first one computes the prefix that they share; the others are
@@ -91,6 +93,23 @@ class Sample:
         self._guess = self._guesser.guess(self.branch.tokens, room) if room > 0 else []
         self.run.drafts.seconds += perf_counter() - began
         return self._guess
+
+    def runs_ahead(self, beside: int) -> bool:
+        """Returns whether the row of the next token can be computed, in the same step as `beside` others,
+        before the token that is being chosen now is known: that does not surely end the run, and there is no
+        draft in sight, which is worth more."""
+        branch = self.branch
+        return (
+            branch.recorded == len(branch.tokens)
+            and (self._guesser is None or beside >= _TOO_MANY_TO_GUESS or not self._has_guess(self._guesser))
+            and not self._stopper.ends_next(self._decoder.history)
+        )
+
+    def _has_guess(self, guesser: Guesser) -> bool:
+        """Returns whether there is a guess at the token that is being chosen now, and so perhaps one at those
+        after it."""
+        room = guess_room(self.run, len(self.branch.tokens))
+        return room > 0 and bool(guesser.guess(self.branch.tokens, room))
 
     def preempted(self) -> None:
         self._guess = []

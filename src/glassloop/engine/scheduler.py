@@ -13,6 +13,8 @@ call, whose rows come out of the same budget.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from glassloop.engine.masked import MaskedBranch
 from glassloop.engine.task import Call, Program, Task, Work
 from glassloop.engine.tree import KVTree, NoRoom
@@ -29,6 +31,7 @@ class Scheduler:
         self.waiting: list[Task] = []  # in order
         self.running: list[Task] = []  # in order; these hold pages
         self._preemptions = 0  # so far
+        self._may_preempt = True
         self._masked: list[Task] = []  # the tasks with masked rows, waiting or running, in order of arrival
 
     def add(self, task: Task, running: bool = False) -> None:
@@ -51,10 +54,47 @@ class Scheduler:
     def plan(self) -> list[Call]:
         """Plans the rows of the next step. The result is empty if no task has anything to compute, or none
         has room for it."""
+        works = self._works([], set())
+        return _calls(works, bool(self._masked) and any(work.view is not None for work in works))
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether a step can be planned while another one is under way: no task needs a program or has masked
+        rows."""
+        if self._masked:
+            return False
+        for queue in (self.running, self.waiting):
+            for task in queue:
+                if task.program is not None:
+                    return False
+        return True
+
+    def plan_ahead(self, tasks: Sequence[Task], under_way: set[Task]) -> list[Work]:
+        """Plans the step after one that is under way, of which the tasks `under_way` want results. Some of
+        them get a row for the token that it will choose, which a promise stands for; the others get none, and
+        all other tasks as in `plan`. The result is empty if there is no room without preempting a task."""
         works: list[Work] = []
-        planned: set[Task] = set()
+        self._may_preempt = False
+        try:
+            for task in tasks:
+                path = task.branches[0].path
+                assert path is not None
+                first = path.length
+                works.append(Work(task, path, first, [self._tree.promise(path)], 1, None))
+            return self._works(works, under_way)
+        except NoRoom:
+            for work in works:
+                self._tree.cut(work.path, work.first)
+            return []
+        finally:
+            self._may_preempt = True
+
+    def _works(self, works: list[Work], planned: set[Task]) -> list[Work]:
+        """Adds the rows of the tasks that are not planned already, and have something to compute."""
         ready = [task for task in self.running if task.program is None and _waits_for_a_token(task)]
-        spare = self._ops.step_rows - sum([len(task.branches) for task in ready])
+        if planned:
+            ready = [task for task in ready if task not in planned]
+        spare = self._ops.step_rows - len(works) - sum([len(task.branches) for task in ready])
         preemptions = self._preemptions
         kept = self._due_rows(spare) if self._masked else 0
         for task in ready:
@@ -70,7 +110,7 @@ class Scheduler:
             room = self._ops.step_rows if not works else min(spare, self._ops.rows_beside)
             if room > 0:
                 self._add_prompts(room, planned, works)
-        return _calls(works, bool(self._masked) and any(work.view is not None for work in works))
+        return works
 
     def _due_rows(self, spare: int) -> int:
         """Returns how many of the spare rows are kept for passes: drafts must not take them."""
@@ -186,6 +226,8 @@ class Scheduler:
                 if guess:
                     guess = []
                     continue
+                if not self._may_preempt:
+                    raise
                 youngest = next((each for each in reversed(self.running) if each not in planned), task)
                 self.preempt(youngest)
                 if youngest is task:

@@ -96,6 +96,10 @@ class Task(Protocol):
     def guess(self, rows: int) -> list[int]:
         """Returns at most `rows` draft tokens, to be computed along with the last token."""
 
+    def runs_ahead(self, beside: int) -> bool:
+        """Returns whether the row after one that is being computed, beside so many others, can be computed
+        before the token between them is known."""
+
     def preempted(self) -> None:
         """Notes that the task has given up its pages and waits again."""
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from glassloop.engine.garbage import Garbage
 from glassloop.engine.loop import Loop
 from glassloop.engine.protocol import Statistics
 from glassloop.engine.reading import Reading
@@ -36,6 +37,7 @@ class EngineThread:
         self._open = 0  # requests that were accepted and have not come to the loop yet
         self._closing = False
         self._thread: threading.Thread | None = None
+        self._garbage = Garbage()
 
     def submit(self, request: Request | Reading, may_refuse: bool = True) -> None:
         """Queues a request. Its listener, or the thread that waits for the reading, is told of the rest."""
@@ -149,6 +151,7 @@ class EngineThread:
             with self._door:
                 while not self._jobs and not self.loop.busy and not self._closing:
                     if not self._door.wait(_IDLE):
+                        self._garbage.idle()
                         self.loop.tree.check_integrity()
                         self._door.wait_for(lambda: self._jobs or self._closing)
                 jobs, self._jobs = self._jobs, deque()
@@ -156,10 +159,13 @@ class EngineThread:
                     break
             _run(jobs)
             if self.loop.busy:
+                if self.loop.runs_ahead:
+                    self._garbage.busy()
                 try:
                     self.loop.step()
                 except Exception as error:  # not of one request: it ends all, and the next ones are served
                     self.loop.fail_all(error)
+        self._garbage.idle()
         _run(jobs)
         self.loop.cancel_all()
         _run(self._jobs)  # of listeners that were told of the end

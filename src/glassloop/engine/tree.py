@@ -94,6 +94,7 @@ class KVTree:
         self.roots = {0: self.root}  # by adapter
         self._numbers = count(1)
         self._clock = 0
+        self._promises = 0  # the last number that stood for a token
         self._lru: list[tuple[int, int, int, Node]] = []  # (used, -depth, number, node); stale ones stay in
         self.paths: set[Path] = set()
         self.node_count = 0
@@ -155,6 +156,25 @@ class KVTree:
             self.cut(path, before)
             raise
         self._look_back(path, before)
+
+    def promise(self, path: Path) -> int:
+        """Reserves the place of a token that is not known yet at the end of a path. Returns the negative
+        number that stands for it and for no other token. `fulfil` replaces it; `cut` takes it back."""
+        self._promises -= 1
+        self.extend(path, [self._promises])
+        return self._promises
+
+    def fulfil(self, path: Path, token: int) -> None:
+        """Names the promised token at the end of a path, which is computed."""
+        node, offset = path.nodes[-1], (path.length - 1) % PAGE
+        node.tokens[offset] = token
+        if offset == 0:
+            parent = node.parent
+            assert parent is not None
+            del parent.children[node.key]  # a promise has no siblings of the same key
+            node.key = token
+            parent.children.setdefault(token, []).append(node)
+        self.computed(path)
 
     def computed(self, path: Path) -> None:
         """Notes that the forward pass has run: the tokens of the last extension can be matched now."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakMethod, ref
 
 import numpy as np
 
@@ -172,7 +173,11 @@ class Program:
     first batch with adapters comes, with all that are loaded then."""
 
     def __init__(self, model: Transformer, compute: Forward) -> None:
-        self._model, self._compute = model, compute
+        # A model holds the programs of its own methods. These must not hold it too, or only the garbage
+        # collector could free it.
+        own = getattr(compute, "__self__", None) is model
+        self._model = ref(model)
+        self._compute: Callable[[], Forward | None] = WeakMethod(compute) if own else lambda: compute
         self.plain = model.ops.program(compute)
         self._adapted = self.plain
         self._made_with = model.adapters
@@ -180,11 +185,13 @@ class Program:
     def __call__(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         if not any(batch.adapters):
             return self.plain(batch, pages)
-        adapters = self._model.adapters
+        model, compute = self._model(), self._compute()
+        assert model is not None and compute is not None  # the caller holds the model
+        adapters = model.adapters
         if adapters.embedding is None:
             raise BatchError(f"a row has the adapter {max(batch.adapters)}; none is loaded")
         if self._adapted is self.plain or self._made_with is not adapters:
-            self._adapted = self._model.ops.program(self._compute, adapted=True)
+            self._adapted = model.ops.program(compute, adapted=True)
             self._made_with = adapters
         return self._adapted(batch, pages)
 

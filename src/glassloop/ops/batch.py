@@ -11,7 +11,7 @@ batch has `reach`: then each row says how many slots it sees, and its position i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,8 @@ class Batch(NamedTuple):
     # How many slots of its branch each row attends to, from slot 0 on; its own is among them. Empty: every
     # row sees the slots up to its own (`slot + 1`), and positions are slots.
     reach: Sequence[int] = ()
+    # Choices under way (`ops/rows.py:Started`): a row with the token -1 - n has what they predict for line n.
+    after: Any = None
 
     @staticmethod
     def of(work: Sequence[tuple[Int32, int, Sequence[int]]], wanted: Sequence[int] | None = None) -> Batch:

@@ -6,7 +6,7 @@ A logit may be minus infinity (the token is excluded); `summarize` detects NaN a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -97,8 +97,25 @@ class Chooser(Protocol):
         """Returns the luck of each id, as `decode/luck.py:luck_of` does."""
 
 
+class Started(Protocol):
+    """Choices that a device has begun to make. It may compute another batch before they are finished, in
+    which a row has the token that it predicts for a line (`Batch.after`)."""
+
+    def finish(
+        self, lines: Sequence[Line], record: np.dtype[np.void], /
+    ) -> tuple[bytes | bytearray, Sequence[int]]:
+        """Waits for the choices. Returns what `Chooser.choose` does, and the token that the device predicted
+        for each line. A prediction may be wrong: the record says what was chosen.
+
+        The lines are those of the start, but their rules may be others by now."""
+
+
 class RowOps(Protocol):
     """An op set's functions over rows of logits. A row is one of the op set's arrays or a NumPy array."""
+
+    @property
+    def start(self) -> Callable[[Any, Sequence[Line]], Started] | None:
+        """Begins to choose a token for each line, or None if the op set computes nothing beside the host."""
 
     @property
     def chooser(self) -> Chooser | None:
@@ -116,6 +133,7 @@ class RowOps(Protocol):
 
 
 chooser: Chooser | None = None
+start: Callable[[Any, Sequence[Line]], Started] | None = None
 
 
 def host(row: Float32) -> Float32:

@@ -315,7 +315,7 @@ class Run:
         if self.upstream is not None:
             raise TraceError(
                 f"run {self.id} was computed by {self.upstream.described}, with the model {self.model}; it"
-                " cannot be computed again here, only shown"
+                " cannot be computed again here, only shown (with --upstream it can be continued there)"
             )
 
     def tree(self) -> RunTree:

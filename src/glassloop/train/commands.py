@@ -263,7 +263,7 @@ def _add_sweep_flags(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--budgets", nargs="+", type=int, metavar="N",
-        help="Tokens to train each size with (default: 50000 100000 200000 400000).",
+        help="Tokens to train each size with (default: 100000 200000 400000).",
     )  # fmt: skip
     command.add_argument(
         "--times", type=float, default=4.0, metavar="X",

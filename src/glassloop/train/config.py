@@ -78,9 +78,6 @@ class TrainConfig:
     steps: int = _option(1000, "Steps of the optimizer.", least=1)
     batch: int = _option(16, "Sequences that are computed at once.", least=1, most=1 << 16)
     accumulate: int = _option(1, "Batches whose gradients are added up in a step.", least=1, most=1 << 16)
-    optimizer: str = _option(
-        "adamw", "adamw, or muon for the matrices of the layers.", choices=("adamw", "muon")
-    )
     lr: float = _option(1e-3, "The highest learning rate.", least=1e-12, most=10)
     schedule: str = _option(
         "cosine",

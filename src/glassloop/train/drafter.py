@@ -49,7 +49,7 @@ class DrafterTraining:
     seconds: float = math.inf  # the learning rate falls to 0 by then, if the steps are not done earlier
     batch: int = 32_768  # rows of a batch, padding included
     chain: int = 3  # steps of a chain
-    optimizer: Literal["adamw", "muon"] = "muon"  # of the matrices but the head
+    optimizer: Literal["adamw", "muon"] = "adamw"  # of the matrices but the head
     learning_rate: float = 2e-3
     warm_up: int = 100  # steps
     rounded: float = 0.7  # the share of the training after which the matrices are rounded

@@ -65,7 +65,7 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 # Minutes on two cores.
 SIZES = (Size(2, 32), Size(2, 48), Size(3, 64), Size(4, 96))
-BUDGETS = (50_000, 100_000, 200_000, 400_000)
+BUDGETS = (100_000, 200_000, 400_000)
 TIMES = 4.0
 
 

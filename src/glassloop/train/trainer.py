@@ -25,7 +25,6 @@ from glassloop.train.batches import IGNORED, Batches, Cursor, Rows, document_cut
 from glassloop.train.checkpoint import State
 from glassloop.train.config import TrainConfig, TrainError
 from glassloop.train.curves import Curves, svg
-from glassloop.train.muon import Muon
 from glassloop.train.network import Network
 from glassloop.train.ops import Packed
 from glassloop.train.order import DROPOUT, ON_POLICY, number
@@ -93,7 +92,7 @@ class Trainer:
         self._cuts = network.takes_cuts
         self._prompt = self._sample_prompt()
         self._probed = self._probed_tokens()
-        self.optimizer = _optimizer(config, network)
+        self.optimizer = _adamw(config, network)
         self._teacher = teacher
         self._resume()
         self.curves = Curves(folder.curves, self.state.step)
@@ -411,16 +410,12 @@ def _some(rows: Rows, start: int, stop: int) -> Rows:
     return Rows(rows.tokens[start:stop], rows.targets[start:stop], rows.positions[start:stop], documents)
 
 
-def _optimizer(config: TrainConfig, network: Network) -> Any:
-    """Returns the optimizer; matrices have weight decay, vectors have none."""
-    kinds: dict[tuple[float, bool], list[torch.Tensor]] = {}
-    for name, weight in network.parameters.items():
-        decay = config.weight_decay if weight.ndim >= 2 else 0.0
-        in_layer = weight.ndim == 2 and name.startswith("layers.") and name.endswith(".weight")
-        kinds.setdefault((decay, config.optimizer == "muon" and in_layer), []).append(weight)
+def _adamw(config: TrainConfig, network: Network) -> Any:
+    """Returns AdamW; matrices have weight decay, vectors have none."""
+    parameters = list(network.parameters.values())
     groups = [
-        {"params": weights, "weight_decay": decay, "orthogonal": orthogonal}
-        for (decay, orthogonal), weights in kinds.items()
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    kind = Muon if config.optimizer == "muon" else torch.optim.AdamW
-    return kind(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
+    betas = (config.beta1, config.beta2)
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=True)

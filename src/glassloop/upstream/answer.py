@@ -33,6 +33,7 @@ class Answer:
     def __init__(self, request: Request, run: Run) -> None:
         self._request, self._run = request, run
         self._names = Names.of(run)
+        self._continues = bool(run.tokens or request.forced)
         self._told = False  # whether a token came
         self._held = ""  # text that came without a token, after tokens
         self._first: float | None = None  # when the first token came
@@ -63,14 +64,11 @@ class Answer:
             run.upstream = replace(run.upstream, fingerprint=part.fingerprint)
         if part.counts is not None:
             # A request that continues a run counts the tokens before it as a part of its prompt.
-            before = run.fork_at or 0
             prompt, new, cached = part.counts
-            continued = before or self._request.forced
+            if self._continues:
+                prompt, new = run.upstream.prompt_tokens, None
             run.upstream = replace(
-                run.upstream,
-                prompt_tokens=None if continued else prompt,
-                completion_tokens=None if continued else new,
-                cached_tokens=cached,
+                run.upstream, prompt_tokens=prompt, completion_tokens=new, cached_tokens=cached
             )
         if part.finish_reason is not None:
             reason = _ENDINGS.get(part.finish_reason)
@@ -105,7 +103,7 @@ class Answer:
         return Token.told(
             add(entry.piece, entry.data),
             text,
-            entry.data or text.encode(),
+            entry.data,
             self._names,
             entry.logprob,
             [(add(each.piece, each.data), each.logprob) for each in entry.alternatives],

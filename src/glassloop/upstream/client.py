@@ -5,7 +5,7 @@ hostile: it is bounded in size and in time, and an error of the network is one i
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -77,10 +77,11 @@ class Client:
         """Returns the JSON of an answer."""
         return await self._answer("GET", path, None)
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return await self._answer("POST", path, body)
+    async def post(self, path: str, body: Mapping[str, Any], *, above: bool = False) -> Any:
+        """Returns the JSON of an answer. With `above`, the path is not below /v1."""
+        return await self._answer("POST", path, body, self.url.removesuffix("/v1") if above else self.url)
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """Yields the JSON of each event of a stream, up to its end, which may come too early."""
         with self._in_words():
             async with self._http.stream("POST", self.url + path, json=body) as answer:
@@ -103,9 +104,11 @@ class Client:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _answer(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+    async def _answer(
+        self, method: str, path: str, body: Mapping[str, Any] | None, base: str | None = None
+    ) -> Any:
         with self._in_words():
-            async with self._http.stream(method, self.url + path, json=body) as answer:
+            async with self._http.stream(method, (base or self.url) + path, json=body) as answer:
                 await self._check(answer)
                 return _parsed(await _read(answer, _MOST_ANSWER))
 

@@ -7,9 +7,11 @@ the listeners.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,7 +35,7 @@ from glassloop.trace.told import explain_told
 from glassloop.upstream.answer import Answer
 from glassloop.upstream.client import Client, Refused, UpstreamError, checked_url
 from glassloop.upstream.fork import continued_text, fork_of
-from glassloop.upstream.prompts import read_prompt
+from glassloop.upstream.prompts import read_chat_prompt, read_prompt
 from glassloop.upstream.reading import read_part
 from glassloop.upstream.servers import Kind, check_options, kind_of, options_for
 from glassloop.upstream.vocabulary import (
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
     from glassloop.trace.verdict import Verdict
 
+_LOG = logging.getLogger(__name__)
 KEY_VARIABLE = "GLASSLOOP_UPSTREAM_KEY"
 _START_SECONDS = 60.0  # for the list of models
 _PROMPT_SECONDS = 300.0  # for the log-probabilities of a prompt
@@ -59,14 +62,29 @@ T = TypeVar("T")
 class _Work:
     """A request that is under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, request: Request) -> None:
+        self.request = request
         self.task: asyncio.Task[None] | None = None
         self.cancelled = False
         self.ended = threading.Event()
+        self._open = list(request.runs)  # those whose end was not told
 
     def stop(self) -> None:
         if self.task is not None:
             self.task.cancel()
+
+    def end(self, run: Run) -> None:
+        """Tells the listener that a run has ended, once."""
+        if any(each is run for each in self._open):
+            self._open = [each for each in self._open if each is not run]
+            self.request.tell(run, None)
+
+    def end_all(self, reason: str, why: str) -> None:
+        """Ends all runs that have not ended."""
+        for run in list(self._open):
+            if run.finish_reason is None:
+                run.finish_reason, run.stop_reason = reason, why
+            self.end(run)
 
 
 class UpstreamEngine(Engine):
@@ -197,19 +215,15 @@ class UpstreamEngine(Engine):
         if text is not None and not isinstance(text, str):
             raise TextError.about("prompt", "is token ids; they are not known here: a text is expected")
         options_for(self.kind, sampling, chat=talk is not None)  # raises what is wrong
-        if sampling.prompt_logprobs and (talk is not None or not self.kind.echoes):
-            chat = "is given for a chat; a text is expected, since only that can be echoed"
-            wrong = f"is given; {self.kind.name} gives those of the next token in their place"
-            raise SamplingError.about("prompt_logprobs", wrong if talk is None else chat)
         told: list[Token] = []
-        if talk is not None:
-            ids = [name_of_messages(talk)]
-        elif not text:
+        if text is not None and not text:
             raise TextError.about("prompt", "is empty; at least one character is expected")
-        elif sampling.prompt_logprobs:
-            ids, told = self._prompt_tokens(text, sampling)
+        if sampling.prompt_logprobs:
+            ids, told = self._prompt_tokens(text, talk, sampling)
+        elif talk is not None:
+            ids = [name_of_messages(talk)]
         else:
-            ids = [name_of(text.encode("utf-8", "replace"))]
+            ids = [name_of((text or "").encode("utf-8", "replace"))]
 
         def make(seed: int, number: int) -> Run:
             made = self._new(ids, sampling, (seed + number) % (1 << 64), text, talk, number)
@@ -219,8 +233,22 @@ class UpstreamEngine(Engine):
         runs = runs_of(sampling, make)
         return Request(ids, sampling, runs, listener, priority, drafts=False, keep=self.keep, built=built)
 
-    def _prompt_tokens(self, text: str, sampling: Sampling) -> tuple[list[int], list[Token]]:
-        asked = read_prompt(self._client, self.model, text, sampling.prompt_logprobs)
+    def _prompt_tokens(
+        self, text: str | None, talk: list[Message] | None, sampling: Sampling
+    ) -> tuple[list[int], list[Token]]:
+        """Returns the tokens of a prompt as the upstream tells them; raises if it does not."""
+        count, server = sampling.prompt_logprobs, self.kind.name or "the upstream"
+        asked: Coroutine[Any, Any, tuple[list[int], list[Token]]]
+        if talk is not None and self.kind.scores_chats:
+            asked = read_chat_prompt(self._client, self.model, talk, count)
+        elif talk is not None:
+            problem = f"is given for a chat; {server} is not known to have that, only for a text"
+            raise SamplingError.about("prompt_logprobs", problem)
+        elif not self.kind.echoes:
+            problem = f"is given; {server} gives those of the next token in their place"
+            raise SamplingError.about("prompt_logprobs", problem)
+        else:
+            asked = read_prompt(self._client, self.model, text or "", count)
         return self._call(asked, sampling.timeout or _PROMPT_SECONDS)
 
     def _new(
@@ -274,10 +302,11 @@ class UpstreamEngine(Engine):
             raise Busy(f"{waiting} requests are waiting already; at most {self.most_waiting} are allowed")
         if self._closed:
             raise Unavailable("the engine is closed")
-        work = self._works[id(request)] = _Work()
+        work = self._works[id(request)] = _Work(request)
 
         def start() -> None:
-            work.task = self._loop.create_task(self._compute(request, work))
+            work.task = self._loop.create_task(self._compute(work))
+            work.task.add_done_callback(lambda _: self._finish(work))
 
         self._loop.call_soon_threadsafe(start)
 
@@ -286,74 +315,62 @@ class UpstreamEngine(Engine):
         if work is None:
             return
         work.cancelled = True
-        if threading.current_thread() is self._thread:
-            return  # a listener asks; it is looked at after each token
         self._loop.call_soon_threadsafe(work.stop)
-        if wait:
+        if wait and threading.current_thread() is not self._thread:
             work.ended.wait()
 
-    async def _compute(self, request: Request, work: _Work) -> None:
-        """Computes all runs of a request. Each is told its end, whatever happens."""
-        running = False
+    def _finish(self, work: _Work) -> None:
+        """Ends what is left of a request: its task may have been cancelled before its first step."""
+        work.end_all("cancelled", "cancelled")
+        self._finished += 1
+        del self._works[id(work.request)]
+        work.ended.set()
+
+    async def _compute(self, work: _Work) -> None:
+        """Computes all runs of a request."""
+        request = work.request
+        timeout = request.sampling.timeout
+        left = None if timeout is None else max(0.0, timeout - request.seconds)
         try:
-            timeout = request.sampling.timeout
-            left = None if timeout is None else max(0.0, timeout - request.seconds)
             async with asyncio.timeout(left), self._requests:
                 self._running += 1
-                running = True
-                request.begin(perf_counter(), 0)
-                await asyncio.gather(*(self._answer(request, run, work) for run in request.runs))
+                try:
+                    request.begin(perf_counter(), 0)
+                    await asyncio.gather(*(self._answer(run, work) for run in request.runs))
+                finally:
+                    self._running -= 1
         except TimeoutError:
-            self._end_open(request, "timeout", f"after {request.sampling.timeout:g} s")
-        except asyncio.CancelledError:
-            self._end_open(request, "cancelled", "cancelled")
-        except Exception as error:  # a defect of ours must not leave a run without an end
-            self._fail_open(request, error)
-        finally:
-            self._running -= running
-            self._finished += 1
-            del self._works[id(request)]
-            work.ended.set()
+            work.end_all("timeout", f"after {timeout:g} s")
 
-    def _end_open(self, request: Request, reason: str, why: str) -> None:
-        for run in request.runs:
-            if run.finish_reason is None:
-                run.finish_reason, run.stop_reason = reason, why
-                request.tell(run, None)
-
-    def _fail_open(self, request: Request, error: Exception) -> None:
-        for run in request.runs:
-            if run.finish_reason is None:
-                run.error, run.finish_reason, run.stop_reason = error, "error", str(error)
-                request.tell(run, None)
-
-    async def _answer(self, request: Request, run: Run, work: _Work) -> None:
+    async def _answer(self, run: Run, work: _Work) -> None:
         """Computes one run. What came before an error is kept."""
+        request = work.request
         answer = Answer(request, run)
         try:
-            try:
-                async for token in self._tokens(request, run, answer):
+            async with aclosing(self._tokens(request, run, answer)) as tokens:
+                async for token in tokens:
                     run.tokens.append(token)
                     request.tell(run, token)
                     if work.cancelled or request.abandoned:
                         answer.finish("cancelled", "cancelled")
                         break
-            finally:
-                answer.close()
             self._problem = None
-        except GlassloopError as error:
-            if isinstance(error, Unavailable):
+        except Exception as error:  # the other runs of the request go on
+            if not isinstance(error, GlassloopError):
+                _LOG.exception("run %s failed", run.id)
+            elif isinstance(error, Unavailable):
                 self._problem = str(error)
             if run.tokens and not isinstance(error, Busy):
                 error.args = (f"{error} ({len(run.tokens)} tokens had come, which are kept)",)
             run.error, run.finish_reason, run.stop_reason = error, "error", str(error)
-        used = run.upstream
-        if used is not None:
-            self._told_prompt += used.prompt_tokens or 0
-            self._told_cached += used.cached_tokens or 0
-        request.tell(run, None)
+        finally:
+            answer.close()
+        if run.upstream is not None:
+            self._told_prompt += run.upstream.prompt_tokens or 0
+            self._told_cached += run.upstream.cached_tokens or 0
+        work.end(run)
 
-    async def _tokens(self, request: Request, run: Run, answer: Answer) -> AsyncIterator[Token]:
+    async def _tokens(self, request: Request, run: Run, answer: Answer) -> AsyncGenerator[Token, None]:
         """Yields the tokens of a run: those that are forced, then those of the stream."""
         for token in answer.forced():
             yield token
@@ -362,22 +379,25 @@ class UpstreamEngine(Engine):
             answer.finish("length", "max_tokens")
             return
         path, body = self._body(request, run, room)
-        async for chunk in self._stream(path, body, run):
-            for token in answer.read(read_part(chunk)):
-                yield token
-            if len(run.tokens) > request.sampling.max_tokens:
-                raise UpstreamError(f"the upstream sent more than the {room} tokens that were asked for")
+        # Each generator is closed when it is left, which closes the connection: the upstream stops then.
+        async with aclosing(self._stream(path, body, run)) as chunks:
+            async for chunk in chunks:
+                for token in answer.read(read_part(chunk)):
+                    yield token
+                if len(run.tokens) > request.sampling.max_tokens:
+                    raise UpstreamError(f"the upstream sent more than the {room} tokens that were asked for")
         if run.finish_reason is None:
             raise Unavailable("the upstream's stream ended in the middle of the answer")
 
-    async def _stream(self, path: str, body: dict[str, Any], run: Run) -> AsyncIterator[Any]:
+    async def _stream(self, path: str, body: dict[str, Any], run: Run) -> AsyncGenerator[Any, None]:
         """Yields the chunks of an answer. If the upstream refuses to give log-probabilities, it is asked
         again, without them."""
         told = False
         try:
-            async for chunk in self._client.stream(path, body):
-                told = True
-                yield chunk
+            async with aclosing(self._client.stream(path, body)) as chunks:
+                async for chunk in chunks:
+                    told = True
+                    yield chunk
             if told or "logprobs" not in body:
                 return  # an empty stream is how some servers refuse
         except (Refused, UpstreamError, Unavailable) as error:
@@ -387,8 +407,9 @@ class UpstreamEngine(Engine):
         assert run.upstream is not None
         run.upstream = replace(run.upstream, logprobs=False)
         without = {name: value for name, value in body.items() if name not in ("logprobs", "top_logprobs")}
-        async for chunk in self._client.stream(path, without):
-            yield chunk
+        async with aclosing(self._client.stream(path, without)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def _body(self, request: Request, run: Run, room: int) -> tuple[str, dict[str, Any]]:
         """Returns the path and the body of the request for the rest of a run."""
@@ -505,6 +526,8 @@ class UpstreamEngine(Engine):
             self._call(self._client.close(), 5)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     def __enter__(self) -> UpstreamEngine:
         return self

@@ -16,6 +16,7 @@ from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 from glassloop.upstream.answer import UpstreamRequest
 from glassloop.upstream.client import UpstreamError
+from glassloop.upstream.reading import PART
 from glassloop.upstream.servers import Kind
 from glassloop.upstream.vocabulary import Names
 
@@ -58,6 +59,8 @@ def fork_of(
     def make(_: int, number: int) -> Run:
         own = (seed + number) % (1 << 64)
         made = engine._new(run.prompt_ids, replace(options, seed=own), own, run.prompt, run.messages, number)
+        if made.upstream is not None and run.upstream is not None:
+            made.upstream = replace(made.upstream, prompt_tokens=run.upstream.prompt_tokens)
         made.tokens = list(run.tokens[:at])
         made.prompt_tokens = list(run.prompt_tokens)
         made.descend(run, at, reason)
@@ -91,7 +94,7 @@ def _given(run: Run, at: int, token: int | str | None, text: str | None) -> Toke
         named.append((here.id, here.piece, here.raw_logprob))
     for id, piece, logprob in named:
         if token in (id, piece):
-            if "\ufffd" in piece or not piece:
+            if not piece or PART.search(piece):
                 raise TextError.about("token", "is a part of a character, which cannot be sent as text")
             others = [(each, told) for each, _, told in named[:-1]]
             known = None if logprob != logprob else logprob

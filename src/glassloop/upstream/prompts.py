@@ -1,10 +1,11 @@
-"""The log-probabilities of a prompt, which servers give by echoing it."""
+"""The log-probabilities of a prompt, which servers give by echoing it or by an extension of vLLM."""
 
 from __future__ import annotations
 
+from glassloop.trace.messages import Message
 from glassloop.trace.token import Token
 from glassloop.upstream.client import Client, UpstreamError
-from glassloop.upstream.reading import Entry, read_part
+from glassloop.upstream.reading import Entry, read_part, read_prompt_logprobs
 from glassloop.upstream.vocabulary import Names
 
 
@@ -23,8 +24,22 @@ async def read_prompt(client: Client, model: str, text: str, count: int) -> tupl
     entries = _of_prompt(part.entries, text)
     if entries is None:
         raise UpstreamError("the upstream gives no log-probabilities of a prompt", field="prompt_logprobs")
+    return _recorded([(entry, 0) for entry in entries])
+
+
+async def read_chat_prompt(
+    client: Client, model: str, messages: list[Message], count: int
+) -> tuple[list[int], list[Token]]:
+    """Returns the same for a conversation, by vLLM's extensions."""
+    asked = {"model": model, "messages": messages}
+    tokenized = await client.post("/tokenize", asked, above=True)
+    scored = {**asked, "max_tokens": 1, "temperature": 0, "prompt_logprobs": count}
+    return _recorded(read_prompt_logprobs(await client.post("/chat/completions", scored), tokenized))
+
+
+def _recorded(entries: list[tuple[Entry, int]]) -> tuple[list[int], list[Token]]:
     names = Names()
-    ids = [names.add(entry.piece, entry.data) for entry in entries]
+    ids = [names.add(entry.piece, entry.data) for entry, _ in entries]
     tokens = [
         Token.told(
             id,
@@ -33,8 +48,9 @@ async def read_prompt(client: Client, model: str, text: str, count: int) -> tupl
             names,
             entry.logprob,
             [(names.add(each.piece, each.data), each.logprob) for each in entry.alternatives],
+            rank=rank,
         )
-        for id, entry in zip(ids, entries, strict=True)
+        for id, (entry, rank) in zip(ids, entries, strict=True)
     ]
     return ids, tokens[1:]
 

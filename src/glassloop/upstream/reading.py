@@ -20,6 +20,9 @@ _ROUNDING = 1e-3  # by which a log-probability may exceed 0
 _LEAST = -1e300  # below this it is minus infinity; a whole number may be too large for a float
 _ESCAPED = re.compile(r"bytes:((?:\\x[0-9a-fA-F]{2})+)")  # how OpenAI writes a token that is not UTF-8
 
+# How servers write a token that is not text, since it is a part of a character.
+PART = re.compile(r"\ufffd|<0x[0-9a-fA-F]{2}>|\\x[0-9a-fA-F]{2}")
+
 
 class Alternative(NamedTuple):
     piece: str
@@ -144,7 +147,7 @@ def _piece(token: Any, listed: Any) -> tuple[str, bytes]:
         return token, bytes(given)
     if escaped := _ESCAPED.fullmatch(token):
         return token.removeprefix("bytes:"), bytes.fromhex(escaped[1].replace("\\x", ""))
-    return token, b"" if "\ufffd" in token else token.encode()
+    return token, b"" if PART.search(token) else token.encode()
 
 
 def _logprob(value: Any) -> float | None:
@@ -167,6 +170,41 @@ def _counts(usage: Any) -> Counts | None:
 
 def _count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value <= _MOST_COUNT else None
+
+
+def read_prompt_logprobs(answer: Any, tokenized: Any) -> list[tuple[Entry, int]]:
+    """Returns the tokens of a prompt, each with its rank (0: not known), as vLLM tells them: for each place
+    the log-probabilities of some tokens by id, and by another endpoint the ids of the prompt."""
+    told = _list("prompt_logprobs", _object("an answer", answer).get("prompt_logprobs"))
+    ids = _list("tokens", _object("an answer", tokenized).get("tokens"))
+    if len(told) != len(ids) or not ids:
+        raise UpstreamError(
+            f"the upstream has {len(told)} log-probabilities for {len(ids)} tokens of a prompt"
+        )
+    made = [(Entry(_first_piece(tokenized), b"", None, ()), 0)]
+    for place, (id, each) in enumerate(zip(ids[1:], told[1:], strict=True), 1):
+        named = {
+            key: _object("prompt_logprobs", value) for key, value in _object("prompt_logprobs", each).items()
+        }
+        own = named.get(str(id))
+        if own is None:
+            raise UpstreamError(f"the upstream's prompt_logprobs do not have the token {place} of the prompt")
+        others = [
+            Alternative(*_piece(value.get("decoded_token"), None), logprob)
+            for value in list(named.values())[:_MOST_ALTERNATIVES]
+            if (logprob := _logprob(value.get("logprob"))) is not None
+        ]
+        piece, data = _piece(own.get("decoded_token"), None)
+        entry = Entry(piece, data, _logprob(own.get("logprob")), _sorted(others))
+        made.append((entry, _count(own.get("rank")) or 0))
+    return made
+
+
+def _first_piece(tokenized: dict[str, Any]) -> str:
+    """Returns the text of the first token of a prompt, which has no log-probability, if it was told."""
+    pieces = tokenized.get("pieces")
+    first = pieces[0] if isinstance(pieces, list) and pieces else None
+    return _piece(first.get("piece"), None)[0] if isinstance(first, dict) else ""
 
 
 def _stop_reason(value: Any) -> str | None:

@@ -32,6 +32,7 @@ class Kind:
     continues: Mapping[str, bool] | None = None
     formats: bool = True  # whether response_format takes a JSON schema
     echoes: bool = True  # whether the log-probabilities of an echoed prompt, if there are any, are right
+    scores_chats: bool = False  # whether it has vLLM's prompt_logprobs and /tokenize
 
 
 _OTHER = Kind("", {})
@@ -46,11 +47,13 @@ _KINDS = {
             or each.name.startswith("dry_")
         },
         {"continue_final_message": True},
+        scores_chats=True,
     ),
     "vllm": Kind(
         "vllm",
         {**{name: name for name in _ALIKE}, "include_stop": "include_stop_str_in_output"},
         {"continue_final_message": True, "add_generation_prompt": False},
+        scores_chats=True,
     ),
     "llamacpp": Kind("llamacpp", {**_LLAMA, "typical_p": "typical_p", "ignore_eos": "ignore_eos"}, {}),
     "me": Kind("llama-cpp-python", _LLAMA, formats=False, echoes=False),

@@ -25,6 +25,8 @@ export interface Place {
   raw: number | null; // the model's own log-probability, if it is known
   refused: Refusal | null;
   beam: Beam | null;
+  path: number; // of the last drawing that had it on the selected run
+  end: number; // of the last drawing that had the end of a run or a beam here
   kept: boolean; // whether it is in the text of a run; then it is not drawn as pruned, even if a beam was pruned here
 }
 
@@ -102,7 +104,7 @@ export class Forest {
   private root(summary: Summary): void {
     if (this.places.has(summary.root)) return;
     this.roots.push(summary.root);
-    this.places.set(summary.root, { node: summary.root, parent: null, depth: 0, children: [], run: summary.id, id: -1, piece: '', source: 'prompt', raw: null, refused: null, beam: null, kept: true });
+    this.places.set(summary.root, { node: summary.root, parent: null, depth: 0, children: [], run: summary.id, id: -1, piece: '', source: 'prompt', raw: null, refused: null, beam: null, path: 0, end: 0, kept: true });
   }
 
   private place(run: Run, token: Token): void {
@@ -121,7 +123,7 @@ export class Forest {
     const known = this.places.get(node);
     const above = this.places.get(parent);
     if (known || !above) return known;
-    const made: Place = { node, parent, depth: above.depth + 1, children: [], run, id, piece, source, raw: null, refused, beam: null, kept: false };
+    const made: Place = { node, parent, depth: above.depth + 1, children: [], run, id, piece, source, raw: null, refused, beam: null, path: 0, end: 0, kept: false };
     above.children.push(made);
     this.places.set(node, made);
     return made;

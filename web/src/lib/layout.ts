@@ -46,6 +46,7 @@ export interface View {
   run: Run | null;
   focus: number | null; // the selected token
   near: number; // tokens on either side of it that stay unfolded
+  ends?: number; // tokens at either end of a chain that stay unfolded; 2 by default
   alternatives: number; // how many are drawn below it
   also?: number; // how many likely ones are drawn below each other token near it
   open: ReadonlySet<string>; // folds that were clicked
@@ -61,21 +62,31 @@ export function layoutTree(forest: Forest, view: View): Layout {
 
 // ── what is shown ───────────────────────────────────────────────────────────────────────────────────────────
 
+let drawings = 0; // places carry the number of the drawing: a set of thousands of nodes would take longer
+
 function build(forest: Forest, view: View): Item | null {
   const rootNode = view.run?.summary.root ?? forest.roots[0];
   const rootPlace = rootNode === undefined ? undefined : forest.places.get(rootNode);
   if (!rootPlace) return null;
-  const path = new Set(view.run?.tokens.map((token) => token.node) ?? []);
+  const drawing = ++drawings;
+  for (const { node } of view.run?.tokens ?? []) {
+    const place = forest.places.get(node);
+    if (place) place.path = drawing;
+  }
   const ends = endings(forest);
+  for (const node of ends.keys()) {
+    const place = forest.places.get(node);
+    if (place) place.end = drawing;
+  }
   const root = item('prompt', rootPlace, { label: 'prompt', onPath: true, run: view.run?.summary.id ?? rootPlace.run, index: -1 });
   const stack: { place: Place; item: Item }[] = [{ place: rootPlace, item: root }];
   while (stack.length) {
     const { place, item: above } = stack.pop()!;
-    const next = ordered(place, path);
+    const next = ordered(place, drawing);
     for (const child of next) {
-      const chain = chainFrom(child, ends, view, path);
+      const chain = chainFrom(child, view, drawing);
       let last = above;
-      for (const made of folded(chain, view, path)) {
+      for (const made of folded(chain, view, drawing)) {
         last.children.push(made, ...also(made, child === made.place ? next : [], view));
         last = made;
       }
@@ -89,59 +100,60 @@ function build(forest: Forest, view: View): Item | null {
 }
 
 /** Returns the children with that of the selected run first, so that its line stays straight. */
-function ordered({ children }: Place, path: ReadonlySet<string>): Place[] {
-  return [...children.filter((each) => path.has(each.node)), ...children.filter((each) => !path.has(each.node))];
+function ordered({ children }: Place, drawing: number): Place[] {
+  return [...children.filter((each) => each.path === drawing), ...children.filter((each) => each.path !== drawing)];
 }
 
 /** Returns a place and those after it, up to the next branch, end or list of alternatives. */
-function chainFrom(first: Place, ends: ReadonlyMap<string, string>, view: View, path: ReadonlySet<string>): Place[] {
+function chainFrom(first: Place, view: View, drawing: number): Place[] {
   const chain = [first];
-  for (let place = first; place.children.length === 1 && !ends.has(place.node); ) {
-    if (view.focus !== null && path.has(place.node) && place.depth === view.focus) break;
+  for (let place = first; place.children.length === 1 && place.end !== drawing; ) {
+    if (place.path === drawing && place.depth === view.focus) break;
     place = place.children[0]!;
     chain.push(place);
   }
   return chain;
 }
 
-const AT_EITHER_END = 2;
-
-function folded(chain: Place[], view: View, path: ReadonlySet<string>): Item[] {
+/** Returns the items of a chain. The tokens between its ends and those near the selected one are one item. */
+function folded(chain: Place[], view: View, drawing: number): Item[] {
   const made: Item[] = [];
-  let hidden: Place[] = [];
-  const flush = (): void => {
-    if (hidden.length > 1 && !view.open.has(hidden[0]!.node)) {
-      const first = hidden[0]!;
-      const label = `${count(hidden.length)} tokens`;
-      made.push(item('fold', first, { label, count: hidden.length, ...whose(first, view, path) }));
-    } else {
-      made.push(...hidden.map((place) => token(place, view, path)));
-    }
-    hidden = [];
+  const ends = view.ends ?? 2;
+  const hide = (hidden: Place[]): void => {
+    const first = hidden[0]!;
+    if (hidden.length > 1 && !view.open.has(first.node)) made.push(item('fold', first, { label: `${count(hidden.length)} tokens`, count: hidden.length, ...whose(first, view, drawing) }));
+    else made.push(...hidden.map((place) => token(place, view, drawing)));
   };
-  chain.forEach((place, at) => {
-    const first = at < AT_EITHER_END;
-    const last = at >= chain.length - AT_EITHER_END;
-    const near = view.focus !== null && path.has(place.node) && Math.abs(place.depth - 1 - view.focus) <= view.near;
-    if (!first && !last && !near) return hidden.push(place);
-    flush();
-    const one = token(place, view, path);
+  const rest = Math.max(ends, chain.length - ends); // where the last few begin
+  const selected = view.focus === null || chain[0]!.path !== drawing ? null : view.focus + 1 - chain[0]!.depth;
+  const isNear = (at: number): boolean => selected !== null && Math.abs(at - selected) <= view.near && chain[at]!.path === drawing;
+  for (let at = 0; at < chain.length; ) {
+    const first = at < ends;
+    const last = at >= chain.length - ends;
+    if (!first && !last && !isNear(at)) {
+      const near = selected === null ? rest : Math.max(at + 1, selected - view.near);
+      const to = near < rest && isNear(near) ? near : rest;
+      hide(chain.slice(at, to));
+      at = to;
+      continue;
+    }
+    const one = token(chain[at]!, view, drawing);
     // The keys of the last few items beside the path count from the end: while a branch grows, their elements are
     // updated instead of replaced.
     if (last && !first && !one.onPath) one.key = `${chain[0]!.node}~${chain.length - at}`;
-    return made.push(one);
-  });
-  flush();
+    made.push(one);
+    at++;
+  }
   return made;
 }
 
-function token(place: Place, view: View, path: ReadonlySet<string>): Item {
-  const of = whose(place, view, path);
+function token(place: Place, view: View, drawing: number): Item {
+  const of = whose(place, view, drawing);
   return item('token', place, { label: shown(place.piece), refused: place.refused, ...of, focused: of.onPath && place.depth - 1 === view.focus });
 }
 
-function whose(place: Place, view: View, path: ReadonlySet<string>): { run: string; index: number; onPath: boolean } {
-  const onPath = path.has(place.node);
+function whose(place: Place, view: View, drawing: number): { run: string; index: number; onPath: boolean } {
+  const onPath = place.path === drawing;
   return { run: onPath && view.run ? view.run.summary.id : place.run, index: place.depth - 1, onPath };
 }
 

@@ -156,12 +156,18 @@ def _writable(logits: Float32) -> tuple[Float32, int]:
         return own, address(own)
 
 
-class _Prepared(NamedTuple):
+class Prepared(NamedTuple):
     address: int
     memory: bytearray  # a gl_request, then its rules
 
 
-def _prepare(request: RowRequest) -> _Prepared:
+def prepared(request: RowRequest) -> Prepared:
+    """Returns a request as C reads it, packed at the first call."""
+    found: Prepared = request.prepared or _prepare(request)
+    return found
+
+
+def _prepare(request: RowRequest) -> Prepared:
     """Packs a request as C reads it, and keeps it with the request."""
     memory = bytearray(lib.REQUEST.size) + b"".join([_packed(*rule) for rule in request.rules])
     at, key = address(memory), request.branch_key
@@ -170,7 +176,7 @@ def _prepare(request: RowRequest) -> _Prepared:
         raise RuleError(f"alternatives is {alternatives}; a number from 0 to the head, {head}, is expected")
     rules = at + lib.REQUEST.size, len(request.rules)
     lib.REQUEST.pack_into(memory, 0, head, request.scale, *rules, key or 0, key is not None, alternatives)
-    request.prepared = made = _Prepared(at, memory)
+    request.prepared = made = Prepared(at, memory)
     return made
 
 

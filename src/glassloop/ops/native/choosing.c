@@ -51,9 +51,12 @@ static void race(candidates *c, int64_t position, gl_record *record, int64_t *pl
     record->margin = winners[1] < 0 ? INFINITY : numbers[0] + numbers[1] - (numbers[2] + numbers[3]);
 }
 
-/* The rank of a token that is not among the highest, which has been found if it is the winner of the whole row. */
+/* The rank of a token that is not among the first of the highest. On another device it has been found if the token is
+ * the winner of the whole row; if it is high, its place is its rank. */
 static int64_t rank_of(const row_facts *facts, const float *row, int64_t width, int64_t id) {
     if (!facts->found) return gl_rank_of(row, width, id);
+    for (int64_t i = 0; i < facts->found->count; i++)
+        if (facts->highest[i].id == id) return i;
     return facts->found->winner == id ? facts->found->rank : GL_NEEDS_ROW;
 }
 
@@ -172,6 +175,8 @@ static row_facts read_found(const gl_found *found, const gl_request *request, in
     for (int64_t i = 0; i < found->count; i++) high[i] = (gl_candidate){high_logits[i], high_ids[i]};
     for (int64_t i = 0; i < facts.other_count; i++) others[i] = (gl_candidate){other_logits[i], other_ids[i]};
     qsort(high, found->count, sizeof *high, by_logit);
+    /* Those that are high beyond the head take part in the race like the others. */
+    for (int64_t i = request->head; i < found->count; i++) others[facts.other_count++] = high[i];
     facts.highest = high;
     return facts;
 }
@@ -187,7 +192,7 @@ typedef struct {
 /* A unit of work: the record of one row that is on another device. */
 static void choose_found(void *work, int64_t row) {
     const choosing_found *all = work;
-    gl_candidate high[GL_MOST_HIGH + 1], others[GL_MOST_OTHERS];
+    gl_candidate high[GL_MOST_HIGH + 1], others[GL_MOST_OTHERS + GL_MOST_HIGH];
     const gl_found *found = (const gl_found *)(all->found + row * all->found_bytes);
     row_facts facts = read_found(found, all->lines[row].request, all->width, high, others);
     choose(&(choosing){all->lines + row, &facts, all->width, all->records + row * all->record_bytes, 0}, 0);

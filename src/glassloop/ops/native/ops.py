@@ -493,7 +493,7 @@ def _drawn(fields: tuple[Any, ...]) -> Drawn:
 def _packed(batch: Batch, caches: bytes) -> bytearray:
     """Packs as C reads them: the caches, the batch, its spans, then tokens, positions, wanted rows, adapters
     and reach."""
-    tokens, positions, spans, wanted, adapters, reach = batch
+    tokens, positions, spans, wanted, adapters, reach, _ = batch
     try:
         rows = array("i", [*tokens, *positions, *wanted, *adapters, *reach])
         about = [

@@ -11,6 +11,7 @@ from glassloop.ops.rows import Chooser, Int32, RowSummary, check_token
 from glassloop.ops.rows import host as host
 
 chooser: Chooser = native_chooser
+start = None
 
 
 def summarize(logits: Float32, top: int) -> RowSummary:

@@ -24,6 +24,7 @@ from glassloop.ops.torch.pages import TorchPages, page_bytes
 from glassloop.ops.torch.program import SIZES, Program
 from glassloop.ops.torch.recorder import Angles, Lazy, Norm, Normed, Product, Recorder, Value
 from glassloop.ops.torch.rows import DeviceRowOps, DeviceRows
+from glassloop.ops.torch.selftest import exact
 
 
 class _Placeholder:
@@ -40,11 +41,11 @@ class _AdaptedPlaceholder(_Placeholder):
 class TorchOps:
     name = "torch"
     step_rows = 2048
-    rows_beside = 512
+    rows_beside = 1024
     most_running = SIZES[-1]
 
     def __init__(self) -> None:
-        self.description = f"torch/{describe()}"
+        self.description = f"torch/{describe()}" + ("" if exact() else "/inexact")
         self.rows = _row_ops()
         self._recorder = Recorder()
         self._one_recording = Lock()

@@ -6,9 +6,10 @@ is filled up with rows whose results are not used, which write to a page of thei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from glassloop.ops.torch.device import (
     tma_processors,
 )
 from glassloop.ops.torch.kernels import adapter, attention, linear, pointwise
+from glassloop.ops.torch.kernels import rows as rows_kernels
 from glassloop.ops.torch.matrix import TorchMatrix
 from glassloop.ops.torch.pages import TorchPages
 from glassloop.ops.torch.recorder import (
@@ -84,7 +86,10 @@ class Program:
         self._graphs: dict[tuple[int, ...], torch.cuda.CUDAGraph] = {}
         self._captured_with: tuple[int, Sequence[TorchPages]] = (0, ())
         self._runs = 0
-        self._timer = None if INTERPRETED else Timer()
+        self._timers = (None, None) if INTERPRETED else (Timer(), Timer())  # of every second run
+        self._last: Callable[[], DeviceRows | None] = lambda: (
+            None
+        )  # the result of the last run, if it is used
         self._one_run = Lock()
 
     def __call__(self, batch: Batch, pages: Sequence[Any]) -> list[Float32]:
@@ -96,17 +101,22 @@ class Program:
 
     def _results_of(self, batch: Batch, pages: Sequence[TorchPages]) -> list[DeviceRows]:
         with self._one_run, torch.inference_mode(), memory_errors(f"a step of {len(batch.tokens)} rows"):
+            if (last := self._last()) is not None:
+                last.keep()
             self._runs += 1
-            if self._timer is not None:
-                self._timer.start()
-            self._run(batch, pages)
-            if self._timer is not None:
-                self._timer.stop()
             wanted, run = len(batch.wanted), self._runs
-            return [
-                DeviceRows(self._buffers[home][:wanted], lambda: run == self._runs, self._timer)
+            timer = self._timers[run % 2]
+            if timer is not None:
+                timer.start()
+            self._run(batch, pages)
+            if timer is not None:
+                timer.stop()
+            made = [
+                DeviceRows(self._buffers[home][:wanted], lambda: self._runs - run, timer)
                 for home in self._results
             ]
+            self._last = ref(made[0]) if len(made) == 1 else lambda: None
+            return made
 
     def _run(self, batch: Batch, pages: Sequence[TorchPages]) -> None:
         check_batch(batch, len(pages), self._tables)
@@ -115,6 +125,15 @@ class Program:
         captured = one_each and not INTERPRETED and not batch.reach
         size = next(each for each in SIZES if each >= rows) if captured else rows
         units = self._numbers.upload(batch, pages, size, self._head_counts)
+        if batch.after is not None:
+            self._launch(
+                rows_kernels.fill_kernel,
+                (triton.cdiv(rows, _COLUMNS),),
+                self._numbers.tokens,
+                batch.after.predicted,
+                rows,
+                BLOCK=_COLUMNS,
+            )
         self._make_room(size, size if captured else wanted, max(batch.positions) + 1, pages)
         if captured:
             self._replay((size, *units), pages)

@@ -76,10 +76,12 @@ def check_batch(batch: Batch, groups: int, tables: dict[str, int]) -> None:
         raise BatchError(
             f"row {wrong} has the position {batch.positions[wrong]}; {positions[wrong]} is expected"
         )
+    predicted = 0 if batch.after is None else len(batch.after.predicted)
     for name, size in tables.items():
         ids = getattr(batch, name) or [-1]
-        if min(ids) < 0 or max(ids) >= size:
-            wrong = next(id for id in ids if not 0 <= id < size)
+        least = -predicted if name == "tokens" else 0
+        if min(ids) < least or max(ids) >= size:
+            wrong = next(id for id in ids if not least <= id < size)
             raise BatchError(f"a row has the number {wrong}; one from 0 to {size - 1} is expected")
 
 
@@ -143,6 +145,11 @@ class Numbers:
         self._is_adapted = len(batch.adapters) > 0
         self._copy(parts)
         return tuple(each.units for each in tiles)
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """The tokens of the batch that was uploaded last, on the device."""
+        return self._device[self._parts[0]]
 
     def step(self, pages: Sequence[TorchPages]) -> Step:
         """Returns the batch that was uploaded last."""

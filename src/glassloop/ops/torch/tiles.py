@@ -19,7 +19,7 @@ class Tile(NamedTuple):
 _ANY = 1 << 40
 _MARGIN = 1024  # bytes of shared memory besides the tiles: barriers
 _TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
-    (16, ((8192, Tile(16, 64, 256, True, 4, 5)), (_ANY, Tile(16, 64, 128, True, 4, 5)))),
+    (16, ((5120, Tile(16, 16, 512, False, 2, 4)), (_ANY, Tile(16, 64, 256, True, 4, 4)))),
     (32, ((8192, Tile(32, 32, 128, False, 4, 4)), (_ANY, Tile(32, 64, 128, False, 4, 4)))),
     (
         64,

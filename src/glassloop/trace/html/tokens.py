@@ -18,7 +18,7 @@ MOST_ROWS = 400  # tokens in a table; the text has all of them
 
 def reason(token: Token) -> str:
     """Returns in one line how a token was chosen, from its record."""
-    if not token.rank:  # another engine chose it
+    if token.entropy != token.entropy:  # another engine chose it
         return f"{percent(token.raw_logprob)} as told; all else is not known"
     parts = [f"{percent(token.raw_logprob)} by the model (rank {token.rank})"]
     if token.logprob != token.raw_logprob:

@@ -20,12 +20,18 @@ function row(cells, name = "td") {
   return made;
 }
 
+// The rest of the style comes with the view.
+const BUTTONS =
+  ".glassloop button{font:inherit;color:inherit;background:none;border:1px solid var(--line);border-radius:4px;padding:0 .4em;cursor:pointer}" +
+  ".glassloop button:hover:enabled,.glassloop button:focus-visible{background:var(--soft);border-color:var(--bar)}" +
+  ".glassloop button:disabled{opacity:.5;cursor:default}";
+
 function render({ model, el }) {
   const view = document.createElement("div");
   const panel = make("div", "", "glassloop");
   const status = make("p", "", "note");
   status.setAttribute("role", "status");
-  el.replaceChildren(view, panel, status);
+  el.replaceChildren(make("style", BUTTONS), view, panel, status);
 
   function show(at) {
     const records = JSON.parse(model.get("records"));

@@ -9,6 +9,15 @@ import triton.language as tl
 from glassloop.ops.torch.kernels.pointwise import activated, wait_for_previous
 
 
+@triton.jit
+def added_product(a, b, total, SWAPPED: tl.constexpr):
+    """Returns total + a @ b.T or, if SWAPPED, total + b @ a.T."""
+    if SWAPPED:
+        return tl.dot(b, a.T, total)
+    else:
+        return tl.dot(a, b.T, total)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def linear_kernel(
     x,
@@ -68,19 +77,13 @@ def linear_kernel(
             within = (start + step < columns)[None, :]
             a = tl.load(x_at, mask=row_in[:, None] & within, other=0.0)
             b = tl.load(weight_at, mask=output_in[:, None] & within, other=0.0)
-        if SWAPPED:
-            total = tl.dot(b, a.T, total)
-        else:
-            total = tl.dot(a, b.T, total)
+        total = added_product(a, b, total, SWAPPED)
         if GATED:
             if EVEN:
                 c = tl.load(up_at, mask=output_in[:, None], other=0.0)
             else:
                 c = tl.load(up_at, mask=output_in[:, None] & (start + step < columns)[None, :], other=0.0)
-            if SWAPPED:
-                up_total = tl.dot(c, a.T, up_total)
-            else:
-                up_total = tl.dot(a, c.T, up_total)
+            up_total = added_product(a, c, up_total, SWAPPED)
             up_at += STEP
         x_at += STEP
         weight_at += STEP

@@ -11,9 +11,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Of an array of 64-bit numbers, for each line.
-LINE = tl.constexpr(5)
-ROW, HEAD, LUCKY, KEY, SCALE = (tl.constexpr(place) for place in range(5))
+# Of an array of 64-bit numbers, for each line: the row, the position, a `gl_request` and its first rules.
+MOST_RULES = tl.constexpr(6)
+LINE = tl.constexpr(2 + 7 + 5 * 6)
+ROW, POSITION, HEAD, SCALE, _, RULE_COUNT, BRANCH, LUCKY = (tl.constexpr(place) for place in range(8))
+RULES, RULE = tl.constexpr(9), tl.constexpr(5)
+ACTION, AMOUNT = tl.constexpr(0), tl.constexpr(2)
+# `enum gl_action`
+RULE_SCALE, RULE_FIRST, RULE_MASS, RULE_SHARE, RULE_PROBABILITY = (tl.constexpr(n) for n in range(4, 9))
 # Places of the fields of `gl_found` in 32-bit numbers, and of its bound in doubles.
 COUNT, OTHERS, WINNER, RANK, MOST, LEAST = (tl.constexpr(place) for place in range(6))
 BOUND, HEADER = tl.constexpr(3), tl.constexpr(8)
@@ -46,14 +51,40 @@ def normal_log(x):
 
 
 @triton.jit
+def mixed(x):
+    """Returns the hash of 64-bit numbers: `mix` of ops/exact.py."""
+    x = (x ^ (x >> 30)) * tl.full([], 0xBF58476D1CE4E5B9, tl.uint64)
+    x = (x ^ (x >> 27)) * tl.full([], 0x94D049BB133111EB, tl.uint64)
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def key_of(line):
+    """Returns the key of the luck at the position of a line."""
+    golden = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
+    return mixed(tl.load(line + BRANCH).to(tl.uint64) + golden + tl.load(line + POSITION).to(tl.uint64))
+
+
+@triton.jit
 def uniform_bits(key, ids):
     """Returns the upper 52 bits of the hash of each id: docs/luck.md."""
     golden = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
-    x = key.to(tl.uint64) + (ids + 1).to(tl.uint64) * golden
-    x = (x ^ (x >> 30)) * tl.full([], 0xBF58476D1CE4E5B9, tl.uint64)
-    x = (x ^ (x >> 27)) * tl.full([], 0x94D049BB133111EB, tl.uint64)
-    x = x ^ (x >> 31)
-    return (x >> 12).to(tl.int64)
+    return (mixed(key + (ids + 1).to(tl.uint64) * golden) >> 12).to(tl.int64)
+
+
+@triton.jit
+def unlucky_share(bits):
+    """Returns the share of tokens that have more luck than one with these bits, in float32."""
+    return ((4503599627370496 - bits).to(tl.float32) - 0.5) * 2.220446049250313e-16
+
+
+@triton.jit
+def rough_luck(bits):
+    """Returns luck in float32, to about six digits."""
+    share = unlucky_share(bits)
+    # -log(1 - share), of which a small share would lose the digits.
+    tail = tl.where(share < 0.01, share * (1.0 + share * (0.5 + share * 0.3333333)), -tl.log(1.0 - share))
+    return -tl.log(tail)
 
 
 @triton.jit
@@ -80,47 +111,68 @@ def maxima_kernel(
     SOME: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Finds the highest logit of each group and its id. Group g has the ids g, g + GROUPS, g + 2 GROUPS, ...
-    so that tokens that lie together, and are often likely together, are in different groups."""
+    """Finds the highest logit of each group and, if luck decides, the id with about the highest score (-1:
+    there is none). Group g has the ids g, g + GROUPS, g + 2 GROUPS, ... so that tokens that lie together, and
+    are often likely together, are in different groups."""
     number, groups = tl.program_id(0).to(tl.int64), tl.program_id(1) * SOME + tl.arange(0, SOME)
-    row = logits + tl.load(lines + number * LINE + ROW) * stride
+    line = lines + number * LINE
+    row = logits + tl.load(line + ROW) * stride
+    lucky = tl.load(line + LUCKY) != 0
+    key, scale = key_of(line), scale_of(line).to(tl.float32)
     most = tl.full([SOME], float("-inf"), tl.float32)
-    at = tl.zeros([SOME], tl.int32)
+    best = tl.full([SOME], float("-inf"), tl.float32)
+    at = tl.full([SOME], -1, tl.int32)
     for first in range(0, width, GROUPS * STEPS):
         ids = first + tl.arange(0, STEPS)[:, None] * GROUPS + groups[None, :]
         x = tl.load(row + ids, mask=ids < width, other=float("-inf"))
         x = tl.where(x == x, x, float("-inf"))
-        highest = tl.max(x, 0)
-        place = first + tl.argmax(x, 0) * GROUPS + groups
-        at = tl.where(highest > most, place, at)
-        most = tl.where(highest > most, highest, most)
+        most = tl.maximum(most, tl.max(x, 0))
+        if lucky:
+            score = x * scale + rough_luck(uniform_bits(key, ids.to(tl.int64)))
+            highest = tl.max(score, 0)
+            place = first + tl.argmax(score, 0) * GROUPS + groups
+            at = tl.where(highest > best, place, at)
+            best = tl.where(highest > best, highest, best)
     tl.store(maxima + number * GROUPS + groups, most)
     tl.store(places + number * GROUPS + groups, at)
 
 
 @triton.jit
-def bounds_kernel(lines, maxima, places, ints, floats, doubles, found_bytes, GROUPS: tl.constexpr):
+def ordered(x):
+    """Returns integers in the order of float32 numbers."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def least_reaching(order, weights, enough):
+    """Returns the largest integer such that those that reach it have enough weight together, built bit by
+    bit; the smallest one if all together have less."""
+    least = tl.full([], -2147483648, tl.int32)
+    least = tl.where(tl.sum(tl.where(order >= 0, weights, 0), 0) >= enough, tl.full([], 0, tl.int32), least)
+    for bit in tl.static_range(30, -1, -1):
+        more = least | (1 << bit)
+        least = tl.where(tl.sum(tl.where(order >= more, weights, 0), 0) >= enough, more, least)
+    return least
+
+
+@triton.jit
+def bounds_kernel(
+    logits, lines, maxima, places, ints, floats, doubles, stride, found_bytes, GROUPS: tl.constexpr
+):
     """Finds the highest logit of a line, a logit that at least as many as its head reach, and a score that
-    the second in the race reaches: that of two of the groups' highest tokens."""
+    the second in the race reaches: that of two of the groups' luckiest tokens."""
     number, groups = tl.program_id(0).to(tl.int64), tl.arange(0, GROUPS)
     line = lines + number * LINE
     x = tl.load(maxima + number * GROUPS + groups)
     head, scale = tl.load(line + HEAD).to(tl.int32), scale_of(line)
-    bits = x.to(tl.int32, bitcast=True)
-    # Integers in the order of the numbers; the largest one that enough of them reach is built bit by bit.
-    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    least = tl.full([], -2147483648, tl.int32)
-    enough = tl.sum((order >= 0).to(tl.int32), 0) >= head
-    least = tl.where(enough, tl.full([], 0, tl.int32), least)
-    for bit in tl.static_range(30, -1, -1):
-        more = least | (1 << bit)
-        enough = tl.sum((order >= more).to(tl.int32), 0) >= head
-        least = tl.where(enough, more, least)
+    least = least_reaching(ordered(x), tl.full([GROUPS], 1, tl.int32), head)
     least = tl.where(least < 0, least ^ 0x7FFFFFFF, least).to(tl.float32, bitcast=True)
     bound = tl.full([], float("inf"), tl.float64)
     if tl.load(line + LUCKY) != 0:
         ids = tl.load(places + number * GROUPS + groups).to(tl.int64)
-        score = x.to(tl.float64) * scale + luck_of(uniform_bits(tl.load(line + KEY), ids))
+        own = tl.load(logits + tl.load(line + ROW) * stride + ids, mask=ids >= 0, other=float("-inf"))
+        score = own.to(tl.float64) * scale + luck_of(uniform_bits(key_of(line), ids))
         first = tl.argmax(score, 0)
         bound = tl.max(tl.where(groups == first, float("-inf"), score), 0)
     ints += number * (found_bytes // 4)
@@ -243,13 +295,13 @@ def find_kernel(
     if tl.load(line + LUCKY) != 0:
         bound = tl.load(doubles + number * (found_bytes // 8) + BOUND)
         logit = x.to(tl.float64) * scale_of(line)
-        bits = uniform_bits(tl.load(line + KEY), ids.to(tl.int64))
+        bits = uniform_bits(key_of(line), ids.to(tl.int64))
         # The chance of so much luck, a little too large: luck is computed exactly for those alone that pass.
         needed = (bound - logit).to(tl.float32) - 0.01
         chance = 1.0 - tl.exp(-tl.exp(-tl.minimum(tl.maximum(needed, -2.0), 80.0)))
         # Where the chance is small, 1 - exp(-y) loses its digits, and is at most y.
         chance = tl.where(needed > 3.0, tl.exp(-tl.minimum(needed, 80.0)), chance)
-        unlucky = ((4503599627370496 - bits).to(tl.float32) - 0.5) * 2.220446049250313e-16
+        unlucky = unlucky_share(bits)
         may = some & (x < tl.load(floats + LEAST)) & ((needed < -2.0) | (unlucky <= chance))
         if tl.sum(may.to(tl.int32), 0) > 0:
             may = may & (logit + luck_of(bits) >= bound)
@@ -258,11 +310,10 @@ def find_kernel(
 
 
 @triton.jit
-def best_of(ids, x, inside, line):
+def best_of(ids, x, inside, line, scale):
     """Returns the highest score of some tokens, and the lowest id that has it."""
-    score = x.to(tl.float64) * scale_of(line) + luck_of(
-        uniform_bits(tl.load(line + KEY), tl.where(inside, ids, 0).to(tl.int64))
-    )
+    luck = luck_of(uniform_bits(key_of(line), tl.where(inside, ids, 0).to(tl.int64)))
+    score = x.to(tl.float64) * scale + luck
     score = tl.where(inside, score, float("-inf"))
     best = tl.max(score, 0)
     return best, tl.min(tl.where(inside & (score == best), ids, 0x7FFFFFFF), 0)
@@ -280,10 +331,11 @@ def winner_kernel(lines, ints, floats, parts, found_bytes, HIGH: tl.constexpr, O
         high, other = tl.arange(0, HIGH), tl.arange(0, OTHER)
         is_high, is_other = high < tl.load(ints + COUNT), other < tl.load(ints + OTHERS)
         ids = tl.load(listed + high, mask=is_high, other=0)
-        best, first = best_of(ids, tl.load(floats + high, mask=is_high, other=0.0), is_high, line)
+        scale = scale_of(line)
+        best, first = best_of(ids, tl.load(floats + high, mask=is_high, other=0.0), is_high, line, scale)
         ids = tl.load(listed + HIGH + other, mask=is_other, other=0)
         x = tl.load(floats + HIGH + other, mask=is_other, other=0.0)
-        other_best, other_first = best_of(ids, x, is_other, line)
+        other_best, other_first = best_of(ids, x, is_other, line, scale)
         if (other_best > best) | ((other_best == best) & (other_first < first)):
             tl.store(ints + WINNER, other_first)
 
@@ -301,3 +353,84 @@ def rank_kernel(logits, lines, ints, stride, width, found_bytes, BLOCK: tl.const
         x = tl.load(row + ids, mask=ids < width, other=float("-inf"))
         before = (x > own) | ((x == own) & (ids < winner))
         tl.atomic_add(ints + RANK, tl.sum(before.to(tl.int32), 0), sem="relaxed")
+
+
+@triton.jit
+def predict_kernel(
+    lines,
+    ints,
+    floats,
+    doubles,
+    predicted,
+    parts,
+    found_bytes,
+    HIGH: tl.constexpr,
+    OTHER: tl.constexpr,
+    MOST_PARTS: tl.constexpr,
+):
+    """Predicts the token of a line from what was found, before C has chosen it: follows the rules, but does
+    not care how ties at a border are broken or in which order masses are added, and leaves out changes of
+    single tokens."""
+    number = tl.program_id(0).to(tl.int64)
+    line = lines + number * LINE
+    ints += number * (found_bytes // 4)
+    floats += number * (found_bytes // 4)
+    listed, logits = ints + HEADER + 8 * parts, floats + HEADER + 8 * parts + HIGH + OTHER
+    high = tl.arange(0, HIGH)
+    alive = high < tl.load(ints + COUNT)
+    ids = tl.load(listed + high, mask=alive, other=0)
+    x = tl.load(logits + high, mask=alive, other=float("-inf"))
+    order = ordered(x)
+    most = tl.max(x, 0)
+    winner = tl.min(tl.where(alive & (x == most), ids, 0x7FFFFFFF), 0)
+    if tl.load(line + LUCKY) != 0:
+        part = tl.arange(0, MOST_PARTS)
+        sums = doubles + number * (found_bytes // 8) + HEADER // 2 + part * 4
+        first_scale = scale_of(line)
+        whole = tl.sum(tl.load(sums, mask=part < parts, other=0.0), 0)
+        if first_scale != 1.0:
+            scaled = tl.sum(tl.load(sums + 2, mask=part < parts, other=0.0), 0)
+        else:
+            scaled = whole
+        scale = tl.full([], 1.0, tl.float64)
+        log2_e = tl.full([], 1.4426950408889634, tl.float64)
+        cut = tl.full([], 0, tl.int32)  # whether only tokens of the list are left
+        for index in range(tl.minimum(tl.load(line + RULE_COUNT), MOST_RULES)):
+            rule = line + RULES + index * RULE
+            action = tl.load(rule + ACTION).to(tl.int32)
+            amount = tl.load(rule + AMOUNT).to(tl.float64, bitcast=True)
+            if action == RULE_SCALE:
+                scale *= amount
+            if action > RULE_SCALE:
+                d = (x.to(tl.float64) - most.to(tl.float64)) * (scale * log2_e)
+                weights = tl.where(alive, power_of_two(tl.where(d < -1000.0, -1000.0, d)), 0.0)
+                total = tl.where(scale == 1.0, whole, scaled)
+                total = tl.where(cut != 0, tl.sum(weights, 0), total)
+                # A weight is relative to the likeliest token's, which is 1.
+                least = tl.where(action == RULE_SHARE, amount, amount * total)
+                by_mass = action == RULE_MASS
+                counted = tl.where(by_mass, weights, tl.where(alive, 1.0, 0.0).to(tl.float64))
+                enough = tl.where(by_mass, (amount - 1e-9) * total, amount)
+                reaching = order >= least_reaching(order, counted, enough)
+                heavy = (weights >= least * (1.0 - 1e-9)) | (x == most)
+                alive = alive & tl.where(action <= RULE_MASS, reaching, heavy)
+                cut = tl.full([], 1, tl.int32)
+        best, winner = best_of(ids, x, alive, line, scale)
+        if cut == 0:
+            other = tl.arange(0, OTHER)
+            is_other = other < tl.load(ints + OTHERS)
+            other_ids = tl.load(listed + HIGH + other, mask=is_other, other=0)
+            other_x = tl.load(logits + HIGH + other, mask=is_other, other=0.0)
+            other_best, other_first = best_of(other_ids, other_x, is_other, line, scale)
+            winner = tl.where(other_best > best, other_first, winner)
+    # The next batch reads a row of the embedding by it, so it has to be an id even if nothing was found.
+    tl.store(predicted + number, tl.where(winner == 0x7FFFFFFF, 0, winner))
+
+
+@triton.jit
+def fill_kernel(tokens, predicted, rows, BLOCK: tl.constexpr):
+    """Replaces tokens -1 - n by the prediction for line n."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(tokens + row, mask=row < rows, other=0)
+    named = tl.load(predicted + (-1 - token), mask=token < 0, other=0)
+    tl.store(tokens + row, named, mask=token < 0)

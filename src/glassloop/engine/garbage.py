@@ -1,0 +1,57 @@
+"""Garbage collection while engines are busy.
+
+A full collection looks at every object of the process. torch and Triton alone have some hundred thousand,
+which takes longer than many steps of a device, and the records of new tokens set off one after another. So
+the objects that exist when an engine gets busy are left out (`gc.freeze`) until no engine is. Those that come
+later are collected as usual, and once a minute all of them are.
+"""
+
+from __future__ import annotations
+
+import gc
+from threading import Lock
+from time import monotonic
+
+_OFTEN = 60.0  # seconds after which all objects are collected, however busy the engines are
+
+
+class Garbage:
+    """The collection of garbage, as one engine sees it."""
+
+    _lock = Lock()
+    _busy = 0  # engines
+    _frozen_at = 0.0
+    _ours = False  # whether it was an engine that froze the objects
+
+    def __init__(self) -> None:
+        self._is_busy = False
+
+    def busy(self) -> None:
+        """Notes that the engine is busy; called before every step."""
+        kind = Garbage
+        if self._is_busy and (not kind._ours or monotonic() - kind._frozen_at < _OFTEN):
+            return
+        with kind._lock:
+            if not self._is_busy:
+                self._is_busy = True
+                kind._busy += 1
+                if kind._busy == 1:
+                    kind._ours = gc.get_freeze_count() == 0  # else the program has its own ideas
+            elif kind._ours:
+                gc.unfreeze()
+                gc.collect()
+            if kind._ours:
+                gc.freeze()
+                kind._frozen_at = monotonic()
+
+    def idle(self) -> None:
+        """Notes that the engine has nothing to do."""
+        kind = Garbage
+        if not self._is_busy:
+            return
+        with kind._lock:
+            self._is_busy = False
+            kind._busy -= 1
+            if kind._busy == 0 and kind._ours:
+                gc.unfreeze()
+                kind._ours = False

@@ -1,0 +1,105 @@
+"""The self-test of the torch op set: whether the GPU adds up a product in the same order in every tile.
+
+The promise of one answer stands on it, and NVIDIA does not document it. So it is tested on the first use of
+an architecture and a version of Triton, and the result is kept in Triton's cache. The kernels are those that
+any model needs, so that compiling them is no extra work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from glassloop.ops.torch.device import DEVICE, HALF, INTERPRETED, describe, shared_memory, tma_processors
+from glassloop.ops.torch.kernels import linear
+from glassloop.ops.torch.tiles import WIDE, tile_for
+
+_LOG = logging.getLogger(__name__)
+_ROWS = (1, 17, 64, 100, 256, 300)  # one of each kind of tile, from the last two on by descriptors too
+_WIDTH, _COLUMNS = 1024, 2048
+_FILE = "glassloop-selftest"
+
+
+@cache
+def exact() -> bool:
+    """Returns whether a row has the same bits in every tile on this GPU. If not, says so in the log."""
+    if INTERPRETED:
+        return True
+    kept = _cache()
+    found = None if kept is None else kept.get_file(_FILE)
+    passed = Path(found).read_text() == "passed" if found else rows_differing() == 0
+    if kept is not None and not found:
+        kept.put("passed" if passed else "failed", _FILE, binary=False)
+    if not passed:
+        _LOG.warning(
+            "on this GPU (%s) a product has other bits in other batches, so that one request may have several"
+            " answers. The op set native keeps the promise; records name this one with the word inexact",
+            describe(),
+        )
+    return passed
+
+
+def rows_differing(product: Any = None) -> int:
+    """Returns how many rows differ from those of a product of one row each. `product` computes one (for a
+    test): it is given the rows, the weights and the residual stream."""
+    product = product or _product
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    most = max(_ROWS)
+    # Values of very different size, so that every order of a sum has other bits.
+    size = torch.randn(most, _COLUMNS, generator=generator, device=DEVICE).exp()
+    x = (torch.randn(most, _COLUMNS, generator=generator, device=DEVICE) * size).to(HALF)
+    weight = torch.randn(_WIDTH, _COLUMNS, generator=generator, device=DEVICE).to(HALF)
+    added = torch.randn(most, _WIDTH, generator=generator, device=DEVICE)
+    some = range(0, most, 7)
+    alone = torch.cat([product(x[row : row + 1], weight, added[row : row + 1], False) for row in some])
+    differing = 0
+    for rows in _ROWS[1:]:
+        kept = [row for row in some if row < rows]
+        for wide in (False, True) if rows >= WIDE and tma_processors() else (False,):
+            found = product(x[:rows], weight, added[:rows], wide)[kept]
+            differing += int((found != alone[: len(kept)]).any(1).sum())
+    return differing
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, added: torch.Tensor, wide: bool) -> torch.Tensor:
+    """Returns x @ weight.T + added, computed as by a program with so many rows."""
+    rows, out = len(x), torch.empty_like(added)
+    tile = tile_for(rows, _WIDTH, False, shared_memory())
+    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(_WIDTH, tile.width)
+    sizes = (weight, added, out, rows, _WIDTH, _COLUMNS, _WIDTH, _WIDTH)
+    settings = {
+        "ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "BIASED": False, "ADDED": True,
+        "GATED": False, "ACTIVATION": 0, "num_warps": tile.warps, "num_stages": tile.stages,
+        "enable_fp_fusion": False,
+    }  # fmt: skip
+    if wide:
+        read = TensorDescriptor(x, [rows, _COLUMNS], [_COLUMNS, 1], [tile.rows, tile.step])
+        weights = TensorDescriptor(weight, [_WIDTH, _COLUMNS], [_COLUMNS, 1], [tile.width, tile.step])
+        linear.wide_linear_kernel[(min(tiles, tma_processors()),)](read, weights, *sizes, **settings)
+    else:
+        more = {
+            "SWAPPED": tile.swapped,
+            "EVEN": _COLUMNS % tile.step == 0,
+            "EARLY": False,
+        }
+        linear.linear_kernel[(tiles,)](x, weight, *sizes, _COLUMNS, **settings, **more)
+    return out
+
+
+def _cache() -> Any:
+    """Returns the place for the result in Triton's cache, or None if there is none. It is another one for
+    other versions, drivers and kernels."""
+    driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "")()
+    about = [describe(), torch.cuda.get_device_name(), str(driver), torch.__version__]
+    about += [Path(file).read_text() for file in (__file__, linear.__file__)]
+    try:
+        return triton.runtime.cache.get_cache_manager(hashlib.sha256("\n".join(about).encode()).hexdigest())
+    except (OSError, RuntimeError):
+        return None

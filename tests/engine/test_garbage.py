@@ -1,0 +1,54 @@
+"""Objects are left out of garbage collection only while an engine is busy."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+from glassloop.engine import garbage
+from glassloop.engine.garbage import Garbage
+
+
+def test_objects_are_frozen_while_any_engine_is_busy():
+    first, second = Garbage(), Garbage()
+    assert gc.get_freeze_count() == 0
+    first.busy()
+    second.busy()
+    first.busy()
+    assert gc.get_freeze_count() > 1000
+    first.idle()
+    assert gc.get_freeze_count() > 1000
+    second.idle()
+    second.idle()
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_dies_meanwhile_is_collected_now_and_then(monkeypatch):
+    class Node:
+        itself: Node
+
+    node = Node()
+    node.itself = node
+    gone, engine = weakref.ref(node), Garbage()
+    engine.busy()
+    try:
+        del node
+        gc.collect()
+        engine.busy()
+        assert gone() is not None
+        monkeypatch.setattr(garbage, "_OFTEN", 0.0)
+        engine.busy()
+        assert gone() is None and gc.get_freeze_count() > 1000
+    finally:
+        engine.idle()
+
+
+def test_objects_that_the_program_has_frozen_stay_so():
+    gc.freeze()
+    try:
+        engine = Garbage()
+        engine.busy()
+        engine.idle()
+        assert gc.get_freeze_count() > 1000
+    finally:
+        gc.unfreeze()
