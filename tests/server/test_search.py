@@ -52,7 +52,7 @@ def test_the_confidence_along_each_path_is_that_of_the_method(client, server):
     assert answer["window"] == 6 and [each["number"] for each in answer["paths"]] == list(
         range(len(told["paths"]))
     )
-    (note,) = [each["why"] for each in told["decisions"] if each["action"] == "note"]
+    (note,) = [each["why"] for each in told["decisions"] if "threshold of confidence" in each["why"]]
     assert note.endswith(f"{answer['threshold']:.3f}")
     for path, shown in zip(told["paths"], answer["paths"], strict=True):
         assert min(shown["groups"]) == pytest.approx(path["confidence"], abs=1e-12)
