@@ -14,7 +14,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from statistics import median
 from time import perf_counter
@@ -109,11 +109,12 @@ def routing(options: argparse.Namespace) -> dict[str, float]:
     """Returns the share of cached tokens of prompts with each way of routing."""
     found = {}
     for name in ("by turns", "by prefix"):
-        with cluster(options.model, 3) as engine:
-            if name == "by turns":
-                route_by_turns(engine._board)
-            with ThreadPoolExecutor(options.chats) as pool:
-                chats = list(pool.map(lambda seed, engine=engine: chat(engine, seed), range(options.chats)))
+        with (
+            cluster(options.model, 3) as engine,
+            route_by_turns(engine._board) if name == "by turns" else nullcontext(),
+            ThreadPoolExecutor(options.chats) as pool,
+        ):
+            chats = list(pool.map(lambda seed, engine=engine: chat(engine, seed), range(options.chats)))
         runs = [run for each in chats for run in each]
         cached, prompts = sum(run.cached_tokens for run in runs), sum(len(run.prompt_ids) for run in runs)
         found[name] = cached / prompts
@@ -134,8 +135,9 @@ def chat(engine: ClusterEngine, seed: int) -> list[Run]:
     return runs
 
 
-def route_by_turns(board: Board) -> None:
-    """Makes a board send one call after the other to the next replica."""
+@contextmanager
+def route_by_turns(board: Board) -> Iterator[None]:
+    """Makes a board, which the clusters of a process share, send each call to the next replica."""
     turns = count()
 
     def rank(route: Route) -> list[str]:
@@ -143,7 +145,11 @@ def route_by_turns(board: Board) -> None:
         turn = next(turns) % len(names) if names else 0
         return names[turn:] + names[:turn]
 
-    board.rank = rank  # type: ignore[method-assign]
+    by_prefix, board.rank = board.rank, rank  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        board.rank = by_prefix  # type: ignore[method-assign]
 
 
 # ── replicas ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -72,6 +72,22 @@ def test_the_longest_prefix_wins_unless_it_is_clearly_busier(replicas):
     assert cached[best] == max(cached[name] for name in idle)
 
 
+def test_an_old_report_does_not_count_the_branches_of_this_ingress_twice_or_too_long():
+    held = board(a=report("a"), b=report("b"))
+    for name in "ab":
+        held.add_load(name, 8)
+    held.report("a", report("a", load=8))  # all of them are this ingress's
+    held.report("b", report("b", load=11))  # three are another's
+    for name in "ab":
+        held.add_load(name, -8)  # they end; the next reports have not come yet
+    firsts = []
+    for _ in range(7):
+        best = held.rank(Route())[0]
+        held.add_load(best, 1)
+        firsts.append(best)
+    assert firsts.count("a") == 5 and firsts.count("b") == 2
+
+
 def test_a_request_goes_where_its_branch_is():
     ids = list(range(3 * PAGE))
     held = board(a=report("a"), b=report("b", held=[ids]), c=report("c"))

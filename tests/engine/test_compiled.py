@@ -49,7 +49,8 @@ def test_samples_share_what_is_built_on_the_callers_thread(llm, builders):
 
 
 def test_a_run_that_was_stopped_goes_on_with_what_is_built_before(llm, builders):
-    sampling = Sampling(seed=1, **{**OPTIONS, "max_tokens": 8})
+    # Long enough that it has not ended by itself when it is stopped.
+    sampling = Sampling(seed=1, **{**OPTIONS, "max_tokens": 64})
     whole = llm.generate("The sea", sampling)
     part = llm.prepare("The sea", sampling)
     tokens = llm.follow(part)

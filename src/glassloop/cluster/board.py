@@ -27,6 +27,7 @@ class Board:
         self._reports: dict[str, Report] = {}
         self._suspects: set[str] = set()
         self._load: Counter[str] = Counter()  # branches of this ingress
+        self._others: dict[str, int] = {}  # branches of other ingresses, when a replica last reported
         self._notes: OrderedDict[bytes, dict[str, float]] = OrderedDict()  # digest: replica: when it was sent
         self._turn = count()
         self.on_routed: Callable[[str, str], None] = lambda key, replica: None
@@ -55,12 +56,14 @@ class Board:
             self._replicas = frozenset(names)
             self._suspects &= self._replicas
             for name in self._reports.keys() - self._replicas:
-                del self._reports[name]
+                del self._reports[name], self._others[name]
         self.on_change()
 
     def report(self, name: str, report: Report) -> None:
+        told = report.statistics
         with self._lock:
             self._reports[name] = report
+            self._others[name] = max(0, told.waiting + told.running - self._load[name])
 
     def suspect(self, name: str, is_suspect: bool = True) -> None:
         with self._lock:
@@ -121,8 +124,9 @@ class Board:
         return cached_tokens(wanted, known)
 
     def _load_of(self, name: str) -> int:
-        told = self._reports[name].statistics
-        return max(told.waiting + told.running, self._load[name])
+        """Returns how many branches a replica has: its report is old when a wave of requests comes or ends,
+        so those of this ingress are counted here."""
+        return self._others[name] + self._load[name]
 
 
 def by_prefix(names: list[str], cached: Mapping[str, int], load: Mapping[str, int]) -> list[str]:

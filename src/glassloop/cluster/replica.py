@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from struct import pack
 from time import perf_counter
@@ -31,6 +32,8 @@ from glassloop.trace.token import Token
 _LOG = logging.getLogger(__name__)
 HEARTBEAT = 0.5  # seconds between two bulletins at most
 _GATHER = 0.01  # seconds between two bulletins at least: one carries the tokens of all requests
+_GATHER_EACH = 0.005  # seconds more for each open run: a bulletin costs as much as several tokens
+_GATHER_MOST = 0.05  # seconds between two bulletins, if there is something to tell
 _OPEN_SECONDS = 15.0  # that a stream lasts; the ingress opens the next one, which shows that it is alive
 _LEASE = 30.0  # seconds without a stream, after which the jobs of an ingress are ended
 _REPORT_EVERY = 1.0  # seconds
@@ -224,7 +227,8 @@ class _Session:
         self._events: deque[tuple[str, int, list[Token], bool]] = deque()  # job, run, tokens, is it the end?
         self._last: dict[tuple[str, int], list[Token]] = {}  # tokens that wait for the end of their run
         self._news = asyncio.Event()
-        self._woken = False
+        self._urgent = asyncio.Event()  # a first token or an end, which is told at once
+        self._has_urgent = self._woken = False
         self._taken = 0.0
 
     def add(self, job: Job, request: Request) -> asyncio.Event:
@@ -260,6 +264,8 @@ class _Session:
                 return
         self._events.append((key, place, last, token is None))
         self._last.pop((key, place), None)
+        if token is None or len(run.tokens) <= 1:
+            self._has_urgent = True
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._wake)
@@ -267,21 +273,28 @@ class _Session:
     def _wake(self) -> None:
         self._woken = False
         self._news.set()
+        if self._has_urgent:
+            self._urgent.set()
 
     async def news(self, most: float) -> None:
-        """Waits until there is something to tell, or for this many seconds."""
-        rest = _GATHER - (time.monotonic() - self._taken)
+        """Waits until there is something to tell, or for this many seconds. With many runs, tokens other than
+        the first and the last of a run are gathered for longer."""
+        rest = self._taken + _GATHER - time.monotonic()
         if rest > 0:
             await asyncio.sleep(rest)
-        try:
+        gather = min(_GATHER_MOST, _GATHER + _GATHER_EACH * (sum(self._open_runs.values()) - 1))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self._taken + gather - time.monotonic())):
+                await self._urgent.wait()
+        with suppress(TimeoutError):
             async with asyncio.timeout(most):
                 await self._news.wait()
-        except TimeoutError:
-            pass
 
     def take(self) -> list[News]:
         """Returns what has come since the last call, the tokens of a run together."""
         self._news.clear()
+        self._urgent.clear()
+        self._has_urgent = False
         self._taken = time.monotonic()
         gathered: dict[tuple[str, int], list[Token]] = {}
         ended = set()

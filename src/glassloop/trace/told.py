@@ -81,18 +81,18 @@ def _racer(id: int, text: str, logprob: float, rank: int = 0) -> Racer:
 
 
 def _sentence(upstream: Upstream, token: Token, taken: Racer, others: list[Racer], of: str) -> str:
-    who = upstream.described
+    source = upstream.described
     name = quoted(taken.text)
     if token.source == "forced":
         came = f"You forced {name}"
         if isnan(taken.raw_logprob):
-            return f"{came}; how likely it was is not known: the text before it went to {who}. {_UNKNOWN}"
-        came += f", which had {percent(taken.raw_logprob)} according to {who}"
+            return f"{came}; how likely it was is not known: the text before it went to {source}. {_UNKNOWN}"
+        came += f", which had {percent(taken.raw_logprob)} according to {source}"
     elif isnan(taken.raw_logprob):
-        return f"{name} came from {who}, which gave no probability for it. {_UNKNOWN}"
+        return f"{name} came from {source}, which gave no probability for it. {_UNKNOWN}"
     else:
         verb = "is part of the prompt; it had" if of == "prompt" else "came with"
-        came = f"{name} {verb} {percent(taken.raw_logprob)} according to {who}"
+        came = f"{name} {verb} {percent(taken.raw_logprob)} according to {source}"
     if not others:
         return f"{came}, which named no other token. {_UNKNOWN}"
     best = others[0]
