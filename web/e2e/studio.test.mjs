@@ -1030,14 +1030,19 @@ test('the tree is zoomed and panned, and an alternative of any token in sight fo
   const run = await server.make({ prompt: 'Once upon a time', sampling: { seed: 2, max_tokens: 60, ignore_eos: true, logprobs: 20 } });
   await studio({ hash: `#run=${run.id}&at=20` });
   await page.locator('.item.focused[data-index="20"]').waitFor();
+  const tree = page.locator('.tree');
+  const scrolled = () => tree.evaluate((node) => node.scrollLeft);
+  // It glides to the token in focus.
+  for (let last = -1, now = 0, looks = 0; (now !== last || now <= 100) && looks < 50; looks++) {
+    [last, now] = [now, await scrolled()];
+    await page.waitForTimeout(100);
+  }
   const wide = async () => (await page.locator('.item.focused').boundingBox()).width;
   const before = await wide();
   await page.keyboard.press('-');
   await page.waitForFunction((width) => document.querySelector('.item.focused').getBoundingClientRect().width < 0.9 * width, before);
   await page.keyboard.press('0');
   await page.waitForFunction((width) => Math.abs(document.querySelector('.item.focused').getBoundingClientRect().width - width) < 1, before);
-  const tree = page.locator('.tree');
-  const scrolled = () => tree.evaluate((node) => node.scrollLeft);
   const from = await scrolled();
   assert.ok(from > 100);
   const { x, y, width, height } = await tree.boundingBox();
