@@ -30,18 +30,8 @@ def fork_request(
 ) -> Request:
     """Returns the request of `LLM.fork`."""
     check_continuable(llm, run)
-    if not 0 <= at <= len(run.tokens):
-        raise GlassloopError.about(
-            "at", f"is {at}; a number of tokens from 0 to {len(run.tokens)} is expected"
-        )
-    if token is not None and text is not None:
-        raise GlassloopError("token and text are both given; at most one of them is expected", field="token")
-    before = replace(run.sampling, seed=run.seed)
-    options = sampling or before
-    if overrides:
-        options = options.changed(overrides)
-    if options.seed is None:
-        options = replace(options, seed=run.seed)
+    check_place(run, at, token, text)
+    before, options = fork_options(run, sampling, overrides)
     if options.beam_width > 1:
         raise SamplingError.about("beam_width", "is above 1; a fork continues one branch, so 1 is expected")
     check_stages(options, run.plugins)
@@ -70,6 +60,25 @@ def fork_request(
     return Request(
         run.prompt_ids, options, runs, forced=forced, drafts=llm.drafts, keep=llm.keep, built=built
     )
+
+
+def check_place(run: Run, at: int, token: int | str | None, text: str | None) -> None:
+    """Raises unless a run can be forked at a place, with a token or a text or neither."""
+    if not 0 <= at <= len(run.tokens):
+        raise GlassloopError.about(
+            "at", f"is {at}; a number of tokens from 0 to {len(run.tokens)} is expected"
+        )
+    if token is not None and text is not None:
+        raise GlassloopError("token and text are both given; at most one of them is expected", field="token")
+
+
+def fork_options(run: Run, sampling: Sampling | None, overrides: dict[str, Any]) -> tuple[Sampling, Sampling]:
+    """Returns the options of a run with its seed, and those of a fork of it."""
+    before = replace(run.sampling, seed=run.seed)
+    options = sampling or before
+    if overrides:
+        options = options.changed(overrides)
+    return before, options if options.seed is not None else replace(options, seed=run.seed)
 
 
 def forked_run(llm: RequestMaker, run: Run, at: int, *, new_luck: bool) -> Run:

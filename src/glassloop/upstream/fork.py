@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
+from glassloop.engine.fork import check_place, fork_options
 from glassloop.engine.request import runs_of
-from glassloop.errors import GlassloopError, TextError
+from glassloop.errors import TextError
 from glassloop.shown import shown
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
@@ -36,16 +37,8 @@ def fork_of(
 ) -> UpstreamRequest:
     """Returns the request for a fork, as `fork_request` does for an engine of our own. Without a change, the
     next seed is sent."""
-    if not 0 <= at <= len(run.tokens):
-        raise GlassloopError.about(
-            "at", f"is {at}; a number of tokens from 0 to {len(run.tokens)} is expected"
-        )
-    if token is not None and text is not None:
-        raise GlassloopError("token and text are both given; at most one of them is expected", field="token")
-    before = replace(run.sampling, seed=run.seed)
-    options = (sampling or before).changed(overrides) if overrides else sampling or before
-    if options.seed is None:
-        options = replace(options, seed=run.seed)
+    check_place(run, at, token, text)
+    before, options = fork_options(run, sampling, overrides)
     built = engine.compile(options)
     given = [] if token is None and text is None else [_given(run, at, token, text)]
     position = len(run.prompt_ids) + at
