@@ -41,7 +41,9 @@ def own_terminal() -> None:
 class Popen(subprocess.Popen):
     """A process whose parent is the `_Parent` if it was forked; otherwise an ordinary one."""
 
-    _ended: socket.socket | None = None  # where the parent of a fork reports its status
+    # Where the parent of a fork reports its status. A file number, not a socket object: the garbage collector
+    # closes the sockets of a cycle before `__del__` has kept a process that still runs.
+    _ended: int | None = None
 
     def _execute_child(
         self,
@@ -89,11 +91,11 @@ class Popen(subprocess.Popen):
         }
         given = (p2cread, c2pwrite, errwrite)
         files = [number if file == -1 else file for number, file in enumerate(given)]
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             _Parent.only().start(told, [*files, theirs.fileno()])
-        self._ended = ours
-        self.pid = int(ours.recv(16))
+        self._ended = ours.detach()
+        self.pid = int(os.read(self._ended, 16))
         self._child_created = True
         self._close_pipe_fds(*pipes)
 
@@ -102,8 +104,8 @@ class Popen(subprocess.Popen):
             return super()._try_wait(wait_flags)
         if wait_flags & os.WNOHANG and not select.select([self._ended], [], [], 0)[0]:
             return 0, 0
-        status = self._ended.recv(16)
-        self._ended.close()
+        status = os.read(self._ended, 16)
+        os.close(self._ended)
         return self.pid, int(status or signal.SIGKILL)  # nothing: the parent was killed
 
     def _internal_poll(self, *options: Any, **more: Any) -> int | None:
