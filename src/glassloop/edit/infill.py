@@ -60,7 +60,7 @@ def infill(
     """
     check_text("before", before)
     check_text("after", after)
-    check_proposer(proposer, method)
+    check_proposer(llm, proposer, method)
     filling = options_of(proposer, diffusion)
     work = _begin(llm, tokens, candidates, method, window, sampling, deadline)
     sampling = sampling or DRAWN

@@ -92,7 +92,7 @@ def repair(
         raise GlassloopError.about("check", f"is {shown(check)}; a function of a text is expected")
     if sampling is not None and sampling.n > 1:
         raise SamplingError.about("n", "is above 1; candidates= says how many replacements are drawn")
-    check_proposer(proposer)
+    check_proposer(llm, proposer)
     if check is not None and proposer != "left":
         raise GlassloopError.about("proposer", "is given with check, which draws the end of the text anew")
     options = _Options(budget, candidates, tokens, window, float(least_gain), spans, proposer)
