@@ -11,7 +11,7 @@ row whose prediction was wrong, or whose run has ended meanwhile, is thrown away
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -52,13 +52,13 @@ class Flight:
 
     call: Call
     results: Any
-    choices: StartedChoices
-    tasks: Sequence[Task]  # for which a token is chosen
-    places: Sequence[int]  # the row of each of them
-    lines: dict[Task, int]  # the line of the choices of each of them
     promised: dict[int, int]  # by promise: the line of the step before that predicts its token
-    dropped: set[Task]  # whose rows were computed with another token than the one that was chosen
     seconds: float
+    dropped: set[Task] = field(default_factory=set)  # whose rows were computed with another token than chosen
+    choices: StartedChoices | None = None  # None: not begun yet
+    tasks: Sequence[Task] = ()  # for which a token is chosen
+    places: Sequence[int] = ()  # the row of each of them
+    lines: dict[Task, int] = field(default_factory=dict)  # the line of the choices of each of them
 
     def lands(self, task: Task) -> bool:
         """Returns whether a task waits for its rows."""
@@ -215,6 +215,8 @@ class Loop:
         predicted = self._land(flight)
         if following is not None:
             self._settle(following, predicted)
+            if following.choices is None:
+                self._begin_choices(following)
             self._flight = following
         return True
 
@@ -225,18 +227,29 @@ class Loop:
         if before is not None:
             lines = {work.ids[0]: before.lines[work.task] for work in works if work.ids[0] < 0}
             tokens = [token if token >= 0 else -1 - lines[token] for token in batch.tokens]
+            assert before.choices is not None
             batch = batch._replace(tokens=tokens, after=before.choices.started)
         results, seconds = self._forward(call, batch)
-        choosing = [
-            (work.task, work.task.decoder, place, work.first + len(work.ids) - work.wanted + 1)
-            for place, work in _places(works)
-            if work.wanted
+        flight = Flight(call, results, lines, seconds)
+        # Rules that depend on the last token, as those of penalties and grammars, wait until that is known.
+        if before is None or all(
+            work.task.decoder is None or work.task.decoder.fixed for work in works if work.wanted
+        ):
+            self._begin_choices(flight)
+        return flight
+
+    def _begin_choices(self, flight: Flight) -> None:
+        """Lets the device choose the tokens of the rows that tasks wait for."""
+        chosen = [
+            (work.task, decoder, place, work.first + len(work.ids) - work.wanted + 1)
+            for place, work in _places(flight.call.works)
+            if work.wanted and (decoder := work.task.decoder) is not None and flight.lands(work.task)
         ]
-        chosen = [each for each in choosing if each[1] is not None]
         tasks, decoders, places, positions = zip(*chosen, strict=True) if chosen else ((), (), (), ())
-        choices = StartedChoices(decoders, results, places, positions)
-        by_task = {} if choices.started is None else {task: line for line, task in enumerate(tasks)}
-        return Flight(call, results, choices, tasks, places, by_task, lines, set(), seconds)
+        flight.choices = StartedChoices(decoders, flight.results, places, positions)
+        flight.tasks, flight.places = tasks, places
+        if flight.choices.started is not None:
+            flight.lines = {task: line for line, task in enumerate(tasks)}
 
     def _launch_after(self, flight: Flight) -> Flight | None:
         """Begins to compute the step after one that is under way, if enough of its rows can be followed."""
@@ -259,6 +272,7 @@ class Loop:
     def _land(self, flight: Flight) -> Sequence[int]:
         """Waits for a step and commits it. Returns the tokens that the device had predicted, by line."""
         call, wanted = flight.call, [flight.lands(task) for task in flight.tasks]
+        assert flight.choices is not None
         found, predicted = flight.choices.finish(wanted)
         chosen: list[Chosen | Exception | None] = [None] * sum([work.wanted for work in call.works])
         for place, made in zip(flight.places, found, strict=True):
