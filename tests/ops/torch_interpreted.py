@@ -448,9 +448,9 @@ def check_ahead() -> None:
             loop.add(each)
         while loop.busy:
             loop.step()
-            if loop._flight is not None:
-                ahead += len(loop._flight.call.works)
-                assert not loop._flight.dropped, "a prediction was wrong"
+            if loop.ahead.flight is not None:
+                ahead += len(loop.ahead.flight.call.works)
+                assert not loop.ahead.flight.dropped, "a prediction was wrong"
         found.append([each.runs[0].token_ids for each in requests])
     assert found[0] == found[1], found
     assert ahead == 4, ahead

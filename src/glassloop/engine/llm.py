@@ -14,11 +14,12 @@ import numpy as np
 
 from glassloop.decode.defaults import default_sampling, resolve, split_options, with_defaults
 from glassloop.decode.sampling import Sampling
+from glassloop.engine.adapters import LoadedAdapter
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import afollow, follow, raise_error
 from glassloop.engine.generation import as_completed, complete, sampling_of_each
 from glassloop.engine.logits import RowCache, logits_after
-from glassloop.engine.loop import LoadedAdapter, Loop
+from glassloop.engine.loop import Loop
 from glassloop.engine.masked import Mask
 from glassloop.engine.memory import default_memory, parse_bytes
 from glassloop.engine.protocol import Engine, Statistics
@@ -155,7 +156,7 @@ class LLM(Engine):
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        return {name: loaded.sha256 for name, loaded in self.engine.loop.adapters.items()}
+        return {name: loaded.sha256 for name, loaded in self.engine.loop.adapters.loaded.items()}
 
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Loads a LoRA adapter beside the model: a folder of PEFT, or a file of one adapter. Requests choose
@@ -164,16 +165,16 @@ class LLM(Engine):
 
         check_adapter_name(name)
         with self._one_adapter:
-            if name in self.engine.loop.adapters:
+            if name in self.engine.loop.adapters.loaded:
                 raise GlassloopError.about("adapter", f"{shown(name)} is loaded already")
             adapter = read_adapter(path, self.config, name)
             number = self.transformer.load_adapter(adapter)
-            self.engine.loop.add_adapter(name, LoadedAdapter(number, adapter.sha256))
+            self.engine.loop.adapters.add(name, LoadedAdapter(number, adapter.sha256))
 
     def unload_adapter(self, name: str) -> None:
         """Unloads an adapter. Requests that use it now are completed with it; new ones are refused."""
         with self._one_adapter:
-            if name not in self.engine.loop.adapters:
+            if name not in self.engine.loop.adapters.loaded:
                 raise GlassloopError.about("adapter", f"{shown(name)} is not loaded")
             self.engine.call(lambda: self.engine.loop.remove_adapter(name))
 
@@ -181,7 +182,7 @@ class LLM(Engine):
         """Returns the number of an adapter in a batch, 0 for None. Raises if it is not loaded."""
         if name is None:
             return 0
-        loaded = self.engine.loop.adapters.get(name)
+        loaded = self.engine.loop.adapters.loaded.get(name)
         if loaded is None:
             self.adapters_of(Sampling(adapter=name))
             raise GlassloopError.about("adapter", f"{shown(name)} was unloaded meanwhile")
