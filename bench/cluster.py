@@ -141,7 +141,7 @@ def route_by_turns(board: Board) -> Iterator[None]:
     turns = count()
 
     def rank(route: Route) -> list[str]:
-        names = [route.only] if route.only is not None else board.usable(route.identity)
+        names = [route.only] if route.only is not None else board.usable(route.needs)
         turn = next(turns) % len(names) if names else 0
         return names[turn:] + names[:turn]
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glassloop.cluster.board import Board, by_prefix
-from glassloop.cluster.messages import Identity, Report, Route
+from glassloop.cluster.messages import Identity, Needs, Report, Route
 from glassloop.cluster.options import AppOptions, EngineOptions, deployment_name
 from glassloop.cluster.prefixes import cached_tokens, digests, summary
 from glassloop.decode.sampling import Sampling
@@ -25,7 +25,7 @@ tokens = st.lists(st.integers(0, 200), max_size=5 * PAGE)
 
 def report(name: str, load: int = 0, held=(), identity: Identity = SAME) -> Report:
     prefixes = frozenset(digest for ids in held for digest in digests(ids))
-    return Report(identity, statistics(name, running=load), 1000, prefixes)
+    return Report(identity, statistics(name, running=load), 1000, {}, prefixes)
 
 
 def board(**reports: Report) -> Board:
@@ -109,14 +109,14 @@ def test_only_replicas_that_answer_and_are_equal_get_a_request():
     other = Identity("1" * 64, SAME.op_set)
     known = board(a=report("a"), b=report("b", identity=other), c=report("c"))
     known.suspect("c")
-    assert known.rank(Route(identity=SAME)) == ["a"]
-    assert known.rank(Route(identity=other)) == ["b"]
-    assert known.rank(Route(identity=Identity("2" * 64, SAME.op_set))) == []
+    assert known.rank(Route(needs=Needs(SAME))) == ["a"]
+    assert known.rank(Route(needs=Needs(other))) == ["b"]
+    assert known.rank(Route(needs=Needs(Identity("2" * 64, SAME.op_set)))) == []
     assert known.rank(Route(only="c")) == ["c"]  # to hear whether it is alive
     known.suspect("c", False)
-    assert sorted(known.rank(Route(identity=SAME))) == ["a", "c"]
+    assert sorted(known.rank(Route(needs=Needs(SAME)))) == ["a", "c"]
     known.set_replicas(["b"])
-    assert known.rank(Route(identity=SAME)) == []
+    assert known.rank(Route(needs=Needs(SAME))) == []
     assert known.rank(Route(only="a")) == []
 
 
@@ -128,6 +128,9 @@ def test_only_replicas_that_answer_and_are_equal_get_a_request():
         ({"replicas": 4, "most_replicas": 2}, "most_replicas is 2"),
         ({"models": []}, "models is not a list"),
         ({"models": ["a", "a"], "open_to_all": True}, "models has one twice"),
+        ({"models": ["a", "b"], "adapters": {"x": "/y"}, "open_to_all": True}, "adapters is given"),
+        ({"adapters": {"no name": "/y"}, "open_to_all": True}, "adapter is 'no name'"),
+        ({"adapters": ["x"], "open_to_all": True}, "adapters is not"),
         ({"stall": 0.1, "open_to_all": True}, "stall is 0.1"),
         ({}, "--api-key"),
     ],

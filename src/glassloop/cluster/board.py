@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from threading import RLock
 
-from glassloop.cluster.messages import Identity, Report, Route
+from glassloop.cluster.messages import Needs, Report, Route
 from glassloop.cluster.prefixes import cached_tokens, digests
 
 _SLACK = 4  # branches that a replica with a cached prefix may have more than twice those of the idlest
@@ -72,14 +72,13 @@ class Board:
             else:
                 self._suspects.discard(name)
 
-    def usable(self, identity: Identity | None = None) -> list[str]:
-        """Returns the replicas that answer and, if an identity is given, are equal to it."""
+    def usable(self, needs: Needs | None = None) -> list[str]:
+        """Returns the replicas that answer and have what is needed."""
         with self._lock:
             return [
                 name
                 for name in sorted(self._replicas - self._suspects)
-                if (report := self._reports.get(name)) is not None
-                and (identity is None or report.identity == identity)
+                if (report := self._reports.get(name)) is not None and (needs is None or report.has(needs))
             ]
 
     def add_load(self, name: str, branches: int) -> None:
@@ -88,11 +87,11 @@ class Board:
             if not self._load[name]:
                 del self._load[name]
 
-    def note(self, name: str, ids: tuple[int, ...]) -> None:
+    def note(self, name: str, ids: Sequence[int], adapter: str = "") -> None:
         """Remembers that a replica computes, or has computed, these tokens, before it reports so."""
         now = time.monotonic()
         with self._lock:
-            for digest in digests(ids):
+            for digest in digests(ids, adapter):
                 self._notes.setdefault(digest, {})[name] = now
                 self._notes.move_to_end(digest)
             while len(self._notes) > _NOTED:
@@ -105,10 +104,10 @@ class Board:
         if route.only is not None:
             return [route.only] if route.only in self._replicas else []
         with self._lock:
-            names = self.usable(route.identity)
+            names = self.usable(route.needs)
             if not names:
                 return []
-            wanted = digests(route.ids)
+            wanted = digests(route.ids, route.adapter)
             cached = {name: self._cached(name, wanted) for name in names}
             load = {name: self._load_of(name) for name in names}
             turn = next(self._turn) % len(names)

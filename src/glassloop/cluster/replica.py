@@ -17,7 +17,20 @@ from struct import pack
 from time import perf_counter
 from typing import Any
 
-from glassloop.cluster.messages import Bulletin, End, Facts, Identity, Job, News, Question, Report, TokenData
+from glassloop.cluster.delivery import made_token
+from glassloop.cluster.messages import (
+    Bulletin,
+    End,
+    Facts,
+    Identity,
+    Job,
+    News,
+    Question,
+    Reply,
+    Report,
+    TokenData,
+)
+from glassloop.cluster.pickling import dumps, loads
 from glassloop.cluster.prefixes import summary
 from glassloop.decode.chosen import RECORD, Chosen
 from glassloop.engine.deadline import Deadline
@@ -25,9 +38,8 @@ from glassloop.engine.llm import LLM
 from glassloop.engine.request import Request
 from glassloop.engine.tree import Node
 from glassloop.errors import GlassloopError
-from glassloop.trace.file import from_bytes
 from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.trace.token import TakenBack, Token
 
 _LOG = logging.getLogger(__name__)
 HEARTBEAT = 0.5  # seconds between two bulletins at most
@@ -57,6 +69,7 @@ class Replica:
         self._reporter = ThreadPoolExecutor(1, "glassloop report")
         self._preparing = ThreadPoolExecutor(2, "glassloop job")
         self._asking = ThreadPoolExecutor(4, "glassloop question")
+        self._operating = ThreadPoolExecutor(4, "glassloop operation")  # for questions that take long
         self._prefixes: frozenset[bytes] = frozenset()
         self._digests: dict[Node, bytes] = {}
         self._summed = (-1, 0.0)  # the number of steps and the time of the last look through the tree
@@ -104,12 +117,23 @@ class Replica:
             own.streams -= 1
             own.seen = time.monotonic()
 
-    async def ask(self, question: Question) -> Any:
-        """Returns the answer to a question about a run or a text."""
+    async def ask(self, question: Question) -> AsyncIterator[Reply]:
+        """Calls the function of a question; yields its events and then its answer. If the caller stops
+        listening, the call is cancelled."""
         deadline = Deadline(question.seconds, "the request")
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+        def tell(event: Any) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, dumps(event))
+
+        pool = self._operating if question.is_long else self._asking
+        answer = loop.run_in_executor(pool, self._answer, question, deadline, tell)
+        answer.add_done_callback(lambda _: events.put_nowait(None))
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._asking, self._answer, question, deadline)
+            while (event := await events.get()) is not None:
+                yield Reply(event, is_answer=False)
+            yield Reply(await answer, is_answer=True)
         finally:
             deadline.cancel()
 
@@ -132,7 +156,7 @@ class Replica:
             self._summed = own.steps, time.monotonic()
             self.llm.engine.call(self._sum_up)
         told = replace(own, replica=self.name, node=self._node or own.node)
-        return Report(self._identity, told, self._room, self._prefixes)
+        return Report(self._identity, told, self._room, dict(self.llm.adapters), self._prefixes)
 
     def check_health(self) -> None:
         """Raises if the engine has work but has not finished a step for a long time."""
@@ -146,7 +170,9 @@ class Replica:
         self.llm.close()
 
     def _sum_up(self) -> None:
-        self._prefixes = summary(self.llm.engine.loop.tree, self._digests)
+        loop = self.llm.engine.loop
+        adapters = {each.number: each.sha256 for each in loop.adapters.values()}
+        self._prefixes = summary(loop.tree, self._digests, adapters)
 
     def _session(self, name: str) -> _Session:
         if name not in self._sessions:
@@ -167,14 +193,19 @@ class Replica:
         """Returns the request of a job, whose runs have the tokens that were delivered before."""
         llm = self.llm
         prompt = list(job.prompt_ids)
-        runs = []
+        runs: list[Run] = []
         for each in job.runs:
             run = llm.new_run(
                 prompt, each.sampling, each.seed, salt=each.salt, prompt=None, sample=each.sample
             )
             run.tokens = [self._known(token) for token in each.tokens]
+            if each.revision is not None:
+                told = each.revision
+                run.tokens = [made_token(token, llm.piece, each.sample) for token in told.tokens]
+                run.fork_at, run.revised, run.forks = told.fork_at, told.revised, dict(told.forks)
             if job.scored:
                 run.prompt_tokens = [self._known(prompt[-1])]
+            run.samples = runs
             runs.append(run)
         built = llm.build(job.sampling)
         drafts = job.drafts and llm.drafts
@@ -184,6 +215,7 @@ class Replica:
             runs,
             priority=job.priority,
             forced=list(job.forced),
+            pause=job.pause,
             drafts=drafts,
             built=built,
         )
@@ -195,20 +227,11 @@ class Replica:
         chosen = Chosen(pack("q", id) + bytes(RECORD.itemsize - 8))
         return Token(chosen, "", self.llm.tokenizer.token_bytes(id), self.llm.piece, "forced")
 
-    def _answer(self, question: Question, deadline: Deadline) -> Any:
-        llm, values = self.llm, dict(question.values)
-        text: Any = values.pop("text", None)
-        if question.run is not None:
-            text = from_bytes(question.run)[0]
-        answers: dict[str, Callable[..., Any]] = {
-            "explain": llm.explain,
-            "replay": llm.replay,
-            "attention": llm.lens.attention,
-            "layers": llm.lens.layers,
-            "neighbours_in": llm.lens.neighbours_in,
-            "embed": llm.embed,
-        }
-        return answers[question.name](text, **values, deadline=deadline)
+    def _answer(self, question: Question, deadline: Deadline, tell: Callable[[Any], None]) -> bytes:
+        function, args, options = loads(question.call, self.llm)
+        if question.has_events:
+            options["on_event"] = tell
+        return dumps(function(self.llm, *args, deadline=deadline, **options))
 
 
 class _Session:
@@ -224,7 +247,8 @@ class _Session:
         self._open_runs: dict[str, int] = {}  # runs of each job whose end has not been told
         self._runs: dict[str, list[Run]] = {}
         self._scored: set[str] = set()  # jobs whose records of the prompt are known to the ingress
-        self._events: deque[tuple[str, int, list[Token], bool]] = deque()  # job, run, tokens, is it the end?
+        # The job, the place of the run, its tokens, and whether it has ended or, by TakenBack, is continued.
+        self._events: deque[tuple[str, int, list[Token], bool | TakenBack]] = deque()
         self._last: dict[tuple[str, int], list[Token]] = {}  # tokens that wait for the end of their run
         self._news = asyncio.Event()
         self._urgent = asyncio.Event()  # a first token or an end, which is told at once
@@ -240,7 +264,17 @@ class _Session:
         if job.scored or not job.sampling.prompt_logprobs:
             self._scored.add(job.key)
         places = {id(run): place for place, run in enumerate(request.runs)}
-        request.listener = lambda run, token: self._tell(job.key, run, places[id(run)], token)
+
+        def listen(run: Run, token: Token | None) -> None:
+            place = places[id(run)]
+            if isinstance(token, TakenBack):
+                places[id(token.run)] = place
+                self._events.append((job.key, place, [], token))
+                self._wake_up()
+            else:
+                self._tell(job.key, run, place, token)
+
+        request.listener = listen
         return ended
 
     def end(self) -> None:
@@ -266,6 +300,9 @@ class _Session:
         self._last.pop((key, place), None)
         if token is None or len(run.tokens) <= 1:
             self._has_urgent = True
+        self._wake_up()
+
+    def _wake_up(self) -> None:
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._wake)
@@ -296,17 +333,25 @@ class _Session:
         self._urgent.clear()
         self._has_urgent = False
         self._taken = time.monotonic()
+        told: list[News] = []
         gathered: dict[tuple[str, int], list[Token]] = {}
         ended = set()
         while self._events:
-            key, place, tokens, is_end = self._events.popleft()
-            if key in self._runs:
-                gathered.setdefault((key, place), []).extend(tokens)
-                if is_end:
-                    ended.add((key, place))
-        return [self._of_run(*run, tokens, run in ended) for run, tokens in gathered.items()]
+            key, place, tokens, end = self._events.popleft()
+            if key not in self._runs:
+                continue
+            known = gathered.setdefault((key, place), [])
+            known.extend(tokens)
+            if isinstance(end, TakenBack):
+                told.append(self._of_run(key, place, gathered.pop((key, place)), False, end))
+                self._runs[key][place] = end.run
+            elif end:
+                ended.add((key, place))
+        return told + [self._of_run(*run, tokens, run in ended) for run, tokens in gathered.items()]
 
-    def _of_run(self, key: str, place: int, tokens: list[Token], ended: bool) -> News:
+    def _of_run(
+        self, key: str, place: int, tokens: list[Token], ended: bool, taken: TakenBack | None = None
+    ) -> News:
         run = self._runs[key][place]
         prompt = []
         if key not in self._scored:
@@ -319,7 +364,8 @@ class _Session:
             if not self._open_runs[key]:
                 self._ended[key].set()
         sent = [TokenData.of(token) for token in tokens]
-        return News(key, place, sent, prompt, _facts(run), end)
+        back = None if taken is None else (taken.to, taken.run.salt)
+        return News(key, place, sent, prompt, _facts(run), end, back)
 
 
 def _facts(run: Run) -> Facts:

@@ -29,7 +29,7 @@ from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run, Timings
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.protocol import Engine
 
 _MOST_TOKENS = 1 << 31
 _SECONDS = "the budget of seconds is spent"
@@ -63,7 +63,7 @@ class Running:
 
     def __init__(
         self,
-        llm: LLM,
+        llm: Engine,
         question: Request,
         method: Search,
         budget: Budget,

@@ -296,9 +296,9 @@ class UpstreamEngine(Engine):
 
     # ── computing ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, may_refuse: bool = True) -> None:
         waiting = len(self._works) - self._running
-        if waiting >= self.most_waiting:
+        if may_refuse and waiting >= self.most_waiting:
             raise Busy(f"{waiting} requests are waiting already; at most {self.most_waiting} are allowed")
         if self._closed:
             raise Unavailable("the engine is closed")
