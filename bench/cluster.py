@@ -125,9 +125,9 @@ class Workload(NamedTuple):
 WORKLOADS = (
     Workload(9, "256MB", False),
     Workload(24, "256MB", False),
-    Workload(24, "96MB", False),
+    Workload(24, "64MB", False),
     Workload(24, "256MB", True),
-    Workload(24, "96MB", True),
+    Workload(24, "64MB", True),
 )
 
 

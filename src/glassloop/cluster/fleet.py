@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from glassloop.cluster.board import Board
 from glassloop.cluster.calls import MOST_DEATHS, Calls, OnEvent
+from glassloop.cluster.channels import Channels
 from glassloop.cluster.delivery import Delivery
 from glassloop.cluster.messages import Bulletin, Gone, Job, Needs, News, Question
 from glassloop.cluster.stream import Stream
@@ -58,15 +59,21 @@ class Fleet:
         self.board = board
         self._transport = transport
         self._delivery = Delivery(pieces)
-        self._stall = stall
         self._patience = patience
         self._session = os.urandom(8).hex()
         self._numbers = count()
         self._calls = Calls(transport, board, self._next_key, patience)
         self._streams: dict[str, Stream] = {}  # by the key of their job
         self._of_request: dict[Request, list[Stream]] = {}
-        self._channels: dict[str, asyncio.Task[None]] = {}
-        self._heard: dict[str, float] = {}
+        self._channels = Channels(
+            transport,
+            board,
+            self._session,
+            stall,
+            hear=self._hear,
+            lost=self._lost,
+            is_needed=lambda name: bool(self._streams_of(name)),
+        )
         self._handovers: deque[Handover] = deque(maxlen=_KEPT)
         self._closing = False
         self._loop = asyncio.new_event_loop()
@@ -146,35 +153,16 @@ class Fleet:
         self._look_at_replicas()
 
     def _look_at_replicas(self) -> None:
-        """Listens to every replica that is new, and moves the requests of those that shut down."""
-        for name in self._channels.keys() - self.board.replicas:
-            if not self._streams_of(name):
-                self._channels[name].cancel()  # it would keep the replica from ending
-        for name in self.board.replicas - self._channels.keys():
-            self._heard[name] = time.monotonic()
-            self._channels[name] = self._loop.create_task(self._listen(name))
+        """Moves the requests of replicas that shut down."""
+        self._channels.update()
         for stream in list(self._streams.values()):
             is_drained = stream.replica is not None and stream.replica not in self.board.replicas
             if is_drained and self.board.usable(stream.needs):
                 self._move(stream, "drained")
 
-    async def _listen(self, name: str) -> None:
-        """Hears what a replica tells, as long as there is one."""
-        try:
-            while name in self.board.replicas or self._streams_of(name):
-                try:
-                    async for bulletin in self._transport.open(name, self._session):
-                        self._hear(name, bulletin)
-                except Exception as error:
-                    if not isinstance(error, Gone):
-                        _LOG.exception("the stream of replica %s has failed", name)
-                    self.board.suspect(name)
-                    for stream in self._streams_of(name):
-                        self._move(stream, "died")
-                    await asyncio.sleep(_RETRY)
-        finally:
-            self._channels.pop(name, None)
-            self._heard.pop(name, None)
+    def _lost(self, name: str) -> None:
+        for stream in self._streams_of(name):
+            self._move(stream, "died")
 
     async def _watch(self) -> None:
         """Moves the requests of replicas that give no sign of life, and ends those that wait for too long."""
@@ -183,24 +171,21 @@ class Fleet:
             await asyncio.sleep(_LOOK)
             now = time.monotonic()
             if now - last > 1.0:  # this process had no time: it could not have heard anything
-                for name in self._heard:
-                    self._heard[name] += now - last
+                self._channels.forgive(now - last)
             last = now
             try:
                 self._look_at_replicas()
-                for name, heard in list(self._heard.items()):
-                    if now - heard > self._stall:
-                        self.board.suspect(name)
+                self._channels.suspect_silent()
                 for stream in list(self._streams.values()):
                     self._look_at(stream, now)
-                self._calls.look(now, self._answers)
+                self._calls.look(now, self._channels.answers)
             except Exception:  # the next look must come whatever was wrong with this one
                 _LOG.exception("the replicas could not be watched")
 
     def _look_at(self, stream: Stream, now: float) -> None:
         """Moves a stream whose replica does not answer, if there is another one, and ends one that waits for
         too long. Without another one the replica may still wake up, and go on."""
-        answers = stream.replica is not None and self._answers(stream.replica)
+        answers = stream.replica is not None and self._channels.answers(stream.replica)
         usable = self.board.usable(stream.needs)
         if answers or usable:
             stream.since = now
@@ -214,9 +199,6 @@ class Fleet:
             self._end_here(stream, ending)
         elif now - stream.since > self._patience:
             self._fail(stream, Unavailable(self._no_replica(stream)))
-
-    def _answers(self, name: str) -> bool:
-        return time.monotonic() - self._heard.get(name, -1e9) <= self._stall
 
     def _no_replica(self, stream: Stream) -> str:
         seconds = f"for {self._patience:g} s"
@@ -324,8 +306,6 @@ class Fleet:
     # ── what comes back ────────────────────────────────────────────────────────────────────────────────────
 
     def _hear(self, name: str, bulletin: Bulletin) -> None:
-        self._heard[name] = time.monotonic()
-        self.board.suspect(name, False)
         if bulletin.report is not None:
             self.board.report(name, bulletin.report)
         for news in bulletin.news:
