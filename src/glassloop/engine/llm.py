@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from glassloop.trace.verdict import Verdict
 
 MOST_WAITING = 1024
+T = TypeVar("T")
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -130,6 +131,21 @@ class LLM(Engine):
 
     def in_process(self, what: str) -> LLM:
         return self
+
+    def check_computes(self, what: str) -> None:
+        pass
+
+    def apply(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        deadline: Deadline | None = None,
+        on_event: Callable[[Any], None] | None = None,
+        **options: Any,
+    ) -> T:
+        if on_event is not None:
+            options["on_event"] = on_event
+        return function(self, *args, deadline=deadline, **options)
 
     @property
     def ops(self) -> str:
@@ -481,14 +497,16 @@ class LLM(Engine):
             for prompt, each in zip(prompts, each_sampling, strict=True)
         ]
 
-    def submit(self, request: Request) -> None:
-        """Queues a request; its listener is told of the tokens. Raises `Busy` if too many wait already."""
+    def submit(self, request: Request, may_refuse: bool = True) -> None:
         if request.built is None:
             request.built = self.build(request.sampling)
-        self.engine.submit(request)
+        self.engine.submit(request, may_refuse)
 
-    def cancel(self, request: Request) -> None:
-        self.engine.cancel(request)
+    def cancel(self, request: Request, wait: bool = False) -> None:
+        self.engine.cancel(request, wait)
+
+    def after_step(self, job: Callable[[], object]) -> None:
+        self.engine.after_step(job)
 
     def follow(self, request: Request, *, settled: bool = False) -> Iterator[Token]:
         """Yields the tokens of a prepared request. Leaving the iteration cancels it. With `settled`, a token
