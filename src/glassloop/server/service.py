@@ -400,8 +400,11 @@ def _check_paused(state: RunState) -> None:
     if state.status != "paused":
         reason = state.run.finish_reason
         ended = f" (it ended by {reason})" if reason else ""
+        instead = "Fork it at its end instead"
+        if state.run.diffusion is not None:
+            instead = "This one was written by diffusion: send its text as a prompt instead"
         message = (
             f"run {state.run.id} is {state.status}{ended}; only a run that was stopped or paused can be"
-            " continued. Fork it at its end instead"
+            f" continued. {instead}"
         )
         raise APIError(409, message, code="not_paused")
