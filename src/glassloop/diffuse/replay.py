@@ -56,6 +56,7 @@ def replay_passes(llm: LLM, run: Run, deadline: Deadline | None = None) -> Verdi
             run.sampling,
             [again],
             built=compiled,
+            pieces=llm.piece,
             options=options,
             mask=llm.mask,
             deadline=deadline or Deadline(),
