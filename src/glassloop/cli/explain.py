@@ -9,6 +9,7 @@ import typer
 from glassloop.cli.help import OUTPUT
 from glassloop.cli.kept import Name, Which
 from glassloop.cli.options import Json, Plugins, RunModel, given, load_plugins, takes_sampling
+from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
@@ -44,6 +45,17 @@ def explain(
             rich_help_panel=_WHAT,
         ),
     ] = False,
+    number: Annotated[
+        int | None,
+        typer.Option(
+            "--pass",
+            metavar="N",
+            min=0,
+            help="Of a text that was written by diffusion: what this pass thought of the place. Default: the"
+            " pass that filled it.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
     which: Which = "",
     shown: Annotated[
         int,
@@ -74,6 +86,8 @@ def explain(
     load_plugins(plugin)
     overrides = given(options)
     run = find_run(name, which)
+    if number is not None and (run.diffusion is None or in_prompt):
+        raise GlassloopError("--pass is given; a token that was filled by a pass of diffusion is expected")
     if overrides.get("adapter") == run.sampling.adapter:  # it was given to be loaded, not as a what-if
         overrides.pop("adapter", None)
     if run.upstream is not None:
@@ -88,7 +102,10 @@ def explain(
     at = find_place(step, pieces, f"the {of}", "--step")
     if not in_prompt:
         count_forks(run, at)
-    told = llm.explain(run, at, of=of, luck="new" if new_luck else "same", shown=shown, **overrides)
+    asked_pass: dict[str, Any] = {} if number is None else {"number": number}
+    told = llm.explain(
+        run, at, of=of, luck="new" if new_luck else "same", shown=shown, **asked_pass, **overrides
+    )
     print_notes(told.notes)
     token = None if in_prompt else token_at(run, at)
     if as_json:

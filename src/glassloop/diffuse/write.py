@@ -59,7 +59,7 @@ class DiffusionRequest(Request):
     def overdue(self) -> Ending | None:
         if self.deadline is None:
             return super().overdue()
-        return CANCELLED if self.deadline.cancelled or self.deadline.expired else None
+        return CANCELLED if self.abandoned or self.deadline.cancelled or self.deadline.expired else None
 
 
 class Writer:
