@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glassloop.cli.diffusion import Holes
 from glassloop.cli.help import OUTPUT
 from glassloop.cli.kept import Name, Which
 from glassloop.cli.options import Json, Plugins, RunModel, given, load_plugins, takes_sampling
@@ -71,6 +72,7 @@ def explain(
     model: RunModel = None,
     as_json: Json = False,
     plugin: Plugins = None,
+    holes: Holes = None,
     **options: Any,
 ) -> None:
     """Say why a token was chosen: what each stage did, how much luck each candidate drew, and which one won.
@@ -94,6 +96,8 @@ def explain(
         _print_told(run, step, in_prompt, new_luck, shown, overrides, as_json)
         return
     llm = load(model or model_of(name, run))
+    if holes is not None:
+        llm.load_holes(holes)
     if in_prompt:
         check_run(llm, run)  # before its token ids are looked up
         of, pieces = "prompt", list(map(llm.piece, run.prompt_ids))
