@@ -73,6 +73,8 @@ class Proposal:
     followed: int = 0  # how many tokens after the span were scored
     old_own_bits: float | None = None  # of what it replaces; None where there was nothing
     old_following_bits: float | None = None
+    masked_bits: float | None = None  # to the masked model, given both sides; None if it was not asked
+    old_masked_bits: float | None = None
     accepted: bool = False
     coin: float | None = None  # the draw that accepted or refused it; None if a rule did
     threshold: float | None = None  # the probability of acceptance that the draw was compared with
@@ -126,7 +128,7 @@ class Proposal:
 DECIDED = (
     *("step", "number", "start", "end", "ids", "text", "old_text", "own_bits", "following_bits"),
     *("followed", "old_own_bits", "old_following_bits", "accepted", "coin", "threshold", "refusal", "score"),
-    "why",
+    *("masked_bits", "old_masked_bits", "why"),
 )
 _IN_JSON = (*DECIDED, "seconds")
 
