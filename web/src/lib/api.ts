@@ -83,7 +83,8 @@ export const api = {
     get<Runs & { more: boolean }>(`/api/runs?${new URLSearchParams({ limit: String(limit), ...(search.trim() ? { search: search.trim() } : {}), ...(before ? { before } : {}) })}`),
   tree: async (tree: string) => (await get<Runs>(`/api/runs?limit=500&tree=${encodeURIComponent(tree)}`)).runs,
   start: async (body: StartBody) => (await post<Runs>('/api/runs', body)).runs,
-  run: (id: string, alternatives = 20) => get<WholeRun>(`/api/runs/${encodeURIComponent(id)}?alternatives=${alternatives}`),
+  /** A run with its tokens, or with those from one on. */
+  run: (id: string, alternatives = 20, from = 0) => get<WholeRun>(`/api/runs/${encodeURIComponent(id)}?alternatives=${alternatives}${from ? `&from=${from}` : ''}`),
   fork: async (id: string, body: ForkBody) => (await post<Runs>(`/api/runs/${id}/fork`, body)).runs,
   edit: async (id: string, at: number, text: string) => (await post<Runs>(`/api/runs/${id}/edit`, { at, text })).runs,
   step: (id: string, tokens: number | null) => post<Summary>(`/api/runs/${id}/step`, { tokens }),

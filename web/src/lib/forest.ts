@@ -48,17 +48,19 @@ export class Forest {
     return true;
   }
 
-  /** Adds or updates a run by its summary. */
+  /** Adds or updates a run by its summary. A fork has the tokens that it shares with its parent. */
   tell(summary: Summary): Run {
     const known = this.runs.get(summary.id);
-    const run = known ? { ...known, summary } : { summary, tokens: this.kept(summary), end: null, tail: '', beams: [], prompt: this.promptOf(summary) };
+    const tokens = known && known.tokens.length >= (summary.fork_at ?? 0) ? known.tokens : this.kept(summary);
+    const run = known ? { ...known, summary, tokens } : { summary, tokens, end: null, tail: '', beams: [], prompt: this.promptOf(summary) };
     this.runs.set(summary.id, run);
     this.root(summary);
     for (const token of run.tokens) this.place(run, token);
     return run;
   }
 
-  /** Adds a whole run. A known token is replaced only by one with more alternatives. */
+  /** Adds a whole run, or one without the tokens that are here. A known token is replaced only by one with more
+   *  alternatives. */
   whole(told: WholeRun): Run {
     const { prompt_tokens, tokens, tail, end, beams, ...summary } = told;
     const known = this.tell(summary);
@@ -82,7 +84,7 @@ export class Forest {
   /** Returns how many tokens two runs share at their beginning. */
   shared(one: Run, other: Run): number {
     const most = Math.min(one.tokens.length, other.tokens.length);
-    for (let i = 0; i < most; i++) if (one.tokens[i]!.node !== other.tokens[i]!.node) return i;
+    for (let i = 0; i < most; i++) if (one.tokens[i] !== other.tokens[i] && one.tokens[i]!.node !== other.tokens[i]!.node) return i;
     return one.summary.root === other.summary.root ? most : 0;
   }
 
