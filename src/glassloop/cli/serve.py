@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from glassloop.cli.adapters import Adapters, load_given, remember
+from glassloop.cli.diffusion import Holes
 from glassloop.cli.help import OUTPUT
 from glassloop.cli.options import (
     DEFAULT_MODEL,
@@ -163,6 +164,7 @@ def serve(
     ] = None,
     plugin: Plugins = None,
     adapter: Adapters = None,
+    holes: Holes = None,
     replicas: Annotated[
         int | None,
         typer.Option(
@@ -269,6 +271,7 @@ def serve(
         settings, note = _with_store(settings)
     if upstream is not None:
         here = {"ops": ops, "kv-memory": kv_memory, "draft": draft, "plugin": plugin, "replicas": replicas}
+        here["holes"] = holes
         _serve_upstream(upstream, upstream_key_env, settings, note, here)
         return
     if replicas is None:
@@ -281,6 +284,10 @@ def serve(
 
         if adapter:
             raise GlassloopError("--adapter is given with --replicas; a server of one process has adapters")
+        if holes is not None:
+            raise GlassloopError(
+                "--holes is given with --replicas; a server of one process writes by diffusion"
+            )
         models = [model, *(also or ())]
         each = EngineOptions(
             model,
@@ -309,6 +316,8 @@ def serve(
             model, ops, kv_memory=kv_memory, draft=drafter(draft), most_running=running, most_waiting=queue
         )
         load_given(llm)
+        if holes is not None:
+            llm.load_holes(holes)
     if not model_defaults:
         from glassloop.decode.sampling import Sampling
 

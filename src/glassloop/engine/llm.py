@@ -73,6 +73,7 @@ class LLM(Engine):
     """
 
     _mask: Mask | None = None
+    _model = ""  # as it was given; a server changes `name`
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class LLM(Engine):
         store: Store | str | Path | bool | None = None,
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
-        self.name = str(model)
+        self.name = self._model = str(model)
         self._weights = weights
         self.store = None if store in (None, False) else _store(store)
         memory = None if kv_memory is None else parse_bytes(kv_memory)
@@ -332,7 +333,7 @@ class LLM(Engine):
         config = self.config
         if config.mask_token is not None:
             return Mask(config.mask_token, whole=True, shifted=config.masks_shifted)
-        if self._mask is None and (file := shipped_holes(self.name)) is not None:
+        if self._mask is None and (file := shipped_holes(self._model)) is not None:
             self.load_holes(file)
         if self._mask is None:
             raise GlassloopError(
@@ -340,6 +341,11 @@ class LLM(Engine):
                 " or a model that was trained on masked text"
             )
         return self._mask
+
+    @property
+    def can_diffuse(self) -> bool:
+        known = self.config.mask_token is not None or self._mask is not None
+        return known or shipped_holes(self._model) is not None
 
     def draft_by_masks(self) -> None:
         """Makes the model itself, by filling masks, propose the next tokens of all requests from now on. The
@@ -385,9 +391,10 @@ class LLM(Engine):
         """Returns why the token at this place of a run is there; with other options (`temperature=0.3`) or
         `luck="new"`, which one a draw would have chosen. `of="prompt"` asks about a token of the prompt. In a
         text that was written by diffusion, `number=` asks about another pass than the one that filled it."""
-        if run.diffusion is not None:
+        if run.diffusion is not None and overrides.get("of", "answer") == "answer":
             from glassloop.diffuse.replay import explain_fill
 
+            overrides.pop("of", None)
             return explain_fill(self, run, at, deadline=deadline, **overrides)
         from glassloop.engine.replay import explain_token
 

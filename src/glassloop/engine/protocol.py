@@ -97,7 +97,7 @@ class Engine(RequestMaker, ABC):
 
     def in_process(self, what: str) -> LLM:
         """Returns the engine if it is in this process; raises otherwise. For what only such a one computes:
-        searches and edits."""
+        searches, edits and diffusion."""
         raise GlassloopError.about(what, "is given; only an engine in this process computes that")
 
     @abstractmethod
@@ -131,6 +131,11 @@ class Engine(RequestMaker, ABC):
     def ready(self) -> bool:
         """Whether a request that comes now would be computed."""
         return True
+
+    @property
+    def can_diffuse(self) -> bool:
+        """Whether texts can be written by diffusion: the model has masked rows, or an adapter for them."""
+        return False
 
     @property
     def upstream(self) -> str | None:
