@@ -84,7 +84,7 @@ export class Feed {
     const events = this.pending;
     this.pending = [];
     const incomplete = new Set<string>();
-    for (const event of events) if (!this.forest.apply(event)) incomplete.add(event.run);
+    for (const event of events) if (!this.forest.apply(event)) event.kind === 'pass' && this.forest.runs.has(event.run) ? void this.passes(event.run) : incomplete.add(event.run);
     for (const event of events) if (event.kind === 'end' && !incomplete.has(event.run)) void this.details(event.run, this.forest.runs.get(event.run)?.tokens.length);
     for (const run of incomplete) void this.details(run);
     this.listener.came(events);
@@ -105,6 +105,25 @@ export class Feed {
       this.fetching.delete(run);
     }
     if (this.again.delete(run)) await this.details(run);
+  }
+
+  /** Fetches the passes of a run that are not here yet. */
+  async passes(run: string): Promise<void> {
+    const key = `${run}/passes`;
+    if (this.fetching.has(key)) return;
+    this.fetching.add(key);
+    try {
+      for (;;) {
+        const { frames, more } = await api.passes(run, (this.forest.runs.get(run)?.frames.length ?? 0) - 1);
+        if (!this.forest.filled(run, frames)) return; // another tree is open
+        this.listener.came([]);
+        if (!more || !frames.length) return;
+      }
+    } catch (error) {
+      this.listener.failed(error);
+    } finally {
+      this.fetching.delete(key);
+    }
   }
 
   async ended(run: string): Promise<void> {
