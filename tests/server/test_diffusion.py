@@ -11,7 +11,7 @@ import pytest
 from glassloop import Run, Sampling
 
 from .conftest import MODEL
-from .test_load import idle, metric
+from .test_operation import idle, metric
 
 PROMPT = "The old man sat down and"
 SAMPLING = {"max_tokens": 12, "seed": 7, "temperature": 0.7}

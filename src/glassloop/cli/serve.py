@@ -270,8 +270,8 @@ def serve(
     if not no_store and keep != 0:  # before the model is loaded, which may take a while
         settings, note = _with_store(settings)
     if upstream is not None:
-        here = {"ops": ops, "kv-memory": kv_memory, "draft": draft, "plugin": plugin, "replicas": replicas}
-        here["holes"] = holes
+        own = {"ops": ops, "kv-memory": kv_memory, "draft": draft, "plugin": plugin, "replicas": replicas}
+        here: dict[str, object] = {**own, "holes": holes}
         _serve_upstream(upstream, upstream_key_env, settings, note, here)
         return
     if replicas is None:

@@ -48,19 +48,26 @@ def replay_passes(llm: LLM, run: Run, deadline: Deadline | None = None) -> Verdi
     again = llm.new_run(
         list(run.prompt_ids), run.sampling, run.seed, salt=run.salt, prompt=None, sample=run.sample
     )
-    compiled = llm.compile(run.sampling)
-    finish(
-        llm,
-        DiffusionRequest(
-            again.prompt_ids,
-            run.sampling,
-            [again],
-            built=compiled,
-            options=options,
-            mask=llm.mask,
-            deadline=deadline or Deadline(),
-        ),
+    request = DiffusionRequest(
+        again.prompt_ids,
+        run.sampling,
+        [again],
+        built=llm.compile(run.sampling),
+        pieces=llm.piece,
+        options=options,
+        mask=llm.mask,
+        deadline=deadline or Deadline(),
     )
+    # A run that was cut short has the beginning of the passes, and no more are computed.
+    cut_short = run.finish_reason in ("cancelled", "timeout", "error", None)
+    if cut_short:
+
+        def stop(_: Run, record: PassRecord) -> None:
+            request.abandoned = record.number + 1 >= len(run.passes)
+
+        request.on_pass = stop
+        request.abandoned = not run.passes
+    finish(llm, request)
     earliest: Difference | None = None
     same = 0
     for at, recorded in enumerate(run.tokens):
@@ -71,8 +78,6 @@ def replay_passes(llm: LLM, run: Run, deadline: Deadline | None = None) -> Verdi
             told = "nothing" if made is None else made.piece
             earliest = Difference(at, recorded.id, recorded.piece, found, told, recorded.margin)
     notes = list(replay_notes(llm, run))
-    # A run that was cut short has the beginning of the passes.
-    cut_short = run.finish_reason in ("cancelled", "timeout", "error", None)
     passes = again.passes[: len(run.passes)] if cut_short else again.passes
     if passes != run.passes:
         notes.append("the passes are not the same")

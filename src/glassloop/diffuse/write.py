@@ -45,6 +45,7 @@ OnPass = Callable[[Run, PassRecord], None]
 class DiffusionRequest(Request):
     """A request whose runs are written by filling masks."""
 
+    pieces: Pieces = str  # the text of a token by itself
     options: Diffusion = field(default_factory=Diffusion)
     mask: Mask = field(default_factory=lambda: Mask(0))
     on_pass: OnPass | None = None
@@ -58,7 +59,7 @@ class DiffusionRequest(Request):
     def overdue(self) -> Ending | None:
         if self.deadline is None:
             return super().overdue()
-        return CANCELLED if self.deadline.cancelled or self.deadline.expired else None
+        return CANCELLED if self.abandoned or self.deadline.cancelled or self.deadline.expired else None
 
 
 class Writer:
@@ -77,7 +78,7 @@ class Writer:
         self._options, self._mask = request.options, request.mask
         self._decoder: Decoder = loop.decoder(run, run.prompt_ids, request.compiled, (self._mask.token,))
         self._tokenizer: Tokenizer = loop.tokenizer
-        self._pieces: Pieces = loop.pieces
+        self._pieces = request.pieces
         self._host: Callable[[Any], Float32] = loop.transformer.ops.host
         self._queue: Callable[[Task], None] = loop.scheduler.add
         self._text = BranchText(request.compiled)
@@ -246,6 +247,7 @@ def by_diffusion(
         priority=request.priority,
         keep=request.keep,
         built=request.built,
+        pieces=llm.piece,
         options=options,
         mask=mask,
     )

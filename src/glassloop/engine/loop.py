@@ -102,7 +102,7 @@ class Loop:
         self.tree = KVTree(transformer, kv_memory)
         self.scheduler = Scheduler(self.tree, transformer.ops, most_running)
         self.counters = Counters()
-        self.pieces = pieces
+        self._pieces = pieces
         self._row_ops = transformer.ops.rows
         self._arrivals = count()
         self._tasks: dict[Asker, list[Task]] = {}  # of each request, until they end
@@ -424,7 +424,7 @@ class Loop:
             from glassloop.engine.beams import Beams
 
             decoder = self.decoder(request.runs[0], request.prompt_ids, request.compiled)
-            return [Beams(request, order, decoder, self.tokenizer, self.pieces, self.tree)]
+            return [Beams(request, order, decoder, self.tokenizer, self._pieces, self.tree)]
         samples = [self._sample(request, run, order) for run in request.runs]
         samples[0].siblings = samples[1:]
         return list(samples)
@@ -454,7 +454,7 @@ class Loop:
             guesser = Lookup(self._step_cost, self._recent_runs)
         elif request.drafts and self._draft_model is not None:
             guesser = self._draft_model.guesser(run, decoder, self._step_cost)
-        tools = (self.tokenizer, self.pieces, guesser, self._recent_runs, self.scheduler.add)
+        tools = (self.tokenizer, self._pieces, guesser, self._recent_runs, self.scheduler.add)
         return Sample(request, run, order, decoder, *tools)
 
     def _revising(self, request: Request, run: Run, order: tuple[int, int], decoder: Decoder) -> Sample:
@@ -463,7 +463,7 @@ class Loop:
         def decoder_of(run: Run) -> Decoder:
             return self.decoder(run, run.prompt_ids, request.compiled)
 
-        tools = (decoder, self.tokenizer, self.pieces, None, self._recent_runs, self.scheduler.add)
+        tools = (decoder, self.tokenizer, self._pieces, None, self._recent_runs, self.scheduler.add)
         return Revising(request, run, order, *tools, tree=self.tree, decoder_of=decoder_of)
 
     def decoder(
