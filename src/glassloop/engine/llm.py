@@ -22,7 +22,7 @@ from glassloop.engine.logits import RowCache, logits_after
 from glassloop.engine.loop import Loop
 from glassloop.engine.masked import Mask
 from glassloop.engine.memory import default_memory, parse_bytes
-from glassloop.engine.protocol import Engine, Statistics
+from glassloop.engine.protocol import DrafterKind, Engine, Statistics
 from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Messages, Prompt
 from glassloop.engine.thread import EngineThread
@@ -125,6 +125,11 @@ class LLM(Engine):
         self._one_adapter = Lock()
         # The engine must hold no reference to this object, or it would never be freed.
         weakref.finalize(self, self.engine.close)
+        self._drafter: DrafterKind | None = "lookup" if self.drafts else None
+        if drafter is not None:
+            self._drafter = "model"
+        elif self.drafts and self.transformer.drafter is not None:
+            self._drafter = "drafter"
         if draft == "masks":
             self.draft_by_masks()
         for adapter, path in (adapters or {}).items():
@@ -360,6 +365,10 @@ class LLM(Engine):
         return self._mask
 
     @property
+    def drafter(self) -> DrafterKind | None:
+        return self._drafter
+
+    @property
     def can_diffuse(self) -> bool:
         known = self.config.mask_token is not None or self._mask is not None
         return known or shipped_holes(self._model) is not None
@@ -371,6 +380,7 @@ class LLM(Engine):
         if mask.whole:
             raise GlassloopError(f"{self.name} fills masks and does not write from left to right")
         self.engine.call(lambda: self.engine.loop.draft_by_masks(mask))
+        self._drafter = "masks"
 
     def load_holes(self, adapter: str | Path | Adapter) -> None:
         """Loads the adapter that acts on masked rows, in place of the one there was. It changes nothing else
