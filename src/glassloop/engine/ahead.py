@@ -8,7 +8,7 @@ meanwhile, is thrown away.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.chosen import Chosen
@@ -29,13 +29,13 @@ class Flight:
 
     call: Call
     results: Any
-    choices: StartedChoices
-    tasks: Sequence[Task]  # for which a token is chosen
-    places: Sequence[int]  # the row of each of them
-    lines: dict[Task, int]  # the line of the choices of each of them
     promised: dict[int, int]  # by promise: the line of the step before that predicts its token
-    dropped: set[Task]  # whose rows were computed with another token than the one that was chosen
     seconds: float
+    dropped: set[Task] = field(default_factory=set)  # whose rows were computed with another token than chosen
+    choices: StartedChoices | None = None  # None: not begun yet
+    tasks: Sequence[Task] = ()  # for which a token is chosen
+    places: Sequence[int] = ()  # the row of each of them
+    lines: dict[Task, int] = field(default_factory=dict)  # the line of the choices of each of them
 
     def lands(self, task: Task) -> bool:
         """Returns whether a task waits for its rows."""
@@ -90,6 +90,8 @@ class Ahead:
         predicted = self._land(loop, flight)
         if following is not None:
             self._settle(following, predicted)
+            if following.choices is None:
+                _begin_choices(following)
             self.flight = following
         return True
 
@@ -100,18 +102,16 @@ class Ahead:
         if before is not None:
             lines = {work.ids[0]: before.lines[work.task] for work in works if work.ids[0] < 0}
             tokens = [token if token >= 0 else -1 - lines[token] for token in batch.tokens]
+            assert before.choices is not None
             batch = batch._replace(tokens=tokens, after=before.choices.started)
         results, seconds = loop.forward(call, batch)
-        choosing = [
-            (work.task, work.task.decoder, place, work.first + len(work.ids) - work.wanted + 1)
-            for place, work in places_of(works)
-            if work.wanted
-        ]
-        chosen = [each for each in choosing if each[1] is not None]
-        tasks, decoders, places, positions = zip(*chosen, strict=True) if chosen else ((), (), (), ())
-        choices = StartedChoices(decoders, results, places, positions)
-        by_task = {} if choices.started is None else {task: line for line, task in enumerate(tasks)}
-        return Flight(call, results, choices, tasks, places, by_task, lines, set(), seconds)
+        flight = Flight(call, results, lines, seconds)
+        # Rules that depend on the last token, as those of penalties and grammars, wait until that is known.
+        if before is None or all(
+            work.task.decoder is None or work.task.decoder.fixed for work in works if work.wanted
+        ):
+            _begin_choices(flight)
+        return flight
 
     def _launch_after(self, loop: Loop, flight: Flight) -> Flight | None:
         """Begins to compute the step after one that is under way, if enough of its rows can be followed."""
@@ -134,6 +134,7 @@ class Ahead:
     def _land(self, loop: Loop, flight: Flight) -> Sequence[int]:
         """Waits for a step and commits it. Returns the tokens that the device had predicted, by line."""
         call, wanted = flight.call, [flight.lands(task) for task in flight.tasks]
+        assert flight.choices is not None
         found, predicted = flight.choices.finish(wanted)
         chosen: list[Chosen | Exception | None] = [None] * sum([work.wanted for work in call.works])
         for place, made in zip(flight.places, found, strict=True):
@@ -156,3 +157,17 @@ class Ahead:
                 self._tree.cut(work.path, work.first)
                 following.dropped.add(work.task)
         self._predicted.saw(len(following.promised), len(following.dropped))
+
+
+def _begin_choices(flight: Flight) -> None:
+    """Lets the device choose the tokens of the rows that tasks wait for."""
+    chosen = [
+        (work.task, decoder, place, work.first + len(work.ids) - work.wanted + 1)
+        for place, work in places_of(flight.call.works)
+        if work.wanted and (decoder := work.task.decoder) is not None and flight.lands(work.task)
+    ]
+    tasks, decoders, places, positions = zip(*chosen, strict=True) if chosen else ((), (), (), ())
+    flight.choices = StartedChoices(decoders, flight.results, places, positions)
+    flight.tasks, flight.places = tasks, places
+    if flight.choices.started is not None:
+        flight.lines = {task: line for line, task in enumerate(tasks)}
