@@ -272,8 +272,9 @@ class LLM(LocalEngine):
         return rewrite(self, text, spans, sampling, **options)
 
     def repair(self, text: str | Run, *, check: str | Check | None = None, **options: Any) -> Edit:
-        """Replaces the spans of a text that hurt most, or, with `check`, what a verifier does not like: a
-        function, or a name such as "contains:rain". `glassloop.edit.repair.repair` has the other options."""
+        """Replaces the spans of a text that are most surprising given both sides; or, with `check`, draws its
+        end anew until a verifier lets it pass: a function, or a name such as "contains:rain".
+        `glassloop.edit.repair.repair` has the other options."""
         from glassloop.edit.repair import repair
 
         if isinstance(check, str):
