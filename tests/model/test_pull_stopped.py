@@ -17,7 +17,6 @@ from model.wheelhouse import (
     is_alive,
     known,
     make_entry,
-    point_pip,
     slow_index,
     start,
     wait_until,
@@ -31,15 +30,6 @@ from glassloop.model.registry import store
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GLASSLOOP_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
-
-
-@pytest.fixture
-def wheelhouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is all of PyPI."""
-    folder = tmp_path / "wheelhouse"
-    folder.mkdir()
-    point_pip(monkeypatch, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(folder))
-    return folder
 
 
 # ---- interruptions
