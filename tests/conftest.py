@@ -56,7 +56,8 @@ if EXAMPLES > 1:  # for properties that are functions inside a test, too
     _decorate = settings.__call__
 
     def _more(self: settings, test: Callable[..., None]) -> object:
-        if "<locals>" in test.__qualname__:
+        written = test.hypothesis.inner_test if is_hypothesis_test(test) else test  # below @given
+        if "<locals>" in written.__qualname__:
             self = settings(self, max_examples=round(self.max_examples * EXAMPLES))
         return _decorate(self, test)
 
