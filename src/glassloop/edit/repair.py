@@ -75,7 +75,7 @@ def repair(
 
     Each round measures the most surprising tokens from both sides, draws replacements of one and of `tokens`
     tokens for up to `spans` of the worst that are apart, and accepts those that save at least `least_gain`
-    bits on themselves and the `window` tokens after them (16 by default; 4 spans). It ends when none does
+    bits on themselves and the `window` tokens after them (16 by default; 4 spans). It ends when no span pays
     or `budget` tokens have been computed. `prompt` is what comes before the text and is not edited: a text,
     token ids or a conversation.
 
