@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from glassloop.engine.logits import RowCache, logits_after
 from glassloop.engine.loop import Loop
 from glassloop.engine.masked import Mask
 from glassloop.engine.memory import default_memory, parse_bytes
-from glassloop.engine.protocol import Engine, Statistics
+from glassloop.engine.protocol import DrafterKind, Engine, Statistics
 from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Messages, Prompt
 from glassloop.engine.thread import EngineThread
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from glassloop.trace.verdict import Verdict
 
 MOST_WAITING = 1024
+T = TypeVar("T")
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -74,6 +75,7 @@ class LLM(Engine):
     """
 
     _mask: Mask | None = None
+    _model = ""  # as it was given; a server changes `name`
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class LLM(Engine):
         store: Store | str | Path | bool | None = None,
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
-        self.name = str(model)
+        self.name = self._model = str(model)
         self._weights = weights
         self.store = None if store in (None, False) else _store(store)
         memory = None if kv_memory is None else parse_bytes(kv_memory)
@@ -123,6 +125,11 @@ class LLM(Engine):
         self._one_adapter = Lock()
         # The engine must hold no reference to this object, or it would never be freed.
         weakref.finalize(self, self.engine.close)
+        self._drafter: DrafterKind | None = "lookup" if self.drafts else None
+        if drafter is not None:
+            self._drafter = "model"
+        elif self.drafts and self.transformer.drafter is not None:
+            self._drafter = "drafter"
         if draft == "masks":
             self.draft_by_masks()
         for adapter, path in (adapters or {}).items():
@@ -130,6 +137,21 @@ class LLM(Engine):
 
     def in_process(self, what: str) -> LLM:
         return self
+
+    def check_computes(self, what: str) -> None:
+        pass
+
+    def apply(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        deadline: Deadline | None = None,
+        on_event: Callable[[Any], None] | None = None,
+        **options: Any,
+    ) -> T:
+        if on_event is not None:
+            options["on_event"] = on_event
+        return function(self, *args, deadline=deadline, **options)
 
     @property
     def ops(self) -> str:
@@ -333,7 +355,7 @@ class LLM(Engine):
         config = self.config
         if config.mask_token is not None:
             return Mask(config.mask_token, whole=True, shifted=config.masks_shifted)
-        if self._mask is None and (file := shipped_holes(self.name)) is not None:
+        if self._mask is None and (file := shipped_holes(self._model)) is not None:
             self.load_holes(file)
         if self._mask is None:
             raise GlassloopError(
@@ -342,6 +364,15 @@ class LLM(Engine):
             )
         return self._mask
 
+    @property
+    def drafter(self) -> DrafterKind | None:
+        return self._drafter
+
+    @property
+    def can_diffuse(self) -> bool:
+        known = self.config.mask_token is not None or self._mask is not None
+        return known or shipped_holes(self._model) is not None
+
     def draft_by_masks(self) -> None:
         """Makes the model itself, by filling masks, propose the next tokens of all requests from now on. The
         output stays the same."""
@@ -349,6 +380,7 @@ class LLM(Engine):
         if mask.whole:
             raise GlassloopError(f"{self.name} fills masks and does not write from left to right")
         self.engine.call(lambda: self.engine.loop.draft_by_masks(mask))
+        self._drafter = "masks"
 
     def load_holes(self, adapter: str | Path | Adapter) -> None:
         """Loads the adapter that acts on masked rows, in place of the one there was. It changes nothing else
@@ -386,9 +418,10 @@ class LLM(Engine):
         """Returns why the token at this place of a run is there; with other options (`temperature=0.3`) or
         `luck="new"`, which one a draw would have chosen. `of="prompt"` asks about a token of the prompt. In a
         text that was written by diffusion, `number=` asks about another pass than the one that filled it."""
-        if run.diffusion is not None:
+        if run.diffusion is not None and overrides.get("of", "answer") == "answer":
             from glassloop.diffuse.replay import explain_fill
 
+            overrides.pop("of", None)
             return explain_fill(self, run, at, deadline=deadline, **overrides)
         from glassloop.engine.replay import explain_token
 
@@ -481,14 +514,16 @@ class LLM(Engine):
             for prompt, each in zip(prompts, each_sampling, strict=True)
         ]
 
-    def submit(self, request: Request) -> None:
-        """Queues a request; its listener is told of the tokens. Raises `Busy` if too many wait already."""
+    def submit(self, request: Request, may_refuse: bool = True) -> None:
         if request.built is None:
             request.built = self.build(request.sampling)
-        self.engine.submit(request)
+        self.engine.submit(request, may_refuse)
 
-    def cancel(self, request: Request) -> None:
-        self.engine.cancel(request)
+    def cancel(self, request: Request, wait: bool = False) -> None:
+        self.engine.cancel(request, wait)
+
+    def after_step(self, job: Callable[[], object]) -> None:
+        self.engine.after_step(job)
 
     def follow(self, request: Request, *, settled: bool = False) -> Iterator[Token]:
         """Yields the tokens of a prepared request. Leaving the iteration cancels it. With `settled`, a token

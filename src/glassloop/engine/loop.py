@@ -274,6 +274,9 @@ class Loop:
             self.adapters.check_number(request.branches[0].adapter)
             return [request]
         request.adapter = self.adapters.number_of(request)
+        own = request.own_tasks(self, order)
+        if own is not None:
+            return own
         if self.transformer.config.mask_token is not None:
             raise GlassloopError(
                 "this model fills masks and does not write from left to right; diffuse() is expected"
