@@ -432,13 +432,24 @@ def check_beyond() -> None:
 
 def check_ahead() -> None:
     """Steps that are launched before the one before them is committed give the same tokens, and the device
-    predicts these."""
+    predicts these, with penalties too."""
     from engine import small
 
     transformer = small.model(None, "torch")
     options = [
         Sampling(max_tokens=3, temperature=0),
-        Sampling(max_tokens=3, seed=2, temperature=0.8, top_k=20, top_p=0.9, min_p=0.02, logprobs=2),
+        Sampling(
+            max_tokens=3,
+            seed=2,
+            temperature=0.8,
+            top_k=20,
+            top_p=0.9,
+            min_p=0.02,
+            logprobs=2,
+            frequency_penalty=2.0,
+            repetition_penalty=1.5,
+            logit_bias={100: 1.0},
+        ),
     ]
     found, ahead = [], 0
     for ahead_too in (False, True):

@@ -26,7 +26,7 @@ from glassloop.ops.native import rows as native_rows
 from glassloop.ops.native.library import MOST_HIGH, MOST_OTHERS, REQUEST
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import Chooser, Line, RowRequest, RuleError
-from glassloop.ops.torch.device import DEVICE, INTERPRETED
+from glassloop.ops.torch.device import DEVICE, INTERPRETED, memory_errors
 from glassloop.ops.torch.kernels import rows as kernels
 
 # The constants of the kernels: groups of a row, and how many one program looks through, some steps at a time;
@@ -220,7 +220,7 @@ class DeviceChooser:
 
     def start(self, logits: DeviceRows, lines: Sequence[Line]) -> StartedChoices:
         """Looks through rows of logits on the device for what each line needs, and predicts its token."""
-        with torch.inference_mode():
+        with torch.inference_mode(), memory_errors(f"the choice of {len(lines)} tokens"):
             return self._start(logits, lines)
 
     def _start(self, rows: DeviceRows, lines: Sequence[Line]) -> StartedChoices:
