@@ -68,6 +68,16 @@ class Program:
         self._shared_memory = shared_memory()
         self._early = False
         self._settings = _prepared(self._calls)
+        # Of each call: the method that launches it, whether it computes the wanted rows only, its buffers. (A
+        # bound method would keep this program alive.)
+        self._launches = [
+            (
+                getattr(Program, f"_{'elementwise' if call.kind in pointwise.ELEMENTWISE else call.kind}"),
+                call.out.wanted,
+                [self._homes[value.id] for value in (call.out, *call.inputs)],
+            )
+            for call in self._calls
+        ]
         attends = [call.settings for call in self._calls if call.kind == "attend"]
         self._head_counts = Heads(
             max([each["heads"] // each["kv_heads"] for each in attends], default=1),
@@ -196,12 +206,11 @@ class Program:
     def _compute(self, step: Step) -> None:
         self._make_partial(step)
         self._early = self._processors > 0 and step.rows <= _EARLY
-        for call, settings in zip(self._calls, self._settings, strict=True):
-            rows = step.wanted if call.out.wanted else step.rows
+        buffers = self._buffers
+        for (method, wanted, homes), settings in zip(self._launches, self._settings, strict=True):
+            rows = step.wanted if wanted else step.rows
             if rows:
-                out, *inputs = [self._buffers[self._homes[value.id]] for value in (call.out, *call.inputs)]
-                method = "elementwise" if call.kind in pointwise.ELEMENTWISE else call.kind
-                getattr(self, f"_{method}")(step, rows, out, *inputs, **settings)
+                method(self, step, rows, *[buffers[home] for home in homes], **settings)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
         """Launches a kernel, compiled without contraction of a product and a sum."""
