@@ -63,7 +63,8 @@ $(PEERS)/.installed: tests/peers/requirements.txt
 # Without a GPU: what Triton's interpreter and compiler can check. ROWS: rows that are compared bit for bit.
 ROWS ?= 20000
 test-gpu: $(VENV)/.gpu
-	@GLASSLOOP_GPU_ROWS=$(ROWS) $(BIN)/python -m pytest -rs tests/ops/test_torch.py tests/gpu
+	@$(BIN)/python -m pytest -rs tests/ops/test_torch.py
+	@GLASSLOOP_GPU_ROWS=$(ROWS) $(BIN)/python tests/gpu
 
 # Needs Debian's packages qemu-user, gcc-aarch64-linux-gnu and libc6-dev-arm64-cross; downloads a Python for ARM.
 ARM ?= build/arm

@@ -1,13 +1,20 @@
-"""`python -m bench.gpu bits|engine|peers|speed|tiles`: are the bits always the same, how fast are the whole
-engine, forward passes and products beside cuBLAS, which tiles are fastest."""
+"""`python -m bench.gpu bits|compiled|engine|peers|speed|tiles`: are the bits always the same, how fast are
+compiled PyTorch, the whole engine, products beside cuBLAS and forward passes, which tiles are fastest."""
 
 from __future__ import annotations
 
 import argparse
 
-from bench.gpu import bits, engine, peers, speed, tiles
+from bench.gpu import bits, compiled, engine, peers, speed, tiles
 
-_COMMANDS = {"bits": bits, "engine": engine, "peers": peers, "speed": speed, "tiles": tiles}
+_COMMANDS = {
+    "bits": bits,
+    "compiled": compiled,
+    "engine": engine,
+    "peers": peers,
+    "speed": speed,
+    "tiles": tiles,
+}
 
 
 def main() -> None:

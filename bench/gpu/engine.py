@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.gpu.shapes import SHAPES, random_model
+from bench.gpu.shapes import SHAPES, WEIGHTS, random_model
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.llm import LLM
 from glassloop.engine.logits import RowCache
@@ -63,6 +63,7 @@ class RandomLLM(LLM):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", default="8b", choices=SHAPES)
+    parser.add_argument("--weights", default="bf16", choices=WEIGHTS)
     parser.add_argument("--streams", default="1,64,256")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=96)
@@ -73,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(given: argparse.Namespace) -> None:
     streams = [int(each) for each in given.streams.split(",") if each]
-    model, rng = random_model(given.shape), np.random.default_rng(1)
+    model, rng = random_model(given.shape, weights=given.weights), np.random.default_rng(1)
     llm = RandomLLM(model, given.kv_memory, max([256, *streams]))
     for count, (name, sampling) in itertools.product(streams, _KINDS.items()):
         rounds = [

@@ -10,7 +10,7 @@ from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, Mo
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
 from glassloop.ops.torch.device import DEVICE, HALF
-from glassloop.ops.torch.matrix import TorchMatrix
+from glassloop.ops.torch.matrix import Packed, TorchMatrix
 from glassloop.ops.torch.ops import TorchOps
 
 # layers, dim, heads, key-value heads, head dim, feed-forward, vocabulary
@@ -29,13 +29,22 @@ class _Shape:
         self.shape = shape
 
 
+WEIGHTS = ("bf16", "q8", "q4")  # of random models; the last two stay packed, as Q8_0 and Q4_1 do
+
+
 class RandomOps(TorchOps):
     """The torch op set with random weights. A tensor that has values, as an adapter's, keeps them."""
+
+    def __init__(self, weights: str = "bf16") -> None:
+        super().__init__()
+        self._weights = weights
 
     def matrix(self, tensor: Any) -> TorchMatrix:
         if not isinstance(tensor, _Shape):
             return super().matrix(tensor)
         scale = tensor.shape[1] ** -0.5
+        if self._weights != "bf16":
+            return TorchMatrix.of(_random_packed(*tensor.shape, scale, 8 if self._weights == "q8" else 4))
         values = torch.empty(tensor.shape, dtype=HALF, device=DEVICE).normal_(0.0, scale)
         return TorchMatrix.of(values)
 
@@ -43,7 +52,16 @@ class RandomOps(TorchOps):
         return torch.ones(tensor.shape, device=DEVICE)
 
 
-def random_model(name: str, context: int = 8192, seed: int = 0) -> Transformer:
+def _random_packed(out: int, into: int, scale: float, bits: int) -> Packed:
+    codes = torch.empty((out, into * bits // 8), dtype=torch.uint8, device=DEVICE).random_()
+    spread = scale / (74.0 if bits == 8 else 4.6)  # the standard deviation of the codes
+    scales = torch.full((out, into // 32), spread, dtype=torch.float16, device=DEVICE)
+    if bits == 8:
+        return Packed(codes.view(torch.int8), scales, None, 8, 0, 32)
+    return Packed(codes, scales, scales * -7.5, 4, 0, 32)
+
+
+def random_model(name: str, context: int = 8192, seed: int = 0, weights: str = "bf16") -> Transformer:
     """Returns a model with random weights, the same for the same seed."""
     layers, dim, heads, kv_heads, head_dim, hidden, vocabulary = SHAPES[name]
     mixer = AttentionConfig(heads, kv_heads, head_dim, head_dim**-0.5, None, Rope(500000.0, head_dim))
@@ -51,5 +69,5 @@ def random_model(name: str, context: int = 8192, seed: int = 0) -> Transformer:
     layer = LayerConfig(mixer, DenseConfig(hidden), norm)
     config = ModelConfig(f"random-{name}", vocabulary, dim, context, (layer,) * layers, norm)
     torch.manual_seed(seed)
-    weights = {name: _Shape(shape) for name, shape in config.shapes().items()}
-    return Transformer(config, weights, RandomOps())  # type: ignore[arg-type]
+    shapes = {name: _Shape(shape) for name, shape in config.shapes().items()}
+    return Transformer(config, shapes, RandomOps(weights))  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import torch
 
-from bench.gpu.shapes import SHAPES, random_model
+from bench.gpu.shapes import SHAPES, WEIGHTS, random_model
 from bench.gpu.timing import graph_seconds
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch, pages_for
@@ -20,6 +20,7 @@ from glassloop.ops.torch import program as torch_program
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", default="8b", choices=SHAPES)
+    parser.add_argument("--weights", default="bf16", choices=WEIGHTS)
     parser.add_argument("--streams", default="1,16,64,256")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prefill", default="512,2048")
@@ -29,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(given: argparse.Namespace) -> None:
     began = time.monotonic()
-    model = random_model(given.shape)
+    model = random_model(given.shape, weights=given.weights)
     torch.cuda.synchronize()
     print(f"{given.shape}: made in {time.monotonic() - began:.1f} s", flush=True)
     streams = _numbers(given.streams)

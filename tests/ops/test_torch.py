@@ -20,6 +20,7 @@ CHECKS = (
     "beyond",
     "ahead",
     "memory",
+    "packed",
     "wide",
 )
 

@@ -68,14 +68,14 @@ _OWN = {
     "norm_kernel": {"x": "*fp32", "weight": "*fp32"},
     "heads_kernel": {"x": "*fp32", "weight": "*fp32"},
     "keep_kernel": {"x": "*fp32", "weight": "*fp32"},
-    "up_kernel": {"out": "*fp32"},
     "elementwise_kernel": {"x": "*fp32", "y": "*fp32"},
 }
 
 
 def compiled(kernel: Any, architecture: int, constants: dict[str, Any], **options: Any) -> Any:
     """Compiles a kernel as for arrays that are aligned and sizes that are multiples of 16."""
-    own = {name: options.pop(name) for name in ("x", "weight", "out") if name in options}
+    named = ("x", "weight", "table", "codes", "scales", "minimums", "out")
+    own = {name: options.pop(name) for name in named if name in options}
     types: dict[str, str] = _OWN.get(kernel.__name__, {}) | own
     signature = {}
     for name in kernel.arg_names:
@@ -109,7 +109,12 @@ def variants(
     """Yields kernels with the constants and options that programs launch them with; products and attention of
     these numbers of rows."""
     early = SHARED_MEMORY[architecture] > 200_000
-    yield pointwise.embed_kernel, {"BLOCK": 1024}, {}
+    yield pointwise.embed_kernel, {"BLOCK": 1024, "HALVED": True} | _PLAIN, {}
+    for bits, minimum, kind in _PACKINGS:
+        about, types = _packed(bits, minimum, kind, "table")
+        yield pointwise.embed_kernel, {"BLOCK": 1024, "HALVED": True} | about, types
+        about, types = _packed(bits, minimum, kind, "codes")
+        yield linear.expand_kernel, {"ROWS": 4, "STEP": 1024} | about, types
     yield pointwise.take_kernel, {"BLOCK": 1024, "EARLY": early}, {}
     for centred in (False, True):
         yield pointwise.norm_kernel, {"BLOCK": 4096, "CENTRED": centred, "EARLY": early}, {"num_warps": 8}
@@ -119,14 +124,22 @@ def variants(
         settings = heads | {"PAGE": 32, "EARLY": early, "REACHING": reaching}
         yield pointwise.keep_kernel, settings, {"num_warps": 1}
     adapted = {"ROWS": ADAPTER_ROWS, "EARLY": early}
-    yield adapter.down_kernel, adapted | {"WIDTH": 16, "STEP": 128}, {"num_warps": 1}
-    yield adapter.up_kernel, adapted | {"WIDTH": 64, "STEP": 16}, {"num_warps": 4}
+    down, up = {"WIDTH": 16, "STEP": 128, "UP": False}, {"WIDTH": 64, "STEP": 16, "UP": True}
+    yield adapter.low_rank_kernel, adapted | down, {"num_warps": 1}
+    yield adapter.low_rank_kernel, adapted | up, {"num_warps": 4, "out": "*fp32"}
     for kind in range(len(pointwise.ELEMENTWISE)):
         settings = {"KIND": kind, "ACTIVATION": kind % 4, "BLOCK": 1024}
         yield pointwise.elementwise_kernel, settings, {}
     for count in rows:
         for width, gated in ((4096, False), (128256, False), (14336, True)):
             yield _linear(architecture, count, width, gated, early and count <= 64)
+            if count <= 256 and width < 128256:
+                for bits, minimum, kind in _PACKINGS[: 3 if count == 16 else 1]:
+                    kernel, settings, options = _linear(architecture, count, width, gated, False)
+                    about, types = _packed(bits, minimum, kind, "weight")
+                    for absent in ("scales", "minimums"):
+                        del settings[absent]
+                    yield kernel, settings | about, options | types
             if early and count > 128:
                 yield _wide(architecture, count, width, gated)
     about = {"UNIT": UNIT, "HEAD": 128, "GROUP": 4, "WINDOWED": True}
@@ -150,11 +163,23 @@ def variants(
         yield kernel, settings, device_rows.LAUNCH.get(kernel, {})
 
 
+# What kernels are given of a matrix that is not packed; and kinds of packed ones: bits, whether they have a
+# minimum, and the type of their scales.
+_PLAIN = {"scales": None, "minimums": None, "BITS": 0, "ZERO": 0, "GROUP": 32, "MINIMUM": False}
+_PACKINGS = ((4, True, "*fp16"), (8, False, "*fp16"), (8, False, "*fp32"))
+
+
+def _packed(bits: int, minimum: bool, kind: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the constants about a packed matrix, and the types of its arrays."""
+    constants = {"BITS": bits, "ZERO": 0, "GROUP": 16 if kind == "*fp32" else 32, "MINIMUM": minimum}
+    return constants, {name: "*u8" if bits == 4 else "*i8", "scales": kind, "minimums": kind}
+
+
 def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool) -> Any:
     tile = tile_for(rows, width, gated, SHARED_MEMORY[architecture])
     constants = {
         "ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "SWAPPED": tile.swapped, "EVEN": True,
-        "BIASED": False, "ADDED": not gated, "GATED": gated, "ACTIVATION": 2, "EARLY": early,
+        "BIASED": False, "ADDED": not gated, "GATED": gated, "ACTIVATION": 2, "EARLY": early, **_PLAIN,
     }  # fmt: skip
     out = "*bf16" if gated else "*fp32"
     return linear.linear_kernel, constants, {"num_warps": tile.warps, "num_stages": tile.stages, "out": out}

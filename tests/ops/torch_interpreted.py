@@ -7,6 +7,7 @@ The interpreter takes milliseconds for each program of a kernel: models and batc
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -49,7 +50,7 @@ from glassloop.ops.torch import device
 from glassloop.ops.torch import program as torch_program
 from glassloop.ops.torch import step as torch_step
 from glassloop.ops.torch.kernels import linear
-from glassloop.ops.torch.matrix import TorchMatrix
+from glassloop.ops.torch.matrix import Packed, TorchMatrix, pack
 from glassloop.ops.torch.ops import TorchOps
 from glassloop.ops.torch.rows import DeviceChooser, DeviceRows
 
@@ -431,13 +432,24 @@ def check_beyond() -> None:
 
 def check_ahead() -> None:
     """Steps that are launched before the one before them is committed give the same tokens, and the device
-    predicts these."""
+    predicts these, with penalties too."""
     from engine import small
 
     transformer = small.model(None, "torch")
     options = [
         Sampling(max_tokens=3, temperature=0),
-        Sampling(max_tokens=3, seed=2, temperature=0.8, top_k=20, top_p=0.9, min_p=0.02, logprobs=2),
+        Sampling(
+            max_tokens=3,
+            seed=2,
+            temperature=0.8,
+            top_k=20,
+            top_p=0.9,
+            min_p=0.02,
+            logprobs=2,
+            frequency_penalty=2.0,
+            repetition_penalty=1.5,
+            logit_bias={100: 1.0},
+        ),
     ]
     found, ahead = [], 0
     for ahead_too in (False, True):
@@ -465,7 +477,7 @@ def check_memory() -> None:
         for name, shape in MODELS["plain"].shapes().items()
     }
     needed = sum(tensor.size for tensor in weights.values() if len(tensor.shape) == 2) * 4
-    with patch.object(device, "free_memory", lambda: 1000), patch.object(TorchMatrix, "values", None):
+    with patch.object(device, "free_memory", lambda: 1000), patch.object(TorchMatrix, "stored", None):
         try:
             Transformer(MODELS["plain"], weights, TorchOps())
         except GlassloopError as error:
@@ -484,6 +496,65 @@ def check_memory() -> None:
         else:
             raise AssertionError("a step without memory was computed")
     assert cache.forward([(0, 0, tokens(3))]).tobytes() == expected.tobytes()
+
+
+def check_packed() -> None:
+    """Matrices that stay packed on the device have the values that they have in half precision, and a model
+    gives the same bits, with few rows and with many."""
+    rng = np.random.default_rng(0)
+    formats = [each for each in FORMATS.values() if each.take_apart is not None]
+    for format in formats:
+        tensor = random_tensor(rng, "random", (6, 256), format)
+        expected, packed = torch.from_numpy(tensor.float32()), pack(tensor)
+        sizes = [packed.codes, packed.scale, *([] if packed.minimum is None else [packed.minimum])]
+        assert TorchMatrix(tensor).missing_bytes(True) == sum(each.nbytes for each in sizes), format.name
+        others = [pack(random_tensor(rng, "other", (6, 256), each)) for each in formats]
+        for each in (packed, packed.like([packed, *others])):
+            assert each.expanded().equal(expected), format.name
+            out, settings = torch.zeros(6, 256), torch_program._packed_settings(each)
+            scales, minimums = settings.pop("scales"), settings.pop("minimums")
+            linear.expand_kernel[(2, 2)](
+                each.codes, scales, minimums, out, 6, 256, ROWS=4, STEP=128, **settings
+            )
+            assert out.equal(expected), format.name
+    shape = config(dim=32, ffn_dim=64, tied=True)
+    kinds = {"q": "Q4_0", "k": "Q8_0", "v": "Q4_1", "o": "Q5_1", "down": "Q5_0", "token_embedding": "Q4_1"}
+    weights = {}
+    for name, size in shape.shapes().items():
+        kind = kinds.get(name.split(".")[-2], "Q4_1") if len(size) == 2 else "F32"
+        weights[name] = random_tensor(rng, name, size, FORMATS[kind])
+    found = []
+    for stored in ("expanded", "packed"):
+        with patch.dict(os.environ, GLASSLOOP_GPU_WEIGHTS=stored):
+            model = Transformer(shape, weights, TorchOps())
+        program: Any = model._program.plain.__self__  # type: ignore[attr-defined]
+        is_packed = [isinstance(each.get("weight"), Packed) for each in program._settings]
+        assert sum(is_packed) == (0 if stored == "expanded" else 5), is_packed
+        for least in (1 << 30, 1):
+            with patch.object(torch_program, "_EXPANDED", least):
+                cache = Branches(model, 64, branches=2)
+                rows = [cache.forward([(0, 0, tokens(7)), (1, 0, tokens(3, 1))], every_logit=True)]
+                rows.append(cache.forward([(0, 7, tokens(1, 2)), (1, 3, tokens(1, 3))]))
+            found.append(np.concatenate(rows))
+    close(found[0], _reference_logits(shape, weights), "quantized weights")
+    assert len({each.tobytes() for each in found}) == 1, "packed weights have other bits"
+    try:
+        with patch.dict(os.environ, GLASSLOOP_GPU_WEIGHTS="both"):
+            Transformer(shape, weights, TorchOps())
+    except GlassloopError as error:
+        assert "one of auto, packed, expanded is expected" in str(error)
+    else:
+        raise AssertionError("a wrong setting was taken")
+    for free, expected_packed in ((10**9, False), (1000, True)):
+        with patch.object(device, "free_memory", lambda free=free: free):
+            assert device.keeps_packed(2000, 900) is expected_packed
+
+
+def _reference_logits(shape: ModelConfig, weights: dict[str, Any]) -> Float32:
+    cache = Branches(Transformer(shape, weights, ReferenceOps()), 64, branches=2)
+    rows = [cache.forward([(0, 0, tokens(7)), (1, 0, tokens(3, 1))], every_logit=True)]
+    rows.append(cache.forward([(0, 7, tokens(1, 2)), (1, 3, tokens(1, 3))]))
+    return np.concatenate(rows)
 
 
 def check_wide() -> None:

@@ -224,13 +224,16 @@ class Loop:
         branches gets the rows of all of them at once."""
         gathered: dict[Task, list[Row]] = {}
         for at, work in places_of(call.works):
-            rows = gathered.setdefault(work.task, [])
-            for place in range(at, at + work.wanted):
-                rows.append(Row(results, place, chosen[place]))
+            rows = [Row(results, place, chosen[place]) for place in range(at, at + work.wanted)]
+            if work.task in gathered:
+                gathered[work.task] += rows
+            elif rows:
+                gathered[work.task] = rows
         for task, rows in gathered.items():
-            if rows and not task.ended and task not in dropped:
-                self._attempt(task, task.advance, rows)
-            if len(rows) > 1 and not task.ended and task not in dropped:
+            if task.ended or task in dropped:
+                continue
+            self._attempt(task, task.advance, rows)
+            if len(rows) > 1 and not task.ended:
                 for branch in task.branches:
                     branch.drop_rejected(self.tree)
 

@@ -91,9 +91,8 @@ class Scheduler:
 
     def _works(self, works: list[Work], planned: set[Task]) -> list[Work]:
         """Adds the rows of the tasks that are not planned already, and have something to compute."""
-        ready = [task for task in self.running if task.program is None and _waits_for_a_token(task)]
-        if planned:
-            ready = [task for task in ready if task not in planned]
+        ready = [task for task in self.running if task not in planned] if planned else self.running
+        ready = [task for task in ready if task.program is None and _waits_for_a_token(task)]
         spare = self._ops.step_rows - len(works) - sum([len(task.branches) for task in ready])
         preemptions = self._preemptions
         kept = self._due_rows(spare) if self._masked else 0

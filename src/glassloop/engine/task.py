@@ -140,10 +140,12 @@ class Call(NamedTuple):
     has_views: bool = False  # whether a work has a view
 
     def batch(self) -> Batch:
-        made = Batch.of(
-            [(work.path.table, work.first, work.ids) for work in self.works],
-            [work.wanted for work in self.works],
-        )
+        ids, wanted = [work.ids for work in self.works], [work.wanted for work in self.works]
+        firsts, tables = [work.first for work in self.works], [work.path.table for work in self.works]
+        if max(map(len, ids)) == 1 == min(wanted):
+            made = Batch.one_each([token for (token,) in ids], firsts, tables)
+        else:
+            made = Batch.of([*zip(tables, firsts, ids, strict=True)], wanted)
         if self.has_views:
             return self._with_views(made)
         if not any(work.path.adapter for work in self.works):

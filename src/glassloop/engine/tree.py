@@ -161,7 +161,14 @@ class KVTree:
         """Reserves the place of a token that is not known yet at the end of a path. Returns the negative
         number that stands for it and for no other token. `fulfil` replaces it; `cut` takes it back."""
         self._promises -= 1
-        self.extend(path, [self._promises])
+        offset = path.length % PAGE
+        if offset and len(path.nodes[-1].tokens) == offset and not self._widest:
+            node = path.nodes[-1]  # the same as `extend` does, for the usual case
+            node.tokens.append(self._promises)
+            path.length += 1
+            path.fresh.append((node, offset + 1))
+        else:
+            self.extend(path, [self._promises])
         return self._promises
 
     def fulfil(self, path: Path, token: int) -> None:

@@ -70,6 +70,13 @@ class Batch(NamedTuple):
             rows.extend(range(stop - last, stop))
         return Batch(tokens, positions, spans, rows)
 
+    @staticmethod
+    def one_each(tokens: list[int], positions: list[int], tables: Sequence[Int32]) -> Batch:
+        """Makes a batch of one token for each branch, all of whose logits are computed."""
+        rows = range(len(tokens))
+        spans = [*map(Span, rows, range(1, len(tokens) + 1), positions, tables)]
+        return Batch(tokens, positions, spans, [*rows])
+
 
 class BatchError(GlassloopError):
     """A batch with a number that is out of range. Nothing of it was computed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from ctypes import addressof, c_char
+from functools import cache
 from math import inf
 from typing import Any, NoReturn
 
@@ -54,11 +55,12 @@ def choose_found(
 
     `edited` has for each line the number of the piece about its row after its first rules, those about single
     tokens, or -1; `scales` has the scale at which the logits of that were summed."""
-    packed = array("Q")
-    for request, _, position in lines:
-        if request.head > width or position < 0:
-            raise RuleError(f"{request.head} of {width} logits, position {position}")
-        packed.extend(((request.prepared or _prepare(request)).address, 0, position))
+    packed = array("Q", bytes(24 * len(lines)))
+    packed[0::3] = array("Q", [(request.prepared or _prepare(request)).address for request, _, _ in lines])
+    positions = [position for _, _, position in lines]
+    if lines and (min(positions) < 0 or max([request.head for request, _, _ in lines]) > width):
+        raise RuleError(f"a line has a head of more than {width} logits, or a negative position")
+    packed[2::3] = array("Q", positions)
     fits = found.ndim == 2 and len(found) >= len(lines) and found.shape[1] == found_bytes(width)
     if found.dtype != np.uint8 or not fits or not len(edited) == len(scales) == len(lines):
         raise RuleError(f"what was found has the shape {found.shape}, for {len(lines)} lines")
@@ -83,6 +85,7 @@ def choose_found(
     return made, np.flatnonzero(ids == lib.FAILURES["needs_row"]).tolist()
 
 
+@cache
 def found_bytes(width: int) -> int:
     return int(library().gl_found_bytes(width))
 

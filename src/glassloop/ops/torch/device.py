@@ -61,6 +61,16 @@ def check_room(what: str, needed: int) -> None:
         )
 
 
+def keeps_packed(expanded: int, packed: int) -> bool:
+    """Returns whether quantized matrices stay as they are in the device's memory, where they take `packed`
+    bytes: if GLASSLOOP_GPU_WEIGHTS says so or, unless it says otherwise, if the `expanded` bytes that they
+    take in half precision do not fit. The results are the same."""
+    asked = os.environ.get("GLASSLOOP_GPU_WEIGHTS", "auto")
+    if asked not in ("auto", "packed", "expanded"):
+        raise GlassloopError(f"GLASSLOOP_GPU_WEIGHTS is {asked!r}; one of auto, packed, expanded is expected")
+    return packed < expanded and (asked == "packed" or (asked == "auto" and expanded > free_memory()))
+
+
 @contextmanager
 def memory_errors(what: str) -> Iterator[None]:
     """Raises GlassloopError with figures if an allocation for `what` fails."""

@@ -1,69 +1,201 @@
-"""Weight matrices on the device."""
+"""Weight matrices on the device: in half precision, or as the codes and scales of a quantized file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
-from glassloop.ops.quant import BF16, F16
+from glassloop.ops.quant import BF16, F16, Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.ops.torch.device import DEVICE, HALF
 
 
+class Packed(NamedTuple):
+    """A quantized matrix [out, in]. A value is `scale * (code - zero) + minimum`, computed in float32 and
+    rounded to half precision, so that its bits are those of the matrix in half precision."""
+
+    codes: (
+        torch.Tensor
+    )  # [out, in] int8 or, with 4 bits, [out, in / 2] uint8: the first of two in the low bits
+    scale: torch.Tensor  # [out, in / group], float16 if that is exact, else float32
+    minimum: torch.Tensor | None  # likewise
+    bits: int  # 8 or 4
+    zero: int
+    group: int  # values that share a scale
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        out, into = self.codes.shape
+        return out, into * 8 // self.bits
+
+    def to(self, device: torch.device) -> Packed:
+        minimum = None if self.minimum is None else self.minimum.to(device)
+        return self._replace(codes=self.codes.to(device), scale=self.scale.to(device), minimum=minimum)
+
+    def rows(self, first: int, count: int) -> Packed:
+        part = slice(first, first + count)
+        minimum = None if self.minimum is None else self.minimum[part]
+        return self._replace(codes=self.codes[part], scale=self.scale[part], minimum=minimum)
+
+    def expanded(self) -> torch.Tensor:
+        """Returns the values in half precision."""
+        codes = self._wide().float().unflatten(1, (-1, self.group))
+        values = codes * self.scale.float()[..., None]
+        if self.minimum is not None:
+            values += self.minimum.float()[..., None]
+        return values.flatten(1).to(HALF)
+
+    def _wide(self) -> torch.Tensor:
+        """Returns the codes as int8, less the zero."""
+        if self.bits == 8:
+            return self.codes
+        both = torch.stack([self.codes & 15, self.codes >> 4], 2).flatten(1)
+        return both.to(torch.int8) - self.zero
+
+    def like(self, others: Sequence[Packed]) -> Packed:
+        """Returns the same values in a form that these matrices can have too, so that one kernel reads all of
+        them. The minimum of a value without one is minus zero, which changes no bit of a sum."""
+        kinds = {
+            (each.bits, each.zero, each.group, each.minimum is None, each.scale.dtype) for each in others
+        }
+        if len(kinds) == 1:
+            return self
+        times = self.group // min(each.group for each in others)
+        wide = torch.float16 if all(each.scale.dtype is torch.float16 for each in others) else torch.float32
+        scale = self.scale.to(wide).repeat_interleave(times, 1)
+        minimum: torch.Tensor | None = None
+        if any(each.minimum is not None for each in others):
+            minimum = torch.full_like(scale, -0.0)
+            if self.minimum is not None:
+                minimum = self.minimum.to(wide).repeat_interleave(times, 1)
+        return Packed(self._wide(), scale, minimum, 8, 0, self.group // times)
+
+
+Stored: TypeAlias = torch.Tensor | Packed
+
+
 class TorchMatrix:
-    """A weight matrix [out, in] in half precision. It is copied to the device when it is first used; matrices
-    that one product reads are then placed one below the other."""
+    """A weight matrix [out, in]. It is copied to the device when it is first used; matrices that one product
+    reads are then placed one below the other."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.out, self.into = tensor.shape
         self._tensor: Tensor | None = tensor
-        self._values: torch.Tensor | None = None
+        self._stored: Stored | None = None
+        self.stays_packed = False  # whether a quantized matrix stays so
 
     @classmethod
-    def of(cls, values: torch.Tensor) -> TorchMatrix:
+    def of(cls, values: torch.Tensor | Packed) -> TorchMatrix:
         """Returns a matrix whose values are on the device already."""
         matrix = cls.__new__(cls)
         matrix.out, matrix.into = values.shape
-        matrix._tensor, matrix._values = None, values
+        matrix._tensor, matrix._stored = None, values
+        matrix.stays_packed = isinstance(values, Packed)
         return matrix
 
-    @property
-    def missing_bytes(self) -> int:
-        """The bytes that the matrix will take on the device; 0 if it is there."""
-        return 0 if self._values is not None else int(self.out * self.into * HALF.itemsize)
+    def missing_bytes(self, packed: bool) -> int:
+        """Returns the bytes that the matrix will take on the device, 0 if it is there; with `packed`, if it
+        stays packed where it can."""
+        if self._tensor is None:
+            return 0
+        if packed and self._tensor.format.take_apart is not None:
+            stored = self._tensor.format
+            size = 4 if stored.name in _FOUR_BITS else 8
+            scales = (4 if stored.block_values > 32 else 2) * (2 if stored.name in _WITH_MINIMUM else 1)
+            return self.out * self.into * size // 8 + self.out * self.into // _group(stored.name) * scales
+        return int(self.out * self.into * HALF.itemsize)
 
     @property
-    def values(self) -> torch.Tensor:
+    def stored(self) -> Stored:
         if self._tensor is not None:
-            self._values = _stored(self._tensor).to(DEVICE).to(HALF)
+            if self.stays_packed and self._tensor.format.take_apart is not None:
+                self._stored = pack(self._tensor).to(DEVICE)
+            else:
+                self._stored = _values(self._tensor).to(DEVICE).to(HALF)
             self._tensor.release()
             self._tensor = None
-        return self._values
+        assert self._stored is not None
+        return self._stored
 
     @staticmethod
-    def stacked(matrices: Sequence[TorchMatrix]) -> torch.Tensor:
-        """Returns the matrices one below the other as one array, of which each then is a part."""
-        parts = [matrix.values for matrix in matrices]
-        first, at = parts[0], parts[0].data_ptr()
-        for part in parts:
-            if (
-                part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
-                or part.data_ptr() != at
-            ):
-                break
-            at += part.nbytes
+    def stacked(matrices: Sequence[TorchMatrix]) -> Stored:
+        """Returns the matrices one below the other as one, of which each then is a part."""
+        parts = [matrix.stored for matrix in matrices]
+        if len(parts) == 1:
+            return parts[0]
+        whole: Stored
+        packed = [part for part in parts if isinstance(part, Packed)]
+        if len(packed) < len(parts):
+            values = [part.expanded() if isinstance(part, Packed) else part for part in parts]
+            whole = _joined(values)
+            pieces: Sequence[Stored] = whole.split([len(each) for each in values])
         else:
-            rows = sum(matrix.out for matrix in matrices)
-            return first.as_strided((rows, first.shape[1]), first.stride(), first.storage_offset())
-        whole = torch.cat(parts)
-        for matrix, part in zip(matrices, whole.split([matrix.out for matrix in matrices]), strict=True):
-            matrix._values = part
+            alike = [part.like(packed) for part in packed]
+            minimums = [each.minimum for each in alike if each.minimum is not None]
+            whole = alike[0]._replace(
+                codes=_joined([each.codes for each in alike]),
+                scale=_joined([each.scale for each in alike]),
+                minimum=_joined(minimums) if minimums else None,
+            )
+            starts = np.cumsum([0, *[matrix.out for matrix in matrices]]).tolist()
+            pieces = [whole.rows(start, matrix.out) for start, matrix in zip(starts, matrices, strict=False)]
+        for matrix, piece in zip(matrices, pieces, strict=True):
+            matrix._stored = piece
         return whole
 
 
-def _stored(tensor: Tensor) -> torch.Tensor:
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns arrays one below the other: as they are, if they lie so already, else copied."""
+    first, at = parts[0], parts[0].data_ptr()
+    for part in parts:
+        if part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() or part.data_ptr() != at:
+            return torch.cat([*parts])
+        at += part.nbytes
+    rows = sum(len(part) for part in parts)
+    return first.as_strided((rows, first.shape[1]), first.stride(), first.storage_offset())
+
+
+_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
+_WITH_MINIMUM = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
+
+
+def _group(name: str) -> int:
+    return 16 if name == "Q6_K" else 32
+
+
+def pack(tensor: Tensor) -> Packed:
+    """Returns a quantized tensor as codes, scales and minimums, on the host."""
+    out, into = tensor.shape
+    stored = tensor.format
+    assert stored.take_apart is not None
+    codes, scale, minimum = stored.take_apart(tensor.data.reshape(-1, stored.block_bytes))
+    group, codes = codes.shape[2], codes.reshape(out, into)
+    zero = 0
+    if stored.name in _FOUR_BITS:
+        zero = 8 if codes.dtype == np.int8 else 0
+        unsigned = (codes + codes.dtype.type(zero)).astype(np.uint8)
+        codes = unsigned[:, 0::2] | (unsigned[:, 1::2] << np.uint8(4))
+    else:
+        codes = codes.astype(np.int8)
+    return Packed(
+        torch.from_numpy(np.ascontiguousarray(codes)),
+        _narrowed(scale.reshape(out, -1), stored.block_values > 32),
+        None if minimum is None else _narrowed(minimum.reshape(out, -1), stored.block_values > 32),
+        4 if stored.name in _FOUR_BITS else 8,
+        zero,
+        group,
+    )
+
+
+def _narrowed(values: Float32, wide: bool) -> torch.Tensor:
+    """Returns scales in float16, in which files have them, or in float32 if they are products of such."""
+    return torch.from_numpy(np.ascontiguousarray(values if wide else values.astype(np.float16)))
+
+
+def _values(tensor: Tensor) -> torch.Tensor:
     """Returns the values of a tensor on the host, floats in the precision in which they are stored."""
     if tensor.format is BF16 or tensor.format is F16:
         kind = torch.bfloat16 if tensor.format is BF16 else torch.float16

@@ -24,13 +24,14 @@ from glassloop.ops.torch.device import (
     HALF,
     INTERPRETED,
     check_room,
+    keeps_packed,
     memory_errors,
     shared_memory,
     tma_processors,
 )
 from glassloop.ops.torch.kernels import adapter, attention, linear, pointwise
 from glassloop.ops.torch.kernels import rows as rows_kernels
-from glassloop.ops.torch.matrix import TorchMatrix
+from glassloop.ops.torch.matrix import Packed, TorchMatrix
 from glassloop.ops.torch.pages import TorchPages
 from glassloop.ops.torch.recorder import (
     RANK_STEP,
@@ -51,6 +52,8 @@ SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)  # rows of the captured 
 ATTENTION = {"num_warps": 4, "num_stages": 3}
 _EARLY = 64  # rows up to which a kernel is launched before the previous one has ended
 _COLUMNS = 1024  # of one program of an elementwise kernel
+_EXPANDED = 512  # rows from which a packed matrix is written in half precision before it is multiplied
+_EXPANDED_ROWS = 4  # of a matrix that one program then writes
 _POSITIONS = 2048  # whose angles are computed at first
 
 
@@ -65,6 +68,16 @@ class Program:
         self._shared_memory = shared_memory()
         self._early = False
         self._settings = _prepared(self._calls)
+        # Of each call: the method that launches it, whether it computes the wanted rows only, its buffers. (A
+        # bound method would keep this program alive.)
+        self._launches = [
+            (
+                getattr(Program, f"_{'elementwise' if call.kind in pointwise.ELEMENTWISE else call.kind}"),
+                call.out.wanted,
+                [self._homes[value.id] for value in (call.out, *call.inputs)],
+            )
+            for call in self._calls
+        ]
         attends = [call.settings for call in self._calls if call.kind == "attend"]
         self._head_counts = Heads(
             max([each["heads"] // each["kv_heads"] for each in attends], default=1),
@@ -79,6 +92,7 @@ class Program:
         self._buffers: list[torch.Tensor] = []
         self._capacity = {True: 0, False: 0}  # rows, by `wanted`
         self._partial = torch.empty(0, device=DEVICE)  # sums of attention over one unit each
+        self._expanded = torch.empty(0, dtype=HALF, device=DEVICE)  # a packed matrix in half precision
         self._angles: dict[Angles, tuple[torch.Tensor, torch.Tensor]] = {}
         self._positions = 0  # that the angles are computed for
         # By the number of rows and the units of their attention. A graph has the addresses of all that it
@@ -192,12 +206,11 @@ class Program:
     def _compute(self, step: Step) -> None:
         self._make_partial(step)
         self._early = self._processors > 0 and step.rows <= _EARLY
-        for call, settings in zip(self._calls, self._settings, strict=True):
-            rows = step.wanted if call.out.wanted else step.rows
+        buffers = self._buffers
+        for (method, wanted, homes), settings in zip(self._launches, self._settings, strict=True):
+            rows = step.wanted if wanted else step.rows
             if rows:
-                out, *inputs = [self._buffers[self._homes[value.id]] for value in (call.out, *call.inputs)]
-                method = "elementwise" if call.kind in pointwise.ELEMENTWISE else call.kind
-                getattr(self, f"_{method}")(step, rows, out, *inputs, **settings)
+                method(self, step, rows, *[buffers[home] for home in homes], **settings)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
         """Launches a kernel, compiled without contraction of a product and a sum."""
@@ -210,7 +223,11 @@ class Program:
     def _embed(self, step: Step, rows: int, out: Any, *, table: Any, ids: str) -> None:
         width = out.shape[1]
         grid = (rows, triton.cdiv(width, _COLUMNS))
-        self._launch(pointwise.embed_kernel, grid, step.ids[ids], table, out, width, BLOCK=_COLUMNS)
+        settings = {"BLOCK": _COLUMNS}
+        if isinstance(table, Packed):
+            settings |= _packed_settings(table) | {"HALVED": HALF is torch.bfloat16}
+            table = table.codes
+        self._launch(pointwise.embed_kernel, grid, step.ids[ids], table, out, width, **settings)
 
     def _take(self, step: Step, rows: int, out: Any, x: Any) -> None:
         width = out.shape[1]
@@ -250,6 +267,12 @@ class Program:
         activation: int = 0,
     ) -> None:
         width, columns = out.shape[1], weight.shape[1]
+        packed: dict[str, Any] = {}
+        if isinstance(weight, Packed):
+            if rows >= _EXPANDED:
+                weight = self._expand(weight)
+            else:
+                packed, weight = _packed_settings(weight), weight.codes
         tile = tile_for(rows, width, gated, self._shared_memory)
         tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width)
         settings = {
@@ -266,7 +289,7 @@ class Program:
         # An argument that a kernel does not read is any array.
         bias, residual = weight if bias is None else bias, out if added is None else added
         sizes = (bias, residual, out, rows, width, columns, residual.stride(0), out.stride(0))
-        if self._processors and rows >= WIDE and columns % 8 == 0:
+        if self._processors and rows >= WIDE and columns % 8 == 0 and not packed:
             self._launch(
                 linear.wide_linear_kernel,
                 (min(tiles, self._processors),),
@@ -276,30 +299,55 @@ class Program:
                 **settings,
             )
         else:
-            settings |= {"SWAPPED": tile.swapped, "EVEN": columns % tile.step == 0}
+            settings |= {"SWAPPED": tile.swapped, "EVEN": columns % tile.step == 0, **packed}
             self._launch(linear.linear_kernel, (tiles,), x, weight, *sizes, x.stride(0), **settings)
 
+    def _expand(self, weight: Packed) -> torch.Tensor:
+        """Returns a packed matrix in half precision, until the next call. For many rows, this costs less than
+        unpacking it for each tile of rows."""
+        rows, columns = weight.shape
+        if self._expanded.numel() < rows * columns:
+            self._expanded = torch.empty(rows * columns, dtype=HALF, device=DEVICE)
+        out = self._expanded[: rows * columns].view(rows, columns)
+        grid = triton.cdiv(rows, _EXPANDED_ROWS), triton.cdiv(columns, _COLUMNS)
+        settings = _packed_settings(weight)
+        scales, minimums = settings.pop("scales"), settings.pop("minimums")
+        self._launch(
+            linear.expand_kernel,
+            grid,
+            weight.codes,
+            scales,
+            minimums,
+            out,
+            rows,
+            columns,
+            ROWS=_EXPANDED_ROWS,
+            STEP=_COLUMNS,
+            **settings,
+        )
+        return out
+
     def _down(self, step: Step, rows: int, out: Any, x: Any, *, weight: Any, places: Any) -> None:
-        self._adapt(adapter.down_kernel, step, x, (weight,), out, places, STEP=128)
+        self._low_rank(step, x, weight, None, out, places)
 
     def _up(
         self, step: Step, rows: int, out: Any, onto: Any, x: Any, *, weight: Any, scales: Any, places: Any
     ) -> None:
         """Adds to `out`, which is `onto`."""
-        self._adapt(adapter.up_kernel, step, x, (weight, scales), out, places, STEP=RANK_STEP)
+        self._low_rank(step, x, weight, scales, out, places)
 
-    def _adapt(
-        self, kernel: Any, step: Step, x: Any, weights: tuple[Any, ...], out: Any, places: Any, STEP: int
-    ) -> None:
-        tiles = step.adapter_tiles
+    def _low_rank(self, step: Step, x: Any, weight: Any, scales: Any, out: Any, places: Any) -> None:
+        """Computes the product with one of the matrices of the adapters: with scales, the second one."""
+        tiles, up = step.adapter_tiles, scales is not None
         assert tiles is not None
-        width, columns = weights[0].shape[1:]
-        wide = RANK_STEP if kernel is adapter.down_kernel else 64
+        width, columns = weight.shape[1:]
+        outputs = 64 if up else RANK_STEP
         self._launch(
-            kernel,
-            (len(tiles.rows), triton.cdiv(width, wide)),
+            adapter.low_rank_kernel,
+            (len(tiles.rows), triton.cdiv(width, outputs)),
             x,
-            *weights,
+            weight,
+            scales if up else weight,  # an argument that a kernel does not read is any array
             out,
             step.ids["adapters"],
             places,
@@ -309,9 +357,10 @@ class Program:
             x.stride(0),
             out.stride(0),
             ROWS=ADAPTER_ROWS,
-            WIDTH=wide,
-            STEP=STEP,
-            num_warps=4 if kernel is adapter.up_kernel else 1,
+            WIDTH=outputs,
+            STEP=RANK_STEP if up else 128,
+            UP=up,
+            num_warps=4 if up else 1,
         )
 
     def _heads(self, step: Step, rows: int, out: Any, x: Any, *, product: Product) -> None:
@@ -492,14 +541,18 @@ def _prepared(calls: Sequence[Call]) -> list[dict[str, Any]]:
             else [product.matrix for product in call.settings.get("products", ())]
         )
     }
-    check_room("the model", sum(matrix.missing_bytes for matrix in matrices))
+    expanded, packed = (sum(matrix.missing_bytes(each) for matrix in matrices) for each in (False, True))
+    stay_packed = keeps_packed(expanded, packed)
+    check_room("the model", packed if stay_packed else expanded)
+    for matrix in matrices:
+        matrix.stays_packed |= stay_packed
     return [_with_weights(call) for call in calls]
 
 
 def _with_weights(call: Call) -> dict[str, Any]:
     settings = dict(call.settings)
     if call.kind == "embed":
-        settings["table"] = settings["table"].values
+        settings["table"] = settings["table"].stored
     elif call.kind == "linear":
         products = settings.pop("products")
         biases = [product.bias for product in products]
@@ -514,6 +567,20 @@ def _with_weights(call: Call) -> dict[str, Any]:
     elif call.kind in pointwise.ELEMENTWISE:
         settings["kind"] = pointwise.ELEMENTWISE.index(call.kind)
     return settings
+
+
+def _packed_settings(weight: Packed) -> dict[str, Any]:
+    """Returns the arguments of a kernel that say how a matrix is packed."""
+    # An argument that a kernel does not read is any array.
+    minimums = weight.scale if weight.minimum is None else weight.minimum
+    return {
+        "scales": weight.scale,
+        "minimums": minimums,
+        "BITS": weight.bits,
+        "ZERO": weight.zero,
+        "GROUP": weight.group,
+        "MINIMUM": weight.minimum is not None,
+    }
 
 
 def _low_rank(kind: str, products: Sequence[Product]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import triton
 from numpy.typing import NDArray
 
 from glassloop.errors import GlassloopError
@@ -27,7 +26,7 @@ from glassloop.ops.native import rows as native_rows
 from glassloop.ops.native.library import MOST_HIGH, MOST_OTHERS, REQUEST
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import Chooser, Line, RowRequest, RuleError
-from glassloop.ops.torch.device import DEVICE, INTERPRETED
+from glassloop.ops.torch.device import DEVICE, INTERPRETED, memory_errors
 from glassloop.ops.torch.kernels import rows as kernels
 
 # The constants of the kernels: groups of a row, and how many one program looks through, some steps at a time;
@@ -221,7 +220,7 @@ class DeviceChooser:
 
     def start(self, logits: DeviceRows, lines: Sequence[Line]) -> StartedChoices:
         """Looks through rows of logits on the device for what each line needs, and predicts its token."""
-        with torch.inference_mode():
+        with torch.inference_mode(), memory_errors(f"the choice of {len(lines)} tokens"):
             return self._start(logits, lines)
 
     def _start(self, rows: DeviceRows, lines: Sequence[Line]) -> StartedChoices:
@@ -257,15 +256,16 @@ class DeviceChooser:
             "predicted": predicted,
             "stride": stride,
             "width": width,
-            "parts": (parts := triton.cdiv(width, kernels.PART.value)),
+            "parts": (parts := -(-width // kernels.PART.value)),
             "found_bytes": size,
-            "MOST_PARTS": triton.next_power_of_2(parts),
+            "MOST_PARTS": 1 << (parts - 1).bit_length(),
+            **SETTINGS,
         }
-        blocks = triton.cdiv(width, SETTINGS["BLOCK"])
+        blocks = -(-width // SETTINGS["BLOCK"])
         programs = {
             kernels.copy_kernel: blocks,
             kernels.maxima_kernel: SETTINGS["GROUPS"] // SETTINGS["SOME"],
-            kernels.sums_kernel: triton.cdiv(parts, SETTINGS["PARTS"]),
+            kernels.sums_kernel: -(-parts // SETTINGS["PARTS"]),
             kernels.find_kernel: blocks,
             kernels.rank_kernel: blocks,
         }
@@ -325,9 +325,9 @@ def _asked(request: RowRequest, width: int) -> Asked:
 
 
 def _ask(request: RowRequest, memory: bytes, width: int) -> Asked:
-    edits = [*takewhile(lambda rule: rule[0] <= _KEEP, request.rules)]
-    if not edits:
+    if not request.rules or request.rules[0][0] > _KEEP:
         return Asked(width, memory[:_ASKED_BYTES].ljust(_ASKED_BYTES, b"\0"))
+    edits = [*takewhile(lambda rule: rule[0] <= _KEEP, request.rules)]
     scale = 1.0
     for action, amount, _, _ in request.rules[len(edits) :]:
         if action != _SCALE:
@@ -360,7 +360,8 @@ def _pack_edits(
                 raise RuleError(f"a mask of {len(which)} tokens does not fit a row of {width} logits")
             kept = which if kept is None else kept & which
         elif len(which):
-            if which.min() < 0 or which.max() >= width:
+            # As unsigned numbers, negative ones are larger than any width.
+            if which.view(np.uint32).max() >= width:
                 raise RuleError(f"rule {action!r} has ids that do not fit a row of {width} logits")
             moves.append((action, amount, which, numbers))
     at: int = kernels.FIRST_EDIT.value + kernels.EDIT.value * len(moves)
@@ -412,7 +413,7 @@ def _packed(lines: Sequence[Line], asked: Sequence[Asked], rows: int) -> tuple[N
 
 def _launch(kernel: Any, grid: tuple[int, int], arguments: dict[str, Any]) -> None:
     """Launches a kernel with those of the arguments that it has, without fusing products and sums."""
-    given = {name: value for name, value in (arguments | SETTINGS).items() if name in kernel.arg_names}
+    given = {name: arguments[name] for name in kernel.arg_names}
     kernel[grid](**given, enable_fp_fusion=False, **LAUNCH.get(kernel, {}))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -118,13 +119,18 @@ class Numbers:
             [span[3][group, :n] for span, n in zip(spans, used, strict=True) for group in range(len(pages))]
         )
         count = min([group.count for group in pages])
-        check_page(int(tables.min()), count)
-        check_page(int(tables.max()), count)
+        # As unsigned numbers, negative ones are larger than any count.
+        if int(tables.view(np.uint32).max()) >= count:
+            check_page(int(tables.min()), count)
+            check_page(int(tables.max()), count)
         strides = np.array([*used, 1], np.int32)
         starts = np.cumsum(strides * len(pages), dtype=np.int32) - strides * len(pages)
         if rows == len(spans):
-            last = [len(spans)] * len(filling)
-            row_table, row_stride = (np.concatenate([each[:-1], each[last]]) for each in (starts, strides))
+            # The last of each is that of the filling rows.
+            row_table, row_stride = starts[:size], strides[:size]
+            if size > rows + 1:
+                more = [rows] * (size - rows - 1)
+                row_table, row_stride = (np.concatenate([each, each[more]]) for each in (starts, strides))
         else:
             counts = [*(span.stop - span.start for span in spans), len(filling)]
             row_table, row_stride = np.repeat(starts, counts), np.repeat(strides, counts)
@@ -223,6 +229,12 @@ def partial_numbers(tiles: TileGroup, heads: Heads) -> int:
     return len(tiles.rows) * heads.kv_heads * tiles.units * tiles.queries * (1 + 16 + heads.columns)
 
 
+@cache
+def _one_each(size: int) -> tuple[Int32, Int32]:
+    """Returns the first rows and the numbers of rows of tiles of one row."""
+    return np.arange(size, dtype=np.int32), np.ones(size, np.int32)
+
+
 def _tiles(batch: Batch, size: int, heads: Heads) -> list[TileGroup]:
     """Cuts the rows of short and of long spans into tiles."""
     few, many = (max(most, 1 << (heads.group - 1).bit_length()) for most in (FEW, MANY))
@@ -238,7 +250,7 @@ def _tiles(batch: Batch, size: int, heads: Heads) -> list[TileGroup]:
         return split._replace(units=0)
 
     if len(batch.spans) == len(batch.tokens):
-        return [group(np.arange(size), np.ones(size, np.int32), few)]
+        return [group(*_one_each(size), few)]
     short = [(span.stop - span.start) * heads.group <= few for span in batch.spans]
     groups = []
     for queries, is_short in ((few, True), (many, False)):

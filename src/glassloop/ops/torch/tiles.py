@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 
@@ -42,6 +43,7 @@ _GATED: tuple[tuple[int, Tile], ...] = (
 WIDE = 129  # rows from which tiles are copied by descriptors
 
 
+@cache
 def tile_for(rows: int, width: int, gated: bool, shared_memory: int) -> Tile:
     """Returns the tile of a product with this many rows and outputs, with as many stages as fit into the
     shared memory. A gated product reads two matrices."""

@@ -10,9 +10,10 @@ from glassloop.ops.torch.kernels.pointwise import wait_for_previous
 
 
 @triton.jit
-def down_kernel(
+def low_rank_kernel(
     x,
     weight,
+    scales,
     out,
     ids,
     places,
@@ -26,10 +27,12 @@ def down_kernel(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     STEP: tl.constexpr,
+    UP: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Computes x @ down.T of the adapter `ids[row]` of each row, whose matrix is `weight[places[id]]`, of
-    [width, columns]. A place of -1 means that the adapter leaves this product as it is."""
+    """Computes x @ matrix.T with the matrix of the adapter `ids[row]` of each row, which is
+    `weight[places[id]]`, of [width, columns]. A place of -1 means that the adapter leaves this product as it
+    is. The result is written to `out` or, if UP, times the adapter's scale added to it."""
     wait_for_previous(EARLY)
     tile = tl.program_id(0)
     at = tl.load(tile_row + tile) + tl.arange(0, ROWS)
@@ -52,51 +55,7 @@ def down_kernel(
             x_at += STEP
             weight_at += STEP
         to = out + (row * out_stride)[:, None] + output[None, :]
-        tl.store(to, total.to(out.dtype.element_ty), mask=inside[:, None] & output_in[None, :])
-
-
-@triton.jit
-def up_kernel(
-    x,
-    weight,
-    scales,
-    out,
-    ids,
-    places,
-    order,
-    tile_row,
-    tile_count,
-    width,
-    columns,
-    x_stride,
-    out_stride,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    STEP: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """Adds scale * (x @ up.T) of the adapter of each row to `out`. The arguments are as in `down_kernel`."""
-    wait_for_previous(EARLY)
-    tile = tl.program_id(0)
-    at = tl.load(tile_row + tile) + tl.arange(0, ROWS)
-    count = tl.load(tile_count + tile)
-    inside = tl.arange(0, ROWS) < count
-    row = tl.load(order + at, mask=inside, other=0).to(tl.int64)
-    place = tl.load(places + tl.load(ids + tl.load(order + tl.load(tile_row + tile)))).to(tl.int64)
-    if (place >= 0) & (count > 0):
-        output = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-        output_in = output < width
-        step = tl.arange(0, STEP)
-        x_at = x + (row * x_stride)[:, None] + step[None, :]
-        weight_at = weight + ((place * width + output) * columns)[:, None] + step[None, :]
-        total = tl.zeros([ROWS, WIDTH], tl.float32)
-        for _ in range(0, columns, STEP):
-            a = tl.load(x_at, mask=inside[:, None], other=0.0)
-            b = tl.load(weight_at, mask=output_in[:, None], other=0.0)
-            total = tl.dot(a, b.T, total)
-            x_at += STEP
-            weight_at += STEP
-        to = out + (row * out_stride)[:, None] + output[None, :]
         both = inside[:, None] & output_in[None, :]
-        total = tl.load(to, mask=both, other=0.0) + total * tl.load(scales + place)
-        tl.store(to, total, mask=both)
+        if UP:
+            total = tl.load(to, mask=both, other=0.0) + total * tl.load(scales + place)
+        tl.store(to, total.to(out.dtype.element_ty), mask=both)

@@ -10,6 +10,72 @@ from glassloop.ops.torch.kernels.pointwise import activated, wait_for_previous
 
 
 @triton.jit
+def unpacked(
+    codes,
+    scales,
+    minimums,
+    row,
+    row_in,
+    start,
+    columns,
+    STEP: tl.constexpr,
+    ROWS: tl.constexpr,
+    BITS: tl.constexpr,
+    ZERO: tl.constexpr,
+    GROUP: tl.constexpr,
+    MINIMUM: tl.constexpr,
+):
+    """Returns the columns from `start` on of some rows of a packed matrix, in float32: `Packed` of matrix.py
+    says how they are packed. Rows and columns that do not exist are zeros."""
+    if BITS == 8:
+        column = start + tl.arange(0, STEP)
+        inside = row_in[:, None] & (column < columns)[None, :]
+        code = tl.load(codes + (row * columns)[:, None] + column[None, :], mask=inside, other=0).to(tl.int32)
+    else:
+        pair = start // 2 + tl.arange(0, STEP // 2)
+        inside = row_in[:, None] & (pair < columns // 2)[None, :]
+        both = tl.load(codes + (row * (columns // 2))[:, None] + pair[None, :], mask=inside, other=0)
+        code = tl.interleave(both & 15, both >> 4).to(tl.int32) - ZERO
+    group = start // GROUP + tl.arange(0, STEP // GROUP)
+    inside = row_in[:, None] & (group < columns // GROUP)[None, :]
+    place = (row * (columns // GROUP))[:, None] + group[None, :]
+    scale = tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
+    value = tl.reshape(code.to(tl.float32), [ROWS, STEP // GROUP, GROUP]) * scale[:, :, None]
+    if MINIMUM:
+        value = value + tl.load(minimums + place, mask=inside, other=0.0).to(tl.float32)[:, :, None]
+    return tl.reshape(value, [ROWS, STEP])
+
+
+@triton.jit
+def expand_kernel(
+    codes,
+    scales,
+    minimums,
+    out,
+    rows,
+    columns,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+    BITS: tl.constexpr,
+    ZERO: tl.constexpr,
+    GROUP: tl.constexpr,
+    MINIMUM: tl.constexpr,
+):
+    """Writes a packed matrix in half precision."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    start, inside = tl.program_id(1) * STEP, row < rows
+    value = unpacked(
+        codes, scales, minimums, row, inside, start, columns, STEP, ROWS, BITS, ZERO, GROUP, MINIMUM
+    )
+    column = start + tl.arange(0, STEP)
+    tl.store(
+        out + (row * columns)[:, None] + column[None, :],
+        value.to(out.dtype.element_ty),
+        mask=inside[:, None] & (column < columns)[None, :],
+    )
+
+
+@triton.jit
 def added_product(a, b, total, SWAPPED: tl.constexpr):
     """Returns total + a @ b.T or, if SWAPPED, total + b @ a.T."""
     if SWAPPED:
@@ -41,11 +107,18 @@ def linear_kernel(
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EARLY: tl.constexpr,
+    scales=None,
+    minimums=None,
+    BITS: tl.constexpr = 0,
+    ZERO: tl.constexpr = 0,
+    GROUP: tl.constexpr = 32,
+    MINIMUM: tl.constexpr = False,
 ):
     """Computes x @ weight.T + bias + residual or, if GATED, activated(x @ gate.T) * (x @ up.T) for a weight
     that has the rows of gate and then those of up. A tile has ROWS rows and WIDTH outputs and reads STEP
     columns at a time (EVEN: STEP divides the number of columns). If SWAPPED, the transpose is computed, in
-    which the outputs fill the larger side of a tensor core instruction."""
+    which the outputs fill the larger side of a tensor core instruction. With BITS, the weight is packed: it
+    is the codes, and its values are computed and rounded to half precision before they are multiplied."""
     wait_for_previous(EARLY)
     tiles = tl.cdiv(width, WIDTH)
     row_tiles = tl.cdiv(rows, ROWS)
@@ -72,14 +145,26 @@ def linear_kernel(
     for start in range(0, columns, STEP):
         if EVEN:
             a = tl.load(x_at, mask=row_in[:, None], other=0.0)
-            b = tl.load(weight_at, mask=output_in[:, None], other=0.0)
         else:
             within = (start + step < columns)[None, :]
             a = tl.load(x_at, mask=row_in[:, None] & within, other=0.0)
-            b = tl.load(weight_at, mask=output_in[:, None] & within, other=0.0)
+        if BITS:
+            b = unpacked(
+                weight, scales, minimums, output.to(tl.int64), output_in, start, columns,
+                STEP, WIDTH, BITS, ZERO, GROUP, MINIMUM,
+            ).to(a.dtype)  # fmt: skip
+        elif EVEN:
+            b = tl.load(weight_at, mask=output_in[:, None], other=0.0)
+        else:
+            b = tl.load(weight_at, mask=output_in[:, None] & (start + step < columns)[None, :], other=0.0)
         total = added_product(a, b, total, SWAPPED)
         if GATED:
-            if EVEN:
+            if BITS:
+                c = unpacked(
+                    weight, scales, minimums, width.to(tl.int64) + output, output_in, start, columns,
+                    STEP, WIDTH, BITS, ZERO, GROUP, MINIMUM,
+                ).to(a.dtype)  # fmt: skip
+            elif EVEN:
                 c = tl.load(up_at, mask=output_in[:, None], other=0.0)
             else:
                 c = tl.load(up_at, mask=output_in[:, None] & (start + step < columns)[None, :], other=0.0)

@@ -16,12 +16,39 @@ def wait_for_previous(EARLY: tl.constexpr):
 
 
 @triton.jit
-def embed_kernel(ids, table, out, width, BLOCK: tl.constexpr):
-    """Copies row `ids[row]` of a table of half floats to `out` in float32."""
+def embed_kernel(
+    ids,
+    table,
+    out,
+    width,
+    BLOCK: tl.constexpr,
+    scales=None,
+    minimums=None,
+    BITS: tl.constexpr = 0,
+    ZERO: tl.constexpr = 0,
+    GROUP: tl.constexpr = 32,
+    MINIMUM: tl.constexpr = False,
+    HALVED: tl.constexpr = True,
+):
+    """Copies row `ids[row]` of a table of half floats to `out` in float32. With BITS, the table is packed
+    (`Packed` of matrix.py): its values are computed and, if HALVED, rounded to half precision."""
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(ids + row).to(tl.int64)
-    values = tl.load(table + token * width + columns, mask=columns < width, other=0.0)
+    if BITS:
+        inside = columns < width
+        code = tl.load(table + token * (width * BITS // 8) + columns * BITS // 8, mask=inside, other=0)
+        if BITS == 4:
+            code = tl.where(columns % 2 == 0, code & 15, code >> 4)
+        place = token * (width // GROUP) + columns // GROUP
+        values = (code.to(tl.int32) - ZERO).to(tl.float32)
+        values = values * tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
+        if MINIMUM:
+            values = values + tl.load(minimums + place, mask=inside, other=0.0).to(tl.float32)
+        if HALVED:
+            values = values.to(tl.bfloat16)
+    else:
+        values = tl.load(table + token * width + columns, mask=columns < width, other=0.0)
     tl.store(out + row.to(tl.int64) * width + columns, values.to(tl.float32), mask=columns < width)
 
 

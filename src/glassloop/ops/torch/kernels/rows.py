@@ -505,7 +505,7 @@ def rank_kernel(logits, edited, lines, ints, floats, stride, width, found_bytes,
         tl.atomic_add(ints + RANK, tl.sum(before.to(tl.int32), 0), sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def fill_kernel(tokens, predicted, rows, BLOCK: tl.constexpr):
     """Replaces tokens -1 - n by the prediction for line n."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
