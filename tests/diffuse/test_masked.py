@@ -30,6 +30,10 @@ def _sampling(seed: int, **more) -> Sampling:
     return Sampling(seed=seed, temperature=0.8, max_tokens=30, **more)
 
 
+def _sharp() -> Sampling:
+    return Sampling(seed=2, temperature=0.5, max_tokens=8)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_text_is_what_the_naive_way_writes(seed):
     llm = masked_llm()
@@ -79,13 +83,23 @@ def test_everything_beside_everything_is_as_it_is_alone():
     jobs = {
         "diffuse": lambda: llm.diffuse(PROMPT, _sampling(1), diffusion=OPTIONS).tokens,
         "revise": lambda: llm.diffuse(PROMPT[:20], _sampling(2), diffusion=REVISED).tokens,
+        "diffused samples": lambda: [
+            (run.tokens, run.passes)
+            for run in llm.diffuse(PROMPT, _sampling(6, n=3), diffusion=OPTIONS).samples
+        ],
         "hole": lambda: _hole(llm, 5, PROMPT, PROMPT[:30], 6).ids,
+        "infill by masks": lambda: (
+            infill(llm, "the quick", "fox", 3, candidates=2, sampling=LETTERS, proposer="diffusion").text
+        ),
+        "rewrite": lambda: llm.rewrite("the quick brown fox", [[4, 9]], LETTERS, candidates=3).text,
+        "sharpen": lambda: llm.sharpen(PROMPT, 2.0, steps=3, sampling=_sharp()).text,
         "plain": lambda: llm.generate(PROMPT, plain).tokens,
         "constrained": lambda: llm.generate(PROMPT, forced).tokens,
         "samples": lambda: [run.tokens for run in llm.generate(PROMPT, _sampling(4, n=3)).samples],
         "beams": lambda: llm.generate(PROMPT, Sampling(beam_width=3, max_tokens=10)).tokens,
         "infill": lambda: infill(llm, "the quick", "fox", 3, candidates=4, sampling=LETTERS).text,
         "solve": lambda: llm.solve("ab", "vote", n=3, chat=False, seed=1, max_tokens=6).text,
+        "tree search": lambda: llm.solve("ab", "beam", n=3, chat=False, seed=1, max_tokens=6).text,
         "long": lambda: llm.generate(PROMPT * 4, Sampling(temperature=0, max_tokens=6)).tokens,
     }
     alone = {name: job() for name, job in jobs.items()}
