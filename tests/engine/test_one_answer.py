@@ -29,7 +29,8 @@ from glassloop.decode.sampling import Sampling
 from glassloop.diffuse.options import Diffusion
 from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine import sample, scheduler
-from glassloop.engine.loop import Flight, Loop
+from glassloop.engine.ahead import Flight
+from glassloop.engine.loop import Loop
 from glassloop.engine.masked import Mask
 from glassloop.engine.request import Request
 from glassloop.engine.task import Call
@@ -276,7 +277,7 @@ def _watched(engine: Loop) -> Counter[str]:
         happened["steps with several tasks"] += len({work.task for work in works}) > 1
         return calls
 
-    settle = engine._settle
+    settle = engine.ahead._settle
 
     def settled(following: Flight, predicted: Sequence[int]) -> None:
         settle(following, predicted)
@@ -287,7 +288,7 @@ def _watched(engine: Loop) -> Counter[str]:
         happened["promises of runs that ended"] += sum(work.ids[0] < 0 and work.task.ended for work in works)
 
     engine.scheduler.plan = planned  # type: ignore[method-assign]
-    engine._settle = settled  # type: ignore[method-assign]
+    engine.ahead._settle = settled  # type: ignore[method-assign]
     return happened
 
 

@@ -114,6 +114,7 @@ class Info(BaseModel):
     stages: list[str]
     own_stages: list[OwnStageShape]
     lenses: list[str]
+    drafter: str | None  # what makes drafts; null if nothing does or it is not known
     training: bool  # whether it shows training runs
     diffusion: DiffusionInfo
 
@@ -201,6 +202,7 @@ def _info(service: Service) -> dict[str, Any]:
         "stages": known_stages(),
         "own_stages": [_own_stage(stage) for stage in REGISTER.values() if not stage.built_in],
         "lenses": list(lens.NAMES) if llm.upstream is None else [],
+        "drafter": llm.drafter,
         "training": service.settings.training is not None,
         "diffusion": {"available": llm.can_diffuse, "defaults": Diffusion().to_dict()},
     }

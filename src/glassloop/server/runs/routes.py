@@ -109,9 +109,16 @@ def router(service: Service) -> APIRouter:
         return summaries(states, 201)
 
     @routes.get("/runs/{id}", response_model=shapes.WholeRun)
-    async def run(id: Id, alternatives: Annotated[int, Query(ge=0, le=64)] = 64) -> Response:
+    async def run(
+        id: Id,
+        alternatives: Annotated[int, Query(ge=0, le=64)] = 64,
+        first: Annotated[int, Query(ge=0, alias="from")] = 0,
+    ) -> Response:
+        """A run with all that is known of it. `from` leaves out the tokens before this one."""
         state = await service.runs.get(id)
-        return await service.pools.rendering.run(lambda: JSON(shapes.whole_run(service, state, alternatives)))
+        return await service.pools.rendering.run(
+            lambda: JSON(shapes.whole_run(service, state, alternatives, first))
+        )
 
     @routes.delete("/runs/{id}", status_code=204, response_class=Response)
     async def remove(id: Id) -> Response:

@@ -338,8 +338,9 @@ def _timings(timings: Timings, tokens: int) -> dict[str, Any]:
 # ── whole runs and events ──────────────────────────────────────────────────────────────────────────────────
 
 
-def whole_run(service: Service, state: RunState, alternatives: int) -> dict[str, Any]:
-    """Returns a run as JSON. Its lists are iterators: a run's alternatives, all at once, are large."""
+def whole_run(service: Service, state: RunState, alternatives: int, first: int = 0) -> dict[str, Any]:
+    """Returns a run as JSON, with its tokens from `first` on. Its lists are iterators: a run's alternatives,
+    all at once, are large."""
     run, tokens = state.run, list(state.run.tokens)
     nodes = _path(_root(state), tokens)
     end = None
@@ -350,7 +351,7 @@ def whole_run(service: Service, state: RunState, alternatives: int) -> dict[str,
         "prompt_tokens": _prompt_tokens(service, run),
         "tokens": (
             _token(token, index, nodes[index + 1], nodes[index], alternatives)
-            for index, token in enumerate(tokens)
+            for index, token in enumerate(tokens[first:], first)
         ),
         "tail": run.tail,
         "end": end,
