@@ -45,6 +45,25 @@ def test_a_text_is_what_the_naive_way_writes(seed):
     assert [each.id for each in sorted(filled, key=lambda each: each.at)][: len(run.tokens)] == run.token_ids
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_token_that_ends_the_text_ends_the_block(seed):
+    """It may be filled before places on both sides of it. The places behind it are not computed any more, and
+    every pass before and after is explained."""
+    llm = masked_llm()
+    letters = [*range(97, 105)]
+    sampling = _sampling(seed, allowed_token_ids=letters, stop_token_ids=letters[:1])
+    for options in (Diffusion(block=12, threshold=None, most=1), Diffusion(block=12, revise=2, retake=0.5)):
+        run = llm.diffuse(PROMPT, sampling, diffusion=options)
+        assert run.finish_reason in ("stop", "length") and 97 not in run.token_ids
+        if not options.revise:
+            assert run.token_ids == naive_text(llm, run, options)
+        for at, token in enumerate([*run.tokens, *([] if run.end is None else [run.end])]):
+            assert llm.explain(run, at).winner.id == token.id
+    ignoring = _sampling(seed, allowed_token_ids=[97, EOS], ignore_eos=True)
+    run = llm.diffuse(PROMPT, ignoring, diffusion=options)
+    assert run.finish_reason == "length" and {97, EOS} == set(run.token_ids)
+
+
 def test_the_last_token_of_a_page_and_the_first_of_the_next():
     """The plain text ends anywhere in a page."""
     llm = masked_llm()
