@@ -261,7 +261,7 @@ def _alone(small: Transformer, asked: Request) -> dict[Run, Run]:
         copy = Run("alone", run.prompt_ids, run.seed, run.context, run.sampling, run.salt, sample=run.sample)
         single = Request(asked.prompt_ids, asked.sampling, [copy], built=asked.built)
         finish(loop(small), _by_diffusion(single, asked.options, asked.mask))
-        assert copy.error is None, f"{copy.error} with {copy.sampling} and {asked.options}"
+        assert copy.error is None or "no token is left" in str(copy.error), (copy.error, asked.options)
         alone[run] = copy
     return alone
 
