@@ -14,6 +14,7 @@ from ops.random_adapters import random_adapter
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.decoder import Decoder
+from glassloop.decode.stop import stop_ids
 from glassloop.diffuse.filling import Filling
 from glassloop.diffuse.options import Diffusion
 from glassloop.diffuse.rows import Rows
@@ -74,12 +75,12 @@ def naive_text(llm: SmallLLM, run: Run, options: Diffusion, mask: Mask | None = 
         rows = Rows([*run.prompt_ids, *ids], width, [], mask)
         filling = Filling(width, options, decoder, mask.token, len(ids), passes)
         while not filling.is_full:
-            found = naive_logits(llm.transformer, rows, rows.of_pass(filling.tokens))
-            filling.advance(rows.logits(found, filling.tokens))
+            found = naive_logits(llm.transformer, rows, rows.of_pass(filling.places))
+            filling.advance(rows.logits(found, filling.places))
         passes += len(filling.records)
-        for token in filling.tokens[: filling.length]:
+        for token in filling.places:
             assert token is not None
-            if token in llm.tokenizer.eos_ids:
+            if token in stop_ids(run.sampling, llm.tokenizer.eos_ids):
                 return ids
             ids.append(token)
             decoder.commit(token)

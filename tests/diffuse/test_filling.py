@@ -146,7 +146,7 @@ def test_nothing_is_filled_after_the_end_of_the_text():
     sampling = Sampling(temperature=0, stop_token_ids=[7])
     filling = Filling(4, Diffusion(threshold=0.9), Decoder(sampling, 40, 0, [0], never=(39,)), 39)
     filling.advance(row)
-    assert filling.tokens == [None, None, 7, None] and filling.length == 3 and filling.masks == [0, 1]
+    assert filling.tokens == [None, None, 7, None] and len(filling.places) == 3 and filling.masks == [0, 1]
     filling.advance(np.zeros((2, 40), np.float32))
     assert not filling.is_full
     filling.advance(np.zeros((1, 40), np.float32))
@@ -159,7 +159,7 @@ def _texts(sampling: Sampling, seed: int, options: Diffusion) -> str:
     filling = Filling(8, options, decoder, 0)
     while not filling.is_full:
         filling.advance(rng.standard_normal((len(filling.masks), 257)).astype(np.float32) * 3)
-    return bytes(token for token in filling.tokens[: filling.length] if token is not None).decode("latin-1")
+    return bytes(token for token in filling.places if token is not None).decode("latin-1")
 
 
 @settings(max_examples=25, deadline=None)

@@ -30,6 +30,10 @@ def _sampling(seed: int, **more) -> Sampling:
     return Sampling(seed=seed, temperature=0.8, max_tokens=30, **more)
 
 
+def _sharp() -> Sampling:
+    return Sampling(seed=2, temperature=0.5, max_tokens=8)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_text_is_what_the_naive_way_writes(seed):
     llm = masked_llm()
@@ -39,6 +43,25 @@ def test_a_text_is_what_the_naive_way_writes(seed):
     assert llm.diffuse(PROMPT, _sampling(seed), diffusion=OPTIONS).tokens == run.tokens
     filled = [each for record in run.passes for each in record.filled]
     assert [each.id for each in sorted(filled, key=lambda each: each.at)][: len(run.tokens)] == run.token_ids
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_token_that_ends_the_text_ends_the_block(seed):
+    """It may be filled before places on both sides of it. The places behind it are not computed any more, and
+    every pass before and after is explained."""
+    llm = masked_llm()
+    letters = [*range(97, 105)]
+    sampling = _sampling(seed, allowed_token_ids=letters, stop_token_ids=letters[:1])
+    for options in (Diffusion(block=12, threshold=None, most=1), Diffusion(block=12, revise=2, retake=0.5)):
+        run = llm.diffuse(PROMPT, sampling, diffusion=options)
+        assert run.finish_reason in ("stop", "length") and 97 not in run.token_ids
+        if not options.revise:
+            assert run.token_ids == naive_text(llm, run, options)
+        for at, token in enumerate([*run.tokens, *([] if run.end is None else [run.end])]):
+            assert llm.explain(run, at).winner.id == token.id
+    ignoring = _sampling(seed, allowed_token_ids=[97, EOS], ignore_eos=True)
+    run = llm.diffuse(PROMPT, ignoring, diffusion=options)
+    assert run.finish_reason == "length" and {97, EOS} == set(run.token_ids)
 
 
 def test_the_last_token_of_a_page_and_the_first_of_the_next():
@@ -79,13 +102,23 @@ def test_everything_beside_everything_is_as_it_is_alone():
     jobs = {
         "diffuse": lambda: llm.diffuse(PROMPT, _sampling(1), diffusion=OPTIONS).tokens,
         "revise": lambda: llm.diffuse(PROMPT[:20], _sampling(2), diffusion=REVISED).tokens,
+        "diffused samples": lambda: [
+            (run.tokens, run.passes)
+            for run in llm.diffuse(PROMPT, _sampling(6, n=3), diffusion=OPTIONS).samples
+        ],
         "hole": lambda: _hole(llm, 5, PROMPT, PROMPT[:30], 6).ids,
+        "infill by masks": lambda: (
+            infill(llm, "the quick", "fox", 3, candidates=2, sampling=LETTERS, proposer="diffusion").text
+        ),
+        "rewrite": lambda: llm.rewrite("the quick brown fox", [[4, 9]], LETTERS, candidates=3).text,
+        "sharpen": lambda: llm.sharpen(PROMPT, 2.0, steps=3, sampling=_sharp()).text,
         "plain": lambda: llm.generate(PROMPT, plain).tokens,
         "constrained": lambda: llm.generate(PROMPT, forced).tokens,
         "samples": lambda: [run.tokens for run in llm.generate(PROMPT, _sampling(4, n=3)).samples],
         "beams": lambda: llm.generate(PROMPT, Sampling(beam_width=3, max_tokens=10)).tokens,
         "infill": lambda: infill(llm, "the quick", "fox", 3, candidates=4, sampling=LETTERS).text,
         "solve": lambda: llm.solve("ab", "vote", n=3, chat=False, seed=1, max_tokens=6).text,
+        "tree search": lambda: llm.solve("ab", "beam", n=3, chat=False, seed=1, max_tokens=6).text,
         "long": lambda: llm.generate(PROMPT * 4, Sampling(temperature=0, max_tokens=6)).tokens,
     }
     alone = {name: job() for name, job in jobs.items()}

@@ -6,19 +6,35 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
-from engine.small import EOS, drafting_model, finish, loop, model, naive, request, same, with_adapters
+from engine.small import (
+    EOS,
+    drafting_model,
+    finish,
+    loop,
+    model,
+    naive,
+    request,
+    same,
+    tokenizer,
+    with_adapters,
+)
 
 from glassloop.decode.sampling import Sampling
+from glassloop.diffuse.options import Diffusion
+from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine import sample, scheduler
 from glassloop.engine.ahead import Flight
 from glassloop.engine.loop import Loop
+from glassloop.engine.masked import Mask
 from glassloop.engine.request import Request
 from glassloop.engine.task import Call
+from glassloop.model.transformer import Transformer
 from glassloop.trace.run import Run
 
 # Each scenario has a dozen requests or so. More for who wants to be surer: GLASSLOOP_SCENARIOS=5000.
@@ -118,8 +134,11 @@ def test_the_scenarios_have_what_they_are_about(monkeypatch):
         "cached prefixes",
         "cancelled",
         "chunked prompts",
+        "diffused texts",
         "evicted pages",
         "grammars",
+        "places taken back",
+        "preempted passes",
         "preempted runs",
         "preempted samples",
         "refused drafts",
@@ -158,6 +177,9 @@ def scenario(seed: int, monkeypatch: pytest.MonkeyPatch, ops: str = "native") ->
         for _ in range(int(rng.integers(2, 14)))
     ]
     expected = {run: naive(small, run) for each in requests for run in each.runs}
+    diffused = _diffused(np.random.default_rng([seed, 1]), small, shared, step_rows)
+    expected |= {run: alone for each in diffused for run, alone in _alone(small, each).items()}
+    requests += diffused
     least = max(len(each.prompt_ids) + each.sampling.max_tokens for each in requests) // 32 + 3
     pages = least + int(rng.choice([0, 0, 1, 12]))
     engine = loop(small, pages, most_running=int(rng.integers(1, 9)))
@@ -174,6 +196,7 @@ def scenario(seed: int, monkeypatch: pytest.MonkeyPatch, ops: str = "native") ->
                 assert run.tokens == expected[run].tokens[: len(run.tokens)], told
             else:
                 assert same(run, expected[run]), told
+                assert run.passes == expected[run].passes, told
                 assert len(run.prompt_tokens) == (len(run.prompt_ids) - 1) * (
                     run.sampling.prompt_logprobs > 0
                 )
@@ -192,7 +215,56 @@ def scenario(seed: int, monkeypatch: pytest.MonkeyPatch, ops: str = "native") ->
         happened["scored prompts"] += bool(run.prompt_tokens)
         happened["grammars"] += run.sampling.regex is not None and bool(run.tokens)
         happened["stop strings"] += run.stop_reason in run.sampling.stop
+        if run.diffusion is not None:
+            happened["diffused texts"] += bool(run.tokens)
+            happened["preempted passes"] += run.timings.preempted
+            happened["places taken back"] += any(record.unfilled for record in run.passes)
     return happened
+
+
+def _diffused(
+    rng: np.random.Generator, small: Transformer, shared: list[int], step_rows: int
+) -> list[Request]:
+    """Now and then, some texts that are written by diffusion."""
+    made: list[Request] = []
+    if rng.random() < 0.6:
+        return made
+    number = int(rng.integers(0, 3))
+    mask = Mask(0, number)
+    for _ in range(int(rng.integers(1, 3))):
+        sampling = replace(_sampling(rng), prompt_logprobs=0, adapter=None)
+        options = Diffusion(
+            block=int(rng.integers(1, min(24, step_rows // 2) + 1)),
+            passes=None if rng.random() < 0.5 else int(rng.integers(1, 9)),
+            threshold=float(rng.uniform(0.1, 1)),
+            order=str(rng.choice(["confidence", "entropy", "left", "random"])),  # type: ignore[arg-type]
+            revise=int(rng.integers(0, 3)) if sampling.constraint is None else 0,
+            revise_by=str(rng.choice(["confidence", "likelihood"])),  # type: ignore[arg-type]
+        )
+        plain = request(_prompt(rng, shared), sampling, priority=int(rng.integers(0, 2)))
+        made.append(_by_diffusion(plain, options, mask))
+    return made
+
+
+def _by_diffusion(plain: Request, options: Diffusion, mask: Mask) -> DiffusionRequest:
+    known = (plain.prompt_ids, plain.sampling, plain.runs)
+    own = {"pieces": tokenizer().piece, "options": options, "mask": mask}
+    for run in plain.runs:
+        run.diffusion = options.to_dict()
+    return DiffusionRequest(*known, priority=plain.priority, built=plain.built, **own)  # type: ignore[arg-type]
+
+
+def _alone(small: Transformer, asked: Request) -> dict[Run, Run]:
+    """Returns what each run of a request is if nothing else is computed and there is room for everything."""
+    assert isinstance(asked, DiffusionRequest)
+    alone = {}
+    for run in asked.runs:
+        copy = Run("alone", run.prompt_ids, run.seed, run.context, run.sampling, run.salt, sample=run.sample)
+        single = Request(asked.prompt_ids, asked.sampling, [copy], built=asked.built)
+        finish(loop(small), _by_diffusion(single, asked.options, asked.mask))
+        assert copy.error is None or "no token is left" in str(copy.error), (copy.error, asked.options)
+        alone[run] = copy
+    return alone
 
 
 def _watched(engine: Loop) -> Counter[str]:

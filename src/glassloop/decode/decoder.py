@@ -179,6 +179,9 @@ class Decoder:
 
     def ends_with(self, token: int) -> bool:
         """Returns whether this token, taken next, would end the text."""
+        sampling = self.sampling
+        if sampling.ignore_eos:
+            return token in sampling.stop_token_ids
         return token in self.step.ending_ids.tolist()
 
     def commit(self, token: int) -> None:

@@ -20,6 +20,11 @@ class Ending(NamedTuple):
     detail: str  # which token, which limit, which loop
 
 
+def stop_ids(sampling: Sampling, eos_ids: Collection[int]) -> frozenset[int]:
+    """Returns the tokens that end a text."""
+    return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(eos_ids))
+
+
 class Stopper:
     """The conditions of one branch: `before` is called for a chosen token, `after` once it was added."""
 
@@ -27,9 +32,7 @@ class Stopper:
         self._max_tokens = sampling.max_tokens
         self._timeout = sampling.timeout
         self._context = context
-        self._stop_ids = frozenset(sampling.stop_token_ids) | (
-            frozenset() if sampling.ignore_eos else frozenset(eos_ids)
-        )
+        self._stop_ids = stop_ids(sampling, eos_ids)
         self._loops = Loops(sampling.stop_on_repetition) if sampling.stop_on_repetition else None
 
     def before(self, token: int) -> bool:

@@ -5,7 +5,7 @@ It needs logits and nothing else, so it works over any model, and over a distrib
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder, choose_rows
@@ -60,13 +60,13 @@ class Filling:
         return [place for place in range(self._ends) if self.tokens[place] is None]
 
     @property
-    def is_full(self) -> bool:
-        return None not in self.tokens[: self._ends]
+    def places(self) -> list[int | None]:
+        """The tokens of all places, as far as the text goes; None is a mask."""
+        return self.tokens[: self._ends]
 
     @property
-    def length(self) -> int:
-        """How many places the text has: all, or those up to a token that ends it."""
-        return self._ends
+    def is_full(self) -> bool:
+        return None not in self.places
 
     def advance(self, logits: Float32) -> PassRecord:
         """Fills some of the masks: there is a row of logits for each of them, in order."""
@@ -154,12 +154,14 @@ class Filling:
             assert token is not None
             taken.append(Unfilled(self.at + place, token, what.format(known[place])))
             self.tokens[place] = self.chosen[place] = None
-        ends = [place for place in range(length) if self._is_end(place)]
-        self._ends = ends[0] + 1 if ends else len(self.tokens)
-        for place in range(self._ends, len(self.tokens)):
-            self.tokens[place] = self.chosen[place] = None
+        # What was filled behind the end of the text is a part of it again if the end is taken back.
+        self._ends = text_length(self.tokens, self._decoder.ends_with)
         self._unfilled, self._left = tuple(taken), self._budget(len(self.masks))
 
-    def _is_end(self, place: int) -> bool:
-        token = self.tokens[place]
-        return token is not None and self._decoder.ends_with(token)
+
+def text_length(tokens: Sequence[int | None], ends: Callable[[int], bool]) -> int:
+    """Returns how many of the places belong to the text: all, or those up to a token that ends it."""
+    for place, token in enumerate(tokens):
+        if token is not None and ends(token):
+            return place + 1
+    return len(tokens)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
+from glassloop.decode.stop import stop_ids
+from glassloop.diffuse.filling import text_length
 from glassloop.trace.passes import PassRecord
 from glassloop.trace.run import Run
 
@@ -48,7 +50,7 @@ class Frames:
         """`piece` returns the text of a token, `eos_ids` are those that end a text: a frame ends with it."""
         self._run = run
         self._piece = piece
-        self._ends = {*run.sampling.stop_token_ids, *(() if run.sampling.ignore_eos else eos_ids)}
+        self._ends = stop_ids(run.sampling, eos_ids)
         self._last = -1  # the number of the pass that the cells are after
         self._cells: list[Cell] = []
 
@@ -67,8 +69,8 @@ class Frames:
         for each in passes[start : number + 1]:
             self._add(each)
         self._last = number
-        ends = [place for place, cell in enumerate(self._cells) if cell.id in self._ends]
-        return Frame(number, record.first, self._cells[: ends[0] + 1] if ends else list(self._cells))
+        length = text_length([cell.id for cell in self._cells], self._ends.__contains__)
+        return Frame(number, record.first, self._cells[:length])
 
     def _add(self, record: PassRecord) -> None:
         kept = [cell._replace(changed=False, taken_back=None, reason=None) for cell in self._cells]

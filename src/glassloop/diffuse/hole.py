@@ -43,18 +43,18 @@ class _Pilot:
         self.computed = 0
 
     def first(self) -> Pass:
-        return self.rows.of_pass(self.filling.tokens)
+        return self.rows.of_pass(self.filling.places)
 
     def advance(self, logits: Float32) -> Pass | None:
         filling = self.filling
         self.computed += len(filling.tokens)
-        filling.advance(self.rows.logits(logits, filling.tokens))
+        filling.advance(self.rows.logits(logits, filling.places))
         if filling.is_full:
             if not self._revisions:
                 return None
             self._revisions -= 1
             filling.take_back()
-        return self.rows.of_pass(filling.tokens)
+        return self.rows.of_pass(filling.places)
 
     def finish(self, ending: Ending) -> bool:
         return False
@@ -82,7 +82,8 @@ def fill_holes(
     tasks, pilots = [], []
     for sampling, salt in zip(samplings, salts, strict=True):
         drawn = Run(llm.name, list(before), sampling.seed or 0, llm.config.context, sampling, salt)
-        decoder = llm.engine.loop.decoder(drawn, before, None, (mask.token, *llm.tokenizer.eos_ids))
+        never = (mask.token, *llm.tokenizer.eos_ids, *sampling.stop_token_ids)
+        decoder = llm.engine.loop.decoder(drawn, before, None, never)
         pilot = _Pilot(Rows(before, width, after, mask), Filling(width, options, decoder, mask.token))
         task = Masked(pilot.rows.tokens, pilot.rows.kept, pilot.first(), pilot, deadline)
         tasks.append(task)

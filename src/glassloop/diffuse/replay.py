@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.explain import Explanation, explain
 from glassloop.decode.luck import fork_salt, pass_salt
-from glassloop.decode.stop import Ending
+from glassloop.decode.stop import Ending, stop_ids
+from glassloop.diffuse.filling import text_length
 from glassloop.diffuse.options import Diffusion
 from glassloop.diffuse.rows import Rows
 from glassloop.diffuse.write import DiffusionRequest, check, check_prompt, finish
@@ -130,8 +131,9 @@ def explain_fill(
         raise TraceError.about("pass", f"is {number}; one from 0 to {len(run.passes) - 1} is expected")
     record = run.passes[number]
     tokens = known_before(run, record)
+    tokens = tokens[: text_length(tokens, stop_ids(run.sampling, llm.tokenizer.eos_ids).__contains__)]
     place = at - record.first
-    if not 0 <= place < record.width or tokens[place] is not None:
+    if not 0 <= place < len(tokens) or tokens[place] is not None:
         raise TraceError.about("pass", f"is {number}, in which the place {at} is not masked")
     mask, before = llm.mask, [*run.prompt_ids, *run.token_ids[: record.first]]
     rows, pilot = Rows(before, record.width, [], mask), _Once()
@@ -159,10 +161,8 @@ def explain_fill(
         shown=shown,
         never=(mask.token,),
     )
-    known = record.width - len(masks)
-    return replace(
-        told, sentence=f"In pass {number}, with {known} of {record.width} places known, {told.sentence}"
-    )
+    known = f"{len(tokens) - len(masks)} of {len(tokens)} places known"
+    return replace(told, sentence=f"In pass {number}, with {known}, {told.sentence}")
 
 
 def last_filled(run: Run, at: int) -> int:

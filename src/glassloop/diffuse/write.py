@@ -90,7 +90,7 @@ class Writer:
         width = self._width()
         self._rows = Rows(run.prompt_ids, width, [], self._mask)
         self._filling = Filling(width, self._options, self._decoder, self._mask.token)
-        first = self._rows.of_pass(self._filling.tokens)
+        first = self._rows.of_pass(self._filling.places)
         self.branch = MaskedBranch(self._rows.tokens, self._rows.kept, first)
         self.branches: Sequence[Branch] = [self.branch]
 
@@ -159,26 +159,25 @@ class Writer:
         if self._is_scoring:
             self._is_scoring = False
             filling.take_back(self._scores(logits))
-            return rows.of_pass(filling.tokens)
-        record = filling.advance(rows.logits(logits, filling.tokens))
+            return rows.of_pass(filling.places)
+        record = filling.advance(rows.logits(logits, filling.places))
         self.run.passes.append(record)
         self._changes += len(record.filled) + len(record.unfilled)
         if self.request.on_pass is not None:
             self.request.on_pass(self.run, record)
         if not filling.is_full:
-            return rows.of_pass(filling.tokens)
+            return rows.of_pass(filling.places)
         if self._revisions:
             self._revisions -= 1
             if self._options.revise_by == "likelihood":
                 self._is_scoring = True
                 return rows.scoring(self._ids())
             filling.take_back()
-            return rows.of_pass(filling.tokens)
+            return rows.of_pass(filling.places)
         return self._next_block()
 
     def _ids(self) -> list[int]:
-        filling = self._filling
-        return [token for token in filling.tokens[: filling.length] if token is not None]
+        return [token for token in self._filling.places if token is not None]
 
     def _scores(self, logits: Float32) -> list[float]:
         """Returns the log-probability of each token of the block from left to right."""
@@ -202,7 +201,7 @@ class Writer:
         self._revisions = self._options.revise
         made = len(self.run.tokens), len(self.run.passes)
         self._filling = Filling(self._width(), self._options, self._decoder, self._mask.token, *made)
-        return self._rows.of_pass(self._filling.tokens)
+        return self._rows.of_pass(self._filling.places)
 
     def _take(self, token: Token) -> bool:
         """Adds a token and its text to the run. Returns whether that ends the run."""
