@@ -34,6 +34,7 @@ from glassloop.ops.native.ops import NativeOps, OpTime
 STREAMS, PROMPTS = (1, 2, 4, 8, 16), (512, 2048, 8192)
 CONTEXT, STEPS = 16, 8  # tokens before the first measured step of decoding, and steps in a round
 CHUNK = NativeOps.step_rows  # rows of a prompt that are computed together
+_PAUSE = 0.15  # seconds; Linux stops a real-time process for 50 ms of every second that it fills
 _READ_BYTES = 1 << 27  # several times what the caches hold
 _UNITS, _BLOCKS = 64, 4000  # a burst of products: short, so that it fits between two steps
 _QUANTIZED = 3  # enum gl_packing begins with float32, float16 and bfloat16
@@ -179,6 +180,7 @@ def set_cost(workload: Workload, model: Transformer, lanes: int) -> None:
 
 def measure(workload: Workload, limits: Limits) -> None:
     """Measures one round: the limits, then the passes, then the limits again."""
+    sleep(_PAUSE)
     seconds = []
     before = limits.measure()
     for compute in workload.passes():

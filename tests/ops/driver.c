@@ -112,7 +112,8 @@ int main(int count, char **arguments) {
         for (int64_t i = 0; i < buffers; i++) {
             int64_t rows = room[i].wanted ? batch.wanted_rows : batch.rows;
             buffer[i].values = calloc((size_t)(rows * room[i].width) + 64, sizeof(float));
-            buffer[i].quantized = calloc(1, (size_t)(rows * room[i].quantized * gl_quantized_bytes(room[i].width)) + 64);
+            size_t blocks = (size_t)(rows * room[i].quantized * gl_blocks(room[i].width));
+            buffer[i].quantized = calloc(blocks + 2, sizeof(gl_block));
         }
         gl_program program = {op, (int32_t)ops, (int32_t)groups, buffer, &batch, cache};
         gl_fault fault;

@@ -87,9 +87,8 @@ INLINE void score(const gl_program *p, const gl_op *op, const gl_span *span, int
                 vf low = vf_load_half(keys + d * GL_PAGE + at), high = vf_load_half(keys + d * GL_PAGE + at + LANES);
                 #pragma GCC unroll 12
                 for (int t = 0; t < count; t++) {
-                    vf q = vf_set(turned[d * count + t]);
-                    sum[t][0] = vf_fma(q, low, sum[t][0]);
-                    sum[t][1] = vf_fma(q, high, sum[t][1]);
+                    sum[t][0] = vf_fma_at(turned + d * count + t, low, sum[t][0]);
+                    sum[t][1] = vf_fma_at(turned + d * count + t, high, sum[t][1]);
                 }
             }
             for (int t = 0; t < count; t++) {
@@ -97,6 +96,16 @@ INLINE void score(const gl_program *p, const gl_op *op, const gl_span *span, int
                 vf_store(scores + t * GL_PAGE + at + LANES, sum[t][1]);
             }
         }
+    }
+}
+
+/* Gives the keys from `from` to before `to` no weight. Page by page, since compilers would use scatter instructions, which
+ * are slow. */
+INLINE void hide(float *scores, int64_t stride, int64_t from, int64_t to) {
+    for (int64_t end; from < to; from = end) {
+        end = MIN(to, (from / GL_PAGE + 1) * GL_PAGE);
+        float *page = scores + from / GL_PAGE * stride;
+        for (int64_t i = from % GL_PAGE, last = i + end - from; i < last; i++) page[i] = -INFINITY;
     }
 }
 
@@ -109,8 +118,8 @@ static float soften(const gl_op *op, float *scores, int64_t pages, int64_t strid
         for (float *page = scores; page < end; page += stride)
             for (int i = 0; i < GL_PAGE; i += LANES)
                 vf_store(page + i, vf_mul(vf_tanh(vf_div(vf_load(page + i), vf_set(op->f1))), vf_set(op->f1)));
-    for (int64_t i = 0; i < seen_from; i++) scores[i / GL_PAGE * stride + i % GL_PAGE] = -INFINITY;
-    for (int64_t i = seen_to; i < pages * GL_PAGE; i++) scores[i / GL_PAGE * stride + i % GL_PAGE] = -INFINITY;
+    hide(scores, stride, 0, MIN(seen_from, pages * GL_PAGE));
+    hide(scores, stride, seen_to, pages * GL_PAGE);
     vf largest = vf_set(-INFINITY), sum[VECTORS];
     for (int v = 0; v < VECTORS; v++) sum[v] = vf_set(0.0f);
     for (float *page = scores; page < end; page += stride)
@@ -125,38 +134,44 @@ static float soften(const gl_op *op, float *scores, int64_t pages, int64_t strid
     return vf_sum(sum);
 }
 
-/* Sums up the weighted values, for two vectors of dimensions at a time, over all keys in order: from page `first` to
- * below slot `end`. */
-INLINE void mix(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
-                const int count, int32_t first, int32_t end, const float *weights, const float *sums) {
+/* Sums up the weighted values of one or two vectors of dimensions from `d` on, over all keys in order: from page `first`
+ * to below slot `end`. */
+INLINE void mix_dims(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
+                     const int count, int32_t first, int32_t end, const float *weight, const float *sums, int32_t d,
+                     const int both) {
     const gl_cache *c = cache_of(p, op);
-    for (int32_t d = 0; d < c->padded_head_dim; d += 2 * LANES) {
-        const int both = d + LANES < c->padded_head_dim;
-        const float *weight = weights;
-        vf out[QUERIES][2];
-        for (int t = 0; t < count; t++) out[t][0] = out[t][1] = vf_set(0.0f);
-        for (int32_t index = first; index * GL_PAGE < end; index++, weight += count * GL_PAGE) {
-            const uint16_t *values = page_of(c, op->i0, page_at(span, op, index), kv_head).values + d;
-            /* Slots after the last key may hold values of another branch, and are never read. */
-            int slots = MIN(GL_PAGE, end - index * GL_PAGE);
-            for (int slot = 0; slot < slots; slot++, values += c->padded_head_dim) {
-                vf low = vf_load_half(values), high = both ? vf_load_half(values + LANES) : vf_set(0.0f);
-                #pragma GCC unroll 12
-                for (int t = 0; t < count; t++) {
-                    vf w = vf_set(weight[t * GL_PAGE + slot]);
-                    out[t][0] = vf_fma(w, low, out[t][0]);
-                    out[t][1] = vf_fma(w, high, out[t][1]);
-                }
+    vf out[QUERIES][2];
+    #pragma GCC unroll 12
+    for (int t = 0; t < count; t++) out[t][0] = out[t][1] = vf_set(0.0f);
+    for (int32_t index = first; index * GL_PAGE < end; index++, weight += count * GL_PAGE) {
+        const uint16_t *values = page_of(c, op->i0, page_at(span, op, index), kv_head).values + d;
+        /* Slots after the last key may hold values of another branch, and are never read. */
+        int slots = MIN(GL_PAGE, end - index * GL_PAGE);
+        for (int slot = 0; slot < slots; slot++, values += c->padded_head_dim) {
+            vf low = vf_load_half(values), high = both ? vf_load_half(values + LANES) : vf_set(0.0f);
+            #pragma GCC unroll 12
+            for (int t = 0; t < count; t++) {
+                out[t][0] = vf_fma_at(weight + t * GL_PAGE + slot, low, out[t][0]);
+                if (both) out[t][1] = vf_fma_at(weight + t * GL_PAGE + slot, high, out[t][1]);
             }
         }
-        for (int t = 0; t < count; t++) {
-            float lane[2 * LANES];
-            vf share = vf_set(1.0f / sums[t]);
-            vf_store(lane, vf_mul(out[t][0], share));
-            vf_store(lane + LANES, vf_mul(out[t][1], share));
-            memcpy(queries[t].out + d, lane, MIN(2 * LANES, c->head_dim - d) * sizeof(float));
-        }
     }
+    #pragma GCC unroll 12 /* all three loops, or the sums would lie in memory */
+    for (int t = 0; t < count; t++) {
+        float lane[2 * LANES];
+        vf share = vf_set(1.0f / sums[t]);
+        vf_store(lane, vf_mul(out[t][0], share));
+        vf_store(lane + LANES, vf_mul(out[t][1], share));
+        memcpy(queries[t].out + d, lane, MIN(2 * LANES, c->head_dim - d) * sizeof(float));
+    }
+}
+
+INLINE void mix(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
+                const int count, int32_t first, int32_t end, const float *weights, const float *sums) {
+    int32_t d = 0, dims = cache_of(p, op)->padded_head_dim;
+    for (; d + 2 * LANES <= dims; d += 2 * LANES)
+        mix_dims(p, op, span, kv_head, queries, count, first, end, weights, sums, d, 1);
+    if (d < dims) mix_dims(p, op, span, kv_head, queries, count, first, end, weights, sums, d, 0);
 }
 
 /* Attention of a fixed number of queries over the slots from page `first` to below `end`. `scratch` has room for each query's values and a score for each key. */
@@ -228,6 +243,6 @@ static void attend(const gl_program *p, const gl_op *op, int64_t unit, float *sc
     if (!op->quantize) return;
     int64_t columns = (int64_t)group * c->head_dim;
     for (int64_t row = span->first_row + from; row < span->first_row + to; row++)
-        quantize_columns(out->values + row * width + kv_head * columns, out->quantized, row, width, kv_head * columns,
+        quantize_columns(out->values + row * width + kv_head * columns, out, row, width, kv_head * columns,
                          (kv_head + 1) * columns, op->quantize == 2);
 }

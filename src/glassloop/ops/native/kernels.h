@@ -16,19 +16,13 @@ INLINE int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1)
 
 /* ---- quantized activations ---- */
 
-typedef struct {
-    int8_t *codes;
-    gl_block *block;
-} quantized_row;
-
-INLINE quantized_row row_of(uint8_t *quantized, int64_t row, int64_t width) {
-    uint8_t *at = quantized + row * gl_quantized_bytes(width);
-    return (quantized_row){(int8_t *)at, (gl_block *)(at + gl_padded(width))};
+INLINE gl_block *row_of(const gl_buffer *buffer, int64_t row, int64_t width) {
+    return buffer->quantized + row * gl_blocks(width);
 }
 
 /* Stores integers from -127 to 127, given as floats, as codes with their scale and sums. If one is NaN, because a value
  * of the block was not finite, the scale is NaN, and so is all that is computed from the block. */
-INLINE void store_block(const vf *whole, float scale, int8_t *codes, gl_block *block) {
+INLINE void store_block(const vf *whole, float scale, gl_block *block) {
     float sums[2];
     for (int half = 0; half < 2; half++) {
         vf sum = whole[half * 16 / LANES];
@@ -36,17 +30,18 @@ INLINE void store_block(const vf *whole, float scale, int8_t *codes, gl_block *b
         sums[half] = vf_whole_sum(sum);
     }
     if (sums[0] + sums[1] != sums[0] + sums[1]) {
-        memset(codes, 0, GL_BLOCK);
-        *block = (gl_block){NAN, 0.0f, {0, 0}};
+        *block = (gl_block){.scale = NAN};
         return;
     }
-    for (int i = 0; i < GL_BLOCK / LANES; i++) vi_store_bytes(codes + i * LANES, whole[i]);
-    *block = (gl_block){scale, sums[0] + sums[1], {128 * (int32_t)sums[0], 128 * (int32_t)sums[1]}};
+    for (int i = 0; i < GL_BLOCK / LANES; i++) vi_store_bytes(block->codes + i * LANES, whole[i]);
+    block->scale = scale;
+    block->sum = sums[0] + sums[1];
+    for (int half = 0; half < 2; half++) block->halves[half] = 128 * (int32_t)sums[half];
 }
 
 /* Quantizes 32 values to codes with one scale. With `rest`, the rounding errors are quantized too, at 1/254 of the
  * scale. */
-INLINE void quantize_block(const float *x, int8_t *codes, gl_block *block, int8_t *rest, gl_block *rest_block) {
+INLINE void quantize_block(const float *x, gl_block *block, gl_block *rest) {
     vf value[GL_BLOCK / LANES], whole[GL_BLOCK / LANES];
     for (int i = 0; i < GL_BLOCK / LANES; i++) value[i] = vf_load(x + i * LANES);
     vf largest = vf_abs(value[0]);
@@ -57,23 +52,22 @@ INLINE void quantize_block(const float *x, int8_t *codes, gl_block *block, int8_
         value[i] = vf_mul(value[i], inverse);
         whole[i] = vf_round(value[i]);
     }
-    store_block(whole, most / 127.0f, codes, block);
+    store_block(whole, most / 127.0f, block);
     if (!rest) return;
     for (int i = 0; i < GL_BLOCK / LANES; i++) whole[i] = vf_round(vf_mul(vf_sub(value[i], whole[i]), vf_set(254.0f)));
-    store_block(whole, most / 127.0f / 254.0f, rest, rest_block);
+    store_block(whole, most / 127.0f / 254.0f, rest);
 }
 
 /* Quantizes columns `from` to `to` of a row, both multiples of 32 (or the end of the row), whose values are in `x`. A
  * finely quantized row takes two rows of the buffer: its codes, and those of its rounding errors. */
-static void quantize_columns(const float *x, uint8_t *quantized, int64_t row, int64_t width, int64_t from, int64_t to,
+static void quantize_columns(const float *x, const gl_buffer *out, int64_t row, int64_t width, int64_t from, int64_t to,
                              int fine) {
-    quantized_row q = row_of(quantized, fine ? 2 * row : row, width), rest = row_of(quantized, 2 * row + 1, width);
+    gl_block *block = row_of(out, fine ? 2 * row : row, width), *rest = row_of(out, 2 * row + 1, width);
     for (int64_t at = from; at < to; at += GL_BLOCK) {
         float padded[GL_BLOCK] = {0};
         const float *values = x + (at - from);
         if (width - at < GL_BLOCK) values = memcpy(padded, values, (width - at) * sizeof(float));
-        int64_t b = at / GL_BLOCK;
-        quantize_block(values, q.codes + at, q.block + b, fine ? rest.codes + at : NULL, rest.block + b);
+        quantize_block(values, block + at / GL_BLOCK, fine ? rest + at / GL_BLOCK : NULL);
     }
 }
 
@@ -122,7 +116,7 @@ static void norm(const gl_program *p, const gl_op *op, int64_t row, float *scrat
     float *y = op->only_quantized ? scratch : out->values + row * op->width;
     int64_t width = op->width / op->i0;
     for (int group = 0; group < op->i0; group++) norm_group(op, x + group * width, y + group * width, width);
-    if (op->quantize) quantize_columns(y, out->quantized, row, op->width, 0, op->width, op->quantize == 2);
+    if (op->quantize) quantize_columns(y, out, row, op->width, 0, op->width, op->quantize == 2);
 }
 
 /* ---- positions ---- */
@@ -197,15 +191,16 @@ INLINE vf pointwise(const gl_op *op, vf a, vf b, const int kind) {
     }
 }
 
-#define COLUMNS_A_UNIT 512 /* a multiple of the block, so that a unit can quantize its output */
+/* Columns in a unit, with many rows and with few; multiples of the block, so that a unit can quantize its output. */
+#define MOST_COLUMNS 512
+#define FEW_COLUMNS 128
 
-INLINE void each_value(const gl_program *p, const gl_op *op, int64_t row, int64_t part, const int kind) {
+INLINE void each_value(const gl_program *p, const gl_op *op, int64_t row, int64_t from, int64_t to, const int kind) {
     const gl_buffer *out = &p->buffers[op->out];
-    int64_t width = op->width, from = part * COLUMNS_A_UNIT, to = MIN(from + COLUMNS_A_UNIT, width);
-    int64_t count = to - from, i = 0;
+    int64_t width = op->width, count = to - from, i = 0;
     const float *a = p->buffers[op->a].values + row * width + from;
     const float *b = op->b >= 0 ? p->buffers[op->b].values + row * width + from : a;
-    float here[COLUMNS_A_UNIT], *y = op->only_quantized ? here : out->values + row * width + from;
+    float here[MOST_COLUMNS], *y = op->only_quantized ? here : out->values + row * width + from;
     for (; i + LANES <= count; i += LANES) vf_store(y + i, pointwise(op, vf_load(a + i), vf_load(b + i), kind));
     if (i < count) {
         float left[LANES] = {0}, right[LANES] = {0}, made[LANES];
@@ -214,7 +209,7 @@ INLINE void each_value(const gl_program *p, const gl_op *op, int64_t row, int64_
         vf_store(made, pointwise(op, vf_load(left), vf_load(right), kind));
         memcpy(y + i, made, (count - i) * sizeof(float));
     }
-    if (op->quantize) quantize_columns(y, out->quantized, row, width, from, to, op->quantize == 2);
+    if (op->quantize) quantize_columns(y, out, row, width, from, to, op->quantize == 2);
 }
 
 static void take(const gl_program *p, const gl_op *op, int64_t row) {
@@ -224,8 +219,7 @@ static void take(const gl_program *p, const gl_op *op, int64_t row) {
 
 static void quantize(const gl_program *p, const gl_op *op, int64_t row) {
     const gl_buffer *buffer = &p->buffers[op->a];
-    quantize_columns(buffer->values + row * op->width, buffer->quantized, row, op->width, 0, op->width,
-                     op->quantize == 2);
+    quantize_columns(buffer->values + row * op->width, buffer, row, op->width, 0, op->width, op->quantize == 2);
 }
 
 #include "limits.h"
@@ -238,25 +232,30 @@ INLINE int64_t linear_rows_of(const gl_program *p, const gl_op *op) {
     return op->i0 && op->matrix->packing >= GL_Q4 ? 2 * rows : rows;
 }
 
-/* All ops but linear, down, up, keep and attend work on a row, or a part of one. That is so little work that, if there are many
- * rows, a unit has several. */
-INLINE int64_t rows_together(int64_t rows) { return MAX(1, MIN(16, rows / 16)); }
+/* All ops but linear, down, up, keep and attend work on rows, or on some columns of rows where a column depends on no
+ * other. With few rows the threads divide the columns, as they do those of a linear op, and a unit has all rows. With
+ * many they divide the rows, and a unit has several, since one is little work. So a thread mostly reads what it has
+ * written. */
+typedef struct {
+    int64_t rows, columns; /* of a unit */
+} piece;
 
-INLINE int64_t parts_of_row(const gl_op *op) {
+INLINE piece piece_of(const gl_op *op, int64_t rows) {
     int whole = op->kind != GL_ACTIVATE && op->kind != GL_ADD && op->kind != GL_SCALE && op->kind != GL_SOFTCAP;
-    return whole ? 1 : parts_of(op->width, COLUMNS_A_UNIT);
+    if (rows <= ROWS_A_UNIT && !whole) return (piece){ROWS_A_UNIT, FEW_COLUMNS};
+    return (piece){MAX(1, MIN(16, rows / 16)), whole ? op->width : MOST_COLUMNS};
 }
 
-static void run_row(const gl_program *p, const gl_op *op, int64_t row, int64_t part, float *scratch) {
+static void run_row(const gl_program *p, const gl_op *op, int64_t row, int64_t from, int64_t to, float *scratch) {
     switch (op->kind) {
     case GL_EMBED: embed(p, op, row); break;
     case GL_NORM: norm(p, op, row, scratch); break;
     case GL_ANGLES: angles(p, op, row); break;
     case GL_ROTATE: rotate(p, op, row); break;
-    case GL_ACTIVATE: each_value(p, op, row, part, GL_ACTIVATE); break;
-    case GL_ADD: each_value(p, op, row, part, GL_ADD); break;
-    case GL_SCALE: each_value(p, op, row, part, GL_SCALE); break;
-    case GL_SOFTCAP: each_value(p, op, row, part, GL_SOFTCAP); break;
+    case GL_ACTIVATE: each_value(p, op, row, from, to, GL_ACTIVATE); break;
+    case GL_ADD: each_value(p, op, row, from, to, GL_ADD); break;
+    case GL_SCALE: each_value(p, op, row, from, to, GL_SCALE); break;
+    case GL_SOFTCAP: each_value(p, op, row, from, to, GL_SOFTCAP); break;
     case GL_TAKE: take(p, op, row); break;
     case GL_QUANTIZE: quantize(p, op, row); break;
     }
@@ -276,7 +275,10 @@ static int64_t count_units(const gl_program *p, const gl_op *op) {
     case GL_ATTEND:
         for (int32_t s = 0; s < p->batch->spans; s++) units += span_units(&p->batch->span[s], cache_of(p, op));
         return units;
-    default: return parts_of(rows, rows_together(rows)) * parts_of_row(op);
+    default: {
+        piece each = piece_of(op, rows);
+        return parts_of(rows, each.rows) * parts_of(op->width, each.columns);
+    }
     }
 }
 
@@ -289,6 +291,26 @@ static int64_t weights(const gl_program *p, const gl_op *op, int range, int rang
     return (last - first) * m->tile_bytes;
 }
 
+INLINE void ask_for(const void *from, const void *to) {
+    for (const char *at = from; at < (const char *)to; at += 64) __builtin_prefetch(at, 0, 2);
+}
+
+/* With few rows, a thread reads what all threads have computed: a norm whole rows of outputs, a linear op all quantized
+ * rows. It asks for all of it at once, since each line that another core holds takes long to come. */
+static void ask_for_rows(const gl_program *p, const gl_op *op, int range, int ranges) {
+    if (ranges == 1 || (op->kind != GL_LINEAR && op->kind != GL_NORM)) return;
+    const gl_buffer *in = &p->buffers[op->a];
+    if (op->kind == GL_LINEAR) {
+        int64_t rows = linear_rows_of(p, op);
+        if (rows < 2 || rows > ROWS_A_UNIT || op->matrix->packing < GL_Q4) return;
+        ask_for(in->quantized, row_of(in, rows, op->matrix->in));
+    } else {
+        int64_t rows = op->wanted ? p->batch->wanted_rows : p->batch->rows;
+        if (rows < 2 || rows > ROWS_A_UNIT) return;
+        ask_for(in->values + rows * range / ranges * op->width, in->values + rows * (range + 1) / ranges * op->width);
+    }
+}
+
 static void run_unit(const gl_program *p, const gl_op *op, int64_t unit, float *scratch) {
     int64_t rows = op->wanted ? p->batch->wanted_rows : p->batch->rows;
     switch (op->kind) {
@@ -298,14 +320,15 @@ static void run_unit(const gl_program *p, const gl_op *op, int64_t unit, float *
     case GL_KEEP: keep(p, op, unit); break;
     case GL_ATTEND: attend(p, op, unit, scratch); break;
     default: {
-        /* Neighbouring units are columns if linear ops are divided by outputs, and rows if they are divided by rows: so
-         * a thread mostly reads what it has written. */
-        int64_t parts = parts_of_row(op), together = rows_together(rows), groups = parts_of(rows, together);
-        int64_t first = (rows <= ROWS_A_UNIT ? unit % groups : unit / parts) * together;
-        int64_t part = rows <= ROWS_A_UNIT ? unit / groups : unit % parts;
-        for (int64_t row = first; row < MIN(first + together, rows); row++) run_row(p, op, row, part, scratch);
+        piece each = piece_of(op, rows);
+        int64_t across = parts_of(op->width, each.columns);
+        int64_t first = unit / across * each.rows, from = unit % across * each.columns;
+        for (int64_t row = first; row < MIN(first + each.rows, rows); row++)
+            run_row(p, op, row, from, MIN(from + each.columns, op->width), scratch);
     }
     }
 }
 
-#define KERNELS(name) {name, LANES, count_units, run_unit, weights, largest, sum_powers, highest, rank_of, lucky_ids, multiply, read_all}
+#define KERNELS(name)                                                                                               \
+    {name,    LANES,      count_units, run_unit, weights,   ask_for_rows,                                           \
+     largest, sum_powers, highest,     rank_of,  lucky_ids, multiply,     read_all}

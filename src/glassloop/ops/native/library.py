@@ -35,7 +35,7 @@ from glassloop.errors import GlassloopError
 from glassloop.ops.batch import PAGE
 
 BLOCK = 32  # values that share an activation scale
-BLOCK_BYTES = 16  # gl_block: what a quantized row has beside the codes of each block
+BLOCK_BYTES = 48  # gl_block: a quantized block of a row, its codes with scale and sums
 # Developers may name another build of the library; the sanitizers' test does.
 FILE = Path(os.environ.get("GLASSLOOP_LIBRARY") or Path(__file__).with_name("libglassloop.so"))
 

@@ -35,7 +35,7 @@ INLINE void separate(vi *sum) {
 }
 
 /* As block_sums, for an even number of rows. */
-INLINE void block_sums_by_two(const uint8_t *codes, const quantized_row *x, int64_t at, vi *first, vi *second,
+INLINE void block_sums_by_two(const uint8_t *codes, const gl_block *const *x, int64_t at, vi *first, vi *second,
                               const int rows, const int packing, const int halves) {
     const int steps = packing == GL_Q4 ? 4 : 8;
     #pragma GCC unroll 4
@@ -43,7 +43,7 @@ INLINE void block_sums_by_two(const uint8_t *codes, const quantized_row *x, int6
         vi one = vi_load(codes + 4 * LANES * j), two = vi_load(codes + 4 * LANES * (j + 1));
         #pragma GCC unroll 4
         for (int r = 0; r < rows; r += 2) {
-            const int8_t *a = x[r].codes + at + 4 * j, *b = x[r + 1].codes + at + 4 * j;
+            const int8_t *a = x[r][at].codes + 4 * j, *b = x[r + 1][at].codes + 4 * j;
             if (packing == GL_Q4) {
                 dot_two_rows(first + r, low_nibbles(one), low_nibbles(two), a, b);
                 dot_two_rows(first + r, high_nibbles(one), high_nibbles(two), a + 16, b + 16);
@@ -57,9 +57,9 @@ INLINE void block_sums_by_two(const uint8_t *codes, const quantized_row *x, int6
 }
 #endif
 
-/* The exact sums of the products of a block's codes with those of each row from `at` on. `second` has those of the
+/* The exact sums of the products of a block's codes with those of block `at` of each row. `second` has those of the
  * upper 16 inputs if these have scales of their own. */
-INLINE void block_sums(const uint8_t *codes, const quantized_row *x, int64_t at, vi *first, vi *second, const int rows,
+INLINE void block_sums(const uint8_t *codes, const gl_block *const *x, int64_t at, vi *first, vi *second, const int rows,
                        const int packing, const int halves) {
     for (int r = 0; r < rows; r++) first[r] = second[r] = vi_zero();
 #if defined(GL_I8MM)
@@ -75,10 +75,10 @@ INLINE void block_sums(const uint8_t *codes, const quantized_row *x, int64_t at,
             vi packed = vi_load(codes), low_half = low_nibbles(packed), high_half = high_nibbles(packed);
             #pragma GCC unroll 12
             for (int r = 0; r < rows; r++)
-                first[r] = dot_small(first[r], low_half, four_bytes(x[r].codes + at + 4 * j));
+                first[r] = dot_small(first[r], low_half, four_bytes(x[r][at].codes + 4 * j));
             #pragma GCC unroll 12
             for (int r = 0; r < rows; r++)
-                first[r] = dot_small(first[r], high_half, four_bytes(x[r].codes + at + 16 + 4 * j));
+                first[r] = dot_small(first[r], high_half, four_bytes(x[r][at].codes + 16 + 4 * j));
         }
         return;
     }
@@ -87,7 +87,7 @@ INLINE void block_sums(const uint8_t *codes, const quantized_row *x, int64_t at,
         vi weights = signed_weights(vi_load(codes));
         #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
-            vi four = four_bytes(x[r].codes + at + 4 * j);
+            vi four = four_bytes(x[r][at].codes + 4 * j);
             if (halves && j >= 4) second[r] = dot_signed(second[r], weights, four);
             else first[r] = dot_signed(first[r], weights, four);
         }
@@ -96,9 +96,9 @@ INLINE void block_sums(const uint8_t *codes, const quantized_row *x, int64_t at,
 
 /* One tile (LANES outputs) times `rows` rows. A block is unpacked once and used for all rows. Consecutive terms of a
  * sum are a round of rows apart, which hides the latency of the instructions. */
-INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quantized_row *x, vf *out, const int rows,
+INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const gl_block *const *x, vf *out, const int rows,
                            const int packing, const int minimum, const int wide, const int halves) {
-    const int64_t blocks = gl_padded(m->in) / GL_BLOCK;
+    const int64_t blocks = gl_blocks(m->in);
     const int vector = (wide ? 4 : 2) * LANES;
     const int groups = halves ? 2 : 1, codes = GL_BLOCK * LANES / (packing == GL_Q4 ? 2 : 1); /* their bytes */
     for (int r = 0; r < rows; r++) out[r] = vf_set(0.0f);
@@ -110,11 +110,11 @@ INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const quanti
         for (int g = 0; g < groups; g++, tile += vector) scale[g] = load_scale(tile, wide);
         if (minimum) low = load_scale(tile, wide), tile += vector;
         vi first[MOST_ROWS], second[MOST_ROWS]; /* sums of the one or two groups of the block */
-        block_sums(tile, x, b * GL_BLOCK, first, second, rows, packing, halves);
+        block_sums(tile, x, b, first, second, rows, packing, halves);
         tile += codes;
         #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
-            const gl_block *block = x[r].block + b;
+            const gl_block *block = x[r] + b;
             vf value;
             int32_t sum = halves ? block->halves[0] : block->halves[0] + block->halves[1];
             if (packing == GL_Q4) value = vf_from_vi(dot_small_sum(first[r]));
@@ -164,9 +164,9 @@ INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const
     const gl_buffer *in = &p->buffers[op->a];
     const int fine = packing >= GL_Q4 && op->i0; /* then every row takes two: see quantize_columns */
     const int64_t at = (fine ? row / 2 : row) * m->out; /* where the first row's outputs go */
-    quantized_row x[MOST_ROWS];
+    const gl_block *x[MOST_ROWS];
     if (packing >= GL_Q4)
-        for (int r = 0; r < rows; r++) x[r] = row_of(in->quantized, row + r, m->in);
+        for (int r = 0; r < rows; r++) x[r] = row_of(in, row + r, m->in);
     for (; tile < last; tile++) {
         vf out[MOST_ROWS];
         const uint8_t *data = m->data + tile * m->tile_bytes;

@@ -83,10 +83,20 @@ typedef struct {
     const gl_adapter *adapters; /* by the number that rows have; 0 is none */
 } gl_op;
 
+/* 32 values of a row, quantized. All that the kernels read of it lies together, so that they need one pointer per row. */
+typedef struct {
+    float scale, sum;   /* sum: of all codes */
+    int32_t halves[2];  /* 128 times the sum of each 16 codes */
+    int8_t codes[GL_BLOCK];
+} gl_block;
+
+/* A row of a quantized buffer is its blocks, the last one padded with zeros. */
+static inline int64_t gl_blocks(int64_t width) { return (width + GL_BLOCK - 1) / GL_BLOCK; }
+
 /* A buffer holds [rows, width] floats and, if a linear reads it, the same values quantized. */
 typedef struct {
     float *values;
-    uint8_t *quantized;
+    gl_block *quantized;
 } gl_buffer;
 
 typedef struct {
@@ -136,18 +146,6 @@ typedef struct {
     int32_t found, limit; /* the number, and the limit that it must be below */
 } gl_fault;
 
-/* The scale and the sums of a block of 32 codes of a row, in the form that the kernels read. */
-typedef struct {
-    float scale, sum;   /* sum: of all 32 codes */
-    int32_t halves[2];  /* 128 times the sum of each 16 codes */
-} gl_block;
-
-/* A row of a quantized buffer is its codes, then a gl_block for every 32 codes. */
-static inline int64_t gl_padded(int64_t width) { return (width + GL_BLOCK - 1) / GL_BLOCK * GL_BLOCK; }
-static inline int64_t gl_quantized_bytes(int64_t width) {
-    return gl_padded(width) + gl_padded(width) / GL_BLOCK * (int64_t)sizeof(gl_block);
-}
-
 typedef struct {
     float value;
     int32_t id;
@@ -190,6 +188,8 @@ typedef struct {
     void (*run_unit)(const gl_program *, const gl_op *, int64_t unit, float *scratch);
     /* The weights that a range of an op's units reads in order, if it reads them once. Returns how many bytes. */
     int64_t (*weights)(const gl_program *, const gl_op *, int range, int ranges, const uint8_t **from);
+    /* Asks for what a range of an op's units reads that other threads have computed. */
+    void (*ask_for_rows)(const gl_program *, const gl_op *, int range, int ranges);
     /* Work on parts of a row of logits (rows.h). */
     float (*largest)(const float *logits, int64_t count);
     void (*sum_powers)(const float *logits, int64_t count, double most, double scale, double *sums);

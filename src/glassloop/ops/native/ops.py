@@ -514,9 +514,8 @@ def _packed(batch: Batch, caches: bytes) -> bytearray:
 
 
 def _quantized_bytes(room: Room) -> int:
-    """Returns `gl_quantized_bytes` of native.h; a finely quantized row takes two rows."""
-    blocks = -(-room.width // lib.BLOCK)
-    return blocks * (lib.BLOCK + lib.BLOCK_BYTES) * room.quantized
+    """Returns the bytes of a row's blocks (gl_block of native.h); a finely quantized row takes two rows."""
+    return -(-room.width // lib.BLOCK) * lib.BLOCK_BYTES * room.quantized
 
 
 def _with_heads(value: Value, heads: int) -> Value:

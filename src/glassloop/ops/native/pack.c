@@ -35,7 +35,7 @@ int64_t gl_pack_size(int format, int64_t out, int64_t in, gl_matrix *m) {
     const layout *l = layout_of(format);
     if (!l) return 0;
     int lanes = gl_active()->lanes;
-    int64_t tile = l->packing < GL_Q4 ? in * lanes * l->bytes : gl_padded(in) / GL_BLOCK * block_bytes(l, lanes);
+    int64_t tile = l->packing < GL_Q4 ? in * lanes * l->bytes : gl_blocks(in) * block_bytes(l, lanes);
     *m = (gl_matrix){NULL, out, in, tile, l->packing, l->minimum, l->wide, l->halves};
     return (out + lanes - 1) / lanes * tile;
 }

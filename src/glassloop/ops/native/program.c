@@ -123,6 +123,7 @@ static void take_units(walker *w, int32_t op, int range) {
     int64_t units = active->count_units(program, &program->ops[op]);
     int64_t first = units * range / r->ranges, count = units * (range + 1) / r->ranges - first, unit;
     int32_t *next = r->next + range * counters(program->count) + op;
+    if (range == w->range) active->ask_for_rows(program, &program->ops[op], range, r->ranges);
     while (__atomic_load_n(next, __ATOMIC_RELAXED) < count &&
            (unit = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < count) {
         active->run_unit(program, &program->ops[op], first + unit, r->scratch + w->thread * r->scratch_size);

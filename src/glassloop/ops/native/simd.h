@@ -65,6 +65,12 @@ typedef __m512i vi;
 #define vf_min _mm512_min_ps
 #define vf_fma _mm512_fmadd_ps
 #define vf_from_vi _mm512_cvtepi32_ps
+/* fma(*a, b, sum). The broadcast is a part of the instruction: compilers load it into a register first if it is used
+ * twice, which makes attention 8 % slower. */
+static inline vf vf_fma_at(const float *a, vf b, vf sum) {
+    __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(b), "m"(*a));
+    return sum;
+}
 #define vi_load(p) _mm512_loadu_si512((const void *)(p))
 #define vi_zero _mm512_setzero_si512
 static inline vf vf_load_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
@@ -411,5 +417,9 @@ static inline vf vf_tanh(vf x) {
     vf e = vf_exp(vf_add(x, x));
     return vf_sub(vf_set(1.0f), vf_div(vf_set(2.0f), vf_add(e, vf_set(1.0f))));
 }
+
+#if !defined(GL_AVX512)
+static inline vf vf_fma_at(const float *a, vf b, vf sum) { return vf_fma(vf_set(*a), b, sum); }
+#endif
 
 #endif
