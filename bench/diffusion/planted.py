@@ -25,7 +25,7 @@ from glassloop.edit.surprise import left_bits
 
 
 def main() -> None:
-    options = options_of(__doc__, ("run", "report"), 48, first=0, least_gain=3.0)
+    options = options_of(__doc__, ("run", "report"), 48, first=0, least_gain=4.0)
     (run if options.phase == "run" else report)(options)
 
 
