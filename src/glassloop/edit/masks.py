@@ -22,16 +22,17 @@ from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
     from glassloop.edit.proposal import Place, Work
+    from glassloop.engine.llm import LLM
 
 PROPOSERS = ("left", "diffusion")
 SEEN_AFTER = 64  # tokens after a span that the masks see
-STRIDE = 6  # every so manieth token is masked in a pass over a whole text
+STRIDE = 6  # one of so many tokens is masked in each pass over a whole text
 _AT_ONCE = 768  # tokens of a text that are looked at in one piece
 
 Surprise = dict[int, float]  # bits by token id
 
 
-def check_proposer(proposer: str, method: str = "rerank") -> None:
+def check_proposer(llm: LLM, proposer: str, method: str = "rerank") -> None:
     if proposer not in PROPOSERS:
         expected = " or ".join(map(repr, PROPOSERS))
         raise GlassloopError.about("proposer", f"is {shown(proposer)}; {expected} is expected")
@@ -39,6 +40,11 @@ def check_proposer(proposer: str, method: str = "rerank") -> None:
         raise GlassloopError.about(
             "proposer", "is 'diffusion', whose draws have no probability that a chain could use; rerank has"
         )
+    if proposer == "diffusion":
+        try:
+            llm.mask  # noqa: B018  (raises if the model has none)
+        except GlassloopError as error:
+            raise GlassloopError.about("proposer", f"is 'diffusion', but {error}") from None
 
 
 def options_of(proposer: str, diffusion: Diffusion | Mapping[str, Any] | None) -> Diffusion | None:

@@ -87,7 +87,9 @@ def repair(
 
     With `check`, a function that says of a text whether it passes (True or False, a score up to 1, or an
     object with `passed` and `score`), the end of the text is drawn anew from random places,
-    `candidates` at a time (by default one), and what scores no worse is accepted, until the text passes.
+    `candidates` at a time, and what scores no worse is the text from which the next ones are drawn, until one
+    passes. If none does, the result is the first text with the highest score: without a better one, the text
+    as it was.
     """
     check_count("candidates", candidates, 1, MOST_CANDIDATES)
     check_count("tokens", tokens, 1, MOST_TOKENS)
@@ -103,7 +105,7 @@ def repair(
         raise GlassloopError.about("check", f"is {shown(check)}; a function of a text is expected")
     if sampling is not None and sampling.n > 1:
         raise SamplingError.about("n", "is above 1; candidates= says how many replacements are drawn")
-    check_proposer(proposer)
+    check_proposer(llm, proposer)
     if check is not None and proposer != "left":
         raise GlassloopError.about("proposer", "is given with check, which draws the end of the text anew")
     options = _Options(budget, candidates, tokens, window, least, spans, proposer)
@@ -233,6 +235,7 @@ def _by_check(
     budget = _PER_TOKEN_CHECKED * len(draft.tokens) if options.budget is None else options.budget
     passed, score = verdict(check, head + _text(work, draft))
     current, proposals, step = draft, list[Proposal](), 0
+    kept, level = draft, list[Proposal]()  # the first text with this score, and what was accepted since
     built = work.llm.compile(sampling)
     while not passed and work.tokens < budget:
         cuts = borders(work, current)
@@ -253,11 +256,16 @@ def _by_check(
         best = max(made, key=lambda it: it[0])  # the first, if several are equal
         if best[0] >= score or best[1]:
             best[2].accepted = True
+            level.append(best[2])
+            if best[0] > score or best[1]:
+                kept, level = best[3], []
             score, passed, current = best[0], best[1], best[3]
         for found, good, each, _ in made:
             each.why = f"passes with {found:g}" if good else f"scores {found:g}"
         step += 1
-    return current, proposals
+    for each in level:
+        each.accepted, each.why = False, f"{each.why}, which is not better"
+    return kept, proposals
 
 
 def verdict(check: Check, text: str) -> tuple[bool, float]:
