@@ -4,8 +4,8 @@
     python -m bench.diffusion.planted report
 
 `left` is the surprise of a token given what comes before it, `masked` its surprise to the masked model, which
-sees both sides, and `sum` the two together. `--first` skips paragraphs: the weights and the limit of the
-evidence were chosen on those from 100 on, and checked on the first five.
+sees both sides, and `sum` the two together. `--first` skips paragraphs: the weights of the
+evidence were chosen on those from 100 on, and its limit after the first five.
 """
 
 from __future__ import annotations
