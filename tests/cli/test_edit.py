@@ -30,6 +30,16 @@ def test_edit_shows_what_went_and_what_came(tmp_path):
     assert "banana" not in (tmp_path / "new").read_text()
 
 
+def test_masks_repair_single_tokens(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("Paris is the capital banana France, and it lies on the river Seine.")
+    done = run("edit", str(text), "--proposer", "diffusion")
+    assert done.stdout == "Paris is the capital of France, and it lies on the river Seine.\n"
+    assert "+ ' banana' → ' of':" in done.stderr and "bits to a mask there" in done.stderr
+    refused = run("edit", str(text), "--proposer", "diffusion", "--span", "0:5")
+    assert refused.returncode == 2 and "--proposer are for repairing" in refused.stderr
+
+
 def test_errors_are_one_line(tmp_path):
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"\xff\xfe")

@@ -194,14 +194,16 @@ def edit(
         ),
     ] = None,
     least_gain: Annotated[
-        float,
+        float | None,
         typer.Option(
             "--least-gain",
             metavar="BITS",
-            help="Repair only what saves at least this many bits.",
+            help="Repair only what saves at least this many bits; by default 3, or 4 bits of evidence with"
+            " --proposer diffusion.",
+            show_default=False,
             rich_help_panel=INPUT,
         ),
-    ] = 3.0,
+    ] = None,
     check: Annotated[
         str | None,
         typer.Option(

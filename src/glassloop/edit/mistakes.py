@@ -21,6 +21,7 @@ from glassloop.edit.proposal import Place, Proposal, Work
 from glassloop.edit.spans import apart, borders
 from glassloop.trace.run import Run
 
+LEAST = 4.0  # bits of evidence, by default
 WINDOW = 4  # tokens after a token that count as what follows, by default
 _DOUBTED = 3.3  # bits to the masked model, from which on a token may be a mistake
 _LIKELIER = 0.7  # bits by which the masked model must prefer a candidate

@@ -16,7 +16,7 @@ from glassloop.edit.accept import best_by_gain
 from glassloop.edit.bounds import check_count, check_number, check_text
 from glassloop.edit.infill import DRAWN, MOST_CANDIDATES, MOST_TOKENS
 from glassloop.edit.masks import check_proposer
-from glassloop.edit.mistakes import WINDOW, Limits, mend
+from glassloop.edit.mistakes import LEAST, WINDOW, Limits, mend
 from glassloop.edit.power import fork, suffix_proposal
 from glassloop.edit.proposal import Place, Proposal, Work
 from glassloop.edit.record import Edit
@@ -65,7 +65,7 @@ def repair(
     candidates: int = 8,
     tokens: int = 6,
     window: int | None = None,
-    least_gain: float = 3.0,
+    least_gain: float | None = None,
     spans: int | None = None,
     sampling: Sampling | None = None,
     proposer: str = "left",
@@ -74,16 +74,16 @@ def repair(
     """Replaces what is wrong with a text, or with the answer of a run.
 
     Each round measures the most surprising tokens from both sides, draws replacements of one and of `tokens`
-    tokens for up to `spans` of the worst that are apart, and accepts those that save at least `least_gain`
-    bits on themselves and the `window` tokens after them (16 by default; 4 spans). It ends when no span pays
-    or `budget` tokens have been computed. `prompt` is what comes before the text and is not edited: a text,
-    token ids or a conversation.
+    tokens for up to `spans` (4 by default) of the worst that are apart, and accepts those that save at least
+    `least_gain` bits (3 by default) on themselves and the `window` tokens (16 by default) after them. It ends
+    when no span pays or `budget` tokens have been computed. `prompt` is what comes before the text and is not
+    edited: a text, token ids or a conversation.
 
     With the proposer "diffusion" single tokens are replaced by others that the masked model expects in their
     place given both sides: `candidates` of them are measured for each token that it does not expect, with the
     `window` tokens after it (4 by default), and accepted if there are at least `least_gain` bits of evidence
-    (`edit.mistakes`), up to `spans` of them in a round (by default all). Nothing is drawn, so `tokens` and
-    `sampling` do not matter, except that `allowed_token_ids` holds.
+    for it (4 by default; see `edit.mistakes`), up to `spans` of them in a round (by default all). Nothing is
+    drawn, so `tokens` and `sampling` do not matter, except that `allowed_token_ids` holds.
 
     With `check`, a function that says of a text whether it passes (True or False, a score up to 1, or an
     object with `passed` and `score`), the end of the text is drawn anew from random places,
@@ -96,7 +96,9 @@ def repair(
     by_masks = proposer == "diffusion"
     window = check_count("window", (WINDOW if by_masks else 16) if window is None else window, 0, 1 << 20)
     spans = (None if by_masks else 4) if spans is None else check_count("spans", spans, 1, 64)
-    check_number("least_gain", least_gain, 0, 1e9)
+    least = (
+        (LEAST if by_masks else 3.0) if least_gain is None else check_number("least_gain", least_gain, 0, 1e9)
+    )
     if budget is not None:
         check_count("budget", budget, 0, MOST_BUDGET)
     if check is not None and not callable(check):
@@ -106,7 +108,7 @@ def repair(
     check_proposer(llm, proposer)
     if check is not None and proposer != "left":
         raise GlassloopError.about("proposer", "is given with check, which draws the end of the text anew")
-    options = _Options(budget, candidates, tokens, window, float(least_gain), spans, proposer)
+    options = _Options(budget, candidates, tokens, window, least, spans, proposer)
     seed = None if sampling is None else sampling.seed
     work = Work(llm, draw_seed() if seed is None else seed, deadline)
     prompt_ids, ids, head = _tokens(llm, text, prompt)

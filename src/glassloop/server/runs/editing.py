@@ -74,7 +74,7 @@ class RepairBody(EditBody):
     candidates: Candidates = 8
     tokens: Tokens = 6
     window: Window | None = None
-    least_gain: Annotated[float, Field(ge=0, le=1e6)] = 3.0
+    least_gain: Annotated[float, Field(ge=0, le=1e6)] | None = None
     spans: Annotated[int, Field(ge=1, le=16)] | None = None
     check: SafeName | None = None
     proposer: Proposer = "left"
