@@ -14,8 +14,8 @@ from typing import Any
 from glassloop.search.verify.ifeval import Instruction
 
 _ANY = r"(?s:.)"
-_GAP = 300  # characters before the next thing that must occur
-_BODY = 1200  # characters of a text before its prescribed end, or of one of two parts
+_GAP = 150  # characters before the next thing that must occur
+_BODY = 500  # characters of a text before its prescribed end, or of one of two parts
 
 _Terminal = Callable[..., str]
 _TERMINALS: dict[str, _Terminal] = {}

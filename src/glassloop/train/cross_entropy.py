@@ -58,7 +58,7 @@ class _HeadCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
                 loss, to_hidden[part], slope = piece(rows[part], used, targets[part], softcap)
                 total += loss
                 if to_weight is not None:
-                    to_weight += slope.T @ rows[part]
+                    _add_product(to_weight, slope.T, rows[part])
         ctx.save_for_backward(to_hidden.to(hidden.dtype), to_weight)
         return total
 
@@ -116,7 +116,7 @@ class _SoftCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
                 for rows, to_hidden, scale in zip(own_rows, to_hiddens, scales, strict=True):
                     loss, to_hidden[part], slope = _soft_piece(rows[part], used, wanted, scale[part])
                     total += loss
-                    to_weight += slope.T @ rows[part]
+                    _add_product(to_weight, slope.T, rows[part])
         ctx.save_for_backward(to_weight, *(each.to(hiddens[0].dtype) for each in to_hiddens))
         return total
 
@@ -168,6 +168,14 @@ def _piece(
         slope = slope * (1 - (logits / softcap) ** 2)
     slope = slope.to(weight.dtype)
     return loss, slope @ weight, slope
+
+
+def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Adds `a @ b` to a total in place, without an array for the product where the types allow it."""
+    if total.dtype is a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
 
 
 def _summed(dtype: torch.dtype) -> torch.dtype:

@@ -37,7 +37,7 @@ from glassloop.train.tokens import TokenFiles, sha256_of
 
 _FORMAT = FORMATS["Q4_1"]
 _STEP_WEIGHTS = 0.8  # of a step's loss, relative to the step before it
-_MOST_LOGITS = {"cpu": 1 << 20, "cuda": 1 << 27}  # of a kind that exist at a time: near the caches of a CPU
+_MOST_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}  # of a kind that exist at a time
 _NEIGHBOURS = 4096  # documents that are sorted by length, so that those of one batch need little padding
 
 
