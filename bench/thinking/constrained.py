@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,9 @@ def _draw(items: list[Item], given: argparse.Namespace) -> list[dict[str, Any]]:
         if missing:
             llm = LLM(given.model, given.ops, most_running=given.streams)
             with llm, ThreadPoolExecutor(given.streams) as pool:
-                for row in pool.map(lambda item: _answer(llm, item, given), missing):
-                    record.add(row)
+                answers = [pool.submit(_answer, llm, item, given) for item in missing]
+                for answer in as_completed(answers):
+                    record.add(answer.result())
         wanted = {item.id for item in items}
         return [row for row in record.rows if row["item"] in wanted]
 

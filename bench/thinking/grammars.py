@@ -14,8 +14,8 @@ from typing import Any
 from glassloop.search.verify.ifeval import Instruction
 
 _ANY = r"(?s:.)"
-_GAP = 300  # characters before the next thing that must occur
-_BODY = 1200  # characters of a text before its prescribed end, or of one of two parts
+_GAP = 150  # characters before the next thing that must occur
+_BODY = 500  # characters of a text before its prescribed end, or of one of two parts
 
 _Terminal = Callable[..., str]
 _TERMINALS: dict[str, _Terminal] = {}
@@ -29,6 +29,9 @@ def sampling_options(instructions: Sequence[Instruction]) -> dict[str, Any] | No
     if any(each.kind not in _TERMINALS for each in instructions):
         return None
     parts = [_TERMINALS[each.kind](**each.arguments) for each in instructions]
+    if any(part.startswith("~") for part in parts):
+        # A complement has byte strings that are no text; in them even the end of the text is a token.
+        parts.insert(0, "/(?s:.+)/")
     return {"grammar": f"start: TEXT\nTEXT: {' & '.join(parts)}\n"}
 
 
@@ -56,7 +59,7 @@ def _at_least(item: str, count: int, gap: int = _GAP) -> str:
 
 
 def _less_than(item: str, count: int) -> str:
-    return f"~/({_ANY}*{item}){{{count}}}{_ANY}*/"
+    return f"~/(?s:(.*{item}){{{count}}}.*)/"
 
 
 def _counted(item: str, count: int, relation: str, gap: int = _GAP) -> str:
@@ -78,7 +81,7 @@ def _frequency(keyword: str, frequency: int, relation: str) -> str:
 @_terminal("keywords:forbidden_words")
 def _forbidden(forbidden_words: Sequence[str]) -> str:
     words = "|".join(map(_quoted, forbidden_words))
-    return f"~/({_ANY}*\\W)?(?i:{words})(\\W{_ANY}*)?/"
+    return f"~/(?s:(.*[^a-zA-Z0-9_])?(?i:{words})([^a-zA-Z0-9_].*)?)/"
 
 
 @_terminal("keywords:letter_frequency")

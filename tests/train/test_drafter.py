@@ -20,8 +20,9 @@ from glassloop.model.transformer import Transformer
 from glassloop.ops.drafting import ChainRequest
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.tensor import Tensor
+from glassloop.train import drafter
 from glassloop.train.commands import main
-from glassloop.train.drafter import DrafterTrainer, DrafterTraining, Target, pad
+from glassloop.train.drafter import Documents, DrafterTrainer, DrafterTraining, Target, pad
 from glassloop.train.self_text import (
     ChatFrame,
     TextWriter,
@@ -126,6 +127,63 @@ def test_training_lowers_the_loss(trained):
         assert len(rates) == 3 and all(0 <= rate <= 1 for rate in rates)
 
 
+def _plain_loss(trainer: DrafterTrainer, batch: Documents) -> torch.Tensor:
+    """The mean over the steps of a chain, each weighing 0.8 of the one before, of the mean cross-entropy of
+    what it drafts with respect to the model's distribution, step by step and with all logits at once."""
+    features, hidden = trainer.target.features(batch.packed, trainer.config.features)
+    learned = torch.from_numpy(batch.learned).reshape(batch.learned.shape)
+    ids = torch.from_numpy(trainer.tokens.astype(np.int64))
+    total, weights = torch.zeros(()), 0.0
+    for number, state in enumerate(trainer.chain(batch, features)):
+        documents, places = torch.nonzero(learned, as_tuple=True)
+        rows = [
+            d * learned.shape[1] + p - 1
+            for d, p in zip(documents.tolist(), places.tolist(), strict=True)
+            if p >= 1 and p + number + 1 < learned.shape[1] and learned[d, p + number + 1]
+        ]
+        wanted = (hidden[[row + number + 1 for row in rows]] @ trainer.target.head()[ids].T).softmax(-1)
+        own = trainer.drafter.logits(state[rows]).log_softmax(-1)
+        total = total - 0.8**number * (wanted * own).sum() / max(1, len(rows))
+        weights += 0.8**number
+    return total / weights
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("most_logits", [1 << 20, 500])
+def test_the_loss_in_pieces_is_the_plain_one(trained, monkeypatch, rounded, most_logits):
+    """The same loss and the same gradients as by the definition, however many rows are computed at once."""
+    monkeypatch.setitem(drafter._MOST_LOGITS, "cpu", most_logits)
+    monkeypatch.setattr(trained.ops, "rounded", rounded)
+    batch = next(iter(trained.batches(3)))
+    found = {}
+    for name, loss in (("pieces", trained.loss), ("plain", lambda batch: _plain_loss(trained, batch))):
+        value = loss(batch)
+        made = torch.autograd.grad(value, list(trained.parameters.values()), allow_unused=True)
+        found[name] = [value.detach(), *made]
+    for one, other in zip(*found.values(), strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_of_several_answers_in_one_document_are_counted_by_each_step():
+    learned = np.array([0, 1, 1, 0, 0, 1, 1, 1, 1, 0], bool)
+    batch = pad([(np.arange(10), learned), (np.arange(4), np.zeros(4, bool))], "cpu")
+    assert [batch.rows(number).tolist() for number in range(3)] == [[0, 4, 5, 6], [4, 5], [1, 4]]
+    rows, begins, factors = batch.aligned(3)
+    assert rows.tolist() == [1, 4, 5, 6, 7]
+    for number in range(3):
+        counted = factors[number] > 0
+        assert begins[number][counted].tolist() == batch.rows(number).tolist()
+    assert float(factors.sum()) == pytest.approx(1)
+
+
+def test_no_counted_row_gives_a_loss_of_zero(trained):
+    batch = pad([(np.arange(6), np.zeros(6, bool))], "cpu")
+    loss = trained.loss(batch)
+    loss.backward()
+    assert float(loss.detach()) == 0
+
+
 def _drafting(trained: DrafterTrainer) -> Transformer:
     """The small model with the drafter as it was trained, unrounded."""
     weights = {
@@ -146,7 +204,7 @@ def test_the_engine_computes_what_was_trained(trained, text):
         features, _ = trained.target.features(batch.packed, trained.config.features)
         with torch.no_grad():
             states = trained.drafter.state(features).numpy()
-            chain = [state for _, state in trained.chain(batch, features)]
+            chain = list(trained.chain(batch, features))
             logits = [trained.drafter.logits(state).numpy() for state in chain]
         branches, tokens = Branches(small, 100), ids.tolist()
         work = branches.batch([(0, 0, tokens)], every_logit=True)

@@ -120,9 +120,13 @@ class Drafter:
         h = ops.gate(self._linear("gate.weight", h), self._linear("up.weight", h), "silu")
         return ops.add(x, self._linear("down.weight", h))
 
+    def hidden(self, state: Array) -> Array:
+        """Returns what the head reads. [rows, dim]"""
+        return self._norm("head_norm", state)
+
     def logits(self, state: Array) -> Array:
         """Returns the logits of the token that follows the one that a step took. [rows, drafted tokens]"""
-        return self._linear("head.weight", self._norm("head_norm", state))
+        return self._linear("head.weight", self.hidden(state))
 
     def _linear(self, name: str, x: Array) -> Array:
         return self.ops.linear(x, self._weights[name], None)

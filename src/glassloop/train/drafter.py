@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from glassloop.model.transformer import Transformer
 from glassloop.ops.quant import FORMATS, Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.train.config import TrainError
+from glassloop.train.cross_entropy import soft_cross_entropy
 from glassloop.train.gguf_file import write_tensors
 from glassloop.train.ops import Packed, TrainMatrix, TrainOps
 from glassloop.train.order import BLOCKS, DOCUMENTS, order
@@ -35,6 +37,7 @@ from glassloop.train.tokens import TokenFiles, sha256_of
 
 _FORMAT = FORMATS["Q4_1"]
 _STEP_WEIGHTS = 0.8  # of a step's loss, relative to the step before it
+_MOST_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}  # of a kind that exist at a time
 _NEIGHBOURS = 4096  # documents that are sorted by length, so that those of one batch need little padding
 
 
@@ -64,7 +67,11 @@ class _RoundedOps(TrainOps):
     rounded = False
 
     def linear(self, x: torch.Tensor, weight: TrainMatrix, bias: torch.Tensor | None) -> torch.Tensor:
-        return F.linear(x, _rounded(weight.weight) if self.rounded else weight.weight, bias)
+        return F.linear(x, self.used(weight), bias)
+
+    def used(self, weight: TrainMatrix) -> torch.Tensor:
+        """Returns the values that a matrix has in products."""
+        return _rounded(weight.weight) if self.rounded else weight.weight
 
 
 def _rounded(weight: torch.Tensor) -> torch.Tensor:
@@ -85,7 +92,7 @@ class Target:
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], device: str, bf16: bool) -> None:
         self.config = config
         self.device = device
-        self._bf16 = bf16
+        self.bf16 = bf16
         self.ops = TrainOps(device)
         named = {name: tensor._replace(name=name) for name, tensor in weights.items()}
         self.transformer = Transformer(config, named, self.ops)
@@ -93,7 +100,7 @@ class Target:
             (held.weight if isinstance(held, TrainMatrix) else held).requires_grad_(False)
 
     def precision(self) -> AbstractContextManager[None]:
-        if not self._bf16:
+        if not self.bf16:
             return nullcontext()
         found: AbstractContextManager[None] = torch.autocast(self.device.split(":")[0], torch.bfloat16)
         return found
@@ -124,7 +131,33 @@ class Documents:
 
     packed: Packed
     tokens: torch.Tensor  # [documents, length]
-    learned: torch.Tensor  # [documents, length] whether the token is part of an answer
+    # [documents, length] whether the token is part of an answer. On the host: rows are counted and chosen
+    # without waiting for the device.
+    learned: NDArray[np.bool_]
+
+    def counted(self, number: int) -> NDArray[np.bool_]:
+        """Returns at which rows a chain begins whose step `number` counts, [documents, length]: the token
+        that its first step takes and the one that this step drafts are parts of an answer."""
+        return _later(self.learned, 1) & _later(self.learned, number + 2)
+
+    def rows(self, number: int) -> torch.Tensor:
+        """Returns the numbers of these rows, on the device."""
+        return _send(np.flatnonzero(self.counted(number)), str(self.tokens.device))
+
+    def aligned(self, chain: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns the rows of the model whose distribution some step of a chain drafts, [rows]; where the
+        chains begin that draft it, [chain, rows]; and the factors of their losses, [chain, rows]: 0 where a
+        step does not count, and else such that the result is the weighted mean over the steps of the means
+        over their rows."""
+        weights = _STEP_WEIGHTS ** np.arange(chain)
+        factors = np.zeros((chain, self.learned.size), np.float32)
+        for number in range(chain):
+            begins = np.flatnonzero(self.counted(number))
+            factors[number, begins + number + 1] = weights[number] / weights.sum() / max(1, len(begins))
+        rows = np.flatnonzero(factors.any(0))
+        begins = np.maximum(0, rows - 1 - np.arange(chain)[:, None])
+        device = str(self.tokens.device)
+        return _send(rows, device), _send(begins, device), _send(factors[:, rows], device)
 
 
 class DrafterTrainer:
@@ -228,7 +261,7 @@ class DrafterTrainer:
         step, rows, epoch, average = 0, 0, 0, 0.0
         progress = 0.0
         while progress < 1:
-            for batch in self.batches(epoch):
+            for batch in _ahead(self.batches(epoch)):
                 rate = training.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
                 for optimizer in optimizers:
                     for group in optimizer.param_groups:
@@ -287,27 +320,28 @@ class DrafterTrainer:
     def loss(self, batch: Documents) -> torch.Tensor:
         """Returns the mean cross-entropy of the steps of a chain from every row, with respect to the model's
         own distribution over the drafted tokens."""
-        total = torch.zeros((), device=self.target.device)
+        rows, begins, factors = batch.aligned(self.training.chain)
         with self.target.precision():
             features, hidden = self.target.features(batch.packed, self.config.features)
-            with torch.no_grad():
-                head = self.target.head()[self._ids]
-            weights = 0.0
-            for number, (rows, state) in enumerate(self.chain(batch, features)):
-                with torch.no_grad():
-                    wanted = F.softmax(F.linear(hidden[rows + number + 1], head).float(), dim=-1)
-                own = F.log_softmax(self.drafter.logits(state[rows]).float(), dim=-1)
-                weight = _STEP_WEIGHTS**number
-                total = total - weight * (wanted * own).sum() / max(1, len(rows))
-                weights += weight
-        return total / weights
+            states = self.chain(batch, features)
+            own = [
+                self.drafter.hidden(state.index_select(0, each))
+                for state, each in zip(states, begins, strict=True)
+            ]
+            head = self.ops.used(self.ops.matrices["head.weight"])
+        return soft_cross_entropy(
+            own,
+            head,
+            factors,
+            hidden.index_select(0, rows),
+            self.target.head()[self._ids],
+            dtype=torch.bfloat16 if self.target.bf16 else head.dtype,
+            most_logits=_MOST_LOGITS[self.target.device.split(":")[0]],
+        )
 
-    def chain(
-        self, batch: Documents, features: Sequence[torch.Tensor]
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yields for each step of a chain the rows that count, and the states of all rows after it. A chain
-        that begins at row t takes the token t + 1 in its first step, and draws what the model draws at row t
-        + 1."""
+    def chain(self, batch: Documents, features: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Yields for each step of a chain the states of all rows after it. A chain that begins at row t takes
+        the token t + 1 in its first step, and draws what the model draws at row t + 1."""
         ops, packed, transformer = self.ops, batch.packed, self.target.transformer
         mixer = self.drafter.mixer
         angles = None
@@ -326,8 +360,7 @@ class DrafterTrainer:
             if transformer.config.embedding_scale != 1.0:
                 embedded = ops.scale(embedded, transformer.config.embedding_scale)
             state = self.drafter.step(state, embedded, angles, attend)
-            counted = _shifted(batch.learned, 1) & _shifted(batch.learned, number + 2)
-            yield counted.reshape(-1).nonzero()[:, 0], state
+            yield state
 
     # ── evaluation ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -339,8 +372,8 @@ class DrafterTrainer:
         for batch in batches:
             with torch.no_grad(), self.target.precision():
                 features, hidden = self.target.features(batch.packed, self.config.features)
-                for number, (rows, state) in enumerate(self.chain(batch, features)):
-                    for some in rows.split(4096):
+                for number, state in enumerate(self.chain(batch, features)):
+                    for some in batch.rows(number).split(4096):
                         theirs = self.target.transformer.logits(hidden[some + number + 1]).float()
                         own = self.drafter.logits(state[some]).float()
                         if temperature > 0:
@@ -401,13 +434,34 @@ def pad(read: Sequence[tuple[NDArray[Any], NDArray[np.bool_]]], device: str) -> 
     for row, (ids, counted) in enumerate(read):
         tokens[row, : len(ids)] = ids
         learned[row, : len(ids)] = counted
-    held = torch.from_numpy(tokens).to(device)
+    held = _send(tokens, device)
     positions = torch.arange(length, device=device).repeat(len(read))
-    packed = Packed(held.reshape(-1), positions, len(read), length)
-    return Documents(packed, held, torch.from_numpy(learned).to(device))
+    return Documents(Packed(held.reshape(-1), positions, len(read), length), held, learned)
+
+
+def _send(array: NDArray[Any], device: str) -> torch.Tensor:
+    """Returns an array on the device; from pinned memory, so that nothing waits for what runs there."""
+    found = torch.from_numpy(array)
+    return found if device == "cpu" else found.pin_memory().to(device, non_blocking=True)
+
+
+def _ahead(batches: Iterator[Documents]) -> Iterator[Documents]:
+    """Yields batches; the next one is read on a thread of its own while one is used."""
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = reader.submit(next, batches, None)
+            yield batch
 
 
 def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
-    """Returns what is `by` places further on in each document; 0 or False past its end."""
+    """Returns what is `by` places further on in each document; 0 past its end."""
     by = min(by, x.shape[1])
-    return F.pad(x[:, by:], (0, by)) if x.dtype is not torch.bool else F.pad(x[:, by:], (0, by), value=False)
+    return F.pad(x[:, by:], (0, by))
+
+
+def _later(x: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
+    """Returns what is `by` places further on in each document; False past its end."""
+    found = np.zeros_like(x)
+    found[:, : max(0, x.shape[1] - by)] = x[:, by:]
+    return found

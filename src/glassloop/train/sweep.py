@@ -63,7 +63,7 @@ def head_width(sizes: Sequence[Size]) -> int:
 
 # The settings of all runs, before those of the caller.
 SETTINGS: dict[str, Any] = {
-    "tokenizer": "characters", "length": 64, "batch": 12, "lr": 3e-3, "warmup": 100, "validation_share": 0.1,
+    "tokenizer": "characters", "length": 64, "batch": 12, "lr": 6e-3, "warmup": 100, "validation_share": 0.1,
 }  # fmt: skip
 # Minutes on two cores.
 SIZES = (Size(2, 32), Size(2, 48), Size(3, 64), Size(4, 96))
