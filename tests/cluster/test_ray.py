@@ -347,3 +347,61 @@ def test_what_was_finished_survives_the_death_of_the_ingress(tmp_path, single):
     with contextlib.closing(Store(store)) as kept:
         assert kept.run(run.id).tokens == single.generate(PROMPT, sampling).tokens
         assert kept.run(unfinished["id"]).finish_reason is None
+
+
+@pytest.mark.skipif(not LONG, reason="takes minutes; GLASSLOOP_CLUSTER=1 runs it")
+def test_replicas_are_added_under_load_and_removed_without_breaking_a_stream(single):
+    from glassloop.cluster.options import AppOptions, EngineOptions
+    from glassloop.cluster.start import engines
+    from glassloop.server.operation.settings import Settings
+
+    each = EngineOptions(
+        MODEL,
+        replicas=1,
+        most_replicas=3,
+        target_requests=3,
+        upscale_delay=2,
+        downscale_delay=15,
+        kv_memory="200MB",
+        threads=1,
+    )
+    done: list[Asked] = []
+    most_open = [12]
+    began = time.monotonic()
+    seen: list[tuple[int, int]] = []  # seconds, replicas
+
+    with engines(AppOptions((each,), Settings(MODEL))) as (engine,):
+
+        def client(number: int) -> None:
+            own = random.Random(number)
+            while number < most_open[0]:
+                asked = Asked("sampled", own.choice(QUESTIONS), own.randrange(4))
+                ask(engine, asked)
+                done.append(asked)
+
+        def until(condition, seconds: float) -> None:
+            while not condition():
+                seen.append((int(time.monotonic() - began), len(engine.statistics())))
+                assert time.monotonic() - began < seconds, seen
+                time.sleep(1)
+
+        clients = [threading.Thread(target=client, args=(number,)) for number in range(12)]
+        for thread in clients:
+            thread.start()
+        until(lambda: len(engine.statistics()) == 3, 240)
+        grown = int(time.monotonic() - began)
+        most_open[0] = 2  # two go on asking while replicas are removed
+        until(lambda: len(engine.statistics()) == 1, 480)
+        shrunk = int(time.monotonic() - began)
+        most_open[0] = 0
+        for thread in clients:
+            thread.join(120)
+            assert not thread.is_alive()
+        handovers = [each.reason for each in engine.handovers()]
+    changes = [each for place, each in enumerate(seen) if not place or seen[place - 1][1] != each[1]]
+    print(f"three replicas after {grown} s, one after {shrunk} s; {changes}; hand-overs {handovers}")
+    known: dict[tuple[str, int], list] = {}
+    for asked in done:
+        key = asked.question, asked.seed
+        known[key] = known.get(key) or expected_of(single, asked)
+        same(asked.runs, known[key])

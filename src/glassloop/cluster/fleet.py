@@ -59,6 +59,7 @@ class Fleet:
         self.board = board
         self._transport = transport
         self._delivery = Delivery(pieces)
+        self._stall = stall
         self._patience = patience
         self._session = os.urandom(8).hex()
         self._numbers = count()
@@ -236,7 +237,10 @@ class Fleet:
     async def _run(self, stream: Stream, job: Job) -> None:
         try:
             await self._transport.start(job)
-            # What it has told comes by the stream of bulletins, which may take a moment longer.
+            # The end comes by the stream of bulletins, which may take a moment longer. It does not come if
+            # the replica has given up this ingress, because it was not heard of for long.
+            await asyncio.sleep(self._stall)
+            self._move(stream, "stalled")
         except Gone:
             if stream.key == job.key:
                 if stream.replica is not None:

@@ -34,6 +34,8 @@ class EngineOptions:
     replicas: int = 1  # with autoscaling, the least
     most_replicas: int | None = None  # autoscaling: between `replicas` and this many
     target_requests: float = 16.0  # autoscaling: open requests of a replica that are aimed at
+    upscale_delay: float = 10.0  # autoscaling: seconds of more requests before replicas are added
+    downscale_delay: float = 300.0  # autoscaling: seconds of fewer requests before replicas are removed
     queue: int = 256  # requests that may wait in a replica
     threads: int | None = None  # of a replica; None: as many as an engine takes by itself
     gpus: float = 0.0  # of a replica
@@ -44,6 +46,8 @@ class EngineOptions:
         if self.most_replicas is not None:
             _check("most_replicas", self.most_replicas, self.replicas, MOST_REPLICAS)
         _check("target_requests", self.target_requests, 0.1, 1e6)
+        _check("upscale_delay", self.upscale_delay, 0, 86400)
+        _check("downscale_delay", self.downscale_delay, 0, 86400)
         _check("queue", self.queue, 1, 1_000_000)
         _check("gpus", self.gpus, 0, 1024)
         if not isinstance(self.adapters, Mapping):
