@@ -405,3 +405,30 @@ def test_replicas_are_added_under_load_and_removed_without_breaking_a_stream(sin
         key = asked.question, asked.seed
         known[key] = known.get(key) or expected_of(single, asked)
         same(asked.runs, known[key])
+
+
+@pytest.mark.skipif(not LONG, reason="takes a minute; GLASSLOOP_CLUSTER=1 runs it")
+def test_a_restart_of_postgresql_amid_hand_overs_loses_no_finished_run(postgres, single):
+    url = postgres.new_database()
+    bodies = [(kind, seed) for seed in (5, 6, 7) for kind in ("sampled", "greedy", "samples", "schema")]
+    with serving("--replicas", "2", "--kv-memory", "200MB", "--store", url) as server:
+
+        def ask_for(kind_and_seed):
+            kind, seed = kind_and_seed
+            return run_on(server, {"prompt": PROMPT, "sampling": {**KINDS[kind], "seed": seed}})
+
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            asked = [pool.submit(ask_for, body) for body in bodies]
+            time.sleep(1.0)
+            victim = max(server.get("/api/replicas").json(), key=lambda each: each["running"])
+            postgres.stop()
+            os.kill(victim["pid"], signal.SIGKILL)
+            time.sleep(3.0)
+            postgres.start()
+            answers = [each.result() for each in asked]
+        server.end()
+    with contextlib.closing(Store(url)) as kept:
+        for (kind, seed), runs in zip(bodies, answers, strict=True):
+            expected = single.generate(PROMPT, Sampling(**KINDS[kind], seed=seed)).samples
+            same(runs, expected)
+            same([kept.run(run.id) for run in runs], expected)
