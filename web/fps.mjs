@@ -1,7 +1,9 @@
 // How smooth the page is while 16 branches are written: beside the engine, and by itself with a recorded stream.
-//   PYTHON=.venv/bin/python node web/fps.mjs [STREAM.json] [--alone] [--profile]
-// The stream is recorded without a browser, and kept in the file where one is named. --alone leaves the engine out
-// where there is a file; --profile says which functions the time went to (npx vite build --minify false names them).
+//   PYTHON=.venv/bin/python node web/fps.mjs [STREAM.json] [--long] [--seconds N] [--alone] [--profile]
+// With --long the branches are forks of a text of 3,760 tokens and end at 4,000, and afterwards the text and the tree
+// are scrolled. The stream is recorded without a browser, and kept in the file where one is named; --seconds sends it
+// in that time, whatever the engine took. --alone leaves the engine out where there is a file; --profile says which
+// functions the time went to (npx vite build --minify false names them).
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { ask, launch, open, played, Server, set, sleep } from './e2e/stage.mjs';
 import { record, Replay } from './e2e/replay.mjs';
@@ -9,12 +11,27 @@ import { record, Replay } from './e2e/replay.mjs';
 const FRAME = 1000 / 60;
 const PROMPT = 'Once upon a time there was a';
 const SAMPLING = { temperature: 1, seed: 1, n: 16, max_tokens: 240, ignore_eos: true, logprobs: 20 };
+const LONG = { tokens: 4000, kept: 3760 };
 const METRICS = ['TaskDuration', 'ScriptDuration', 'LayoutDuration', 'RecalcStyleDuration'];
-const [file] = process.argv.slice(2).filter((each) => !each.startsWith('--'));
-const profile = process.argv.includes('--profile');
+const given = process.argv.slice(2);
+const seconds = given.includes('--seconds') ? Number(given.splice(given.indexOf('--seconds'), 2)[1]) : null;
+const [file] = given.filter((each) => !each.startsWith('--'));
+const [profile, long] = ['--profile', '--long'].map((each) => given.includes(each));
 
 const writing = (page) => page.waitForFunction(() => /^writing … [1-9]/.test(document.querySelector('.state')?.textContent.trim() ?? ''), null, { timeout: 60_000 });
 const over = (page) => page.waitForFunction(() => !/^writing/.test(document.querySelector('.state').textContent.trim()), null, { timeout: 120_000, polling: 200 });
+
+/** Scrolls the text from its beginning to its end and the tree from its beginning on, a bit in every frame. */
+const scrolling = (page) =>
+  page.evaluate(async () => {
+    const [text, tree] = [document.querySelector('.text'), document.querySelector('.tree')];
+    text.scrollTop = tree.scrollLeft = 0;
+    for (let frame = 0; frame < 240; frame++) {
+      await new Promise((resolve) => requestAnimationFrame(resolve));
+      text.scrollTop = (text.scrollHeight * frame) / 240;
+      tree.scrollLeft = (tree.scrollWidth * frame) / 240;
+    }
+  });
 
 /** Frames and the work of the page's main thread, from the first token to the last. */
 async function measure(page, until) {
@@ -23,8 +40,8 @@ async function measure(page, until) {
   const read = async () => Object.fromEntries((await line.send('Performance.getMetrics')).metrics.map(({ name, value }) => [name, value]));
   if (profile) await line.send('Profiler.enable').then(() => line.send('Profiler.setSamplingInterval', { interval: 200 })).then(() => line.send('Profiler.start'));
   await page.evaluate(() => {
-    window.frames_ = [];
-    const tick = (at) => (window.frames_.push(at), requestAnimationFrame(tick));
+    const times = (window.frames_ = []); // a measurement before this one goes on with a list of its own
+    const tick = (at) => (times.push(at), window.frames_ === times && requestAnimationFrame(tick));
     requestAnimationFrame(tick);
   });
   const before = await read();
@@ -68,23 +85,36 @@ const show = async (name, page, until) => {
 try {
   const server = new Server();
   let recorded = file && existsSync(file) ? JSON.parse(readFileSync(file, 'utf8')) : null;
-  const engine = !recorded || !process.argv.includes('--alone');
+  const engine = !recorded || !given.includes('--alone');
   if (engine) await server.start();
+  const parent = engine && long ? await server.make({ prompt: PROMPT, sampling: { ...SAMPLING, n: 1, max_tokens: LONG.kept } }) : null;
+  const fork = { at: LONG.kept, sampling: { n: SAMPLING.n, max_tokens: LONG.tokens } };
   if (!recorded) {
-    recorded = await record(server, { prompt: PROMPT, sampling: SAMPLING });
+    recorded = parent ? await record(server, fork, parent) : await record(server, { prompt: PROMPT, sampling: SAMPLING });
     if (file) writeFileSync(file, JSON.stringify(recorded));
+  }
+  if (seconds !== null) {
+    const { blocks } = recorded;
+    recorded = { ...recorded, blocks: blocks.map(([at, block]) => [(1000 * seconds * at) / blocks.at(-1)[0], block]) };
   }
   if (engine) {
     const page = await open(browser, server.address);
     await played(page);
     await show('at rest', page, () => sleep(3000));
-    const live = await open(browser, server.address);
-    await played(live);
-    await live.getByRole('button', { name: 'settings' }).click();
-    await live.locator('#option-ignore_eos').check();
-    await live.keyboard.press('Escape');
-    for (const name of ['temperature', 'seed', 'n', 'max_tokens']) await set(live, name, SAMPLING[name]);
-    await ask(live, PROMPT);
+    const live = await open(browser, server.address, { hash: parent ? `#run=${parent.id}` : '' });
+    if (parent) {
+      await live.locator('.item.path').first().waitFor();
+      const { runs } = await server.post(`/api/runs/${parent.id}/fork`, fork);
+      await live.waitForFunction((run) => document.querySelector(`[data-run="${run}"]`), runs[0].id);
+      await live.evaluate((hash) => (location.hash = hash), `#run=${runs[0].id}`);
+    } else {
+      await played(live);
+      await live.getByRole('button', { name: 'settings' }).click();
+      await live.locator('#option-ignore_eos').check();
+      await live.keyboard.press('Escape');
+      for (const name of ['temperature', 'seed', 'n', 'max_tokens']) await set(live, name, SAMPLING[name]);
+      await ask(live, PROMPT);
+    }
     await writing(live);
     await show('beside the engine', live, () => over(live));
     await server.stop();
@@ -92,7 +122,13 @@ try {
   const replay = await new Replay(recorded).start();
   const page = await open(browser, replay.address, { hash: replay.hash });
   await writing(page);
-  await show('page alone', page, () => over(page));
+  results['page alone'] = await measure(page, () => over(page));
+  if (long) {
+    await page.waitForFunction(() => !/writing …/.test(document.querySelector('#lens').textContent), null, { timeout: 60_000 });
+    await sleep(1500);
+    results['scrolling'] = await measure(page, () => scrolling(page));
+  }
+  await page.context().close();
   replay.stop();
 } finally {
   await browser.close();

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from attacks.harness import Server, serving
-from hostile.tiny import write_tiny
+from hostile.tiny import write_tiny, write_tiny_holes
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +41,20 @@ class _Kept:
 
 @pytest.fixture(scope="session")
 def _tiny(tiny_file: Path) -> Iterator[_Kept]:
-    kept = _Kept("--kv-memory", "16MB", "--timeout", "20", "--keep", "5000", "--grace", "2", model=tiny_file)
+    holes = write_tiny_holes(tiny_file.with_name("holes.safetensors"))
+    flags = (
+        "--kv-memory",
+        "16MB",
+        "--timeout",
+        "20",
+        "--keep",
+        "5000",
+        "--grace",
+        "2",
+        "--holes",
+        str(holes),
+    )
+    kept = _Kept(*flags, model=tiny_file)
     yield kept
     kept.close()
 

@@ -25,6 +25,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/api/runs/{id}/fork": {"at": 0, "sampling": {"max_tokens": 2}},
     "/api/runs/{id}/edit": {"at": 0, "text": "x", "sampling": {"max_tokens": 2}},
     "/api/runs/{id}/step": {"tokens": 1},
+    "/api/diffusions": {"prompt": "Hi", "sampling": {"max_tokens": 2}, "diffusion": {"block": 2}},
     "/api/edits/infill": {"before": "a", "after": "b", "tokens": 1, "candidates": 1, "sampling": _LETTER},
     "/api/edits/rewrite": {"text": "abc", "spans": [[1, 2]], "candidates": 1, "sampling": _LETTER},
     "/api/edits/repair": {"text": "abc", "budget": 20, "candidates": 1},

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from cli.terminal import on_terminal, run
+from cli.terminal import Session, on_terminal, run
 
 from glassloop import LLM, Run
 from glassloop.train.adapter_file import write_adapter_file
@@ -59,6 +59,34 @@ def test_an_infill_by_masks(holes, tmp_path):
 def test_on_a_terminal_the_passes_are_drawn(holes):
     code, text = on_terminal(*ASKED, "--holes", str(holes), "--fill", "block=6", "--fill", "passes=2")
     assert code == 0 and "░" in text
+
+
+def test_ctrl_c_keeps_what_there_is(holes, tmp_path):
+    trace = tmp_path / "a.glass"
+    asked = ("generate", "The old man", "--diffusion", "-n", "2000", "--seed", "1", "--fill", "block=4")
+    session = Session(*asked, "--no-store", "--holes", str(holes), "--trace", str(trace))
+    session.wait_for("░")
+    session.type("\x03")
+    session.wait_for("ended by cancelled")
+    assert session.child.wait(20) == 130
+    loaded = Run.load(trace)
+    assert loaded.finish_reason == "cancelled" and loaded.passes and loaded.diffusion["block"] == 4
+    shown = run("passes", str(trace))
+    assert shown.returncode == 0 and len(shown.stdout.splitlines()) >= len(loaded.passes)
+
+
+def test_a_pass_is_explained(holes, tmp_path):
+    trace = tmp_path / "a.glass"
+    run(*ASKED, "--holes", str(holes), "--fill", "block=6", "--fill", "passes=3", "--trace", str(trace))
+    wrong = run("explain", str(trace), "--step", "1", "--pass", "0")
+    assert wrong.returncode == 2 and "made with another adapter" in wrong.stderr
+    told = run("explain", str(trace), "--step", "1", "--pass", "0", "--holes", str(holes))
+    assert told.returncode == 0 and "In pass 0, with 0 of 6 places known" in told.stdout
+    assert run("replay", str(trace), "--holes", str(holes)).stdout == "identical, 12 of 12 tokens\n"
+    plain = tmp_path / "plain.glass"
+    run("generate", "The old man", "-n", "2", "--no-store", "--trace", str(plain))
+    wrong = run("explain", str(plain), "--step", "1", "--pass", "0")
+    assert wrong.returncode == 2 and "--pass is given" in wrong.stderr
 
 
 @pytest.mark.parametrize(

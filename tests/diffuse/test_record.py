@@ -18,6 +18,7 @@ from glassloop.diffuse.options import Diffusion
 from glassloop.diffuse.replay import known_before
 from glassloop.trace.file import from_bytes, to_bytes, version_of
 from glassloop.trace.header import to_header
+from glassloop.trace.listing import Listing
 from glassloop.trace.store import Store
 from glassloop.trace.validate import read_header
 
@@ -64,6 +65,11 @@ def test_a_store_keeps_it(run, tmp_path):
     store = Store(tmp_path / "runs.db")
     store.add(run)
     assert store.get(run.id).passes == run.passes
+    (whole,), (brief,) = (store.kept(Listing(5), brief) for brief in (False, True))
+    assert whole.facts["diffusion"] == run.diffusion and whole.facts["passes"] == len(run.passes)
+    assert brief.facts["diffusion"] == "object"
+    store.add(small_llm().generate(PROMPT, Sampling(max_tokens=1)))
+    assert store.kept(Listing(1), True)[0].facts["diffusion"] is None
     store.close()
 
 
@@ -89,6 +95,11 @@ def test_every_place_is_explained_by_the_pass_that_filled_it(run):
     assert told.sentence.startswith("In pass 0, with 0 of 8 places known, ")
     what_if = llm.explain(run, 0, temperature=0.0)
     assert what_if.winner.luck == 0
+    assert llm.explain(run, 0, of="answer", luck="new").winner.luck != run.tokens[0].luck
+    assert llm.explain(run, 0, seed=4).seed == 4
+    assert llm.explain(run, 1, of="prompt").source == "prompt"
+    with pytest.raises(GlassloopError, match="beam_width is above 1"):
+        llm.explain(run, 0, beam_width=2)
     with pytest.raises(TraceError, match="pass is 99"):
         llm.explain(run, 0, number=99)
     with pytest.raises(TraceError, match="step is 77"):
@@ -127,6 +138,11 @@ def test_another_model_and_another_adapter_are_refused(run):
         lambda header: header.update(passes=[[0, 0, 8, [], [[0, 1, 1.5, 1, -1, -1]]]]),
         lambda header: header.update(passes="x"),
         lambda header: header.update(diffusion=[]),
+        lambda header: header.update(diffusion={"block": [[[]]]}),
+        lambda header: header.update(diffusion={"block": "x" * 257}),
+        lambda header: header.update(diffusion={"block": 10**400}),
+        lambda header: header.update(diffusion={f"option {each}": 1 for each in range(33)}),
+        lambda header: header.update(diffusion={"\n": 1}),
     ],
 )
 def test_a_damaged_header_is_refused_by_name(run, spoil):

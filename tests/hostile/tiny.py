@@ -96,6 +96,23 @@ def write_tiny(path: Path, template: str = TEMPLATE, context: int = CONTEXT) -> 
     return path
 
 
+def write_tiny_holes(path: Path) -> Path:
+    """Writes a random adapter for masked rows of the tiny model. Its mask is a special token."""
+    from glassloop.train.adapter_file import write_adapter_file
+
+    rng = np.random.default_rng(6)
+    parts = {
+        f"layers.{layer}.q": tuple(
+            (rng.standard_normal(shape) * 0.1).astype(np.float32) for shape in ((2, DIM), (DIM, 2))
+        )
+        for layer in range(LAYERS)
+    }
+    vector = rng.standard_normal(DIM).astype(np.float32)
+    mask = FIRST_SPECIAL + 2
+    write_adapter_file(path, parts, 1.0, name="tiny", embedding=vector, mask_token=mask)  # type: ignore[arg-type]
+    return path
+
+
 # ── the same model as a folder of safetensors ──────────────────────────────────────────────────────────────
 
 _NAMES = {

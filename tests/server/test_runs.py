@@ -69,6 +69,9 @@ def test_a_run_has_all_that_the_engine_recorded(server, llm):
     assert run["tokens"][0]["parent"] == run["root"]
     assert [t["parent"] for t in run["tokens"][1:]] == [t["node"] for t in run["tokens"][:-1]]
     assert len(server.get(f"/api/runs/{run['id']}?alternatives=2").json()["tokens"][0]["alternatives"]) == 2
+    rest = server.get(f"/api/runs/{run['id']}?from=3").json()
+    assert rest == {**run, "tokens": run["tokens"][3:]}
+    assert server.get(f"/api/runs/{run['id']}?from=1000").json()["tokens"] == []
     assert run["id"] in [each["id"] for each in server.get("/api/runs").json()["runs"]]
 
 

@@ -8,9 +8,10 @@ import { sleep } from './stage.mjs';
 const PAGE = new URL('../../src/glassloop/server/static/', import.meta.url);
 const TYPES = { '.html': 'text/html', '.js': 'text/javascript', '.css': 'text/css', '.svg': 'image/svg+xml' };
 
-/** What the engine tells of a request, and when: `blocks` are [milliseconds, server-sent event]. */
-export async function record(server, body) {
-  const { runs } = await server.post('/api/runs', body);
+/** What the engine tells of a request, and when: `blocks` are [milliseconds, server-sent event]. With a finished run,
+ *  the request is a fork of it. */
+export async function record(server, body, of = null) {
+  const { runs } = await server.post(of === null ? '/api/runs' : `/api/runs/${of.id}/fork`, body);
   const stream = await fetch(`${server.address}/api/trees/${runs[0].tree}/events?after=0&close=true`);
   const blocks = [];
   let [rest, began] = ['', null];
@@ -18,16 +19,18 @@ export async function record(server, body) {
     const parts = (rest + text).split('\n\n');
     rest = parts.pop();
     for (const part of parts) {
+      if (of !== null && part.includes(`"run":"${of.id}"`)) continue;
       if (part.includes('event: token')) began ??= performance.now();
       blocks.push([began === null ? 0 : performance.now() - began, part]);
     }
   }
   const wholes = await Promise.all(runs.map((run) => server.get(`/api/runs/${run.id}?alternatives=20`)));
-  return { info: await server.get('/api/info'), runs, wholes, blocks };
+  return { info: await server.get('/api/info'), runs, wholes, blocks, of };
 }
 
 export class Replay {
   #ended = new Set();
+  #asked = new Set(); // runs that the page has opened
 
   constructor(recorded) {
     this.recorded = recorded;
@@ -50,29 +53,34 @@ export class Replay {
   }
 
   async #answer(request, answer) {
-    const { pathname } = new URL(request.url, this.address);
+    const { pathname, searchParams } = new URL(request.url, this.address);
     if (pathname.endsWith('/events')) return this.#stream(answer);
     if (!pathname.startsWith('/api/')) {
       const file = pathname === '/' ? 'index.html' : pathname.slice(1);
       const content = await readFile(new URL(file, PAGE));
       return answer.writeHead(200, { 'content-type': TYPES[extname(file)] ?? 'text/plain' }).end(content);
     }
-    return answer.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(this.#told(pathname)));
+    return answer.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(this.#told(pathname, Number(searchParams.get('from')))));
   }
 
-  /** A run is as it began until its end was sent. */
-  #told(path) {
-    const { info, runs, wholes } = this.recorded;
+  /** A run is as it began until its end was sent; `from` leaves out the tokens before one. */
+  #told(path, from) {
+    const { info, runs, wholes, of = null } = this.recorded;
     if (path === '/api/info') return info;
-    if (path === '/api/runs') return { runs: [...runs].reverse() };
+    if (path === '/api/runs') return { runs: [...runs].reverse().concat(of ?? []) };
+    if (path === `/api/runs/${of?.id}`) return of;
     const place = runs.findIndex((run) => path === `/api/runs/${run.id}`);
     if (place < 0) return {};
-    return this.#ended.has(runs[place].id) ? wholes[place] : { ...wholes[place], ...runs[place], tokens: [], tail: '', end: null, beams: [] };
+    this.#asked.add(path);
+    const whole = wholes[place];
+    if (this.#ended.has(whole.id)) return { ...whole, tokens: whole.tokens.slice(from) };
+    return { ...whole, ...runs[place], tokens: whole.tokens.slice(from, runs[place].fork_at ?? 0), tail: '', end: null, beams: [] };
   }
 
   async #stream(answer) {
     answer.writeHead(200, { 'content-type': 'text/event-stream' }).flushHeaders();
-    await sleep(1500); // the page has opened
+    for (let waits = 0; waits < 100 && this.#asked.size < this.recorded.runs.length; waits++) await sleep(100);
+    await sleep(1500); // the page has drawn them
     const began = performance.now();
     for (const [at, block] of this.recorded.blocks) {
       const early = began + at - performance.now();

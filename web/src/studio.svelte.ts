@@ -19,6 +19,7 @@ import { spoken } from './lib/visible';
 import type { Info, Message, Option, Options, StartBody, Summary, Token, TreeEvent } from './lib/types';
 import { FieldErrors } from './fields.svelte';
 import { panels } from './panels.svelte';
+import { PassReason } from './filling.svelte';
 import { Playback } from './playback.svelte';
 import { Voice } from './voice.svelte';
 
@@ -62,6 +63,7 @@ class Studio {
 
   readonly fields = new FieldErrors();
   readonly voice = new Voice();
+  readonly reason = new PassReason();
   private playback = new Playback();
   private feed = new Feed({
     came: (events) => this.came(events),
@@ -209,6 +211,7 @@ class Studio {
   async open(tree: string, run: string, at: number | null = null): Promise<boolean> {
     const opening = ++this.opening;
     this.pin = this.hover = this.choice = null;
+    this.reason.clear();
     this.tree = tree;
     await this.feed.open(tree);
     if (opening !== this.opening) return false;
@@ -277,6 +280,7 @@ class Studio {
     this.runId = run;
     this.pin = index;
     this.choice = null;
+    this.reason.clear();
     if (this.run?.summary.root !== root) this.restore();
   }
 
@@ -434,8 +438,26 @@ class Studio {
 
   // ── looking ───────────────────────────────────────────────────────────────────────────────────────────────
 
+  /** Fetches the passes of a run that are not here yet. */
+  passesOf(run: string): Promise<void> {
+    return this.feed.passes(run);
+  }
+
+  /** Shows why a place of a text that is filled in passes got its token in one of them. */
+  pinPlace(place: number, pass: number, piece: string | null): void {
+    if (!this.run) return;
+    this.playback.end();
+    this.pin = place < this.count ? place : null;
+    this.choice = null;
+    void this.reason.ask({ run: this.run.summary.id, place, pass, piece }).then(() => this.reason.told && this.voice.say(this.reason.told.sentence));
+  }
+
+  /** Whether a run can be forked: one that was filled in passes cannot. */
+  forks = $derived(!this.run?.summary.diffusion);
+
   /** Whether the server gives what a lens needs. */
   offers(name: LensName): boolean {
+    if (name === 'Filling') return this.info?.diffusion?.available === true;
     if (name === 'Training') return this.info?.training === true;
     return name !== 'Inside' || Boolean(this.info?.lenses.length);
   }
@@ -453,6 +475,7 @@ class Studio {
     if (this.head !== null && index !== null && index >= this.head) this.playback.end();
     this.pin = index;
     this.choice = null;
+    this.reason.clear();
     const token = this.tokenAt(index);
     if (token) this.voice.say(`Token ${token.index}: “${spoken(token.piece, token.bytes)}”.`);
   }

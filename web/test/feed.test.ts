@@ -46,6 +46,30 @@ describe('the feed', () => {
     await feed.open(run().tree);
     await vi.waitFor(() => expect(asked.at(-1)).toBe(`/api/runs/${late.run}?alternatives=20`));
   });
+  it('asks for a run once at a time, however many of its events come meanwhile', async () => {
+    serve('', []);
+    const feed = new Feed(silent(), (work) => work());
+    await feed.open(run().tree);
+    const answers: ((answer: Response) => void)[] = [];
+    vi.stubGlobal('fetch', () => new Promise<Response>((answer) => answers.push(answer)));
+    for (let times = 0; times < 5; times++) void feed.details(run().id);
+    expect(answers).toHaveLength(1);
+    answers[0]!(Response.json(run()));
+    await vi.waitFor(() => expect(answers).toHaveLength(2)); // once more for all that came meanwhile
+    answers[1]!(Response.json(run()));
+    await vi.waitFor(() => expect(feed.forest.runs.get(run().id)!.tokens).toHaveLength(run().tokens.length));
+    expect(answers).toHaveLength(2);
+  });
+  it('asks for what a fork does not share with its parent, and has it all', async () => {
+    const asked = serve('');
+    const feed = new Feed(silent(), (work) => work());
+    await feed.open(run().tree);
+    expect(asked).toContain(`/api/runs/${fork().id}?alternatives=20&from=${fork().fork_at}`);
+    const parent = feed.forest.runs.get(run().id)!.tokens;
+    const { tokens } = feed.forest.whole({ ...fork(), id: 'other', tokens: fork().tokens.slice(fork().fork_at!) });
+    expect(tokens.map((token) => token.node)).toEqual(fork().tokens.map((token) => token.node));
+    expect(tokens[0]).toBe(parent[0]);
+  });
 });
 
 it('a conversation goes on from the answer that is looked at', () => {

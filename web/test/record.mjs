@@ -32,3 +32,8 @@ for (let seed = 1, drafts; !drafts; seed++) {
 const [beams] = (await post('/api/runs', { prompt: 'The capital of France is', sampling: { beam_width: 3, max_tokens: 6, logprobs: 3 } })).runs;
 await finished(beams.tree);
 await save('beams.json', await get(`/api/runs/${beams.id}?alternatives=3`));
+// A text that is filled in passes, with tokens that are taken back: its events, and its passes as they are read later.
+const filling = { prompt: 'The old man sat down and', sampling: { seed: 7, max_tokens: 12, logprobs: 2 }, diffusion: { block: 6, passes: 3, revise: 1 } };
+const [filled] = (await post('/api/runs', filling)).runs;
+await save('passes.txt', await finished(filled.tree));
+await save('passes.json', await get(`/api/runs/${filled.id}/passes`));

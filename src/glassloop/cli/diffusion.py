@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,14 +12,14 @@ import typer
 from glassloop.cli.help import INPUT, OUTPUT
 from glassloop.cli.kept import Name
 from glassloop.cli.options import RunModel
-from glassloop.cli.terminal import has_colours, print_json, visible
+from glassloop.cli.terminal import has_colours, print_json, visible, wrapped
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from glassloop.decode.sampling import Sampling
-    from glassloop.diffuse.frames import Cell
+    from glassloop.diffuse.frames import Cell, Frame
+    from glassloop.diffuse.write import DiffusionRequest
     from glassloop.engine.llm import LLM
     from glassloop.trace.run import Run
 
@@ -79,56 +80,60 @@ def _value(text: str) -> int | float | str | None:
 
 def print_diffused(
     llm: LLM,
-    prompt: str | list[int],
-    sampling: Sampling,
-    filling: dict[str, Any],
+    request: DiffusionRequest,
     json_output: bool,
     trace: Path | None,
     store: bool,
 ) -> None:
-    """Writes a text by diffusion and prints it: on a terminal after each pass, else at the end."""
+    """Writes a text by diffusion and prints it: on a terminal after each pass, else at the end. What there is
+    when Ctrl-C interrupts it is printed and kept."""
     from rich.console import Console
     from rich.live import Live
 
     from glassloop.cli.generate import statistics
     from glassloop.cli.kept import keep
-    from glassloop.diffuse.frames import frames
+    from glassloop.diffuse.frames import Frames
+    from glassloop.diffuse.write import follow_passes
 
-    drawn = sys.stdout.isatty() and not json_output and sampling.n == 1
-    live = Live(console=Console(), auto_refresh=False) if drawn else None
-
-    def on_pass(run: Run, record: object) -> None:
-        if live is not None:
-            *_, last = frames(run, llm.piece)
-            live.update(frame_text(last), refresh=True)
-
-    try:
-        if live is not None:
-            live.start()
-        run = llm.diffuse(prompt, sampling, diffusion=filling, on_pass=on_pass)
-        if live is not None:
-            live.update(visible(run.text), refresh=True)
-    finally:
-        if live is not None:
-            live.stop()
-    runs = run.samples or [run]
+    runs, interrupted = request.runs, False
+    run = runs[0]
+    drawn = sys.stdout.isatty() and not json_output and len(runs) == 1
+    maker = Frames(run, llm.piece, llm.tokenizer.eos_ids)
+    with Live(console=Console(), auto_refresh=False, transient=True) if drawn else nullcontext() as live:
+        try:
+            for _, record in follow_passes(llm.engine, request):
+                if live is not None:
+                    live.update(_screen(run, maker.at(record.number)), refresh=True)
+        except KeyboardInterrupt:
+            interrupted = True
     if json_output:
         print_json(run.to_dict() | ({"samples": [each.to_dict() for each in runs]} if len(runs) > 1 else {}))
-    elif not drawn:
+    else:
         for each in runs:
-            print(f"── {each.sample + 1} of {len(runs)} ──\n" * (len(runs) > 1) + each.text)
+            text = visible(each.text) if sys.stdout.isatty() else each.text
+            print(f"── {each.sample + 1} of {len(runs)} ──\n" * (len(runs) > 1) + text)
     if trace is not None:
         run.save(trace)
     kept = store and keep(runs)
     if not json_output:
         rows = sum(len(record.filled) for record in run.passes)
         passes = f"{len(run.passes)} passes, {rows / max(1, len(run.passes)):.1f} tokens each"
-        print(f"{statistics(llm, run, bool(kept))} · {passes}", file=sys.stderr)
+        print(wrapped(f"{statistics(llm, run, bool(kept))} · {passes}", sys.stderr), file=sys.stderr)
+    if interrupted:
+        raise typer.Exit(130)
+
+
+def _screen(run: Run, frame: Frame) -> Text:
+    """Returns the text after a pass: the complete blocks, and the one that is being filled."""
+    from rich.text import Text
+
+    before = "".join([token.text for token in run.tokens[: frame.first]])
+    return Text(visible(before)).append_text(frame_text(frame.cells))
 
 
 def frame_text(cells: list[Cell], newlines: bool = True) -> Text:
-    """Returns the text after a pass, with its masks; what the pass has changed is marked by colour. Without
-    `newlines` it is one line."""
+    """Returns the cells of a frame as text; what the pass has changed is marked by colour. Without `newlines`
+    it is one line."""
     from rich.text import Text
 
     made = Text()
@@ -166,10 +171,10 @@ def passes(
         tokenizer = load_tokenizer(model or model_of(name, run))
         pieces |= {each.id: tokenizer.piece(each.id) for record in run.passes for each in record.filled}
     console = Console(highlight=False)
-    for record, cells in zip(run.passes, frames(run, pieces.__getitem__), strict=True):
+    for record, frame in zip(run.passes, frames(run, pieces.__getitem__), strict=True):
         if number is not None and record.number != number:
             continue
-        block = frame_text(cells[record.first :], newlines=False)
+        block = frame_text(frame.cells, newlines=False)
         console.print(f"{record.number:4d}  ", block, sep="", end="\n")
         if number is not None:
             for taken in record.unfilled:

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glassloop.cli.diffusion import Holes
 from glassloop.cli.help import OUTPUT
 from glassloop.cli.kept import Name, Which
 from glassloop.cli.options import Json, Plugins, RunModel, given, load_plugins, takes_sampling
+from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
@@ -44,6 +46,17 @@ def explain(
             rich_help_panel=_WHAT,
         ),
     ] = False,
+    number: Annotated[
+        int | None,
+        typer.Option(
+            "--pass",
+            metavar="N",
+            min=0,
+            help="Of a text that was written by diffusion: what this pass thought of the place. Default: the"
+            " pass that filled it.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
     which: Which = "",
     shown: Annotated[
         int,
@@ -59,6 +72,7 @@ def explain(
     model: RunModel = None,
     as_json: Json = False,
     plugin: Plugins = None,
+    holes: Holes = None,
     **options: Any,
 ) -> None:
     """Say why a token was chosen: what each stage did, how much luck each candidate drew, and which one won.
@@ -74,12 +88,16 @@ def explain(
     load_plugins(plugin)
     overrides = given(options)
     run = find_run(name, which)
+    if number is not None and (run.diffusion is None or in_prompt):
+        raise GlassloopError("--pass is given; a token that was filled by a pass of diffusion is expected")
     if overrides.get("adapter") == run.sampling.adapter:  # it was given to be loaded, not as a what-if
         overrides.pop("adapter", None)
     if run.upstream is not None:
         _print_told(run, step, in_prompt, new_luck, shown, overrides, as_json)
         return
     llm = load(model or model_of(name, run))
+    if holes is not None:
+        llm.load_holes(holes)
     if in_prompt:
         check_run(llm, run)  # before its token ids are looked up
         of, pieces = "prompt", list(map(llm.piece, run.prompt_ids))
@@ -88,7 +106,10 @@ def explain(
     at = find_place(step, pieces, f"the {of}", "--step")
     if not in_prompt:
         count_forks(run, at)
-    told = llm.explain(run, at, of=of, luck="new" if new_luck else "same", shown=shown, **overrides)
+    asked_pass: dict[str, Any] = {} if number is None else {"number": number}
+    told = llm.explain(
+        run, at, of=of, luck="new" if new_luck else "same", shown=shown, **asked_pass, **overrides
+    )
     print_notes(told.notes)
     token = None if in_prompt else token_at(run, at)
     if as_json:

@@ -126,13 +126,16 @@ def generate(
     text = read_text(prompt or "")
     if diffusion:
         from glassloop.cli.diffusion import print_diffused
+        from glassloop.diffuse.write import by_diffusion
 
         own = load(model, ops, kv_memory, drafter(draft), model_defaults)
         if holes is not None:
             own.load_holes(holes)
-        ids = own.tokenizer.encode_chat(chat_messages(own, text, system)) if chat else text
-        options_of_run = with_defaults(asked, own.default_sampling)
-        print_diffused(own, ids, options_of_run, filling, json_output, trace, store)
+        chosen = with_defaults(asked, own.default_sampling)
+        prepared = (
+            own.prepare_chat(chat_messages(own, text, system), chosen) if chat else own.prepare(text, chosen)
+        )
+        print_diffused(own, by_diffusion(own, prepared, filling), json_output, trace, store)
         return
     llm: AnyEngine
     if upstream is None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from glassloop.cli.adapters import Adapters, remember
+from glassloop.cli.diffusion import Holes
 from glassloop.cli.kept import Name
 from glassloop.cli.options import Json, Ops, Plugins, RunModel, load_plugins
 from glassloop.cli.terminal import print_result, visible
@@ -25,6 +26,7 @@ def replay(
     as_json: Json = False,
     plugin: Plugins = None,
     adapter: Adapters = None,
+    holes: Holes = None,
 ) -> None:
     """Compute a recorded run again and compare every number.
 
@@ -38,6 +40,8 @@ def replay(
     for run in runs:
         run.check_computable()
     llm = load(model or model_of(name, runs[0]), ops)
+    if holes is not None:
+        llm.load_holes(holes)
     verdicts = [llm.replay(run, first=first, strict=not any_model) for run in runs]
     plain = [{"run": run.id, **verdict.to_dict()} for run, verdict in zip(runs, verdicts, strict=True)]
     lines = [visible(verdict.sentence, newlines=False) for verdict in verdicts]

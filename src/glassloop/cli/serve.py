@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from glassloop.cli.adapters import Adapters, load_given, remember, take_given
+from glassloop.cli.diffusion import Holes
 from glassloop.cli.help import OUTPUT
 from glassloop.cli.options import (
     DEFAULT_MODEL,
@@ -163,6 +164,7 @@ def serve(
     ] = None,
     plugin: Plugins = None,
     adapter: Adapters = None,
+    holes: Holes = None,
     replicas: Annotated[
         int | None,
         typer.Option(
@@ -268,7 +270,8 @@ def serve(
     if not no_store and keep != 0:  # before the model is loaded, which may take a while
         settings, note = _with_store(settings)
     if upstream is not None:
-        here = {"ops": ops, "kv-memory": kv_memory, "draft": draft, "plugin": plugin, "replicas": replicas}
+        own = {"ops": ops, "kv-memory": kv_memory, "draft": draft, "plugin": plugin, "replicas": replicas}
+        here: dict[str, object] = {**own, "holes": holes}
         _serve_upstream(upstream, upstream_key_env, settings, note, here)
         return
     if replicas is None:
@@ -279,6 +282,10 @@ def serve(
     else:
         from glassloop.cluster.options import AppOptions, EngineOptions, threads_of_each
 
+        if holes is not None:
+            raise GlassloopError(
+                "--holes is given with --replicas; a server of one process writes by diffusion"
+            )
         models = [model, *(also or ())]
         each = EngineOptions(
             model,
@@ -308,6 +315,8 @@ def serve(
             model, ops, kv_memory=kv_memory, draft=drafter(draft), most_running=running, most_waiting=queue
         )
         load_given(llm)
+        if holes is not None:
+            llm.load_holes(holes)
     if not model_defaults:
         from glassloop.decode.sampling import Sampling
 

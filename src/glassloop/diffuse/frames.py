@@ -2,29 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
 
+from glassloop.trace.passes import PassRecord
 from glassloop.trace.run import Run
 
 
 class Cell(NamedTuple):
     """One place of the answer in a frame."""
 
-    text: str | None  # of its token; None: it is masked
-    changed: bool  # it was filled by this pass
-    confidence: float | None  # with which it was filled
+    text: str | None = None  # of its token; None: it is masked
+    id: int | None = None
+    changed: bool = False  # it was filled by this pass, or taken back before it
+    confidence: float | None = None  # with which it was filled; this and the next are of the record
+    entropy: float | None = None
+    raw_logprob: float | None = None
+    logprob: float | None = None
+    filled_by: int | None = None  # the number of the pass
+    taken_back: str | None = None  # the token that was taken back before this pass
+    reason: str | None = None  # for which it was
+
+    def to_dict(self) -> dict[str, Any]:
+        return {_NAMES.get(name, name): value for name, value in self._asdict().items()}
 
 
-def frames(run: Run, piece: Callable[[int], str]) -> Iterator[list[Cell]]:
-    """Yields the answer after each pass, up to the end of the block that the pass belongs to."""
-    cells: list[Cell] = []
-    for record in run.passes:
-        end = record.first + record.width
-        cells = [cell._replace(changed=False) for cell in cells[:end]]
-        cells += [Cell(None, False, None)] * (end - len(cells))
+_NAMES = {"filled_by": "pass"}
+
+
+class Frame(NamedTuple):
+    """The block that a pass worked on, after the pass. What is before the block is final."""
+
+    number: int  # of the pass
+    first: int  # the place of the first cell in the answer
+    cells: list[Cell]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"pass": self.number, "first": self.first, "cells": [cell.to_dict() for cell in self.cells]}
+
+
+class Frames:
+    """Makes frames of a run. In the order of the passes, each costs as much as its block is wide."""
+
+    def __init__(self, run: Run, piece: Callable[[int], str], eos_ids: Collection[int] = ()) -> None:
+        """`piece` returns the text of a token, `eos_ids` are those that end a text: a frame ends with it."""
+        self._run = run
+        self._piece = piece
+        self._ends = {*run.sampling.stop_token_ids, *(() if run.sampling.ignore_eos else eos_ids)}
+        self._last = -1  # the number of the pass that the cells are after
+        self._cells: list[Cell] = []
+
+    def at(self, number: int) -> Frame:
+        """Returns the frame after a pass, by its number."""
+        passes, start = self._run.passes, number
+        record = passes[number]
+
+        def same_block(other: int) -> bool:
+            return other >= 0 and passes[other].first == record.first
+
+        while same_block(start - 1) and start - 1 != self._last:
+            start -= 1
+        if not same_block(start - 1):
+            self._cells = []
+        for each in passes[start : number + 1]:
+            self._add(each)
+        self._last = number
+        ends = [place for place, cell in enumerate(self._cells) if cell.id in self._ends]
+        return Frame(number, record.first, self._cells[: ends[0] + 1] if ends else list(self._cells))
+
+    def _add(self, record: PassRecord) -> None:
+        kept = [cell._replace(changed=False, taken_back=None, reason=None) for cell in self._cells]
+        self._cells = cells = kept[: record.width] + [Cell()] * (record.width - len(kept))
         for taken in record.unfilled:
-            cells[taken.at] = Cell(None, True, None)
+            cells[taken.at - record.first] = Cell(
+                changed=True, taken_back=self._piece(taken.id), reason=taken.why
+            )
         for each in record.filled:
-            cells[each.at] = Cell(piece(each.id), True, each.confidence)
-        yield list(cells)
+            place = each.at - record.first
+            cells[place] = Cell(
+                self._piece(each.id),
+                each.id,
+                True,
+                each.confidence,
+                each.entropy,
+                each.raw_logprob,
+                each.logprob,
+                record.number,
+                cells[place].taken_back,
+                cells[place].reason,
+            )
+
+
+def frames(run: Run, piece: Callable[[int], str], eos_ids: Collection[int] = ()) -> Iterator[Frame]:
+    """Yields the frame after each pass."""
+    maker = Frames(run, piece, eos_ids)
+    for number in range(len(run.passes)):
+        yield maker.at(number)

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.explain import Explanation, explain
-from glassloop.decode.luck import pass_salt
+from glassloop.decode.luck import fork_salt, pass_salt
 from glassloop.decode.stop import Ending
 from glassloop.diffuse.options import Diffusion
 from glassloop.diffuse.rows import Rows
-from glassloop.diffuse.write import check, fill
+from glassloop.diffuse.write import DiffusionRequest, check, check_prompt, finish
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.masked import Masked, Pass
-from glassloop.engine.replay import check_ids, replay_notes
+from glassloop.engine.replay import Luck, NoSuchToken, check_ids, replay_notes
 from glassloop.errors import GlassloopError, TraceError
 from glassloop.ops.quant import Float32
 from glassloop.trace.passes import PassRecord
@@ -35,7 +35,8 @@ def options_of(llm: LLM, run: Run) -> Diffusion:
     check_ids(llm, run)
     try:
         options = Diffusion.of(values)
-        check(run, options, llm.mask)
+        check(run.sampling, options, llm.mask)
+        check_prompt(run)
     except GlassloopError as error:
         raise TraceError(f"run {run.id}: {error}") from None
     return options
@@ -47,7 +48,26 @@ def replay_passes(llm: LLM, run: Run, deadline: Deadline | None = None) -> Verdi
     again = llm.new_run(
         list(run.prompt_ids), run.sampling, run.seed, salt=run.salt, prompt=None, sample=run.sample
     )
-    fill(llm, [again], llm.compile(run.sampling), options, llm.mask, None, deadline or Deadline())
+    request = DiffusionRequest(
+        again.prompt_ids,
+        run.sampling,
+        [again],
+        built=llm.compile(run.sampling),
+        pieces=llm.piece,
+        options=options,
+        mask=llm.mask,
+        deadline=deadline or Deadline(),
+    )
+    # A run that was cut short has the beginning of the passes, and no more are computed.
+    cut_short = run.finish_reason in ("cancelled", "timeout", "error", None)
+    if cut_short:
+
+        def stop(_: Run, record: PassRecord) -> None:
+            request.abandoned = record.number + 1 >= len(run.passes)
+
+        request.on_pass = stop
+        request.abandoned = not run.passes
+    finish(llm, request)
     earliest: Difference | None = None
     same = 0
     for at, recorded in enumerate(run.tokens):
@@ -58,8 +78,6 @@ def replay_passes(llm: LLM, run: Run, deadline: Deadline | None = None) -> Verdi
             told = "nothing" if made is None else made.piece
             earliest = Difference(at, recorded.id, recorded.piece, found, told, recorded.margin)
     notes = list(replay_notes(llm, run))
-    # A run that was cut short has the beginning of the passes.
-    cut_short = run.finish_reason in ("cancelled", "timeout", "error", None)
     passes = again.passes[: len(run.passes)] if cut_short else again.passes
     if passes != run.passes:
         notes.append("the passes are not the same")
@@ -87,25 +105,34 @@ def explain_fill(
     at: int,
     *,
     number: int | None = None,
+    luck: Luck = "same",
     shown: int = 10,
     deadline: Deadline | None = None,
     **overrides: Any,
 ) -> Explanation:
     """Returns why the token at this place of the answer is there: the pass that filled it is computed again.
-    `number` asks about another pass: what the place would have got in it. Options are a what-if."""
-    options_of(llm, run)
-    filled = [each for each in run.passes if any(fill.at == at for fill in each.filled)]
-    if not filled:
-        raise TraceError(f"step is {at}; a place that was filled is expected")
+    `number` asks about another pass: what the place would have got in it. Options, or new luck, make it a
+    what-if."""
+    options = options_of(llm, run)
+    sampling, seed, salt = run.sampling, run.seed, run.salt
+    if overrides:
+        sampling = sampling.changed({"n": 1, **overrides})
+        check(sampling, options, llm.mask)
+        seed = seed if overrides.get("seed") is None or sampling.seed is None else sampling.seed
+    if luck not in ("same", "new"):
+        raise TraceError(f"luck is {luck!r}; 'same' or 'new' is expected")
+    if luck == "new":
+        position = len(run.prompt_ids) + at
+        salt = fork_salt(salt, position, run.forks.get(position, 0) + 1)
     if number is None:
-        number = filled[-1].number
+        number = last_filled(run, at)
     if not 0 <= number < len(run.passes):
-        raise TraceError(f"pass is {number}; one from 0 to {len(run.passes) - 1} is expected")
+        raise TraceError.about("pass", f"is {number}; one from 0 to {len(run.passes) - 1} is expected")
     record = run.passes[number]
     tokens = known_before(run, record)
     place = at - record.first
     if not 0 <= place < record.width or tokens[place] is not None:
-        raise TraceError(f"in pass {number} the place {at} is not masked")
+        raise TraceError.about("pass", f"is {number}, in which the place {at} is not masked")
     mask, before = llm.mask, [*run.prompt_ids, *run.token_ids[: record.first]]
     rows, pilot = Rows(before, record.width, [], mask), _Once()
     task = Masked(rows.tokens, rows.kept, rows.of_pass(tokens), pilot, deadline)
@@ -114,7 +141,7 @@ def explain_fill(
     assert pilot.logits is not None
     masks = [each for each, token in enumerate(tokens) if token is None]
     row = rows.logits(pilot.logits, tokens)[masks.index(place)]
-    if run.sampling.constraint is not None or run.sampling.bad_words:
+    if sampling.constraint is not None or sampling.bad_words:
         for each in record.filled:  # with these a place follows what the same pass has filled before it
             if each.at < at:
                 tokens[each.at - record.first] = each.id
@@ -122,21 +149,28 @@ def explain_fill(
     told = explain(
         row,
         [*before, *seen],
-        run.sampling,
-        run.seed,
+        sampling,
+        seed,
         prompt_length=len(run.prompt_ids),
-        salt=pass_salt(run.salt, number),
+        salt=pass_salt(salt, number),
         tokenizer=llm.tokenizer,
         eos_ids=tuple(llm.tokenizer.eos_ids),
         ops=llm.transformer.ops.rows,
         shown=shown,
         never=(mask.token,),
-        **overrides,
     )
     known = record.width - len(masks)
     return replace(
         told, sentence=f"In pass {number}, with {known} of {record.width} places known, {told.sentence}"
     )
+
+
+def last_filled(run: Run, at: int) -> int:
+    """Returns the number of the pass that filled a place of the answer last."""
+    for record in reversed(run.passes):
+        if any(each.at == at for each in record.filled):
+            return record.number
+    raise NoSuchToken(f"step is {at}; a place that was filled is expected")
 
 
 def known_before(run: Run, record: PassRecord) -> list[int | None]:

@@ -1,97 +1,179 @@
-"""Writing by diffusion: blocks of masks from left to right, each filled in passes."""
+"""Writing by diffusion: blocks of masks from left to right, each filled in passes.
+
+A `DiffusionRequest` is a request like any other: it is submitted, followed, cancelled and kept in the same
+ways. Its tasks are `Writer`s, one for each run. The tokens of a block are told once the block is final.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from glassloop.decode.compiled import Compiled
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending, Stopper
 from glassloop.diffuse.filling import Filling
 from glassloop.diffuse.options import Diffusion
 from glassloop.diffuse.rows import Rows
-from glassloop.engine.branch import BranchText
+from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.deadline import Deadline
-from glassloop.engine.masked import Mask, Masked, Pass
+from glassloop.engine.follow import Submitter, raise_error
+from glassloop.engine.generation import complete
+from glassloop.engine.masked import Mask, MaskedBranch, Pass
+from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Prompt
-from glassloop.errors import GlassloopError, SamplingError
+from glassloop.engine.task import CANCELLED, Row, Task
+from glassloop.errors import GlassloopError, SamplingError, described
 from glassloop.ops.quant import Float32
 from glassloop.text.tokenizer import Tokenizer
-from glassloop.trace.passes import PassRecord
+from glassloop.trace.passes import MOST_CHANGES, PassRecord
 from glassloop.trace.run import Run
 from glassloop.trace.token import Pieces, Token
 
 if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
+    from glassloop.engine.loop import Loop
 
+# Told of each pass of each run, on the engine's thread: it must be quick.
 OnPass = Callable[[Run, PassRecord], None]
 
 
-class Writer:
-    """Writes a run block by block: the pilot of its passes."""
+@dataclass(eq=False)
+class DiffusionRequest(Request):
+    """A request whose runs are written by filling masks."""
 
-    def __init__(
-        self,
-        run: Run,
-        options: Diffusion,
-        decoder: Decoder,
-        compiled: Compiled,
-        tokenizer: Tokenizer,
-        pieces: Pieces,
-        mask: Mask,
-        on_pass: OnPass | None = None,
-    ) -> None:
+    pieces: Pieces = str  # the text of a token by itself
+    options: Diffusion = field(default_factory=Diffusion)
+    mask: Mask = field(default_factory=lambda: Mask(0))
+    on_pass: OnPass | None = None
+    deadline: Deadline | None = None  # in place of the timeout of the options
+
+    def own_tasks(self, loop: Loop, order: tuple[int, int]) -> list[Task]:
+        writers = [Writer(self, run, order, loop) for run in self.runs]
+        writers[0].siblings = writers[1:]
+        return list(writers)
+
+    def overdue(self) -> Ending | None:
+        if self.deadline is None:
+            return super().overdue()
+        return CANCELLED if self.abandoned or self.deadline.cancelled or self.deadline.expired else None
+
+
+class Writer:
+    """Writes a run block by block: the task of a run of a `DiffusionRequest`. The first run of a request
+    computes the prefix that all share; the others are queued once it is in the KV tree."""
+
+    program = None  # its rows are those of the forward pass
+    decoder = None  # it chooses by itself, several tokens at once
+    masked = True
+
+    def __init__(self, request: DiffusionRequest, run: Run, order: tuple[int, int], loop: Loop) -> None:
+        self.request = request
+        self.order = order
         self.run = run
-        self._options = options
-        self._decoder = decoder
-        self._tokenizer = tokenizer
-        self._pieces = pieces
-        self._mask = mask
-        self._on_pass = on_pass
-        self._text = BranchText(compiled)
-        self._stopper = Stopper(run.sampling, tokenizer.eos_ids, run.context)
-        self._began = perf_counter()
-        self._first: float | None = None
-        self._revisions = options.revise
+        self.siblings: list[Writer] = []
+        self._options, self._mask = request.options, request.mask
+        self._decoder: Decoder = loop.decoder(run, run.prompt_ids, request.compiled, (self._mask.token,))
+        self._tokenizer: Tokenizer = loop.tokenizer
+        self._pieces = request.pieces
+        self._host: Callable[[Any], Float32] = loop.transformer.ops.host
+        self._queue: Callable[[Task], None] = loop.scheduler.add
+        self._text = BranchText(request.compiled)
+        self._stopper = Stopper(run.sampling, self._tokenizer.eos_ids, run.context)
+        self._first: float | None = None  # when the first pass was taken
+        self._revisions = self._options.revise
         self._is_scoring = False
+        self._changes = 0  # in the record of the passes
         width = self._width()
-        self.rows = Rows(run.prompt_ids, width, [], mask)
-        self._filling = Filling(width, options, decoder, mask.token)
+        self._rows = Rows(run.prompt_ids, width, [], self._mask)
+        self._filling = Filling(width, self._options, self._decoder, self._mask.token)
+        first = self._rows.of_pass(self._filling.tokens)
+        self.branch = MaskedBranch(self._rows.tokens, self._rows.kept, first)
+        self.branches: Sequence[Branch] = [self.branch]
 
     def _width(self) -> int:
         known, sampling = len(self.run.prompt_ids) + len(self.run.tokens), self.run.sampling
         left = min(sampling.max_tokens - len(self.run.tokens), self.run.context - known)
         return min(self._options.block, left)
 
-    def first(self) -> Pass:
-        return self.rows.of_pass(self._filling.tokens)
+    # ── as a task ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def advance(self, logits: Float32) -> Pass | None:
+    @property
+    def ended(self) -> bool:
+        return self.run.finish_reason is not None
+
+    def guess(self, rows: int) -> list[int]:
+        return []
+
+    def runs_ahead(self, beside: int) -> bool:
+        return False
+
+    def preempted(self) -> None:
+        self.run.timings.preempted += 1
+
+    def advance(self, rows: Sequence[Row]) -> None:
+        now, place = perf_counter(), rows[0].place
         if self._first is None:
-            self._first = perf_counter()
-            self.run.timings.prefill = self._first - self._began
-        self.run.timings.decode = perf_counter() - self._first
-        filling = self._filling
+            self._first = now
+            self.run.timings.prefill = now - (self.request.started or now)
+            self._queue_siblings()
+        self.run.timings.decode = now - self._first
+        following = self._pass(self._host(rows[0].results[place : place + len(rows)]))
+        if following is None:
+            return
+        self.branch.next = following
+        if self._changes >= MOST_CHANGES:
+            self.finish(Ending("length", f"{MOST_CHANGES} changes"))
+
+    def _queue_siblings(self) -> None:
+        for writer in self.siblings:
+            self._queue(writer)
+        self.siblings = []
+
+    def finish(self, ending: Ending, last: Token | None = None) -> None:
+        """Ends the run with the blocks that are complete. `last` is its last token if the listener has not
+        been told of it yet."""
+        run = self.run
+        run.tail = self._text.flush()
+        run.finish_reason, run.stop_reason = ending.reason, ending.detail
+        if self.siblings:  # it has not computed the prefix, so the next run does
+            following = self.siblings[0]
+            following.siblings, self.siblings = self.siblings[1:], []
+            self._queue(following)
+        if last is not None:
+            self.request.tell(run, last)
+        self.request.tell(run, None)
+
+    def fail(self, error: Exception) -> None:
+        self.run.error = error
+        self.finish(Ending("error", described(error)))
+
+    # ── passes and blocks ──────────────────────────────────────────────────────────────────────────────────
+
+    def _pass(self, logits: Float32) -> Pass | None:
+        """Takes the logits of a pass. Returns the next pass, or None if the text has ended."""
+        filling, rows = self._filling, self._rows
         if self._is_scoring:
             self._is_scoring = False
             filling.take_back(self._scores(logits))
-            return self.rows.of_pass(filling.tokens)
-        record = filling.advance(self.rows.logits(logits, filling.tokens))
+            return rows.of_pass(filling.tokens)
+        record = filling.advance(rows.logits(logits, filling.tokens))
         self.run.passes.append(record)
-        if self._on_pass is not None:
-            self._on_pass(self.run, record)
+        self._changes += len(record.filled) + len(record.unfilled)
+        if self.request.on_pass is not None:
+            self.request.on_pass(self.run, record)
         if not filling.is_full:
-            return self.rows.of_pass(filling.tokens)
+            return rows.of_pass(filling.tokens)
         if self._revisions:
             self._revisions -= 1
             if self._options.revise_by == "likelihood":
                 self._is_scoring = True
-                return self.rows.scoring(self._ids())
+                return rows.scoring(self._ids())
             filling.take_back()
-            return self.rows.of_pass(filling.tokens)
+            return rows.of_pass(filling.tokens)
         return self._next_block()
 
     def _ids(self) -> list[int]:
@@ -111,46 +193,64 @@ class Writer:
         ids = self._ids()
         for token, chosen in zip(ids, self._filling.chosen, strict=False):
             assert chosen is not None
-            ending = self._take(Token(chosen, "", self._tokenizer.token_bytes(token), self._pieces, "mask"))
-            if ending is not None:
-                self.finish(ending)
+            if self._take(Token(chosen, "", self._tokenizer.token_bytes(token), self._pieces, "mask")):
                 return None
         if self._decoder.finished:
             self.finish(Ending("stop", "grammar"))
             return None
-        self.rows.extend(ids)
+        self._rows.extend(ids)
         self._revisions = self._options.revise
-        self._filling = Filling(
-            self._width(),
-            self._options,
-            self._decoder,
-            self._mask.token,
-            len(self.run.tokens),
-            len(self.run.passes),
-        )
-        return self.rows.of_pass(self._filling.tokens)
+        made = len(self.run.tokens), len(self.run.passes)
+        self._filling = Filling(self._width(), self._options, self._decoder, self._mask.token, *made)
+        return self._rows.of_pass(self._filling.tokens)
 
-    def _take(self, token: Token) -> Ending | None:
-        """Adds a token and its text to the run. Returns the ending if that was the last one."""
-        run, seconds = self.run, perf_counter() - self._began
+    def _take(self, token: Token) -> bool:
+        """Adds a token and its text to the run. Returns whether that ends the run."""
+        run, seconds = self.run, self.request.seconds
         token.seconds, token.sample = seconds, run.sample
         ending = None
         if self._stopper.before(token.id):
             ending = Ending("stop", self._pieces(token.id))
             if not run.sampling.include_stop:
                 run.end = token
-                return ending
+                self.finish(ending)
+                return True
         self._decoder.commit(token.id)
         token.text = self._text.feed(token.bytes)
         run.tokens.append(token)
-        return ending or self._text.ending or self._stopper.after(self._decoder.history, seconds)
+        ending = ending or self._text.ending or self._stopper.after(self._decoder.history, seconds)
+        if ending is None:
+            self.request.tell(run, token)
+        else:
+            self.finish(ending, token)
+        return ending is not None
 
-    def finish(self, ending: Ending) -> bool:
-        run = self.run
-        if run.finish_reason is None:
-            run.tail = self._text.flush()
-            run.finish_reason, run.stop_reason = ending.reason, ending.detail
-        return ending.reason not in ("cancelled", "error")
+
+# ── requests ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def by_diffusion(
+    llm: LLM, request: Request, diffusion: Diffusion | Mapping[str, Any] | None = None
+) -> DiffusionRequest:
+    """Returns a prepared request as one whose runs are written by diffusion. Raises if the model has no masks
+    or the options cannot be combined."""
+    mask = llm.mask
+    options = Diffusion.of(diffusion) if isinstance(diffusion, Mapping) else diffusion or Diffusion()
+    check(request.sampling, options, mask)
+    check_prompt(request.runs[0])
+    for run in request.runs:
+        run.diffusion = options.to_dict() | {"adapter": mask.sha256}
+    return DiffusionRequest(
+        request.prompt_ids,
+        request.sampling,
+        request.runs,
+        priority=request.priority,
+        keep=request.keep,
+        built=request.built,
+        pieces=llm.piece,
+        options=options,
+        mask=mask,
+    )
 
 
 def diffuse(
@@ -163,51 +263,44 @@ def diffuse(
     deadline: Deadline | None = None,
 ) -> Run:
     """Writes the answer to a prompt; with n samples, all of them together. Returns the first run."""
-    mask = llm.mask
-    options = Diffusion.of(diffusion) if isinstance(diffusion, Mapping) else diffusion or Diffusion()
-    request = llm.prepare(prompt, sampling)
-    compiled = request.compiled
-    check(request.runs[0], options, mask)
-    fill(llm, request.runs, compiled, options, mask, on_pass, deadline)
+    request = by_diffusion(llm, llm.prepare(prompt, sampling), diffusion)
+    request.on_pass, request.deadline = on_pass, deadline
+    return finish(llm, request)
+
+
+def finish(llm: LLM, request: DiffusionRequest) -> Run:
+    """Computes a request to its end. Returns its first run; raises its error, and when the deadline has
+    ended it."""
+    complete(llm.engine, [request], progress=False)
+    if request.deadline is not None and any(run.finish_reason == "cancelled" for run in request.runs):
+        request.deadline.check()
     for run in request.runs:
-        if llm.keep is not None:
-            llm.keep(run)
+        raise_error(run)
     return request.runs[0]
 
 
-def fill(
-    llm: LLM,
-    runs: Sequence[Run],
-    compiled: Compiled,
-    options: Diffusion,
-    mask: Mask,
-    on_pass: OnPass | None = None,
-    deadline: Deadline | None = None,
-) -> None:
-    """Fills runs, all of them together, and returns when they have ended."""
-    tasks = []
-    for run in runs:
-        decoder = llm.engine.loop.decoder(run, run.prompt_ids, compiled, (mask.token,))
-        run.diffusion = options.to_dict() | {"adapter": mask.sha256}
-        writer = Writer(run, options, decoder, compiled, llm.tokenizer, llm.piece, mask, on_pass)
-        limit = deadline or Deadline(run.sampling.timeout)
-        task = Masked(writer.rows.tokens, writer.rows.kept, writer.first(), writer, limit)
-        tasks.append((run, writer, task))
-        llm.engine.submit(task)
-    for run, writer, task in tasks:
-        try:
-            task.wait()
-        except GlassloopError as error:
-            run.error = error
-            writer.finish(Ending("error", str(error)))
-            raise
-        finally:
-            run.cached_tokens = task.cached_tokens
+def follow_passes(engine: Submitter, request: DiffusionRequest) -> Iterator[tuple[Run, PassRecord]]:
+    """Yields the passes of a request as they happen. Leaving the iteration early cancels the request."""
+    queue: SimpleQueue[tuple[Run, PassRecord | None]] = SimpleQueue()
+    request.on_pass = lambda run, record: queue.put((run, record))
+    request.listener = lambda run, token: queue.put((run, None)) if token is None else None
+    open_runs = len(request.runs)
+    engine.submit(request)
+    try:
+        while open_runs:
+            run, record = queue.get()
+            if record is not None:
+                yield run, record
+            else:
+                open_runs -= 1
+                raise_error(run)
+    finally:
+        if not request.ended:
+            engine.cancel(request, wait=True)
 
 
-def check(run: Run, options: Diffusion, mask: Mask) -> None:
-    """Raises if the options of a run cannot be combined with diffusion."""
-    sampling = run.sampling
+def check(sampling: Sampling, options: Diffusion, mask: Mask) -> None:
+    """Raises if options cannot be combined with diffusion."""
     if sampling.beam_width > 1:
         raise SamplingError.about("beam_width", "is above 1; diffusion fills one text at a time")
     if sampling.revise:
@@ -220,6 +313,9 @@ def check(run: Run, options: Diffusion, mask: Mask) -> None:
         raise GlassloopError.about(
             "diffusion.revise_by", "is 'likelihood', which this model, made for masks alone, does not have"
         )
+
+
+def check_prompt(run: Run) -> None:
     if not run.prompt_ids:
         raise GlassloopError.about("prompt", "is empty; at least one token is expected")
     if len(run.prompt_ids) >= run.context:

@@ -14,14 +14,15 @@ import numpy as np
 
 from glassloop.decode.defaults import default_sampling, resolve, split_options, with_defaults
 from glassloop.decode.sampling import Sampling
+from glassloop.engine.adapters import LoadedAdapter
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import afollow, follow, raise_error
 from glassloop.engine.generation import as_completed, complete, sampling_of_each
 from glassloop.engine.logits import RowCache, logits_after
-from glassloop.engine.loop import LoadedAdapter, Loop
+from glassloop.engine.loop import Loop
 from glassloop.engine.masked import Mask
 from glassloop.engine.memory import default_memory, parse_bytes
-from glassloop.engine.protocol import Engine, Statistics
+from glassloop.engine.protocol import DrafterKind, Engine, Statistics
 from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Messages, Prompt
 from glassloop.engine.thread import EngineThread
@@ -74,6 +75,7 @@ class LLM(Engine):
     """
 
     _mask: Mask | None = None
+    _model = ""  # as it was given; a server changes `name`
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class LLM(Engine):
         store: Store | str | Path | bool | None = None,
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
-        self.name = str(model)
+        self.name = self._model = str(model)
         self._weights = weights
         self.store = None if store in (None, False) else _store(store)
         memory = None if kv_memory is None else parse_bytes(kv_memory)
@@ -123,6 +125,11 @@ class LLM(Engine):
         self._one_adapter = Lock()
         # The engine must hold no reference to this object, or it would never be freed.
         weakref.finalize(self, self.engine.close)
+        self._drafter: DrafterKind | None = "lookup" if self.drafts else None
+        if drafter is not None:
+            self._drafter = "model"
+        elif self.drafts and self.transformer.drafter is not None:
+            self._drafter = "drafter"
         if draft == "masks":
             self.draft_by_masks()
         for adapter, path in (adapters or {}).items():
@@ -171,7 +178,7 @@ class LLM(Engine):
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        return {name: loaded.sha256 for name, loaded in self.engine.loop.adapters.items()}
+        return {name: loaded.sha256 for name, loaded in self.engine.loop.adapters.loaded.items()}
 
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Loads a LoRA adapter beside the model: a folder of PEFT, or a file of one adapter. Requests choose
@@ -180,16 +187,16 @@ class LLM(Engine):
 
         check_adapter_name(name)
         with self._one_adapter:
-            if name in self.engine.loop.adapters:
+            if name in self.engine.loop.adapters.loaded:
                 raise GlassloopError.about("adapter", f"{shown(name)} is loaded already")
             adapter = read_adapter(path, self.config, name)
             number = self.transformer.load_adapter(adapter)
-            self.engine.loop.add_adapter(name, LoadedAdapter(number, adapter.sha256))
+            self.engine.loop.adapters.add(name, LoadedAdapter(number, adapter.sha256))
 
     def unload_adapter(self, name: str) -> None:
         """Unloads an adapter. Requests that use it now are completed with it; new ones are refused."""
         with self._one_adapter:
-            if name not in self.engine.loop.adapters:
+            if name not in self.engine.loop.adapters.loaded:
                 raise GlassloopError.about("adapter", f"{shown(name)} is not loaded")
             self.engine.call(lambda: self.engine.loop.remove_adapter(name))
 
@@ -197,7 +204,7 @@ class LLM(Engine):
         """Returns the number of an adapter in a batch, 0 for None. Raises if it is not loaded."""
         if name is None:
             return 0
-        loaded = self.engine.loop.adapters.get(name)
+        loaded = self.engine.loop.adapters.loaded.get(name)
         if loaded is None:
             self.adapters_of(Sampling(adapter=name))
             raise GlassloopError.about("adapter", f"{shown(name)} was unloaded meanwhile")
@@ -348,7 +355,7 @@ class LLM(Engine):
         config = self.config
         if config.mask_token is not None:
             return Mask(config.mask_token, whole=True, shifted=config.masks_shifted)
-        if self._mask is None and (file := shipped_holes(self.name)) is not None:
+        if self._mask is None and (file := shipped_holes(self._model)) is not None:
             self.load_holes(file)
         if self._mask is None:
             raise GlassloopError(
@@ -357,6 +364,15 @@ class LLM(Engine):
             )
         return self._mask
 
+    @property
+    def drafter(self) -> DrafterKind | None:
+        return self._drafter
+
+    @property
+    def can_diffuse(self) -> bool:
+        known = self.config.mask_token is not None or self._mask is not None
+        return known or shipped_holes(self._model) is not None
+
     def draft_by_masks(self) -> None:
         """Makes the model itself, by filling masks, propose the next tokens of all requests from now on. The
         output stays the same."""
@@ -364,6 +380,7 @@ class LLM(Engine):
         if mask.whole:
             raise GlassloopError(f"{self.name} fills masks and does not write from left to right")
         self.engine.call(lambda: self.engine.loop.draft_by_masks(mask))
+        self._drafter = "masks"
 
     def load_holes(self, adapter: str | Path | Adapter) -> None:
         """Loads the adapter that acts on masked rows, in place of the one there was. It changes nothing else
@@ -401,9 +418,10 @@ class LLM(Engine):
         """Returns why the token at this place of a run is there; with other options (`temperature=0.3`) or
         `luck="new"`, which one a draw would have chosen. `of="prompt"` asks about a token of the prompt. In a
         text that was written by diffusion, `number=` asks about another pass than the one that filled it."""
-        if run.diffusion is not None:
+        if run.diffusion is not None and overrides.get("of", "answer") == "answer":
             from glassloop.diffuse.replay import explain_fill
 
+            overrides.pop("of", None)
             return explain_fill(self, run, at, deadline=deadline, **overrides)
         from glassloop.engine.replay import explain_token
 

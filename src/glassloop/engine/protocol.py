@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.request import Request
@@ -16,6 +16,10 @@ from glassloop.engine.request_maker import RequestMaker
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
 from glassloop.trace.run import Run
+
+# What makes drafts: the lookup alone; beside it a drafter that was trained for the model; a smaller model; or
+# the model itself, with masks.
+DrafterKind = Literal["lookup", "drafter", "model", "masks"]
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
@@ -98,7 +102,7 @@ class Engine(RequestMaker, ABC):
 
     def in_process(self, what: str) -> LLM:
         """Returns the engine if it is in this process; raises otherwise. For what only such a one computes:
-        searches and edits."""
+        searches, edits and diffusion."""
         raise GlassloopError.about(what, "is given; only an engine in this process computes that")
 
     def check_computes(self, what: str) -> None:
@@ -163,6 +167,16 @@ class Engine(RequestMaker, ABC):
     def ready(self) -> bool:
         """Whether a request that comes now would be computed."""
         return True
+
+    @property
+    def drafter(self) -> DrafterKind | None:
+        """What makes drafts, or None: nothing does, or it is not known here."""
+        return None
+
+    @property
+    def can_diffuse(self) -> bool:
+        """Whether texts can be written by diffusion: the model has masked rows, or an adapter for them."""
+        return False
 
     @property
     def upstream(self) -> str | None:

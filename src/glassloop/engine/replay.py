@@ -196,11 +196,6 @@ def check_run(llm: RequestMaker, run: Run) -> None:
     """Raises unless this model can compute with the run: the same files made the run, and all of its tokens
     are in the vocabulary and fit into the context. Any other run can only be looked at."""
     run.check_computable()
-    if run.diffusion is not None:
-        raise TraceError(
-            f"run {run.id} was written by filling masks; it can be explained and replayed, but not continued"
-            " or forked: its text as a prompt can"
-        )
     if _is_of_another(llm, run):
         made = f"another model: {run.model}" if run.identity else f"a model that is not known: {run.model}"
         raise TraceError(
@@ -219,6 +214,11 @@ def check_run(llm: RequestMaker, run: Run) -> None:
 def check_continuable(llm: RequestMaker, run: Run) -> None:
     """Raises unless this model can continue or fork the run: `check_run`, and the op set that made the run,
     so that all numbers of a record come from one op set. Records that name none, which are old, pass."""
+    if run.diffusion is not None:
+        raise TraceError(
+            f"run {run.id} was written by filling masks; it can be explained and replayed, but not continued"
+            " or forked: its text as a prompt can"
+        )
     check_run(llm, run)
     if run.ops and run.ops != llm.op_set:
         raise TraceError(
@@ -248,7 +248,9 @@ def check_ids(llm: RequestMaker, run: Run) -> None:
     if run.context > context:
         raise TraceError(f"run {run.id} has a context of {run.context} tokens; {llm.name} has {context}")
     refused = [token.refused.id for token in records if token.refused is not None]
-    for id in (*run.prompt_ids, *[token.id for token in records], *refused):
+    passed = [each.id for record in run.passes for each in record.unfilled]
+    passed += [each.id for record in run.passes for each in record.filled]
+    for id in (*run.prompt_ids, *[token.id for token in records], *refused, *passed):
         if not 0 <= id < size:
             raise TraceError(f"run {run.id} has the token id {id}; {llm.name} has ids from 0 to {size - 1}")
 

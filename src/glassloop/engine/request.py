@@ -7,14 +7,18 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending, Pause
-from glassloop.engine.task import CANCELLED, Counters
+from glassloop.engine.task import CANCELLED, Counters, Task
 from glassloop.errors import GlassloopError
 from glassloop.trace.run import Run
 from glassloop.trace.token import TakenBack, Token
+
+if TYPE_CHECKING:
+    from glassloop.engine.loop import Loop
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,6 +57,11 @@ class Request:
         if self.built is None:
             raise GlassloopError("the request's options are not compiled; LLM.prepare does that")
         return self.built
+
+    def own_tasks(self, loop: Loop, order: tuple[int, int]) -> list[Task] | None:
+        """Returns the tasks of a request that makes its own, or None if its runs are sampled. The loop queues
+        the first task, which queues the others."""
+        return None
 
     @property
     def ended(self) -> bool:

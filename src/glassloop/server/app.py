@@ -9,13 +9,13 @@ from glassloop.server import errors
 from glassloop.server.openai import chat, completions, embeddings, models, responses, tokens
 from glassloop.server.operation import api_docs, health, static_pages, training
 from glassloop.server.operation.access import AccessControl
-from glassloop.server.runs import editing, import_export, inspection, routes, searching
+from glassloop.server.runs import diffusing, editing, import_export, inspection, routes, searching
 from glassloop.server.service import Service
 
 _ABOUT = "A text-generation engine you can see through. `docs/server.md` in the repository tells more."
 _PARTS = (
     *(chat, completions, responses, embeddings, models, tokens),
-    *(inspection, import_export, routes, searching, editing),
+    *(inspection, import_export, routes, searching, editing, diffusing),
     *(health, training, static_pages),
 )
 

@@ -13,6 +13,7 @@ from fastapi import Request as HTTPRequest
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
+from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.protocol import Engine
 from glassloop.engine.request import Request
@@ -33,6 +34,7 @@ from glassloop.server.runs.state import Event, Hub, RunState, TreeState
 from glassloop.server.runs.storage import RunStorage
 from glassloop.server.streaming import unless_gone
 from glassloop.trace.messages import Message
+from glassloop.trace.passes import PassRecord
 from glassloop.trace.run import Run
 from glassloop.trace.token import TakenBack, Token
 
@@ -269,16 +271,21 @@ class Service:
                 listen(run, token)
 
         request.listener = listen_back if request.sampling.revise else listen
+        if isinstance(request, DiffusionRequest):
+            request.on_pass = lambda run, record: hub.put(by_run[id(run)], record)
         self.llm.submit(request)
         for state in states:
             state.request = request
             self.runs.add(state)
             state.tree.add(Event("run", state, state.sent, None))
 
-    def _deliver(self, state: RunState, token: Token | None) -> None:
-        """Adds a token, or with None the end of a run, to the events of its tree."""
-        if isinstance(token, TakenBack):
-            self._hand_over(state, token)
+    def _deliver(self, state: RunState, token: Token | PassRecord | None) -> None:
+        """Adds a token or a pass, or with None the end of a run, to the events of its tree."""
+        if isinstance(token, (TakenBack, PassRecord)):
+            if isinstance(token, PassRecord):
+                state.tree.add(Event("pass", state, token.number, None))
+            else:
+                self._hand_over(state, token)
             return
         if token is not None:
             state.tree.add(Event("token", state, state.sent, token))
@@ -371,7 +378,7 @@ class Service:
         async for _, event in states[0].tree.follow(0, over, keep_alive):
             if event is None:
                 yield event
-            elif event.kind != "run" and event.state in own:
+            elif event.kind not in ("run", "pass") and event.state in own:
                 if event.kind == "taken_back" and event.state.successor is not None:
                     own.discard(event.state)
                     own.add(event.state.successor)
@@ -393,8 +400,11 @@ def _check_paused(state: RunState) -> None:
     if state.status != "paused":
         reason = state.run.finish_reason
         ended = f" (it ended by {reason})" if reason else ""
+        instead = "Fork it at its end instead"
+        if state.run.diffusion is not None:
+            instead = "This one was written by diffusion: send its text as a prompt instead"
         message = (
             f"run {state.run.id} is {state.status}{ended}; only a run that was stopped or paused can be"
-            " continued. Fork it at its end instead"
+            f" continued. {instead}"
         )
         raise APIError(409, message, code="not_paused")

@@ -81,5 +81,6 @@ def facts_of(run: Run) -> str:
         "prompt_ids": run.prompt_ids if run.prompt is None else None,
         "messages": run.messages,
         **({} if run.upstream is None else {"upstream": asdict(run.upstream)}),
+        **({} if run.diffusion is None else {"diffusion": run.diffusion, "passes": len(run.passes)}),
     }
     return json.dumps(facts, allow_nan=False, separators=(",", ":"))

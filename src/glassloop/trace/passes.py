@@ -7,6 +7,8 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 MOST_BLOCK = 1024  # masked places at once
+MOST_PASSES = 1 << 16  # of a run, in a file
+MOST_CHANGES = 1 << 15  # places that the passes of a run fill or take back, so that a file can have them
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,8 @@ class Postgres:
     contains = "EXISTS (SELECT 1 FROM unnest(folded) AS part WHERE position(? IN part) > 0)"
     brief_facts = """json_build_object(
         'sampling', json_build_object('beam_width', facts #> '{sampling,beam_width}'),
-        'prompt_ids', CASE WHEN title IS NULL THEN facts -> 'prompt_ids' END
+        'prompt_ids', CASE WHEN title IS NULL THEN facts -> 'prompt_ids' END,
+        'diffusion', json_typeof(facts -> 'diffusion')
     )::text"""
     search_columns: tuple[str, ...] = ("folded",)
 

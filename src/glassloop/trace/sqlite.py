@@ -24,7 +24,8 @@ class SQLite:
     contains = "contains(?, title, prompt, talk, text)"
     brief_facts = """CASE WHEN json_valid(facts) THEN json_object(
         'sampling', json_object('beam_width', json_extract(facts, '$.sampling.beam_width')),
-        'prompt_ids', CASE WHEN title IS NULL THEN json_extract(facts, '$.prompt_ids') END
+        'prompt_ids', CASE WHEN title IS NULL THEN json_extract(facts, '$.prompt_ids') END,
+        'diffusion', json_type(facts, '$.diffusion')
     ) END"""
     search_columns: tuple[str, ...] = ()
 

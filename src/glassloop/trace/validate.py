@@ -16,7 +16,7 @@ from typing import Any
 from glassloop.errors import TraceError
 from glassloop.shown import printable, shown
 from glassloop.trace.limits import DEEPEST, MOST_CONTAINERS
-from glassloop.trace.passes import MOST_BLOCK
+from glassloop.trace.passes import MOST_BLOCK, MOST_PASSES
 
 Header = dict[str, Any]
 Check = Callable[[str, Any], None]  # (the name of the field, its value): raises TraceError
@@ -29,6 +29,7 @@ _MOST_PAST = 4096  # forks of forks
 _MOST_MOVES = 4096  # to other replicas
 _MOST_PLUGINS = 1024  # stages of one's own
 _MOST_ADAPTERS = 1024
+_MOST_DIFFUSION = 32  # options
 _MOST_SAMPLES = 1024  # as many as `Sampling.n` allows
 _LARGEST = 1e308  # of any number, so that it fits a float64
 _MOST_MESSAGES = 10_000  # of a conversation, and parts of one message
@@ -41,7 +42,6 @@ _LATER = (
 
 _MODEL_HASH = re.compile(r"([0-9a-f]{64}(\+[a-z0-9_]{1,16})?)?")
 _POSITION = re.compile(r"0|[1-9][0-9]{0,9}")
-_MOST_PASSES = 1 << 16
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -292,9 +292,29 @@ def _adapters(name: str, value: Any) -> None:
         _sha256(f"{name}[{shown(adapter)}]", hash)
 
 
+def _diffusion(name: str, value: Any) -> None:
+    """Checks that options are few and plain; `diffuse.options` checks the rest where the passes are computed
+    again."""
+    _is_object(name, value)
+    if len(value) > _MOST_DIFFUSION:
+        raise TraceError(f"{name} has {len(value)} entries; at most {_MOST_DIFFUSION} are expected")
+    for key, each in value.items():
+        if len(key) > 64 or not key.isascii() or not key.isprintable():
+            raise TraceError(f"{name}.{printable(key)} is not an option of diffusion")
+        if not (each is None or _is_plain(each)):
+            raise TraceError(f"{name}.{key} is {shown(each)}; a number or a short text is expected")
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns whether this is a number that fits a float64, or a short text."""
+    if isinstance(value, str):
+        return len(value) <= 256
+    return isinstance(value, (bool, int, float)) and abs(value) <= _LARGEST
+
+
 def _passes(name: str, value: Any) -> None:
     """Checks that passes are numbered from 0, and that each fills places of its own block."""
-    _list(_PASS, most=_MOST_PASSES)(name, value)
+    _list(_PASS, most=MOST_PASSES)(name, value)
     for place, (number, first, width, unfilled, filled) in enumerate(value):
         if number != place:
             raise TraceError(f"{name}[{place}][0] is {number}; the number of the pass, {place}, is expected")
@@ -402,7 +422,7 @@ FIELDS: dict[str, Check] = {
     "forks": _forks,
     "moves": _list(_row(_count, _text(256), _text(256), _text(64)), most=_MOST_MOVES),
     "upstream": _optional(_UPSTREAM),
-    "diffusion": _is_object,  # `diffuse.options` checks the rest where the passes are computed again
+    "diffusion": _diffusion,
     "passes": _passes,
     "prompt_records": _count,
     "records": _count,

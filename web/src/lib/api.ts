@@ -1,7 +1,7 @@
 // The server's endpoints as functions. Every address is on this page's own origin.
 
 import { parse, stringify } from './json';
-import type { Explanation, Info, Options, StartBody, Summary, Tokenized, WholeRun, Worst } from './types';
+import type { Explanation, Info, Options, Passes, StartBody, Summary, Tokenized, WholeRun, Worst } from './types';
 
 /** What went wrong, in words for people, with the server's code where it gave one. */
 export class ApiError extends Error {
@@ -83,7 +83,8 @@ export const api = {
     get<Runs & { more: boolean }>(`/api/runs?${new URLSearchParams({ limit: String(limit), ...(search.trim() ? { search: search.trim() } : {}), ...(before ? { before } : {}) })}`),
   tree: async (tree: string) => (await get<Runs>(`/api/runs?limit=500&tree=${encodeURIComponent(tree)}`)).runs,
   start: async (body: StartBody) => (await post<Runs>('/api/runs', body)).runs,
-  run: (id: string, alternatives = 20) => get<WholeRun>(`/api/runs/${encodeURIComponent(id)}?alternatives=${alternatives}`),
+  /** A run with its tokens, or with those from one on. */
+  run: (id: string, alternatives = 20, from = 0) => get<WholeRun>(`/api/runs/${encodeURIComponent(id)}?alternatives=${alternatives}${from ? `&from=${from}` : ''}`),
   fork: async (id: string, body: ForkBody) => (await post<Runs>(`/api/runs/${id}/fork`, body)).runs,
   edit: async (id: string, at: number, text: string) => (await post<Runs>(`/api/runs/${id}/edit`, { at, text })).runs,
   step: (id: string, tokens: number | null) => post<Summary>(`/api/runs/${id}/step`, { tokens }),
@@ -93,6 +94,9 @@ export const api = {
     post<Tokenized>('/tokenize', { prompt, add_special_tokens: special, parse_special_tokens: special }, signal),
   explain: (id: string, index: number, changes: Options = {}, luck: 'same' | 'new' = 'same', signal?: AbortSignal) =>
     get<Explanation>(`/api/runs/${id}/explain/${index}${query(changes, luck)}`, signal),
+  /** Why a place of a text that was filled in passes got its token in one of them, or what that pass thought of it. */
+  explainPass: (id: string, place: number, pass: number, signal?: AbortSignal) => get<Explanation>(`/api/runs/${id}/explain/${place}?pass=${pass}`, signal),
+  passes: (id: string, after: number) => get<Passes>(`/api/runs/${encodeURIComponent(id)}/passes${after < 0 ? '' : `?after=${after}`}`),
   explainPrompt: (id: string, index: number) => get<Explanation>(`/api/runs/${id}/explain/${index}?of=prompt`),
   worst: (id: string, signal?: AbortSignal) => get<Worst>(`/api/runs/${encodeURIComponent(id)}/worst`, signal),
   lens: <T>(id: string, name: string, token: number, more = '', signal?: AbortSignal) => get<T>(`/api/runs/${id}/lens/${name}?token=${token}${more}`, signal),

@@ -2,6 +2,8 @@
 // Only counts are computed here; every probability is the engine's.
 
 import type { Forest, Run } from './forest';
+import type { Token } from './types';
+import { spoken } from './visible';
 
 export interface Row {
   run: Run;
@@ -14,15 +16,19 @@ export function compareRuns(forest: Forest, runs: readonly Run[]): Row[] {
   return runs.map((run) => {
     const shared = first ? forest.shared(first, run) : 0;
     const alike = run === first || (shared === run.tokens.length && shared === first?.tokens.length);
-    return { run, parts: alike ? null : shared, distinct: distinctPairs(run.tokens.map((token) => token.id)) };
+    return { run, parts: alike ? null : shared, distinct: distinctPairs(run.tokens) };
   });
 }
 
-export function distinctPairs(ids: readonly number[]): number | null {
-  if (ids.length < 2) return null;
-  const seen = new Set<number>();
-  for (let i = 1; i < ids.length; i++) seen.add(ids[i - 1]! * 2 ** 26 + ids[i]!);
-  return seen.size / (ids.length - 1);
+const counted = new WeakMap<readonly Token[], { pairs: number; seen: Set<number> }>();
+
+/** Returns the share of different pairs. While a run is written only the pairs that have come since are counted. */
+export function distinctPairs(tokens: readonly Token[]): number | null {
+  if (tokens.length < 2) return null;
+  let known = counted.get(tokens);
+  if (!known || known.pairs >= tokens.length) counted.set(tokens, (known = { pairs: 0, seen: new Set() }));
+  for (; known.pairs < tokens.length - 1; known.pairs++) known.seen.add(tokens[known.pairs]!.id * 2 ** 26 + tokens[known.pairs + 1]!.id);
+  return known.seen.size / known.pairs;
 }
 
 /** Returns the time that each token of a run took, in seconds; the first is counted from the request. */
@@ -39,4 +45,14 @@ export function beginning(run: Run, characters: number): string {
   const cut = Array.from(text.slice(0, characters)); // the cut may be inside a surrogate pair
   if (/[\ud800-\udbff]$/.test(cut.at(-1) ?? '')) cut.pop();
   return `${cut.join('').trimEnd()}…`;
+}
+
+const LONG = 2000; // characters
+const hints = new WeakMap<Run, string>();
+
+/** Returns the text of a run for a tooltip. */
+export function hint(run: Run): string {
+  let told = hints.get(run);
+  if (told === undefined) hints.set(run, (told = spoken(beginning(run, LONG))));
+  return told;
 }

@@ -39,14 +39,16 @@ export interface Edit {
 }
 
 export type EditKind = 'repair' | 'rewrite' | 'infill' | 'sharpen';
+export type Proposer = 'left' | 'diffusion'; // draws from left to right, or fills masks that see both sides
 
 /** Returns the body of an edit. A selection is given in the browser's units; the server counts characters. */
-export function bodyOf(kind: EditKind, text: string, [start, end]: readonly [number, number], sampling: Options): Record<string, unknown> {
+export function bodyOf(kind: EditKind, text: string, [start, end]: readonly [number, number], sampling: Options, proposer: Proposer = 'left'): Record<string, unknown> {
   const characters = (place: number): number => Array.from(text.slice(0, place)).length;
+  const by = proposer === 'left' ? {} : { proposer };
   switch (kind) {
-    case 'repair': return { text, sampling };
+    case 'repair': return { text, sampling, ...by };
     case 'rewrite': return { text, spans: [[characters(start), characters(end)]], candidates: 8, sampling };
-    case 'infill': return { before: text.slice(0, start), after: text.slice(end), tokens: 4, candidates: 8, sampling };
+    case 'infill': return { before: text.slice(0, start), after: text.slice(end), tokens: 4, candidates: 8, sampling, ...by };
     case 'sharpen': return { prompt: text, steps: 8, sampling: { max_tokens: 24, ...sampling } };
   }
 }

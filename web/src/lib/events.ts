@@ -3,7 +3,7 @@
 
 import { ApiError, ask } from './api';
 import { parse } from './json';
-import type { Summary, Token, TreeEvent } from './types';
+import type { Frame, Summary, Token, TreeEvent } from './types';
 
 export interface RawEvent {
   event: string;
@@ -41,8 +41,9 @@ function parseBlock(block: string): RawEvent | null {
 }
 
 export function toTreeEvent(raw: RawEvent): TreeEvent | null {
-  const told = parse(raw.data) as { seq: number; run: string; summary: Summary } & Token;
+  const told = parse(raw.data) as { seq: number; run: string; summary: Summary; frame: Frame } & Token;
   if (raw.event === 'run' || raw.event === 'end') return { kind: raw.event, seq: told.seq, run: told.run, summary: told.summary };
+  if (raw.event === 'pass') return { kind: 'pass', seq: told.seq, run: told.run, frame: told.frame };
   return raw.event === 'token' ? { kind: 'token', seq: told.seq, run: told.run, token: told } : null;
 }
 

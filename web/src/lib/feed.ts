@@ -23,6 +23,8 @@ export class Feed {
   private tree: string | null = null;
   private stop: () => void = () => {};
   private pending: TreeEvent[] = [];
+  private readonly fetching = new Set<string>(); // runs whose details were asked for
+  private readonly again = new Set<string>(); // and those that have to be asked for once more
 
   constructor(
     private readonly listener: Listener,
@@ -72,8 +74,9 @@ export class Feed {
   }
 
   private async load(tree: string): Promise<void> {
-    const runs = (await api.tree(tree)).reverse(); // parents first
-    const wholes = await Promise.all(runs.map((run) => api.run(run.id)));
+    const runs = (await api.tree(tree)).reverse(); // parents first: the tokens that a fork shares with its parent come with that
+    const here = new Set(runs.map((run) => run.id));
+    const wholes = await Promise.all(runs.map(({ id, parent, fork_at }) => api.run(id, ALTERNATIVES, parent !== null && here.has(parent) ? (fork_at ?? 0) : 0)));
     if (tree === this.tree) for (const whole of wholes) this.forest.whole(whole);
   }
 
@@ -81,22 +84,45 @@ export class Feed {
     const events = this.pending;
     this.pending = [];
     const incomplete = new Set<string>();
-    for (const event of events) if (!this.forest.apply(event)) incomplete.add(event.run);
-    for (const event of events) if (event.kind === 'end' && !incomplete.has(event.run)) void this.details(event.run, 0);
+    for (const event of events) if (!this.forest.apply(event)) event.kind === 'pass' && this.forest.runs.has(event.run) ? void this.passes(event.run) : incomplete.add(event.run);
+    for (const event of events) if (event.kind === 'end' && !incomplete.has(event.run)) void this.details(event.run, this.forest.runs.get(event.run)?.tokens.length);
     for (const run of incomplete) void this.details(run);
     this.listener.came(events);
   }
 
-  /** Fetches what events do not tell: the prompt's tokens, the last token, the beams. */
-  async details(run: string, alternatives = ALTERNATIVES): Promise<void> {
+  /** Fetches what events do not tell: the prompt's tokens, the last token, the beams; and the tokens from one on. */
+  async details(run: string, from = 0): Promise<void> {
+    if (this.fetching.has(run)) return void this.again.add(run); // one at a time: of a long run each is large
+    this.fetching.add(run);
     try {
-      const whole = await api.run(run, alternatives);
+      const whole = await api.run(run, ALTERNATIVES, from);
       if (whole.tree !== this.tree) return;
-      if (whole.end && alternatives === 0) whole.end.alternatives = (await api.run(run, ALTERNATIVES)).end?.alternatives ?? [];
       this.forest.whole(whole);
       this.listener.came([]);
     } catch {
       // The stream says what is wrong with the server, and tries again.
+    } finally {
+      this.fetching.delete(run);
+    }
+    if (this.again.delete(run)) await this.details(run);
+  }
+
+  /** Fetches the passes of a run that are not here yet. */
+  async passes(run: string): Promise<void> {
+    const key = `${run}/passes`;
+    if (this.fetching.has(key)) return;
+    this.fetching.add(key);
+    try {
+      for (;;) {
+        const { frames, more } = await api.passes(run, (this.forest.runs.get(run)?.frames.length ?? 0) - 1);
+        if (!this.forest.filled(run, frames)) return; // another tree is open
+        this.listener.came([]);
+        if (!more || !frames.length) return;
+      }
+    } catch (error) {
+      this.listener.failed(error);
+    } finally {
+      this.fetching.delete(key);
     }
   }
 

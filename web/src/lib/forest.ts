@@ -1,7 +1,7 @@
 // The runs of one tree and the tree of their tokens. Events and whole runs may be added in any order and more than
 // once; nothing is ever removed.
 
-import type { Beam, PromptToken, Refusal, Summary, Token, TreeEvent, WholeRun } from './types';
+import type { Beam, Frame, PromptToken, Refusal, Summary, Token, TreeEvent, WholeRun } from './types';
 
 export interface Run {
   readonly summary: Summary;
@@ -10,6 +10,7 @@ export interface Run {
   readonly tail: string;
   readonly beams: Beam[];
   readonly prompt: PromptToken[];
+  readonly frames: readonly Frame[]; // of a text that is filled in passes: after each pass, as far as they are here
 }
 
 /** A node of the tree of tokens. Runs with the same beginning share nodes. */
@@ -37,6 +38,7 @@ export class Forest {
 
   /** Applies an event. Returns false if an earlier one is missing: then the whole run must be fetched. */
   apply(event: TreeEvent): boolean {
+    if (event.kind === 'pass') return this.filled(event.run, [event.frame]);
     if (event.kind !== 'token') {
       const run = this.tell(event.summary);
       return run.tokens.length >= (event.summary.fork_at ?? 0);
@@ -48,17 +50,19 @@ export class Forest {
     return true;
   }
 
-  /** Adds or updates a run by its summary. */
+  /** Adds or updates a run by its summary. A fork has the tokens that it shares with its parent. */
   tell(summary: Summary): Run {
     const known = this.runs.get(summary.id);
-    const run = known ? { ...known, summary } : { summary, tokens: this.kept(summary), end: null, tail: '', beams: [], prompt: this.promptOf(summary) };
+    const tokens = known && known.tokens.length >= (summary.fork_at ?? 0) ? known.tokens : this.kept(summary);
+    const run = known ? { ...known, summary, tokens } : { summary, tokens, end: null, tail: '', beams: [], prompt: this.promptOf(summary), frames: [] };
     this.runs.set(summary.id, run);
     this.root(summary);
     for (const token of run.tokens) this.place(run, token);
     return run;
   }
 
-  /** Adds a whole run. A known token is replaced only by one with more alternatives. */
+  /** Adds a whole run, or one without the tokens that are here. A known token is replaced only by one with more
+   *  alternatives. */
   whole(told: WholeRun): Run {
     const { prompt_tokens, tokens, tail, end, beams, ...summary } = told;
     const known = this.tell(summary);
@@ -72,6 +76,16 @@ export class Forest {
     return run;
   }
 
+  /** Adds frames in their order, each once. Returns false if one before them is missing. */
+  filled(id: string, frames: readonly Frame[]): boolean {
+    const run = this.runs.get(id);
+    if (!run) return false;
+    const next = frames.filter(({ pass }) => pass >= run.frames.length);
+    if (next.length && next[0]!.pass > run.frames.length) return false;
+    if (next.length) this.runs.set(id, { ...run, frames: [...run.frames, ...next] });
+    return true;
+  }
+
   /** The number of runs that are being generated. */
   get live(): number {
     let count = 0;
@@ -82,7 +96,7 @@ export class Forest {
   /** Returns how many tokens two runs share at their beginning. */
   shared(one: Run, other: Run): number {
     const most = Math.min(one.tokens.length, other.tokens.length);
-    for (let i = 0; i < most; i++) if (one.tokens[i]!.node !== other.tokens[i]!.node) return i;
+    for (let i = 0; i < most; i++) if (one.tokens[i] !== other.tokens[i] && one.tokens[i]!.node !== other.tokens[i]!.node) return i;
     return one.summary.root === other.summary.root ? most : 0;
   }
 
@@ -137,8 +151,9 @@ export const isLive = (run: Pick<Run, 'summary'> | null): boolean => run !== nul
 
 /** Returns a short name for a run. */
 export function nameOf(run: Pick<Run, 'summary'>): string {
-  const { name, reason, seed, sample, sampling } = run.summary;
+  const { name, reason, seed, sample, sampling, diffusion } = run.summary;
   if (name) return name;
+  if (diffusion) return `diffusion, seed ${seed}`;
   if (reason === 'forced') return 'fork';
   if (reason === 'edited') return 'edit';
   if (reason === 'sampled') return 'new luck';

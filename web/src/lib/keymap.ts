@@ -4,7 +4,7 @@ export type Action =
   | 'play' | 'step' | 'back' | 'forth' | 'up' | 'down' | 'first' | 'last' | 'fork' | 'rewind' | 'edit'
   | 'next' | 'previous' | 'compare' | 'unpin' | 'help' | 'tour' | 'runs' | 'prompt' | 'theme'
   | 'full' | 'larger' | 'smaller' | 'fit'
-  | 'lens1' | 'lens2' | 'lens3' | 'lens4' | 'lens5' | 'lens6' | 'lens7' | 'lens8' | 'lens9' | 'training' | 'engines';
+  | 'lens1' | 'lens2' | 'lens3' | 'lens4' | 'lens5' | 'lens6' | 'lens7' | 'lens8' | 'lens9' | 'filling' | 'training' | 'engines';
 
 export interface Key {
   keys: string[]; // as KeyboardEvent.key has them
@@ -37,6 +37,7 @@ export const KEYMAP: readonly Key[] = [
   { keys: ['7', 'w', 'W'], shown: 'W', action: 'lens7', does: 'Where did it go wrong? The most surprising and the luckiest tokens' },
   { keys: ['8'], shown: '8', action: 'lens8', does: 'Lens: Thinking, several paths and their votes' },
   { keys: ['9'], shown: '9', action: 'lens9', does: 'Lens: Editing, a text that changes its mind' },
+  { keys: ['d', 'D'], shown: 'D', action: 'filling', does: 'Lens: Filling, a text written by diffusion, if the model can' },
   { keys: ['l', 'L'], shown: 'L', action: 'training', does: 'Lens: Training, if the server shows training runs' },
   { keys: ['x', 'X'], shown: 'X', action: 'engines', does: 'Lens: Engines, the replicas behind the server' },
   { keys: ['f', 'F'], shown: 'F', action: 'full', does: 'The lens fills the page, or goes back to its place' },

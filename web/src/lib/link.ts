@@ -17,6 +17,7 @@ export interface Recipe {
   prompt?: string;
   messages?: Message[];
   sampling: Options;
+  diffusion?: Options; // the text was filled in passes
   turns: Turn[]; // the forks and edits that led here
 }
 
@@ -60,6 +61,10 @@ export function recipeOf(run: Run, runs: ReadonlyMap<string, Run>, options: read
   const first = line[0]!.summary;
   const made: Recipe = { sampling: { ...picked(first.sampling, ({ name }) => FROM_MODEL.has(name), options), ...changed(first.sampling, options), seed: first.seed }, turns: [] };
   delete made.sampling['timeout'];
+  if (first.diffusion) {
+    const { adapter: _, ...options } = first.diffusion; // that of the server's own model
+    made.diffusion = options;
+  }
   if (messages) made.messages = messages;
   else made.prompt = first.prompt;
   line.slice(1).forEach((each, place) => made.turns.push(turn(each, line[place]!, options)));

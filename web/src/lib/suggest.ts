@@ -7,13 +7,16 @@ export interface Suggestion {
   alternative: Alternative;
 }
 
+const LATER = 0.04; // what a token further on is worth less
+
 export function suggest(tokens: readonly Token[]): Suggestion | null {
   let best: Suggestion | null = null;
   let most = -Infinity;
   for (const token of tokens) {
+    if (-LATER * token.index <= most) break; // no later one can be better
     for (const each of token.alternatives) {
       const word = /\p{L}{2}/u.test(each.text); // a word makes a more different text than a comma
-      const value = (each.raw_logprob ?? -Infinity) + (word ? 0 : -3) - 0.04 * token.index;
+      const value = (each.raw_logprob ?? -Infinity) + (word ? 0 : -3) - LATER * token.index;
       if (each.id === token.id || each.logprob === null || value <= most) continue;
       most = value;
       best = { index: token.index, alternative: each };

@@ -11,7 +11,7 @@ export interface Step {
   start: StartBody | null; // what runs when the step is opened
   look?: { lens?: LensName; pin?: number };
   todo: string;
-  done: 'asked' | 'pinned' | 'forked' | 'stepped' | 'looked';
+  done: 'asked' | 'pinned' | 'forked' | 'stepped' | 'looked' | 'explained';
   needs?: LensName; // the step is left out where the server does not offer this lens
 }
 
@@ -102,6 +102,15 @@ export const TOUR: readonly Step[] = [
     look: { lens: 'Editing' },
     todo: 'Press “Repair”, then move the slider back and forth. How many bits did the better word save, on itself and on what follows?',
     done: 'asked',
+  },
+  {
+    title: 'Filling in',
+    text: 'A text need not be written from left to right. With masks the model sees a whole block of empty places at once; each pass fills those that it is sure of, and the next pass sees what has been filled. A token that turns out to be doubtful can be taken back.',
+    start: { prompt: 'The old man sat down and', sampling: { temperature: 0.7, seed: 7, max_tokens: 32, logprobs: 20 }, diffusion: { block: 16, passes: 8, revise: 1 } },
+    look: { lens: 'Filling' },
+    todo: 'Move the slider from the first pass to the last, and click a place that was filled early and one that was filled late. What did the model know of the others?',
+    done: 'explained',
+    needs: 'Filling',
   },
   {
     title: 'Where the numbers come from',

@@ -7,13 +7,13 @@ export interface Alternative {
   raw_logprob: number | null; // the model's own
 }
 
-export type Source = 'sampled' | 'forced' | 'draft' | 'beam';
+export type Source = 'sampled' | 'forced' | 'draft' | 'beam' | 'mask'; // mask: filled in a pass
 
 /** A rejected draft: another token was chosen there. */
 export interface Refusal {
   id: number;
   text: string;
-  by: 'lookup' | 'model';
+  by: 'lookup' | 'model' | 'masks'; // model: also a drafter that was trained for the model
   dropped: number; // drafts after it, which were dropped unchecked
 }
 
@@ -71,6 +71,8 @@ export interface Summary {
   timings: { queue: number; prefill: number; decode: number; preempted: number; tokens_per_second: number | null };
   drafts: { proposed: number; accepted: number; seconds: number };
   ops: string;
+  diffusion?: Options | null; // the options of a text that was filled in passes
+  passes?: number;
   upstream?: { url: string; server: string; logprobs: boolean } | null; // the other engine that computed it
 }
 
@@ -199,7 +201,9 @@ export interface Info {
   options: Option[];
   stages: string[];
   lenses: string[];
+  drafter?: 'lookup' | 'drafter' | 'model' | 'masks' | null; // what makes drafts; null: none does, or it is not known
   training: boolean; // whether it shows training runs
+  diffusion?: { available: boolean; defaults: Options }; // whether the model fills masks
 }
 
 export interface Message {
@@ -223,6 +227,7 @@ export interface StartBody {
   prompt?: string;
   messages?: Message[];
   sampling?: Options;
+  diffusion?: Options; // the text is filled in passes
   strategies?: { name: string; sampling: Options }[];
   pause_after?: number;
   tree?: string;
@@ -231,7 +236,37 @@ export interface StartBody {
 export type TreeEvent =
   | { kind: 'run'; seq: number; run: string; summary: Summary }
   | { kind: 'end'; seq: number; run: string; summary: Summary }
-  | { kind: 'token'; seq: number; run: string; token: Token };
+  | { kind: 'token'; seq: number; run: string; token: Token }
+  | { kind: 'pass'; seq: number; run: string; frame: Frame };
+
+/** A block of a text after a pass over it. All places before the block are final. */
+export interface Frame {
+  pass: number; // of the run, from 0
+  first: number; // the place in the answer where the block begins
+  cells: Cell[];
+}
+
+/** A place of a block after a pass. */
+export interface Cell {
+  text: string | null; // null: it is masked
+  id: number | null;
+  changed: boolean; // filled by this pass, or taken back before it
+  confidence: number | null; // the highest probability that the model gave any token when it was filled
+  entropy: number | null;
+  raw_logprob: number | null; // of the token
+  logprob: number | null;
+  pass: number | null; // in which it was filled
+  taken_back: string | null; // the token that was taken back before this pass
+  reason: string | null;
+}
+
+export interface Passes {
+  run: string;
+  diffusion: Options | null;
+  passes: number;
+  frames: Frame[];
+  more: boolean;
+}
 
 // The lenses, where the server offers them. Places count over the prompt and the answer, from 0.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glassloop.cli.diffusion import Diffused, Filling, Holes, parse_filling
 from glassloop.cli.kept import complete_run
 from glassloop.cli.options import (
     DEFAULT_MODEL,
@@ -48,9 +49,13 @@ def watch(
     plugin: Plugins = None,
     upstream: Upstream = None,
     upstream_key_env: UpstreamKey = UPSTREAM_KEY,
+    diffusion: Diffused = False,
+    fill: Filling = None,
+    holes: Holes = None,
     **options: Any,
 ) -> None:
-    """Look at a run on the whole screen: its text, the alternatives, the stages, its forks.
+    """Look at a run on the whole screen: its text, the alternatives, the stages, its forks. A text that was
+    written by diffusion is shown pass by pass.
 
     For a recorded run, the options are those of its forks.
     """
@@ -67,7 +72,15 @@ def watch(
     load_plugins(plugin)
     asked = given(options)
     Sampling.from_dict(asked)
-    run = _recorded(what)
+    filling = parse_filling(fill)
+    if not diffusion and fill:
+        raise GlassloopError("--fill is for --diffusion, which is not given")
+    if diffusion and upstream is not None:
+        raise GlassloopError("--diffusion is given; --upstream is not expected with it")
+    run = None if diffusion else _recorded(what)
+    if diffusion or (run is not None and run.diffusion is not None):
+        _watch_passes(what, run, model, model_defaults, filling, holes, asked, store)
+        return
     engine: AnyEngine
     if upstream is None:
         engine = load(
@@ -94,6 +107,46 @@ def watch(
 
 
 takes_sampling(watch, unset=True)
+
+
+def _watch_passes(
+    what: str | None,
+    run: Run | None,
+    model: str | None,
+    model_defaults: bool,
+    filling: dict[str, Any],
+    holes: Path | None,
+    asked: dict[str, Any],
+    store: bool,
+) -> None:
+    """Shows a text that was written by diffusion, or, without a run, writes one."""
+    from glassloop.cli.kept import load, model_of
+    from glassloop.cli.watch.passes import WatchPasses
+    from glassloop.decode.defaults import with_defaults
+    from glassloop.diffuse.write import by_diffusion
+
+    if run is None and not what:
+        raise GlassloopError("--diffusion is given without a prompt; a text to continue is expected")
+    if run is not None and asked:
+        raise GlassloopError(
+            f"--{next(iter(asked)).replace('_', '-')} is given; a run that was written by diffusion cannot be"
+            " forked"
+        )
+    name = model or (model_of(what or "last", run) if run is not None else DEFAULT_MODEL)
+    with load(name, model_defaults=model_defaults) as llm:
+        if holes is not None:
+            llm.load_holes(holes)
+        if run is None:
+            sampling = with_defaults({"logprobs": _ALTERNATIVES, **asked}, llm.default_sampling)
+            request = by_diffusion(llm, llm.prepare(what or "", sampling), filling)
+            app = WatchPasses(llm, request.runs[0], request, store=store)
+        else:
+            run.attach(llm)
+            app = WatchPasses(llm, run)
+        app.run()
+        app.finish()
+    if app.return_code:
+        raise typer.Exit(app.return_code)
 
 
 def _recorded(what: str | None) -> Run | None:

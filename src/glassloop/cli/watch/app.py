@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding
@@ -21,10 +20,10 @@ from glassloop.cli.kept import keep
 from glassloop.cli.show import surprise_colour
 from glassloop.cli.terminal import quoted, visible
 from glassloop.cli.watch.keys import KEYS, hints
-from glassloop.cli.watch.panels import Bars, Help, TextPanel, TreePanel, Why, title
+from glassloop.cli.watch.layout import cells_of
+from glassloop.cli.watch.panels import Bars, Help, TextPanel, TreePanel, Why, key_line, prompt_of, title
 from glassloop.cli.watch.style import STYLE
 from glassloop.errors import GlassloopError
-from glassloop.trace.messages import text_of
 from glassloop.trace.shares import Share, shares
 
 if TYPE_CHECKING:
@@ -90,10 +89,7 @@ class Watch(App[None]):
         for name, word in (("text", "text"), ("bars", "alternatives"), ("why", "why"), ("tree", "runs")):
             self.query_one(f"#{name}").border_title = word
         self.query_one("#edit", Input).display = False
-        line = Text(no_wrap=True)
-        for keys, word in hints():
-            line.append(f" {keys}", "bold").append(f" {word} ", "dim")
-        self.query_one("#keys", Static).update(line)
+        self.query_one("#keys", Static).update(key_line(hints()))
         self.set_interval(_TICK, self._tick)
         for request in self.live:
             self._begin(request)
@@ -192,16 +188,10 @@ class Watch(App[None]):
         run, token = self.run_shown, self.token
         self._seen = len(run.tokens)
         self.query_one("#title", Static).update(title(run, self.at, self.mode), layout=False)
-        self.query_one(TextPanel).show((run, self._prompt(run), self.at))
+        self.query_one(TextPanel).show((list(cells_of(run, prompt_of(self.llm, run), self.at)), self.at))
         self.query_one(Bars).show((token, self._shares, self.alternative))
         self.query_one(Why).show((token, self._explained.get((run.id, self.at))))
         self.query_one(TreePanel).show(run)
-
-    def _prompt(self, run: Run) -> str:
-        """Returns the text before the tokens: the prompt, or a chat with the role of each message."""
-        if run.messages is not None:
-            return "".join(f"{each['role']}: {text_of(each)}\n" for each in run.messages) + "assistant: "
-        return run.prompt if run.prompt is not None else self.llm.tokenizer.decode(run.prompt_ids)
 
     def _warn(self, text: str) -> None:
         self.notify(visible(text), severity="warning", markup=False)

@@ -33,11 +33,29 @@ KEYS = (
     Key("q,ctrl+c", "quit", "q", "quit", "quit"),
 )
 
+# Of a text that was written by diffusion.
+PASS_KEYS = (
+    Key("left", "move(-1)", "←", "", "the previous pass"),
+    Key("right", "move(1)", "→", "pass", "the next pass"),
+    Key("up", "place(-1)", "↑", "", "the place before it in the block"),
+    Key("down", "place(1)", "↓", "place", "the place after it in the block"),
+    Key("space", "play", "space", "play", "play or pause: follow a live run, or play a recorded one"),
+    Key("home", "end(-1)", "Home", "", "the first pass"),
+    Key("end", "end(1)", "End", "", "the last pass, and follow a live run"),
+    Key("n", "block(1)", "n", "block", "the first pass of the next block"),
+    Key("p", "block(-1)", "p", "", "the first pass of this block, or of the one before"),
+    Key("r", "taken_back(1)", "r", "revised", "the next pass before which tokens were taken back"),
+    Key("t", "run(1)", "t", "", "the next sample of the request"),
+    Key("s", "stop", "s", "", "stop a live run"),
+    Key("question_mark", "help", "?", "help", "this help"),
+    Key("q,ctrl+c", "quit", "q", "quit", "quit"),
+)
 
-def hints() -> list[tuple[str, str]]:
+
+def hints(keys: tuple[Key, ...] = KEYS) -> list[tuple[str, str]]:
     """Returns keys and words for the line at the bottom. ← and ↑ are shown with the key that follows them."""
     made, before = [], ""
-    for key in KEYS:
+    for key in keys:
         if key.short:
             made.append((before + key.shown, key.short))
         before = key.shown if key.shown in "←↑" else ""

@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 from rich.cells import cell_len
 
+from glassloop.cli.diffusion import MASKED
 from glassloop.cli.show import surprise_colour
 from glassloop.cli.terminal import escaped, visible
+from glassloop.diffuse.frames import Frame
 from glassloop.trace.run import Run
 
 PROMPT = -1  # the token number of characters of the prompt
@@ -40,6 +42,19 @@ def cells_of(run: Run, prompt: str, at: int) -> Iterator[Cell]:
             text = text or token.piece  # part of a character has no text, but a piece
         yield from _cells(text, number, style)
     yield from _cells(run.tail, len(run.tokens) - 1, "dim")
+
+
+def frame_cells(run: Run, prompt: str, frame: Frame, at: int) -> Iterator[Cell]:
+    """Yields the prompt, the blocks that were complete before a pass, and the block that it worked on: masks
+    as `░`, in bold what it has filled; red is what had been taken back. The place `at` is marked."""
+    yield from _cells(prompt, PROMPT, "dim")
+    for number, token in enumerate(run.tokens[: frame.first]):
+        yield from _cells(token.text, number, "")
+    for number, cell in enumerate(frame.cells, frame.first):
+        style = "bold green" if cell.changed and cell.text is not None else "red" if cell.changed else ""
+        if number == at:
+            style = f"{style} reverse".lstrip()
+        yield from _cells(MASKED if cell.text is None else cell.text, number, style)
 
 
 def wrap(cells: Iterable[Cell], width: int) -> list[list[Cell]]:

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import exp, inf, isnan
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+from textual import events
 from textual.app import ComposeResult
-from textual.events import Click, Key
+from textual.events import Click
 from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Static
 
 from glassloop.cli.terminal import percent, quoted, visible
 from glassloop.cli.tokens import entropy_text, luck_text, surprise_text
-from glassloop.cli.watch.keys import KEYS
-from glassloop.cli.watch.layout import Cell, cells_of, wrap
+from glassloop.cli.watch.keys import KEYS, Key
+from glassloop.cli.watch.layout import Cell, wrap
 from glassloop.decode.explain import Explanation
+from glassloop.trace.messages import text_of
 from glassloop.trace.run import Run
 from glassloop.trace.run_tree import run_line
 from glassloop.trace.shares import Share
 from glassloop.trace.token import Token
+
+if TYPE_CHECKING:
+    from glassloop.cli.kept import AnyEngine
 
 _OWN, _GAIN, _GHOST = "color(73)", "color(115)", "color(240)"
 _DIM = "dim"
@@ -40,6 +45,21 @@ def title(run: Run, at: int, mode: str) -> Text:
     forked = "" if run.fork_at is None else f"forked at {run.fork_at}"
     parts = (place, state, f"run {run.id[:8]}", forked, f"seed {run.seed}", ended, run.model)
     return Text(visible(" · ".join(part for part in parts if part), newlines=False), no_wrap=True)
+
+
+def prompt_of(llm: AnyEngine, run: Run) -> str:
+    """Returns the text before the tokens: the prompt, or a chat with the role of each message."""
+    if run.messages is not None:
+        return "".join(f"{each['role']}: {text_of(each)}\n" for each in run.messages) + "assistant: "
+    return run.prompt if run.prompt is not None else llm.tokenizer.decode(run.prompt_ids)
+
+
+def key_line(hints: list[tuple[str, str]]) -> Text:
+    """Returns the line at the bottom, which names the keys."""
+    line = Text(no_wrap=True)
+    for keys, word in hints:
+        line.append(f" {keys}", "bold").append(f" {word} ", "dim")
+    return line
 
 
 class Panel(Widget, Generic[Shown]):
@@ -58,8 +78,9 @@ class Panel(Widget, Generic[Shown]):
         return lines[first : first + height]
 
 
-class TextPanel(Panel[tuple[Run, str, int]]):
-    """The text of a run after its prompt, scrolled so that the token at a place is visible."""
+class TextPanel(Panel[tuple[Iterable[Cell], int]]):
+    """The characters of a text, each with the number of its token, scrolled so that the token with a given
+    number is visible."""
 
     def __init__(self, select: Callable[[int], None]) -> None:
         super().__init__(id="text")
@@ -69,8 +90,8 @@ class TextPanel(Panel[tuple[Run, str, int]]):
     def render(self) -> RenderableType:
         if self.shown is None or self.content_size.width < 2:
             return Text()
-        run, prompt, at = self.shown
-        lines = wrap(cells_of(run, prompt, at), self.content_size.width)
+        cells, at = self.shown
+        lines = wrap(cells, self.content_size.width)
         here = next(
             (place for place, line in enumerate(lines) if any(cell.token == at for cell in line)),
             len(lines) - 1,
@@ -174,11 +195,11 @@ class Why(Panel[tuple[Token | None, Explanation | str | None]]):
         if isinstance(explained, str):
             return Group(line, Text(visible(explained, newlines=False), "color(208)"))
         sentence = Text(visible(explained.sentence, newlines=False))
-        stages = [_stages(explained)] if explained.stages else []
+        stages = [stages_table(explained)] if explained.stages else []
         return Group(sentence, Text(), *stages, line)
 
 
-def _stages(explained: Explanation) -> Table:
+def stages_table(explained: Explanation) -> Table:
     table = Table(box=None, pad_edge=False, header_style=_DIM, padding=(0, 2, 0, 0))
     table.add_column("stage", no_wrap=True)
     table.add_column("left", justify="right", no_wrap=True)
@@ -207,21 +228,26 @@ class TreePanel(Panel[Run]):
 
 
 class Help(ModalScreen[None]):
-    """The list of keys. Any key or click closes it."""
+    """The list of keys, with notes under it. Any key or click closes it."""
+
+    NOTES = ("bars: probability after the stages; ░ the model's own", "underlined: a token that was forced")
+
+    def __init__(self, keys: tuple[Key, ...] = KEYS, notes: tuple[str, ...] = NOTES) -> None:
+        super().__init__()
+        self._keys, self._notes = keys, notes
 
     def compose(self) -> ComposeResult:
         table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-        for key in KEYS:
+        for key in self._keys:
             table.add_row(Text(key.shown, "bold"), key.help)
         table.add_row()
-        table.add_row("", Text("bars: probability after the stages; ░ the model's own", "dim"))
-        table.add_row("", Text("underlined: a token that was forced", "dim"))
-        table.add_row("", Text("press any key to close", "dim"))
+        for note in (*self._notes, "press any key to close"):
+            table.add_row("", Text(note, "dim"))
         box = Static(table, id="help")
         box.border_title = "keys"
         yield box
 
-    def on_key(self, event: Key) -> None:
+    def on_key(self, event: events.Key) -> None:
         event.stop()
         event.prevent_default()
         self.dismiss()

@@ -4,14 +4,15 @@ STYLE = """
 Screen { background: $background; }
 #title { height: 1; padding: 0 1; color: $text-muted; text-style: bold; }
 #title, #keys { text-wrap: nowrap; text-overflow: ellipsis; }
-#text, #bars, #why, #tree {
+#text, #bars, #places, #why, #tree {
     border: round $surface-lighten-2;
     border-title-color: $text-muted;
     padding: 0 1;
 }
 #text { height: 1fr; min-height: 5; }
+#scrubber { height: 1; padding: 0 2; }
 #middle { height: 13; }
-#bars { width: 1fr; }
+#bars, #places { width: 1fr; }
 #why { width: 1fr; }
 #tree { height: 5; }
 .-low #middle { height: 10; }

@@ -111,6 +111,10 @@ def router(service: Service) -> APIRouter:
     async def chat(request: Request, body: ChatBody) -> Response:
         if body.search is None:
             return await respond(service, request, body, Chat)
+        if body.diffusion is not None:
+            raise invalid(
+                "diffusion", "diffusion is given with search, whose paths are written from left to right"
+            )
         from glassloop.server.openai.search import SearchChat  # which is made from `Chat`
 
         return await respond(service, request, body, SearchChat)

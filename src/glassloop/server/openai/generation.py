@@ -19,6 +19,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.engine.request import Request
 from glassloop.engine.revise import Held
 from glassloop.errors import SamplingError
+from glassloop.server.diffusion import DiffusionOptions, diffused
 from glassloop.server.errors import APIError, as_api_error, invalid
 from glassloop.server.fields import many
 from glassloop.server.options import Body, SamplingOptions
@@ -200,6 +201,8 @@ class ChoicesBody(SamplingOptions):  # type: ignore[misc, valid-type]
     guided_regex: str | None = None
     guided_choice: many(str, 1024) | None = None  # type: ignore[valid-type]
     guided_grammar: str | None = None
+    # Beyond OpenAI: the text is written by filling masks, block by block.
+    diffusion: DiffusionOptions | None = None
     user: str | None = None
 
 
@@ -211,6 +214,8 @@ class Choices(Generation):
     chunk_kind: str
 
     def __init__(self, service: Service, body: ChoicesBody, requests: Sequence[Request]) -> None:
+        if body.diffusion is not None:
+            requests = [diffused(service, request, body.diffusion) for request in requests]
         super().__init__(service, requests)
         if body.stream_options is not None and not body.stream:
             raise invalid("stream_options", "stream_options is given without stream: true")

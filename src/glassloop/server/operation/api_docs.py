@@ -45,6 +45,7 @@ _GROUPS = {
     "tokens": "Tokens",
     "runs": "Runs",
     "edits": "Edits",
+    "diffusion": "Diffusion",
     "": "Operation",
 }
 _FILES = {"/docs.js": "text/javascript", "/docs.css": "text/css"}

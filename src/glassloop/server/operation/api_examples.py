@@ -75,7 +75,10 @@ EXAMPLES = {
     "POST /v1/completions": Example(
         "Continues one text, or several.",
         {"prompt": _START, "max_tokens": 16, "temperature": 0, "logprobs": 2},
-        more=(("streamed", {"prompt": _START, "max_tokens": 16, "seed": 7, "stream": True}),),
+        more=(
+            ("streamed", {"prompt": _START, "max_tokens": 16, "seed": 7, "stream": True}),
+            ("by diffusion", {"prompt": _START, "max_tokens": 8, "seed": 7, "diffusion": {"block": 8}}),
+        ),
     ),
     "POST /v1/responses": Example(
         "Generates an answer in the form of OpenAI's newer endpoint.",
@@ -167,6 +170,28 @@ EXAMPLES = {
     "POST /api/edits/sharpen": Example(
         "Draws a text from the model's distribution raised to a power.",
         {"prompt": _START, "alpha": 4.0, "steps": 2, "sampling": {"max_tokens": 6, "temperature": 0.25}},
+    ),
+    "POST /api/diffusions": Example(
+        "Writes a text by filling masks, in passes; a stream tells what each pass has filled.",
+        {
+            "prompt": "The old man sat down and",
+            "sampling": {"max_tokens": 16, "seed": 7},
+            "diffusion": {"block": 8, "passes": 4},
+        },
+        more=(
+            (
+                "streamed",
+                {
+                    "prompt": "The old man sat down and",
+                    "sampling": {"max_tokens": 8, "seed": 7},
+                    "diffusion": {"block": 8, "revise": 1},
+                    "stream": True,
+                },
+            ),
+        ),
+    ),
+    "GET /api/runs/{id}/passes": Example(
+        "Shows a text that was written by diffusion after each of its passes.", query="limit=10"
     ),
     "GET /api/info": Example("Describes the model, its limits and every option."),
     "GET /health": Example("Says whether the server accepts requests."),

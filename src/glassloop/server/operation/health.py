@@ -16,6 +16,7 @@ from starlette.responses import Response
 from glassloop.decode.chain import known_stages
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import REGISTER, Stage
+from glassloop.diffuse.options import Diffusion
 from glassloop.engine import lens
 from glassloop.engine.protocol import UNKNOWN_CONTEXT, Engine, Statistics
 from glassloop.model.config import ModelConfig
@@ -91,6 +92,11 @@ class OwnStageShape(BaseModel):
     options: list[StageOptionShape]
 
 
+class DiffusionInfo(BaseModel):
+    available: bool  # whether the model has masked rows, or an adapter for them
+    defaults: dict[str, Any]  # of every option
+
+
 class Info(BaseModel):
     model: str
     version: str
@@ -108,7 +114,9 @@ class Info(BaseModel):
     stages: list[str]
     own_stages: list[OwnStageShape]
     lenses: list[str]
+    drafter: str | None  # what makes drafts; null if nothing does or it is not known
     training: bool  # whether it shows training runs
+    diffusion: DiffusionInfo
 
 
 def router(service: Service) -> APIRouter:
@@ -194,7 +202,9 @@ def _info(service: Service) -> dict[str, Any]:
         "stages": known_stages(),
         "own_stages": [_own_stage(stage) for stage in REGISTER.values() if not stage.built_in],
         "lenses": list(lens.NAMES) if llm.upstream is None else [],
+        "drafter": llm.drafter,
         "training": service.settings.training is not None,
+        "diffusion": {"available": llm.can_diffuse, "defaults": Diffusion().to_dict()},
     }
 
 

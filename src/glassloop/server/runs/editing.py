@@ -73,9 +73,9 @@ class RepairBody(EditBody):
     budget: Annotated[int, Field(ge=0, le=200_000)] = 20_000
     candidates: Candidates = 8
     tokens: Tokens = 6
-    window: Window = 16
+    window: Window | None = None
     least_gain: Annotated[float, Field(ge=0, le=1e6)] = 3.0
-    spans: Annotated[int, Field(ge=1, le=16)] = 4
+    spans: Annotated[int, Field(ge=1, le=16)] | None = None
     check: SafeName | None = None
     proposer: Proposer = "left"
 
@@ -102,6 +102,8 @@ class ProposalShape(BaseModel):
     followed: int
     old_own_bits: float | None
     old_following_bits: float | None
+    masked_bits: float | None
+    old_masked_bits: float | None
     accepted: bool
     coin: float | None
     threshold: float | None

@@ -67,15 +67,27 @@ class Explainer:
         self._service = service
 
     def explain(
-        self, run: Run, index: int, of: Part, luck: Luck, overrides: dict[str, Any], deadline: Deadline
+        self,
+        run: Run,
+        index: int,
+        of: Part,
+        luck: Luck,
+        number: int | None,
+        overrides: dict[str, Any],
+        deadline: Deadline,
     ) -> dict[str, Any]:
+        """Returns the explanation of a token. `number` is that of a pass, in a text that was written by
+        diffusion."""
+        if number is not None and (run.diffusion is None or of == "prompt"):
+            raise APIError(400, "pass is given; a place that was filled by passes is expected", param="pass")
         if overrides and run.upstream is None:  # held to the server's limits
             before = run.drawn_with(index if of == "answer" else 0).sampling.to_dict()
-            asked = merge_options(before, {"n": 1, "beam_width": 1, **overrides})
-            make_sampling(asked, self._service.settings)
+            options = merge_options(before, {"n": 1, "beam_width": 1, **overrides})
+            make_sampling(options, self._service.settings)
         llm = self._service.llm
+        asked = overrides if number is None else {"number": number, **overrides}
         try:
-            told = llm.explain(run, index, of=of, luck=luck, deadline=deadline, **overrides)
+            told = llm.explain(run, index, of=of, luck=luck, deadline=deadline, **asked)
         except NoSuchToken as error:
             raise APIError(400, str(error), param="index") from None
         actual = self._actual(run, index, of)
@@ -95,6 +107,8 @@ class Explainer:
             piece = llm.piece(id) if run.upstream is None else run.prompt_tokens[index - 1].piece
             return {"id": id, "text": piece, "source": "prompt"}
         token = token_at(run, index)
+        if run.diffusion is not None and index > len(run.tokens):
+            token = None  # it was filled in a block that the run does not have, or behind its end
         return None if token is None else {"id": token.id, "text": token.piece, "source": token.source}
 
     def _others(self, told: Explanation) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from glassloop.server.runs.shapes import Worst, worst_tokens
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
 
-_NOT_OPTIONS = ("luck", "of")
+_NOT_OPTIONS = ("luck", "of", "pass")
 _MOST_WORST = 100  # tokens in each list of the worst ones
 
 
@@ -34,14 +34,16 @@ def router(service: Service) -> APIRouter:
         request: Request,
         of: Annotated[Part, Query()] = "answer",
         luck: Annotated[Luck, Query()] = "same",
+        number: Annotated[int | None, Query(alias="pass", ge=0, le=1 << 31)] = None,
     ) -> Response:
-        """Why a token of the answer or of the prompt. Any field of Sampling in the query is a what-if."""
+        """Why a token of the answer or of the prompt. Any field of Sampling in the query is a what-if. In a
+        text that was written by diffusion, `pass` asks about another pass than the one that filled it."""
         run = (await service.runs.get(id)).run
         query = {name: text for name, text in request.query_params.items() if name not in _NOT_OPTIONS}
         overrides = read_overrides(query)
         return await service.read_model(
             request,
-            lambda deadline: JSON(explainer.explain(run, index, of, luck, overrides, deadline)),
+            lambda deadline: JSON(explainer.explain(run, index, of, luck, number, overrides, deadline)),
         )
 
     @routes.get("/runs/{id}/worst", response_model=Worst)

@@ -3,7 +3,7 @@ shape."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from starlette.responses import Response
 from glassloop.decode.sampling import merge_options
 from glassloop.engine.request import Request as EngineRequest
 from glassloop.engine.request_maker import Prompt
+from glassloop.server.diffusion import DiffusionOptions, diffused
 from glassloop.server.errors import ERRORS, invalid, too_many
 from glassloop.server.fields import Ids, Name, Whole, many
 from glassloop.server.openai.conversation import Messages, as_recorded, encode_messages
@@ -33,13 +34,20 @@ TokenCount = Annotated[int | None, Field(ge=1, le=1_000_000)]
 class Strategy(Body):
     name: str = Field(max_length=200)
     sampling: SamplingOptions | None = None  # type: ignore[valid-type]
+    diffusion: DiffusionOptions | None = None
 
 
-class StartBody(Body):
+class PromptBody(Body):
+    """A prompt in one of its forms, and how it is answered."""
+
     prompt: str | None = None
     token_ids: Ids | None = None
     messages: Messages | None = None
     sampling: SamplingOptions | None = None  # type: ignore[valid-type]
+    diffusion: DiffusionOptions | None = None  # if the text is written by filling masks
+
+
+class StartBody(PromptBody):
     strategies: many(Strategy, most=32, least=1) | None = None  # type: ignore[valid-type]
     pause_after: TokenCount = None
     tree: str | None = Field(None, max_length=64)
@@ -93,15 +101,24 @@ def router(service: Service) -> APIRouter:
     @routes.post("/runs", response_model=shapes.Runs, status_code=201)
     async def start(request: Request, body: StartBody) -> Response:
         tree = None if body.tree is None else await service.runs.tree(body.tree)
-        requests = await service.prepare_on_thread(request, body, _requests, service, body)
+        requests = await service.prepare_on_thread(
+            request, body, requests_of, service, body, body.strategies, body.pause_after
+        )
         names = [strategy.name for strategy in body.strategies or ()]
         states = service.start(requests, tree, names=names, limit=body.pause_after)
         return summaries(states, 201)
 
     @routes.get("/runs/{id}", response_model=shapes.WholeRun)
-    async def run(id: Id, alternatives: Annotated[int, Query(ge=0, le=64)] = 64) -> Response:
+    async def run(
+        id: Id,
+        alternatives: Annotated[int, Query(ge=0, le=64)] = 64,
+        first: Annotated[int, Query(ge=0, alias="from")] = 0,
+    ) -> Response:
+        """A run with all that is known of it. `from` leaves out the tokens before this one."""
         state = await service.runs.get(id)
-        return await service.pools.rendering.run(lambda: JSON(shapes.whole_run(service, state, alternatives)))
+        return await service.pools.rendering.run(
+            lambda: JSON(shapes.whole_run(service, state, alternatives, first))
+        )
 
     @routes.delete("/runs/{id}", status_code=204, response_class=Response)
     async def remove(id: Id) -> Response:
@@ -162,7 +179,12 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def _requests(service: Service, body: StartBody) -> list[EngineRequest]:
+def requests_of(
+    service: Service,
+    body: PromptBody,
+    strategies: Sequence[Strategy] | None = None,
+    pause_after: int | None = None,
+) -> list[EngineRequest]:
     """Returns the engine requests of a body: one, or one for each strategy."""
     given = [name for name in ("prompt", "token_ids", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
@@ -175,12 +197,16 @@ def _requests(service: Service, body: StartBody) -> list[EngineRequest]:
     else:
         prompt = body.prompt if body.prompt is not None else body.token_ids or []
     requests: list[EngineRequest] = []
-    for strategy in body.strategies or [None]:
+    each_way: Sequence[Strategy | None] = strategies or [None]
+    for strategy in each_way:
         options = _options(body.sampling) | ({} if strategy is None else _options(strategy.sampling))
         sampling = make_sampling(options, service.settings, defaults=service.llm.default_sampling)
-        if sampling.beam_width > 1 and body.pause_after is not None:
-            raise invalid("pause_after", "pause_after is given; a beam search cannot pause")
-        requests.append(service.prepare(prompt, sampling, messages=messages))
+        diffusion = body.diffusion if strategy is None or strategy.diffusion is None else strategy.diffusion
+        if pause_after is not None and (sampling.beam_width > 1 or diffusion is not None):
+            what = "a beam search" if diffusion is None else "a text that is written by diffusion"
+            raise invalid("pause_after", f"pause_after is given; {what} cannot pause")
+        made = service.prepare(prompt, sampling, messages=messages)
+        requests.append(made if diffusion is None else diffused(service, made, diffusion))
     most = service.settings.most_choices
     if sum(len(request.runs) for request in requests) > most:
         raise invalid("strategies", f"strategies ask for more than {most} runs")
@@ -227,14 +253,22 @@ def _event_stream(
     def release() -> None:
         service.followers -= 1
 
-    async def chunks() -> AsyncGenerator[bytes, None]:
-        async for number, each in tree.follow(after, over, KEEP_ALIVE):
-            if each is None:
-                yield STILL_HERE
-            elif only is None or each.state is only:
-                yield event(each.kind, shapes.event_shape(service, number, each), number)
+    return EventStream(event_chunks(service, tree, after, over, only), release=release)
 
-    return EventStream(chunks(), release=release)
+
+async def event_chunks(
+    service: Service,
+    tree: TreeState,
+    after: int,
+    over: Callable[[], bool],
+    only: RunState | None = None,
+) -> AsyncGenerator[bytes, None]:
+    """Yields the events of a tree, or of one of its runs, as they are sent."""
+    async for number, each in tree.follow(after, over, KEEP_ALIVE):
+        if each is None:
+            yield STILL_HERE
+        elif only is None or each.state is only:
+            yield event(each.kind, shapes.event_shape(service, number, each), number)
 
 
 def _after(after: int | None, last_event_id: str | None) -> int:

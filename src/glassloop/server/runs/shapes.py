@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from glassloop.diffuse.frames import Frames
 from glassloop.server.openai.tokens import PromptToken, prompt_token
 from glassloop.server.runs.state import ELSEWHERE, Event, RunState, status_of
 from glassloop.server.runs.storage import INTERRUPTED
@@ -53,6 +54,8 @@ class Summary(BaseModel):
     drafts: dict[str, float]
     ops: str
     upstream: dict[str, Any] | None
+    diffusion: dict[str, Any] | None
+    passes: int
 
 
 class BriefRun(BaseModel):
@@ -213,6 +216,8 @@ def summary(service: Service, state: RunState) -> dict[str, Any]:
         "timings": _timings(run.timings, len(run.tokens)),
         "drafts": asdict(run.drafts),
         "upstream": None if run.upstream is None else asdict(run.upstream),
+        "diffusion": run.diffusion,
+        "passes": len(run.passes),
     }
 
 
@@ -272,7 +277,8 @@ def _ending(kept: Kept) -> tuple[str | None, str | None]:
 
 
 def _stored_status(kept: Kept, finish_reason: str | None) -> str:
-    return ELSEWHERE if kept.is_elsewhere else status_of(finish_reason, kept.facts["sampling"]["beam_width"])
+    can_continue = kept.facts["sampling"]["beam_width"] == 1 and kept.facts.get("diffusion") is None
+    return ELSEWHERE if kept.is_elsewhere else status_of(finish_reason, can_continue)
 
 
 def _title(service: Service, state: RunState) -> str:
@@ -312,7 +318,9 @@ def _stored_summary(service: Service, kept: Kept) -> dict[str, Any]:
         "seed": entry.seed,
         "parent": entry.parent,
         "logprob": _stored_logprob(facts),
-        "upstream": facts.get("upstream"),  # rows of older versions do not have it
+        "upstream": facts.get("upstream"),  # rows of older versions have none of these
+        "diffusion": facts.get("diffusion"),
+        "passes": facts.get("passes", 0),
         "timings": _timings(Timings(**facts["timings"]), entry.tokens),
     }
 
@@ -330,8 +338,9 @@ def _timings(timings: Timings, tokens: int) -> dict[str, Any]:
 # ── whole runs and events ──────────────────────────────────────────────────────────────────────────────────
 
 
-def whole_run(service: Service, state: RunState, alternatives: int) -> dict[str, Any]:
-    """Returns a run as JSON. Its lists are iterators: a run's alternatives, all at once, are large."""
+def whole_run(service: Service, state: RunState, alternatives: int, first: int = 0) -> dict[str, Any]:
+    """Returns a run as JSON, with its tokens from `first` on. Its lists are iterators: a run's alternatives,
+    all at once, are large."""
     run, tokens = state.run, list(state.run.tokens)
     nodes = _path(_root(state), tokens)
     end = None
@@ -342,7 +351,7 @@ def whole_run(service: Service, state: RunState, alternatives: int) -> dict[str,
         "prompt_tokens": _prompt_tokens(service, run),
         "tokens": (
             _token(token, index, nodes[index + 1], nodes[index], alternatives)
-            for index, token in enumerate(tokens)
+            for index, token in enumerate(tokens[first:], first)
         ),
         "tail": run.tail,
         "end": end,
@@ -401,12 +410,20 @@ def _beams(service: Service, state: RunState) -> Iterator[dict[str, Any]]:
         }
 
 
+def frames_of(service: Service, run: Run) -> Frames:
+    """Returns what makes the frames of a run that was written by diffusion."""
+    return Frames(run, service.llm.piece, service.llm.tokenizer.eos_ids)
+
+
 def event_shape(service: Service, number: int, event: Event) -> dict[str, Any]:
     state = event.state
     made: dict[str, Any] = {"seq": number, "run": state.run.id}
     if event.kind == "taken_back":
         made_by = state.successor
         return {**made, "to": event.place, "continued_by": None if made_by is None else made_by.run.id}
+    if event.kind == "pass":
+        state.frames = state.frames or frames_of(service, state.run)
+        return {**made, "frame": state.frames.at(event.place).to_dict()}
     if event.token is None:
         return {**made, "summary": summary(service, state)}
     parent, node = _nodes(state, event.place)

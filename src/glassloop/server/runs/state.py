@@ -14,7 +14,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Literal, NamedTuple
 
+from glassloop.diffuse.frames import Frames
 from glassloop.engine.request import Request
+from glassloop.trace.passes import PassRecord
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
@@ -22,9 +24,9 @@ ELSEWHERE = "elsewhere"  # the status of a run that another server computes now
 
 
 class Event(NamedTuple):
-    kind: Literal["run", "token", "taken_back", "end"]
+    kind: Literal["run", "token", "pass", "taken_back", "end"]
     state: RunState
-    place: int  # of the token in its run; of a taken_back event, how many tokens are left
+    place: int  # of the token or the pass in its run; of a taken_back event, how many tokens are left
     token: Token | None
 
 
@@ -50,6 +52,7 @@ class RunState:
         self.nodes: list[str] = []  # of its tokens, as far as they are computed
         self.prompt: str | None = None  # the decoded prompt, once it was asked for
         self.title: str | None = None  # the same of its title
+        self.frames: Frames | None = None  # of a text that is written by diffusion, for its events
 
     @property
     def latest(self) -> RunState:
@@ -65,15 +68,16 @@ class RunState:
             return "waiting" if self.request.started is None else "running"
         if self.is_elsewhere:
             return ELSEWHERE
-        return status_of(self.run.finish_reason, self.run.sampling.beam_width)
+        can_continue = self.run.sampling.beam_width == 1 and self.run.diffusion is None
+        return status_of(self.run.finish_reason, can_continue)
 
 
-def status_of(finish_reason: str | None, beam_width: int) -> str:
+def status_of(finish_reason: str | None, can_continue: bool) -> str:
     """Returns the status of a run that is not being computed. A stopped one can go on, unless it is a beam
-    search."""
+    search or was written by diffusion."""
     if finish_reason == "error":
         return "failed"
-    return "paused" if finish_reason == "cancelled" and beam_width == 1 else "done"
+    return "paused" if finish_reason == "cancelled" and can_continue else "done"
 
 
 class TreeState:
@@ -133,18 +137,18 @@ class TreeState:
 
 
 class Hub:
-    """Passes tokens from the engine's thread to the event loop. One wake-up carries all that have come by
-    then."""
+    """Hands tokens and records of passes from the engine's thread to the event loop. One wake-up carries all
+    that have come by then."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, deliver: Callable[[RunState, Token | None], None]
+        self, loop: asyncio.AbstractEventLoop, deliver: Callable[[RunState, Token | PassRecord | None], None]
     ) -> None:
         self._loop = loop
         self._deliver = deliver
-        self._pending: deque[tuple[RunState, Token | None]] = deque()
+        self._pending: deque[tuple[RunState, Token | PassRecord | None]] = deque()
         self._scheduled = False
 
-    def put(self, state: RunState, token: Token | None) -> None:
+    def put(self, state: RunState, token: Token | PassRecord | None) -> None:
         self._pending.append((state, token))
         if not self._scheduled:
             self._scheduled = True

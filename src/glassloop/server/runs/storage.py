@@ -94,7 +94,7 @@ class RunStorage:
         """Writes a run without an end. If the server is killed, that is what remains of it."""
         begun = copy(state.run)
         begun.tokens = state.run.tokens[: state.sent]  # of its parent, or from before it was paused
-        begun.prompt_tokens, begun.finish_reason, begun.samples = [], None, []
+        begun.prompt_tokens, begun.finish_reason, begun.samples, begun.passes = [], None, [], []
         self._put(begun, state)
 
     def put(self, state: RunState) -> None:
