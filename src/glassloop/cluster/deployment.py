@@ -44,6 +44,8 @@ class EngineDeployment:
             most_running=options.running,
             adapters=dict(options.adapters),
         )
+        if options.holes is not None:
+            llm.load_holes(options.holes)
         llm.name = public_name(options.model, Path(options.model).exists())  # clients must not see a path
         name = serve.get_replica_context().replica_id.unique_id
         self._replica = Replica(name, llm, ray.util.get_node_ip_address())

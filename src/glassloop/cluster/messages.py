@@ -157,6 +157,7 @@ class Report:
     statistics: Statistics
     room: int  # the most tokens of one branch
     adapters: dict[str, str]  # the SHA-256 of each adapter, by its name
+    can_diffuse: bool
     prefixes: frozenset[bytes]  # digests of the prefixes in its KV tree
 
     def has(self, needs: Needs) -> bool:

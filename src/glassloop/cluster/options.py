@@ -31,6 +31,7 @@ class EngineOptions:
     running: int | None = None
     plugins: tuple[str, ...] = ()
     adapters: Mapping[str, str] = field(default_factory=dict)  # paths of LoRA adapters, by name
+    holes: str | None = None  # the path of an adapter for masked rows
     replicas: int = 1  # with autoscaling, the least
     most_replicas: int | None = None  # autoscaling: between `replicas` and this many
     target_requests: float = 16.0  # autoscaling: open requests of a replica that are aimed at
@@ -87,8 +88,9 @@ class AppOptions:
         _check("patience", self.patience, 0, 86400)
         if len({deployment_name(each.model) for each in self.engines}) < len(self.engines):
             raise GlassloopError("models has one twice; models with different names are expected")
-        if len(self.engines) > 1 and any(each.adapters for each in self.engines):
-            raise GlassloopError.about("adapters", "is given with several models; one model is expected")
+        if len(self.engines) > 1 and any(each.adapters or each.holes for each in self.engines):
+            name = "adapters" if any(each.adapters for each in self.engines) else "holes"
+            raise GlassloopError.about(name, "is given with several models; one model is expected")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> AppOptions:

@@ -135,9 +135,6 @@ class LLM(Engine):
         for adapter, path in (adapters or {}).items():
             self.load_adapter(adapter, path)
 
-    def in_process(self, what: str) -> LLM:
-        return self
-
     def check_computes(self, what: str) -> None:
         pass
 
