@@ -18,6 +18,7 @@ import pytest
 from server.conftest import Server, serving
 
 from glassloop import LLM, Sampling
+from glassloop.diffuse.write import by_diffusion
 from glassloop.edit.infill import infill
 from glassloop.search.solve import solve
 from glassloop.trace.file import from_bytes
@@ -123,7 +124,9 @@ CLIENTS, SECONDS, KILL_EVERY = 64, 60, 10
 LONG_KINDS: dict[str, dict[str, object]] = {
     **KINDS,
     "revised": {"temperature": 1.2, "max_tokens": 60, "revise": 3, "revise_window": 8, "revise_bits": 4.0},
+    "diffusion": {"temperature": 0.8, "max_tokens": 24},
 }
+DIFFUSION = {"block": 8, "passes": 4}
 QUESTIONS = [
     "Tell me about the sea.",
     "Write a short poem about rain in the city.",
@@ -163,6 +166,8 @@ def ask(engine, asked: Asked) -> None:
         request = engine.prepare_fork(asked.parent, 12, text=" but then", temperature=0.6)
     else:
         request = engine.prepare(asked.question, asked.sampling)
+    if asked.kind == "diffusion":
+        request = by_diffusion(engine, request, DIFFUSION)
     asked.runs = complete(engine, request, asked.told)
 
 
@@ -200,6 +205,8 @@ def expected_of(single: LLM, asked: Asked) -> list:
         return [solved(single, asked)]
     if asked.kind == "edit":
         return [edited(single, asked)]
+    if asked.kind == "diffusion":
+        return single.diffuse(asked.question, asked.sampling, diffusion=DIFFUSION).samples
     made = single.generate(asked.question, asked.sampling)
     if asked.kind == "fork":
         return [single.fork(made, 12, text=" but then", temperature=0.6)]
