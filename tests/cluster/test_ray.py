@@ -350,6 +350,16 @@ def test_what_was_finished_survives_the_death_of_the_ingress(tmp_path, single):
         (run,) = run_on(server, {"prompt": PROMPT, "sampling": {"seed": 3, "max_tokens": 20}})
         long = {"prompt": PROMPT, "sampling": {"max_tokens": 5000, "ignore_eos": True}}
         unfinished = server.post("/api/runs", long).json()["runs"][0]
+        with contextlib.closing(Store(store)) as watched:  # a thread of the server writes, soon
+
+            def is_written() -> bool:
+                ended, begun = watched.run(run.id), watched.run(unfinished["id"])
+                return ended is not None and ended.finish_reason is not None and begun is not None
+
+            until = time.monotonic() + 60
+            while not is_written():
+                assert time.monotonic() < until
+                time.sleep(0.05)
         server.end(signal.SIGKILL)
     with contextlib.closing(Store(store)) as kept:
         assert kept.run(run.id).tokens == single.generate(PROMPT, sampling).tokens

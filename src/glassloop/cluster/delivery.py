@@ -1,4 +1,4 @@
-"""What a replica tells becomes the record of a run: tokens, the records of the prompt, the end."""
+"""Delivery: messages of a replica become the record of a run: tokens, the records of the prompt, the end."""
 
 from __future__ import annotations
 

@@ -49,6 +49,8 @@ _KEPT = 1000  # hand-overs that are remembered
 
 
 class Fleet:
+    """The requests and questions of one ingress. `ClusterEngine` describes `stall` and `patience`."""
+
     def __init__(
         self,
         transport: Transport,

@@ -21,7 +21,7 @@ MOST_REPLICAS = 100_000
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What every replica of one model is made of. `LLM` has the fields that are not described here."""
+    """The options of the replicas of one model. `LLM` has the fields that are not described here."""
 
     model: str
     ops: str | None = None
@@ -65,7 +65,7 @@ class EngineOptions:
 
     @property
     def resources(self) -> dict[str, Any]:
-        """What Ray sets aside for a replica."""
+        """The resources that Ray sets aside for a replica."""
         own: dict[str, Any] = {"num_cpus": self.threads or 1, "num_gpus": self.gpus}
         if self.memory is not None:
             own["memory"] = self.memory
@@ -74,7 +74,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class AppOptions:
-    """What a whole application is made of: the replicas of each model, and the ingresses before them."""
+    """The options of a whole application: the replicas of each model, and the ingresses before them."""
 
     engines: tuple[EngineOptions, ...]  # of each model; the first one is the default
     settings: Settings  # of the ingresses; its model is the first one

@@ -21,7 +21,7 @@ _GATHER_MOST = 0.05  # seconds between two bulletins, if there is something to t
 
 
 class Session:
-    """What one ingress has not been told yet."""
+    """The jobs of one ingress, and the events that it has not been told yet."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.requests: dict[str, Request] = {}
