@@ -319,13 +319,10 @@ def test_a_request_with_an_adapter_moves_only_to_a_replica_that_has_it(cluster, 
 def test_without_a_replica_that_has_the_adapter_there_is_an_error(model, folder):
     made = Cluster(model, ("a",), patience=0.5, replica={"adapters": {"sea": folder}})
     try:
+        made.transport.add("b", adapters={})
+        made.engine.wait(2)
         options = Sampling(seed=3, max_tokens=300, adapter="sea", ignore_eos=True)
-
-        def swap(cluster, name):
-            cluster.transport.add("b", adapters={})
-            kill(cluster, name)
-
-        (run,) = made.run(made.engine.prepare(PROMPT, options), 5, swap)
+        (run,) = made.run(made.engine.prepare(PROMPT, options), 5, kill)
         assert run.finish_reason == "error" and isinstance(run.error, Unavailable)
         assert "adapter" in str(run.error)
     finally:
