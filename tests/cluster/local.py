@@ -42,7 +42,12 @@ class LocalTransport:
             self.add(name)
 
     def add(self, name: str, **options: Any) -> None:
-        self.replicas[name] = Replica(name, LLM(self._model, **{**self._options, **options}))
+        given = {**self._options, **options}
+        holes = given.pop("holes", None)
+        llm = LLM(self._model, **given)
+        if holes is not None:
+            llm.load_holes(holes)
+        self.replicas[name] = Replica(name, llm)
         self.gone[name] = asyncio.Event()
         self.board.set_replicas(self.replicas)
 
@@ -115,6 +120,7 @@ class LocalTransport:
         finally:
             own.cancel()
             gone.cancel()
+            await asyncio.wait({own, gone})
 
 
 def statistics(name: str, **values: int) -> Statistics:

@@ -219,6 +219,53 @@ def test_the_jobs_of_an_ingress_that_has_gone_are_ended(model, monkeypatch):
     replica.close()
 
 
+def test_a_replica_that_has_given_up_the_ingress_does_not_leave_a_stream_without_an_end(cluster, single):
+    """As after a stop of the ingress for longer than its lease."""
+    sampling = Sampling(seed=4, max_tokens=300, ignore_eos=True)
+
+    def give_up(cluster, name):
+        replica = cluster.transport.replicas[name]
+        for session in replica._sessions.values():
+            session.turn += 1  # its stream has ended long before
+            session.end()
+        replica._sessions.clear()
+
+    runs = cluster.run(cluster.engine.prepare(PROMPT, sampling), 5, give_up)
+    same(runs, alone(single, sampling))
+    assert [move.reason for move in runs[0].moves] == ["stalled"]
+
+
+@pytest.mark.parametrize("kind", ["sampled", "samples", "beams", "grammar"])
+def test_replicas_that_die_while_they_take_over_lose_nothing(model, single, kind):
+    made = Cluster(model, ("a", "b", "c", "d"), stall=2.0, patience=10.0)
+    routed = made.transport.board.on_routed
+    killed: list[str] = []
+
+    def on_routed(key: str, name: str) -> None:
+        routed(key, name)
+        if killed and len(killed) < 3 and name in made.transport.replicas:  # before it has told a token
+            killed.append(name)
+            made.transport.kill(name)
+
+    made.transport.board.on_routed = on_routed
+
+    def first(cluster, name):
+        killed.append(name)
+        cluster.transport.kill(name)
+
+    try:
+        if kind == "beams":  # they are told when they have ended: the first replica dies before that
+            Timer(0.02, lambda: first(made, next(iter(made.transport.replicas)))).start()
+        runs = made.run(
+            made.engine.prepare(PROMPT, KINDS[kind]), 4, first if kind != "beams" else lambda *_: 0
+        )
+        same(runs, alone(single, KINDS[kind]))
+        if kind != "beams":
+            assert len(killed) == 3 and runs[-1].moves
+    finally:
+        made.close()
+
+
 def slowly(step):
     def later():
         time.sleep(0.05)
@@ -233,7 +280,7 @@ def test_a_fork_with_forced_tokens_goes_on(cluster, single):
     expected = single.fork(alone(single, sampling)[0], 10, text="hello there", temperature=0.7)
     for at in (3, 11, 20):
         request = cluster.engine.prepare_fork(parent, 10, text="hello there", temperature=0.7)
-        cluster.transport.add("c")
+        cluster.transport.add(f"c{at}")
         cluster.engine.wait(len(cluster.transport.replicas))
         same(cluster.run(request, at, kill if at == 3 else lambda *_: None), [expected])
 

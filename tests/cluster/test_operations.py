@@ -10,10 +10,12 @@ from cluster.test_handover import PROMPT, Cluster, alone, kill, model, same, sin
 from cluster.test_server import PROMPT as TEXT
 from cluster.test_server import Site, listening
 from engine.peft_adapter import write_adapter
+from hostile.tiny import write_tiny_holes
 
 from glassloop import LLM, Sampling
 from glassloop.cluster.calls import MOST_DEATHS
 from glassloop.cluster.pickling import dumps, loads
+from glassloop.diffuse.write import by_diffusion
 from glassloop.edit.infill import infill
 from glassloop.engine.deadline import Cancelled, Deadline
 from glassloop.engine.protocol import Unavailable
@@ -36,8 +38,14 @@ def folder(tmp_path_factory, single):
 
 
 @pytest.fixture(scope="module")
-def cluster(model, folder):
-    made = Cluster(model, stall=1.5, patience=10.0, replica={"adapters": {"sea": folder}})
+def holes(tmp_path_factory):
+    return write_tiny_holes(tmp_path_factory.mktemp("holes") / "holes.safetensors")
+
+
+@pytest.fixture(scope="module")
+def cluster(model, folder, holes):
+    options = {"adapters": {"sea": folder}, "holes": holes}
+    made = Cluster(model, stall=1.5, patience=10.0, replica=options)
     yield made
     made.close()
 
@@ -73,8 +81,8 @@ def test_a_search_on_replicas_is_that_of_one_engine(cluster, single, name, dies)
     cluster.renew()
 
 
-def test_searches_and_edits_over_http(model, single):
-    site = Site(model)
+def test_searches_edits_and_diffusion_over_http(model, single, holes, written):
+    site = Site(model, holes=holes)
     chat = {
         "messages": [{"role": "user", "content": "hello"}],
         "seed": 5,
@@ -106,8 +114,23 @@ def test_searches_and_edits_over_http(model, single):
             assert client.get(f"/api/runs/{made['run']}/explain/1").status_code == 200
             answer = client.post("/api/edits/repair", json=repair)
             assert answer.status_code == 200, answer.text
-            wrong = client.post("/api/edits/infill", json={**edit, "proposer": "diffusion"})
-            assert wrong.status_code == 400 and "masked rows" in wrong.text  # the replica's own error
+            wrong = client.post(
+                "/api/edits/infill", json={**edit, "method": "metropolis", "proposer": "diffusion"}
+            )
+            assert wrong.status_code == 400 and "proposer" in wrong.text  # the replica's own error
+            body = {
+                "token_ids": PROMPT,
+                "sampling": {"seed": 4, "max_tokens": 12},
+                "diffusion": DIFFUSION,
+                "stream": True,
+            }
+            (other,) = written(Sampling(seed=4, max_tokens=12))
+            with client.stream("POST", "/api/diffusions", json=body) as stream:
+                lines = "".join(stream.iter_text())
+            assert lines.count("event: pass") == len(other.passes)
+            run = lines.split('"run":"')[1].split('"')[0]
+            assert client.get(f"/api/runs/{run}").json()["text"] == other.text
+            assert len(client.get(f"/api/runs/{run}/passes").json()["frames"]) == len(other.passes)
     finally:
         site.close()
 
@@ -207,6 +230,70 @@ def test_runs_travel_with_every_number(single):
     assert other.id == run.id and other.explain(3).to_dict() == run.explain(3).to_dict()
 
 
+# ── diffusion ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def written(model, holes):
+    """Returns what a single engine writes by diffusion."""
+    with LLM(model, kv_memory="8MB") as llm:
+        llm.load_holes(holes)
+        yield lambda sampling: llm.diffuse(PROMPT, sampling, diffusion=DIFFUSION).samples
+
+
+DIFFUSION = {"block": 8, "passes": 4, "revise": 1}
+
+
+@pytest.mark.parametrize("at", [None, 1, 5, 14])
+def test_a_text_is_written_by_diffusion_once_although_the_replica_dies(cluster, written, at):
+    cluster.renew()
+    sampling = Sampling(seed=4, n=2, max_tokens=30, temperature=0.9, ignore_eos=True)
+    request = by_diffusion(cluster.engine, cluster.engine.prepare(PROMPT, sampling), DIFFUSION)
+    ended, passes = Event(), {run.id: [] for run in request.runs}
+    told = {run.id: [] for run in request.runs}
+
+    def on_pass(run, record):
+        passes[run.id].append(record)
+        if sum(map(len, passes.values())) == at:
+            kill(cluster, cluster.transport.asked[-1][0])
+
+    def listen(run, token):
+        told[run.id].append(token)
+        if token is None and request.ended:
+            ended.set()
+
+    request.on_pass, request.listener = on_pass, listen
+    cluster.engine.submit(request)
+    assert ended.wait(30)
+    assert [run.error for run in request.runs] == [None, None]
+    for run, other in zip(request.runs, written(sampling), strict=True):
+        same([run], [other])
+        assert run.passes == other.passes == passes[run.id]
+        assert told[run.id] == [*other.tokens, None]
+        assert run.diffusion == other.diffusion
+    cluster.renew()
+    assert cluster.engine.explain(request.runs[0], 3).to_dict()
+
+
+def test_a_cancelled_or_late_diffusion_ends_with_its_complete_blocks(cluster, written):
+    cluster.renew()
+    sampling = Sampling(seed=5, max_tokens=200, temperature=0.9, ignore_eos=True)
+    (other,) = written(sampling)
+    request = by_diffusion(cluster.engine, cluster.engine.prepare(PROMPT, sampling), DIFFUSION)
+    request.on_pass = lambda run, record: cluster.engine.cancel(request) if record.number == 20 else None
+    cluster.engine.submit(request)
+    wait_for(lambda: request.ended)
+    (run,) = request.runs
+    assert run.finish_reason == "cancelled" and run.tokens == other.tokens[: len(run.tokens)]
+    late = by_diffusion(
+        cluster.engine, cluster.engine.prepare(PROMPT, sampling.changed({"timeout": 0.001})), DIFFUSION
+    )
+    cluster.engine.submit(late)
+    wait_for(lambda: late.ended)
+    assert late.runs[0].finish_reason == "timeout"
+    wait_for(lambda: not cluster.engine._fleet._diffusing.requests)
+
+
 # ── adapters ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -232,13 +319,10 @@ def test_a_request_with_an_adapter_moves_only_to_a_replica_that_has_it(cluster, 
 def test_without_a_replica_that_has_the_adapter_there_is_an_error(model, folder):
     made = Cluster(model, ("a",), patience=0.5, replica={"adapters": {"sea": folder}})
     try:
+        made.transport.add("b", adapters={})
+        made.engine.wait(2)
         options = Sampling(seed=3, max_tokens=300, adapter="sea", ignore_eos=True)
-
-        def swap(cluster, name):
-            cluster.transport.add("b", adapters={})
-            kill(cluster, name)
-
-        (run,) = made.run(made.engine.prepare(PROMPT, options), 5, swap)
+        (run,) = made.run(made.engine.prepare(PROMPT, options), 5, kill)
         assert run.finish_reason == "error" and isinstance(run.error, Unavailable)
         assert "adapter" in str(run.error)
     finally:

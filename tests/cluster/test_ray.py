@@ -18,6 +18,7 @@ import pytest
 from server.conftest import Server, serving
 
 from glassloop import LLM, Sampling
+from glassloop.diffuse.write import by_diffusion
 from glassloop.edit.infill import infill
 from glassloop.search.solve import solve
 from glassloop.trace.file import from_bytes
@@ -123,7 +124,9 @@ CLIENTS, SECONDS, KILL_EVERY = 64, 60, 10
 LONG_KINDS: dict[str, dict[str, object]] = {
     **KINDS,
     "revised": {"temperature": 1.2, "max_tokens": 60, "revise": 3, "revise_window": 8, "revise_bits": 4.0},
+    "diffusion": {"temperature": 0.8, "max_tokens": 24},
 }
+DIFFUSION = {"block": 8, "passes": 4}
 QUESTIONS = [
     "Tell me about the sea.",
     "Write a short poem about rain in the city.",
@@ -163,6 +166,8 @@ def ask(engine, asked: Asked) -> None:
         request = engine.prepare_fork(asked.parent, 12, text=" but then", temperature=0.6)
     else:
         request = engine.prepare(asked.question, asked.sampling)
+    if asked.kind == "diffusion":
+        request = by_diffusion(engine, request, DIFFUSION)
     asked.runs = complete(engine, request, asked.told)
 
 
@@ -200,6 +205,8 @@ def expected_of(single: LLM, asked: Asked) -> list:
         return [solved(single, asked)]
     if asked.kind == "edit":
         return [edited(single, asked)]
+    if asked.kind == "diffusion":
+        return single.diffuse(asked.question, asked.sampling, diffusion=DIFFUSION).samples
     made = single.generate(asked.question, asked.sampling)
     if asked.kind == "fork":
         return [single.fork(made, 12, text=" but then", temperature=0.6)]
@@ -343,7 +350,102 @@ def test_what_was_finished_survives_the_death_of_the_ingress(tmp_path, single):
         (run,) = run_on(server, {"prompt": PROMPT, "sampling": {"seed": 3, "max_tokens": 20}})
         long = {"prompt": PROMPT, "sampling": {"max_tokens": 5000, "ignore_eos": True}}
         unfinished = server.post("/api/runs", long).json()["runs"][0]
+        with contextlib.closing(Store(store)) as watched:  # a thread of the server writes, soon
+
+            def is_written() -> bool:
+                ended, begun = watched.run(run.id), watched.run(unfinished["id"])
+                return ended is not None and ended.finish_reason is not None and begun is not None
+
+            until = time.monotonic() + 60
+            while not is_written():
+                assert time.monotonic() < until
+                time.sleep(0.05)
         server.end(signal.SIGKILL)
     with contextlib.closing(Store(store)) as kept:
         assert kept.run(run.id).tokens == single.generate(PROMPT, sampling).tokens
         assert kept.run(unfinished["id"]).finish_reason is None
+
+
+@pytest.mark.skipif(not LONG, reason="takes minutes; GLASSLOOP_CLUSTER=1 runs it")
+def test_replicas_are_added_under_load_and_removed_without_breaking_a_stream(single):
+    from glassloop.cluster.options import AppOptions, EngineOptions
+    from glassloop.cluster.start import engines
+    from glassloop.server.operation.settings import Settings
+
+    each = EngineOptions(
+        MODEL,
+        replicas=1,
+        most_replicas=3,
+        target_requests=3,
+        upscale_delay=2,
+        downscale_delay=15,
+        kv_memory="200MB",
+        threads=1,
+    )
+    done: list[Asked] = []
+    most_open = [12]
+    began = time.monotonic()
+    seen: list[tuple[int, int]] = []  # seconds, replicas
+
+    with engines(AppOptions((each,), Settings(MODEL))) as (engine,):
+
+        def client(number: int) -> None:
+            own = random.Random(number)
+            while number < most_open[0]:
+                asked = Asked("sampled", own.choice(QUESTIONS), own.randrange(4))
+                ask(engine, asked)
+                done.append(asked)
+
+        def until(condition, seconds: float) -> None:
+            while not condition():
+                seen.append((int(time.monotonic() - began), len(engine.statistics())))
+                assert time.monotonic() - began < seconds, seen
+                time.sleep(1)
+
+        clients = [threading.Thread(target=client, args=(number,)) for number in range(12)]
+        for thread in clients:
+            thread.start()
+        until(lambda: len(engine.statistics()) == 3, 240)
+        grown = int(time.monotonic() - began)
+        most_open[0] = 2  # two go on asking while replicas are removed
+        until(lambda: len(engine.statistics()) == 1, 480)
+        shrunk = int(time.monotonic() - began)
+        most_open[0] = 0
+        for thread in clients:
+            thread.join(120)
+            assert not thread.is_alive()
+        handovers = [each.reason for each in engine.handovers()]
+    changes = [each for place, each in enumerate(seen) if not place or seen[place - 1][1] != each[1]]
+    print(f"three replicas after {grown} s, one after {shrunk} s; {changes}; hand-overs {handovers}")
+    known: dict[tuple[str, int], list] = {}
+    for asked in done:
+        key = asked.question, asked.seed
+        known[key] = known.get(key) or expected_of(single, asked)
+        same(asked.runs, known[key])
+
+
+@pytest.mark.skipif(not LONG, reason="takes a minute; GLASSLOOP_CLUSTER=1 runs it")
+def test_a_restart_of_postgresql_amid_hand_overs_loses_no_finished_run(postgres, single):
+    url = postgres.new_database()
+    bodies = [(kind, seed) for seed in (5, 6, 7) for kind in ("sampled", "greedy", "samples", "schema")]
+    with serving("--replicas", "2", "--kv-memory", "200MB", "--store", url) as server:
+
+        def ask_for(kind_and_seed):
+            kind, seed = kind_and_seed
+            return run_on(server, {"prompt": PROMPT, "sampling": {**KINDS[kind], "seed": seed}})
+
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            asked = [pool.submit(ask_for, body) for body in bodies]
+            time.sleep(1.0)
+            victim = max(server.get("/api/replicas").json(), key=lambda each: each["running"])
+            postgres.stop()
+            os.kill(victim["pid"], signal.SIGKILL)
+            time.sleep(3.0)
+            postgres.start()
+            answers = [each.result() for each in asked]
+        server.end()
+    with contextlib.closing(Store(url)) as kept:
+        for (kind, seed), runs in zip(bodies, answers, strict=True):
+            expected = single.generate(PROMPT, Sampling(**KINDS[kind], seed=seed)).samples
+            same(runs, expected)
+            same([kept.run(run.id) for run in runs], expected)

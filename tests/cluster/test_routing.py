@@ -30,7 +30,7 @@ def report(
 ) -> Report:
     prefixes = frozenset(digest for ids in held for digest in digests(ids))
     told = statistics(name, running=load, pages=pages, pages_capacity=room)
-    return Report(identity, told, 1000, {}, prefixes)
+    return Report(identity, told, 1000, {}, False, prefixes)
 
 
 def board(**reports: Report) -> Board:

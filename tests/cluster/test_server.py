@@ -51,8 +51,8 @@ def model(tmp_path_factory) -> str:
 class Site:
     """A server with two replicas in this process."""
 
-    def __init__(self, model: str, name: str | None = None) -> None:
-        self.transport = LocalTransport(model)
+    def __init__(self, model: str, name: str | None = None, **replica: object) -> None:
+        self.transport = LocalTransport(model, **replica)
         engine = ClusterEngine(self.transport, self.transport.board, model, patience=1.0, stall=5.0)
         engine.default_sampling = Sampling()
         engine.wait(2)

@@ -40,10 +40,14 @@ class Server:
             cwd=tempfile.gettempdir(),
         )
         self.log: list[str] = []
-        first = self.process.stderr.readline()
-        self.first_line = first
-        found = re.search(r"http://[\d.]+:\d+", first)
-        assert found, first + self.process.stderr.read()
+        # Ray may print before: that it is started again, on a machine that was too busy the first time.
+        for line in self.process.stderr:
+            self.log.append(line)
+            found = re.search(r"http://[\d.]+:\d+", line)
+            if found:
+                break
+        assert self.log and found, "".join(self.log)
+        self.first_line = self.log.pop()
         self.url = found[0]
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -282,10 +282,6 @@ def serve(
     else:
         from glassloop.cluster.options import AppOptions, EngineOptions, threads_of_each
 
-        if holes is not None:
-            raise GlassloopError(
-                "--holes is given with --replicas; a server of one process writes by diffusion"
-            )
         models = [model, *(also or ())]
         each = EngineOptions(
             model,
@@ -294,6 +290,7 @@ def serve(
             draft=drafter(draft),
             running=running,
             plugins=tuple(str(Path(path).resolve()) for path in plugin or ()),
+            holes=None if holes is None else str(Path(holes).resolve()),
             adapters={name: str(Path(path).resolve()) for name, path in take_given().items()},
             replicas=replicas,
             most_replicas=most_replicas,

@@ -33,6 +33,8 @@ class _Page:
 
 
 class Board:
+    """The knowledge of an ingress about the replicas of one model: reports, load, cached prefixes."""
+
     def __init__(self) -> None:
         self._lock = RLock()
         self._replicas: frozenset[str] = frozenset()

@@ -42,6 +42,9 @@ class _Call:
 
 
 class Calls:
+    """The open questions of an ingress. One is given up after `patience` seconds without a replica that could
+    answer it."""
+
     def __init__(
         self, transport: Transport, board: Board, next_key: Callable[[], str], patience: float
     ) -> None:

@@ -1,9 +1,11 @@
-"""What a replica tells becomes the record of a run: tokens, the records of the prompt, the end."""
+"""Delivery: messages of a replica become the record of a run: tokens, the records of the prompt, the end."""
 
 from __future__ import annotations
 
-from glassloop.cluster.messages import End, TokenData
+from glassloop.cluster.messages import End, Facts, TokenData
 from glassloop.decode.chosen import Chosen
+from glassloop.engine.branch import BranchText
+from glassloop.engine.request import Request
 from glassloop.trace.run import Run
 from glassloop.trace.token import Pieces, Token
 
@@ -33,3 +35,20 @@ def made_token(data: TokenData, pieces: Pieces, sample: int) -> Token:
     """Returns a token from the form in which it is sent."""
     chosen = Chosen(data.record)
     return Token(chosen, data.text, data.bytes, pieces, data.source, data.seconds, sample, data.refused)
+
+
+def set_facts(run: Run, facts: Facts) -> None:
+    """Writes what has been counted for a run into its record."""
+    timings, drafts = run.timings, run.drafts
+    run.cached_tokens, timings.queue, timings.prefill = facts.cached_tokens, facts.queue, facts.prefill
+    timings.decode, timings.preempted = facts.decode, facts.preempted
+    drafts.proposed, drafts.accepted, drafts.seconds = facts[5:]
+
+
+def held_back(request: Request, run: Run) -> str:
+    """Returns the text of a run that no token has shown yet: an unfinished character, a possible stop
+    string."""
+    text = BranchText(request.compiled)
+    for token in run.tokens:
+        text.feed(token.bytes)
+    return text.flush()

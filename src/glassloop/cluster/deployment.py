@@ -16,6 +16,7 @@ from glassloop.cluster.messages import Bulletin, Job, Question, Reply, Route
 from glassloop.cluster.options import AppOptions, EngineOptions, deployment_name
 from glassloop.server.operation.settings import public_name
 
+_LOOK_BACK = 15.0  # seconds over which Ray Serve averages the number of open requests; it measures every 10
 _ROUTER = "glassloop.cluster.router.PrefixRouter"
 
 
@@ -43,6 +44,8 @@ class EngineDeployment:
             most_running=options.running,
             adapters=dict(options.adapters),
         )
+        if options.holes is not None:
+            llm.load_holes(options.holes)
         llm.name = public_name(options.model, Path(options.model).exists())  # clients must not see a path
         name = serve.get_replica_context().replica_id.unique_id
         self._replica = Replica(name, llm, ray.util.get_node_ip_address())
@@ -85,10 +88,10 @@ def whole_application(options: AppOptions) -> Application:
         graceful_shutdown_timeout_s=options.settings.grace,
         ray_actor_options={"num_cpus": 1},
     )
-    return ingress.bind(*(_engines(each) for each in options.engines))
+    return ingress.bind(*(_engines(each, options.ingresses) for each in options.engines))
 
 
-def _engines(options: EngineOptions) -> Any:
+def _engines(options: EngineOptions, ingresses: int = 1) -> Any:
     scale: dict[str, Any] = {"num_replicas": options.replicas}
     if options.most_replicas is not None:
         scale = {
@@ -96,7 +99,11 @@ def _engines(options: EngineOptions) -> Any:
                 min_replicas=options.replicas,
                 max_replicas=options.most_replicas,
                 initial_replicas=options.replicas,
-                target_ongoing_requests=options.target_requests,
+                # Ray Serve counts the stream to each ingress as a request too.
+                target_ongoing_requests=options.target_requests + ingresses,
+                upscale_delay_s=options.upscale_delay,
+                downscale_delay_s=options.downscale_delay,
+                look_back_period_s=_LOOK_BACK,
             )
         }
     deployment = serve.deployment(EngineDeployment).options(

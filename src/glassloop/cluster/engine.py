@@ -22,6 +22,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import raise_error
 from glassloop.engine.llm import LLM
+from glassloop.engine.masked import Mask
 from glassloop.engine.protocol import Engine, Handover, Statistics, Unavailable
 from glassloop.engine.request import Request
 from glassloop.engine.thread import Busy
@@ -67,6 +68,7 @@ class ClusterEngine(Engine):
         self.default_sampling = with_defaults(known, default_sampling(str(files.path), files.settings))
         self._pieces = Pieces(self.tokenizer)
         self._identity: Identity | None = None
+        self._mask: tuple[Identity, Mask] | None = None  # of the replicas with this identity
         self._lenses = _Lenses(self)
         self._board = board
         self._fleet = Fleet(transport, board, self.piece, stall=stall, patience=patience)
@@ -108,6 +110,16 @@ class ClusterEngine(Engine):
             if report.identity == self.identity:
                 found.update(report.adapters)
         return found
+
+    @property
+    def mask(self) -> Mask:
+        if self._mask is None or self._mask[0] != self.identity:
+            self._mask = self.identity, self.ask(_mask_of)
+        return self._mask[1]
+
+    @property
+    def can_diffuse(self) -> bool:
+        return any(report.can_diffuse for report in self._reports())
 
     @property
     def kv_memory(self) -> int:
@@ -295,3 +307,7 @@ class _Lenses:
 
 def _read_lens(llm: LLM, name: str, *args: Any, deadline: Deadline | None) -> Any:
     return getattr(llm.lens, name)(*args, deadline=deadline)
+
+
+def _mask_of(llm: LLM, *, deadline: Deadline | None) -> Mask:
+    return llm.mask

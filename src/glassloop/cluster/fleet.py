@@ -25,11 +25,13 @@ from typing import Any, TypeVar
 from glassloop.cluster.board import Board
 from glassloop.cluster.calls import MOST_DEATHS, Calls, OnEvent
 from glassloop.cluster.channels import Channels
-from glassloop.cluster.delivery import Delivery
+from glassloop.cluster.delivery import Delivery, held_back
+from glassloop.cluster.diffusing import Diffusing
 from glassloop.cluster.messages import Bulletin, Gone, Job, Needs, News, Question
 from glassloop.cluster.stream import Stream
 from glassloop.cluster.transport import Transport
 from glassloop.decode.stop import Ending
+from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine.protocol import Handover, Unavailable
 from glassloop.engine.request import Request
 from glassloop.engine.task import CANCELLED
@@ -47,6 +49,8 @@ _KEPT = 1000  # hand-overs that are remembered
 
 
 class Fleet:
+    """The requests and questions of one ingress. `ClusterEngine` describes `stall` and `patience`."""
+
     def __init__(
         self,
         transport: Transport,
@@ -59,10 +63,12 @@ class Fleet:
         self.board = board
         self._transport = transport
         self._delivery = Delivery(pieces)
+        self._stall = stall
         self._patience = patience
         self._session = os.urandom(8).hex()
         self._numbers = count()
         self._calls = Calls(transport, board, self._next_key, patience)
+        self._diffusing = Diffusing(self._calls, self._delivery)
         self._streams: dict[str, Stream] = {}  # by the key of their job
         self._of_request: dict[Request, list[Stream]] = {}
         self._channels = Channels(
@@ -112,7 +118,8 @@ class Fleet:
 
     @property
     def unstarted(self) -> int:
-        return sum(request.started is None for request in list(self._of_request))
+        waiting = [*list(self._of_request), *self._diffusing.requests]
+        return sum(request.started is None for request in waiting)
 
     def handovers(self) -> list[Handover]:
         return list(self._handovers)
@@ -139,7 +146,7 @@ class Fleet:
             self._loop.close()
 
     async def _end(self) -> None:
-        for request in list(self._of_request):
+        for request in [*self._of_request, *self._diffusing.requests]:
             self._cancel(request)
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
@@ -218,6 +225,10 @@ class Fleet:
             request.fail(request.built)
             self._close(request)
             return
+        if isinstance(request, DiffusionRequest):
+            del self._of_request[request]
+            self._diffusing.add(request, needs)
+            return
         kept = {run: len(run.tokens) for run in request.runs}
         self._launch(Stream(request, list(request.runs), needs, kept))
 
@@ -236,7 +247,10 @@ class Fleet:
     async def _run(self, stream: Stream, job: Job) -> None:
         try:
             await self._transport.start(job)
-            # What it has told comes by the stream of bulletins, which may take a moment longer.
+            # The end comes by the stream of bulletins, which may take a moment longer. It does not come if
+            # the replica has given up this ingress, because it was not heard of for long.
+            await asyncio.sleep(self._stall)
+            self._move(stream, "stalled")
         except Gone:
             if stream.key == job.key:
                 if stream.replica is not None:
@@ -381,6 +395,7 @@ class Fleet:
     # ── the end ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _cancel(self, request: Request) -> None:
+        self._diffusing.cancel(request)
         for stream in list(self._of_request.get(request, ())):
             stream.cancelled = True
             if stream.is_beam and stream.replica is not None and not self._closing:
@@ -404,7 +419,7 @@ class Fleet:
         open_runs = [run for run in stream.runs if run.finish_reason is None]
         for run in open_runs:
             if not stream.is_beam:
-                run.tail = stream.held_back(run)
+                run.tail = held_back(stream.request, run)
             run.finish_reason, run.stop_reason = ending.reason, ending.detail
         self._close(stream.request)
         for run in open_runs:
@@ -427,5 +442,5 @@ class Fleet:
 
     async def _gone(self, request: Request) -> None:
         """Waits until nothing is computed for a request."""
-        while request in self._of_request and not request.ended:
+        while (request in self._of_request or request in self._diffusing.requests) and not request.ended:
             await asyncio.sleep(0.02)

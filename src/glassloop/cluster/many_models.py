@@ -21,6 +21,8 @@ _TREE = re.compile(r"/api/trees/([0-9a-f]{1,64})(/|$)")
 
 
 class ManyModels:
+    """An ASGI application that passes each request to the application of one model."""
+
     def __init__(self, services: Sequence[Service]) -> None:
         self._services = list(services)
         self._apps: dict[str, ASGIApp] = {service.name: make_app(service) for service in services}

@@ -13,14 +13,14 @@ from glassloop.trace.token import Refusal, Source, Token
 
 
 class Identity(NamedTuple):
-    """What must be equal for two replicas to choose the same tokens: the model's files and the arithmetic."""
+    """The model's files and the arithmetic. Two replicas choose the same tokens if both are equal."""
 
     model_hash: str
     op_set: str  # with the version of its arithmetic, or the architecture of the GPU
 
 
 class Needs(NamedTuple):
-    """What a replica must have for a request: its identity, and the adapter that the request names."""
+    """The requirements of a request: the identity of the replica, and the adapter that the request names."""
 
     identity: Identity
     adapter: tuple[str, str] | None = None  # the name and the SHA-256
@@ -28,7 +28,7 @@ class Needs(NamedTuple):
 
 @dataclass(frozen=True)
 class Route:
-    """Where a call may go. The router reads it; the replica ignores it."""
+    """The part of a call that the router reads: which replicas may get it. The replica ignores it."""
 
     ids: tuple[int, ...] = ()  # a prefix of these may be cached
     only: str | None = None  # the one replica that is meant
@@ -57,7 +57,7 @@ class TokenData(NamedTuple):
 
 
 class Revision(NamedTuple):
-    """What the next token of a run with `revise` depends on beside the token ids."""
+    """The state of a run with `revise` beside its token ids: its next token depends on it."""
 
     tokens: list[TokenData]  # with their numbers: surprising ones are taken back
     fork_at: int | None
@@ -114,7 +114,7 @@ class Reply(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What an attempt has counted for a run so far."""
+    """The counters and times of a run in one attempt so far."""
 
     cached_tokens: int
     queue: float
@@ -127,6 +127,8 @@ class Facts(NamedTuple):
 
 
 class End(NamedTuple):
+    """The end of a run, as it is sent."""
+
     reason: str
     detail: str | None
     tail: str
@@ -157,6 +159,7 @@ class Report:
     statistics: Statistics
     room: int  # the most tokens of one branch
     adapters: dict[str, str]  # the SHA-256 of each adapter, by its name
+    can_diffuse: bool
     prefixes: frozenset[bytes]  # digests of the prefixes in its KV tree
 
     def has(self, needs: Needs) -> bool:

@@ -21,7 +21,7 @@ MOST_REPLICAS = 100_000
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What every replica of one model is made of. `LLM` has the fields that are not described here."""
+    """The options of the replicas of one model. `LLM` has the fields that are not described here."""
 
     model: str
     ops: str | None = None
@@ -31,9 +31,12 @@ class EngineOptions:
     running: int | None = None
     plugins: tuple[str, ...] = ()
     adapters: Mapping[str, str] = field(default_factory=dict)  # paths of LoRA adapters, by name
+    holes: str | None = None  # the path of an adapter for masked rows
     replicas: int = 1  # with autoscaling, the least
     most_replicas: int | None = None  # autoscaling: between `replicas` and this many
     target_requests: float = 16.0  # autoscaling: open requests of a replica that are aimed at
+    upscale_delay: float = 10.0  # autoscaling: seconds of more requests before replicas are added
+    downscale_delay: float = 300.0  # autoscaling: seconds of fewer requests before replicas are removed
     queue: int = 256  # requests that may wait in a replica
     threads: int | None = None  # of a replica; None: as many as an engine takes by itself
     gpus: float = 0.0  # of a replica
@@ -44,6 +47,8 @@ class EngineOptions:
         if self.most_replicas is not None:
             _check("most_replicas", self.most_replicas, self.replicas, MOST_REPLICAS)
         _check("target_requests", self.target_requests, 0.1, 1e6)
+        _check("upscale_delay", self.upscale_delay, 0, 86400)
+        _check("downscale_delay", self.downscale_delay, 0, 86400)
         _check("queue", self.queue, 1, 1_000_000)
         _check("gpus", self.gpus, 0, 1024)
         if not isinstance(self.adapters, Mapping):
@@ -60,7 +65,7 @@ class EngineOptions:
 
     @property
     def resources(self) -> dict[str, Any]:
-        """What Ray sets aside for a replica."""
+        """The resources that Ray sets aside for a replica."""
         own: dict[str, Any] = {"num_cpus": self.threads or 1, "num_gpus": self.gpus}
         if self.memory is not None:
             own["memory"] = self.memory
@@ -69,7 +74,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class AppOptions:
-    """What a whole application is made of: the replicas of each model, and the ingresses before them."""
+    """The options of a whole application: the replicas of each model, and the ingresses before them."""
 
     engines: tuple[EngineOptions, ...]  # of each model; the first one is the default
     settings: Settings  # of the ingresses; its model is the first one
@@ -83,8 +88,9 @@ class AppOptions:
         _check("patience", self.patience, 0, 86400)
         if len({deployment_name(each.model) for each in self.engines}) < len(self.engines):
             raise GlassloopError("models has one twice; models with different names are expected")
-        if len(self.engines) > 1 and any(each.adapters for each in self.engines):
-            raise GlassloopError.about("adapters", "is given with several models; one model is expected")
+        if len(self.engines) > 1 and any(each.adapters or each.holes for each in self.engines):
+            name = "adapters" if any(each.adapters for each in self.engines) else "holes"
+            raise GlassloopError.about(name, "is given with several models; one model is expected")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> AppOptions:

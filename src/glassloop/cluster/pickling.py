@@ -33,6 +33,8 @@ def loads(data: bytes, maker: Maker | None = None) -> Any:
 
 
 class _Pickler(pickle.Pickler):
+    """Pickles a value; runs in it are collected, and only their places are written."""
+
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file, protocol=5)
         self.runs: list[Run] = []
@@ -48,6 +50,8 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
+    """Reads what `_Pickler` wrote, with these runs at their places."""
+
     def __init__(self, file: BytesIO, runs: list[Run]) -> None:
         super().__init__(file)
         self._runs = runs

@@ -148,7 +148,8 @@ class Replica:
             self._summed = own.steps, time.monotonic()
             self.llm.engine.call(self._sum_up)
         told = replace(own, replica=self.name, node=self._node or own.node)
-        return Report(self._identity, told, self._room, dict(self.llm.adapters), self._prefixes)
+        llm = self.llm
+        return Report(self._identity, told, self._room, dict(llm.adapters), llm.can_diffuse, self._prefixes)
 
     def check_health(self) -> None:
         """Raises if the engine has work but has not finished a step for a long time."""

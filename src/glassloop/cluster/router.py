@@ -1,5 +1,5 @@
-"""The request router of Ray Serve: a call goes where the board says, to the longest cached prefix of token
-ids unless that replica is clearly busier. Ray Serve makes one in every process that has a handle.
+"""The request router of Ray Serve: a call goes where the board says, to the replica where its prompt costs
+least unless that one is clearly busier. Ray Serve makes one in every process that has a handle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The way to the replicas through a handle of Ray Serve."""
+"""`ServeTransport`: reaches the replicas through a handle of Ray Serve."""
 
 from __future__ import annotations
 

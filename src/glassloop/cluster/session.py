@@ -21,7 +21,7 @@ _GATHER_MOST = 0.05  # seconds between two bulletins, if there is something to t
 
 
 class Session:
-    """What one ingress has not been told yet."""
+    """The jobs of one ingress, and the events that it has not been told yet."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.requests: dict[str, Request] = {}
@@ -145,16 +145,17 @@ class Session:
             prompt = [TokenData.of(token) for token in run.prompt_tokens]
         end = None
         if ended:
-            end = _end(run, dropped=run not in self.requests[key].runs)
+            end = end_of(run, dropped=run not in self.requests[key].runs)
             self._open_runs[key] -= 1
             if not self._open_runs[key]:
                 self._ended[key].set()
         sent = [TokenData.of(token) for token in tokens]
         back = None if taken is None else (taken.to, taken.run.salt)
-        return News(key, place, sent, prompt, _facts(run), end, back)
+        return News(key, place, sent, prompt, facts_of(run), end, back)
 
 
-def _facts(run: Run) -> Facts:
+def facts_of(run: Run) -> Facts:
+    """Returns what this attempt has counted for a run."""
     timings, drafts = run.timings, run.drafts
     return Facts(
         run.cached_tokens,
@@ -168,7 +169,8 @@ def _facts(run: Run) -> Facts:
     )
 
 
-def _end(run: Run, dropped: bool) -> End:
+def end_of(run: Run, dropped: bool = False) -> End:
+    """Returns the end of a run as it is sent."""
     last = None if run.end is None else TokenData.of(run.end)
     error = run.error
     if error is not None and not isinstance(error, GlassloopError):

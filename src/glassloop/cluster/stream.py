@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+from glassloop.cluster.delivery import held_back, set_facts
 from glassloop.cluster.messages import Facts, Job, Needs, News, Revision, Route, RunSoFar, TokenData
-from glassloop.engine.branch import BranchText
 from glassloop.engine.request import Request
 from glassloop.engine.revise import place_to_take_back, salt_after, settled
 from glassloop.trace.run import Run
@@ -87,10 +87,7 @@ class Stream:
         self._facts[run] = facts
         before = self._before.get(run)
         total = facts if before is None else _sum(before, facts)
-        timings, drafts = run.timings, run.drafts
-        run.cached_tokens, timings.queue, timings.prefill = total.cached_tokens, total.queue, total.prefill
-        timings.decode, timings.preempted = total.decode, total.preempted
-        drafts.proposed, drafts.accepted, drafts.seconds = total[5:]
+        set_facts(run, total)
 
     def take_back_due(self) -> list[tuple[Run, TakenBack]]:
         """Takes back what the replica would have taken back after the tokens that it has told, if it died
@@ -108,7 +105,7 @@ class Stream:
         position = len(run.prompt_ids) + to
         run.forks[position] = run.forks.get(position, 0) + 1
         made = run.revise(to, salt)
-        run.tail = self.held_back(run)
+        run.tail = held_back(self.request, run)
         run.finish_reason, run.stop_reason = "cancelled", f"taken back to token {to}"
         runs = self.request.runs
         runs[runs.index(run)] = made
@@ -118,14 +115,6 @@ class Stream:
         if run in self._before:
             self._before[made] = self._before[run]
         return TakenBack(run.tokens[to], made, to, len(run.tokens) - to)
-
-    def held_back(self, run: Run) -> str:
-        """Returns the text of a run that no token has shown yet: an unfinished character, a possible stop
-        string."""
-        text = BranchText(self.request.compiled)
-        for token in run.tokens:
-            text.feed(token.bytes)
-        return text.flush()
 
     def _groups(self) -> list[list[Run]]:
         """Returns the runs that have not ended, those together that one job can continue: it has one list of

@@ -1,4 +1,4 @@
-"""`Transport`: the way from an ingress to the replicas. `serve_transport.py` is the one through Ray Serve."""
+"""`Transport`: carries calls of an ingress to the replicas. `serve_transport.py` does it with Ray Serve."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from glassloop.cluster.messages import Bulletin, Job, Question, Reply
 
 
 class Transport(Protocol):
-    """The way to the replicas. A replica that cannot be reached is a `Gone`."""
+    """Carries calls to the replicas. Raises `Gone` if a replica cannot be reached."""
 
     async def start(self, job: Job) -> None:
         """Computes a job on a replica of the router's choice; returns when it has ended. If the caller stops

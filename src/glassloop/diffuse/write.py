@@ -36,6 +36,7 @@ from glassloop.trace.token import Pieces, Token
 if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
     from glassloop.engine.loop import Loop
+    from glassloop.engine.protocol import Engine
 
 # Told of each pass of each run, on the engine's thread: it must be quick.
 OnPass = Callable[[Run, PassRecord], None]
@@ -229,7 +230,7 @@ class Writer:
 
 
 def by_diffusion(
-    llm: LLM, request: Request, diffusion: Diffusion | Mapping[str, Any] | None = None
+    llm: Engine, request: Request, diffusion: Diffusion | Mapping[str, Any] | None = None
 ) -> DiffusionRequest:
     """Returns a prepared request as one whose runs are written by diffusion. Raises if the model has no masks
     or the options cannot be combined."""

@@ -54,9 +54,6 @@ class LLM(LocalEngine):
     `Sampling` that is given is used as it is.
     """
 
-    def in_process(self, what: str) -> LLM:
-        return self
-
     def check_computes(self, what: str) -> None:
         pass
 

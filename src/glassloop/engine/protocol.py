@@ -24,7 +24,7 @@ DrafterKind = Literal["lookup", "drafter", "model", "masks"]
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
     from glassloop.engine.lens import Attention, Layers, Neighbours, Text
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.masked import Mask
 
 
 T = TypeVar("T")
@@ -100,15 +100,17 @@ class LensReader(Protocol):
 class Engine(RequestMaker, ABC):
     """Computes requests, and what is asked about runs. Everything may be called from any thread."""
 
-    def in_process(self, what: str) -> LLM:
-        """Returns the engine if it is in this process; raises otherwise. For what only such a one computes:
-        searches, edits and diffusion."""
-        raise GlassloopError.about(what, "is given; only an engine in this process computes that")
-
     def check_computes(self, what: str) -> None:
-        """Raises if this engine has no model of its own but asks another engine: searches and edits need more
-        than that one offers."""
+        """Raises if this engine has no model of its own but asks another one: searches, edits and diffusion
+        need more than that one offers."""
         raise GlassloopError.about(what, "is given; only an engine with a model of its own computes that")
+
+    @property
+    def mask(self) -> Mask:
+        """What masked rows are for the model. Raises if it has been trained on none. Not for an event
+        loop."""
+        self.check_computes("diffusion")
+        raise NotImplementedError
 
     @abstractmethod
     def submit(self, request: Request, may_refuse: bool = True) -> None:

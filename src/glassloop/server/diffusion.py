@@ -50,4 +50,5 @@ assert set(DiffusionOptions.model_fields) == {each.name for each in fields(Diffu
 def diffused(service: Service, request: Request, options: DiffusionOptions) -> DiffusionRequest:
     """Returns a prepared request as one that is written by diffusion. Not for the event loop's thread: the
     first one loads the adapter for masked rows."""
-    return by_diffusion(service.llm.in_process("diffusion"), request, options.values)
+    service.llm.check_computes("diffusion")
+    return by_diffusion(service.llm, request, options.values)
