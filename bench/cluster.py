@@ -5,7 +5,8 @@ Throughput: one engine with all cores, and N replicas that share them, take turn
 many streams as the one engine, so that batches have the same size; then all replicas together have as many.
 
 Routing: several chats of several turns each, on three replicas. What counts is the share of the tokens of
-prompts that a replica had in its cache.
+prompts that a replica had in its cache. Without memory pressure every replica comes to hold every chat, and
+routing by turns finds part of each by chance; with it, a replica can hold the chats of one third alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from itertools import count
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.machine import describe
 from bench.statistics import ratio
@@ -43,6 +44,13 @@ QUESTIONS = (
     "How does one get there by train?",
     "What would you see first?",
 )
+SYSTEM = (
+    "You are a guide who knows every town of the coast, its people, its feasts and its roads. Answer in a few"
+    " short sentences, in plain words. Name the season if it matters. Say so if you do not know something,"
+    " and never invent a road, a boat or a train that nobody has told you of. Prices are in crowns; distances"
+    " in hours on foot. If the guest asks for a meal, name one dish and what is in it; if the guest asks for"
+    " a room, name one house and who keeps it. Do not speak of politics. End with a question of your own."
+)
 Complete = Callable[[Request], Run]
 
 
@@ -53,8 +61,9 @@ def main() -> None:
         "replicas": options.replicas,
         "streams": options.streams,
     }
-    made["throughput"] = throughput(options)
-    made["routing"] = routing(options)
+    for name, measure in {"throughput": throughput, "routing": routing}.items():
+        if options.only in (None, name):
+            made[name] = measure(options)
     print(json.dumps(made))
 
 
@@ -105,31 +114,58 @@ def tokens_per_second(maker: Any, compute: Complete, clients: int, number: int) 
 # ── routing ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def routing(options: argparse.Namespace) -> dict[str, float]:
-    """Returns the share of cached tokens of prompts with each way of routing."""
-    found = {}
-    for name in ("by turns", "by prefix"):
-        with (
-            cluster(options.model, 3) as engine,
-            route_by_turns(engine._board) if name == "by turns" else nullcontext(),
-            ThreadPoolExecutor(options.chats) as pool,
-        ):
-            chats = list(pool.map(lambda seed, engine=engine: chat(engine, seed), range(options.chats)))
-        runs = [run for each in chats for run in each]
-        cached, prompts = sum(run.cached_tokens for run in runs), sum(len(run.prompt_ids) for run in runs)
-        found[name] = cached / prompts
-        print(f"{name}: {cached} of {prompts} tokens of prompts were cached ({cached / prompts:.1%})")
-    print(f"by prefix against by turns: {found['by prefix'] / found['by turns']:.2f}")
-    return found
+class Workload(NamedTuple):
+    """Chats on three replicas. Each turn has all that was said before as its prompt."""
+
+    chats: int
+    kv_memory: str  # of each replica
+    shares_system: bool  # whether all chats have one long system prompt, or each a short one of its own
 
 
-def chat(engine: ClusterEngine, seed: int) -> list[Run]:
-    """Holds a conversation, each turn of which has the whole of what was said before as its prompt."""
-    messages: list[dict[str, str]] = [{"role": "system", "content": f"You are guide number {seed}."}]
+WORKLOADS = (
+    Workload(9, "256MB", False),
+    Workload(24, "256MB", False),
+    Workload(24, "64MB", False),
+    Workload(24, "256MB", True),
+    Workload(24, "64MB", True),
+)
+
+
+def routing(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Returns the share of cached tokens of prompts with each way of routing, for each workload."""
+    print(
+        f"{'chats':>6} {'KV memory':>10} {'system prompt':>14} {'by turns':>9} {'by prefix':>10} {'ratio':>6}"
+    )
+    made = []
+    for load in WORKLOADS[: options.workloads]:
+        turns, prefix = (cached_share(options.model, load, by_turns) for by_turns in (True, False))
+        system = "shared" if load.shares_system else "own"
+        what = f"{load.chats:6} {load.kv_memory:>10} {system:>14}"
+        print(f"{what} {turns:9.1%} {prefix:10.1%} {prefix / turns:6.2f}", flush=True)
+        made.append({**load._asdict(), "by_turns": turns, "by_prefix": prefix})
+    return made
+
+
+def cached_share(model: str, load: Workload, by_turns: bool) -> float:
+    with (
+        cluster(model, 3, load.kv_memory) as engine,
+        route_by_turns(engine._board) if by_turns else nullcontext(),
+        ThreadPoolExecutor(load.chats) as pool,
+    ):
+        chats = list(pool.map(lambda seed: chat(engine, seed, load.shares_system), range(load.chats)))
+    runs = [run for each in chats for run in each]
+    return sum(run.cached_tokens for run in runs) / sum(len(run.prompt_ids) for run in runs)
+
+
+def chat(engine: ClusterEngine, seed: int, shares_system: bool) -> list[Run]:
+    """Holds a conversation."""
+    system = SYSTEM if shares_system else f"You are guide number {seed}."
+    name = f" My name is {seed}." if shares_system else ""
+    messages: list[dict[str, str]] = [{"role": "system", "content": system}]
     runs = []
     for question in QUESTIONS:
-        messages.append({"role": "user", "content": question})
-        sampling = Sampling(seed=seed, temperature=0.7, max_tokens=48)
+        messages.append({"role": "user", "content": question + name})
+        sampling = Sampling(seed=seed, temperature=0.7, max_tokens=40)
         runs.append(engine.complete(engine.prepare_chat(messages, sampling)))
         messages.append({"role": "assistant", "content": runs[-1].text})
     return runs
@@ -141,7 +177,7 @@ def route_by_turns(board: Board) -> Iterator[None]:
     turns = count()
 
     def rank(route: Route) -> list[str]:
-        names = [route.only] if route.only is not None else board.usable(route.identity)
+        names = [route.only] if route.only is not None else board.usable(route.needs)
         turn = next(turns) % len(names) if names else 0
         return names[turn:] + names[:turn]
 
@@ -156,9 +192,9 @@ def route_by_turns(board: Board) -> Iterator[None]:
 
 
 @contextmanager
-def cluster(model: str, replicas: int) -> Iterator[ClusterEngine]:
+def cluster(model: str, replicas: int, kv_memory: str = "256MB") -> Iterator[ClusterEngine]:
     """Gives an engine whose replicas share the cores of this machine."""
-    each = EngineOptions(model, replicas=replicas, threads=threads_of_each(replicas), kv_memory="256MB")
+    each = EngineOptions(model, replicas=replicas, threads=threads_of_each(replicas), kv_memory=kv_memory)
     settings = Settings(model, host="127.0.0.1", port=0)
     with engines(AppOptions((each,), settings)) as made:
         made[0].wait(replicas)
@@ -171,7 +207,8 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=2, help="that share the cores, for the throughput")
     parser.add_argument("--streams", type=int, default=8, help="of each engine and replica")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--chats", type=int, default=9, help="at the same time, for the routing")
+    parser.add_argument("--only", choices=("throughput", "routing"), help="one part of it")
+    parser.add_argument("--workloads", type=int, help="the first N of the routing")
     return parser.parse_args(arguments)
 
 

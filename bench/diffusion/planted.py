@@ -16,38 +16,34 @@ import numpy as np
 
 from bench.diffusion.data import finish, load, options_of
 from bench.editing.data import Results, paired, paragraphs
-from bench.editing.planted import BUDGET, FIRST, auroc, spoil
-from glassloop import LLM, Sampling
+from bench.editing.planted import FIRST, auroc, spoil
+from glassloop import LLM
 from glassloop.edit.masks import masked_bits
+from glassloop.edit.mistakes import evidence
 from glassloop.edit.proposal import Work
 from glassloop.edit.surprise import left_bits
 
 
 def main() -> None:
-    options = options_of(__doc__, ("run", "report"), 40)
+    options = options_of(__doc__, ("run", "report"), 48, first=0, least_gain=3.0)
     (run if options.phase == "run" else report)(options)
 
 
 def run(options: argparse.Namespace) -> None:
     results = Results(options.out / "planted.jsonl")
-    items = paragraphs(options.books, options.count, 700, 1200)
+    items = paragraphs(options.books, options.first + options.count, 700, 1200)
     llm = load(options)
-    for item in results.missing(range(len(items))):
-        results.add({"item": item, **one(llm, items[item]["text"], item)})
+    for item in results.missing(range(options.first, len(items))):
+        results.add({"item": item, **one(llm, items[item]["text"], item, options.least_gain)})
 
 
-def one(llm: LLM, text: str, seed: int) -> dict[str, Any]:
+def one(llm: LLM, text: str, seed: int, least_gain: float) -> dict[str, Any]:
     clean, spoilt, wrong = spoil(llm, text, seed)
     work = Work(llm, seed)
     draft = work.text(spoilt[:1], spoilt[1:])
     made: dict[str, Any] = {"wrong": sorted(wrong), "tokens": len(clean)}
     made["left"], made["masked"] = left_bits(draft)[FIRST - 1 :], masked_bits(work, draft)[FIRST - 1 :]
-    edit = llm.repair(
-        draft,
-        proposer="diffusion",
-        budget=BUDGET * len(clean),
-        sampling=Sampling(temperature=0.8, seed=seed),
-    )
+    edit = llm.repair(draft, proposer="diffusion", least_gain=least_gain)
     after = [spoilt[0], *edit.token_ids]
     assert len(after) == len(clean)  # replacements are as long as what they replace
     made["repair"] = {
@@ -57,6 +53,15 @@ def one(llm: LLM, text: str, seed: int) -> dict[str, Any]:
         "edits": len(edit.accepted),
         "rows": edit.sampled + edit.scored,
     }
+    made["accepted"] = [
+        {
+            "at": each.start + 1,
+            "evidence": evidence(each),
+            "restores": clean[each.start + 1] == each.ids[0],
+            "harms": each.start + 1 not in wrong,
+        }
+        for each in edit.accepted
+    ]
     return made
 
 

@@ -247,7 +247,8 @@ def wrong(case: Case, answer: Answer) -> str:
         return f"{status} has a message that is not one short line: {message[:300]!r}"
     if status in (400, 413) and case.fields is not None:
         said = f"{error['param'] or ''} {message}"
-        inner = error["param"] is not None and f'"{error["param"]}"' in given  # a field of a value in there
+        named = re.split(r"[.\[]", error["param"] or "", maxsplit=1)[0]
+        inner = f'"{named}"' in given  # a field of a value in there, or one that no longer fits the others
         if not inner and not any(name in said for name in case.fields):
             return f"{status} names none of {', '.join(case.fields)}: {error}"
     return ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from glassloop import LLM
 from glassloop.cluster.board import Board
-from glassloop.cluster.messages import Bulletin, Gone, Job, Question
+from glassloop.cluster.messages import Bulletin, Gone, Job, Question, Reply
 from glassloop.cluster.replica import Replica
 from glassloop.engine.protocol import Statistics
 
@@ -21,7 +21,8 @@ def in_pieces(bulletin: Bulletin) -> list[Bulletin]:
     for news in bulletin.news:
         for place, token in enumerate(news.tokens[:-1]):
             prompt = news.prompt if place == 0 else []
-            made.append(Bulletin([news._replace(tokens=[token], prompt=prompt, end=None)], None))
+            part = news._replace(tokens=[token], prompt=prompt, end=None, taken_back=None)
+            made.append(Bulletin([part], None))
         rest = news._replace(tokens=news.tokens[-1:], prompt=[] if len(news.tokens) > 1 else news.prompt)
         made.append(Bulletin([rest], None))
     return made
@@ -35,12 +36,13 @@ class LocalTransport:
         self.gone: dict[str, asyncio.Event] = {}
         self.silent: set[str] = set()
         self.jobs: list[tuple[str, Job]] = []
+        self.asked: list[tuple[str, Question]] = []
         self.by_turns = False  # route round robin, to compare with
         for name in names:
             self.add(name)
 
-    def add(self, name: str) -> None:
-        self.replicas[name] = Replica(name, LLM(self._model, **self._options))
+    def add(self, name: str, **options: Any) -> None:
+        self.replicas[name] = Replica(name, LLM(self._model, **{**self._options, **options}))
         self.gone[name] = asyncio.Event()
         self.board.set_replicas(self.replicas)
 
@@ -67,11 +69,26 @@ class LocalTransport:
     async def cancel(self, replica: str, key: str, session: str) -> None:
         self.replicas[replica].cancel(key, session)
 
-    async def ask(self, question: Question) -> Any:
+    async def ask(self, question: Question) -> AsyncIterator[Reply]:
         ranked = self.board.rank(question.route)
         if not ranked:
             raise Gone("nothing is there")
-        return await self._unless_gone(ranked[0], lambda replica: replica.ask(question))
+        name = ranked[0]
+        self.asked.append((name, question))
+        self.board.on_routed(question.route.key, name)
+        replies = self.replicas[name].ask(question) if name in self.replicas else None
+        if replies is None:
+            raise Gone(f"{name} has died")
+        try:
+            while True:
+                reply = await self._unless_gone(name, lambda replica: anext(replies, None))
+                while name in self.silent:
+                    await asyncio.sleep(0.01)
+                if reply is None:
+                    break
+                yield reply
+        finally:
+            await replies.aclose()
 
     async def open(self, replica: str, session: str) -> AsyncIterator[Bulletin]:
         if replica not in self.replicas:

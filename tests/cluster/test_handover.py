@@ -37,6 +37,16 @@ KINDS = {
     "stop": Sampling(seed=2, max_tokens=60, stop=["\x00\x01\x02", "zz"], min_tokens=3, ignore_eos=True),
     "scored": Sampling(seed=7, max_tokens=40, prompt_logprobs=2, logprobs=3, ignore_eos=True),
     "beams": Sampling(beam_width=3, n=2, max_tokens=20, seed=1),
+    "revised": Sampling(
+        seed=3,
+        n=2,
+        max_tokens=40,
+        temperature=1.3,
+        revise=3,
+        revise_window=6,
+        revise_bits=1.0,
+        ignore_eos=True,
+    ),
     "repetition": Sampling(temperature=0, max_tokens=200, stop_on_repetition=3, ignore_eos=True),
 }
 
@@ -55,8 +65,8 @@ def single(model):
 
 
 class Cluster:
-    def __init__(self, model: str, names=("a", "b"), **options) -> None:
-        self.transport = LocalTransport(model, names)
+    def __init__(self, model: str, names=("a", "b"), replica=None, **options) -> None:
+        self.transport = LocalTransport(model, names, **(replica or {}))
         self.engine = ClusterEngine(self.transport, self.transport.board, model, **options)
         self.engine.wait(len(names))
 
@@ -174,6 +184,18 @@ def test_a_half_matched_stop_string_is_found_by_the_next_replica(lasting, single
         assert runs[0].moves
 
 
+@pytest.mark.parametrize("at", [2, 6, 7, 8, 11, 16, 24])
+def test_tokens_are_taken_back_as_by_one_engine_wherever_the_run_moves(lasting, single, at):
+    expected = alone(single, KINDS["revised"])
+    assert expected[0].revised == expected[1].revised == 3
+    lasting.renew()
+    runs = lasting.run(lasting.engine.prepare(PROMPT, KINDS["revised"]), at, kill)
+    same(runs, expected)
+    for found, other in zip(runs, expected, strict=True):
+        taken = [(each.token_ids, each.tail) for each in found.drafts_taken_back]
+        assert taken == [(each.token_ids, each.tail) for each in other.drafts_taken_back]
+
+
 def test_the_jobs_of_an_ingress_that_has_gone_are_ended(model, monkeypatch):
     monkeypatch.setattr("glassloop.cluster.replica._LEASE", 0.3)
     monkeypatch.setattr("glassloop.cluster.replica._OPEN_SECONDS", 0.5)
@@ -182,7 +204,7 @@ def test_the_jobs_of_an_ingress_that_has_gone_are_ended(model, monkeypatch):
     run = RunSoFar(1, 0, 0, Sampling(max_tokens=400, ignore_eos=True), ())
     key, limits = "k", Sampling(max_tokens=400, ignore_eos=True)
     replica.llm.engine.loop.step = slowly(replica.llm.engine.loop.step)
-    job = Job(key, "s", tuple(PROMPT), limits, (run,), (), False, True, 0, 0.0)
+    job = Job(key, "s", tuple(PROMPT), limits, (run,), (), False, None, True, 0, 0.0)
 
     async def leave() -> None:
         started = asyncio.create_task(replica.start(job))

@@ -18,6 +18,8 @@ import pytest
 from server.conftest import Server, serving
 
 from glassloop import LLM, Sampling
+from glassloop.edit.infill import infill
+from glassloop.search.solve import solve
 from glassloop.trace.file import from_bytes
 from glassloop.trace.store import Store
 
@@ -95,9 +97,33 @@ def test_streams_continue_when_their_replica_is_killed(cluster, single):
     assert moved[0].moves[0].source == busiest["id"]
 
 
+def test_searches_and_edits_are_computed_by_replicas(cluster, single):
+    chat = {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "seed": 5, "max_tokens": 12}
+    search = {"method": "vote", "n": 3, "extract": "number", "paths": True}
+    found = cluster.post("/v1/chat/completions", {**chat, "temperature": 0.8, "search": search}).json()
+    options = Sampling(seed=5, max_tokens=12, temperature=0.8)
+    expected = single.solve(chat["messages"], "vote", n=3, extract="number", sampling=options)
+    assert [path["text"] for path in found["search"]["paths"]] == [path.text for path in expected.paths]
+    body = {"before": "The capital of France is", "after": ", on the Seine.", "tokens": 2, "candidates": 3}
+    answer = cluster.post("/api/edits/infill", {**body, "sampling": {"seed": 3}})
+    assert answer.status_code == 200, answer.text
+    edit = single.infill(
+        body["before"], body["after"], 2, candidates=3, sampling=Sampling(seed=3, temperature=0.8)
+    )
+    assert [each["own_bits"] for each in answer.json()["proposals"]] == [
+        each.own_bits for each in edit.proposals
+    ]
+    wrong = cluster.post("/api/edits/infill", {**body, "proposer": "diffusion", "method": "metropolis"})
+    assert wrong.status_code == 400, wrong.text  # the error of the function, through Ray
+
+
 # ── the long test ──────────────────────────────────────────────────────────────────────────────────────────
 
 CLIENTS, SECONDS, KILL_EVERY = 64, 60, 10
+LONG_KINDS: dict[str, dict[str, object]] = {
+    **KINDS,
+    "revised": {"temperature": 1.2, "max_tokens": 60, "revise": 3, "revise_window": 8, "revise_bits": 4.0},
+}
 QUESTIONS = [
     "Tell me about the sea.",
     "Write a short poem about rain in the city.",
@@ -114,20 +140,45 @@ class Asked:
         self.told: list = []  # tokens as the listener was told, by run
         self.runs: list = []
         self.parent = None
+        self.solved = None  # of a search or an edit
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(**KINDS["sampled" if self.kind == "fork" else self.kind], seed=self.seed)
+        return Sampling(**LONG_KINDS["sampled" if self.kind == "fork" else self.kind], seed=self.seed)
+
+
+SEARCH = {"method": "vote", "n": 3, "extract": "number"}
 
 
 def ask(engine, asked: Asked) -> None:
     """Asks for an answer and follows its stream to the end."""
+    if asked.kind == "search":
+        asked.solved = solved(engine, asked)
+        return
+    if asked.kind == "edit":
+        asked.solved = edited(engine, asked)
+        return
     if asked.kind == "fork":
         asked.parent = complete(engine, engine.prepare(asked.question, asked.sampling), [])[0]
         request = engine.prepare_fork(asked.parent, 12, text=" but then", temperature=0.6)
     else:
         request = engine.prepare(asked.question, asked.sampling)
     asked.runs = complete(engine, request, asked.told)
+
+
+def solved(engine, asked: Asked) -> tuple:
+    """Returns the paths and decisions of a search."""
+    options = Sampling(seed=asked.seed, max_tokens=24, temperature=0.8)
+    solution = solve(engine, asked.question, sampling=options, **SEARCH)
+    decisions = [(each.round, each.action, each.path, each.tokens) for each in solution.decisions]
+    return [path.run.tokens for path in solution.paths], decisions
+
+
+def edited(engine, asked: Asked) -> tuple:
+    """Returns every proposal of an edit."""
+    options = {"candidates": 4, "sampling": Sampling(seed=asked.seed)}
+    made = engine.apply(infill, asked.question, " That is all.", 4, **options)
+    return made.text, [(each.ids, each.own_bits, each.following_bits) for each in made.proposals]
 
 
 def complete(engine, request, told: list) -> list:
@@ -145,6 +196,10 @@ def complete(engine, request, told: list) -> list:
 
 
 def expected_of(single: LLM, asked: Asked) -> list:
+    if asked.kind == "search":
+        return [solved(single, asked)]
+    if asked.kind == "edit":
+        return [edited(single, asked)]
     made = single.generate(asked.question, asked.sampling)
     if asked.kind == "fork":
         return [single.fork(made, 12, text=" but then", temperature=0.6)]
@@ -166,7 +221,7 @@ def test_no_stream_breaks_while_replicas_are_killed_and_stopped(single):
     options = AppOptions(
         (EngineOptions(MODEL, replicas=3, kv_memory="200MB", threads=1),), Settings(MODEL), patience=120
     )
-    kinds = [*KINDS, "fork"]
+    kinds = [*LONG_KINDS, "fork", "search", "edit"]
     done: list[Asked] = []
     failed: list[BaseException] = []
     rng = random.Random(7)
@@ -227,8 +282,14 @@ def test_no_stream_breaks_while_replicas_are_killed_and_stopped(single):
             zip(unique, pool.map(lambda each: expected_of(single, each), unique.values()), strict=True)
         )
     for asked in done:
-        same(asked.runs, known[asked.kind, asked.question, asked.seed])
-        for run in asked.runs:  # what the client saw is what the record has: nothing doubled, nothing lost
+        expected = known[asked.kind, asked.question, asked.seed]
+        if asked.kind in ("search", "edit"):
+            assert asked.solved == expected[0]
+            continue
+        same(asked.runs, expected)
+        for run in (
+            asked.runs if asked.kind != "revised" else ()
+        ):  # what the client saw is what the record has: nothing doubled, nothing lost
             told = [token for sample, token in asked.told if sample == run.sample]
             assert told == [*run.tokens[len(run.tokens) - len(told) + 1 :], None]
             assert len(told) - 1 == len(run.tokens) - (run.fork_at or 0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from cluster.local import statistics
@@ -11,8 +13,8 @@ from engine.small import finish, loop, model, request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glassloop.cluster.board import Board, by_prefix
-from glassloop.cluster.messages import Identity, Report, Route
+from glassloop.cluster.board import Board, by_cost
+from glassloop.cluster.messages import Identity, Needs, Report, Route
 from glassloop.cluster.options import AppOptions, EngineOptions, deployment_name
 from glassloop.cluster.prefixes import cached_tokens, digests, summary
 from glassloop.decode.sampling import Sampling
@@ -23,9 +25,12 @@ SAME = Identity("0" * 64, "native arithmetic 1")
 tokens = st.lists(st.integers(0, 200), max_size=5 * PAGE)
 
 
-def report(name: str, load: int = 0, held=(), identity: Identity = SAME) -> Report:
+def report(
+    name: str, load: int = 0, held=(), identity: Identity = SAME, room: int = 1000, pages: int = 0
+) -> Report:
     prefixes = frozenset(digest for ids in held for digest in digests(ids))
-    return Report(identity, statistics(name, running=load), 1000, prefixes)
+    told = statistics(name, running=load, pages=pages, pages_capacity=room)
+    return Report(identity, told, 1000, {}, prefixes)
 
 
 def board(**reports: Report) -> Board:
@@ -60,16 +65,70 @@ def test_a_summary_names_what_the_kv_tree_holds():
     assert cached_tokens(digests([9] * 64), held) == 0
 
 
-@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 1000)), min_size=1, max_size=8))
-def test_the_longest_prefix_wins_unless_it_is_clearly_busier(replicas):
-    load = {str(place): each[0] for place, each in enumerate(replicas)}
-    cached = {str(place): each[1] for place, each in enumerate(replicas)}
-    order = by_prefix(list(load), cached, load)
+@given(st.lists(st.tuples(*[st.integers(0, 100)] * 3), min_size=1, max_size=8))
+def test_the_cheapest_replica_wins_unless_it_is_clearly_busier(replicas):
+    load, cost, used = ({str(place): each[part] for place, each in enumerate(replicas)} for part in range(3))
+    order = by_cost(list(load), cost, load, used)
     assert sorted(order) == sorted(load)
     best, least = order[0], min(load.values())
     idle = [name for name in load if load[name] <= 2 * least + 4]
     assert best in idle
-    assert cached[best] == max(cached[name] for name in idle)
+    assert (cost[best], load[best], used[best]) == min((cost[name], load[name], used[name]) for name in idle)
+
+
+@given(
+    length=st.integers(0, 6 * PAGE),
+    held=st.lists(st.integers(0, 6 * PAGE), min_size=2, max_size=4),
+)
+def test_the_longest_prefix_wins_where_nothing_else_is_known(length, held):
+    ids = list(range(length))
+    names = {f"r{place}": each for place, each in enumerate(held)}
+    known = board(**{name: report(name, held=[ids[:each]], room=100) for name, each in names.items()})
+    best = known.rank(Route(tuple(ids)))[0]
+    cached = {name: min(each, length) // PAGE for name, each in names.items()}
+    assert cached[best] == max(cached.values())
+
+
+def test_conversations_with_one_system_prompt_do_not_fill_one_cache():
+    known = board(**{name: report(name, room=40) for name in "abc"})
+    system = list(range(4 * PAGE))
+    homes = {}
+    for chat in range(24):
+        ids = (*system, *[1000 + chat] * PAGE)
+        best = homes[chat] = known.rank(Route(ids))[0]
+        known.note(best, ids)
+    counts = Counter(homes.values())
+    assert len(counts) == 3 and max(counts.values()) <= 10
+    for chat, home in homes.items():  # the next turn goes where the conversation is
+        assert known.rank(Route((*system, *[1000 + chat] * PAGE, *[7] * PAGE)))[0] == home
+
+
+def test_a_few_forks_of_a_long_run_stay_where_it_is():
+    known = board(**{name: report(name, room=400) for name in "abc"})
+    run = tuple(range(20 * PAGE))
+    known.note("b", run)
+    for fork in range(4):
+        ids = (*run, *[500 + fork] * PAGE)
+        assert known.rank(Route(ids))[0] == "b"
+        known.note("b", ids)
+
+
+def test_a_new_prompt_goes_where_it_evicts_nothing():
+    full = report("a", room=100, pages=100)
+    known = board(a=full, b=report("b", load=3, room=100, pages=20))
+    for _ in range(3):
+        assert known.rank(Route(tuple(range(4 * PAGE))))[0] == "b"
+
+
+def test_a_prefix_of_another_adapter_is_not_cached():
+    ids = tuple(range(3 * PAGE))
+    needs = Needs(SAME, ("sea", "f" * 64))
+    adapters = {"sea": "f" * 64}
+    known = board(**{name: replace(report(name, held=[ids]), adapters=adapters) for name in "ab"})
+    known.report("b", replace(known.reports["b"], prefixes=frozenset(digests(ids, "f" * 64))))
+    assert known.rank(Route(ids, needs=needs))[0] == "b"
+    assert known.rank(Route(ids))[0] == "a"
+    assert known.rank(Route(ids, needs=Needs(SAME, ("sea", "0" * 64)))) == []
 
 
 def test_an_old_report_does_not_count_the_branches_of_this_ingress_twice_or_too_long():
@@ -109,14 +168,14 @@ def test_only_replicas_that_answer_and_are_equal_get_a_request():
     other = Identity("1" * 64, SAME.op_set)
     known = board(a=report("a"), b=report("b", identity=other), c=report("c"))
     known.suspect("c")
-    assert known.rank(Route(identity=SAME)) == ["a"]
-    assert known.rank(Route(identity=other)) == ["b"]
-    assert known.rank(Route(identity=Identity("2" * 64, SAME.op_set))) == []
+    assert known.rank(Route(needs=Needs(SAME))) == ["a"]
+    assert known.rank(Route(needs=Needs(other))) == ["b"]
+    assert known.rank(Route(needs=Needs(Identity("2" * 64, SAME.op_set)))) == []
     assert known.rank(Route(only="c")) == ["c"]  # to hear whether it is alive
     known.suspect("c", False)
-    assert sorted(known.rank(Route(identity=SAME))) == ["a", "c"]
+    assert sorted(known.rank(Route(needs=Needs(SAME)))) == ["a", "c"]
     known.set_replicas(["b"])
-    assert known.rank(Route(identity=SAME)) == []
+    assert known.rank(Route(needs=Needs(SAME))) == []
     assert known.rank(Route(only="a")) == []
 
 
@@ -128,6 +187,9 @@ def test_only_replicas_that_answer_and_are_equal_get_a_request():
         ({"replicas": 4, "most_replicas": 2}, "most_replicas is 2"),
         ({"models": []}, "models is not a list"),
         ({"models": ["a", "a"], "open_to_all": True}, "models has one twice"),
+        ({"models": ["a", "b"], "adapters": {"x": "/y"}, "open_to_all": True}, "adapters is given"),
+        ({"adapters": {"no name": "/y"}, "open_to_all": True}, "adapter is 'no name'"),
+        ({"adapters": ["x"], "open_to_all": True}, "adapters is not"),
         ({"stall": 0.1, "open_to_all": True}, "stall is 0.1"),
         ({}, "--api-key"),
     ],

@@ -134,10 +134,12 @@ def test_a_bomb_is_an_error_or_bounded(tokenizer, bomb):
 
 
 def test_a_grammar_at_odds_with_other_stages_is_an_error_that_names_them(tokenizer):
-    with pytest.raises(SamplingError, match="allowed_tokens and grammar are at odds"):
+    with pytest.raises(SamplingError, match="allowed_tokens and grammar are at odds") as raised:
         write(tokenizer, regex="abc", allowed_token_ids=[tokenizer.id_of("x")])
-    with pytest.raises(SamplingError, match="min_tokens and grammar are at odds"):
+    assert raised.value.field == "regex"
+    with pytest.raises(SamplingError, match="min_tokens and grammar are at odds") as raised:
         write(tokenizer, choice=["a"], min_tokens=5)
+    assert raised.value.field == "choice"
 
 
 def test_without_a_tokenizer_a_grammar_is_an_error():

@@ -74,12 +74,12 @@ def test_a_verifier_is_made_content(kind):
     run = llm.generate(TEXT, Sampling(seed=4, max_tokens=8, allowed_token_ids=LETTERS))
 
     def check(text: str) -> object:
-        score = min(text.count("a"), 3) / 3
+        score = min(text.count("a"), 5) / 5
         return {"bool": score >= 1, "score": score, "verdict": Verdict(score >= 1, score)}[kind]
 
     edit = repair(llm, run, check=check, candidates=2, budget=2000, sampling=Sampling(
-        seed=3, temperature=3.0, max_tokens=8, allowed_token_ids=LETTERS))  # fmt: skip
-    assert edit.text.count("a") >= 3
+        seed=3, temperature=20.0, max_tokens=8, allowed_token_ids=LETTERS))  # fmt: skip
+    assert edit.text.count("a") >= 5 > run.text.count("a") and edit.accepted
     assert set(edit.text) <= set("abc")
     assert edit.before == run.text
     if kind == "score":
@@ -91,6 +91,27 @@ def test_a_verifier_is_made_content(kind):
         edit.replay(llm)
     passed = repair(llm, run, check=lambda text: True)
     assert (passed.text, passed.proposals, passed.sampled) == (run.text, [], 0)
+
+
+def test_without_a_better_score_the_text_stays_as_it_was():
+    llm = small_llm()
+    run = llm.generate(TEXT, Sampling(seed=4, max_tokens=8, allowed_token_ids=LETTERS))
+    drawn = Sampling(seed=3, temperature=20.0, max_tokens=8, allowed_token_ids=LETTERS)
+    edit = repair(llm, run, check=lambda text: False, budget=200, sampling=drawn)
+    assert len(edit.proposals) > 5 and len({each.text for each in edit.proposals}) > 1
+    assert edit.text == run.text and edit.accepted == [] and edit.run is edit.draft
+    # With a score that cannot reach 1, the first text with the highest one is kept.
+    seen = [run.text]
+
+    def score(text: str) -> float:
+        seen.append(text)
+        return min(text.count("a"), 5) / 8
+
+    some = repair(llm, run, check=score, budget=400, sampling=drawn)
+    best = max(map(score, list(seen)))
+    assert score(some.text) == best > score(run.text)
+    assert [each.score for each in some.accepted] == sorted({each.score for each in some.accepted})
+    assert some.accepted[-1].score == best
 
 
 def test_a_repair_replays_bit_for_bit(tmp_path):

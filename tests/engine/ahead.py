@@ -22,15 +22,15 @@ _WRONG = 0.2  # share of the predictions
 
 class Started:
     def __init__(self, logits: Float32, lines: Sequence[Line], rng: np.random.Generator) -> None:
-        self._logits = logits
+        self._logits, self._lines = logits, lines
         record = record_with(max(request.alternatives for request, _, _ in lines))
         made = native_chooser.choose(logits, lines, record)
         ids = np.frombuffer(bytes(made), record)["id"].clip(0)
         wrong = rng.random(len(ids)) < _WRONG
         self.predicted = np.where(wrong, (ids + 1) % logits.shape[1], ids).tolist()
 
-    def finish(self, lines: Sequence[Line], record: np.dtype[np.void]) -> tuple[bytearray, list[int]]:
-        return native_chooser.choose(self._logits, lines, record), self.predicted
+    def finish(self, record: np.dtype[np.void]) -> tuple[bytearray, list[int]]:
+        return native_chooser.choose(self._logits, self._lines, record), self.predicted
 
 
 class AheadRows:

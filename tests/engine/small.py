@@ -17,8 +17,9 @@ from glassloop.decode.compiled import Compiled
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Stopper
+from glassloop.engine.adapters import LoadedAdapter
 from glassloop.engine.branch import BranchText
-from glassloop.engine.loop import LoadedAdapter, Loop
+from glassloop.engine.loop import Loop
 from glassloop.engine.request import Request, runs_of
 from glassloop.errors import GlassloopError
 from glassloop.model.cache import Branches
@@ -119,7 +120,7 @@ def loop(transformer: Transformer, pages: int = 1000, **options: Any) -> Loop:
     made = Loop(transformer, tokenizer(), tokenizer().piece, pages * size, **options)
     for number, adapter in enumerate(transformer.adapters.loaded):
         if adapter is not None:
-            made.add_adapter(adapter.name, LoadedAdapter(number, adapter.sha256))
+            made.adapters.add(adapter.name, LoadedAdapter(number, adapter.sha256))
     return made
 
 

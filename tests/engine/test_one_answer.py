@@ -15,7 +15,8 @@ from engine.small import EOS, drafting_model, finish, loop, model, naive, reques
 
 from glassloop.decode.sampling import Sampling
 from glassloop.engine import sample, scheduler
-from glassloop.engine.loop import Flight, Loop
+from glassloop.engine.ahead import Flight
+from glassloop.engine.loop import Loop
 from glassloop.engine.request import Request
 from glassloop.engine.task import Call
 from glassloop.trace.run import Run
@@ -205,7 +206,7 @@ def _watched(engine: Loop) -> Counter[str]:
         happened["steps with several tasks"] += len({work.task for work in works}) > 1
         return calls
 
-    settle = engine._settle
+    settle = engine.ahead._settle
 
     def settled(following: Flight, predicted: Sequence[int]) -> None:
         settle(following, predicted)
@@ -216,7 +217,7 @@ def _watched(engine: Loop) -> Counter[str]:
         happened["promises of runs that ended"] += sum(work.ids[0] < 0 and work.task.ended for work in works)
 
     engine.scheduler.plan = planned  # type: ignore[method-assign]
-    engine._settle = settled  # type: ignore[method-assign]
+    engine.ahead._settle = settled  # type: ignore[method-assign]
     return happened
 
 

@@ -12,7 +12,8 @@ from glassloop.ops.torch import has_device
 if not has_device():
     pytest.skip("needs a GPU, torch and Triton", allow_module_level=True)
 
-from ops.device_choices import differences, random_lines, random_rows
+from ops.device_choices import differences
+from ops.random_choices import random_lines, random_rows
 
 from glassloop.ops.torch.rows import DeviceChooser
 

@@ -10,6 +10,7 @@ import numpy as np
 import peft
 import pytest
 import torch
+from model.quick_gguf import vocabularies_skipped
 from transformers import AutoModelForCausalLM
 
 from glassloop.model.adapter import read_adapter
@@ -40,9 +41,10 @@ if os.environ.get("GLASSLOOP_TEST_QWEN"):
 @pytest.fixture(scope="module", params=MODELS)
 def models(request):
     path = fetch(request.param)
-    theirs = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    ).eval()
+    with vocabularies_skipped():
+        theirs = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32
+        ).eval()
     files = ModelFiles(path)
     return theirs, files.transformer(ReferenceOps()), files.tokenizer()
 

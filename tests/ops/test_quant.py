@@ -42,10 +42,10 @@ def test_sizes_equal_the_gguf_package(name):
 
 @pytest.mark.parametrize("model", ["smollm2-135m-instruct", "gemma-3-270m"])
 def test_real_tensors_equal_the_gguf_package(model):
-    """The first rows of every tensor, and the whole of one of each format."""
+    """The first rows of every tensor, and the whole of the smallest of each format."""
     tensors = GGUFFile(fetch(model)).tensors
     whole: set[str] = set()
-    for tensor in tensors.values():
+    for tensor in sorted(tensors.values(), key=lambda each: each.data.size):
         if tensor.format.name in whole:
             tensor = tensor.rows(slice(0, 32))
         whole.add(tensor.format.name)

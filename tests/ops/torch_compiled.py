@@ -26,7 +26,7 @@ SHARED_MEMORY = {
 _INTEGERS = {
     "rows", "width", "columns", "x_stride", "y_stride", "residual_stride", "out_stride", "query_stride",
     "page_stride", "layer_offset", "group", "head_dim", "half", "window", "units", "heads", "kv_heads",
-    "stride", "parts", "found_bytes",
+    "stride", "parts", "found_bytes", "first",
 }  # fmt: skip
 _FLOATS = {"eps", "scale", "softcap", "factor"}
 _INTEGER_ARRAYS = {
@@ -44,6 +44,7 @@ _INTEGER_ARRAYS = {
     "ints",
     "tokens",
     "predicted",
+    "words",
 }
 _FLOAT_ARRAYS = {
     "bias",
@@ -54,6 +55,7 @@ _FLOAT_ARRAYS = {
     "key_weight",
     "key_bias",
     "logits",
+    "edited",
     "maxima",
     "scales",
     "floats",
@@ -142,7 +144,7 @@ def variants(
         yield attention.attend_kernel, settings, dict(ATTENTION)
     yield attention.merge_kernel, about | {"EARLY": early}, {"num_warps": 4}
     yield device_rows.kernels.fill_kernel, {"BLOCK": 1024}, {}
-    for kernel in device_rows.KERNELS:
+    for kernel in (*device_rows.EDITING, *device_rows.KERNELS):
         constants = device_rows.SETTINGS | {"MOST_PARTS": 32}
         settings = {name: value for name, value in constants.items() if name in kernel.arg_names}
         yield kernel, settings, device_rows.LAUNCH.get(kernel, {})

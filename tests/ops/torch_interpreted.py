@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,11 +18,15 @@ from unittest.mock import Mock, patch
 
 import numpy as np
 import torch
+import triton.language as tl
 from ops.bad_numbers import _spoil
-from ops.device_choices import choose_on_device, differences, random_lines, random_rows
+from ops.device_choices import choose_on_device, differences
+from ops.fused import fused
 from ops.holes import Hole, hole_alone, hole_logits
 from ops.random_adapters import random_adapter
+from ops.random_choices import random_lines, random_rows
 from ops.random_models import random_tensor
+from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from glassloop.decode.chosen import Chosen, record_with
@@ -47,8 +51,9 @@ from glassloop.ops.torch import step as torch_step
 from glassloop.ops.torch.kernels import linear
 from glassloop.ops.torch.matrix import TorchMatrix
 from glassloop.ops.torch.ops import TorchOps
-from glassloop.ops.torch.rows import DeviceChooser
+from glassloop.ops.torch.rows import DeviceChooser, DeviceRows
 
+CHOICE_WIDTHS = (50, 700, 4100)
 RMS, LAYER = NormConfig(1e-5), NormConfig(1e-5, "layer")
 
 
@@ -375,14 +380,32 @@ def check_refused() -> None:
 
 
 def check_choices() -> None:
-    """Choices from rows on the device are those of the native op set. (The interpreter fuses no product with
-    a sum, so sums may differ in their last bits there; `tests/gpu` compares all bits.)"""
-    sums = ("entropy", "log_sum_exp", "log_sum_exp_after", "logprob", "raw_logprob")
+    """Choices from rows on the device are those of the native op set, bit for bit, and most rows stay there:
+    with penalties, biases and grammars too."""
     rng, chooser = np.random.default_rng(5), DeviceChooser()
-    for width in (50, 700, 4100):
-        x, lines = random_rows(rng, 6, width), random_lines(rng, 6, width)
-        wrong = differences(chooser, x, lines, ignored=sums)
-        assert wrong == [], (width, wrong)
+    downloaded = rows = 0
+    download = DeviceRows.rows
+
+    def counted(self: DeviceRows, which: Sequence[int]) -> Float32:
+        nonlocal downloaded
+        downloaded += len(which)
+        return download(self, which)
+
+    def rounded_once(builder: Any, a: Any, b: Any, c: Any) -> Any:
+        if a.dtype.scalar != tl.float64:
+            return interpreter.TensorHandle(a.data * b.data + c.data, a.dtype.scalar)
+        return interpreter.TensorHandle(fused(a.data, b.data, c.data), a.dtype.scalar)
+
+    with (
+        patch.object(interpreter.InterpreterBuilder, "create_fma", rounded_once),
+        patch.object(DeviceRows, "rows", counted),
+    ):
+        for width in CHOICE_WIDTHS:
+            x, lines = random_rows(rng, 8, width), random_lines(rng, 8, width)
+            wrong = differences(chooser, x, lines)
+            assert wrong == [], (width, wrong)
+            rows += 8
+    assert downloaded <= rows // 3, f"{downloaded} of {rows} rows were downloaded"
 
 
 def check_beyond() -> None:
@@ -425,9 +448,9 @@ def check_ahead() -> None:
             loop.add(each)
         while loop.busy:
             loop.step()
-            if loop._flight is not None:
-                ahead += len(loop._flight.call.works)
-                assert not loop._flight.dropped, "a prediction was wrong"
+            if loop.ahead.flight is not None:
+                ahead += len(loop.ahead.flight.call.works)
+                assert not loop.ahead.flight.dropped, "a prediction was wrong"
         found.append([each.runs[0].token_ids for each in requests])
     assert found[0] == found[1], found
     assert ahead == 4, ahead

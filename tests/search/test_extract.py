@@ -137,6 +137,8 @@ def test_a_pattern_that_would_take_forever_is_ended() -> None:
         ("choice:(b)", "The answer is (B)", "(A)"),
         ("contains:Paris", "It is PARIS.", "Rome"),
         ("regex:^y.s$", "well\nyes", "no"),
+        ("regex:(?i)^YES", "well\nyes", "no"),
+        ("regex:(not )?here", "here", "it is gone"),
         ("json", "[1]", "1"),
         ('json:{"type": "object", "required": ["a"]}', '{"a": 1}', '{"b": 1}'),
     ],

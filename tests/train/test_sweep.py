@@ -13,7 +13,7 @@ from train.small import text_file, tiny_run
 
 from glassloop.train.config import TrainError
 from glassloop.train.scaling import Law, Measured, fit
-from glassloop.train.sweep import Size, larger, sweep, sweep_text
+from glassloop.train.sweep import Size, head_width, larger, sweep, sweep_text
 
 _SIZES, _BUDGETS = (2e4, 6e4, 1.5e5, 4.4e5), (5e4, 1e5, 2e5, 4e5)
 
@@ -69,11 +69,17 @@ def test_losses_without_a_law_are_refused():
 
 
 def test_a_larger_size_has_as_many_weights_as_asked_for():
-    assert larger(Size(4, 96), 4) == Size(6, 160)
+    assert larger(Size(4, 96), 4, 32) == Size(6, 160)
+    assert larger(Size(3, 80), 4, 16) == Size(5, 128)
     for text in ("4", "x96", "4x", "4x97", "0x32", "-1x32", "4x96x2", "４x96"):
         with pytest.raises(TrainError, match="sizes has"):
             Size.parse(text)
-    assert Size.parse("4x96") == (4, 96) and Size(1, 48).heads == 3
+    assert Size.parse("4x96") == (4, 96)
+
+
+def test_all_models_of_a_sweep_have_heads_of_one_width():
+    assert head_width([Size(1, 32), Size(2, 96)]) == 32
+    assert head_width([Size(1, 32), Size(2, 48), Size(3, 64)]) == 16
 
 
 def test_a_sweep_predicts_before_it_runs_and_goes_on_where_it_was(tmp_path, monkeypatch):

@@ -49,6 +49,12 @@ def remember(texts: Iterable[str]) -> list[str]:
 
 def load_given(llm: LLM) -> None:
     """Loads the adapters of the command line beside the model."""
-    for name, path in _given.items():
+    for name, path in take_given().items():
         llm.load_adapter(name, path)
+
+
+def take_given() -> dict[str, str]:
+    """Returns the paths of the command line's adapters, by name, and forgets them."""
+    found = dict(_given)
     _given.clear()
+    return found

@@ -162,13 +162,34 @@ def edit(
     ] = None,
     candidates: _Candidates = 8,
     method: _Method = Method.RERANK,
-    window: _Window = 16,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            "--window",
+            metavar="N",
+            help="How many tokens after a span count; by default 16, or 4 with --proposer diffusion.",
+            show_default=False,
+            rich_help_panel=INPUT,
+        ),
+    ] = None,
+    proposer: Annotated[
+        Proposer,
+        typer.Option(
+            "--proposer",
+            metavar="WHICH",
+            help="left repairs spans by draws from the text before; diffusion replaces single tokens by what"
+            " masks expect that see both sides.",
+            rich_help_panel=INPUT,
+        ),
+    ] = Proposer.LEFT,
+    holes: Holes = None,
     budget: Annotated[
         int | None,
         typer.Option(
             "--budget",
             metavar="N",
-            help="Stop repairing after computing N tokens; by default 40 for each of the text.",
+            help="Stop repairing after computing N tokens; by default 40 for each of the text, or 80 with"
+            " --proposer diffusion.",
             rich_help_panel=INPUT,
         ),
     ] = None,
@@ -221,10 +242,14 @@ def edit(
     spans = [_span(each) for each in span or ()]
     text = _read(file)
     llm = load(model, ops, kv_memory)
+    if holes is not None:
+        llm.load_holes(holes)
     if spans:
-        if prompt is not None or budget is not None or check is not None:
+        repairing = prompt is not None or budget is not None or check is not None
+        if repairing or proposer is not Proposer.LEFT:
             raise GlassloopError(
-                "--prompt, --budget and --check are for repairing; with --span they are not expected"
+                "--prompt, --budget, --check and --proposer are for repairing; with --span they are not"
+                " expected"
             )
         made = llm.rewrite(
             text,
@@ -233,7 +258,7 @@ def edit(
             tokens=tokens,
             candidates=candidates,
             method=method.value,
-            window=window,
+            window=16 if window is None else window,
         )
     else:
         made = llm.repair(
@@ -246,6 +271,7 @@ def edit(
             least_gain=least_gain,
             sampling=sampling,
             check=check,
+            proposer=proposer.value,
         )
     if output is not None:
         write_text(output, made.text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glassloop.cli.adapters import Adapters, load_given, remember
+from glassloop.cli.adapters import Adapters, load_given, remember, take_given
 from glassloop.cli.diffusion import Holes
 from glassloop.cli.help import OUTPUT
 from glassloop.cli.options import (
@@ -282,8 +282,6 @@ def serve(
     else:
         from glassloop.cluster.options import AppOptions, EngineOptions, threads_of_each
 
-        if adapter:
-            raise GlassloopError("--adapter is given with --replicas; a server of one process has adapters")
         if holes is not None:
             raise GlassloopError(
                 "--holes is given with --replicas; a server of one process writes by diffusion"
@@ -296,6 +294,7 @@ def serve(
             draft=drafter(draft),
             running=running,
             plugins=tuple(str(Path(path).resolve()) for path in plugin or ()),
+            adapters={name: str(Path(path).resolve()) for name, path in take_given().items()},
             replicas=replicas,
             most_replicas=most_replicas,
             queue=queue,

@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from threading import RLock
 
-from glassloop.cluster.messages import Identity, Report, Route
+from glassloop.cluster.messages import Needs, Report, Route
 from glassloop.cluster.prefixes import cached_tokens, digests
+from glassloop.ops.batch import PAGE
 
 _SLACK = 4  # branches that a replica with a cached prefix may have more than twice those of the idlest
-_NOTED = 20_000  # prefixes that are remembered
+_NOTED = 20_000  # pages that are remembered
 _NOTE_SECONDS = 30.0  # that a note counts; then the replica's own report must have it
+
+
+class _Page:
+    """A page that requests of this ingress had in their prefix."""
+
+    __slots__ = ("branches", "is_continued", "sent")
+
+    def __init__(self) -> None:
+        self.sent: dict[str, float] = {}  # when it was last sent to each replica
+        self.branches = 1  # different texts that it is a prefix of
+        self.is_continued = False  # whether another page comes after it
 
 
 class Board:
@@ -28,7 +40,8 @@ class Board:
         self._suspects: set[str] = set()
         self._load: Counter[str] = Counter()  # branches of this ingress
         self._others: dict[str, int] = {}  # branches of other ingresses, when a replica last reported
-        self._notes: OrderedDict[bytes, dict[str, float]] = OrderedDict()  # digest: replica: when it was sent
+        self._pages: OrderedDict[bytes, _Page] = OrderedDict()  # by digest, the latest at the end
+        self._placed: Counter[str] = Counter()  # pages sent to each replica since its last report
         self._turn = count()
         self.on_routed: Callable[[str, str], None] = lambda key, replica: None
         self.on_change: Callable[[], None] = lambda: None
@@ -64,6 +77,7 @@ class Board:
         with self._lock:
             self._reports[name] = report
             self._others[name] = max(0, told.waiting + told.running - self._load[name])
+            self._placed[name] = 0
 
     def suspect(self, name: str, is_suspect: bool = True) -> None:
         with self._lock:
@@ -72,14 +86,13 @@ class Board:
             else:
                 self._suspects.discard(name)
 
-    def usable(self, identity: Identity | None = None) -> list[str]:
-        """Returns the replicas that answer and, if an identity is given, are equal to it."""
+    def usable(self, needs: Needs | None = None) -> list[str]:
+        """Returns the replicas that answer and have what is needed."""
         with self._lock:
             return [
                 name
                 for name in sorted(self._replicas - self._suspects)
-                if (report := self._reports.get(name)) is not None
-                and (identity is None or report.identity == identity)
+                if (report := self._reports.get(name)) is not None and (needs is None or report.has(needs))
             ]
 
     def add_load(self, name: str, branches: int) -> None:
@@ -88,15 +101,26 @@ class Board:
             if not self._load[name]:
                 del self._load[name]
 
-    def note(self, name: str, ids: tuple[int, ...]) -> None:
+    def note(self, name: str, ids: Sequence[int], adapter: str = "") -> None:
         """Remembers that a replica computes, or has computed, these tokens, before it reports so."""
         now = time.monotonic()
+        before: list[_Page] = []  # those of the same prefix
         with self._lock:
-            for digest in digests(ids):
-                self._notes.setdefault(digest, {})[name] = now
-                self._notes.move_to_end(digest)
-            while len(self._notes) > _NOTED:
-                self._notes.popitem(last=False)
+            for digest in digests(ids, adapter):
+                page = self._pages.get(digest)
+                if page is None:
+                    page = self._pages[digest] = _Page()
+                    if before and before[-1].is_continued:  # here the text leaves the others
+                        for each in before:
+                            each.branches += 1
+                    if before:
+                        before[-1].is_continued = True
+                self._placed[name] += name not in page.sent
+                page.sent[name] = now
+                self._pages.move_to_end(digest)
+                before.append(page)
+            while len(self._pages) > _NOTED:
+                self._pages.popitem(last=False)
 
     # ── where to ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -105,23 +129,44 @@ class Board:
         if route.only is not None:
             return [route.only] if route.only in self._replicas else []
         with self._lock:
-            names = self.usable(route.identity)
+            names = self.usable(route.needs)
             if not names:
                 return []
-            wanted = digests(route.ids)
-            cached = {name: self._cached(name, wanted) for name in names}
+            wanted = digests(route.ids, route.adapter)
+            cost = {name: self._cost(name, wanted) for name in names}
             load = {name: self._load_of(name) for name in names}
             turn = next(self._turn) % len(names)
-            return by_prefix(names[turn:] + names[:turn], cached, load)
+            used = {name: self._used(name) for name in names}
+            return by_cost(names[turn:] + names[:turn], cost, load, used)
+
+    def _cost(self, name: str, wanted: list[bytes]) -> int:
+        """Returns what a prompt costs on a replica, in pages: those to compute, and those that are evicted
+        for them and may have to be computed again.
+
+        The cost of a page that several texts share is divided between them and as many that are yet to come.
+        Otherwise all conversations with one system prompt would go where it was computed first, and fill one
+        cache while the others are empty.
+        """
+        missing = wanted[self._cached(name, wanted) :]
+        shared = [self._pages[digest].branches for digest in missing if digest in self._pages]
+        computed = len(missing) - len(shared) + sum(1 if each == 1 else 0.5 / each for each in shared)
+        room = self._reports[name].statistics.pages_capacity - self._used(name)
+        evicted = max(0, len(missing) - max(0, room))
+        return round(computed + evicted)
+
+    def _used(self, name: str) -> int:
+        """Returns how many pages the cache of a replica has, with those that were sent to it since then."""
+        return self._reports[name].statistics.pages + self._placed[name]
 
     def _cached(self, name: str, wanted: list[bytes]) -> int:
+        """Returns how many pages of a prefix a replica has, or will have soon."""
         oldest, prefixes = time.monotonic() - _NOTE_SECONDS, self._reports[name].prefixes
-        known = {
-            each
-            for each in wanted
-            if each in prefixes or self._notes.get(each, {}).get(name, oldest) > oldest
-        }
-        return cached_tokens(wanted, known)
+
+        def is_known(digest: bytes) -> bool:
+            page = self._pages.get(digest)
+            return digest in prefixes or (page is not None and page.sent.get(name, oldest) > oldest)
+
+        return cached_tokens(wanted, {digest for digest in wanted if is_known(digest)}) // PAGE
 
     def _load_of(self, name: str) -> int:
         """Returns how many branches a replica has: its report is old when a wave of requests comes or ends,
@@ -129,14 +174,16 @@ class Board:
         return self._others[name] + self._load[name]
 
 
-def by_prefix(names: list[str], cached: Mapping[str, int], load: Mapping[str, int]) -> list[str]:
-    """Returns replicas in the order in which they should be tried: the longest cached prefix first, unless
-    that replica is clearly busier than the idlest one; of equals the idlest, then the first."""
+def by_cost(
+    names: list[str], cost: Mapping[str, int], load: Mapping[str, int], used: Mapping[str, int]
+) -> list[str]:
+    """Returns replicas in the order in which they should be tried: the cheapest first, unless that replica is
+    clearly busier than the idlest one; of equals the idlest, the one with the emptiest cache, the first."""
     least = min(load[name] for name in names)
 
-    def order(name: str) -> tuple[bool, int, int]:
+    def order(name: str) -> tuple[bool, int, int, int]:
         is_busy = load[name] > 2 * least + _SLACK
-        return is_busy, 0 if is_busy else -cached[name], load[name]
+        return is_busy, 0 if is_busy else cost[name], load[name], used[name]
 
     return sorted(names, key=order)
 

@@ -12,7 +12,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from starlette.types import ASGIApp
 
-from glassloop.cluster.messages import Bulletin, Job, Question, Route
+from glassloop.cluster.messages import Bulletin, Job, Question, Reply, Route
 from glassloop.cluster.options import AppOptions, EngineOptions, deployment_name
 from glassloop.server.operation.settings import public_name
 
@@ -41,6 +41,7 @@ class EngineDeployment:
             kv_memory=options.kv_memory,
             draft=options.draft,
             most_running=options.running,
+            adapters=dict(options.adapters),
         )
         llm.name = public_name(options.model, Path(options.model).exists())  # clients must not see a path
         name = serve.get_replica_context().replica_id.unique_id
@@ -56,8 +57,9 @@ class EngineDeployment:
         async for bulletin in self._replica.open(session):
             yield bulletin
 
-    async def ask(self, question: Question) -> Any:
-        return await self._replica.ask(question)
+    async def ask(self, question: Question) -> AsyncIterator[Reply]:
+        async for reply in self._replica.ask(question):
+            yield reply
 
     def check_health(self) -> None:
         self._replica.check_health()

@@ -5,19 +5,23 @@ from the tokenizer and the config of the model, and keeps the record of every ru
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from glassloop.cluster.board import Board
-from glassloop.cluster.fleet import PATIENCE, STALL, Fleet, Transport
-from glassloop.cluster.messages import Identity, Question, Report, Route
+from glassloop.cluster.fleet import PATIENCE, STALL, Fleet
+from glassloop.cluster.messages import Identity, Needs, Question, Report, Route
+from glassloop.cluster.pickling import dumps, loads
+from glassloop.cluster.transport import Transport
 from glassloop.decode.defaults import default_sampling, with_defaults
+from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import raise_error
+from glassloop.engine.llm import LLM
 from glassloop.engine.protocol import Engine, Handover, Statistics, Unavailable
 from glassloop.engine.request import Request
 from glassloop.engine.thread import Busy
@@ -25,7 +29,6 @@ from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import CATALOG, DEFAULT_MODEL, fetch
 from glassloop.ops.quant import Float32
 from glassloop.text.pieces import Pieces
-from glassloop.trace.file import to_bytes
 from glassloop.trace.run import Run
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from glassloop.engine.lens import Attention, Layers, Neighbours, Text
     from glassloop.trace.verdict import Verdict
 
+T = TypeVar("T")
 _LOOK_UP = 0.1  # seconds between two looks at the deadline of a question
 
 
@@ -81,7 +85,7 @@ class ClusterEngine(Engine):
     @property
     def identity(self) -> Identity:
         """The model and the op set of new requests: as before, as long as a replica has them."""
-        if self._identity is None or not self._board.usable(self._identity):
+        if self._identity is None or not self._board.usable(Needs(self._identity)):
             reports = self._reports()
             if reports:
                 self._identity = reports[0].identity
@@ -98,6 +102,14 @@ class ClusterEngine(Engine):
         return self.identity.model_hash
 
     @property
+    def adapters(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for report in reversed(self._reports()):
+            if report.identity == self.identity:
+                found.update(report.adapters)
+        return found
+
+    @property
     def kv_memory(self) -> int:
         return sum(report.statistics.kv_memory for report in self._reports())
 
@@ -112,16 +124,21 @@ class ClusterEngine(Engine):
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def submit(self, request: Request) -> None:
+    def check_computes(self, what: str) -> None:
+        pass
+
+    def submit(self, request: Request, may_refuse: bool = True) -> None:
         waiting = self._fleet.unstarted
-        if waiting >= self.most_waiting:
+        if may_refuse and waiting >= self.most_waiting:
             raise Busy(f"{waiting} requests are waiting already; at most {self.most_waiting} are allowed")
         if request.built is None:
             request.built = self.build(request.sampling)
-        self._fleet.submit(request, self.identity)
+        name, run = request.sampling.adapter, request.runs[0]
+        adapter = None if name is None else (name, run.adapters[name])
+        self._fleet.submit(request, Needs(self.identity, adapter))
 
-    def cancel(self, request: Request) -> None:
-        self._fleet.cancel(request)
+    def cancel(self, request: Request, wait: bool = False) -> None:
+        self._fleet.cancel(request, wait)
 
     def complete(self, request: Request) -> Run:
         """Computes a request and returns its first run."""
@@ -141,43 +158,90 @@ class ClusterEngine(Engine):
 
     # ── questions ──────────────────────────────────────────────────────────────────────────────────────────
 
+    def apply(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        deadline: Deadline | None = None,
+        on_event: Callable[[Any], None] | None = None,
+        **options: Any,
+    ) -> T:
+        return cast(T, self._ask(function, args, options, deadline, on_event, is_long=True))
+
     def explain(
         self, run: Run, at: int, *, deadline: Deadline | None = None, **overrides: Any
     ) -> Explanation:
-        return cast("Explanation", self.ask("explain", run, deadline, at=at, **overrides))
+        return cast("Explanation", self.ask(LLM.explain, run, at=at, deadline=deadline, **overrides))
 
     def replay(
         self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None
     ) -> Verdict:
-        return cast("Verdict", self.ask("replay", run, deadline, first=first, strict=strict))
+        found = self._ask(LLM.replay, (run,), {"first": first, "strict": strict}, deadline, is_long=True)
+        return cast("Verdict", found)
 
     @property
     def lens(self) -> _Lenses:
         return self._lenses
 
     def embed(self, token_ids: Sequence[int], *, deadline: Deadline | None = None) -> Float32:
-        return cast(Float32, self.ask("embed", list(token_ids), deadline))
+        return cast(Float32, self.ask(LLM.embed, list(token_ids), deadline=deadline))
 
-    def ask(self, name: str, text: Text, deadline: Deadline | None, **values: Any) -> Any:
-        """Asks a replica about a run or a text: one where its tokens may be cached. Not for an event loop."""
-        if isinstance(text, Run):
-            ids, run = (*text.prompt_ids, *text.token_ids), to_bytes([text])
-        else:
-            ids, run = () if isinstance(text, str) else tuple(text), None
-            values["text"] = text
-        route = Route(ids, identity=self.identity)
-        answer = self._fleet.ask(
-            Question(name, run, values, None if deadline is None else deadline.seconds, route)
+    def ask(
+        self, function: Callable[..., Any], *args: Any, deadline: Deadline | None = None, **options: Any
+    ) -> Any:
+        """Returns what a function computes with the engine of a replica, for functions that do not take
+        long."""
+        return self._ask(function, args, options, deadline)
+
+    def _ask(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+        deadline: Deadline | None,
+        on_event: Callable[[Any], None] | None = None,
+        *,
+        is_long: bool = False,
+    ) -> Any:
+        """Calls a function on a replica: one where the tokens of its arguments may be cached. Not for an
+        event loop."""
+        if deadline is not None:
+            deadline.check()
+        question = Question(
+            dumps((function, args, options)),
+            None if deadline is None else deadline.seconds,
+            is_long,
+            on_event is not None,
+            self._route((*args, *options.values())),
         )
+        tell = None if on_event is None else lambda event: on_event(loads(event, self))
+        answer = self._fleet.ask(question, tell)
         while True:
             try:
-                return answer.result(_LOOK_UP)
+                return loads(answer.result(_LOOK_UP), self)
             except NotYet:
                 if answer.done():  # its own error
                     raise
                 if deadline is not None and (deadline.cancelled or deadline.expired):
                     answer.cancel()
                     raise deadline.error() from None
+
+    def _route(self, values: Iterable[Any]) -> Route:
+        """Returns where a question with these arguments may go."""
+        ids: tuple[int, ...] = ()
+        names = []
+        for value in values:
+            if isinstance(value, Run):
+                ids = (*value.prompt_ids, *value.token_ids)
+                names.append(value.sampling.adapter)
+            elif isinstance(value, Sampling):
+                names.append(value.adapter)
+            elif isinstance(value, list) and not ids and all(type(each) is int for each in value):
+                ids = tuple(value)
+        known = self.adapters
+        # An adapter that no replica has is for the function to refuse.
+        adapter = next(((name, known[name]) for name in names if name in known), None)
+        return Route(ids, needs=Needs(self.identity, adapter))
 
     # ── operation ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -212,14 +276,22 @@ class _Lenses:
         self._engine = engine
 
     def attention(self, text: Text, token: int | str = -1, *, deadline: Deadline | None = None) -> Attention:
-        return cast("Attention", self._engine.ask("attention", text, deadline, token=token))
+        return cast("Attention", self._read("attention", text, token, deadline=deadline))
 
     def layers(
         self, text: Text, token: int | str = -1, count: int = 5, *, deadline: Deadline | None = None
     ) -> Layers:
-        return cast("Layers", self._engine.ask("layers", text, deadline, token=token, count=count))
+        return cast("Layers", self._read("layers", text, token, count, deadline=deadline))
 
     def neighbours_in(
         self, text: Text, token: int | str = -1, count: int = 10, *, deadline: Deadline | None = None
     ) -> Neighbours:
-        return cast("Neighbours", self._engine.ask("neighbours_in", text, deadline, token=token, count=count))
+        return cast("Neighbours", self._read("neighbours_in", text, token, count, deadline=deadline))
+
+    def _read(self, name: str, text: Text, *args: Any, deadline: Deadline | None) -> Any:
+        plain = text if isinstance(text, (str, Run)) else list(text)
+        return self._engine.ask(_read_lens, name, plain, *args, deadline=deadline)
+
+
+def _read_lens(llm: LLM, name: str, *args: Any, deadline: Deadline | None) -> Any:
+    return getattr(llm.lens, name)(*args, deadline=deadline)

@@ -15,33 +15,27 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import count
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from glassloop.cluster.board import Board
-from glassloop.cluster.messages import (
-    Bulletin,
-    End,
-    Gone,
-    Identity,
-    Job,
-    News,
-    Question,
-    TokenData,
-)
+from glassloop.cluster.calls import MOST_DEATHS, Calls, OnEvent
+from glassloop.cluster.channels import Channels
+from glassloop.cluster.delivery import Delivery
+from glassloop.cluster.messages import Bulletin, Gone, Job, Needs, News, Question
 from glassloop.cluster.stream import Stream
-from glassloop.decode.chosen import Chosen
+from glassloop.cluster.transport import Transport
 from glassloop.decode.stop import Ending
 from glassloop.engine.protocol import Handover, Unavailable
 from glassloop.engine.request import Request
 from glassloop.engine.task import CANCELLED
 from glassloop.errors import GlassloopError
-from glassloop.trace.run import Move, Run
-from glassloop.trace.token import Pieces, Token
+from glassloop.trace.run import Move
+from glassloop.trace.token import Pieces
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,20 +44,6 @@ PATIENCE = 60.0  # seconds that a request waits for an equal replica
 _LOOK = 0.2  # seconds between two looks at the replicas
 _RETRY = 0.5  # seconds before a replica that could not be reached is tried again
 _KEPT = 1000  # hand-overs that are remembered
-
-
-class Transport(Protocol):
-    """The way to the replicas. A replica that cannot be reached is a `Gone`."""
-
-    async def start(self, job: Job) -> None:
-        """Computes a job on a replica of the router's choice; returns when it has ended. If the caller stops
-        waiting, the job is cancelled."""
-
-    async def cancel(self, replica: str, key: str, session: str) -> None: ...
-
-    def open(self, replica: str, session: str) -> AsyncIterator[Bulletin]: ...
-
-    async def ask(self, question: Question) -> Any: ...
 
 
 class Fleet:
@@ -78,15 +58,22 @@ class Fleet:
     ) -> None:
         self.board = board
         self._transport = transport
-        self._pieces = pieces
-        self._stall = stall
+        self._delivery = Delivery(pieces)
         self._patience = patience
         self._session = os.urandom(8).hex()
         self._numbers = count()
+        self._calls = Calls(transport, board, self._next_key, patience)
         self._streams: dict[str, Stream] = {}  # by the key of their job
         self._of_request: dict[Request, list[Stream]] = {}
-        self._channels: dict[str, asyncio.Task[None]] = {}
-        self._heard: dict[str, float] = {}
+        self._channels = Channels(
+            transport,
+            board,
+            self._session,
+            stall,
+            hear=self._hear,
+            lost=self._lost,
+            is_needed=lambda name: bool(self._streams_of(name)),
+        )
         self._handovers: deque[Handover] = deque(maxlen=_KEPT)
         self._closing = False
         self._loop = asyncio.new_event_loop()
@@ -98,18 +85,23 @@ class Fleet:
 
     # ── for any thread ─────────────────────────────────────────────────────────────────────────────────────
 
-    def submit(self, request: Request, identity: Identity) -> None:
-        self._post(self._add, request, identity)
+    def submit(self, request: Request, needs: Needs) -> None:
+        self._post(self._add, request, needs)
 
-    def cancel(self, request: Request) -> None:
-        """Ends a request as cancelled. From inside its listener, no later token is delivered."""
+    def cancel(self, request: Request, wait: bool = False) -> None:
+        """Ends a request as cancelled. From inside its listener, no later token is delivered. With `wait`,
+        returns when nothing is computed for it any more."""
         for stream in list(self._of_request.get(request, ())):
             stream.cancelled = True
         self._post(self._cancel, request)
+        if wait and threading.current_thread() is not self._thread:
+            with suppress(RuntimeError):
+                self.call(self._gone(request)).result()
 
-    def ask(self, question: Question) -> Future[Any]:
-        """Returns the answer of some replica. If one dies meanwhile, another is asked."""
-        return self.call(self._ask(question))
+    def ask(self, question: Question, on_event: OnEvent | None = None) -> Future[bytes]:
+        """Returns the answer of some replica. If one dies meanwhile, another is asked. `on_event` is called
+        on the fleet's thread: it must be quick."""
+        return self.call(self._calls.ask(question, on_event))
 
     def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -161,35 +153,16 @@ class Fleet:
         self._look_at_replicas()
 
     def _look_at_replicas(self) -> None:
-        """Listens to every replica that is new, and moves the requests of those that shut down."""
-        for name in self._channels.keys() - self.board.replicas:
-            if not self._streams_of(name):
-                self._channels[name].cancel()  # it would keep the replica from ending
-        for name in self.board.replicas - self._channels.keys():
-            self._heard[name] = time.monotonic()
-            self._channels[name] = self._loop.create_task(self._listen(name))
+        """Moves the requests of replicas that shut down."""
+        self._channels.update()
         for stream in list(self._streams.values()):
             is_drained = stream.replica is not None and stream.replica not in self.board.replicas
-            if is_drained and self.board.usable(stream.identity):
+            if is_drained and self.board.usable(stream.needs):
                 self._move(stream, "drained")
 
-    async def _listen(self, name: str) -> None:
-        """Hears what a replica tells, as long as there is one."""
-        try:
-            while name in self.board.replicas or self._streams_of(name):
-                try:
-                    async for bulletin in self._transport.open(name, self._session):
-                        self._hear(name, bulletin)
-                except Exception as error:
-                    if not isinstance(error, Gone):
-                        _LOG.exception("the stream of replica %s has failed", name)
-                    self.board.suspect(name)
-                    for stream in self._streams_of(name):
-                        self._move(stream, "died")
-                    await asyncio.sleep(_RETRY)
-        finally:
-            self._channels.pop(name, None)
-            self._heard.pop(name, None)
+    def _lost(self, name: str) -> None:
+        for stream in self._streams_of(name):
+            self._move(stream, "died")
 
     async def _watch(self) -> None:
         """Moves the requests of replicas that give no sign of life, and ends those that wait for too long."""
@@ -198,24 +171,22 @@ class Fleet:
             await asyncio.sleep(_LOOK)
             now = time.monotonic()
             if now - last > 1.0:  # this process had no time: it could not have heard anything
-                for name in self._heard:
-                    self._heard[name] += now - last
+                self._channels.forgive(now - last)
             last = now
             try:
                 self._look_at_replicas()
-                for name, heard in list(self._heard.items()):
-                    if now - heard > self._stall:
-                        self.board.suspect(name)
+                self._channels.suspect_silent()
                 for stream in list(self._streams.values()):
                     self._look_at(stream, now)
+                self._calls.look(now, self._channels.answers)
             except Exception:  # the next look must come whatever was wrong with this one
                 _LOG.exception("the replicas could not be watched")
 
     def _look_at(self, stream: Stream, now: float) -> None:
         """Moves a stream whose replica does not answer, if there is another one, and ends one that waits for
         too long. Without another one the replica may still wake up, and go on."""
-        heard = -1e9 if stream.replica is None else self._heard.get(stream.replica, -1e9)
-        answers, usable = now - heard <= self._stall, self.board.usable(stream.identity)
+        answers = stream.replica is not None and self._channels.answers(stream.replica)
+        usable = self.board.usable(stream.needs)
         if answers or usable:
             stream.since = now
         if answers:
@@ -232,7 +203,8 @@ class Fleet:
     def _no_replica(self, stream: Stream) -> str:
         seconds = f"for {self._patience:g} s"
         if self.board.usable():
-            return f"no replica with the same model and op set as before could be reached {seconds}"
+            what = "the same model, op set and adapter" if stream.adapter else "the same model and op set"
+            return f"no replica with {what} as before could be reached {seconds}"
         return f"no replica could be reached {seconds}"
 
     def _streams_of(self, name: str) -> list[Stream]:
@@ -240,18 +212,21 @@ class Fleet:
 
     # ── jobs ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _add(self, request: Request, identity: Identity) -> None:
+    def _add(self, request: Request, needs: Needs) -> None:
         self._of_request[request] = []
         if isinstance(request.built, GlassloopError):
             request.fail(request.built)
             self._close(request)
             return
         kept = {run: len(run.tokens) for run in request.runs}
-        self._launch(Stream(request, list(request.runs), identity, kept))
+        self._launch(Stream(request, list(request.runs), needs, kept))
+
+    def _next_key(self) -> str:
+        return f"{self._session}-{next(self._numbers)}"
 
     def _launch(self, stream: Stream) -> None:
         """Sends the job of a stream to whichever replica the router chooses."""
-        stream.key, stream.replica = f"{self._session}-{next(self._numbers)}", None
+        stream.key, stream.replica = self._next_key(), None
         self._streams[stream.key] = stream
         streams = self._of_request[stream.request]
         if stream not in streams:
@@ -273,15 +248,15 @@ class Fleet:
             self._fail(stream, error)
 
     def _routed(self, key: str, replica: str) -> None:
-        """Notes which replica has a job."""
+        """Notes which replica has a job or a question."""
         stream = self._streams.get(key)
-        if stream is None or stream.replica == replica:
+        if self._calls.routed(key, replica) or stream is None or stream.replica == replica:
             return
         if stream.replica is not None:
             self.board.add_load(stream.replica, -len(stream.runs))
         stream.replica, stream.since = replica, time.monotonic()
         self.board.add_load(replica, len(stream.runs))
-        self.board.note(replica, tuple(stream.runs[0].prompt_ids))
+        self.board.note(replica, stream.runs[0].prompt_ids, stream.adapter)
         if stream.moved is not None:
             source, reason, when = stream.moved
             stream.moved = None
@@ -298,7 +273,7 @@ class Fleet:
         if stream.replica is not None:
             self.board.add_load(stream.replica, -len(stream.runs))
             first = stream.runs[0]
-            self.board.note(stream.replica, (*first.prompt_ids, *first.token_ids))
+            self.board.note(stream.replica, (*first.prompt_ids, *first.token_ids), stream.adapter)
             stream.replica = None
         if stream.task is not None and stream.task is not asyncio.current_task():
             stream.task.cancel()
@@ -310,11 +285,19 @@ class Fleet:
             return
         source = stream.replica or (stream.moved[0] if stream.moved else "")
         since = stream.moved[2] if stream.moved else time.monotonic()
+        stream.deaths += reason == "died" and stream.replica is not None
         self._forget(stream)
         if stream.cancelled:
             self._end_here(stream, CANCELLED)
             return
+        if stream.deaths == MOST_DEATHS:
+            why = f"{MOST_DEATHS} replicas have died one after the other, without a token"
+            self._fail_open(stream, Unavailable(why))
+            return
         stream.waiting.clear()
+        if stream.request.sampling.revise:
+            for run, taken in stream.take_back_due():
+                stream.request.tell_taken_back(run, taken)
         self._of_request[stream.request].remove(stream)
         for moved in stream.continued():
             moved.moved = (source, reason, since) if source else None
@@ -323,8 +306,6 @@ class Fleet:
     # ── what comes back ────────────────────────────────────────────────────────────────────────────────────
 
     def _hear(self, name: str, bulletin: Bulletin) -> None:
-        self._heard[name] = time.monotonic()
-        self.board.suspect(name, False)
         if bulletin.report is not None:
             self.board.report(name, bulletin.report)
         for news in bulletin.news:
@@ -333,7 +314,7 @@ class Fleet:
                 continue
             if stream.replica is None:
                 self._routed(news.key, name)
-            stream.since = time.monotonic()
+            stream.since, stream.deaths = time.monotonic(), 0
             if stream.request.started is None:
                 stream.request.started = perf_counter()
             if not stream.is_beam:
@@ -350,22 +331,24 @@ class Fleet:
             return
         stream.count(run, news.facts)
         if news.prompt:
-            records = [self._token(each, run) for each in news.prompt]
-            for each in stream.runs:
-                each.prompt_tokens = each.prompt_tokens or records
+            self._delivery.prompt(news.prompt, stream.runs, run)
         for place, data in enumerate(news.tokens, 1):
             if stream.cancelled:
                 self._end_here(stream, CANCELLED)
                 return
-            token = self._token(data, run)
+            token = self._delivery.token(data, run)
             run.tokens.append(token)
             if place == len(news.tokens) and news.end is not None:
-                self._finish(run, news.end)  # as in an engine: a run has ended when its last token is told
+                self._delivery.finish(
+                    run, news.end
+                )  # as in an engine: a run has ended when its last token is told
                 self._let_go(stream)
             request.tell(run, token)
+        if news.taken_back is not None:
+            request.tell_taken_back(run, stream.take_back(run, *news.taken_back))
         if news.end is not None:
             if not news.tokens:
-                self._finish(run, news.end)
+                self._delivery.finish(run, news.end)
                 self._let_go(stream)
             request.tell(run, None)
 
@@ -387,23 +370,13 @@ class Fleet:
             for news in stream.waiting:
                 if news.run == place:
                     stream.count(run, news.facts)
-                    run.tokens += [self._token(data, run) for data in news.tokens]
-            self._finish(run, ends[place])
+                    run.tokens += [self._delivery.token(data, run) for data in news.tokens]
+            self._delivery.finish(run, ends[place])
             for token in run.tokens:
                 request.tell(run, token)
             request.tell(run, None)
         self._forget(stream)
         self._close(request)
-
-    def _token(self, data: TokenData, run: Run) -> Token:
-        text, source = data.text, data.source
-        chosen = Chosen(data.record)
-        return Token(chosen, text, data.bytes, self._pieces, source, data.seconds, run.sample, data.refused)
-
-    def _finish(self, run: Run, end: End) -> None:
-        run.tail, run.error, run.beams = end.tail, end.error, end.beams
-        run.end = None if end.token is None else self._token(end.token, run)
-        run.finish_reason, run.stop_reason = end.reason, end.detail
 
     # ── the end ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -438,8 +411,11 @@ class Fleet:
             stream.request.tell(run, None)
 
     def _fail(self, stream: Stream, error: Exception) -> None:
-        if stream.key not in self._streams:
-            return
+        if stream.key in self._streams:
+            self._fail_open(stream, error)
+
+    def _fail_open(self, stream: Stream, error: Exception) -> None:
+        """Ends the runs of a stream that have not ended with an error."""
         for run in stream.runs:
             if run.finish_reason is None:
                 run.error = error
@@ -449,12 +425,7 @@ class Fleet:
         if request.ended:
             self._of_request.pop(request, None)
 
-    async def _ask(self, question: Question) -> Any:
-        until = time.monotonic() + self._patience
-        while True:
-            try:
-                return await self._transport.ask(question)
-            except Gone:
-                if time.monotonic() > until:
-                    raise Unavailable("no replica could be reached") from None
-                await asyncio.sleep(_RETRY)
+    async def _gone(self, request: Request) -> None:
+        """Waits until nothing is computed for a request."""
+        while request in self._of_request and not request.ended:
+            await asyncio.sleep(0.02)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.stop import Pause
 from glassloop.engine.protocol import Statistics
 from glassloop.trace.run import Beam
 from glassloop.trace.token import Refusal, Source, Token
@@ -18,53 +19,26 @@ class Identity(NamedTuple):
     op_set: str  # with the version of its arithmetic, or the architecture of the GPU
 
 
+class Needs(NamedTuple):
+    """What a replica must have for a request: its identity, and the adapter that the request names."""
+
+    identity: Identity
+    adapter: tuple[str, str] | None = None  # the name and the SHA-256
+
+
 @dataclass(frozen=True)
 class Route:
     """Where a call may go. The router reads it; the replica ignores it."""
 
     ids: tuple[int, ...] = ()  # a prefix of these may be cached
     only: str | None = None  # the one replica that is meant
-    identity: Identity | None = None  # the replica must be equal to this
-    key: str = ""  # of the job, if the call is one
+    needs: Needs | None = None  # the replica must have this
+    key: str = ""  # of the job or the question, if the call is one
 
-
-@dataclass(frozen=True)
-class RunSoFar:
-    """A run as far as it has come. Its next token depends on this and on the options alone."""
-
-    seed: int
-    salt: int
-    sample: int
-    sampling: Sampling
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Job:
-    """Runs of one request that a replica begins or continues."""
-
-    key: str  # another one for every attempt, so that late news of an earlier attempt is known by it
-    session: str  # of the ingress that is told
-    prompt_ids: tuple[int, ...]
-    sampling: Sampling  # of the request
-    runs: tuple[RunSoFar, ...]
-    forced: tuple[int, ...]  # tokens that come next, whatever the model says
-    scored: bool  # the records of the prompt are known already
-    drafts: bool
-    priority: int
-    elapsed: float  # seconds since the request came: its time goes on
-    route: Route = field(default_factory=Route)
-
-
-@dataclass(frozen=True)
-class Question:
-    """A call that computes something about a run or a text and changes nothing, so it may be repeated."""
-
-    name: str
-    run: bytes | None  # a glass file
-    values: dict[str, Any]
-    seconds: float | None  # that it may take
-    route: Route = field(default_factory=Route)
+    @property
+    def adapter(self) -> str:
+        """The SHA-256 of the adapter that the tokens are computed with, or an empty text."""
+        return self.needs.adapter[1] if self.needs is not None and self.needs.adapter is not None else ""
 
 
 class TokenData(NamedTuple):
@@ -80,6 +54,63 @@ class TokenData(NamedTuple):
     @classmethod
     def of(cls, token: Token) -> TokenData:
         return cls(token.chosen.data, token.text, token.bytes, token.source, token.seconds, token.refused)
+
+
+class Revision(NamedTuple):
+    """What the next token of a run with `revise` depends on beside the token ids."""
+
+    tokens: list[TokenData]  # with their numbers: surprising ones are taken back
+    fork_at: int | None
+    revised: int
+    forks: dict[int, int]
+
+
+@dataclass(frozen=True)
+class RunSoFar:
+    """A run as far as it has come. Its next token depends on this and on the options alone."""
+
+    seed: int
+    salt: int
+    sample: int
+    sampling: Sampling
+    tokens: tuple[int, ...]
+    revision: Revision | None = None  # if the run takes tokens back
+
+
+@dataclass(frozen=True)
+class Job:
+    """Runs of one request that a replica begins or continues."""
+
+    key: str  # another one for every attempt, so that late news of an earlier attempt is known by it
+    session: str  # of the ingress that is told
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling  # of the request
+    runs: tuple[RunSoFar, ...]
+    forced: tuple[int, ...]  # tokens that come next, whatever the model says
+    scored: bool  # the records of the prompt are known already
+    pause: Pause | None  # where the runs are interrupted
+    drafts: bool
+    priority: int
+    elapsed: float  # seconds since the request came: its time goes on
+    route: Route = field(default_factory=Route)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A call of a function with the engine of a replica. It changes nothing there, so it may be repeated."""
+
+    call: bytes  # the function, its arguments and its keyword arguments, by `pickling.dumps`
+    seconds: float | None  # that it may take
+    is_long: bool = False  # it may take long: it has to delay no short one
+    has_events: bool = False  # the function takes `on_event`
+    route: Route = field(default_factory=Route)
+
+
+class Reply(NamedTuple):
+    """An event of a question, or its answer, which is the last reply."""
+
+    data: bytes  # by `pickling.dumps`
+    is_answer: bool
 
 
 class Facts(NamedTuple):
@@ -115,6 +146,7 @@ class News(NamedTuple):
     prompt: list[TokenData]
     facts: Facts
     end: End | None
+    taken_back: tuple[int, int] | None = None  # to how many tokens, and the salt of the run that continues
 
 
 @dataclass(frozen=True)
@@ -124,7 +156,14 @@ class Report:
     identity: Identity
     statistics: Statistics
     room: int  # the most tokens of one branch
+    adapters: dict[str, str]  # the SHA-256 of each adapter, by its name
     prefixes: frozenset[bytes]  # digests of the prefixes in its KV tree
+
+    def has(self, needs: Needs) -> bool:
+        """Returns whether this replica has all that a request needs."""
+        if self.identity != needs.identity:
+            return False
+        return needs.adapter is None or self.adapters.get(needs.adapter[0]) == needs.adapter[1]
 
 
 class Bulletin(NamedTuple):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from glassloop.cluster.fleet import PATIENCE, STALL
 from glassloop.cluster.replica import HEARTBEAT
+from glassloop.engine.llm import check_adapter_name
 from glassloop.errors import GlassloopError
 from glassloop.model.registry import DEFAULT_MODEL
 from glassloop.ops import default_threads
@@ -29,6 +30,7 @@ class EngineOptions:
     draft: bool | str = True
     running: int | None = None
     plugins: tuple[str, ...] = ()
+    adapters: Mapping[str, str] = field(default_factory=dict)  # paths of LoRA adapters, by name
     replicas: int = 1  # with autoscaling, the least
     most_replicas: int | None = None  # autoscaling: between `replicas` and this many
     target_requests: float = 16.0  # autoscaling: open requests of a replica that are aimed at
@@ -44,6 +46,10 @@ class EngineOptions:
         _check("target_requests", self.target_requests, 0.1, 1e6)
         _check("queue", self.queue, 1, 1_000_000)
         _check("gpus", self.gpus, 0, 1024)
+        if not isinstance(self.adapters, Mapping):
+            raise GlassloopError.about("adapters", "is not an object of names and paths")
+        for name in self.adapters:
+            check_adapter_name(name)
         if self.threads is not None:
             _check("threads", self.threads, 1, 256)
 
@@ -77,6 +83,8 @@ class AppOptions:
         _check("patience", self.patience, 0, 86400)
         if len({deployment_name(each.model) for each in self.engines}) < len(self.engines):
             raise GlassloopError("models has one twice; models with different names are expected")
+        if len(self.engines) > 1 and any(each.adapters for each in self.engines):
+            raise GlassloopError.about("adapters", "is given with several models; one model is expected")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> AppOptions:

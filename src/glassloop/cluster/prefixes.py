@@ -5,7 +5,7 @@ say in a few bytes what its KV tree holds, and a router can find the longest pre
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from heapq import nlargest
 
@@ -16,14 +16,20 @@ _BYTES = 8  # of a digest; a wrong match would only send a request to another re
 MOST = 4096  # digests in a report, those that were used last
 
 
+def _first(adapter: str) -> bytes:
+    """Returns the digest of the empty prefix."""
+    return blake2b(adapter.encode(), digest_size=_BYTES).digest() if adapter else b""
+
+
 def extended(digest: bytes, page: Sequence[int]) -> bytes:
     """Returns the digest of a prefix that is one page longer."""
     return blake2b(array("i", page).tobytes(), digest_size=_BYTES, key=digest or b"glassloop").digest()
 
 
-def digests(ids: Sequence[int]) -> list[bytes]:
-    """Returns the digest of every prefix of whole pages, the shortest first."""
-    found, digest = [], b""
+def digests(ids: Sequence[int], adapter: str = "") -> list[bytes]:
+    """Returns the digest of every prefix of whole pages, the shortest first. Keys and values depend on the
+    adapter that acted on the tokens, named by its SHA-256, and so does the digest."""
+    found, digest = [], _first(adapter)
     for start in range(0, len(ids) - PAGE + 1, PAGE):
         digest = extended(digest, ids[start : start + PAGE])
         found.append(digest)
@@ -40,11 +46,15 @@ def cached_tokens(wanted: Sequence[bytes], known: Collection[bytes]) -> int:
     return pages * PAGE
 
 
-def summary(tree: KVTree, known: dict[Node, bytes]) -> frozenset[bytes]:
+def summary(
+    tree: KVTree, known: dict[Node, bytes], adapters: Mapping[int, str] | None = None
+) -> frozenset[bytes]:
     """Returns the digests of the prefixes that a tree holds, of many those that were used last. `known` keeps
-    digests from one call to the next. For the engine's thread."""
+    digests from one call to the next; `adapters` has the SHA-256 of each by its number. For the engine's
+    thread."""
     found: dict[Node, bytes] = {}
-    queue = [(tree.root, b"")]
+    hashes = {0: "", **(adapters or {})}
+    queue = [(root, _first(hashes[number])) for number, root in tree.roots.items() if number in hashes]
     while queue:
         node, digest = queue.pop()
         for child in [each for siblings in node.children.values() for each in siblings]:

@@ -8,32 +8,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from struct import pack
 from time import perf_counter
 from typing import Any
 
-from glassloop.cluster.messages import Bulletin, End, Facts, Identity, Job, News, Question, Report, TokenData
+from glassloop.cluster.delivery import made_token
+from glassloop.cluster.messages import (
+    Bulletin,
+    Identity,
+    Job,
+    Question,
+    Reply,
+    Report,
+)
+from glassloop.cluster.pickling import dumps, loads
 from glassloop.cluster.prefixes import summary
+from glassloop.cluster.session import Session
 from glassloop.decode.chosen import RECORD, Chosen
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.llm import LLM
 from glassloop.engine.request import Request
 from glassloop.engine.tree import Node
 from glassloop.errors import GlassloopError
-from glassloop.trace.file import from_bytes
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
 _LOG = logging.getLogger(__name__)
 HEARTBEAT = 0.5  # seconds between two bulletins at most
-_GATHER = 0.01  # seconds between two bulletins at least: one carries the tokens of all requests
-_GATHER_EACH = 0.005  # seconds more for each open run: a bulletin costs as much as several tokens
-_GATHER_MOST = 0.05  # seconds between two bulletins, if there is something to tell
 _OPEN_SECONDS = 15.0  # that a stream lasts; the ingress opens the next one, which shows that it is alive
 _LEASE = 30.0  # seconds without a stream, after which the jobs of an ingress are ended
 _REPORT_EVERY = 1.0  # seconds
@@ -48,7 +52,7 @@ class Replica:
         self.name = name
         self.llm = llm
         self._node = node
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Session] = {}
         self._identity = Identity(llm.model_hash, llm.op_set)  # hashing the files may take a while
         self._room = _most_tokens(llm)
         self._report: Report | None = None
@@ -57,6 +61,7 @@ class Replica:
         self._reporter = ThreadPoolExecutor(1, "glassloop report")
         self._preparing = ThreadPoolExecutor(2, "glassloop job")
         self._asking = ThreadPoolExecutor(4, "glassloop question")
+        self._operating = ThreadPoolExecutor(4, "glassloop operation")  # for questions that take long
         self._prefixes: frozenset[bytes] = frozenset()
         self._digests: dict[Node, bytes] = {}
         self._summed = (-1, 0.0)  # the number of steps and the time of the last look through the tree
@@ -104,12 +109,23 @@ class Replica:
             own.streams -= 1
             own.seen = time.monotonic()
 
-    async def ask(self, question: Question) -> Any:
-        """Returns the answer to a question about a run or a text."""
+    async def ask(self, question: Question) -> AsyncIterator[Reply]:
+        """Calls the function of a question; yields its events and then its answer. If the caller stops
+        listening, the call is cancelled."""
         deadline = Deadline(question.seconds, "the request")
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+        def tell(event: Any) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, dumps(event))
+
+        pool = self._operating if question.is_long else self._asking
+        answer = loop.run_in_executor(pool, self._answer, question, deadline, tell)
+        answer.add_done_callback(lambda _: events.put_nowait(None))
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._asking, self._answer, question, deadline)
+            while (event := await events.get()) is not None:
+                yield Reply(event, is_answer=False)
+            yield Reply(await answer, is_answer=True)
         finally:
             deadline.cancel()
 
@@ -132,7 +148,7 @@ class Replica:
             self._summed = own.steps, time.monotonic()
             self.llm.engine.call(self._sum_up)
         told = replace(own, replica=self.name, node=self._node or own.node)
-        return Report(self._identity, told, self._room, self._prefixes)
+        return Report(self._identity, told, self._room, dict(self.llm.adapters), self._prefixes)
 
     def check_health(self) -> None:
         """Raises if the engine has work but has not finished a step for a long time."""
@@ -146,11 +162,12 @@ class Replica:
         self.llm.close()
 
     def _sum_up(self) -> None:
-        self._prefixes = summary(self.llm.engine.loop.tree, self._digests)
+        adapters = {self.llm.adapter_number(name): hash for name, hash in self.llm.adapters.items()}
+        self._prefixes = summary(self.llm.engine.loop.tree, self._digests, adapters)
 
-    def _session(self, name: str) -> _Session:
+    def _session(self, name: str) -> Session:
         if name not in self._sessions:
-            self._sessions[name] = _Session(asyncio.get_running_loop())
+            self._sessions[name] = Session(asyncio.get_running_loop())
         return self._sessions[name]
 
     def _end_abandoned(self) -> None:
@@ -167,14 +184,19 @@ class Replica:
         """Returns the request of a job, whose runs have the tokens that were delivered before."""
         llm = self.llm
         prompt = list(job.prompt_ids)
-        runs = []
+        runs: list[Run] = []
         for each in job.runs:
             run = llm.new_run(
                 prompt, each.sampling, each.seed, salt=each.salt, prompt=None, sample=each.sample
             )
             run.tokens = [self._known(token) for token in each.tokens]
+            if each.revision is not None:
+                told = each.revision
+                run.tokens = [made_token(token, llm.piece, each.sample) for token in told.tokens]
+                run.fork_at, run.revised, run.forks = told.fork_at, told.revised, dict(told.forks)
             if job.scored:
                 run.prompt_tokens = [self._known(prompt[-1])]
+            run.samples = runs
             runs.append(run)
         built = llm.build(job.sampling)
         drafts = job.drafts and llm.drafts
@@ -184,6 +206,7 @@ class Replica:
             runs,
             priority=job.priority,
             forced=list(job.forced),
+            pause=job.pause,
             drafts=drafts,
             built=built,
         )
@@ -195,153 +218,11 @@ class Replica:
         chosen = Chosen(pack("q", id) + bytes(RECORD.itemsize - 8))
         return Token(chosen, "", self.llm.tokenizer.token_bytes(id), self.llm.piece, "forced")
 
-    def _answer(self, question: Question, deadline: Deadline) -> Any:
-        llm, values = self.llm, dict(question.values)
-        text: Any = values.pop("text", None)
-        if question.run is not None:
-            text = from_bytes(question.run)[0]
-        answers: dict[str, Callable[..., Any]] = {
-            "explain": llm.explain,
-            "replay": llm.replay,
-            "attention": llm.lens.attention,
-            "layers": llm.lens.layers,
-            "neighbours_in": llm.lens.neighbours_in,
-            "embed": llm.embed,
-        }
-        return answers[question.name](text, **values, deadline=deadline)
-
-
-class _Session:
-    """What one ingress has not been told yet."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.requests: dict[str, Request] = {}
-        self.turn = 0  # the number of the stream that was opened last: earlier ones end
-        self.streams = 0  # that are open
-        self.seen = time.monotonic()  # when a stream was last open
-        self._loop = loop
-        self._ended: dict[str, asyncio.Event] = {}
-        self._open_runs: dict[str, int] = {}  # runs of each job whose end has not been told
-        self._runs: dict[str, list[Run]] = {}
-        self._scored: set[str] = set()  # jobs whose records of the prompt are known to the ingress
-        self._events: deque[tuple[str, int, list[Token], bool]] = deque()  # job, run, tokens, is it the end?
-        self._last: dict[tuple[str, int], list[Token]] = {}  # tokens that wait for the end of their run
-        self._news = asyncio.Event()
-        self._urgent = asyncio.Event()  # a first token or an end, which is told at once
-        self._has_urgent = self._woken = False
-        self._taken = 0.0
-
-    def add(self, job: Job, request: Request) -> asyncio.Event:
-        """Adds a job; returns the event of its end."""
-        self.requests[job.key] = request
-        self._runs[job.key] = list(request.runs)
-        self._open_runs[job.key] = len(request.runs)
-        ended = self._ended[job.key] = asyncio.Event()
-        if job.scored or not job.sampling.prompt_logprobs:
-            self._scored.add(job.key)
-        places = {id(run): place for place, run in enumerate(request.runs)}
-        request.listener = lambda run, token: self._tell(job.key, run, places[id(run)], token)
-        return ended
-
-    def end(self) -> None:
-        """Ends the wait for all jobs: the ingress has gone."""
-        for ended in self._ended.values():
-            ended.set()
-
-    def forget(self, key: str) -> None:
-        """Drops a job, whose end has been told or is not wanted."""
-        for known in (self.requests, self._runs, self._ended, self._open_runs):
-            known.pop(key, None)
-        self._scored.discard(key)
-
-    def _tell(self, key: str, run: Run, place: int, token: Token | None) -> None:
-        """Notes a token, or with None the end of a run. Called on the engine's thread. Tokens that are told
-        when the run has ended, the last one or those of a beam, are noted with the end."""
-        last = self._last.setdefault((key, place), []) if run.finish_reason is not None else []
-        if token is not None:
-            last.append(token)
-            if run.finish_reason is not None:
-                return
-        self._events.append((key, place, last, token is None))
-        self._last.pop((key, place), None)
-        if token is None or len(run.tokens) <= 1:
-            self._has_urgent = True
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        self._woken = False
-        self._news.set()
-        if self._has_urgent:
-            self._urgent.set()
-
-    async def news(self, most: float) -> None:
-        """Waits until there is something to tell, or for this many seconds. With many runs, tokens other than
-        the first and the last of a run are gathered for longer."""
-        rest = self._taken + _GATHER - time.monotonic()
-        if rest > 0:
-            await asyncio.sleep(rest)
-        gather = min(_GATHER_MOST, _GATHER + _GATHER_EACH * (sum(self._open_runs.values()) - 1))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, self._taken + gather - time.monotonic())):
-                await self._urgent.wait()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(most):
-                await self._news.wait()
-
-    def take(self) -> list[News]:
-        """Returns what has come since the last call, the tokens of a run together."""
-        self._news.clear()
-        self._urgent.clear()
-        self._has_urgent = False
-        self._taken = time.monotonic()
-        gathered: dict[tuple[str, int], list[Token]] = {}
-        ended = set()
-        while self._events:
-            key, place, tokens, is_end = self._events.popleft()
-            if key in self._runs:
-                gathered.setdefault((key, place), []).extend(tokens)
-                if is_end:
-                    ended.add((key, place))
-        return [self._of_run(*run, tokens, run in ended) for run, tokens in gathered.items()]
-
-    def _of_run(self, key: str, place: int, tokens: list[Token], ended: bool) -> News:
-        run = self._runs[key][place]
-        prompt = []
-        if key not in self._scored:
-            self._scored.add(key)
-            prompt = [TokenData.of(token) for token in run.prompt_tokens]
-        end = None
-        if ended:
-            end = _end(run, dropped=run not in self.requests[key].runs)
-            self._open_runs[key] -= 1
-            if not self._open_runs[key]:
-                self._ended[key].set()
-        sent = [TokenData.of(token) for token in tokens]
-        return News(key, place, sent, prompt, _facts(run), end)
-
-
-def _facts(run: Run) -> Facts:
-    timings, drafts = run.timings, run.drafts
-    return Facts(
-        run.cached_tokens,
-        timings.queue,
-        timings.prefill,
-        timings.decode,
-        timings.preempted,
-        drafts.proposed,
-        drafts.accepted,
-        drafts.seconds,
-    )
-
-
-def _end(run: Run, dropped: bool) -> End:
-    last = None if run.end is None else TokenData.of(run.end)
-    error = run.error
-    if error is not None and not isinstance(error, GlassloopError):
-        error = RuntimeError(str(error))  # any class may not be known elsewhere, or not be picklable
-    return End(run.finish_reason or "error", run.stop_reason, run.tail, last, error, run.beams, dropped)
+    def _answer(self, question: Question, deadline: Deadline, tell: Callable[[Any], None]) -> bytes:
+        function, args, options = loads(question.call, self.llm)
+        if question.has_events:
+            options["on_event"] = tell
+        return dumps(function(self.llm, *args, deadline=deadline, **options))
 
 
 def _most_tokens(llm: LLM) -> int:

@@ -10,7 +10,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from glassloop.cluster.messages import Bulletin, Gone, Job, Question, Route
+from glassloop.cluster.messages import Bulletin, Gone, Job, Question, Reply, Route
 
 
 class ServeTransport:
@@ -24,18 +24,22 @@ class ServeTransport:
     async def cancel(self, replica: str, key: str, session: str) -> None:
         await _result(self._handle.cancel.remote(Route(only=replica), key, session))
 
-    async def ask(self, question: Question) -> Any:
-        return await _result(self._handle.ask.remote(question))
+    def ask(self, question: Question) -> AsyncIterator[Reply]:
+        return _items(self._streaming.ask.remote(question))
 
-    async def open(self, replica: str, session: str) -> AsyncIterator[Bulletin]:
-        stream = self._streaming.open.remote(Route(only=replica), session)
-        try:
-            async for bulletin in stream:
-                yield bulletin
-        except (RayError, RayServeException) as error:
-            raise _as_error(error) from error
-        finally:
-            stream.cancel()
+    def open(self, replica: str, session: str) -> AsyncIterator[Bulletin]:
+        return _items(self._streaming.open.remote(Route(only=replica), session))
+
+
+async def _items(stream: Any) -> AsyncIterator[Any]:
+    """Yields the items of a stream, which is cancelled if the caller stops listening."""
+    try:
+        async for item in stream:
+            yield item
+    except (RayError, RayServeException) as error:
+        raise _as_error(error) from error
+    finally:
+        stream.cancel()
 
 
 async def _result(response: Any) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 
-from glassloop.cluster.messages import Facts, Identity, Job, News, Route, RunSoFar
+from glassloop.cluster.messages import Facts, Job, Needs, News, Revision, Route, RunSoFar, TokenData
 from glassloop.engine.branch import BranchText
 from glassloop.engine.request import Request
+from glassloop.engine.revise import place_to_take_back, salt_after, settled
 from glassloop.trace.run import Run
+from glassloop.trace.token import TakenBack
 
 _NO_FACTS = Facts(0, 0.0, 0.0, 0.0, 0, 0, 0, 0.0)
 
@@ -18,22 +19,26 @@ class Stream:
     """Runs of a request that one job computes. `kept` has how many tokens each run had when its request came:
     those of the parent of a fork."""
 
-    def __init__(
-        self, request: Request, runs: list[Run], identity: Identity, kept: Mapping[Run, int]
-    ) -> None:
+    def __init__(self, request: Request, runs: list[Run], needs: Needs, kept: dict[Run, int]) -> None:
         self.request = request
         self.runs = runs
-        self.identity = identity
+        self.needs = needs
         self.key = ""
         self.task: asyncio.Task[None] | None = None
         self.replica: str | None = None  # that has the job, if it is known
         self.since = time.monotonic()  # when the job was sent, or a replica was last there for it
         self.moved: tuple[str, str, float] | None = None  # from which replica, why and when, until it goes on
         self.cancelled = False
+        self.deaths = 0  # replicas that have died with it since it was last told of
         self.waiting: list[News] = []  # of a beam search, which is delivered as a whole
         self._kept = kept
         self._before: dict[Run, Facts] = {}  # what earlier attempts have counted
         self._facts: dict[Run, Facts] = {}  # what this attempt has counted
+
+    @property
+    def adapter(self) -> str:
+        """The SHA-256 of the adapter that the runs are computed with, or an empty text."""
+        return "" if self.needs.adapter is None else self.needs.adapter[1]
 
     @property
     def is_beam(self) -> bool:
@@ -54,23 +59,24 @@ class Stream:
             prompt_ids=tuple(request.prompt_ids),
             sampling=request.sampling,
             runs=tuple(
-                RunSoFar(run.seed, run.salt, run.sample, run.sampling, tuple(run.token_ids))
+                RunSoFar(run.seed, run.salt, run.sample, run.sampling, tuple(run.token_ids), _revision(run))
                 for run in self.runs
             ),
             forced=tuple(request.forced[delivered:]),
             scored=bool(first.prompt_tokens),
+            pause=request.pause,
             drafts=request.drafts,
             priority=request.priority,
             elapsed=request.seconds,
-            route=Route(ids, identity=self.identity, key=self.key),
+            route=Route(ids, needs=self.needs, key=self.key),
         )
 
     def continued(self) -> list[Stream]:
         """Returns the streams that continue the runs that have not ended."""
         made = []
         for group in self._groups():
-            stream = Stream(self.request, group, self.identity, self._kept)
-            stream.since = self.since
+            stream = Stream(self.request, group, self.needs, self._kept)
+            stream.since, stream.deaths = self.since, self.deaths
             for run in group:
                 stream._before[run] = _sum(self._before.get(run, _NO_FACTS), self._facts.get(run, _NO_FACTS))
             made.append(stream)
@@ -85,6 +91,33 @@ class Stream:
         run.cached_tokens, timings.queue, timings.prefill = total.cached_tokens, total.queue, total.prefill
         timings.decode, timings.preempted = total.decode, total.preempted
         drafts.proposed, drafts.accepted, drafts.seconds = total[5:]
+
+    def take_back_due(self) -> list[tuple[Run, TakenBack]]:
+        """Takes back what the replica would have taken back after the tokens that it has told, if it died
+        before it could tell that. Returns the runs that have ended by it, with their events."""
+        made = []
+        for run in list(self.runs):
+            at = None if run.finish_reason is not None else place_to_take_back(run, settled(run))
+            if at is not None:
+                made.append((run, self.take_back(run, at, salt_after(run, at))))
+        return made
+
+    def take_back(self, run: Run, to: int, salt: int) -> TakenBack:
+        """Ends a run whose last tokens are taken back. Another one with the first `to` of them continues in
+        its place; the event that tells of it is returned."""
+        position = len(run.prompt_ids) + to
+        run.forks[position] = run.forks.get(position, 0) + 1
+        made = run.revise(to, salt)
+        run.tail = self.held_back(run)
+        run.finish_reason, run.stop_reason = "cancelled", f"taken back to token {to}"
+        runs = self.request.runs
+        runs[runs.index(run)] = made
+        made.samples = runs
+        self.runs[self.runs.index(run)] = made
+        self._kept[made] = self._kept[run]
+        if run in self._before:
+            self._before[made] = self._before[run]
+        return TakenBack(run.tokens[to], made, to, len(run.tokens) - to)
 
     def held_back(self, run: Run) -> str:
         """Returns the text of a run that no token has shown yet: an unfinished character, a possible stop
@@ -105,6 +138,13 @@ class Stream:
             if run.finish_reason is None:
                 groups.setdefault(min(most, len(run.tokens) - self._kept[run]), []).append(run)
         return list(groups.values())
+
+
+def _revision(run: Run) -> Revision | None:
+    if not run.sampling.revise:
+        return None
+    tokens = [TokenData.of(token) for token in run.tokens]
+    return Revision(tokens, run.fork_at, run.revised, dict(run.forks))
 
 
 def _sum(before: Facts, after: Facts) -> Facts:

@@ -17,7 +17,7 @@ from glassloop.decode.candidates import Candidates, NoneLeft
 from glassloop.decode.chosen import check_chooser
 from glassloop.decode.option import hint
 from glassloop.decode.rules import Action, RowRequest, Rule
-from glassloop.decode.sampling import DEFAULT, Sampling
+from glassloop.decode.sampling import CONSTRAINTS, DEFAULT, Sampling
 from glassloop.decode.stage import REGISTER, Ruling, Stage, Step
 from glassloop.errors import ModelError, SamplingError
 from glassloop.ops.quant import Float32
@@ -208,7 +208,18 @@ def _none_left(
     told = ", ".join(f"{name} leaves {left}" for name, left in removed)
     names = " and ".join(name for name, _ in removed)
     odds = f"{names} are at odds" if len(removed) > 1 else f"{names} allows none"
-    return SamplingError(f"no token is left at position {step.position}: {odds} ({told})")
+    message = f"no token is left at position {step.position}: {odds} ({told})"
+    return SamplingError(message, field=_option_of(removed[-1][0], step.sampling))
+
+
+def _option_of(stage: str, sampling: Sampling) -> str:
+    """Returns the name of the option that made a request run a stage."""
+    if stage == "grammar":
+        return next(name for name in CONSTRAINTS if getattr(sampling, name) is not None)
+    named = {"allowed_tokens": "allowed_token_ids", "no_repeat_ngram": "no_repeat_ngram_size"}.get(
+        stage, stage
+    )
+    return named if hasattr(sampling, named) else "stages"
 
 
 def _check_ids(sampling: Sampling, vocab_size: int) -> None:

@@ -101,12 +101,8 @@ class Decoder:
         return request
 
     def prediction_request(self) -> RowRequest:
-        """Returns a request by which an op set can predict the next token before it knows the last one: that
-        of the stages whose rules are the same at every step."""
-        if self.fixed:
-            request = self.row_request()
-            assert request is not None
-            return request
+        """Returns a request by which an op set can predict a token that the stages will choose: that of the
+        stages whose rules are the same at every step."""
         if self._prediction is None:
             rules = [stage.rule(self.step) for stage in self.chain if stage.fixed and stage.rule is not None]
             scale = prod([rule.amount for rule in rules if rule.action is Action.SCALE])
@@ -251,11 +247,13 @@ class StartedChoices:
     def __init__(
         self, decoders: Sequence[Decoder], logits: Float32, places: Sequence[int], positions: Sequence[int]
     ) -> None:
-        """`positions` has the position of the token that each decoder chooses: a decoder may not have got the
-        token before it yet. It has by the time of `finish`."""
+        """`positions` has the position of the token that each decoder chooses. A decoder has all tokens
+        before it, or gets them before `finish` if its rules are the same at every step (`fixed`)."""
         _check_width(decoders, logits)
         self._decoders, self._logits, self._places = decoders, logits, places
-        requests = [decoder.prediction_request() for decoder in decoders]
+        self._errors: dict[int, Exception] = {}
+        self._by_stages: set[int] = set()  # for these the op set only predicts
+        requests = [self._request(number, decoder) for number, decoder in enumerate(decoders)]
         self._lines: list[Line] = [*zip(requests, places, positions, strict=True)]
         self.started: Started | None = None
         if decoders:
@@ -264,34 +262,31 @@ class StartedChoices:
             with suppress(RuleError):  # the stages will say why
                 self.started = start(logits, self._lines)
 
+    def _request(self, number: int, decoder: Decoder) -> RowRequest:
+        try:
+            request = decoder.row_request()
+        except Exception as error:
+            self._errors[number] = error
+            return decoder.prediction_request()
+        if request is None:
+            self._by_stages.add(number)
+            return decoder.prediction_request()
+        return request
+
     def finish(self, wanted: Sequence[bool]) -> tuple[list[Chosen | Exception | None], Sequence[int]]:
         """Waits for the choices. Returns those that are wanted, or the errors in their places, and the tokens
         that the op set had predicted, by line."""
         predicted: Sequence[int] = ()
-        lines = self._lines
-        made: list[Chosen | Exception | None] = [None] * len(lines)
-        by_stages: list[int] = []
-        for number, decoder in enumerate(self._decoders):
-            if wanted[number] and not decoder.fixed:
-                try:
-                    request = decoder.row_request()
-                except Exception as error:
-                    made[number] = error
-                    continue
-                if request is None:
-                    by_stages.append(number)
-                else:
-                    lines[number] = (request, *lines[number][1:])
+        made: list[Chosen | Exception | None] = [None] * len(self._lines)
         if self.started is not None:
-            record = record_with(max([request.alternatives for request, _, _ in lines]))
+            record = record_with(max([request.alternatives for request, _, _ in self._lines]))
             with suppress(RuleError):
-                records, predicted = self.started.finish(lines, record)
-                made = [
-                    before or chosen
-                    for before, chosen in zip(made, _read(records, lines, record), strict=True)
-                ]
-        for number in by_stages:
+                records, predicted = self.started.finish(record)
+                made = [*_read(records, self._lines, record)]
+        for number in self._by_stages:
             made[number] = None
+        for number, error in self._errors.items():
+            made[number] = error
         return [
             None
             if not wanted[number]

@@ -217,7 +217,7 @@ class Sampling:
     @property
     def constraint(self) -> str | None:
         """The name of the field that constrains the text, None if there is none."""
-        for name in _CONSTRAINTS:
+        for name in CONSTRAINTS:
             if getattr(self, name) is not None:
                 return name
         return None
@@ -246,11 +246,11 @@ def _check_names(options: Mapping[str, Any]) -> None:
             raise SamplingError.about(given, f"is not a sampling option; {hint(given, known, 'options')}")
 
 
-_CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
+CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
 
 
 def _check_together(sampling: Sampling) -> None:
-    asked = [name for name in _CONSTRAINTS if getattr(sampling, name) is not None]
+    asked = [name for name in CONSTRAINTS if getattr(sampling, name) is not None]
     if len(asked) > 1:
         message = f"{' and '.join(asked)} are given; at most one of them is expected"
         raise SamplingError(message, field=asked[0])

@@ -60,7 +60,7 @@ def infill(
     """
     check_text("before", before)
     check_text("after", after)
-    check_proposer(proposer, method)
+    check_proposer(llm, proposer, method)
     filling = options_of(proposer, diffusion)
     work = _begin(llm, tokens, candidates, method, window, sampling, deadline)
     sampling = sampling or DRAWN
@@ -73,7 +73,8 @@ def infill(
     (proposals,) = work.propose([place], sampling, candidates, ranked=ranked, diffusion=filling)
     best = decide_all(work, [place], [proposals], sampling, method, window)[0]
     if best is None:
-        raise GlassloopError(f"none of {candidates} candidates fits: {proposals[0].refusal}")
+        problem = f"none of {candidates} candidates fits: {proposals[0].refusal}"
+        raise GlassloopError(problem, field="candidates")
     run = apply(work, following, [best])
     given = {"before": before, "after": after, **_options(tokens, candidates, method, window, sampling)}
     if filling is not None:

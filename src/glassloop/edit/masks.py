@@ -12,7 +12,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
 from glassloop.diffuse.hole import fill_holes
 from glassloop.diffuse.options import Diffusion
-from glassloop.engine.masked import Mask, Masked, MaskedRow, Pass
+from glassloop.engine.masked import Masked, MaskedRow, Pass
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowOps
@@ -22,14 +22,17 @@ from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
     from glassloop.edit.proposal import Place, Work
+    from glassloop.engine.llm import LLM
 
 PROPOSERS = ("left", "diffusion")
 SEEN_AFTER = 64  # tokens after a span that the masks see
-_STRIDE = 6  # every so manieth token is masked in a pass over a whole text
-_AT_ONCE = 768  # tokens of a text that are doubted in one piece
+STRIDE = 6  # one of so many tokens is masked in each pass over a whole text
+_AT_ONCE = 768  # tokens of a text that are looked at in one piece
+
+Surprise = dict[int, float]  # bits by token id
 
 
-def check_proposer(proposer: str, method: str = "rerank") -> None:
+def check_proposer(llm: LLM, proposer: str, method: str = "rerank") -> None:
     if proposer not in PROPOSERS:
         expected = " or ".join(map(repr, PROPOSERS))
         raise GlassloopError.about("proposer", f"is {shown(proposer)}; {expected} is expected")
@@ -37,6 +40,11 @@ def check_proposer(proposer: str, method: str = "rerank") -> None:
         raise GlassloopError.about(
             "proposer", "is 'diffusion', whose draws have no probability that a chain could use; rerank has"
         )
+    if proposer == "diffusion":
+        try:
+            llm.mask  # noqa: B018  (raises if the model has none)
+        except GlassloopError as error:
+            raise GlassloopError.about("proposer", f"is 'diffusion', but {error}") from None
 
 
 def options_of(proposer: str, diffusion: Diffusion | Mapping[str, Any] | None) -> Diffusion | None:
@@ -72,19 +80,21 @@ def fill_place(
     return made
 
 
-class _Doubts:
-    """A pilot with one pass, of which it keeps the log-probabilities of given tokens."""
+class _Reader:
+    """A pilot with one pass, of which it keeps how surprising some tokens are at each mask: the likeliest
+    ones, and those that are asked for."""
 
-    def __init__(self, ids: Sequence[int], ops: RowOps) -> None:
-        self._ids = ids
+    def __init__(self, asked: Sequence[Sequence[int]], top: int, ops: RowOps) -> None:
+        self._asked = asked
+        self._top = top
         self._ops = ops
-        self.logprobs: list[float] = []
+        self.bits: list[Surprise] = []
 
     def advance(self, logits: Float32) -> Pass | None:
-        self.logprobs = [
-            float(row[token]) - self._ops.summarize(row, 1).log_sum_exp
-            for row, token in zip(logits, self._ids, strict=True)
-        ]
+        for row, asked in zip(logits, self._asked, strict=True):
+            best = self._ops.summarize(row, self._top)
+            ids = dict.fromkeys((*map(int, best.ids), *asked))
+            self.bits.append({token: (best.log_sum_exp - float(row[token])) / log(2) for token in ids})
         return None
 
     def finish(self, ending: Ending) -> bool:
@@ -94,29 +104,39 @@ class _Doubts:
 def masked_bits(work: Work, run: Run) -> list[float]:
     """Returns how surprising each token of a run is to the masked model, in bits, given the text on both
     sides of it. Each token is masked once, every sixth at a time."""
-    llm, mask = work.llm, work.llm.mask
-    made = [0.0] * len(run.tokens)
-    tasks = []
-    for first in range(0, len(made), _AT_ONCE):
-        end = min(first + _AT_ONCE, len(made))
-        for offset in range(min(_STRIDE, end - first)):
-            places = range(first + offset, end, _STRIDE)
-            task, pilot = _doubt(run, places, min(end + SEEN_AFTER, len(made)), mask, work)
-            llm.engine.submit(task)
-            tasks.append((task, pilot, places))
-            work.scored += end - first
-    for task, pilot, places in tasks:
+    found = look(work, run, range(len(run.tokens)), {}, STRIDE, 1)
+    return [found[at][token] for at, token in enumerate(run.token_ids)]
+
+
+def look(
+    work: Work, run: Run, places: Sequence[int], asked: Mapping[int, Sequence[int]], passes: int, top: int
+) -> dict[int, Surprise]:
+    """Masks tokens of a run, every `passes`-th of the given places at a time, and returns for each place how
+    surprising its token, the `top` likeliest ones and the ones that are asked for would be there, in bits."""
+    ids, tasks = run.token_ids, []
+    for first in range(0, len(ids), _AT_ONCE):
+        end = min(first + _AT_ONCE, len(ids))
+        inside = [place for place in places if first <= place < end]
+        for offset in range(min(passes, len(inside))):
+            masked = inside[offset::passes]
+            reader = _Reader(
+                [(ids[at], *asked.get(at, ())) for at in masked], top, work.llm.transformer.ops.rows
+            )
+            task = _task(work, run, masked, min(masked[-1] + 1 + SEEN_AFTER, len(ids)), reader)
+            work.llm.engine.submit(task)
+            work.scored += len(task.branch.kept) + len(masked)
+            tasks.append((task, reader, masked))
+    made: dict[int, Surprise] = {}
+    for task, reader, masked in tasks:
         task.wait()
-        for place, logprob in zip(places, pilot.logprobs, strict=True):
-            made[place] = -logprob / log(2)
+        made.update(zip(masked, reader.bits, strict=True))
     return made
 
 
-def _doubt(run: Run, places: range, end: int, mask: Mask, work: Work) -> tuple[Masked, _Doubts]:
+def _task(work: Work, run: Run, places: Sequence[int], end: int, reader: _Reader) -> Masked:
     """Returns a task that masks some tokens of a run; what is before the first of them is plain text."""
-    ids, start = run.token_ids, len(run.prompt_ids)
-    plain = [*run.prompt_ids, *ids[: places[0]]]
-    kept = [MaskedRow(ids[place], start + place) for place in range(places[0], end) if place not in places]
-    masks = [MaskedRow(mask.token, start + place, True, mask.adapter) for place in places]
-    pilot = _Doubts([ids[place] for place in places], work.llm.transformer.ops.rows)
-    return Masked(plain, kept, Pass(masks, len(masks)), pilot, work.deadline), pilot
+    ids, start, mask = run.token_ids, len(run.prompt_ids), work.llm.mask
+    plain, hidden = [*run.prompt_ids, *ids[: places[0]]], set(places)
+    kept = [MaskedRow(ids[at], start + at) for at in range(places[0], end) if at not in hidden]
+    masks = [MaskedRow(mask.token, start + at, True, mask.adapter) for at in places]
+    return Masked(plain, kept, Pass(masks, len(masks)), reader, work.deadline)

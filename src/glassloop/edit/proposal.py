@@ -21,7 +21,7 @@ from glassloop.diffuse.options import Diffusion
 from glassloop.edit.characters import is_border
 from glassloop.edit.dice import Dice
 from glassloop.edit.masks import fill_place
-from glassloop.engine.deadline import Deadline
+from glassloop.engine.deadline import Deadline, TimedOut
 from glassloop.engine.follow import raise_error
 from glassloop.engine.generation import as_completed
 from glassloop.engine.request import Request
@@ -73,6 +73,8 @@ class Proposal:
     followed: int = 0  # how many tokens after the span were scored
     old_own_bits: float | None = None  # of what it replaces; None where there was nothing
     old_following_bits: float | None = None
+    masked_bits: float | None = None  # to the masked model, given both sides; None if it was not asked
+    old_masked_bits: float | None = None
     accepted: bool = False
     coin: float | None = None  # the draw that accepted or refused it; None if a rule did
     threshold: float | None = None  # the probability of acceptance that the draw was compared with
@@ -126,7 +128,7 @@ class Proposal:
 DECIDED = (
     *("step", "number", "start", "end", "ids", "text", "old_text", "own_bits", "following_bits"),
     *("followed", "old_own_bits", "old_following_bits", "accepted", "coin", "threshold", "refusal", "score"),
-    "why",
+    *("masked_bits", "old_masked_bits", "why"),
 )
 _IN_JSON = (*DECIDED, "seconds")
 
@@ -138,7 +140,8 @@ def bits(run: Run, start: int, end: int) -> float:
 
 def complete_all(llm: LLM, requests: Sequence[Request], deadline: Deadline | None = None) -> None:
     """Computes requests together and waits for all. Raises the first error of a run, or that of the deadline,
-    after which nothing of them runs any more."""
+    after which nothing of them runs any more. A run that its own timeout has cut short is an error too: what
+    is made of it could not be replayed."""
     if deadline is not None:
         deadline.check()
     with closing(as_completed(llm.engine, requests, deadline)) as runs:
@@ -147,6 +150,8 @@ def complete_all(llm: LLM, requests: Sequence[Request], deadline: Deadline | Non
     for request in requests:
         for run in request.runs:
             raise_error(run)
+            if run.finish_reason == "timeout":
+                raise TimedOut.about("timeout", f"ended a draw after {run.sampling.timeout:g} s")
 
 
 class Work:

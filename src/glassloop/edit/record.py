@@ -275,6 +275,7 @@ _PROPOSAL: dict[str, _Rule] = {
     **dict.fromkeys(("text", "old_text", "why"), _TEXT),
     **dict.fromkeys(("own_bits", "following_bits"), _NUMBER),
     **dict.fromkeys(("old_own_bits", "old_following_bits", "coin", "threshold", "score"), _NUMBER_OR_NONE),
+    **dict.fromkeys(("masked_bits", "old_masked_bits"), _NUMBER_OR_NONE),  # files of 0.1 do not have them
     "accepted": ("true or false", lambda it: isinstance(it, bool)),
     "refusal": ("a text or null", _or_none(_is_text)),
 }
@@ -287,4 +288,4 @@ def _proposal(name: str, plain: Any) -> Proposal:
         _check(f"{name}.{key}", plain.get(key), expected, good)
     seconds = plain.get("seconds", 0.0)
     _check(f"{name}.seconds", seconds, *_NUMBER)
-    return Proposal(**{key: plain[key] for key in _PROPOSAL}, drawn=None, seconds=seconds)
+    return Proposal(**{key: plain.get(key) for key in _PROPOSAL}, drawn=None, seconds=seconds)

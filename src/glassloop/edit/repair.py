@@ -1,7 +1,8 @@
 """Repair: the spans of a text that hurt most are drawn anew, until nothing pays or the budget is spent.
 
 Without a verifier, what hurts is what is surprising from both sides, and a replacement pays if it makes the
-text likelier. With one, the text is drawn anew from some place on until the verifier is content.
+text likelier; by masks, `mistakes` finds single tokens that are wrong. With a verifier, the text is drawn
+anew from some place on until the verifier is content.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from glassloop.decode.sampling import Sampling
 from glassloop.edit.accept import best_by_gain
 from glassloop.edit.bounds import check_count, check_number, check_text
 from glassloop.edit.infill import DRAWN, MOST_CANDIDATES, MOST_TOKENS
-from glassloop.edit.masks import check_proposer, masked_bits, options_of
+from glassloop.edit.masks import check_proposer
+from glassloop.edit.mistakes import WINDOW, Limits, mend
 from glassloop.edit.power import fork, suffix_proposal
 from glassloop.edit.proposal import Place, Proposal, Work
 from glassloop.edit.record import Edit
@@ -37,6 +39,7 @@ _UNEXPECTED = 4.0  # bits from the left, from which on a token is measured from 
 _SUSPICIOUS = 6.0  # bits from both sides, from which on a token is drawn anew
 _NARROW = 2  # tokens of the narrower of the two spans that are drawn anew
 _PER_TOKEN = 40  # the default budget for each token of the text
+_PER_TOKEN_MASKED = 80  # the same by masks
 _PER_TOKEN_CHECKED = 4  # the same with a verifier
 _LONGER = 256  # tokens by which a text may grow when its end is drawn anew
 
@@ -48,7 +51,7 @@ class _Options:
     tokens: int
     window: int
     least_gain: float
-    spans: int
+    spans: int | None
     proposer: str = "left"
 
 
@@ -61,9 +64,9 @@ def repair(
     budget: int | None = None,
     candidates: int = 8,
     tokens: int = 6,
-    window: int = 16,
+    window: int | None = None,
     least_gain: float = 3.0,
-    spans: int = 4,
+    spans: int | None = None,
     sampling: Sampling | None = None,
     proposer: str = "left",
     deadline: Deadline | None = None,
@@ -72,19 +75,27 @@ def repair(
 
     Each round measures the most surprising tokens from both sides, draws replacements of one and of `tokens`
     tokens for up to `spans` of the worst that are apart, and accepts those that save at least `least_gain`
-    bits on themselves and the `window` tokens after them. It ends when no span pays or `budget` tokens have
-    been computed. `prompt` is what comes before the text and is not edited: a text, token ids or a
-    conversation. With the proposer "diffusion" the tokens that are measured are those that the masked model
-    does not expect given both sides, and replacements are filled masks.
+    bits on themselves and the `window` tokens after them (16 by default; 4 spans). It ends when no span pays
+    or `budget` tokens have been computed. `prompt` is what comes before the text and is not edited: a text,
+    token ids or a conversation.
+
+    With the proposer "diffusion" single tokens are replaced by others that the masked model expects in their
+    place given both sides: `candidates` of them are measured for each token that it does not expect, with the
+    `window` tokens after it (4 by default), and accepted if there are at least `least_gain` bits of evidence
+    (`edit.mistakes`), up to `spans` of them in a round (by default all). Nothing is drawn, so `tokens` and
+    `sampling` do not matter, except that `allowed_token_ids` holds.
 
     With `check`, a function that says of a text whether it passes (True or False, a score up to 1, or an
     object with `passed` and `score`), the end of the text is drawn anew from random places,
-    `candidates` at a time (by default one), and what scores no worse is accepted, until the text passes.
+    `candidates` at a time, and what scores no worse is the text from which the next ones are drawn, until one
+    passes. If none does, the result is the first text with the highest score: without a better one, the text
+    as it was.
     """
     check_count("candidates", candidates, 1, MOST_CANDIDATES)
     check_count("tokens", tokens, 1, MOST_TOKENS)
-    check_count("window", window, 0, 1 << 20)
-    check_count("spans", spans, 1, 64)
+    by_masks = proposer == "diffusion"
+    window = check_count("window", (WINDOW if by_masks else 16) if window is None else window, 0, 1 << 20)
+    spans = (None if by_masks else 4) if spans is None else check_count("spans", spans, 1, 64)
     check_number("least_gain", least_gain, 0, 1e9)
     if budget is not None:
         check_count("budget", budget, 0, MOST_BUDGET)
@@ -92,7 +103,7 @@ def repair(
         raise GlassloopError.about("check", f"is {shown(check)}; a function of a text is expected")
     if sampling is not None and sampling.n > 1:
         raise SamplingError.about("n", "is above 1; candidates= says how many replacements are drawn")
-    check_proposer(proposer)
+    check_proposer(llm, proposer)
     if check is not None and proposer != "left":
         raise GlassloopError.about("proposer", "is given with check, which draws the end of the text anew")
     options = _Options(budget, candidates, tokens, window, float(least_gain), spans, proposer)
@@ -102,7 +113,7 @@ def repair(
     if check is None:
         draft = work.text(prompt_ids, ids)
         sampling = sampling or DRAWN
-        current, proposals = _by_surprise(work, draft, sampling, options)
+        current, proposals = _unchecked(work, draft, sampling, options)
     else:
         draft = text if isinstance(text, Run) and text.token_ids == ids else work.text(prompt_ids, ids)
         sampling = replace(_checked_sampling(draft, text, sampling), seed=work.dice.seed)
@@ -116,18 +127,29 @@ def repair(
     )
 
 
+def _unchecked(work: Work, draft: Run, sampling: Sampling, options: _Options) -> tuple[Run, list[Proposal]]:
+    """Repairs without a verifier. Returns the text after and all proposals."""
+    by_masks = options.proposer == "diffusion"
+    per_token = _PER_TOKEN_MASKED if by_masks else _PER_TOKEN
+    budget = per_token * len(draft.tokens) if options.budget is None else options.budget
+    if not by_masks:
+        return _by_surprise(work, draft, sampling, options, budget)
+    allowed = None if sampling.allowed_token_ids is None else frozenset(sampling.allowed_token_ids)
+    limits = Limits(budget, options.candidates, options.window, options.least_gain, options.spans, allowed)
+    return mend(work, draft, limits)
+
+
 # ── by surprise ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _by_surprise(work: Work, draft: Run, sampling: Sampling, options: _Options) -> tuple[Run, list[Proposal]]:
-    budget = _PER_TOKEN * len(draft.tokens) if options.budget is None else options.budget
+def _by_surprise(
+    work: Work, draft: Run, sampling: Sampling, options: _Options, budget: int
+) -> tuple[Run, list[Proposal]]:
     current, proposals, step = draft, list[Proposal](), 0
     settled: set[int] = set()  # places where nothing pays
-    filling = options_of(options.proposer, None)
     while work.tokens < budget:
         cuts = borders(work, current)
-        surprise = left_bits(current) if filling is None else masked_bits(work, current)
-        suspects = _screened(current, surprise, settled, cuts)
+        suspects = _screened(current, left_bits(current), settled, cuts)
         if not suspects:
             break
         measured = sorted(measure(work, current, suspects, options.window, step), key=lambda it: -it.both)
@@ -138,7 +160,7 @@ def _by_surprise(work: Work, draft: Run, sampling: Sampling, options: _Options) 
         together = apart(wide, options.window)[: options.spans]
         if not together:
             continue
-        drawn = work.propose(together, sampling, options.candidates, ranked=True, diffusion=filling)
+        drawn = work.propose(together, sampling, options.candidates, ranked=True)
         narrow = [_narrow(work, place, made, cuts) for place, made in zip(together, drawn, strict=True)]
         spans = [*together, *(place for place, _ in narrow)]
         work.score_all(spans, [*drawn, *(made for _, made in narrow)], options.window)
@@ -211,6 +233,7 @@ def _by_check(
     budget = _PER_TOKEN_CHECKED * len(draft.tokens) if options.budget is None else options.budget
     passed, score = verdict(check, head + _text(work, draft))
     current, proposals, step = draft, list[Proposal](), 0
+    kept, level = draft, list[Proposal]()  # the first text with this score, and what was accepted since
     built = work.llm.compile(sampling)
     while not passed and work.tokens < budget:
         cuts = borders(work, current)
@@ -231,11 +254,16 @@ def _by_check(
         best = max(made, key=lambda it: it[0])  # the first, if several are equal
         if best[0] >= score or best[1]:
             best[2].accepted = True
+            level.append(best[2])
+            if best[0] > score or best[1]:
+                kept, level = best[3], []
             score, passed, current = best[0], best[1], best[3]
         for found, good, each, _ in made:
             each.why = f"passes with {found:g}" if good else f"scores {found:g}"
         step += 1
-    return current, proposals
+    for each in level:
+        each.accepted, each.why = False, f"{each.why}, which is not better"
+    return kept, proposals
 
 
 def verdict(check: Check, text: str) -> tuple[bool, float]:
@@ -314,7 +342,7 @@ def again(
     work = Work(llm, sampling.seed or 0, deadline)
     draft = work.text(llm.checked(prompt_ids, "prompt_ids"), ids)
     if check is None:
-        current, proposals = _by_surprise(work, draft, sampling, options)
+        current, proposals = _unchecked(work, draft, sampling, options)
     else:
         current, proposals = _by_check(work, draft, head, check, sampling, options)
     before, after = (head + _text(work, run) for run in (draft, current))

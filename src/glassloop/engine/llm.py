@@ -8,17 +8,18 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
 from glassloop.decode.defaults import default_sampling, resolve, split_options, with_defaults
 from glassloop.decode.sampling import Sampling
+from glassloop.engine.adapters import LoadedAdapter
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import afollow, follow, raise_error
 from glassloop.engine.generation import as_completed, complete, sampling_of_each
 from glassloop.engine.logits import RowCache, logits_after
-from glassloop.engine.loop import LoadedAdapter, Loop
+from glassloop.engine.loop import Loop
 from glassloop.engine.masked import Mask
 from glassloop.engine.memory import default_memory, parse_bytes
 from glassloop.engine.protocol import DrafterKind, Engine, Statistics
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from glassloop.trace.verdict import Verdict
 
 MOST_WAITING = 1024
+T = TypeVar("T")
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -136,6 +138,21 @@ class LLM(Engine):
     def in_process(self, what: str) -> LLM:
         return self
 
+    def check_computes(self, what: str) -> None:
+        pass
+
+    def apply(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        deadline: Deadline | None = None,
+        on_event: Callable[[Any], None] | None = None,
+        **options: Any,
+    ) -> T:
+        if on_event is not None:
+            options["on_event"] = on_event
+        return function(self, *args, deadline=deadline, **options)
+
     @property
     def ops(self) -> str:
         return self.transformer.ops.name
@@ -161,7 +178,7 @@ class LLM(Engine):
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        return {name: loaded.sha256 for name, loaded in self.engine.loop.adapters.items()}
+        return {name: loaded.sha256 for name, loaded in self.engine.loop.adapters.loaded.items()}
 
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Loads a LoRA adapter beside the model: a folder of PEFT, or a file of one adapter. Requests choose
@@ -170,16 +187,16 @@ class LLM(Engine):
 
         check_adapter_name(name)
         with self._one_adapter:
-            if name in self.engine.loop.adapters:
+            if name in self.engine.loop.adapters.loaded:
                 raise GlassloopError.about("adapter", f"{shown(name)} is loaded already")
             adapter = read_adapter(path, self.config, name)
             number = self.transformer.load_adapter(adapter)
-            self.engine.loop.add_adapter(name, LoadedAdapter(number, adapter.sha256))
+            self.engine.loop.adapters.add(name, LoadedAdapter(number, adapter.sha256))
 
     def unload_adapter(self, name: str) -> None:
         """Unloads an adapter. Requests that use it now are completed with it; new ones are refused."""
         with self._one_adapter:
-            if name not in self.engine.loop.adapters:
+            if name not in self.engine.loop.adapters.loaded:
                 raise GlassloopError.about("adapter", f"{shown(name)} is not loaded")
             self.engine.call(lambda: self.engine.loop.remove_adapter(name))
 
@@ -187,7 +204,7 @@ class LLM(Engine):
         """Returns the number of an adapter in a batch, 0 for None. Raises if it is not loaded."""
         if name is None:
             return 0
-        loaded = self.engine.loop.adapters.get(name)
+        loaded = self.engine.loop.adapters.loaded.get(name)
         if loaded is None:
             self.adapters_of(Sampling(adapter=name))
             raise GlassloopError.about("adapter", f"{shown(name)} was unloaded meanwhile")
@@ -497,14 +514,16 @@ class LLM(Engine):
             for prompt, each in zip(prompts, each_sampling, strict=True)
         ]
 
-    def submit(self, request: Request) -> None:
-        """Queues a request; its listener is told of the tokens. Raises `Busy` if too many wait already."""
+    def submit(self, request: Request, may_refuse: bool = True) -> None:
         if request.built is None:
             request.built = self.build(request.sampling)
-        self.engine.submit(request)
+        self.engine.submit(request, may_refuse)
 
-    def cancel(self, request: Request) -> None:
-        self.engine.cancel(request)
+    def cancel(self, request: Request, wait: bool = False) -> None:
+        self.engine.cancel(request, wait)
+
+    def after_step(self, job: Callable[[], object]) -> None:
+        self.engine.after_step(job)
 
     def follow(self, request: Request, *, settled: bool = False) -> Iterator[Token]:
         """Yields the tokens of a prepared request. Leaving the iteration cancels it. With `settled`, a token

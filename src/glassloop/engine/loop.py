@@ -3,35 +3,33 @@
 It has no thread of its own: its owner adds requests and calls `step`. What a request's tokens are depends on
 the request alone; what else runs, and in which order, only decides when they come.
 
-If the op set computes on a device (`RowOps.start`), a step is launched before the one before it is committed,
-so that the device need not wait for the host (`_step_ahead`). The device predicts the tokens of that step; a
-row whose prediction was wrong, or whose run has ended meanwhile, is thrown away.
+If the op set computes on a device, the loop keeps two steps under way: engine/ahead.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.compiled import Compiled
-from glassloop.decode.decoder import Decoder, StartedChoices, choose_rows
+from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.decode.stop import Ending
+from glassloop.engine.adapters import Adapters
+from glassloop.engine.ahead import Ahead
+from glassloop.engine.checks import check_task
 from glassloop.engine.drafts import Guesser, Lookup, RecentRuns, StepCost
-from glassloop.engine.masked import MaskedBranch
 from glassloop.engine.reading import Reading
 from glassloop.engine.request import Request
 from glassloop.engine.sample import Sample
 from glassloop.engine.scheduler import Scheduler
-from glassloop.engine.task import CANCELLED, Asker, Call, Counters, Row, Task, Work
+from glassloop.engine.task import CANCELLED, Asker, Call, Counters, Row, Task, places_of
 from glassloop.engine.tree import KVTree
-from glassloop.errors import GlassloopError, SamplingError
+from glassloop.errors import GlassloopError
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch
-from glassloop.shown import shown
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Past, Run
 from glassloop.trace.token import Pieces
@@ -42,49 +40,6 @@ if TYPE_CHECKING:
     from glassloop.engine.masked import Mask
 
 T = TypeVar("T")
-
-_MOST_KEPT = 512  # rows of logits that are kept while the next step runs
-
-
-@dataclass
-class Flight:
-    """A step that a device computes while the host does something else."""
-
-    call: Call
-    results: Any
-    choices: StartedChoices
-    tasks: Sequence[Task]  # for which a token is chosen
-    places: Sequence[int]  # the row of each of them
-    lines: dict[Task, int]  # the line of the choices of each of them
-    promised: dict[int, int]  # by promise: the line of the step before that predicts its token
-    dropped: set[Task]  # whose rows were computed with another token than the one that was chosen
-    seconds: float
-
-    def lands(self, task: Task) -> bool:
-        """Returns whether a task waits for its rows."""
-        return not task.ended and task not in self.dropped
-
-
-class Predicted:
-    """How often the device's predictions of tokens have been right of late."""
-
-    def __init__(self) -> None:
-        self.share = 1.0
-        self._missed = 0  # steps without predictions
-
-    def saw(self, predictions: int, wrong: int) -> None:
-        if predictions:
-            self.share += 0.1 * (1.0 - wrong / predictions - self.share)
-
-    def retry(self) -> bool:
-        """Returns whether to try again although they were wrong too often; now and then."""
-        self._missed += 1
-        return self._missed % 32 == 0
-
-
-class LoadedAdapter(NamedTuple):
-    number: int  # of the rows on which it acts
-    sha256: str  # of its files
 
 
 class Loop:
@@ -109,8 +64,7 @@ class Loop:
         self._step_cost = StepCost()
         self._recent_runs = RecentRuns()
         self._draft_model: Drafting | None = draft
-        self.adapters: Mapping[str, LoadedAdapter] = {}  # by name; replaced as a whole
-        self._retired: set[int] = set()  # the numbers of adapters that requests may still use
+        self.adapters = Adapters(transformer, self.tree)
         self._chain_drafts: ChainDrafts | None = None
         if transformer.chain is not None and draft is None:
             from glassloop.engine.chain_drafts import ChainDrafts
@@ -118,8 +72,7 @@ class Loop:
             self._chain_drafts = ChainDrafts(transformer.chain, self.tree, self._step_cost, self._recent_runs)
         # Whether a step is launched before the last one is committed. Drafts of a model wait for the tokens.
         self.runs_ahead = self._row_ops.start is not None and draft is None and self._chain_drafts is None
-        self._flight: Flight | None = None  # the step that is under way between two calls of `step`
-        self._predicted = Predicted()
+        self.ahead = Ahead(self.scheduler, self.tree)
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -127,8 +80,7 @@ class Loop:
         """Queues a request. If something is wrong with it, that is its own error and told as such."""
         try:
             tasks = self._tasks_of(request)
-            self._check(tasks[0])
-            self._check_pass(tasks[0])
+            check_task(tasks[0], self.transformer)
         except Exception as error:
             request.fail(error)
             return
@@ -144,27 +96,15 @@ class Loop:
             self.cancel(request)
 
     def fail_all(self, error: Exception) -> None:
-        self._flight = None
+        self.ahead.flight = None
         for tasks in list(self._tasks.values()):
             for task in list(tasks):
                 self._attempt(task, task.fail, error)
 
-    def add_adapter(self, name: str, adapter: LoadedAdapter) -> None:
-        self.adapters = {**self.adapters, name: adapter}
-
     def remove_adapter(self, name: str) -> None:
         """Makes an adapter unknown to new requests; it is unloaded when those that use it have ended."""
-        self._retired.add(self.adapters[name].number)
-        self.adapters = {other: adapter for other, adapter in self.adapters.items() if other != name}
-        self._unload_retired()
-
-    def _unload_retired(self) -> None:
-        tasks = [task for each in self._tasks.values() for task in each]
-        used = {branch.adapter for task in tasks for branch in task.branches}
-        for number in self._retired - used:
-            self.transformer.unload_adapter(number)
-            self.tree.forget(number)
-        self._retired &= used
+        self.adapters.retire(name)
+        self.adapters.unload(task for tasks in self._tasks.values() for task in tasks)
 
     @property
     def busy(self) -> bool:
@@ -179,108 +119,26 @@ class Loop:
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def step(self) -> None:
-        """Computes the next rows of the tasks and moves each task on by their results."""
+        """Plans the next rows of the tasks, computes them, chooses their tokens and moves each task on."""
         began = perf_counter()
         self._end_overdue()
-        if not (self._step_ahead() if self.runs_ahead else self._step_alone()):
+        if self.runs_ahead and self.ahead.possible:
+            done = self.ahead.step(self)
+        else:
+            plan = self.scheduler.plan()
+            for call in plan:
+                results, seconds = self.forward(call, call.batch())
+                if results is not None:
+                    chosen = self._choose(call, results)
+                    self.measure(call, self.transformer.ops.seconds(results) or seconds)
+                    self.commit(call, results, chosen)
+            done = bool(plan)
+        if not done:
             self._make_way()
             return
         self._draft()
         self.counters.steps += 1
         self.counters.step_seconds += perf_counter() - began
-
-    def _step_alone(self) -> bool:
-        """Computes and commits a step. Returns False if nothing could be planned."""
-        plan = self.scheduler.plan()
-        for call in plan:
-            results, seconds = self._forward(call, call.batch())
-            if results is not None:
-                chosen = self._choose(call, results)
-                self._measure(call, self.transformer.ops.seconds(results) or seconds)
-                self._commit(call, results, chosen)
-        return bool(plan)
-
-    def _step_ahead(self) -> bool:
-        """Commits the step that is under way, or else one that is planned here, while the device computes the
-        next one. Returns False if nothing could be planned."""
-        flight, self._flight = self._flight, None
-        if flight is None:
-            if not self.scheduler.plans_ahead:
-                return self._step_alone()
-            plan = self.scheduler.plan()
-            if not plan:
-                return False
-            flight = self._launch(plan[0].works)
-        following = self._launch_after(flight)
-        predicted = self._land(flight)
-        if following is not None:
-            self._settle(following, predicted)
-            self._flight = following
-        return True
-
-    def _launch(self, works: list[Work], before: Flight | None = None) -> Flight:
-        """Begins to compute a step, after another one that is under way."""
-        call = Call(None, works)
-        batch, lines = call.batch(), dict[int, int]()
-        if before is not None:
-            lines = {work.ids[0]: before.lines[work.task] for work in works if work.ids[0] < 0}
-            tokens = [token if token >= 0 else -1 - lines[token] for token in batch.tokens]
-            batch = batch._replace(tokens=tokens, after=before.choices.started)
-        results, seconds = self._forward(call, batch)
-        choosing = [
-            (work.task, work.task.decoder, place, work.first + len(work.ids) - work.wanted + 1)
-            for place, work in _places(works)
-            if work.wanted
-        ]
-        chosen = [each for each in choosing if each[1] is not None]
-        tasks, decoders, places, positions = zip(*chosen, strict=True) if chosen else ((), (), (), ())
-        choices = StartedChoices(decoders, results, places, positions)
-        by_task = {} if choices.started is None else {task: line for line, task in enumerate(tasks)}
-        return Flight(call, results, choices, tasks, places, by_task, lines, set(), seconds)
-
-    def _launch_after(self, flight: Flight) -> Flight | None:
-        """Begins to compute the step after one that is under way, if enough of its rows can be followed."""
-        works = flight.call.works
-        if len(flight.results) > _MOST_KEPT or not self.scheduler.plans_ahead:
-            return None
-        rows = [work for work in works if work.wanted and flight.lands(work.task)]
-        going = [
-            work.task
-            for work in rows
-            if work.wanted == 1 and work.task in flight.lines and work.task.runs_ahead(len(rows))
-        ]
-        # The other tasks skip this step: their tokens come in every second one only. So do those of tasks
-        # whose tokens are predicted wrongly, as by rules that the device does not know.
-        if 2 * len(going) * self._predicted.share < len(rows) and not self._predicted.retry():
-            return None
-        planned = self.scheduler.plan_ahead(going, {work.task for work in rows})
-        return self._launch(planned, flight) if planned else None
-
-    def _land(self, flight: Flight) -> Sequence[int]:
-        """Waits for a step and commits it. Returns the tokens that the device had predicted, by line."""
-        call, wanted = flight.call, [flight.lands(task) for task in flight.tasks]
-        found, predicted = flight.choices.finish(wanted)
-        chosen: list[Chosen | Exception | None] = [None] * sum([work.wanted for work in call.works])
-        for place, made in zip(flight.places, found, strict=True):
-            chosen[place] = made
-        self._measure(call, self.transformer.ops.seconds(flight.results) or flight.seconds)
-        self._commit(call, flight.results, chosen, flight.dropped)
-        return predicted
-
-    def _settle(self, following: Flight, predicted: Sequence[int]) -> None:
-        """Names the tokens of rows that were launched before these were known, and drops the rows that were
-        computed with another token than the one that was chosen."""
-        for work in following.call.works:
-            promise = work.ids[0]
-            if promise >= 0 or work.task.ended:
-                continue
-            token = work.task.branches[0].tokens[-1]
-            if predicted and predicted[following.promised[promise]] == token:
-                self.tree.fulfil(work.path, token)
-            else:
-                self.tree.cut(work.path, work.first)
-                following.dropped.add(work.task)
-        self._predicted.saw(len(following.promised), len(following.dropped))
 
     def _end_overdue(self) -> None:
         """Ends the requests whose time is up or whose results are not wanted any more."""
@@ -297,7 +155,7 @@ class Loop:
         elif self._draft_model is not None:
             self._draft_model.make_drafts()
 
-    def _forward(self, call: Call, batch: Batch) -> tuple[Any, float]:
+    def forward(self, call: Call, batch: Batch) -> tuple[Any, float]:
         """Computes a call. Returns its results (of the forward pass, the logits of the wanted rows) and the
         seconds that this took.
 
@@ -328,7 +186,7 @@ class Loop:
                 self.tree.computed(work.path)
         return results, seconds
 
-    def _measure(self, call: Call, seconds: float) -> None:
+    def measure(self, call: Call, seconds: float) -> None:
         """Counts the rows of a call and the time that they took."""
         rows, wanted = sum([len(work.ids) for work in call.works]), sum([work.wanted for work in call.works])
         # Rows that need no logits, as those of prompts, are cheaper and would blur what decoding costs.
@@ -355,7 +213,7 @@ class Loop:
                 chosen[place] = made
         return chosen
 
-    def _commit(
+    def commit(
         self,
         call: Call,
         results: Any,
@@ -365,7 +223,7 @@ class Loop:
         """Hands every task its rows, but for those that have ended or are dropped. A task with several
         branches gets the rows of all of them at once."""
         gathered: dict[Task, list[Row]] = {}
-        for at, work in _places(call.works):
+        for at, work in places_of(call.works):
             rows = gathered.setdefault(work.task, [])
             for place in range(at, at + work.wanted):
                 rows.append(Row(results, place, chosen[place]))
@@ -400,8 +258,8 @@ class Loop:
         if not self._tasks[task.request]:
             del self._tasks[task.request]
             task.request.count(self.counters)
-        if self._retired:
-            self._unload_retired()
+        if self.adapters.retired:
+            self.adapters.unload(task for tasks in self._tasks.values() for task in tasks)
 
     # ── tasks ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -410,9 +268,9 @@ class Loop:
         if isinstance(request, Reading):
             request.order = request.order if request.is_next_piece else order
             request.host = self.transformer.ops.host
-            self._check_number(request.branches[0].adapter)
+            self.adapters.check_number(request.branches[0].adapter)
             return [request]
-        request.adapter = self._adapter_of(request)
+        request.adapter = self.adapters.number_of(request)
         own = request.own_tasks(self, order)
         if own is not None:
             return own
@@ -428,20 +286,6 @@ class Loop:
         samples = [self._sample(request, run, order) for run in request.runs]
         samples[0].siblings = samples[1:]
         return list(samples)
-
-    def _adapter_of(self, request: Request) -> int:
-        """Returns the number of the adapter that a request names. Raises if it is not loaded any more."""
-        name = request.sampling.adapter
-        if name is None:
-            return 0
-        loaded = self.adapters.get(name)
-        if loaded is None or loaded.sha256 != request.runs[0].adapters.get(name):
-            raise SamplingError.about("adapter", f"is {shown(name)}, which was unloaded meanwhile")
-        return loaded.number
-
-    def _check_number(self, number: int) -> None:
-        if number and number not in [adapter.number for adapter in self.adapters.values()]:
-            raise GlassloopError("the adapter was unloaded meanwhile")
 
     def _sample(self, request: Request, run: Run, order: tuple[int, int]) -> Sample:
         decoder = self.decoder(run, run.prompt_ids, request.compiled)
@@ -488,48 +332,3 @@ class Loop:
             compiled,
             never,
         )
-
-    def _check(self, task: Task) -> None:
-        """Raises unless all tokens of a new task are the model's and fit into its context. Its maker has
-        checked them; but what a batch cannot compute would be an error of all tasks in it."""
-        size, context = self.transformer.config.vocab_size, self.transformer.config.context
-        for branch in task.branches:
-            tokens = branch.tokens
-            if task.masked and not tokens:
-                continue
-            if not tokens or len(tokens) > context:
-                raise GlassloopError(f"there are {len(tokens)} tokens; 1 to {context} are expected")
-            if min(tokens) < 0 or max(tokens) >= size:
-                wrong = next(token for token in tokens if not 0 <= token < size)
-                raise GlassloopError(f"there is a token id {wrong}; ids from 0 to {size - 1} are expected")
-
-    def _check_pass(self, task: Task) -> None:
-        """Raises unless a pass of a masked task fits into a step beside others, and its rows are the
-        model's."""
-        if not task.masked:
-            return
-        (branch,) = task.branches
-        assert isinstance(branch, MaskedBranch)
-        config = self.transformer.config
-        # Beside other tasks half of a step is always free. A model for whole masked texts has no such tasks.
-        most = self.transformer.ops.step_rows // 2 if config.mask_token is None else config.context
-        rows = [*branch.kept, *branch.next.rows]
-        if not 0 < len(branch.next.rows) <= most:
-            raise GlassloopError(
-                f"a pass has {len(branch.next.rows)} rows; 1 to {most} are expected, since they are computed"
-                " in one step"
-            )
-        for row in rows:
-            if not 0 <= row.id < config.vocab_size or not 0 <= row.position < config.context:
-                raise GlassloopError(
-                    f"a row has the token {row.id} at the position {row.position}; a token below"
-                    f" {config.vocab_size} at a position below {config.context} is expected"
-                )
-
-
-def _places(works: Sequence[Work]) -> Iterator[tuple[int, Work]]:
-    """Yields the works with the place of their first wanted row among the results."""
-    at = 0
-    for work in works:
-        yield at, work
-        at += work.wanted

@@ -6,9 +6,9 @@ server uses nothing beyond this interface.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.request import Request
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
 
 
+T = TypeVar("T")
 UNKNOWN_CONTEXT = 1 << 30  # tokens of the context of a model elsewhere, where they are not known
 
 
@@ -104,13 +105,44 @@ class Engine(RequestMaker, ABC):
         searches, edits and diffusion."""
         raise GlassloopError.about(what, "is given; only an engine in this process computes that")
 
-    @abstractmethod
-    def submit(self, request: Request) -> None:
-        """Queues a request; its listener is told of the tokens. Raises `Busy` if too many wait already."""
+    def check_computes(self, what: str) -> None:
+        """Raises if this engine has no model of its own but asks another engine: searches and edits need more
+        than that one offers."""
+        raise GlassloopError.about(what, "is given; only an engine with a model of its own computes that")
 
     @abstractmethod
-    def cancel(self, request: Request) -> None:
-        """Ends a request soon, as cancelled, with the tokens that it has."""
+    def submit(self, request: Request, may_refuse: bool = True) -> None:
+        """Queues a request; its listener is told of the tokens. If `may_refuse`, raises `Busy` where too many
+        wait already."""
+
+    @abstractmethod
+    def cancel(self, request: Request, wait: bool = False) -> None:
+        """Ends a request soon, as cancelled, with the tokens that it has. With `wait`, returns when it has
+        given back what it held."""
+
+    def after_step(self, job: Callable[[], object]) -> None:
+        """Calls a function as soon as a run whose end a listener is being told of can be continued by another
+        request. For listeners."""
+        job()
+
+    def apply(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        deadline: Deadline | None = None,
+        on_event: Callable[[Any], None] | None = None,
+        **options: Any,
+    ) -> T:
+        """Returns `function(llm, *args, deadline=deadline, **options)`, where `llm` is an engine with the
+        model in its process: this one, or that of a replica, and then of another one if that replica dies.
+
+        So `function` is at the top level of a module, is given plain values and runs, and returns such; what
+        it draws has a seed among them. With `on_event`, it is given an `on_event` to tell of its progress in
+        plain values, the same in the same order whenever it is called; each is told here once. Raises for an
+        engine that has no model of its own. Not for an event loop.
+        """
+        self.check_computes(function.__name__)
+        raise NotImplementedError
 
     @abstractmethod
     def explain(

@@ -31,9 +31,7 @@ class Revising(Sample):
         super().__init__(request, run, *tools)
         self._tree = tree
         self._decoder_of = decoder_of
-        # Tokens before this place are settled: those of a parent, and those that were forced.
-        forced = [place for place, token in enumerate(run.tokens, 1) if token.source == "forced"]
-        self._since = max(run.fork_at or 0, *forced[-1:], 0)
+        self._since = settled(run)
 
     def runs_ahead(self, beside: int) -> bool:
         """Returns False: the next token may be another one than that after the last."""
@@ -43,26 +41,21 @@ class Revising(Sample):
         super()._take(chosen, source, refused)
         if source == "forced":
             self._since = len(self.run.tokens)
-        elif self.run.finish_reason is None and self.run.revised < self.run.sampling.revise:
+        elif self.run.finish_reason is None:
             self._look_back()
 
     def _look_back(self) -> None:
         """Takes back what was written last, from the most surprising token on, if it is too surprising."""
-        run, sampling = self.run, self.run.sampling
-        window = sampling.revise_window
-        if len(run.tokens) - self._since < window:
-            return
-        surprise = [-token.raw_logprob for token in run.tokens[-window:]]
-        if sum(surprise) <= sampling.revise_bits * log(2) * window:
-            return
-        at = len(run.tokens) - window + surprise.index(max(surprise))
-        self._take_back(at)
+        at = place_to_take_back(self.run, self._since)
+        if at is not None:
+            self._take_back(at)
 
     def _take_back(self, at: int) -> None:
         run, request = self.run, self.request
         position = len(run.prompt_ids) + at
-        run.forks[position] = ordinal = run.forks.get(position, 0) + 1
-        made = run.revise(at, fork_salt(run.salt, position, ordinal))
+        salt = salt_after(run, at)
+        run.forks[position] = run.forks.get(position, 0) + 1
+        made = run.revise(at, salt)
         run.tail = self._text.flush()
         run.finish_reason, run.stop_reason = "cancelled", f"taken back to token {at}"
         request.runs[request.runs.index(run)] = made
@@ -75,6 +68,32 @@ class Revising(Sample):
         branch.recorded = position
         branch.drop_rejected(self._tree)
         request.tell_taken_back(run, TakenBack(first, made, at, len(run.tokens) - at))
+
+
+def settled(run: Run) -> int:
+    """Returns how many tokens of a run are never taken back: those of a parent, and those that were
+    forced."""
+    forced = [place for place, token in enumerate(run.tokens, 1) if token.source == "forced"]
+    return max(run.fork_at or 0, *forced[-1:], 0)
+
+
+def place_to_take_back(run: Run, since: int) -> int | None:
+    """Returns the place of the first token to be taken back, if the last ones are too surprising. The first
+    `since` tokens are settled."""
+    sampling = run.sampling
+    window = sampling.revise_window
+    if run.revised >= sampling.revise or len(run.tokens) - since < window:
+        return None
+    surprise = [-token.raw_logprob for token in run.tokens[-window:]]
+    if sum(surprise) <= sampling.revise_bits * log(2) * window:
+        return None
+    return len(run.tokens) - window + surprise.index(max(surprise))
+
+
+def salt_after(run: Run, at: int) -> int:
+    """Returns the salt of the run that continues when the tokens from `at` on are taken back."""
+    position = len(run.prompt_ids) + at
+    return fork_salt(run.salt, position, run.forks.get(position, 0) + 1)
 
 
 def settled_tokens(tokens: Iterable[Token], window: int) -> Iterator[Token]:

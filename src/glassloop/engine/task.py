@@ -6,7 +6,7 @@ rows of its results (`Row`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -161,3 +161,11 @@ class Call(NamedTuple):
             reach += view.reach
             adapters += view.adapters
         return batch._replace(positions=positions, reach=reach, adapters=adapters if any(adapters) else ())
+
+
+def places_of(works: Sequence[Work]) -> Iterator[tuple[int, Work]]:
+    """Yields the works with the place of their first wanted row among the results."""
+    at = 0
+    for work in works:
+        yield at, work
+        at += work.wanted

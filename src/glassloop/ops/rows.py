@@ -101,13 +101,9 @@ class Started(Protocol):
     """Choices that a device has begun to make. It may compute another batch before they are finished, in
     which a row has the token that it predicts for a line (`Batch.after`)."""
 
-    def finish(
-        self, lines: Sequence[Line], record: np.dtype[np.void], /
-    ) -> tuple[bytes | bytearray, Sequence[int]]:
+    def finish(self, record: np.dtype[np.void], /) -> tuple[bytes | bytearray, Sequence[int]]:
         """Waits for the choices. Returns what `Chooser.choose` does, and the token that the device predicted
-        for each line. A prediction may be wrong: the record says what was chosen.
-
-        The lines are those of the start, but their rules may be others by now."""
+        for each line. A prediction may be wrong: the record says what was chosen."""
 
 
 class RowOps(Protocol):

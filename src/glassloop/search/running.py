@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import asdict, dataclass, replace
-from threading import Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from glassloop.decode.stop import PAUSED, Pause
 from glassloop.engine.fork import forked_run
@@ -21,23 +19,21 @@ from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
 from glassloop.search.budget import Budget
 from glassloop.search.confidence import WINDOW, lowest_group, token_confidences
+from glassloop.search.judging import Judging, Place
 from glassloop.search.search import Paths, Search
 from glassloop.search.solution import BY_BUDGET, BY_CALLER, BY_METHOD, Path, Solution, Spent
-from glassloop.search.verdict import Extractor, Verdict, Verifier, verdict_of
+from glassloop.search.steps import encode_forced, ends_step, step_ids
+from glassloop.search.verdict import Extractor, Verdict, Verifier
 from glassloop.search.voting import votes_of
-from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run, Timings
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.protocol import Engine
 
 _MOST_TOKENS = 1 << 31
 _SECONDS = "the budget of seconds is spent"
 _TOKENS = "the budget of tokens is spent"
 _BRANCHES = "the budget of branches is spent"
-
-
-Place = tuple[int, int, str]  # of a verdict: the path, its number of tokens, and who judged: verify or judge
 
 
 @dataclass
@@ -63,7 +59,7 @@ class Running:
 
     def __init__(
         self,
-        llm: LLM,
+        llm: Engine,
         question: Request,
         method: Search,
         budget: Budget,
@@ -87,7 +83,6 @@ class Running:
         self.method = method
         self.budget = budget
         self.judge = judge
-        self._verifiers = {"verify": verifier, "judge": judge}
         self.round = 0
         self.paths = Paths(self)
         self.requests: list[Request] = []  # of the round that runs
@@ -103,7 +98,7 @@ class Running:
         self._cut: dict[str, Any] | None = None
         self._roots: list[Run] = []
         self._growth: dict[Path, Growth] = {}
-        self._judged: dict[Place, Verdict] = {}
+        self._judging = Judging(_name(method), verifier, judge, self._past.verdicts)
         self._grown: list[Path] = []  # in the round that runs or has just ended
         self._just_ended: set[Path] = set()
         self._cancelled = ""
@@ -229,38 +224,12 @@ class Running:
 
     def judged(self, path: Path, by: str) -> Verdict:
         """Returns the verdict on a path as it is now. The verifier, or the judge, is asked once."""
-        key = path.number, len(path.run.tokens), by
-        if key not in self._judged:
-            self._judged[key] = verdict = self._verdict(key, path.run.text)
+        place = path.number, len(path.run.tokens), by
+        if place not in self._judging.verdicts:
+            verdict = self._judging.ask(place, path.run.text, self._seconds_left)
             self.paths.decide("verdict", path, _told(verdict))
-        path.verdict = self._judged[key]
-        return self._judged[key]
-
-    def _verdict(self, key: Place, text: str) -> Verdict:
-        if self._past.verdicts is not None and key in self._past.verdicts:
-            return self._past.verdicts[key]
-        verifier = self._verifiers[key[2]]
-        if verifier is None:
-            raise GlassloopError.about(key[2], f"is missing; the method {_name(self.method)} asks for it")
-        left = self._seconds_left
-        if left is None:
-            return verdict_of(verifier, text)
-        found: list[Verdict | GlassloopError] = []
-
-        def judge() -> None:
-            try:
-                found.append(verdict_of(verifier, text))
-            except GlassloopError as error:
-                found.append(error)
-
-        thread = Thread(target=judge, name="glassloop-verifier", daemon=True)
-        thread.start()
-        thread.join(max(left, 0.0))
-        if not found:
-            return Verdict(False, 0.0, "the verifier took longer than the budget allows")
-        if isinstance(found[0], GlassloopError):
-            raise found[0]
-        return found[0]
+        path.verdict = self._judging.verdicts[place]
+        return path.verdict
 
     def _add(self, path: Path, forced: list[int]) -> Path:
         self.paths.add(path)
@@ -292,7 +261,8 @@ class Running:
             paused = run.finish_reason == PAUSED.reason and run.stop_reason == PAUSED.detail
             out_of_time = run.finish_reason == "timeout" and (self._seconds_left or 1.0) <= 0
             if paused:
-                self._note_step(path)
+                if ends_step(path.run, self.method.step):
+                    path.steps.append(len(path.run.tokens))
             elif out_of_time:
                 timed_out = True
             elif run.finish_reason in (None, "cancelled"):  # None: the request was not submitted
@@ -318,15 +288,6 @@ class Running:
             run.timings = replace(before, decode=decode, preempted=last.preempted)
             run.cached_tokens = growth.cached
         growth.timings, growth.cached = copy(run.timings), run.cached_tokens
-
-    def _note_step(self, path: Path) -> None:
-        step = (self.method.step or "").encode()
-        if not step:
-            return
-        tokens = path.run.tokens
-        tail = b"".join(token.bytes for token in tokens[-len(step) - 1 :])
-        if step in tail[-len(tokens[-1].bytes) - len(step) + 1 :]:
-            path.steps.append(len(tokens))
 
     # ── the budget ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -420,7 +381,7 @@ class Running:
     # ── the record ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _record(self, chosen: Path | None, votes: dict[str, float], usage: Spent) -> dict[str, Any]:
-        judged = [[*key, *asdict(verdict).values()] for key, verdict in self._judged.items()]
+        judged = [[*place, *asdict(verdict).values()] for place, verdict in self._judging.verdicts.items()]
         return {
             "version": 1,
             "method": _name(self.method),
@@ -458,22 +419,3 @@ def _name(method: Search) -> str:
 def _told(verdict: Verdict) -> str:
     told = f"{'passed' if verdict.passed else 'failed'}, score {verdict.score:g}"
     return f"{told}: {verdict.reason}" if verdict.reason else told
-
-
-def encode_forced(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Returns the tokens of a text that a path continues with. A text that is one token of the vocabulary,
-    such as `</think>`, is that token."""
-    found = tokenizer.id_of(text)
-    return [found] if found is not None else tokenizer.encode(text, add_special=False, parse_special=False)
-
-
-_step_ids: WeakKeyDictionary[Tokenizer, dict[str, frozenset[int]]] = WeakKeyDictionary()
-
-
-def step_ids(tokenizer: Tokenizer, step: str) -> frozenset[int]:
-    """Returns the tokens that may end a step: those with the last byte of its text."""
-    known = _step_ids.setdefault(tokenizer, {})
-    if step not in known:
-        last = step.encode()[-1:]
-        known[step] = frozenset(id for id in range(tokenizer.vocab_size) if last in tokenizer.token_bytes(id))
-    return known[step]

@@ -232,7 +232,7 @@ def submit(
     """Submits the requests of a round. `ended` is called on the engine's thread when all have ended. If
     `may_refuse`, raises `Busy` where too many requests wait already."""
     left = sum(len(request.runs) for request in requests)
-    engine = running.llm.engine
+    engine = running.llm
 
     def tell(run: Run, token: Token | None) -> None:
         nonlocal left
@@ -251,7 +251,7 @@ def submit(
 
 def withdraw(running: Running, requests: Sequence[Request], wait: bool = True) -> None:
     """Cancels the requests of a round, and waits until they have given back what they held, if `wait`."""
-    engine = running.llm.engine
+    engine = running.llm
     open_requests = [request for request in requests if not request.ended]
     for request in open_requests:
         engine.cancel(request, wait and request is open_requests[-1])

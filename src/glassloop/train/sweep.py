@@ -29,7 +29,7 @@ from glassloop.train.tokens import TokenFiles
 from glassloop.train.train import resume, train
 
 _MOST_RUNS = 1000
-_HEAD = 32  # the width of a head, or half of it where the width of a model is not a multiple
+_HEADS = (32, 16)  # widths of a head: the first that divides the widths of all models of a sweep
 
 
 class Size(NamedTuple):
@@ -47,16 +47,18 @@ class Size(NamedTuple):
         if not (layers.isascii() and layers.isdigit() and dim.isascii() and dim.isdigit()):
             raise TrainError.about("sizes", f"has {text!r}; layers and width such as 4x96 are expected")
         size = cls(int(layers), int(dim))
-        if not 1 <= size.layers <= 4096 or not _HEAD // 2 <= size.dim <= 1 << 16 or size.dim % (_HEAD // 2):
+        step = _HEADS[-1]
+        if not 1 <= size.layers <= 4096 or not step <= size.dim <= 1 << 16 or size.dim % step:
             raise TrainError.about(
-                "sizes",
-                f"has {text!r}; at least one layer and a width in multiples of {_HEAD // 2} are expected",
+                "sizes", f"has {text!r}; at least one layer and a width in multiples of {step} are expected"
             )
         return size
 
-    @property
-    def heads(self) -> int:
-        return self.dim // (_HEAD if self.dim % _HEAD == 0 else _HEAD // 2)
+
+def head_width(sizes: Sequence[Size]) -> int:
+    """Returns the width of the heads of all models of a sweep. It is the same for all of them, so that
+    larger models differ from smaller ones in nothing but layers and width."""
+    return next((head for head in _HEADS if all(size.dim % head == 0 for size in sizes)), _HEADS[-1])
 
 
 # The settings of all runs, before those of the caller.
@@ -116,8 +118,10 @@ def sweep(
     base = replace(config, data=(str(data),))
     _check_budget(base, data, budgets[-1], say)
 
+    head = head_width(sizes)
+
     def settings(size: Size, tokens: int) -> TrainConfig:
-        return _settings(base, size, tokens, sizes[0])
+        return _settings(base, size, tokens, sizes[0], head)
 
     plan = {f"{size}-{tokens}": (size, tokens) for size in sizes for tokens in budgets}
     losses = _run_all({name: settings(*each) for name, each in plan.items()}, place, jobs, say)
@@ -128,7 +132,7 @@ def sweep(
         for name, (size, tokens) in plan.items()
     }
     fitted = fit(list(runs.values()), seed=config.seed)
-    target = larger(sizes[-1], times)
+    target = larger(sizes[-1], times, head)
     wanted = settings(target, budgets[-1])
     weights, tokens = _layer_weights(target), wanted.steps * base.tokens_per_step
     name = f"target-{target}-{budgets[-1]}"
@@ -149,13 +153,13 @@ def sweep(
     return made
 
 
-def larger(size: Size, times: float) -> Size:
-    """Returns a size with at least `times` the weights in its layers, deeper and wider in equal parts."""
+def larger(size: Size, times: float, head: int) -> Size:
+    """Returns a size with at least `times` the weights in its layers, deeper and wider in equal parts, whose
+    width is a multiple of that of a head."""
     layers = max(size.layers, round(size.layers * times ** (1 / 3)))
-    step = _HEAD if size.dim % _HEAD == 0 else _HEAD // 2
     dim = size.dim
     while _layer_weights(Size(layers, dim)) < times * _layer_weights(size):
-        dim += step
+        dim += head
     return Size(layers, dim)
 
 
@@ -205,13 +209,13 @@ def sweep_facts(made: Sweep) -> dict[str, Any]:
     }
 
 
-def _settings(base: TrainConfig, size: Size, tokens: int, smallest: Size) -> TrainConfig:
+def _settings(base: TrainConfig, size: Size, tokens: int, smallest: Size, head: int) -> TrainConfig:
     steps = max(1, round(tokens / base.tokens_per_step))
     return replace(
         base,
         layers=size.layers,
         dim=size.dim,
-        heads=size.heads,
+        heads=size.dim // head,
         kv_heads=None,
         ffn_dim=None,
         steps=steps,
@@ -227,7 +231,7 @@ def _settings(base: TrainConfig, size: Size, tokens: int, smallest: Size) -> Tra
 
 def _layer_weights(size: Size) -> int:
     """Returns the weights of the layers. Those of the embedding are not counted: they do not compute."""
-    config = TrainConfig(layers=size.layers, dim=size.dim, heads=size.heads)
+    config = TrainConfig(layers=size.layers, dim=size.dim, heads=1)
     return sum(
         rows * columns
         for name, (rows, columns) in (

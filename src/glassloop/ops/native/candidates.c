@@ -63,10 +63,44 @@ int by_logit(const void *a, const void *b) {
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
+/* What was found in the row as the rules have left it, if it is on another device. */
+const row_facts *facts_now(const candidates *c) { return c->facts->edited ? c->facts->edited : c->facts; }
+
+/* Takes the `count` highest survivors, or all that there are, from what another device has found. Returns 0, and notes
+ * the failure, if it has not found as many. */
+static int take_found(candidates *c, int64_t count) {
+    const row_facts *facts = facts_now(c);
+    if (!facts->highest || (facts->found->count < count && facts->found->least > -INFINITY)) {
+        c->failure = GL_NEEDS_ROW;
+        return 0;
+    }
+    int64_t size = MIN(count, facts->found->count);
+    if (!make_room(c, size)) return 0;
+    memcpy(c->head, facts->highest, size * sizeof *c->head);
+    c->size = size;
+    return 1;
+}
+
+/* The same as `sort_head` for a row on another device: the head is all tokens that are above the bound now. */
+static void sort_found(candidates *c) {
+    const row_facts *facts = facts_now(c);
+    int64_t above = 0;
+    if (facts->highest)
+        while (above < facts->found->count && facts->highest[above].value > c->bound) above++;
+    /* The next one has to be known, or to be none, so that there are no more. */
+    if (!take_found(c, above + 1)) return;
+    c->size = above;
+    c->sorted = 1;
+}
+
 /* Sorts the head after changes. No token outside it was above `bound`, so every token of the head that is above it
  * now comes before all others. Tokens equal to the bound may not, and are dropped from the head. */
 static void sort_head(candidates *c) {
     int64_t size = 0, kept = 0;
+    if (!c->row) {
+        sort_found(c);
+        return;
+    }
     for (int64_t i = 0; i < c->size; i++) {
         int32_t id = c->head[i].id;
         if (c->row[id] > c->bound) c->head[size++] = (gl_candidate){c->row[id], id};
@@ -81,23 +115,56 @@ static void sort_head(candidates *c) {
 /* Sorts at least `count` survivors, or all that there are. */
 static void grow(candidates *c, int64_t count) {
     if (!c->sorted) sort_head(c);
-    if (c->complete || c->size >= count) return;
+    if (c->failure || c->complete || c->size >= count) return;
+    int64_t top = MIN(MAX(count, FIRST_HEAD), c->width);
     if (!c->row) {
-        c->failure = GL_NEEDS_ROW;
+        if (take_found(c, top)) set_head(c, c->size, top);
         return;
     }
-    int64_t top = MIN(MAX(count, FIRST_HEAD), c->width);
     if (!make_room(c, top)) return;
     set_head(c, gl_find_highest(c->row, c->width, top, c->head), top);
 }
 
 double head_logit(const candidates *c, int64_t place) { return (double)c->head[place].value * c->scale; }
 
-/* The logit of a token, minus infinity if it was removed. Without the row, the token is one of the head. */
-double logit_of(const candidates *c, int32_t id) {
-    if (!c->listed && c->row) return (double)c->row[id] * c->scale;
+/* Whether a rule changes or removes single tokens. */
+static int is_edit(const gl_rule *r) { return r->action <= GL_RULE_KEEP; }
+
+/* The logit of the token at place `i` of a rule, after it. A removed token stays removed, and no change, however large,
+ * removes one. */
+static float moved(const gl_rule *r, int64_t i, float before, double scale) {
+    double logit = (double)before * scale;
+    if (r->action == GL_RULE_LESS) logit -= r->numbers ? r->amount * r->numbers[i] : r->amount;
+    else logit = logit >= 0 ? logit / r->amount : logit * r->amount;
+    if (scale != 1) logit /= scale;
+    logit = MIN(MAX(logit, -FLT_MAX), FLT_MAX);
+    return before == -INFINITY ? before : (float)logit;
+}
+
+/* The logit of a token after the edits. */
+static float edited_logit(const gl_request *request, gl_candidate one) {
+    float value = one.value;
+    for (const gl_rule *r = request->rules; r < request->rules + request->count && is_edit(r); r++) {
+        const int32_t *ids = r->which;
+        if (r->action == GL_RULE_KEEP) {
+            if (!((const uint8_t *)r->which)[one.id]) return -INFINITY;
+            continue;
+        }
+        for (int64_t i = 0; i < r->count; i++) {
+            if (ids[i] != one.id) continue;
+            if (r->action == GL_RULE_REMOVE) return -INFINITY;
+            value = moved(r, i, value, 1);
+        }
+    }
+    return value;
+}
+
+/* The logit of a token whose logit before any rule is known; minus infinity if it was removed. */
+double logit_of(const candidates *c, gl_candidate one) {
+    if (!c->listed && c->row) return (double)c->row[one.id] * c->scale;
+    if (!c->listed) return (double)edited_logit(c->request, one) * c->scale;
     for (int64_t i = 0; i < c->size; i++)
-        if (c->head[i].id == id) return head_logit(c, i);
+        if (c->head[i].id == one.id) return head_logit(c, i);
     return -INFINITY;
 }
 
@@ -106,6 +173,7 @@ double log_sum_exp_of(candidates *c) {
     if (!c->listed && !c->touched && c->scale == 1) return c->facts->sums.log_sum_exp;
     if (!c->listed && !c->touched && c->scale == c->request->scale) return c->facts->sums.scaled;
     if (!c->listed && !c->row) {
+        if (c->facts->edited && c->scale == c->facts->edited->scale) return c->facts->edited->sums.scaled;
         c->failure = GL_NEEDS_ROW;
         return NAN;
     }
@@ -126,11 +194,18 @@ static void touch(candidates *c) {
 static int has_ids(candidates *c, const gl_rule *r) {
     const int32_t *ids = r->which;
     if (r->selection != GL_IDS) c->failure = GL_WRONG_RULE;
-    else if (!c->row && r->count) c->failure = GL_NEEDS_ROW;
     else
         for (int64_t i = 0; i < r->count; i++)
             if ((uint32_t)ids[i] >= (uint64_t)c->width) c->failure = GL_WRONG_RULE;
     return !c->failure;
+}
+
+/* Returns whether the row is on another device, which has done what an edit says if it is before all other rules. */
+static int done_elsewhere(candidates *c) {
+    if (c->row) return 0;
+    if (c->facts->edited && !c->past_edits) touch(c);
+    else c->failure = GL_NEEDS_ROW;
+    return 1;
 }
 
 /* Makes room to note `count` more changes. */
@@ -152,27 +227,21 @@ static void put(candidates *c, int32_t id, float value) {
     c->row[id] = value;
 }
 
-/* Changes the logits of some tokens. A removed token stays removed, and no change, however large, removes one. */
+/* Changes the logits of some tokens. */
 static void move(candidates *c, const gl_rule *r) {
     const int32_t *ids = r->which;
-    if (!has_ids(c, r) || !r->count) return;
+    if (!has_ids(c, r) || !r->count || done_elsewhere(c)) return;
     if (!may_change(c, r->count) || !make_room(c, c->size + r->count)) return;
     touch(c);
     for (int64_t i = 0; i < r->count; i++) {
-        float before = c->row[ids[i]];
-        double logit = (double)before * c->scale;
-        if (r->action == GL_RULE_LESS) logit -= r->numbers ? r->amount * r->numbers[i] : r->amount;
-        else logit = logit >= 0 ? logit / r->amount : logit * r->amount;
-        if (c->scale != 1) logit /= c->scale;
-        logit = MIN(MAX(logit, -FLT_MAX), FLT_MAX);
-        put(c, ids[i], before == -INFINITY ? before : (float)logit);
+        put(c, ids[i], moved(r, i, c->row[ids[i]], c->scale));
         if (!c->listed) c->head[c->size++].id = ids[i];
     }
 }
 
 static void remove_ids(candidates *c, const gl_rule *r) {
     const int32_t *ids = r->which;
-    if (!has_ids(c, r) || !r->count || !may_change(c, r->count)) return;
+    if (!has_ids(c, r) || !r->count || done_elsewhere(c) || !may_change(c, r->count)) return;
     touch(c);
     for (int64_t i = 0; i < r->count; i++) put(c, ids[i], -INFINITY);
 }
@@ -183,10 +252,7 @@ static void keep_mask(candidates *c, const gl_rule *r) {
         c->failure = GL_WRONG_RULE;
         return;
     }
-    if (!c->row) {
-        c->failure = GL_NEEDS_ROW;
-        return;
-    }
+    if (done_elsewhere(c)) return;
     if (!c->own) {
         c->own = malloc((size_t)c->width * sizeof *c->own);
         if (!c->own) {
@@ -256,6 +322,7 @@ static void follow(candidates *c, const gl_rule *r) {
         c->failure = GL_WRONG_RULE;
         return;
     }
+    c->past_edits = 1;
     if (r->action == GL_RULE_SCALE) {
         c->scale *= r->amount;
         return;

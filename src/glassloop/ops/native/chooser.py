@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from ctypes import addressof, c_char
 from math import inf
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,22 +41,41 @@ def choose(logits: Float32, lines: Sequence[Line], record: np.dtype[np.void]) ->
 
 
 def choose_found(
-    found: NDArray[np.uint8], width: int, lines: Sequence[Line], record: np.dtype[np.void]
+    found: NDArray[np.uint8],
+    width: int,
+    lines: Sequence[Line],
+    edited: Sequence[int],
+    scales: Sequence[float],
+    record: np.dtype[np.void],
 ) -> tuple[bytearray, list[int]]:
-    """Chooses a token for each line from what another device has found in its row of logits ([lines, bytes],
+    """Chooses a token for each line from what another device has found in its row of logits ([pieces, bytes],
     as choosing.h describes it). Returns the records and the numbers of the lines that need the row itself,
-    whose records are not made."""
+    whose records are not made.
+
+    `edited` has for each line the number of the piece about its row after its first rules, those about single
+    tokens, or -1; `scales` has the scale at which the logits of that were summed."""
     packed = array("Q")
     for request, _, position in lines:
         if request.head > width or position < 0:
             raise RuleError(f"{request.head} of {width} logits, position {position}")
         packed.extend(((request.prepared or _prepare(request)).address, 0, position))
-    if found.dtype != np.uint8 or found.shape != (len(lines), found_bytes(width)):
+    fits = found.ndim == 2 and len(found) >= len(lines) and found.shape[1] == found_bytes(width)
+    if found.dtype != np.uint8 or not fits or not len(edited) == len(scales) == len(lines):
         raise RuleError(f"what was found has the shape {found.shape}, for {len(lines)} lines")
     size = record.itemsize
     made = bytearray(size * len(lines))
+    pieces, of_pieces = array("q", edited), array("d", scales)
     failure = library().gl_choose_found(
-        packed.buffer_info()[0], len(lines), width, address(found), found.shape[1], address(made), size
+        packed.buffer_info()[0],
+        len(lines),
+        width,
+        address(found),
+        found.shape[1],
+        len(found),
+        pieces.buffer_info()[0],
+        of_pieces.buffer_info()[0],
+        address(made),
+        size,
     )
     if failure:
         _raise(failure, width)
@@ -156,9 +175,15 @@ def _writable(logits: Float32) -> tuple[Float32, int]:
         return own, address(own)
 
 
-class Prepared(NamedTuple):
-    address: int
-    memory: bytearray  # a gl_request, then its rules
+class Prepared:
+    """A request as C reads it."""
+
+    __slots__ = ("address", "edits", "memory")
+
+    def __init__(self, address: int, memory: bytearray) -> None:
+        self.address = address
+        self.memory = memory  # a gl_request, then its rules
+        self.edits: Any = None  # for another device to keep what it has made of the request's first rules
 
 
 def prepared(request: RowRequest) -> Prepared:

@@ -22,9 +22,10 @@ static void race(candidates *c, int64_t position, gl_record *record, int64_t *pl
     record->luck = 0;
     record->margin = c->size > 1 ? *logit - head_logit(c, 1) : INFINITY;
     if (!c->request->with_luck) return;
-    const row_facts *facts = c->facts;
+    const row_facts *facts = facts_now(c);
     int elsewhere = !c->complete && facts->found;
-    if (elsewhere && (c->scale != c->request->scale || facts->found->others > GL_MOST_OTHERS)) {
+    if (elsewhere && (!facts->highest || c->scale != facts->scale || facts->found->others > GL_MOST_OTHERS ||
+                      facts->found->count < c->size)) {
         c->failure = GL_NEEDS_ROW;
         return;
     }
@@ -37,9 +38,14 @@ static void race(candidates *c, int64_t position, gl_record *record, int64_t *pl
     int32_t *ids = (int32_t *)(logits + c->size), winners[2];
     int64_t places[2];
     for (int64_t i = 0; i < c->size; i++) ids[i] = c->head[i].id, logits[i] = head_logit(c, i);
-    if (elsewhere)
-        gl_race_found(key, ids, logits, c->size, facts->others, facts->other_count, c->scale, places, winners, numbers);
-    else if (!gl_race(key, ids, logits, c->size, c->complete ? NULL : c->row, c->width, c->scale, places, winners, numbers))
+    if (elsewhere) {
+        /* Those that are high beyond the head take part in the race like the others. */
+        gl_candidate others[GL_MOST_OTHERS + GL_MOST_HIGH];
+        int64_t count = facts->found->others, beyond = facts->found->count - c->size;
+        memcpy(others, facts->others, count * sizeof *others);
+        memcpy(others + count, facts->highest + c->size, beyond * sizeof *others);
+        gl_race_found(key, ids, logits, c->size, others, count + beyond, c->scale, places, winners, numbers);
+    } else if (!gl_race(key, ids, logits, c->size, c->complete ? NULL : c->row, c->width, c->scale, places, winners, numbers))
         c->failure = GL_NO_MEMORY;
     free(logits);
     if (c->failure) return;
@@ -52,7 +58,7 @@ static void race(candidates *c, int64_t position, gl_record *record, int64_t *pl
 }
 
 /* The rank of a token that is not among the first of the highest. On another device it has been found if the token is
- * the winner of the whole row; if it is high, its place is its rank. */
+ * the winner; if it is high, its place is its rank. */
 static int64_t rank_of(const row_facts *facts, const float *row, int64_t width, int64_t id) {
     if (!facts->found) return gl_rank_of(row, width, id);
     for (int64_t i = 0; i < facts->found->count; i++)
@@ -60,14 +66,10 @@ static int64_t rank_of(const row_facts *facts, const float *row, int64_t width, 
     return facts->found->winner == id ? facts->found->rank : GL_NEEDS_ROW;
 }
 
-/* The logit of the winner before any rule. */
-static double raw_logit(const row_facts *facts, const gl_line *line, int64_t id) {
+/* The logit before any rule of the token that was chosen, whose rank is known. */
+static double raw_logit(const row_facts *facts, const gl_line *line, int64_t id, int64_t rank) {
     if (line->logits) return line->logits[id];
-    for (int64_t i = 0; i < line->request->head; i++)
-        if (facts->highest[i].id == id) return facts->highest[i].value;
-    for (int64_t i = 0; i < facts->other_count; i++)
-        if (facts->others[i].id == id) return facts->others[i].value;
-    return NAN;
+    return rank < facts->found->count ? facts->highest[rank].value : facts->found->own;
 }
 
 /* A unit of work: the record of one row. */
@@ -97,11 +99,11 @@ static void choose(void *work, int64_t row) {
         record->logprob = logit - record->log_sum_exp_after;
         record->scale = c.scale;
         record->survivors = c.complete ? c.size : -1;
-        int64_t before = place < c.size ? place : rank_of(facts, c.row, c.width, record->id);
+        int64_t before = place < c.size ? place : rank_of(facts_now(&c), c.row, c.width, record->id);
         record->rank_after = 1 + before;
         for (int64_t i = 0; i < request->alternatives; i++) {
             gl_candidate one = facts->highest[i];
-            record->alternatives[i] = (gl_alternative){one.id, logit_of(&c, one.id) - record->log_sum_exp_after,
+            record->alternatives[i] = (gl_alternative){one.id, logit_of(&c, one) - record->log_sum_exp_after,
                                                        (double)one.value - record->log_sum_exp};
         }
         if (before < 0) record->id = GL_NEEDS_ROW;
@@ -110,8 +112,13 @@ static void choose(void *work, int64_t row) {
     if (record->id < 0) return;
     int64_t rank = 0;
     while (rank < request->head && facts->highest[rank].id != record->id) rank++;
-    record->rank = 1 + (rank < request->head ? rank : rank_of(facts, line->logits, all->width, record->id));
-    record->raw_logprob = raw_logit(facts, line, record->id) - record->log_sum_exp;
+    if (rank == request->head) rank = rank_of(facts, line->logits, all->width, record->id);
+    if (rank < 0) {
+        record->id = GL_NEEDS_ROW;
+        return;
+    }
+    record->rank = 1 + rank;
+    record->raw_logprob = raw_logit(facts, line, record->id, rank) - record->log_sum_exp;
 }
 
 /* One pass over all rows. Returns memory that the caller frees, or NULL if there is none. */
@@ -131,7 +138,7 @@ static row_facts *find_facts(const gl_line *lines, int64_t count, int64_t width)
         free(all);
         return NULL;
     }
-    for (int64_t i = 0; i < count; i++) all[i] = (row_facts){.highest = found + i * top, .sums = sums[i]};
+    for (int64_t i = 0; i < count; i++) all[i] = (row_facts){.highest = found + i * top, .sums = sums[i], .scale = scales[i]};
     return all;
 }
 
@@ -158,25 +165,23 @@ int64_t gl_found_bytes(int64_t width) {
 }
 
 /* Reads what was found in one row; `high` and `others` have room for as many as can be. `highest` stays NULL if the
- * row itself is needed. */
-static row_facts read_found(const gl_found *found, const gl_request *request, int64_t width, gl_candidate *high,
+ * row itself is needed: fewer than `least` tokens are known to be high, and there are more. */
+static row_facts read_found(const gl_found *found, int64_t least, double scale, int64_t width, gl_candidate *high,
                             gl_candidate *others) {
     int64_t parts = gl_parts(width);
     const double *sums = (const double *)(found + 1);
     const int32_t *high_ids = (const int32_t *)(sums + 4 * parts), *other_ids = high_ids + GL_MOST_HIGH;
     const float *high_logits = (const float *)(other_ids + GL_MOST_OTHERS), *other_logits = high_logits + GL_MOST_HIGH;
-    row_facts facts = {.found = found, .others = others, .other_count = MIN(found->others, GL_MOST_OTHERS)};
+    row_facts facts = {.found = found, .scale = scale, .others = others};
     double unused;
     gl_add_parts(found->most, sums, 4, parts, 1, &facts.sums.log_sum_exp, &facts.sums.entropy);
     facts.sums.scaled = facts.sums.log_sum_exp;
-    if (request->scale != 1)
-        gl_add_parts(found->most, sums + 2, 4, parts, request->scale, &facts.sums.scaled, &unused);
-    if (found->count > GL_MOST_HIGH || found->count < request->head || found->most == -INFINITY) return facts;
+    if (scale != 1) gl_add_parts(found->most, sums + 2, 4, parts, scale, &facts.sums.scaled, &unused);
+    if (found->count > GL_MOST_HIGH || found->count < least) return facts;
     for (int64_t i = 0; i < found->count; i++) high[i] = (gl_candidate){high_logits[i], high_ids[i]};
-    for (int64_t i = 0; i < facts.other_count; i++) others[i] = (gl_candidate){other_logits[i], other_ids[i]};
+    for (int64_t i = 0; i < MIN(found->others, GL_MOST_OTHERS); i++)
+        others[i] = (gl_candidate){other_logits[i], other_ids[i]};
     qsort(high, found->count, sizeof *high, by_logit);
-    /* Those that are high beyond the head take part in the race like the others. */
-    for (int64_t i = request->head; i < found->count; i++) others[facts.other_count++] = high[i];
     facts.highest = high;
     return facts;
 }
@@ -184,7 +189,10 @@ static row_facts read_found(const gl_found *found, const gl_request *request, in
 typedef struct {
     const gl_line *lines;
     const char *found;
-    int64_t found_bytes, width;
+    int64_t found_bytes;
+    const int64_t *edited;
+    const double *scales;
+    int64_t width;
     char *records;
     int64_t record_bytes;
 } choosing_found;
@@ -192,22 +200,32 @@ typedef struct {
 /* A unit of work: the record of one row that is on another device. */
 static void choose_found(void *work, int64_t row) {
     const choosing_found *all = work;
-    gl_candidate high[GL_MOST_HIGH + 1], others[GL_MOST_OTHERS + GL_MOST_HIGH];
+    const gl_line *line = &all->lines[row];
+    gl_candidate high[2][GL_MOST_HIGH + 1], others[2][GL_MOST_OTHERS];
     const gl_found *found = (const gl_found *)(all->found + row * all->found_bytes);
-    row_facts facts = read_found(found, all->lines[row].request, all->width, high, others);
-    choose(&(choosing){all->lines + row, &facts, all->width, all->records + row * all->record_bytes, 0}, 0);
+    row_facts edited, facts = read_found(found, line->request->head, line->request->scale, all->width, high[0], others[0]);
+    if (found->most == -INFINITY) facts.highest = NULL; /* whether it is NaN is known from the row alone */
+    if (all->edited[row] >= 0) {
+        found = (const gl_found *)(all->found + all->edited[row] * all->found_bytes);
+        edited = read_found(found, 0, all->scales[row], all->width, high[1], others[1]);
+        facts.edited = &edited;
+    }
+    choose(&(choosing){line, &facts, all->width, all->records + row * all->record_bytes, 0}, 0);
 }
 
-/* Writes a record for each line, like `gl_choose_rows`, from what another device has found in its row. A row that has to
- * be here, because that is not enough, has GL_NEEDS_ROW for its id. */
+/* Writes a record for each line, like `gl_choose_rows`, from what another device has found in its row: `blocks` pieces
+ * of `found_bytes` each, first one for each line. If the rules of a line begin with edits, `edited` says which piece is
+ * about the row after these, with the scale at which its logits were summed; else it is -1. A row that has to be here,
+ * because all this is not enough, has GL_NEEDS_ROW for its id. */
 int gl_choose_found(const gl_line *lines, int64_t count, int64_t width, const char *found, int64_t found_bytes,
-                    char *records, int64_t record_bytes) {
-    if (found_bytes != gl_found_bytes(width)) return GL_WRONG_RULE;
+                    int64_t blocks, const int64_t *edited, const double *scales, char *records, int64_t record_bytes) {
+    if (found_bytes != gl_found_bytes(width) || blocks < count) return GL_WRONG_RULE;
     for (int64_t i = 0; i < count; i++)
-        if (lines[i].logits ||
+        if (lines[i].logits || edited[i] < -1 || edited[i] >= blocks ||
             record_bytes < (int64_t)(sizeof(gl_record) + lines[i].request->alternatives * sizeof(gl_alternative)))
             return GL_WRONG_RULE;
-    gl_run_units(choose_found, &(choosing_found){lines, found, found_bytes, width, records, record_bytes}, count);
+    choosing_found all = {lines, found, found_bytes, edited, scales, width, records, record_bytes};
+    gl_run_units(choose_found, &all, count);
     for (int64_t i = 0; i < count; i++) {
         int64_t id = ((gl_record *)(records + i * record_bytes))->id;
         if (id == GL_WRONG_RULE || id == GL_NO_MEMORY) return (int)id;

@@ -86,22 +86,27 @@ typedef struct {
 typedef struct {
     int32_t count;  /* of tokens that were found to be high: at least the `head` highest, in any order */
     int32_t others; /* of other tokens that may win the race or be second in it */
-    int32_t winner; /* the winner of the race among all tokens, if it is not one of those that are high; else -1 */
+    int32_t winner; /* the winner of the race among all tokens, if it is not one of those that are high; else -1. In a
+                       row that is followed by one after its edits: the token that is likely to be chosen */
     int32_t rank;   /* how many logits come before the winner's */
     float most;     /* the highest logit */
-    float least;    /* of the logits that count as high */
+    float least;    /* of the logits that count as high; minus infinity: all that were not removed do */
     double bound;   /* the score of the second in the race, or less */
+    float own;      /* the logit of the winner */
+    int32_t unused;
 } gl_found;
 
 enum { GL_MOST_HIGH = 256, GL_MOST_OTHERS = 64 }; /* how many of either are stored; there may have been more */
 
 /* What one pass over a row found. */
-typedef struct {
-    const gl_candidate *highest; /* the `head` highest logits in order */
+typedef struct row_facts {
+    const gl_candidate *highest; /* the `head` highest logits in order; on another device, all that are high */
     gl_sums sums;
+    double scale;                /* of the logits in `sums.scaled` */
     const gl_found *found;       /* if the row itself is on another device; NULL otherwise */
-    const gl_candidate *others;  /* then: the tokens beside the highest that may win the race or be second */
-    int64_t other_count;
+    const gl_candidate *others;  /* then: the tokens beside those that are high that may win the race or be second */
+    const struct row_facts *edited; /* then: the same about the row after its edits, the rules about single tokens
+                                       that come before all others; NULL if there are none */
 } row_facts;
 
 /* The tokens of one row that the rules have left so far (candidates.c). */
@@ -111,7 +116,7 @@ typedef struct {
     float *logits;        /* the caller's row */
     int64_t width;
     float *row;           /* every logit as the rules have left it, without the scale; minus infinity: removed.
-                             NULL: on another device, and untouched */
+                             NULL: on another device */
     float *own;           /* the memory of `row` where it is not the caller's */
     double scale;
     gl_candidate *head;   /* sorted: the highest survivors in order; else: all tokens that may be among them */
@@ -119,6 +124,7 @@ typedef struct {
     int sorted, complete; /* complete: the head holds all survivors */
     int listed;           /* the head alone is valid, not the row */
     int touched;          /* a logit was changed */
+    int past_edits;       /* a rule was followed that is not about single tokens */
     int failure;          /* an enum gl_failure: then no other field is meaningful */
     float bound;          /* while not sorted: no token outside the head is above this */
     struct change {
@@ -132,7 +138,8 @@ candidates candidates_after(const gl_line *line, const row_facts *facts, int64_t
 void free_candidates(candidates *c);
 int by_logit(const void *a, const void *b);
 double head_logit(const candidates *c, int64_t place);
-double logit_of(const candidates *c, int32_t id);
+double logit_of(const candidates *c, gl_candidate one);
+const row_facts *facts_now(const candidates *c);
 double log_sum_exp_of(candidates *c);
 
 #endif

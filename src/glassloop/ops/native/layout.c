@@ -75,7 +75,8 @@ static const gl_constant table[] = {
     AT(gl_remainder, log_sum_exp),
 
     SIZE(gl_found), AT(gl_found, count), AT(gl_found, others), AT(gl_found, winner), AT(gl_found, rank),
-    AT(gl_found, most), AT(gl_found, least), AT(gl_found, bound), IS(GL_MOST_HIGH), IS(GL_MOST_OTHERS),
+    AT(gl_found, most), AT(gl_found, least), AT(gl_found, bound), AT(gl_found, own), AT(gl_found, unused),
+    IS(GL_MOST_HIGH), IS(GL_MOST_OTHERS),
 
     IS(GL_NOTHING), IS(GL_IDS), IS(GL_MASK), IS(GL_NONE_LEFT), IS(GL_WRONG_RULE), IS(GL_NO_MEMORY), IS(GL_NEEDS_ROW),
 

@@ -143,7 +143,12 @@ Request = _structure(
 )
 Line = _structure("gl_line", (c_void_p, "request logits"), (c_int64, "position"))
 Found = _structure(
-    "gl_found", (c_int32, "count others winner rank"), (c_float, "most least"), (c_double, "bound")
+    "gl_found",
+    (c_int32, "count others winner rank"),
+    (c_float, "most least"),
+    (c_double, "bound"),
+    (c_float, "own"),
+    (c_int32, "unused"),
 )
 Remainder = _structure("gl_remainder", (c_int64, "complete listed"), (c_double, "scale log_sum_exp"))
 
@@ -188,7 +193,10 @@ _ARGUMENTS: dict[str, tuple[Any, list[Any]]] = {  # what a function returns, and
     "gl_exp_each": (None, [c_void_p, c_int64, c_void_p]),
     "gl_luck_of": (None, [c_uint64, c_void_p, c_int64, c_void_p]),
     "gl_choose_rows": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_int64]),
-    "gl_choose_found": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64]),
+    "gl_choose_found": (
+        c_int,
+        [*(c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64)],
+    ),
     "gl_found_bytes": (c_int64, [c_int64]),
     "gl_survivors": (
         c_int64,

@@ -1,16 +1,20 @@
 """Rows of logits that stay on the device, and choosing tokens from them.
 
 Kernels find in each row what a choice needs (kernels/rows.py), some kilobytes instead of the whole row; these
-are downloaded together, and C makes the choices and their records from them (ops/native/choosing.c). A choice
-that needs more, as with penalties or a grammar, has its row downloaded and is made as for the native op set.
-All ways give the same record, to the last bit.
+are downloaded together, and C makes the choices and their records from them (ops/native/choosing.c). Rules
+about single tokens that come before all others, the edits (penalties, biases, grammars), are applied to a
+copy of the row on the device, which is looked through like the row itself. A choice that needs more, as with
+a top-p that keeps many tokens, has its row downloaded and is made as for the native op set. All ways give the
+same record, to the last bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from itertools import takewhile
+from struct import pack
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +24,9 @@ from numpy.typing import NDArray
 from glassloop.errors import GlassloopError
 from glassloop.ops.native import chooser as native
 from glassloop.ops.native import rows as native_rows
-from glassloop.ops.native.library import MOST_HIGH, MOST_OTHERS
+from glassloop.ops.native.library import MOST_HIGH, MOST_OTHERS, REQUEST
 from glassloop.ops.quant import Float32
-from glassloop.ops.rows import Chooser, Line
+from glassloop.ops.rows import Chooser, Line, RowRequest, RuleError
 from glassloop.ops.torch.device import DEVICE, INTERPRETED
 from glassloop.ops.torch.kernels import rows as kernels
 
@@ -43,10 +47,10 @@ KERNELS = (
     kernels.find_kernel,
     kernels.sums_kernel,
     kernels.winner_kernel,
-    kernels.rank_kernel,
     kernels.predict_kernel,
+    kernels.rank_kernel,
 )
-WITH_LUCK = (kernels.winner_kernel, kernels.rank_kernel)
+EDITING = (kernels.copy_kernel, kernels.edit_kernel)
 LAUNCH = {kernels.sums_kernel: {"num_warps": 1}}
 
 
@@ -162,23 +166,32 @@ class StartedChoices:
     def __init__(
         self,
         logits: DeviceRows,
+        lines: Sequence[Line],
+        asked: Sequence[Asked],
         predicted: torch.Tensor,
         found: NDArray[np.uint8],
         tokens: NDArray[np.int32],
     ) -> None:
-        """`found` and `tokens` are the memory of the host that the device writes to."""
+        """`found` and `tokens` are the memory of the host that the device writes to: a piece for each line,
+        then those about rows after their edits."""
         self.predicted = predicted  # on the device
-        self._logits, self._found, self._tokens = logits, found, tokens
+        self._logits, self._lines, self._asked = logits, lines, asked
+        self._found, self._tokens = found, tokens
         self._done: torch.cuda.Event | None = None
         if not INTERPRETED:
             self._done = torch.cuda.Event()
             self._done.record()
 
-    def finish(self, lines: Sequence[Line], record: np.dtype[np.void]) -> tuple[bytearray, list[int]]:
+    def finish(self, record: np.dtype[np.void]) -> tuple[bytearray, list[int]]:
         if self._done is not None:
             self._done.synchronize()
-        logits, size = self._logits, record.itemsize
-        made, missing = native.choose_found(self._found, logits.shape[1], lines, record)
+        logits, lines, size = self._logits, self._lines, record.itemsize
+        edited, scales, after = [-1] * len(lines), [1.0] * len(lines), len(lines)
+        for number, asked in enumerate(self._asked):
+            if asked.edited is not None:
+                edited[number], scales[number] = after, asked.scale
+                after += 1
+        made, missing = native.choose_found(self._found, logits.shape[1], lines, edited, scales, record)
         if missing:
             rows = logits.rows([lines[number][1] for number in missing])
             again = [(lines[number][0], place, lines[number][2]) for place, number in enumerate(missing)]
@@ -204,7 +217,7 @@ class DeviceChooser:
     def choose(self, logits: Any, lines: Sequence[Line], record: np.dtype[np.void]) -> bytes | bytearray:
         if not isinstance(logits, DeviceRows):
             return native.choose(logits, lines, record)
-        return self.start(logits, lines).finish(lines, record)[0]
+        return self.start(logits, lines).finish(record)[0]
 
     def start(self, logits: DeviceRows, lines: Sequence[Line]) -> StartedChoices:
         """Looks through rows of logits on the device for what each line needs, and predicts its token."""
@@ -212,27 +225,37 @@ class DeviceChooser:
             return self._start(logits, lines)
 
     def _start(self, rows: DeviceRows, lines: Sequence[Line]) -> StartedChoices:
-        logits, count, (_, width) = rows.values, len(lines), rows.shape
-        size = native.found_bytes(width)
+        logits, (_, width) = rows.values, rows.shape
+        asked = [_asked(request, width) for request, _, _ in lines]
+        packed, edits = _packed(lines, asked, len(rows))
+        size, count, pieces = native.found_bytes(width), len(lines), len(packed)
         # The memory of the host is that of every second call: the device may still read or write the other.
         self._turn = 1 - self._turn
-        packed = _packed(lines, len(rows))
-        wanted = self._array("lines", packed.size, torch.int64)
-        host = self._array(f"host lines {self._turn}", packed.size, torch.int64, on_host=True)
-        host.numpy()[:] = packed.ravel()
+        length = packed.size + len(edits) // 8
+        wanted = self._array("lines", length, torch.int64)
+        host = self._array(f"host lines {self._turn}", length, torch.int64, on_host=True)
+        host.numpy()[: packed.size] = packed.ravel()
+        host.numpy()[packed.size :] = np.frombuffer(edits, np.int64)
         wanted.copy_(host, non_blocking=True)
-        found = self._array("found", count * size // 8 + (count + 1) // 2, torch.float64)
-        predicted = found.view(torch.int32)[count * size // 4 :][:count]
+        tokens_at = -(-pieces * size // 64) * 64  # kernels are compiled once more for other alignments
+        found = self._array("found", tokens_at // 8 + (count + 1) // 2, torch.float64)
+        predicted = found.view(torch.int32)[tokens_at // 4 :][:count]
+        stride = logits.stride(0)
         arrays = {
             "logits": logits,
+            "edited": logits
+            if pieces == count
+            else self._array("edited", (pieces - count) * stride, torch.float32),
             "lines": wanted,
-            "maxima": self._array("maxima", count * SETTINGS["GROUPS"], torch.float32),
-            "places": self._array("places", count * SETTINGS["GROUPS"], torch.int32),
+            "words": wanted.view(torch.int32),
+            "first": count,
+            "maxima": self._array("maxima", pieces * SETTINGS["GROUPS"], torch.float32),
+            "places": self._array("places", pieces * SETTINGS["GROUPS"], torch.int32),
             "ints": found.view(torch.int32),
             "floats": found.view(torch.float32),
             "doubles": found,
             "predicted": predicted,
-            "stride": logits.stride(0),
+            "stride": stride,
             "width": width,
             "parts": (parts := triton.cdiv(width, kernels.PART.value)),
             "found_bytes": size,
@@ -240,21 +263,31 @@ class DeviceChooser:
         }
         blocks = triton.cdiv(width, SETTINGS["BLOCK"])
         programs = {
+            kernels.copy_kernel: blocks,
             kernels.maxima_kernel: SETTINGS["GROUPS"] // SETTINGS["SOME"],
             kernels.sums_kernel: triton.cdiv(parts, SETTINGS["PARTS"]),
             kernels.find_kernel: blocks,
             kernels.rank_kernel: blocks,
         }
-        with_luck = any(line[0].branch_key is not None for line in lines)
+        skipped: set[Any] = set()
+        if all(request.branch_key is None for request, _, _ in lines):
+            skipped.add(kernels.winner_kernel)
+            if pieces == count:
+                skipped.add(kernels.rank_kernel)
+        if pieces > count:
+            for kernel in EDITING:
+                _launch(kernel, (pieces - count, programs.get(kernel, 1)), arrays)
         for kernel in KERNELS:
-            if with_luck or kernel not in WITH_LUCK:
-                _launch(kernel, (count, programs.get(kernel, 1)), arrays)
+            if kernel not in skipped:
+                _launch(kernel, (pieces, programs.get(kernel, 1)), arrays)
         made = self._array(f"host found {self._turn}", len(found), torch.float64, on_host=True)
         made.copy_(found, non_blocking=True)
         rows.stop_timer()
         view = made.numpy().view(np.uint8)
-        tokens = view[count * size :].view(np.int32)[:count]
-        return StartedChoices(rows, predicted, view[: count * size].reshape(count, size), tokens)
+        tokens = view[tokens_at:].view(np.int32)[:count]
+        return StartedChoices(
+            rows, lines, asked, predicted, view[: pieces * size].reshape(pieces, size), tokens
+        )
 
     def _array(self, name: str, size: int, kind: torch.dtype, on_host: bool = False) -> torch.Tensor:
         """Returns an array that is kept for the next call."""
@@ -266,22 +299,115 @@ class DeviceChooser:
         return kept[:size]
 
 
-_LINE_BYTES = 8 * kernels.LINE.value - 16
+class Asked(NamedTuple):
+    """A request as the kernels read it."""
+
+    width: int  # of the rows that it is for
+    plain: bytes  # what a line has of the request, for the row as the model gave it
+    edited: bytes | None = None  # the same for the row after its edits; None: there are none
+    edits: bytes = b""
+    scale: float = 1.0  # at which the logits after the edits are summed
 
 
-def _packed(lines: Sequence[Line], rows: int) -> NDArray[np.int64]:
-    """Returns lines as the kernels read them: the row, the position, and the request as C reads it."""
+_ASKED_BYTES = 8 * (kernels.OF.value - kernels.HEAD.value)
+# The numbers of `Action` in decode/rules.py, which the native chooser compares with its own.
+_KEEP, _SCALE = 3, kernels.RULE_SCALE.value
+
+
+def _asked(request: RowRequest, width: int) -> Asked:
+    """Returns a request as the kernels read it, kept with the request. Raises `RuleError` if an edit does not
+    fit: a kernel would write to memory that is not its own."""
+    prepared = native.prepared(request)
+    if prepared.edits is None or prepared.edits.width != width:
+        prepared.edits = _ask(request, bytes(prepared.memory), width)
+    found: Asked = prepared.edits
+    return found
+
+
+def _ask(request: RowRequest, memory: bytes, width: int) -> Asked:
+    edits = [*takewhile(lambda rule: rule[0] <= _KEEP, request.rules)]
+    if not edits:
+        return Asked(width, memory[:_ASKED_BYTES].ljust(_ASKED_BYTES, b"\0"))
+    scale = 1.0
+    for action, amount, _, _ in request.rules[len(edits) :]:
+        if action != _SCALE:
+            break
+        scale *= amount
+    plain = REQUEST.pack(request.head, request.scale, 0, 0, 0, 0, 0)
+    key, count = request.branch_key, len(request.rules) - len(edits)
+    after = REQUEST.pack(request.head, scale, 0, count, key or 0, key is not None, 0)
+    after += memory[REQUEST.size + 8 * kernels.RULE.value * len(edits) :]
+    return Asked(
+        width,
+        plain.ljust(_ASKED_BYTES, b"\0"),
+        after[:_ASKED_BYTES].ljust(_ASKED_BYTES, b"\0"),
+        _pack_edits(edits, width),
+        scale,
+    )
+
+
+def _pack_edits(
+    edits: Sequence[tuple[int, float, NDArray[Any] | None, NDArray[np.float64] | None]], width: int
+) -> bytes:
+    """Returns edits as `copy_kernel` and `edit_kernel` read them."""
+    kept: NDArray[np.bool_] | None = None
+    moves: list[tuple[int, float, NDArray[np.int32], NDArray[np.float64] | None]] = []
+    for action, amount, which, numbers in edits:
+        if which is None or which.dtype != (np.bool_ if action == _KEEP else np.int32):
+            raise RuleError(f"rule {action!r} has {which!r:.80}; ids or, for KEEP, a mask are expected")
+        if action == _KEEP:
+            if len(which) != width:
+                raise RuleError(f"a mask of {len(which)} tokens does not fit a row of {width} logits")
+            kept = which if kept is None else kept & which
+        elif len(which):
+            if which.min() < 0 or which.max() >= width:
+                raise RuleError(f"rule {action!r} has ids that do not fit a row of {width} logits")
+            moves.append((action, amount, which, numbers))
+    at: int = kernels.FIRST_EDIT.value + kernels.EDIT.value * len(moves)
+    header, arrays = bytearray(), list[bytes]()
+
+    def place(data: bytes) -> int:
+        nonlocal at
+        begins = at
+        arrays.append(data.ljust(-(-len(data) // 8) * 8, b"\0"))
+        at += len(arrays[-1]) // 8
+        return begins
+
+    header += pack(
+        "qq", 0 if kept is None else place(np.packbits(kept, bitorder="little").tobytes()), len(moves)
+    )
+    for action, amount, ids, numbers in moves:
+        begins = place(ids.tobytes())
+        factors = 0 if numbers is None else place(numbers.tobytes())
+        header += pack("qqdqq", action, len(ids), amount, begins, factors)
+    return b"".join((header, *arrays))
+
+
+def _packed(lines: Sequence[Line], asked: Sequence[Asked], rows: int) -> tuple[NDArray[np.int64], bytes]:
+    """Returns lines as the kernels read them, those about rows after their edits last, and the edits."""
     places = [row for _, row, _ in lines]
     if min(places) < 0 or max(places) >= rows:
         raise IndexError(f"rows {min(places)} to {max(places)} of {rows} are asked for")
-    packed = np.empty((len(lines), kernels.LINE.value), np.int64)
-    packed[:, kernels.ROW.value] = places
-    packed[:, kernels.POSITION.value] = [position for _, _, position in lines]
-    requests = [
-        native.prepared(request).memory[:_LINE_BYTES].ljust(_LINE_BYTES, b"\0") for request, _, _ in lines
-    ]
-    packed[:, kernels.HEAD.value :] = np.frombuffer(b"".join(requests), np.int64).reshape(len(lines), -1)
-    return packed
+    count, after = len(lines), [number for number, each in enumerate(asked) if each.edited is not None]
+    requests = [each.plain for each in asked] + [asked[number].edited or b"" for number in after]
+    packed = np.empty((len(requests), kernels.LINE.value), np.int64)
+    packed[:, kernels.HEAD.value : kernels.OF.value] = np.frombuffer(b"".join(requests), np.int64).reshape(
+        len(requests), -1
+    )
+    packed[:count, kernels.ROW.value] = places
+    packed[:count, kernels.POSITION.value] = [position for _, _, position in lines]
+    packed[:count, kernels.OF.value] = range(count)
+    if not after:
+        return packed, b""
+    edits = [asked[number].edits for number in after]
+    sizes = np.array([len(each) // 8 for each in edits])
+    packed[after, kernels.OF.value] = -1
+    packed[count:, kernels.OF.value] = after
+    packed[count:, kernels.ROW.value] = range(len(after))
+    packed[count:, kernels.POSITION.value] = packed[after, kernels.POSITION.value]
+    packed[count:, kernels.SOURCE.value] = packed[after, kernels.ROW.value]
+    packed[count:, kernels.EDITS.value] = packed.size + np.cumsum(sizes) - sizes
+    return packed, b"".join(edits)
 
 
 def _launch(kernel: Any, grid: tuple[int, int], arguments: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from glassloop.errors import GlassloopError
 from glassloop.search import extract
 from glassloop.search.verdict import Verdict, Verifier
 from glassloop.search.verify.json_schema import check_schema, mismatch
-from glassloop.search.verify.patterns import checked, find_last
+from glassloop.search.verify.patterns import checked, is_found
 from glassloop.shown import cut, shown
 
 
@@ -45,7 +45,7 @@ def matches(pattern: str) -> Verifier:
     checked(pattern)
 
     def verify(text: str) -> Verdict:
-        return _verdict(find_last(f"(?:{pattern})", text) is not None, f"{cut(pattern)!r} does not match")
+        return _verdict(is_found(pattern, text), f"{cut(pattern)!r} does not match")
 
     return verify
 

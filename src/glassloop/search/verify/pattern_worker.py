@@ -1,8 +1,8 @@
 """Searches regular expressions in a process of its own, which `patterns.py` starts as a script and may end.
 
-A message is a JSON list of a pattern, a text, and whether the first match is wanted; the answer is the match
-as JSON. It imports only the
-standard library, so that it starts quickly.
+A message is a JSON list of a pattern, a text, and which match is wanted: "first", "last", or "any" if only
+whether there is one. The answer is the match as JSON, or true or false. It imports only the standard library,
+so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def _serve() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _write(b"ready")
     while True:
-        pattern, text, first = json.loads(_read(_SIZE.unpack(_read(_SIZE.size))[0]))
+        pattern, text, which = json.loads(_read(_SIZE.unpack(_read(_SIZE.size))[0]))
         last = None
         for last in re.compile(pattern, re.MULTILINE).finditer(text):  # noqa: B007
-            if first:
+            if which != "last":
                 break
-        found = None if last is None else last.group(1 if last.re.groups else 0)
+        found = last is not None if which == "any" else last and last.group(1 if last.re.groups else 0)
         _write(json.dumps(found).encode())
 
 

@@ -1,7 +1,7 @@
 """Regular expressions of users, run in a process that can be ended: some patterns take forever on some texts.
 
-`find_last` and `find_first` are for extractors and verifiers. A worker process serves one pattern after the
-other; one that exceeds its time is ended and replaced.
+`find_last` and `find_first` are for extractors, `is_found` is for verifiers. A worker process serves one
+pattern after the other; one that exceeds its time is ended and replaced.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ _SCRIPT = Path(__file__).with_name("pattern_worker.py")
 _MOST = 1 << 22  # bytes of an answer
 
 
+def is_found(pattern: str, text: str) -> bool:
+    """Returns whether a pattern matches somewhere in a text. Raises as `find_last`."""
+    return _worker.ask(checked(pattern), text, "any") is True
+
+
 def find_last(pattern: str, text: str) -> str | None:
     """Returns the last match of a pattern, or its first group if it has groups; None if there is none. Raises
     GlassloopError for a pattern that is invalid or takes more than two seconds."""
-    checked(pattern)
-    return _worker.find(pattern, text, False)
+    return _worker.find(checked(pattern), text, "last")
 
 
 def find_first(pattern: str, text: str) -> str | None:
     """Returns the first match, as `find_last` the last."""
-    checked(pattern)
-    return _worker.find(pattern, text, True)
+    return _worker.find(checked(pattern), text, "first")
 
 
 @lru_cache(maxsize=256)
@@ -60,12 +63,16 @@ class _Worker:
         self._lock = Lock()
         self._child: Child | None = None
 
-    def find(self, pattern: str, text: str, first: bool) -> str | None:
+    def find(self, pattern: str, text: str, which: str) -> str | None:
+        found = self.ask(pattern, text, which)
+        return found if isinstance(found, str) else None
+
+    def ask(self, pattern: str, text: str, which: str) -> str | bool | None:
+        """Returns the "first" or the "last" match, or, with "any", whether there is one."""
         with self._lock:
             child = self._child if self._child is not None and self._child.alive() else self._start()
-            data = json.dumps([pattern, text, first]).encode()
-            answer = self._ask(child, data, pattern)
-        found: str | None = json.loads(answer)
+            answer = self._send(child, json.dumps([pattern, text, which]).encode(), pattern)
+        found: str | bool | None = json.loads(answer)
         return found
 
     def _start(self) -> Child:
@@ -79,7 +86,7 @@ class _Worker:
             raise GlassloopError.about("regex", "cannot be searched: its process does not start") from None
         return child
 
-    def _ask(self, child: Child, data: bytes, pattern: str) -> bytes:
+    def _send(self, child: Child, data: bytes, pattern: str) -> bytes:
         deadline = time.monotonic() + SECONDS
         try:
             child.send(data, deadline)

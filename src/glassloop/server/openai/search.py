@@ -157,6 +157,7 @@ def _make(service: Service, body: ChatBody, asked: SearchBody, prepared: Request
     if count is not None:
         options["n"] = count
     try:
+        service.llm.check_computes("search")
         method = make_method(asked.method, options)
         _check_options(service, method)
         sampling = prepared.sampling
@@ -173,7 +174,7 @@ def _make(service: Service, body: ChatBody, asked: SearchBody, prepared: Request
             request = service.llm.prepare(prepared.prompt_ids, sampling, compiled=compiled)
             request.runs[0].messages = run.messages
         return Running(
-            service.llm.in_process("search"),
+            service.llm,
             request,
             method,
             _budget(service, asked),

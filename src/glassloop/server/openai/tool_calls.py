@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.option import children
-from glassloop.decode.sampling import Sampling
+from glassloop.decode.sampling import CONSTRAINTS, Sampling
 from glassloop.errors import SamplingError
 from glassloop.server.errors import invalid
 from glassloop.server.fields import Name, check_type
@@ -28,7 +28,6 @@ from glassloop.shown import shown
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.run import Run
 
-_CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
 # The spaces of the arguments, as templates write them. A small model may write white space without an end.
 _SPACES = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 _SPECIALS = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])")  # texts that may be special tokens
@@ -85,7 +84,7 @@ class ToolUse:
         """Returns the options with the grammar of the calls, and what is built from them. Calls that are not
         demanded have no grammar if the text has another one, if their form is not known, or if the schema of
         a tool cannot be enforced."""
-        own = next((name for name in _CONSTRAINTS if name in options), None)
+        own = next((name for name in CONSTRAINTS if name in options), None)
         if self.demanded and own is not None:
             message = f"tool_choice demands a call; {own} or response_format cannot be given with it"
             raise invalid("tool_choice", message)

@@ -4,7 +4,8 @@ bits and the decision. docs/editing.md describes what is computed, docs/server.m
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
@@ -15,6 +16,8 @@ from glassloop.edit.infill import infill, rewrite
 from glassloop.edit.power import sharpen
 from glassloop.edit.record import Edit
 from glassloop.edit.repair import repair
+from glassloop.engine.deadline import Deadline
+from glassloop.engine.request import draw_seed
 from glassloop.errors import GlassloopError
 from glassloop.search.solve import named_verifier
 from glassloop.server.errors import ERRORS, invalid
@@ -26,6 +29,10 @@ from glassloop.server.options import Body, SamplingOptions, make_sampling, optio
 from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
+from glassloop.trace.run import Run
+
+if TYPE_CHECKING:
+    from glassloop.engine.llm import LLM
 
 Method = Literal["rerank", "metropolis"]
 Proposer = Literal["left", "diffusion"]
@@ -66,9 +73,9 @@ class RepairBody(EditBody):
     budget: Annotated[int, Field(ge=0, le=200_000)] = 20_000
     candidates: Candidates = 8
     tokens: Tokens = 6
-    window: Window = 16
+    window: Window | None = None
     least_gain: Annotated[float, Field(ge=0, le=1e6)] = 3.0
-    spans: Annotated[int, Field(ge=1, le=16)] = 4
+    spans: Annotated[int, Field(ge=1, le=16)] | None = None
     check: SafeName | None = None
     proposer: Proposer = "left"
 
@@ -95,6 +102,8 @@ class ProposalShape(BaseModel):
     followed: int
     old_own_bits: float | None
     old_following_bits: float | None
+    masked_bits: float | None
+    old_masked_bits: float | None
     accepted: bool
     coin: float | None
     threshold: float | None
@@ -142,101 +151,83 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute, prefix="/api/edits", tags=["edits"], responses=ERRORS)
 
     async def edited(
-        request: Request, body: EditBody, default: Sampling | None, make: Callable[..., Edit]
+        request: Request, body: EditBody, default: Sampling | None, make: Callable[..., Edit], *args: Any
     ) -> Response:
-        """Makes an edit on a thread and adds its runs to the server's, as one tree."""
+        """Makes an edit, `make(llm, *args, …)`, and adds its runs to the server's, as one tree."""
+        service.llm.check_computes("editing")
         sampling = await service.prepare_on_thread(request, body, _sampling, service, body, default)
-        edit = await service.read_model(
-            request, lambda deadline: make(sampling=sampling, deadline=deadline), service.pools.editing
-        )
+        options = {name: getattr(body, name) for name in _OPTIONS[make.__name__]}
+
+        def compute(deadline: Deadline) -> Made:
+            return service.llm.apply(_edit, make, *args, deadline=deadline, sampling=sampling, **options)
+
+        made = await service.read_model(request, compute, service.pools.editing)
         tree = TreeState()
-        accepted = [each.run for each in edit.accepted]
-        for run in dict.fromkeys([edit.draft, *accepted, edit.run]):
-            if run is not None:
-                state = RunState(run, tree, edit.kind)
-                service.runs.add(state)
-                service.runs.ended(state)
-
-        def told() -> dict[str, Any]:
-            return {**edit.to_dict(), "tree": tree.id, "frames": _frames(edit, service.llm.tokenizer.decode)}
-
-        return await service.pools.rendering.run(lambda: JSON(told()))
+        for run in made.runs:
+            state = RunState(run, tree, make.__name__)
+            service.runs.add(state)
+            service.runs.ended(state)
+        return await service.pools.rendering.run(
+            lambda: JSON({**made.edit, "tree": tree.id, "frames": made.frames})
+        )
 
     @routes.post("/infill", response_model=EditShape)
     async def fill(request: Request, body: InfillBody) -> Response:
         service.check_text(body.before, "before")
         service.check_text(body.after, "after")
-
-        def make(**common: Any) -> Edit:
-            options: dict[str, Any] = {"method": body.method, "window": body.window}
-            return infill(
-                service.llm.in_process("editing"),
-                body.before,
-                body.after,
-                body.tokens,
-                candidates=body.candidates,
-                proposer=body.proposer,
-                **options,
-                **common,
-            )
-
-        return await edited(request, body, _DRAWN, make)
+        return await edited(request, body, _DRAWN, infill, body.before, body.after)
 
     @routes.post("/rewrite", response_model=EditShape)
     async def write(request: Request, body: RewriteBody) -> Response:
         service.check_text(body.text, "text")
-
-        def make(**common: Any) -> Edit:
-            options: dict[str, Any] = {"method": body.method, "window": body.window}
-            return rewrite(
-                service.llm.in_process("editing"),
-                body.text,
-                body.spans,
-                tokens=body.tokens,
-                candidates=body.candidates,
-                **options,
-                **common,
-            )
-
-        return await edited(request, body, _DRAWN, make)
+        return await edited(request, body, _DRAWN, rewrite, body.text, body.spans)
 
     @routes.post("/repair", response_model=EditShape)
     async def mend(request: Request, body: RepairBody) -> Response:
         service.check_text(body.text, "text")
         service.check_text(body.prompt or "", "prompt")
-        names = ("prompt", "budget", "candidates", "tokens", "window", "least_gain", "spans", "proposer")
-        options = {name: getattr(body, name) for name in names}
-
         try:
-            check = named_verifier(body.check)
+            named_verifier(body.check)
         except GlassloopError as error:
             raise invalid("check", f"check: {error}") from None
-
-        def make(**common: Any) -> Edit:
-            return repair(service.llm.in_process("editing"), body.text, check=check, **options, **common)
-
-        return await edited(request, body, _DRAWN, make)
+        return await edited(request, body, _DRAWN, repair, body.text)
 
     @routes.post("/sharpen", response_model=EditShape)
     async def power(request: Request, body: SharpenBody) -> Response:
         prompt = await service.prepare_on_thread(request, body, _prompt, service, body)
-
-        def make(**common: Any) -> Edit:
-            return sharpen(
-                service.llm.in_process("editing"),
-                prompt,
-                body.alpha,
-                steps=body.steps,
-                block=body.block,
-                **common,
-            )
-
-        return await edited(request, body, Sampling(temperature=1 / body.alpha), make)
+        return await edited(request, body, Sampling(temperature=1 / body.alpha), sharpen, prompt)
 
     return routes
 
 
 _DRAWN = Sampling(temperature=0.8)
+# The fields of a body that are passed on by their names.
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "infill": ("tokens", "candidates", "method", "window", "proposer"),
+    "rewrite": ("tokens", "candidates", "method", "window"),
+    "repair": (
+        *("prompt", "budget", "candidates", "tokens", "window", "least_gain", "spans", "proposer"),
+        "check",
+    ),
+    "sharpen": ("alpha", "steps", "block"),
+}
+
+
+class Made(NamedTuple):
+    """What an answer tells of an edit, and the runs that the server keeps."""
+
+    edit: dict[str, Any]
+    frames: list[dict[str, Any]]
+    runs: list[Run]  # the text before, after each accepted proposal, and at the end
+
+
+def _edit(llm: LLM, make: Callable[..., Edit], *args: Any, **options: Any) -> Made:
+    """Makes an edit with an engine in this process, here or on a replica."""
+    if "check" in options:
+        options["check"] = named_verifier(options["check"])
+    edit = make(llm, *args, **options)
+    runs = dict.fromkeys([edit.draft, *(each.run for each in edit.accepted), edit.run])
+    return Made(edit.to_dict(), _frames(edit, llm.tokenizer.decode), [run for run in runs if run is not None])
 
 
 def _frames(edit: Edit, decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
@@ -267,7 +258,8 @@ def _sampling(service: Service, body: EditBody, default: Sampling | None) -> Sam
     options: dict[str, Any] = {} if body.sampling is None else options_of(body.sampling)
     made = make_sampling(options, service.settings, defaults=default)
     service.llm.compile(made)  # raises what is wrong with the options
-    return made
+    # A replica that has died must not have drawn another seed than the one that makes the edit again.
+    return made if made.seed is not None else replace(made, seed=draw_seed())
 
 
 def _prompt(service: Service, body: SharpenBody) -> Any:

@@ -4,6 +4,9 @@ all of them, and the tokens that luck may let win.
 A line is one choice: a row of logits, and how to choose from it. What is found for it lies in one piece of
 memory, in the layout of `gl_found` (ops/native/choosing.h), and C chooses from that. Sums have the order, and
 luck the operations, that the native op set has, so both find the same bits.
+
+If the rules of a choice begin with edits (penalties, biases, masks: rules about single tokens), it has two
+lines: one for the row as the model gave it, without luck, and one for a copy of the row after the edits.
 """
 
 from __future__ import annotations
@@ -11,19 +14,29 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Of an array of 64-bit numbers, for each line: the row, the position, a `gl_request` and its first rules.
+# Of an array of 64-bit numbers, for each line: the row, the position, a `gl_request`, its first rules after
+# the edits, and the line whose token it predicts: itself; -1 for a row before its edits; for one after them,
+# the line of the row before them. The fields of a `gl_request` that kernels do not read have, for a row after
+# its edits, the row before them, and where the edits begin.
 MOST_RULES = tl.constexpr(6)
-LINE = tl.constexpr(2 + 7 + 5 * 6)
-ROW, POSITION, HEAD, SCALE, _, RULE_COUNT, BRANCH, LUCKY = (tl.constexpr(place) for place in range(8))
-RULES, RULE = tl.constexpr(9), tl.constexpr(5)
+LINE = tl.constexpr(2 + 7 + 5 * 6 + 1)
+ROW, POSITION, HEAD, SCALE, SOURCE, RULE_COUNT, BRANCH, LUCKY, EDITS = (tl.constexpr(n) for n in range(9))
+RULES, RULE, OF = tl.constexpr(9), tl.constexpr(5), tl.constexpr(39)
 ACTION, AMOUNT = tl.constexpr(0), tl.constexpr(2)
+# Edits are 64-bit numbers too: where the bits of the tokens that are kept begin (0: all are), how many edits
+# follow, and for each its action, how many ids, the amount, where the ids begin, and where the factors of the
+# amount do (0: there are none). Places are counted from the first of these numbers.
+KEPT, EDIT_COUNT, FIRST_EDIT = (tl.constexpr(place) for place in range(3))
+EDIT, EDIT_IDS, EDIT_NUMBERS = tl.constexpr(5), tl.constexpr(3), tl.constexpr(4)
+RULE_LESS, RULE_REMOVE = tl.constexpr(1), tl.constexpr(2)
 # `enum gl_action`
 RULE_SCALE, RULE_FIRST, RULE_MASS, RULE_SHARE, RULE_PROBABILITY = (tl.constexpr(n) for n in range(4, 9))
 # Places of the fields of `gl_found` in 32-bit numbers, and of its bound in doubles.
 COUNT, OTHERS, WINNER, RANK, MOST, LEAST = (tl.constexpr(place) for place in range(6))
-BOUND, HEADER = tl.constexpr(3), tl.constexpr(8)
+BOUND, OWN, HEADER = tl.constexpr(3), tl.constexpr(8), tl.constexpr(10)
 PART = tl.constexpr(4096)  # logits that are summed on their own
 
+_MOST_FLOAT = tl.constexpr(3.4028234663852886e38)
 _MAGIC = tl.constexpr(6755399441055744.0 + 1023)
 
 
@@ -99,9 +112,64 @@ def scale_of(line):
     return tl.load(line + SCALE).to(tl.float64, bitcast=True)
 
 
+@triton.jit(do_not_specialize=["first"])
+def copy_kernel(logits, edited, lines, words, first, stride, width, BLOCK: tl.constexpr):
+    """Copies the rows of the lines from `first` on, without the tokens outside the masks of their edits.
+    `words` are the lines as 32-bit numbers."""
+    number = tl.program_id(0).to(tl.int64)
+    line = lines + (first + number) * LINE
+    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = ids < width
+    x = tl.load(logits + tl.load(line + SOURCE) * stride + ids, mask=inside, other=0.0)
+    edits = tl.load(line + EDITS)
+    kept = tl.load(lines + edits + KEPT)
+    if kept != 0:
+        word = tl.load(words + (edits + kept) * 2 + ids // 32, mask=inside, other=0)
+        x = tl.where(((word >> (ids % 32)) & 1) != 0, x, float("-inf"))
+    tl.store(edited + number * stride + ids, x, mask=inside)
+
+
+@triton.jit(do_not_specialize=["first"])
+def edit_kernel(edited, lines, words, first, stride, BLOCK: tl.constexpr):
+    """Changes and removes single tokens of the rows that `copy_kernel` has copied, one edit after another: as
+    `moved` of ops/native/candidates.c, at a scale of 1."""
+    number = tl.program_id(0).to(tl.int64)
+    edits = tl.load(lines + (first + number) * LINE + EDITS)
+    row = edited + number * stride
+    for index in range(tl.load(lines + edits + EDIT_COUNT).to(tl.int32)):
+        edit = lines + edits + FIRST_EDIT + index * EDIT
+        action, count = tl.load(edit + ACTION).to(tl.int32), tl.load(edit + 1).to(tl.int32)
+        amount = tl.load(edit + AMOUNT).to(tl.float64, bitcast=True)
+        listed = words + (edits + tl.load(edit + EDIT_IDS)) * 2
+        factors = tl.load(edit + EDIT_NUMBERS)
+        for start in range(0, count, BLOCK):
+            place = start + tl.arange(0, BLOCK)
+            inside = place < count
+            ids = tl.load(listed + place, mask=inside, other=0)
+            before = tl.load(row + ids, mask=inside, other=0.0)
+            bits = tl.load(lines + edits + factors + place, mask=inside & (factors != 0), other=0)
+            less = tl.where(factors != 0, amount * bits.to(tl.float64, bitcast=True), amount)
+            logit = before.to(tl.float64)
+            divided = tl.where(logit >= 0, logit / amount, logit * amount)
+            after = tl.where(action == RULE_LESS, logit - less, divided)
+            after = tl.minimum(tl.maximum(after, -_MOST_FLOAT), _MOST_FLOAT).to(tl.float32)
+            removed = (before == float("-inf")) | (action == RULE_REMOVE)
+            tl.store(row + ids, tl.where(removed, float("-inf"), after), mask=inside)
+        # The next edit may be about the same tokens, and other threads read them.
+        tl.debug_barrier()
+
+
+@triton.jit
+def row_of(logits, edited, line, number, stride):
+    """Returns the address of the row of a line."""
+    of = tl.load(line + OF)
+    return tl.where((of < 0) | (of == number), logits, edited) + tl.load(line + ROW) * stride
+
+
 @triton.jit
 def maxima_kernel(
     logits,
+    edited,
     lines,
     maxima,
     places,
@@ -116,7 +184,7 @@ def maxima_kernel(
     are often likely together, are in different groups."""
     number, groups = tl.program_id(0).to(tl.int64), tl.program_id(1) * SOME + tl.arange(0, SOME)
     line = lines + number * LINE
-    row = logits + tl.load(line + ROW) * stride
+    row = row_of(logits, edited, line, number, stride)
     lucky = tl.load(line + LUCKY) != 0
     key, scale = key_of(line), scale_of(line).to(tl.float32)
     most = tl.full([SOME], float("-inf"), tl.float32)
@@ -158,7 +226,7 @@ def least_reaching(order, weights, enough):
 
 @triton.jit
 def bounds_kernel(
-    logits, lines, maxima, places, ints, floats, doubles, stride, found_bytes, GROUPS: tl.constexpr
+    logits, edited, lines, maxima, places, ints, floats, doubles, stride, found_bytes, GROUPS: tl.constexpr
 ):
     """Finds the highest logit of a line, a logit that at least as many as its head reach, and a score that
     the second in the race reaches: that of two of the groups' luckiest tokens."""
@@ -171,7 +239,8 @@ def bounds_kernel(
     bound = tl.full([], float("inf"), tl.float64)
     if tl.load(line + LUCKY) != 0:
         ids = tl.load(places + number * GROUPS + groups).to(tl.int64)
-        own = tl.load(logits + tl.load(line + ROW) * stride + ids, mask=ids >= 0, other=float("-inf"))
+        row = row_of(logits, edited, line, number, stride)
+        own = tl.load(row + ids, mask=ids >= 0, other=float("-inf"))
         score = own.to(tl.float64) * scale + luck_of(uniform_bits(key_of(line), ids))
         first = tl.argmax(score, 0)
         bound = tl.max(tl.where(groups == first, float("-inf"), score), 0)
@@ -232,11 +301,12 @@ def sums_of(row, at, lane, size, most, scale, PARTS: tl.constexpr):
 
 
 @triton.jit
-def sums_kernel(logits, lines, floats, doubles, stride, width, found_bytes, PARTS: tl.constexpr):
-    """Writes the sums of PARTS parts of a row: with the logits themselves and times the scale of the line."""
+def sums_kernel(logits, edited, lines, floats, doubles, stride, width, found_bytes, PARTS: tl.constexpr):
+    """Writes the sums of PARTS parts of a row: with the logits themselves and times the scale of the line. Of
+    a row after its edits, only the latter are needed."""
     number = tl.program_id(0).to(tl.int64)
     line = lines + number * LINE
-    row = logits + tl.load(line + ROW) * stride
+    row = row_of(logits, edited, line, number, stride)
     most = tl.load(floats + number * (found_bytes // 4) + MOST).to(tl.float64)
     lanes = tl.arange(0, PARTS * 8)
     at = (tl.program_id(1) * PARTS + lanes // 8) * PART
@@ -245,10 +315,11 @@ def sums_kernel(logits, lines, floats, doubles, stride, width, found_bytes, PART
     out = doubles + number * (found_bytes // 8) + HEADER // 2 + parts * 4
     inside = parts * PART < width
     log2_e = tl.full([], 1.4426950408889634, tl.float64)
-    total, weighted = sums_of(row, at, lanes % 8, size, most, log2_e, PARTS)
-    tl.store(out, total, mask=inside)
-    tl.store(out + 1, weighted, mask=inside)
-    scale = scale_of(line)
+    scale, of = scale_of(line), tl.load(line + OF)
+    if (of < 0) | (of == number) | (scale == 1.0):
+        total, weighted = sums_of(row, at, lanes % 8, size, most, log2_e, PARTS)
+        tl.store(out, total, mask=inside)
+        tl.store(out + 1, weighted, mask=inside)
     if scale != 1.0:
         total, weighted = sums_of(row, at, lanes % 8, size, most, scale * log2_e, PARTS)
         tl.store(out + 2, total, mask=inside)
@@ -268,6 +339,7 @@ def store_found(x, ids, chosen, counter, id_array, logit_array, ROOM: tl.constex
 @triton.jit
 def find_kernel(
     logits,
+    edited,
     lines,
     ints,
     floats,
@@ -286,7 +358,8 @@ def find_kernel(
     line = lines + number * LINE
     ints += number * (found_bytes // 4)
     floats += number * (found_bytes // 4)
-    x = tl.load(logits + tl.load(line + ROW) * stride + ids, mask=ids < width, other=float("-inf"))
+    row = row_of(logits, edited, line, number, stride)
+    x = tl.load(row + ids, mask=ids < width, other=float("-inf"))
     some = x > float("-inf")
     high = some & (x >= tl.load(floats + LEAST))
     arrays = HEADER + 8 * parts
@@ -341,21 +414,6 @@ def winner_kernel(lines, ints, floats, parts, found_bytes, HIGH: tl.constexpr, O
 
 
 @triton.jit
-def rank_kernel(logits, lines, ints, stride, width, found_bytes, BLOCK: tl.constexpr):
-    """Counts the logits that come before that of the winner: higher ones, and equal ones of a lower id."""
-    number = tl.program_id(0).to(tl.int64)
-    ints += number * (found_bytes // 4)
-    winner = tl.load(ints + WINNER)
-    if winner >= 0:
-        row = logits + tl.load(lines + number * LINE + ROW) * stride
-        own = tl.load(row + winner)
-        ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        x = tl.load(row + ids, mask=ids < width, other=float("-inf"))
-        before = (x > own) | ((x == own) & (ids < winner))
-        tl.atomic_add(ints + RANK, tl.sum(before.to(tl.int32), 0), sem="relaxed")
-
-
-@triton.jit
 def predict_kernel(
     lines,
     ints,
@@ -369,10 +427,11 @@ def predict_kernel(
     MOST_PARTS: tl.constexpr,
 ):
     """Predicts the token of a line from what was found, before C has chosen it: follows the rules, but does
-    not care how ties at a border are broken or in which order masses are added, and leaves out changes of
-    single tokens."""
+    not care how ties at a border are broken or in which order masses are added. For a row after its edits,
+    the prediction is noted as the winner of the row before them, whose rank there C needs."""
     number = tl.program_id(0).to(tl.int64)
-    line = lines + number * LINE
+    line, of = lines + number * LINE, tl.load(lines + number * LINE + OF)
+    before = ints + of * (found_bytes // 4)
     ints += number * (found_bytes // 4)
     floats += number * (found_bytes // 4)
     listed, logits = ints + HEADER + 8 * parts, floats + HEADER + 8 * parts + HIGH + OTHER
@@ -424,7 +483,26 @@ def predict_kernel(
             other_best, other_first = best_of(other_ids, other_x, is_other, line, scale)
             winner = tl.where(other_best > best, other_first, winner)
     # The next batch reads a row of the embedding by it, so it has to be an id even if nothing was found.
-    tl.store(predicted + number, tl.where(winner == 0x7FFFFFFF, 0, winner))
+    winner = tl.where(winner == 0x7FFFFFFF, 0, winner)
+    tl.store(predicted + of, winner, mask=of >= 0)
+    tl.store(before + WINNER, winner, mask=(of >= 0) & (of != number))
+
+
+@triton.jit
+def rank_kernel(logits, edited, lines, ints, floats, stride, width, found_bytes, BLOCK: tl.constexpr):
+    """Finds the logit of the winner, and how many come before it: higher ones, equal ones of a lower id."""
+    number = tl.program_id(0).to(tl.int64)
+    ints += number * (found_bytes // 4)
+    winner = tl.load(ints + WINNER)
+    if winner >= 0:
+        row = row_of(logits, edited, lines + number * LINE, number, stride)
+        own = tl.load(row + winner)
+        if tl.program_id(1) == 0:
+            tl.store(floats + number * (found_bytes // 4) + OWN, own)
+        ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(row + ids, mask=ids < width, other=float("-inf"))
+        before = (x > own) | ((x == own) & (ids < winner))
+        tl.atomic_add(ints + RANK, tl.sum(before.to(tl.int32), 0), sem="relaxed")
 
 
 @triton.jit

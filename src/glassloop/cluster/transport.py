@@ -1,0 +1,23 @@
+"""`Transport`: the way from an ingress to the replicas. `serve_transport.py` is the one through Ray Serve."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from glassloop.cluster.messages import Bulletin, Job, Question, Reply
+
+
+class Transport(Protocol):
+    """The way to the replicas. A replica that cannot be reached is a `Gone`."""
+
+    async def start(self, job: Job) -> None:
+        """Computes a job on a replica of the router's choice; returns when it has ended. If the caller stops
+        waiting, the job is cancelled."""
+
+    async def cancel(self, replica: str, key: str, session: str) -> None: ...
+
+    def open(self, replica: str, session: str) -> AsyncIterator[Bulletin]: ...
+
+    def ask(self, question: Question) -> AsyncIterator[Reply]:
+        """Asks a replica of the router's choice. If the caller stops listening, the call is cancelled."""
