@@ -16,6 +16,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+WORKERS ?= 2
 PROMPT ?= The capital of France is
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 STUDIO := src/glassloop/server/static/index.html
@@ -30,7 +31,7 @@ serve: $(VENV)/.installed $(STUDIO)
 	@$(BIN)/glassloop serve $(ARGS)
 
 test: $(VENV)/.tested
-	@$(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 ifndef TESTS
 	@$(MAKE) --no-print-directory test-studio
 endif

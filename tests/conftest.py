@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import forking
@@ -46,7 +46,17 @@ LONG = (
 )
 
 # The share of the examples that each property test asks for; more than 1 for a long run (CONTRIBUTING.md).
-EXAMPLES = float(os.environ.get("GLASSLOOP_EXAMPLES", "0.5"))
+EXAMPLES = float(os.environ.get("GLASSLOOP_EXAMPLES", "0.35"))
+
+if EXAMPLES > 1:  # for properties that are functions inside a test, too
+    _decorate = settings.__call__
+
+    def _more(self: settings, test: Callable[..., None]) -> object:
+        if "<locals>" in test.__qualname__:
+            self = settings(self, max_examples=round(self.max_examples * EXAMPLES))
+        return _decorate(self, test)
+
+    settings.__call__ = _more  # type: ignore[method-assign]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

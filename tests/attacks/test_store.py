@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from attacks.harness import Server, Watch, serving
+from attacks.harness import Server, Watch, serving, wait_until
 from attacks.limits import FACTOR, LIMITS
 from engine.random_runs import PROMPT, small_llm
 
@@ -39,6 +39,12 @@ def _ids(server: Server, limit: int = 1000) -> set[str]:
     answer = server.get(f"/api/runs?limit={limit}")
     assert answer.status == 200, answer.body
     return {run["id"] for run in answer.json()["runs"]}
+
+
+def _written(store: Path) -> int:
+    with contextlib.closing(sqlite3.connect(store)) as connection:
+        (count,) = connection.execute("SELECT COUNT(*) FROM runs WHERE finish_reason IS NOT NULL").fetchone()
+    return int(count)
 
 
 @pytest.fixture
@@ -81,7 +87,7 @@ def _write_lock(store: Path, seconds: float) -> Iterator[None]:
 def test_a_lock_of_another_process_holds_up_nobody(tiny_file: Path, store: Path) -> None:
     with serving(*_flags(store), model=tiny_file) as server:
         run = _complete(server)
-        time.sleep(0.5)
+        wait_until(lambda: _written(store) == 1)
         with Watch(server) as watch, _write_lock(store, 60 if FACTOR else 1.5):
             for _ in range(60 if FACTOR else 12):
                 _complete(server)
@@ -160,7 +166,7 @@ def test_a_full_store_is_told(tiny_file: Path, store: Path) -> None:
     """Another process takes all the pages that the file may have: writes fail from then on."""
     with serving(*_flags(store), model=tiny_file) as server:
         _complete(server)
-        time.sleep(0.5)
+        wait_until(lambda: _written(store) == 1)
         log = len(server.log_text())
         with contextlib.closing(sqlite3.connect(store)) as connection:
             # A trigger is part of the file, so it holds for the server's connection too.
@@ -168,11 +174,8 @@ def test_a_full_store_is_told(tiny_file: Path, store: Path) -> None:
             connection.execute(f"CREATE TRIGGER full BEFORE INSERT ON runs BEGIN {refuse}; END")
             connection.commit()
         runs = [_complete(server) for _ in range(5)]
-        time.sleep(1)
-        told = server.log_text()[log:]
-        assert "full" in told, "not a word in the log"
-        health = server.get("/health").json()
-        assert health["status"] != "ok", health
+        wait_until(lambda: "full" in server.log_text()[log:])
+        wait_until(lambda: server.get("/health").json()["status"] != "ok")
         listed = _ids(server)
         assert set(runs) <= listed  # they are still in memory
         assert server.left_in_temporary() == []
@@ -258,7 +261,7 @@ def test_a_kill_amid_streams_loses_nothing_that_was_finished(tiny_file: Path, st
     with serving(*_flags(store), model=tiny_file) as server:
         finished = [_complete(server, seed=number) for number in range(10)]
         texts = {run: server.get(f"/api/runs/{run}").json()["text"] for run in finished}
-        time.sleep(0.7)
+        wait_until(lambda: _written(store) == len(finished))
         connections = []
         for _ in range(10):
             connection = http.client.HTTPConnection(server.host, server.port, timeout=20)

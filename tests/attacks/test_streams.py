@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from attacks.harness import Server, serving
+from attacks.harness import Server, serving, wait_until
 
 _LONG = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
 _SEPARATORS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e"
@@ -80,7 +80,7 @@ def test_an_end_during_embeddings_is_in_time_and_in_words() -> None:
 
         thread = threading.Thread(target=embed)
         thread.start()
-        time.sleep(1.5)
+        wait_until(lambda: server.get("/health").json()["running"] > 0)
         began = time.monotonic()
         assert server.end(seconds=60) == 0
         took = time.monotonic() - began

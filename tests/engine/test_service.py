@@ -329,10 +329,16 @@ def _resident() -> int:
 
 def test_ctrl_c_leaves_the_text_so_far():
     program = """
-import glassloop, os, signal, threading
+import glassloop, os, signal, threading, time
 from glassloop.engine.generation import Interrupted
-llm = glassloop.LLM(kv_memory="200MB")
-threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+llm = glassloop.LLM(kv_memory="200MB", draft=False)
+
+def press():
+    while llm.statistics()[0].steps < 8:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=press, daemon=True).start()
 try:
     llm.generate("The sea", glassloop.Sampling(max_tokens=8000, temperature=0, ignore_eos=True))
 except Interrupted as stopped:

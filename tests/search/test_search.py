@@ -294,7 +294,7 @@ def test_a_vote_by_confidence_ends_when_the_lead_is_large_enough(tiny):
 
     ended = 0
     for seed in range(8):
-        common = {"extract": parity, "keep": 1.0, "sampling": replace(OPTIONS, seed=seed, max_tokens=40)}
+        common = {"extract": parity, "keep": 1.0, "sampling": replace(OPTIONS, seed=seed, max_tokens=16)}
         found = {lead: search(tiny, "confidence", lead=lead, **common) for lead in (0.5, 1.5, 2.5)}
         paths = [len(solution.paths) for solution in found.values()]
         assert paths == sorted(paths)

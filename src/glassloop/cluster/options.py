@@ -10,7 +10,7 @@ from typing import Any
 
 from glassloop.cluster.fleet import PATIENCE, STALL
 from glassloop.cluster.replica import HEARTBEAT
-from glassloop.engine.llm import check_adapter_name
+from glassloop.engine.local import check_adapter_name
 from glassloop.errors import GlassloopError
 from glassloop.model.registry import DEFAULT_MODEL
 from glassloop.ops import default_threads

@@ -1,8 +1,8 @@
-"""Repair: the spans of a text that hurt most are drawn anew, until nothing pays or the budget is spent.
+"""Repair: spans of a text are drawn anew, until no replacement is an improvement or the budget is spent.
 
-Without a verifier, what hurts is what is surprising from both sides, and a replacement pays if it makes the
-text likelier; by masks, `mistakes` finds single tokens that are wrong. With a verifier, the text is drawn
-anew from some place on until the verifier is content.
+Without a verifier, the spans are those that are most surprising given the text on both sides, and a
+replacement is accepted if it makes the text likelier; by masks, `mistakes` finds single tokens that are
+wrong. With a verifier, the end of the text is drawn anew from some place on until the verifier lets it pass.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def repair(
 
     Each round measures the most surprising tokens from both sides, draws replacements of one and of `tokens`
     tokens for up to `spans` of the worst that are apart, and accepts those that save at least `least_gain`
-    bits on themselves and the `window` tokens after them (16 by default; 4 spans). It ends when no span pays
+    bits on themselves and the `window` tokens after them (16 by default; 4 spans). It ends when none does
     or `budget` tokens have been computed. `prompt` is what comes before the text and is not edited: a text,
     token ids or a conversation.
 
@@ -146,7 +146,7 @@ def _by_surprise(
     work: Work, draft: Run, sampling: Sampling, options: _Options, budget: int
 ) -> tuple[Run, list[Proposal]]:
     current, proposals, step = draft, list[Proposal](), 0
-    settled: set[int] = set()  # places where nothing pays
+    settled: set[int] = set()  # places where no replacement is an improvement
     while work.tokens < budget:
         cuts = borders(work, current)
         suspects = _screened(current, left_bits(current), settled, cuts)

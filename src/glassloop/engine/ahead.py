@@ -25,17 +25,20 @@ _MOST_KEPT = 512  # rows of logits that are kept while the next step runs
 
 @dataclass
 class Flight:
-    """A step that a device computes while the host does something else."""
+    """A step that a device computes while the host does something else.
+
+    A token that is not known yet has a negative id in the rows of the step after it: a promise.
+    """
 
     call: Call
     results: Any
-    promised: dict[int, int]  # by promise: the line of the step before that predicts its token
+    promised: dict[int, int]  # promise → line of the choices of the step before, which predicts the token
     seconds: float
-    dropped: set[Task] = field(default_factory=set)  # whose rows were computed with another token than chosen
+    dropped: set[Task] = field(default_factory=set)  # tasks whose rows were computed with a wrong token
     choices: StartedChoices | None = None  # None: not begun yet
-    tasks: Sequence[Task] = ()  # for which a token is chosen
-    places: Sequence[int] = ()  # the row of each of them
-    lines: dict[Task, int] = field(default_factory=dict)  # the line of the choices of each of them
+    tasks: Sequence[Task] = ()  # the tasks for which a token is chosen
+    places: Sequence[int] = ()  # the row of each of these tasks
+    lines: dict[Task, int] = field(default_factory=dict)  # the line of each of them in `choices`
 
     def lands(self, task: Task) -> bool:
         """Returns whether a task waits for its rows."""
@@ -54,7 +57,8 @@ class Predicted:
             self.share += 0.1 * (1.0 - wrong / predictions - self.share)
 
     def retry(self) -> bool:
-        """Returns whether to try again although they were wrong too often; now and then."""
+        """Returns whether to predict once more although the predictions were wrong too often: True at every
+        32nd call."""
         self._missed += 1
         return self._missed % 32 == 0
 

@@ -23,15 +23,15 @@ from glassloop.ops.quant import Float32
 from glassloop.trace.run import Run
 from glassloop.trace.token import Drafter
 
-_LONGEST = 6  # drafts of a chain: later ones are seldom right
-_MOST_RUNS = 16  # whose chains are drawn together
-_NEXT_CHANCE = 0.8  # that the next draft is right, before it is known
-_FIRST_CHANCES = (0.25, 0.35, 0.45, 0.5, 0.6, 0.7, 0.8, 0.95)  # by margin
-_LEAST_GAIN = 1.05  # in tokens per second: estimates are rough
-_FIRST_CHAINS = 48  # are drawn anyway: what they cost and how often they are right is not known before
-_TRIED_LENGTHS = 4  # the lengths of those, in turn, up to this
-_PLANNED_EVERY = 8  # steps
-_TRIED_EVERY = 16  # steps in which no draft pays
+_LONGEST = 6  # drafts in a chain, at most: later ones are seldom right
+_MOST_RUNS = 16  # chains that are drawn in one call, at most
+_NEXT_CHANCE = 0.8  # the chance that the draft after this one is right, as long as its margin is not known
+_FIRST_CHANCES = (0.25, 0.35, 0.45, 0.5, 0.6, 0.7, 0.8, 0.95)  # the chances to begin with, by class of margin
+_LEAST_GAIN = 1.05  # times as many tokens per second must be expected of drafts: estimates are rough
+_FIRST_CHAINS = 48  # chains that are drawn in any case, to learn what they cost and how often they are right
+_TRIED_LENGTHS = 4  # these first chains have the lengths 1 to this, in turn
+_PLANNED_EVERY = 8  # steps between two decisions on whether drafts pay
+_TRIED_EVERY = 16  # steps between two chains while drafts do not pay
 _NOTHING = Drawn([], [], 0)
 
 

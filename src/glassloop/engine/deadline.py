@@ -21,7 +21,8 @@ class Cancelled(GlassloopError):
 
 
 class Deadline:
-    """`seconds` from now, or no limit; `what` names the computation in the error message."""
+    """The latest end of a computation: `seconds` from now, or no limit. `what` names the computation in the
+    error message."""
 
     def __init__(self, seconds: float | None = None, what: str = "the computation") -> None:
         self.seconds = seconds
@@ -48,6 +49,6 @@ class Deadline:
         return TimedOut(f"{self.what} took longer than {self.seconds:g} s")
 
     def check(self) -> None:
-        """Raises `TimedOut` or `Cancelled` where there is reason to."""
+        """Raises `TimedOut` if the time is up, `Cancelled` if the result is not wanted any more."""
         if self.cancelled or self.expired:
             raise self.error()

@@ -36,7 +36,7 @@ class Garbage:
                 self._is_busy = True
                 kind._busy += 1
                 if kind._busy == 1:
-                    kind._ours = gc.get_freeze_count() == 0  # else the program has its own ideas
+                    kind._ours = gc.get_freeze_count() == 0  # else the program itself froze objects
             elif kind._ours:
                 gc.unfreeze()
                 gc.collect()

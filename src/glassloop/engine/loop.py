@@ -77,7 +77,7 @@ class Loop:
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, request: Request | Reading) -> None:
-        """Queues a request. If something is wrong with it, that is its own error and told as such."""
+        """Queues a request. An error in the request ends this request alone, and its listener is told."""
         try:
             tasks = self._tasks_of(request)
             check_task(tasks[0], self.transformer)

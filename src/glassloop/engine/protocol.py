@@ -121,8 +121,8 @@ class Engine(RequestMaker, ABC):
         given back what it held."""
 
     def after_step(self, job: Callable[[], object]) -> None:
-        """Calls a function as soon as a run whose end a listener is being told of can be continued by another
-        request. For listeners."""
+        """Calls a function after the current step. For listeners that are told of the end of a run and want
+        to continue it by another request, which is possible only then."""
         job()
 
     def apply(

@@ -169,11 +169,6 @@ def find_extractor(given: str | Extractor | None) -> Extractor:
     )
 
 
-def canonical_number(text: str) -> str | None:
-    """Returns a number that a text begins with in canonical form, or None."""
-    return _first_number(text)
-
-
 def _marked(text: str) -> Iterator[str]:
     """Yields the marked answers of a text, the surest mark first and the last of each kind."""
     yield from _boxed(text)

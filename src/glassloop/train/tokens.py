@@ -171,10 +171,6 @@ class TokenFiles:
                         f"{self.folder / entry[kind]['file']}: has another SHA-256 than its manifest"
                     )
 
-    @property
-    def learns_all(self) -> bool:
-        return all(shard.learned is None for shard in self.shards)
-
     def read(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Returns tokens and whether each is learned. Both ends lie within one document."""
         number = int(np.searchsorted(self._starts, start, "right")) - 1
