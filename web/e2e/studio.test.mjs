@@ -267,7 +267,7 @@ test('it works by keyboard alone', { skip }, async () => {
   const fork = await settled(page, server, before.id);
   assert.deepEqual([fork.parent, fork.fork_at, fork.tokens[1].id], [before.id, 1, id]);
   await page.keyboard.press('?');
-  assert.equal(await page.locator('dialog kbd').count(), 35);
+  assert.equal(await page.locator('dialog kbd').count(), 36);
   await page.keyboard.press('Escape');
   await page.keyboard.press('e');
   await page.getByLabel('The new text').waitFor();
