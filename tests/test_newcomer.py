@@ -293,6 +293,6 @@ def _ask_as_a_backend_developer(server: Server) -> str:
         with pytest.raises(BadRequestError, match="only functions that the client calls are tools here"):
             client.responses.create(model=asked["model"], input="hi", tools=[{"type": "web_search"}])
     # curl without a content type.
-    plain_text = httpx.post(f"{server.url}/v1/chat/completions", content=b"{}")
+    plain_text = httpx.post(f"{server.url}/v1/chat/completions", content=b"{}", timeout=60)
     assert plain_text.status_code == 415 and "send content-type: application/json" in plain_text.text
     return id

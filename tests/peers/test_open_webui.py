@@ -33,7 +33,7 @@ def events(answer):
 
 
 def test_models(base):
-    answer = httpx.get(f"{base}/models", headers=KEY | USER).json()
+    answer = httpx.get(f"{base}/models", headers=KEY | USER, timeout=60).json()
     assert answer["object"] == "list" and answer["data"][0]["id"] == MODEL
 
 

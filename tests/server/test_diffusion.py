@@ -53,7 +53,9 @@ def test_a_text_and_its_passes_are_those_of_the_python_call(server, expected):
 
 
 def test_a_stream_has_an_event_for_each_pass_and_tokens_when_a_block_is_final(server, expected):
-    with httpx.stream("POST", f"{server.url}/api/diffusions", json={**BODY, "stream": True}) as answer:
+    with httpx.stream(
+        "POST", f"{server.url}/api/diffusions", json={**BODY, "stream": True}, timeout=60
+    ) as answer:
         told = events(answer)
     kinds = [kind for kind, _ in told]
     assert kinds[0] == "run" and kinds[-1] == "end"
@@ -108,7 +110,9 @@ def test_the_run_is_kept_explained_exported_and_replayed(server, llm, expected, 
     loaded.id, loaded.seed = "0" * 16, 8  # another record
     loaded.save(file)
     headers = {"content-type": "application/octet-stream"}
-    taken = httpx.post(f"{server.url}/api/runs/import", content=file.read_bytes(), headers=headers)
+    taken = httpx.post(
+        f"{server.url}/api/runs/import", content=file.read_bytes(), headers=headers, timeout=60
+    )
     assert taken.status_code == 201 and taken.json()["runs"][0]["passes"] == len(expected.passes)
     assert server.post(f"{path}/fork", {"at": 1}).status_code == 400
     stepped = server.post(f"{path}/step", {"tokens": 1})

@@ -151,13 +151,15 @@ def test_a_page_elsewhere_cannot_reach_it(server):
     assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_site"
     assert not any(name.startswith("access-control") for name in answer.headers)
     form = {"content-type": "text/plain"}
-    answer = httpx.post(f"{server.url}/v1/completions", content=b'{"prompt": "x"}', headers=form)
+    answer = httpx.post(f"{server.url}/v1/completions", content=b'{"prompt": "x"}', headers=form, timeout=60)
     assert answer.status_code == 415
 
 
 def test_a_wrong_content_type_is_told_with_the_right_one(server):
     for headers, found in (({}, "missing"), ({"content-type": "text/plain"}, "text/plain")):
-        answer = httpx.post(f"{server.url}/v1/completions", content=b'{"prompt": "x"}', headers=headers)
+        answer = httpx.post(
+            f"{server.url}/v1/completions", content=b'{"prompt": "x"}', headers=headers, timeout=60
+        )
         message = f"the header content-type is {found}; send content-type: application/json"
         assert (answer.status_code, answer.json()["error"]["message"]) == (415, message)
 
