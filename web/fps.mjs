@@ -28,7 +28,7 @@ const scrolling = (page) =>
     text.scrollTop = tree.scrollLeft = 0;
     for (let frame = 0; frame < 240; frame++) {
       await new Promise((resolve) => requestAnimationFrame(resolve));
-      text.scrollTop = (text.scrollHeight * frame) / 240;
+      text.scrollTop = 28 * Math.round((text.scrollHeight * frame) / 240 / 28); // by whole lines, as the page does
       tree.scrollLeft = (tree.scrollWidth * frame) / 240;
     }
   });
@@ -60,6 +60,7 @@ async function measure(page, until) {
     'p99 ms': quantile(0.99),
     'worst ms': times.at(-1),
     'late %': (100 * times.filter((each) => each > 1.05 * FRAME).length) / times.length,
+    'busy %': (100 * (after.TaskDuration - before.TaskDuration)) / ((at.at(-1) - at[0]) / 1000), // of the main thread, whoever else runs
     ...Object.fromEntries(METRICS.map((name) => [`${name.replace('Duration', '').toLowerCase()} ms/frame`, work(name)])),
   };
 }

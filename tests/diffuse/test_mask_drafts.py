@@ -14,6 +14,7 @@ from glassloop import GlassloopError, Sampling
 def llm():
     made = MaskedLLM()
     made.draft_by_masks()
+    assert made.drafter == "masks"
     # A step's cost does not grow with its rows, so that drafts always seem to pay.
     made.engine.loop._step_cost.cost = lambda rows: 1.0
     yield made

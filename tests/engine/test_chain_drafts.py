@@ -194,6 +194,7 @@ def test_the_default_model_has_a_drafter_that_is_often_right():
     ]
     with LLM(kv_memory="100MB") as drafting, LLM(draft=False, kv_memory="100MB") as plain:
         assert plain.transformer.chain is None and drafting.transformer.chain is not None
+        assert drafting.drafter == "drafter"
         accepted = steps = 0
         for sampling in samplings:
             one, other = (llm.generate(asked, sampling) for llm in (drafting, plain))

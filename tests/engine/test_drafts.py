@@ -225,6 +225,7 @@ def test_the_real_model_drafts_for_itself():
         LLM(draft="smollm2-135m-instruct", kv_memory="200MB") as llm,
     ):
         assert llm.generate(prompt, sampling).tokens == plain.generate(prompt, sampling).tokens
+        assert llm.drafter == "model" and plain.drafter is None
 
 
 def test_a_draft_model_with_other_tokens_is_refused():

@@ -394,7 +394,8 @@ def test_lenses_show_what_the_engine_computes(server, llm):
         assert answer.status_code == 200, answer.text
         return answer.json() | {"model": llm.name}
 
-    assert server.get("/api/info").json()["lenses"] == ["attention", "layers", "neighbours"]
+    info = server.get("/api/info").json()
+    assert info["lenses"] == ["attention", "layers", "neighbours"] and info["drafter"] == llm.drafter
     assert look("attention") == llm.lens.attention(direct).to_dict()
     assert look("attention", token=4, layer=14) == llm.lens.attention(direct, 4).to_dict(14)
     assert look("layers", token=4, count=3) == llm.lens.layers(direct, 4, 3).to_dict()

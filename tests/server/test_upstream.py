@@ -151,7 +151,7 @@ def test_an_explanation_says_what_is_known(front):
 def test_what_is_not_known_is_refused_in_words_or_null(front):
     info = front.get("/api/info").json()
     assert "glassloop at" in info["upstream"] and info["lenses"] == []
-    assert all(info[name] is None for name in ("vocabulary", "layers", "dim", "heads", "kv"))
+    assert all(info[name] is None for name in ("vocabulary", "layers", "dim", "heads", "kv", "drafter"))
     refused = {
         ("/tokenize", "tokenizer"): {"prompt": "a"},
         ("/v1/embeddings", "tokenizer"): {"input": "a", "model": info["model"]},

@@ -267,7 +267,7 @@ test('it works by keyboard alone', { skip }, async () => {
   const fork = await settled(page, server, before.id);
   assert.deepEqual([fork.parent, fork.fork_at, fork.tokens[1].id], [before.id, 1, id]);
   await page.keyboard.press('?');
-  assert.equal(await page.locator('dialog kbd').count(), 35);
+  assert.equal(await page.locator('dialog kbd').count(), 36);
   await page.keyboard.press('Escape');
   await page.keyboard.press('e');
   await page.getByLabel('The new text').waitFor();
@@ -439,6 +439,7 @@ test('hostile tokens are shown and never obeyed', { skip }, async () => {
         for (const each of token.alternatives) each.text = pieces[i];
       });
       told.stop_reason = pieces[0];
+      [told.diffusion, told.passes] = [{}, 1];
       return route.fulfill({ json: told });
     });
   await studio({ hash: `#run=${run.id}&at=2`, before });
@@ -467,6 +468,11 @@ test('hostile tokens are shown and never obeyed', { skip }, async () => {
   await page.keyboard.press('9');
   await page.getByRole('button', { name: 'Repair' }).click();
   await page.locator('tr[data-proposal]').nth(6).waitFor();
+  await clean();
+  const cells = pieces.map((text, id) => ({ text: id % 2 ? text : null, id: id % 2 ? id : null, changed: true, confidence: id % 2 ? 0.5 : null, entropy: 1, raw_logprob: -1, logprob: -1, pass: 0, taken_back: text, reason: text }));
+  await page.route(`**/api/runs/${run.id}/passes*`, (route) => route.fulfill({ json: { run: run.id, diffusion: {}, passes: 1, frames: [{ pass: 0, first: 0, cells }], more: false } }));
+  await page.keyboard.press('d');
+  await page.locator('tr[data-taken="6"]').waitFor();
   await clean();
 });
 
@@ -759,20 +765,24 @@ test('chat goes on from the branch one looks at', { skip }, async () => {
   assert.ok(second.prompt.includes('Say hello.') && second.prompt.includes('And now goodbye.') && second.prompt.includes(first.text.trim()), second.prompt);
 });
 
-test('the tour goes through thirteen steps on the live model', { skip }, async () => {
+test('the tour goes through fourteen steps on the live model', { skip }, async () => {
   await studio();
   await played(page);
   await page.keyboard.press('g');
-  for (let step = 1; step <= 13; step++) {
-    await page.getByText(`Tour ${step} of 13`).waitFor();
+  for (let step = 1; step <= 14; step++) {
+    await page.getByText(`Tour ${step} of 14`).waitFor();
     await page.waitForFunction(() => document.querySelectorAll('.token[data-token]').length > 0);
     if (step === 7) {
       await page.locator('.turns').filter({ hasText: 'Name one colour.' }).waitFor();
       assert.equal(await page.getByLabel('Your message').inputValue(), '', 'the box is free for the next message');
     }
-    const lens = { 9: 'Drafts', 10: 'Thinking', 11: 'Editing', 12: 'Training', 13: 'Engines' }[step];
+    const lens = { 9: 'Drafts', 10: 'Thinking', 11: 'Editing', 12: 'Filling', 13: 'Training', 14: 'Engines' }[step];
     if (lens) await page.locator('[role=tab][aria-selected=true]').filter({ hasText: lens }).waitFor();
-    if (step < 13) await page.getByRole('button', { name: /^Next/ }).click();
+    if (step === 12) {
+      await page.locator('[data-spot]').first().click();
+      await page.locator('.todo [data-icon=check]').waitFor();
+    }
+    if (step < 14) await page.getByRole('button', { name: /^Next/ }).click();
   }
   await page.getByRole('button', { name: 'Finish' }).click();
 });
@@ -1110,6 +1120,84 @@ test('an edit shows the text over time, and every proposal with its bits', { ski
   assert.equal((await told('s')).trim(), 'London');
   await page.getByLabel('The text over time').fill('0');
   assert.equal(await told('> bdi, ins'), edit.before);
+  assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
+  await accessible('section[aria-label="Lenses"]');
+});
+
+test('a hole is filled by diffusion where that is chosen', { skip }, async () => {
+  await studio();
+  await played(page);
+  await page.keyboard.press('9');
+  await page.getByLabel('The text to edit').fill('The cat sat on the and purred.');
+  await page.getByLabel('The text to edit').evaluate((box) => (box.setSelectionRange(18, 18), box.dispatchEvent(new Event('select'))));
+  await page.getByLabel('proposals').selectOption('diffusion');
+  const [made] = await Promise.all([page.waitForResponse((answer) => answer.url().endsWith('/api/edits/infill'), { timeout: 60_000 }), page.getByRole('button', { name: 'Fill in at cursor' }).click()]);
+  assert.deepEqual([made.request().postDataJSON().proposer, made.request().postDataJSON().before], ['diffusion', 'The cat sat on the']);
+  const edit = await made.json();
+  await page.waitForFunction((count) => document.querySelectorAll('tr[data-proposal]').length === count, edit.proposals.length);
+  assert.equal((await page.locator('.moment').locator('> bdi, ins').allTextContents()).join(''), edit.text);
+});
+
+test('a text is filled in pass by pass, as the server recorded it, and each place says why', { skip }, async () => {
+  await studio({ scheme: 'light', width: 1440 });
+  await played(page);
+  const first = await current(page, server);
+  await page.keyboard.press('d');
+  for (const [name, value] of [['block', '8'], ['passes', '4'], ['revise', '1'], ['Most tokens of a run', '16']]) await page.getByLabel(name, { exact: true }).fill(value);
+  await page.getByRole('button', { name: 'Fill in', exact: true }).click();
+  const run = await settled(page, server, first.id);
+  const { frames, diffusion } = await server.get(`/api/runs/${run.id}/passes`);
+  assert.deepEqual([diffusion.block, diffusion.passes, diffusion.revise, run.passes, run.tree], [8, 4, 1, frames.length, first.tree]);
+  assert.ok(frames.some((frame) => frame.cells.some((cell) => cell.taken_back !== null)), 'something was taken back');
+  const slider = page.getByLabel('The text by pass');
+  await page.waitForFunction((last) => document.querySelector('[data-pass]')?.dataset.pass === last, String(frames.length - 1));
+  const plain = (text) => (text === null ? null : text.replaceAll('·', ' ').replaceAll('↵', '\n'));
+  for (const frame of frames) {
+    await slider.fill(String(frame.pass));
+    await page.locator(`[data-pass="${frame.pass}"]`).waitFor();
+    const shown = await page.locator('[data-spot]').evaluateAll((nodes) => nodes.map((node) => [Number(node.dataset.spot), node.querySelector('.new')?.textContent ?? null, node.querySelector('s')?.textContent ?? null, node.classList.contains('changed')]));
+    assert.deepEqual(shown.slice(frame.first).map(([place, text, taken, changed]) => [place, plain(text), plain(taken), changed]), frame.cells.map((cell, i) => [frame.first + i, cell.text, cell.taken_back, cell.changed]), `pass ${frame.pass}`);
+    for (const [i, cell] of frame.cells.entries()) {
+      if (cell.taken_back !== null) assert.ok((await page.locator(`[data-taken="${frame.first + i}"]`).textContent()).endsWith(`taken back: ${cell.reason}`));
+      if (!cell.changed || cell.text === null) continue;
+      const [, , confidence, own, entropy] = await page.locator(`[data-filled="${frame.first + i}"] td`).allTextContents();
+      assert.ok(Math.abs(percent(confidence) - cell.confidence) <= 6e-4 || confidence.startsWith('>'), confidence);
+      assert.ok(Math.abs(percent(own) - Math.exp(cell.raw_logprob)) <= 6e-4 || own.startsWith('>'), own);
+      assert.equal(entropy, cell.entropy.toFixed(2));
+    }
+  }
+  // Why: of a token in the pass that filled it, of a mask in the pass that is shown.
+  const at = frames.findIndex((frame) => frame.pass > 0 && frame.cells.some((cell) => cell.text === null));
+  await slider.fill(String(at));
+  for (const wanted of [(cell) => cell.text === null, (cell) => cell.text !== null]) {
+    const place = frames[at].first + frames[at].cells.findIndex(wanted);
+    const { sentence } = await server.get(`/api/runs/${run.id}/explain/${place}?pass=${frames[at].cells[place - frames[at].first].pass ?? at}`);
+    await page.locator(`[data-spot="${place}"]`).click();
+    await page.waitForFunction((text) => document.querySelector('[data-panel=why] .sentence')?.textContent === text, sentence);
+  }
+  await accessible('main');
+  // By keyboard alone: the slider, then the places.
+  await slider.focus();
+  await page.keyboard.press('Home');
+  await page.keyboard.press('ArrowRight');
+  assert.equal(await page.locator('[data-pass]').getAttribute('data-pass'), '1');
+  await page.keyboard.press('Space');
+  await page.locator('[data-pass="2"]').waitFor();
+  await page.keyboard.press('Space');
+  await page.keyboard.press('Tab');
+  await page.keyboard.press('Home');
+  await page.keyboard.press('ArrowRight');
+  await page.keyboard.press('Enter');
+  await page.locator('[data-spot="1"][aria-pressed=true]').waitFor();
+  await page.getByText(/place 1 in pass \d/).waitFor();
+  await page.keyboard.press('Escape');
+  await page.getByText(/place 1 in pass \d/).waitFor({ state: 'detached' });
+  // It is a run like any other: opened again, it has its passes, on a phone too.
+  await page.context().close();
+  await studio({ hash: `#run=${run.id}`, width: 390, height: 844 });
+  await page.getByRole('button', { name: 'How was it filled?' }).click();
+  await page.locator(`[data-pass="${frames.length - 1}"]`).waitFor();
+  assert.equal(plain((await page.locator('.spot .new').allTextContents()).join('')), run.text);
   assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
   await accessible('section[aria-label="Lenses"]');
 });

@@ -9,6 +9,7 @@ export interface AskedPass {
   place: number;
   pass: number;
   piece: string | null; // what the pass put there; null: it stayed masked
+  entropy: number | null; // of the model's own distribution there, where it was recorded
 }
 
 export class PassReason {

@@ -16,7 +16,7 @@ import { Pace, TABLES, TREE } from './lib/pace';
 import { save } from './lib/save';
 import { suggest } from './lib/suggest';
 import { spoken } from './lib/visible';
-import type { Info, Message, Option, Options, StartBody, Summary, Token, TreeEvent } from './lib/types';
+import type { Cell, Info, Message, Option, Options, StartBody, Summary, Token, TreeEvent } from './lib/types';
 import { FieldErrors } from './fields.svelte';
 import { panels } from './panels.svelte';
 import { PassReason } from './filling.svelte';
@@ -444,12 +444,12 @@ class Studio {
   }
 
   /** Shows why a place of a text that is filled in passes got its token in one of them. */
-  pinPlace(place: number, pass: number, piece: string | null): void {
+  pinPlace(place: number, pass: number, { text, entropy }: Cell): void {
     if (!this.run) return;
     this.playback.end();
     this.pin = place < this.count ? place : null;
     this.choice = null;
-    void this.reason.ask({ run: this.run.summary.id, place, pass, piece }).then(() => this.reason.told && this.voice.say(this.reason.told.sentence));
+    void this.reason.ask({ run: this.run.summary.id, place, pass, piece: text, entropy }).then(() => this.reason.told && this.voice.say(this.reason.told.sentence));
   }
 
   /** Whether a run can be forked: one that was filled in passes cannot. */

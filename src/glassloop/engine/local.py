@@ -51,6 +51,7 @@ class LocalEngine(Engine):
     """An engine that computes in this process: `LLM` says what its options are."""
 
     _mask: Mask | None = None
+    _drafter: DrafterKind | None = None
     _model = ""  # as it was given; a server changes `name`
 
     def __init__(
@@ -101,7 +102,7 @@ class LocalEngine(Engine):
         self._one_adapter = Lock()
         # The engine must hold no reference to this object, or it would never be freed.
         weakref.finalize(self, self.engine.close)
-        self._drafter: DrafterKind | None = "lookup" if self.drafts else None
+        self._drafter = "lookup" if self.drafts else None
         if drafter is not None:
             self._drafter = "model"
         elif self.drafts and self.transformer.drafter is not None:

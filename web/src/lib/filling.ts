@@ -46,7 +46,7 @@ export const explainedBy = ({ cell }: Spot, shown: number): number => cell.pass 
 
 /** Returns a spot in words. */
 export function spotTold({ place, cell }: Spot): string {
-  const taken = cell.taken_back === null ? '' : `; “${spoken(cell.taken_back)}” was taken back (${cell.reason})`;
+  const taken = cell.taken_back === null ? '' : `; “${spoken(cell.taken_back)}” was taken back (${spoken(cell.reason ?? '')})`;
   if (cell.text === null) return `place ${place}: masked${taken}`;
   return `place ${place}: “${spoken(cell.text)}”, filled in pass ${cell.pass}, confidence ${share(cell.confidence ?? NaN)}, its own probability ${percent(cell.raw_logprob)}, entropy ${decimal(cell.entropy)} nats${taken}`;
 }

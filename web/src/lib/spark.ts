@@ -12,10 +12,10 @@ export interface Spark {
 }
 
 export function spark(entropies: readonly number[], width: number, height: number): Spark {
-  const top = Math.max(3, ...sampled(entropies, width).map(([, value]) => value));
+  const points = sampled(entropies, width / 2);
+  const top = Math.max(3, ...points.map(([, value]) => value));
   const x = scaleLinear().domain([0, Math.max(1, entropies.length - 1)]).range([2, width - 2]);
   const y = scaleLinear().domain([0, top]).range([height - 1, 2]);
-  const points = sampled(entropies, width);
   return {
     line: line<[number, number]>((each) => x(each[0]), (each) => y(each[1])).curve(curveMonotoneX)(points) ?? '',
     area: area<[number, number]>((each) => x(each[0]), height - 1, (each) => y(each[1])).curve(curveMonotoneX)(points) ?? '',
