@@ -343,25 +343,15 @@ def test_a_rolling_update_hands_streams_over(single):
 
 
 @pytest.mark.skipif(not LONG, reason="takes a minute; GLASSLOOP_CLUSTER=1 runs it")
-def test_what_was_finished_survives_the_death_of_the_ingress(tmp_path, single):
-    store = tmp_path / "runs.db"
+def test_what_was_finished_survives_the_death_of_the_ingress(postgres, single):
+    url = postgres.new_database()
     sampling = Sampling(seed=3, max_tokens=20)
-    with serving("--replicas", "1", "--kv-memory", "200MB", "--store", str(store)) as server:
-        (run,) = run_on(server, {"prompt": PROMPT, "sampling": {"seed": 3, "max_tokens": 20}})
+    with serving("--replicas", "1", "--kv-memory", "200MB", "--store", url) as server:
         long = {"prompt": PROMPT, "sampling": {"max_tokens": 5000, "ignore_eos": True}}
         unfinished = server.post("/api/runs", long).json()["runs"][0]
-        with contextlib.closing(Store(store)) as watched:  # a thread of the server writes, soon
-
-            def is_written() -> bool:
-                ended, begun = watched.run(run.id), watched.run(unfinished["id"])
-                return ended is not None and ended.finish_reason is not None and begun is not None
-
-            until = time.monotonic() + 60
-            while not is_written():
-                assert time.monotonic() < until
-                time.sleep(0.05)
+        (run,) = run_on(server, {"prompt": PROMPT, "sampling": {"seed": 3, "max_tokens": 20}})
         server.end(signal.SIGKILL)
-    with contextlib.closing(Store(store)) as kept:
+    with contextlib.closing(Store(url)) as kept:
         assert kept.run(run.id).tokens == single.generate(PROMPT, sampling).tokens
         assert kept.run(unfinished["id"]).finish_reason is None
 

@@ -3,6 +3,7 @@ store cannot do what it should."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sqlite3
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+
+from glassloop import Store
 
 from .conftest import serving
 
@@ -41,6 +44,27 @@ def test_runs_outlive_a_server_that_is_killed(tmp_path):
         stepped = server.post(f"/api/runs/{open_ends[0]}/step", {"tokens": 2})
         assert stepped.status_code == 200
         assert server.end() == 0
+
+
+def test_what_a_client_was_told_to_be_finished_is_in_a_shared_store(postgres):
+    url = postgres.new_database()
+    plain = {"prompt": "The sea", "max_tokens": 4, "seed": 1, "ignore_eos": True}
+    hole = {"before": "The sea", "after": " is wide.", "tokens": 2, "candidates": 2}
+    search = {"max_tokens": 4, "messages": [{"role": "user", "content": "2 + 2?"}]}
+    search["search"] = {"method": "vote", "samples": 2}
+    found: dict[str, str | None] = {}
+    with serving("--store", url, "--kv-memory", "200MB") as server:
+        for path, body in (
+            ("/v1/completions", plain),
+            ("/v1/completions", plain | {"stream": True}),
+            ("/api/edits/infill", hole),
+            ("/v1/chat/completions", search),
+        ):
+            answer = server.post(path, body)
+            assert answer.is_success, answer.text
+            with contextlib.closing(Store(url)) as kept:  # what another server would find at this moment
+                before, found = found, {entry.id: entry.finish_reason for entry in kept.list()}
+                assert len(found) > len(before) and None not in found.values(), path
 
 
 def test_the_list_after_a_restart_is_the_list_before_it(tmp_path):

@@ -64,6 +64,7 @@ class Service:
         self.searches: set[Running] = set()  # those that run
         self._deadlines: set[Deadline] = set()  # of calls that read from the model now
         self._hub: Hub | None = None
+        self._ending: set[asyncio.Task[None]] = set()  # runs that are told to have ended when they are stored
         self._fingerprint: str | None = None
         self._hashing = Lock()  # held while the model's files are hashed
 
@@ -291,11 +292,24 @@ class Service:
             state.tree.add(Event("token", state, state.sent, token))
             state.sent += 1
             return
+        if self.runs.keep_ended(state):
+            ending = asyncio.get_running_loop().create_task(self._end_when_written(state))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+        else:
+            self._end(state)
+
+    async def _end_when_written(self, state: RunState) -> None:
+        await self.runs.written()
+        self._end(state)
+
+    def _end(self, state: RunState) -> None:
+        """Tells that a run has ended."""
         run, state.request, state.limit = state.run, None, None
         state.tree.add(Event("end", state, state.sent, None))
         self.metrics.ended(run, run.fork_at or 0)
         self.log.run(run)
-        self.runs.ended(state)
+        self.runs.trim()
 
     def _hand_over(self, state: RunState, token: TakenBack) -> None:
         """Ends a run whose last tokens were taken back; the run that continues is one more of its tree."""
@@ -305,7 +319,8 @@ class Service:
         state.tree.add(Event("taken_back", state, token.to, token))
         self.runs.add(made)
         made.tree.add(Event("run", made, made.sent, None))
-        self._deliver(state, None)
+        self.runs.keep_ended(state)
+        self._end(state)
 
     def cancel(self, states: Sequence[RunState]) -> None:
         running = [state.latest for state in states]
@@ -321,17 +336,16 @@ class Service:
         for deadline in self._deadlines:
             deadline.cancel()
 
-    def keep_search(self, solution: Solution) -> None:
+    async def keep_search(self, solution: Solution) -> None:
         """Adds the runs of a search that is over to the list of runs, as one tree."""
         tree = TreeState()
-        for path in solution.paths:
-            state = RunState(path.run, tree, f"path {path.number}")
-            self.runs.add(state)
+        states = [RunState(path.run, tree, f"path {path.number}") for path in solution.paths]
+        for path, state in zip(solution.paths, states, strict=True):
             for kind in ("run", "end"):
                 tree.add(Event(kind, state, state.sent, None))
             self.metrics.ended(path.run, path.kept)
             self.log.run(path.run)
-            self.runs.ended(state)
+        await self.runs.add_ended(states)
 
     # ── following ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -147,6 +147,11 @@ class Store:
         now.tokens = list(run.tokens)  # the engine may continue the run before it is written
         self._writer.put(Item(now, tree, name, time.time() if added is None else added))
 
+    def written(self) -> Future[None]:
+        """Returns a future that is done when each run that was put before has been written, or could not be
+        and will be tried again. It does not fail."""
+        return self._writer.call(lambda: None)
+
     def flush(self) -> None:
         """Waits until all runs that were put are written. Raises if some could not be written."""
         self._writer.flush()

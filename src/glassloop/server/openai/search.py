@@ -142,7 +142,7 @@ class SearchChat(Chat):
                     raise shutting_down()
                 yield True
             self._solution = await service.pools.searching.run(search.solution)
-            service.keep_search(self._solution)
+            await service.keep_search(self._solution)
         finally:
             service.searches.discard(search)
             if self._solution is None:

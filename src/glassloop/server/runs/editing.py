@@ -163,10 +163,7 @@ def router(service: Service) -> APIRouter:
 
         made = await service.read_model(request, compute, service.pools.editing)
         tree = TreeState()
-        for run in made.runs:
-            state = RunState(run, tree, make.__name__)
-            service.runs.add(state)
-            service.runs.ended(state)
+        await service.runs.add_ended([RunState(run, tree, make.__name__) for run in made.runs])
         return await service.pools.rendering.run(
             lambda: JSON({**made.edit, "tree": tree.id, "frames": made.frames})
         )

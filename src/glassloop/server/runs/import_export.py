@@ -102,8 +102,7 @@ class _Importer:
         answer = await service.pools.short.run(self._answer, state, original, 201)
         if await service.runs.find(run.id) is None:
             self._make_room(run)
-            service.runs.add(state)
-            service.runs.ended(state)
+            await service.runs.add_ended([state])
         return answer
 
     def _make_room(self, run: Run) -> None:

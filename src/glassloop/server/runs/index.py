@@ -114,11 +114,27 @@ class RunIndex:
 
     # ── ending ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def ended(self, state: RunState) -> None:
+    def keep_ended(self, state: RunState) -> bool:
+        """Writes a run that has ended to the storage. Returns whether `written` has to be waited for before
+        clients are told."""
         # A run that was forgotten while it was computed is not stored.
-        if self.storage is not None and self._states.get(state.run.id) is state:
-            self.storage.put(state)
+        if self.storage is None or self._states.get(state.run.id) is not state:
+            return False
+        self.storage.put(state)
+        return self.storage.is_shared
+
+    async def written(self) -> None:
+        """Returns when all runs that have ended are in the storage, if servers share it."""
+        if self.storage is not None:
+            await self.storage.written()
+
+    async def add_ended(self, states: Sequence[RunState]) -> None:
+        """Adds runs that have ended before, and returns when they are `written`."""
+        for state in states:
+            self.add(state)
+            self.keep_ended(state)
         self.trim()
+        await self.written()
 
     def trim(self) -> None:
         """Forgets the oldest runs that no request needs any more."""

@@ -30,6 +30,7 @@ from glassloop.trace.store import Store
 INTERRUPTED = "cancelled", "interrupted: the server ended"  # finish_reason and stop_reason
 _PATIENCE = 5.0  # seconds that a write waits for another process
 _PRUNE_EVERY = 50  # runs
+_MOST_WAIT = 2.0  # seconds that the end of a run waits for a shared store
 _READERS = 2
 T = TypeVar("T")
 
@@ -103,6 +104,18 @@ class RunStorage:
         self._since_pruning += 1
         if self._since_pruning >= _PRUNE_EVERY:
             self._prune()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether servers on other machines use the store too."""
+        return self._store.path is None
+
+    async def written(self) -> None:
+        """Returns when all that was put before is in the store, if it is shared: other servers must find a
+        run that a client was told to be finished, even if this server is killed then. It waits for a bounded
+        time, so a store that is away delays an end and never prevents it."""
+        if self.is_shared:
+            await asyncio.wait([asyncio.wrap_future(self._store.written())], timeout=_MOST_WAIT)
 
     def _put(self, run: Run, state: RunState) -> None:
         run.model = state.model or run.model
