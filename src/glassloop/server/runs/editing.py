@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
@@ -17,6 +17,7 @@ from glassloop.edit.power import sharpen
 from glassloop.edit.record import Edit
 from glassloop.edit.repair import repair
 from glassloop.engine.deadline import Deadline
+from glassloop.engine.protocol import Engine
 from glassloop.engine.request import draw_seed
 from glassloop.errors import GlassloopError
 from glassloop.search.solve import named_verifier
@@ -30,9 +31,6 @@ from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
 from glassloop.trace.run import Run
-
-if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
 
 Method = Literal["rerank", "metropolis"]
 Proposer = Literal["left", "diffusion"]
@@ -218,7 +216,7 @@ class Made(NamedTuple):
     runs: list[Run]  # the text before, after each accepted proposal, and at the end
 
 
-def _edit(llm: LLM, make: Callable[..., Edit], *args: Any, **options: Any) -> Made:
+def _edit(llm: Engine, make: Callable[..., Edit], *args: Any, **options: Any) -> Made:
     """Makes an edit with an engine in this process, here or on a replica."""
     if "check" in options:
         options["check"] = named_verifier(options["check"])
