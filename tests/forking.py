@@ -111,10 +111,15 @@ class Popen(subprocess.Popen):
     def _internal_poll(self, *options: Any, **more: Any) -> int | None:
         if self._ended is None:
             return super()._internal_poll(*options, **more)
-        if self.returncode is None:
-            pid, status = self._try_wait(os.WNOHANG)
-            if pid:
-                self._handle_exitstatus(status)
+        # If another thread waits for the process, its status is that thread's to read.
+        if self._waitpid_lock.acquire(blocking=False):
+            try:
+                if self.returncode is None:
+                    pid, status = self._try_wait(os.WNOHANG)
+                    if pid:
+                        self._handle_exitstatus(status)
+            finally:
+                self._waitpid_lock.release()
         return self.returncode
 
 
