@@ -157,3 +157,34 @@ def test_a_terminal_gets_colours_unless_it_wants_none(cache: Path, monkeypatch: 
     assert green not in run("list")[0]
     monkeypatch.setenv("NO_COLOR", "1")
     assert green not in run_on_a_terminal("list")
+
+
+def test_a_model_is_checked_from_its_header_to_one_step(tiny_path: Path) -> None:
+    out, err = run("check", str(tiny_path))
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "format",
+        "model",
+        "tokenizer",
+        "weights",
+        "computes",
+    ]
+    assert err == ""
+    plain = json.loads(run("check", str(tiny_path), "--ops", "reference", "--json")[0])
+    assert plain["usable"] is True and "reference" in plain["computes"]
+
+
+def test_a_model_with_a_weight_that_is_no_number_is_refused(tiny_path: Path, tmp_path: Path) -> None:
+    from glassloop.model.gguf import GGUFFile
+
+    data = bytearray(tiny_path.read_bytes())
+    tensors = GGUFFile(tiny_path).tensors
+    name = next(name for name, tensor in tensors.items() if tensor.format.name == "F32")
+    whole = tensors[name].data.tobytes()
+    place = bytes(data).index(whole)
+    data[place : place + 4] = b"\x00\x00\xc0\x7f"  # NaN
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(data)
+    _, err = run("check", str(file), status=2)
+    assert err == f"glassloop: {file}: {name} has values that are not finite\n"
+    _, err = run("check", "qwen2.5-coder-0.5b-instruct", status=2)
+    assert "not in the cache" in err and err.count("\n") == 1

@@ -7,21 +7,24 @@ Progress and notices go to stderr, so that stdout can be read by other programs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from glassloop.cli.help import App
-from glassloop.cli.options import Json, complete_model
+from glassloop.cli.options import Json, Ops, complete_model
 from glassloop.cli.terminal import print_json, print_result, print_table, visible, working
 from glassloop.errors import RegistryError
 from glassloop.model import registry
 from glassloop.model.registry.catalog import Entry
 from glassloop.model.registry.store import sha256_of, size_text, tree_size
 
-app = App(help="List, pull and remove models.")
+if TYPE_CHECKING:
+    from glassloop.model.check import Finding
+
+app = App(help="List, pull, check and remove models.")
 
 
 _STYLES = {"yes": "green", "no": "dim", "damaged": "bold red"}  # of cells in the list
@@ -99,6 +102,32 @@ def show(
         print_json(facts)
     else:
         _print_facts(facts)
+
+
+@app.command()
+def check(name: NameOrPath, ops: Ops = None, as_json: Json = False) -> None:
+    """Check that a model can be used here: its files, tokenizer and template, every weight, one step.
+
+    The exit code is 0 if it can, and 2 if something is wrong, which one line on stderr says.
+    """
+    from glassloop.model.check import check_model
+
+    source = registry.find(name)
+    if source is None:
+        raise RegistryError(f"{name!r} is not in the cache; 'glassloop models pull {name}' downloads it")
+    findings = check_model(source, ops)
+    found: dict[str, object] = {}
+    while finding := _next(findings):
+        found[finding.what] = finding.found
+        if not as_json:
+            print(visible(f"{finding.what:<9}  {finding.found}", newlines=False), flush=True)
+    if as_json:
+        print_json({"path": str(source), "usable": True, **found})
+
+
+def _next(findings: Iterator[Finding]) -> Finding | None:
+    with working("checking"):
+        return next(findings, None)
 
 
 @app.command()
