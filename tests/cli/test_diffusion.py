@@ -95,7 +95,7 @@ def test_a_pass_is_explained(holes, tmp_path):
         (("--fill", "block"), "NAME=VALUE is expected"),
         (("--fill", "block=0"), "diffusion.block is 0"),
         (("--fill", "colour=1"), "diffusion.colour is unknown"),
-        (("--show", "surprise"), "--from, --show and --upstream are not expected"),
+        (("--show", "surprise"), "--show and --upstream are not expected"),
     ],
 )
 def test_wrong_options_are_refused_before_the_model_is_loaded(options, told):

@@ -18,8 +18,8 @@ DESIGN = (
     " eta_cutoff repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size dry_multiplier"
     " dry_base dry_allowed_length logit_bias allowed_token_ids bad_words seed n max_tokens min_tokens stop"
     " stop_token_ids include_stop ignore_eos timeout stop_on_repetition revise revise_window revise_bits"
-    " beam_width length_penalty"
-    " early_stopping json_schema regex choice grammar adapter logprobs prompt_logprobs stages stage_options"
+    " beam_width length_penalty early_stopping json_schema regex choice grammar diffusion adapter"
+    " logprobs prompt_logprobs stages stage_options"
 )
 SCALARS = st.one_of(
     st.none(),

@@ -14,9 +14,9 @@ from ops.random_adapters import random_adapter
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.decoder import Decoder
+from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.stop import stop_ids
 from glassloop.diffuse.filling import Filling
-from glassloop.diffuse.options import Diffusion
 from glassloop.diffuse.rows import Rows
 from glassloop.engine.masked import Mask, Pass
 from glassloop.model.cache import Branches

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from glassloop import GlassloopError, Sampling
 from glassloop.decode.decoder import Decoder
+from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.luck import pass_salt
 from glassloop.diffuse.filling import Filling
-from glassloop.diffuse.options import Diffusion
 from glassloop.diffuse.select import Belief, select, to_take_back
 
 WIDTH, LETTERS, MASK = 3, 3, 3

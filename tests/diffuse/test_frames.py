@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop import Run, Sampling
+from glassloop.decode.diffusion import Diffusion
 from glassloop.diffuse.frames import Frames, frames
-from glassloop.diffuse.options import Diffusion
 from glassloop.diffuse.write import by_diffusion, follow_passes
 from glassloop.trace.passes import MOST_CHANGES
 

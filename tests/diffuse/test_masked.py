@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from glassloop import GlassloopError, Sampling
+from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.stop import Ending
 from glassloop.diffuse.hole import fill_holes
-from glassloop.diffuse.options import Diffusion
 from glassloop.diffuse.rows import Rows
 from glassloop.edit.infill import infill
 from glassloop.engine.masked import Mask, Masked, MaskedRow, Pass

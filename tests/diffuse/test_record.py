@@ -14,7 +14,7 @@ from hostile import glass
 from jsonschema_rs import validator_for
 
 from glassloop import GlassloopError, Run, Sampling, TraceError
-from glassloop.diffuse.options import Diffusion
+from glassloop.decode.diffusion import Diffusion
 from glassloop.diffuse.replay import known_before
 from glassloop.trace.file import from_bytes, to_bytes, version_of
 from glassloop.trace.header import to_header

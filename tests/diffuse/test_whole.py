@@ -16,7 +16,7 @@ from engine.small import loop, tokenizer
 from safetensors.torch import save_file
 
 from glassloop import GlassloopError, Sampling
-from glassloop.diffuse.options import Diffusion
+from glassloop.decode.diffusion import Diffusion
 from glassloop.engine.logits import RowCache
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import ModelError

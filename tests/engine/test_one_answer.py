@@ -25,8 +25,8 @@ from engine.small import (
     with_adapters,
 )
 
+from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
-from glassloop.diffuse.options import Diffusion
 from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine import sample, scheduler
 from glassloop.engine.ahead import Flight

@@ -13,14 +13,15 @@ from glassloop.cli.help import INPUT, OUTPUT
 from glassloop.cli.kept import Name
 from glassloop.cli.options import RunModel
 from glassloop.cli.terminal import has_colours, print_json, visible, wrapped
+from glassloop.decode.diffusion import Diffusion
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from glassloop.cli.kept import AnyEngine
     from glassloop.diffuse.frames import Cell, Frame
-    from glassloop.diffuse.write import DiffusionRequest
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.request import Request
     from glassloop.trace.run import Run
 
 MASKED = "░"
@@ -53,18 +54,15 @@ Holes = Annotated[
 ]
 
 
-def parse_filling(given: list[str] | None) -> dict[str, Any]:
-    """Returns the options of `--fill` as `Diffusion` takes them."""
-    from glassloop.diffuse.options import Diffusion
-
+def parse_filling(given: list[str] | None) -> Diffusion:
+    """Returns the options of `--fill`."""
     found: dict[str, Any] = {}
     for each in given or ():
         name, equals, value = each.partition("=")
         if not equals:
             raise GlassloopError(f"--fill is {each!r}; NAME=VALUE is expected")
         found[name] = _value(value)
-    Diffusion.of(found)
-    return found
+    return Diffusion.of(found)
 
 
 def _value(text: str) -> int | float | str | None:
@@ -79,11 +77,7 @@ def _value(text: str) -> int | float | str | None:
 
 
 def print_diffused(
-    llm: LLM,
-    request: DiffusionRequest,
-    json_output: bool,
-    trace: Path | None,
-    store: bool,
+    llm: AnyEngine, request: Request, json_output: bool, trace: Path | None, store: bool
 ) -> None:
     """Writes a text by diffusion and prints it: on a terminal after each pass, else at the end. What there is
     when Ctrl-C interrupts it is printed and kept."""
@@ -93,8 +87,10 @@ def print_diffused(
     from glassloop.cli.generate import statistics
     from glassloop.cli.kept import keep
     from glassloop.diffuse.frames import Frames
-    from glassloop.diffuse.write import follow_passes
+    from glassloop.diffuse.write import DiffusionRequest, follow_passes
+    from glassloop.engine.llm import LLM
 
+    assert isinstance(llm, LLM) and isinstance(request, DiffusionRequest)
     runs, interrupted = request.runs, False
     run = runs[0]
     drawn = sys.stdout.isatty() and not json_output and len(runs) == 1

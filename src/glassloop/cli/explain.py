@@ -95,9 +95,7 @@ def explain(
     if run.upstream is not None:
         _print_told(run, step, in_prompt, new_luck, shown, overrides, as_json)
         return
-    llm = load(model or model_of(name, run))
-    if holes is not None:
-        llm.load_holes(holes)
+    llm = load(model or model_of(name, run), holes=holes)
     if in_prompt:
         check_run(llm, run)  # before its token ids are looked up
         of, pieces = "prompt", list(map(llm.piece, run.prompt_ids))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glassloop.cli.diffusion import Diffused, Filling, Holes, parse_filling
+from glassloop.cli.diffusion import Diffused, Filling, Holes, parse_filling, print_diffused
 from glassloop.cli.help import INPUT, OUTPUT
 from glassloop.cli.options import (
     DEFAULT_MODEL,
@@ -109,37 +109,25 @@ def generate(
     load_plugins(plugin)
     asked, chat = given(options), chat or system is not None
     Sampling.from_dict(asked)  # errors in the options come before the model is loaded
-    filling = parse_filling(fill)
     if not diffusion and (fill or holes):
         raise GlassloopError("--fill and --holes are for --diffusion, which is not given")
-    if diffusion and (prompts is not None or show is not None or upstream is not None):
-        raise GlassloopError("--diffusion is given; --from, --show and --upstream are not expected with it")
+    if diffusion and (show is not None or upstream is not None):
+        raise GlassloopError("--diffusion is given; --show and --upstream are not expected with it")
+    if diffusion:
+        asked["diffusion"] = parse_filling(fill)
     if prompts is not None:
         from glassloop.cli.batch import print_batch, read_prompts
 
         if upstream is not None:
             raise GlassloopError("--upstream is given with --from; one prompt at a time is expected")
         entries = read_prompts(prompts, asked, chat, system)
-        batch = load(model, ops, kv_memory, drafter(draft), model_defaults)
+        batch = load(model, ops, kv_memory, drafter(draft), model_defaults, holes)
         print_batch(batch, entries, json_output, trace, show, store)
         return
     text = read_text(prompt or "")
-    if diffusion:
-        from glassloop.cli.diffusion import print_diffused
-        from glassloop.diffuse.write import by_diffusion
-
-        own = load(model, ops, kv_memory, drafter(draft), model_defaults)
-        if holes is not None:
-            own.load_holes(holes)
-        chosen = with_defaults(asked, own.default_sampling)
-        prepared = (
-            own.prepare_chat(chat_messages(own, text, system), chosen) if chat else own.prepare(text, chosen)
-        )
-        print_diffused(own, by_diffusion(own, prepared, filling), json_output, trace, store)
-        return
     llm: AnyEngine
     if upstream is None:
-        llm = load(model, ops, kv_memory, drafter(draft), model_defaults)
+        llm = load(model, ops, kv_memory, drafter(draft), model_defaults, holes)
     else:
         here = {"ops": ops, "kv-memory": kv_memory, "draft": draft, "plugin": plugin}
         llm = load_upstream(upstream, model, upstream_key_env, **here)
@@ -148,7 +136,10 @@ def generate(
         request = llm.prepare_chat(chat_messages(llm, text, system), sampling)
     else:
         request = llm.prepare(text, sampling)
-    print_runs(llm, request, json_output, trace, show, store)
+    if diffusion:
+        print_diffused(llm, request, json_output, trace, store)
+    else:
+        print_runs(llm, request, json_output, trace, show, store)
 
 
 takes_sampling(generate)

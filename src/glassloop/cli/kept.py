@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,8 +48,6 @@ def find_runs(name: str) -> list[Run]:
 
 
 def _is_path(name: str) -> bool:
-    from pathlib import Path
-
     from glassloop.cli.options import is_file
 
     return is_file(Path(name)) or name.endswith(".glass") or os.sep in name
@@ -60,8 +59,6 @@ def model_of(name: str, run: Run) -> str:
     A file, or a run that a server imported, may name anything. For these only the default model, or one that
     was already pulled by its name, is loaded: a file never decides what is downloaded or opened.
     """
-    from pathlib import Path
-
     from glassloop.errors import RegistryError, TraceError
     from glassloop.model.registry import DEFAULT_MODEL, find
     from glassloop.model.registry.names import resolve
@@ -170,9 +167,10 @@ def load(
     kv_memory: str | None = None,
     draft: bool | str = True,
     model_defaults: bool = True,
+    holes: Path | None = None,
 ) -> LLM:
     """Loads a model, with the adapters of the command line. Without `model_defaults`, its own sampling
-    settings are not used."""
+    settings are not used. `holes` is the file of an adapter for masked rows."""
     from glassloop.cli.adapters import load_given
     from glassloop.cli.terminal import working
 
@@ -181,6 +179,8 @@ def load(
 
         llm = LLM(model, ops, kv_memory=kv_memory, draft=draft)
         load_given(llm)
+        if holes is not None:
+            llm.load_holes(holes)
     if not model_defaults:
         from glassloop.decode.sampling import Sampling
 

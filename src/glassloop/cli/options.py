@@ -304,6 +304,8 @@ def is_file(path: Path) -> bool:
 def _flags(prefix: str, unset: bool) -> list[Parameter]:
     flags = [_flag(_OLD_SAMPLES, None, int | None, typer.Option("--n", hidden=True))]
     for field in fields(Sampling):
+        if field.name == "diffusion":  # a flag of the commands that can write so, with --fill beside it
+            continue
         kind, flag = field.metadata["kind"], "--" + field.name.replace("_", "-")
         names = _FLAGS.get(field.name, (f"{flag}/--no-{flag[2:]}" if kind == "flag" else flag,))
         group = _GROUPS.get(field.name, CHOOSING)

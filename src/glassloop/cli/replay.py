@@ -39,9 +39,7 @@ def replay(
     runs = find_runs(name)
     for run in runs:
         run.check_computable()
-    llm = load(model or model_of(name, runs[0]), ops)
-    if holes is not None:
-        llm.load_holes(holes)
+    llm = load(model or model_of(name, runs[0]), ops, holes=holes)
     verdicts = [llm.replay(run, first=first, strict=not any_model) for run in runs]
     plain = [{"run": run.id, **verdict.to_dict()} for run, verdict in zip(runs, verdicts, strict=True)]
     lines = [visible(verdict.sentence, newlines=False) for verdict in verdicts]

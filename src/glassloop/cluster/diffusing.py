@@ -14,9 +14,9 @@ from glassloop.cluster.delivery import Delivery, held_back, set_facts
 from glassloop.cluster.messages import End, Facts, Needs, Question, Route, RunSoFar, TokenData
 from glassloop.cluster.pickling import dumps, loads
 from glassloop.cluster.session import end_of, facts_of
+from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
-from glassloop.diffuse.options import Diffusion
 from glassloop.diffuse.write import DiffusionRequest, by_diffusion
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import raise_error

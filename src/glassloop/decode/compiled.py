@@ -34,6 +34,10 @@ class Compiled:
     @classmethod
     def of(cls, sampling: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -> Compiled:
         """Builds everything. Raises a `SamplingError` that says what cannot be built."""
+        if sampling.diffusion is not None:  # `LLM.prepare` has taken it out where it can be followed
+            raise SamplingError.about(
+                "diffusion", "is given; only whole answers can be written by diffusion, and this is none"
+            )
         _check_length("stop", sampling.stop)
         _check_length("bad_words", sampling.bad_words)
         return cls(

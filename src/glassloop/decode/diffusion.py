@@ -1,4 +1,4 @@
-"""The options of filling: how many masks there are at once, and which of them a pass fills."""
+"""The options of writing by diffusion: how many masks there are at once, and which of them a pass fills."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import Any, Literal, get_args
 
-from glassloop.errors import GlassloopError
+from glassloop.errors import SamplingError
 from glassloop.shown import shown
 
 Order = Literal["confidence", "entropy", "left", "random"]
@@ -54,12 +54,17 @@ class Diffusion:
         return asdict(self)
 
     @staticmethod
-    def of(values: Mapping[str, Any]) -> Diffusion:
-        """Returns checked options. An unknown name is an error."""
+    def of(values: Diffusion | Mapping[str, Any] | int | None) -> Diffusion:
+        """Returns checked options: from a mapping, from the length of a block alone, or the defaults for
+        None. An unknown name is an error."""
+        if values is None or isinstance(values, Diffusion):
+            return values or Diffusion()
+        if not isinstance(values, Mapping):
+            return Diffusion(block=values)
         known = [field.name for field in fields(Diffusion)]
         for name in values:
             if name not in known:
-                raise GlassloopError.about(f"diffusion.{name}", f"is unknown; {', '.join(known)} are known")
+                raise SamplingError.about(f"diffusion.{name}", f"is unknown; {', '.join(known)} are known")
         return Diffusion(**values)
 
 
@@ -79,5 +84,5 @@ def _one_of(name: str, value: object, names: tuple[str, ...]) -> None:
         raise _wrong(name, value, f"one of {', '.join(names)}")
 
 
-def _wrong(name: str, value: object, expected: str) -> GlassloopError:
-    return GlassloopError.about(f"diffusion.{name}", f"is {shown(value)}; {expected} is expected")
+def _wrong(name: str, value: object, expected: str) -> SamplingError:
+    return SamplingError.about(f"diffusion.{name}", f"is {shown(value)}; {expected} is expected")

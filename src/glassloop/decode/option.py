@@ -13,6 +13,7 @@ from math import isfinite
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
+from glassloop.decode.diffusion import Diffusion
 from glassloop.errors import SamplingError
 from glassloop.shown import shown
 
@@ -198,6 +199,15 @@ def anything(help: str) -> Any:
         return value
 
     return _option(None, check, help, "schema", hash=False)
+
+
+def filling(help: str) -> Any:
+    """Returns an option that takes the length of a block, or several options of `Diffusion` by name."""
+
+    def check(name: str, value: Any) -> Diffusion | None:
+        return None if value is None else Diffusion.of(value)
+
+    return _option(None, check, help, "diffusion")
 
 
 def _check_depth(name: str, value: Any) -> None:

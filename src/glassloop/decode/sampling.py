@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any
 
+from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.option import (
     OptionValue,
     anything,
@@ -19,6 +20,7 @@ from glassloop.decode.option import (
     check_id,
     check_text,
     check_text_or_ids,
+    filling,
     flag,
     hint,
     items,
@@ -167,6 +169,10 @@ class Sampling:
     regex: str | None = text(None, help="Generate text that matches this regular expression.")
     choice: tuple[str, ...] | None = items(None, check_text, help="Generate one of these texts.")
     grammar: str | None = text(None, help="Generate text that matches this Lark grammar.")
+    # How it is written
+    diffusion: Diffusion | None = filling(  # noqa: RUF009 (a field, like the others)
+        "Write blocks of this many tokens by filling masks; or options by name: block, passes, threshold, …"
+    )
     # What computes it
     adapter: str | None = text(
         None, help="The adapter (LoRA) that acts on the model, by the name that it was loaded with."
@@ -275,6 +281,8 @@ def _check_together(sampling: Sampling) -> None:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Diffusion):
+        return value.to_dict()
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder, choose_rows
+from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.luck import pass_salt
-from glassloop.diffuse.options import Diffusion
 from glassloop.diffuse.select import Belief, select, to_take_back
 from glassloop.errors import GlassloopError
 from glassloop.ops.exact import exp_of

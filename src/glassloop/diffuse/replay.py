@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.explain import Explanation, explain
 from glassloop.decode.luck import fork_salt, pass_salt
 from glassloop.decode.stop import Ending, stop_ids
 from glassloop.diffuse.filling import text_length
-from glassloop.diffuse.options import Diffusion
 from glassloop.diffuse.rows import Rows
 from glassloop.diffuse.write import DiffusionRequest, check, check_prompt, finish
 from glassloop.engine.deadline import Deadline

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.luck import luck
-from glassloop.diffuse.options import Diffusion
 
 _ORDER, _RETAKE = 1 << 40, 1 << 41  # positions of draws that belong to no place of a text
 

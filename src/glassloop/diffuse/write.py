@@ -7,16 +7,16 @@ ways. Its tasks are `Writer`s, one for each run. The tokens of a block are told 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.decoder import Decoder
+from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending, Stopper
 from glassloop.diffuse.filling import Filling
-from glassloop.diffuse.options import Diffusion
 from glassloop.diffuse.rows import Rows
 from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.deadline import Deadline
@@ -230,12 +230,12 @@ class Writer:
 
 
 def by_diffusion(
-    llm: Engine, request: Request, diffusion: Diffusion | Mapping[str, Any] | None = None
+    llm: Engine, request: Request, diffusion: Diffusion | Mapping[str, Any] | int | None = None
 ) -> DiffusionRequest:
     """Returns a prepared request as one whose runs are written by diffusion. Raises if the model has no masks
     or the options cannot be combined."""
     mask = llm.mask
-    options = Diffusion.of(diffusion) if isinstance(diffusion, Mapping) else diffusion or Diffusion()
+    options = Diffusion.of(diffusion)
     check(request.sampling, options, mask)
     check_prompt(request.runs[0])
     for run in request.runs:
@@ -257,13 +257,15 @@ def diffuse(
     llm: LLM,
     prompt: Prompt,
     sampling: Sampling,
-    diffusion: Diffusion | Mapping[str, Any] | None = None,
+    diffusion: Diffusion | Mapping[str, Any] | int | None = None,
     *,
     on_pass: OnPass | None = None,
     deadline: Deadline | None = None,
 ) -> Run:
-    """Writes the answer to a prompt; with n samples, all of them together. Returns the first run."""
-    request = by_diffusion(llm, llm.prepare(prompt, sampling), diffusion)
+    """Writes the answer to a prompt; with n samples, all of them together. Returns the first run. Without
+    `diffusion` the options are those of `sampling`, or the defaults."""
+    options = Diffusion.of(sampling.diffusion if diffusion is None else diffusion)
+    request = by_diffusion(llm, llm.prepare(prompt, replace(sampling, diffusion=None)), options)
     request.on_pass, request.deadline = on_pass, deadline
     return finish(llm, request)
 

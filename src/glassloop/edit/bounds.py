@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import isfinite
 
-from glassloop.errors import GlassloopError
+from glassloop.decode.sampling import Sampling
+from glassloop.errors import GlassloopError, SamplingError
 from glassloop.shown import shown
 
 
@@ -23,6 +24,14 @@ def check_number(name: str, value: object, low: float, high: float) -> float:
         problem = f"is {shown(value)}; a number from {low:g} to {high:g} is expected"
         raise GlassloopError.about(name, problem)
     return float(value)  # type: ignore[arg-type]
+
+
+def check_left_to_right(sampling: Sampling) -> None:
+    """Raises if the options of a draw ask for diffusion."""
+    if sampling.diffusion is not None:
+        raise SamplingError.about(
+            "diffusion", "is given; an edit draws from left to right, or has proposer='diffusion'"
+        )
 
 
 def check_text(name: str, value: object) -> str:

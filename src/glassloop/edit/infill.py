@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
-from glassloop.diffuse.options import Diffusion
 from glassloop.edit.accept import best_by_bits, chain
 from glassloop.edit.bounds import check_count, check_text
 from glassloop.edit.characters import widen
@@ -44,7 +44,7 @@ def infill(
     window: int | None = WINDOW,
     sampling: Sampling | None = None,
     proposer: str = "left",
-    diffusion: Diffusion | Mapping[str, Any] | None = None,
+    diffusion: Diffusion | Mapping[str, Any] | int | None = None,
     deadline: Deadline | None = None,
 ) -> Edit:
     """Fills a hole between two texts with `tokens` tokens.

@@ -8,10 +8,10 @@ from dataclasses import replace
 from math import log
 from typing import TYPE_CHECKING, Any
 
+from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
 from glassloop.diffuse.hole import fill_holes
-from glassloop.diffuse.options import Diffusion
 from glassloop.engine.masked import Masked, MaskedRow, Pass
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
@@ -47,13 +47,13 @@ def check_proposer(llm: LLM, proposer: str, method: str = "rerank") -> None:
             raise GlassloopError.about("proposer", f"is 'diffusion', but {error}") from None
 
 
-def options_of(proposer: str, diffusion: Diffusion | Mapping[str, Any] | None) -> Diffusion | None:
+def options_of(proposer: str, diffusion: Diffusion | Mapping[str, Any] | int | None) -> Diffusion | None:
     """Returns the options of filling, or None if the proposer draws from the left."""
     if proposer != "diffusion":
         if diffusion is not None:
             raise GlassloopError.about("diffusion", "is given; proposer 'diffusion' is expected with it")
         return None
-    return Diffusion.of(diffusion) if isinstance(diffusion, Mapping) else diffusion or Diffusion()
+    return Diffusion.of(diffusion)
 
 
 def fill_place(

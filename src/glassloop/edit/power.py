@@ -17,7 +17,7 @@ from glassloop.decode.compiled import Compiled
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
 from glassloop.edit.accept import ended, logprob, metropolis, suffix_ratio
-from glassloop.edit.bounds import check_count, check_number
+from glassloop.edit.bounds import check_count, check_left_to_right, check_number
 from glassloop.edit.proposal import Proposal, Work, complete_all
 from glassloop.edit.record import Edit
 from glassloop.engine.deadline import Deadline
@@ -92,6 +92,7 @@ def sharpen_all(
 def _options(sampling: Sampling | None, alpha: float) -> Sampling:
     if sampling is None:
         return Sampling(temperature=1 / alpha)
+    check_left_to_right(sampling)
     for name in ("n", "beam_width"):
         if getattr(sampling, name) > 1:
             raise SamplingError.about(name, "is above 1; power sampling draws one text, so 1 is expected")

@@ -15,9 +15,10 @@ from math import log
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.grammar import Grammar
 from glassloop.decode.sampling import Sampling
-from glassloop.diffuse.options import Diffusion
+from glassloop.edit.bounds import check_left_to_right
 from glassloop.edit.characters import is_border
 from glassloop.edit.dice import Dice
 from glassloop.edit.masks import fill_place
@@ -297,6 +298,7 @@ class Work:
         itself where the text ends, the span has exactly this many tokens."""
         if sampling.beam_width > 1:
             raise SamplingError.about("beam_width", "is above 1; a span is drawn, so 1 is expected")
+        check_left_to_right(sampling)
         least = 0 if sampling.constraint is not None else tokens
         seed = self.dice.seed
         own = replace(sampling, n=1, seed=seed, max_tokens=tokens, min_tokens=least)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.sampling import Sampling
 from glassloop.edit.accept import best_by_gain
-from glassloop.edit.bounds import check_count, check_number, check_text
+from glassloop.edit.bounds import check_count, check_left_to_right, check_number, check_text
 from glassloop.edit.infill import DRAWN, MOST_CANDIDATES, MOST_TOKENS
 from glassloop.edit.masks import check_proposer
 from glassloop.edit.mistakes import LEAST, WINDOW, Limits, mend
@@ -286,6 +286,7 @@ def _checked_sampling(draft: Run, text: str | Run, sampling: Sampling | None) ->
         return replace(text.sampling, n=1, prompt_logprobs=0, beam_width=1, revise=0)
     if sampling is None:
         return replace(DRAWN, max_tokens=len(draft.tokens) + _LONGER)
+    check_left_to_right(sampling)
     return replace(sampling, revise=0)
 
 

@@ -5,6 +5,7 @@ Everything here may be called from any thread.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -24,8 +25,8 @@ from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
+    from glassloop.decode.diffusion import Diffusion
     from glassloop.decode.explain import Explanation
-    from glassloop.diffuse.options import Diffusion
     from glassloop.edit.record import Edit
     from glassloop.edit.repair import Check
     from glassloop.engine.lens import Lenses
@@ -56,6 +57,18 @@ class LLM(LocalEngine):
 
     def check_computes(self, what: str) -> None:
         pass
+
+    def prepare(self, prompt: Prompt, sampling: Sampling | None = None, **options: Any) -> Request:
+        """Returns a request, checked, with its runs; `RequestMaker.prepare` has the options. With `diffusion`
+        in `sampling`, the runs are written by filling masks; `run.diffusion` has how, and not their
+        `sampling`, which holds for each place as for each token of any other text."""
+        sampling = self.default_sampling if sampling is None else sampling
+        if sampling.diffusion is None:
+            return super().prepare(prompt, sampling, **options)
+        from glassloop.diffuse.write import by_diffusion
+
+        plain = super().prepare(prompt, replace(sampling, diffusion=None), **options)
+        return by_diffusion(self, plain, sampling.diffusion)
 
     def apply(
         self,
@@ -195,14 +208,15 @@ class LLM(LocalEngine):
         prompt: Prompt,
         sampling: Sampling | None = None,
         *,
-        diffusion: Diffusion | Mapping[str, Any] | None = None,
+        diffusion: Diffusion | Mapping[str, Any] | int | None = None,
         on_pass: Callable[[Run, PassRecord], None] | None = None,
         deadline: Deadline | None = None,
         **options: Any,
     ) -> Run:
-        """Writes the answer to a prompt by diffusion: blocks of masks, each filled in passes. `diffusion` has
-        the options of `glassloop.diffuse.options.Diffusion`; `options` are fields of `Sampling`. `on_pass` is
-        told of every pass, on the engine's thread. docs/diffusion.md describes it."""
+        """Writes the answer to a prompt by diffusion: blocks of masks, each filled in passes. `diffusion` is
+        the length of a block or has the options of `glassloop.decode.diffusion.Diffusion`; without it they
+        are those of `sampling`, or the defaults. `options` are fields of `Sampling`. `on_pass` is told of
+        every pass, on the engine's thread. docs/diffusion.md describes it."""
         from glassloop.diffuse.write import diffuse
 
         chosen = resolve(sampling, options, self.default_sampling)

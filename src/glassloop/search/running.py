@@ -77,6 +77,10 @@ class Running:
             if getattr(base.sampling, name) > value:
                 found = getattr(base.sampling, name)
                 raise GlassloopError.about(name, f"is {found}; {value} is expected for the paths of a search")
+        if base.diffusion is not None:
+            raise GlassloopError.about(
+                "diffusion", "is given; the paths of a search are written from left to right"
+            )
         if method.needs_verifier and verifier is None:
             raise GlassloopError.about("verify", f"is missing; the method {_name(method)} needs a verifier")
         self.llm = llm

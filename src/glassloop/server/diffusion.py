@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from glassloop.diffuse.options import Diffusion
+from glassloop.decode.diffusion import Diffusion
 from glassloop.diffuse.write import DiffusionRequest, by_diffusion
 from glassloop.engine.request import Request
 from glassloop.server.options import Body

@@ -50,6 +50,7 @@ _FIELDS: dict[str, Any] = {
         Field(None, description=field.metadata["help"]),
     )
     for field in fields(Sampling)
+    if field.name != "diffusion"  # has a field of its own in the bodies that may ask for it
 }
 SamplingOptions: type[Body] = create_model("SamplingOptions", __base__=Body, **_FIELDS)
 SamplingOptions.__doc__ = "Any fields of Sampling; docs/decoding.md says what they do."

@@ -23,6 +23,7 @@ _UNTRIED |= {
     "beam_width",
     "length_penalty",
     "early_stopping",
+    "diffusion",
     "ops",
     "salt",
     "plugin",
@@ -34,7 +35,7 @@ class Cause:
     """Something that differs. It is `decisive` if the first run, with this alone changed, would have
     continued as the second; None if that was not tried."""
 
-    what: str  # model, ops, prompt, seed, salt, forced, plugin, or a field of Sampling
+    what: str  # model, ops, prompt, diffusion, seed, salt, forced, plugin, or a field of Sampling
     first: Any
     second: Any
     decisive: bool | None = None
@@ -97,6 +98,8 @@ def _causes(first: Run, second: Run, at: int) -> list[Cause]:
         causes.append(Cause("ops", first.ops, second.ops))
     if first.prompt_ids != second.prompt_ids:
         causes.append(Cause("prompt", _prompt(first), _prompt(second)))
+    if first.diffusion != second.diffusion:
+        causes.append(Cause("diffusion", first.diffusion, second.diffusion))
     tokens = (_token(first, at), _token(second, at))
     if any(token is not None and token.source == "forced" for token in tokens):
         causes.append(Cause("forced", _piece(first, at), _piece(second, at)))

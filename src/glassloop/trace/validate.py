@@ -293,7 +293,7 @@ def _adapters(name: str, value: Any) -> None:
 
 
 def _diffusion(name: str, value: Any) -> None:
-    """Checks that options are few and plain; `diffuse.options` checks the rest where the passes are computed
+    """Checks that options are few and plain; `decode.diffusion` checks the rest where the passes are computed
     again."""
     _is_object(name, value)
     if len(value) > _MOST_DIFFUSION:

@@ -28,6 +28,7 @@ from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
     from glassloop.cli.kept import AnyEngine
+    from glassloop.decode.diffusion import Diffusion
     from glassloop.trace.run import Run
 
 _ALTERNATIVES = 10  # recorded with each token of a new run, by default
@@ -72,9 +73,9 @@ def watch(
     load_plugins(plugin)
     asked = given(options)
     Sampling.from_dict(asked)
-    filling = parse_filling(fill)
     if not diffusion and fill:
         raise GlassloopError("--fill is for --diffusion, which is not given")
+    filling = parse_filling(fill)
     if diffusion and upstream is not None:
         raise GlassloopError("--diffusion is given; --upstream is not expected with it")
     run = None if diffusion else _recorded(what)
@@ -114,7 +115,7 @@ def _watch_passes(
     run: Run | None,
     model: str | None,
     model_defaults: bool,
-    filling: dict[str, Any],
+    filling: Diffusion,
     holes: Path | None,
     asked: dict[str, Any],
     store: bool,
@@ -123,7 +124,7 @@ def _watch_passes(
     from glassloop.cli.kept import load, model_of
     from glassloop.cli.watch.passes import WatchPasses
     from glassloop.decode.defaults import with_defaults
-    from glassloop.diffuse.write import by_diffusion
+    from glassloop.diffuse.write import DiffusionRequest
 
     if run is None and not what:
         raise GlassloopError("--diffusion is given without a prompt; a text to continue is expected")
@@ -133,12 +134,11 @@ def _watch_passes(
             " forked"
         )
     name = model or (model_of(what or "last", run) if run is not None else DEFAULT_MODEL)
-    with load(name, model_defaults=model_defaults) as llm:
-        if holes is not None:
-            llm.load_holes(holes)
+    with load(name, model_defaults=model_defaults, holes=holes) as llm:
         if run is None:
-            sampling = with_defaults({"logprobs": _ALTERNATIVES, **asked}, llm.default_sampling)
-            request = by_diffusion(llm, llm.prepare(what or "", sampling), filling)
+            options = {"logprobs": _ALTERNATIVES, **asked, "diffusion": filling}
+            request = llm.prepare(what or "", with_defaults(options, llm.default_sampling))
+            assert isinstance(request, DiffusionRequest)
             app = WatchPasses(llm, request.runs[0], request, store=store)
         else:
             run.attach(llm)

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from glassloop.decode.chain import known_stages
+from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import REGISTER, Stage
-from glassloop.diffuse.options import Diffusion
 from glassloop.engine import lens
 from glassloop.engine.protocol import UNKNOWN_CONTEXT, Engine, Statistics
 from glassloop.model.config import ModelConfig
@@ -198,6 +198,7 @@ def _info(service: Service) -> dict[str, Any]:
                 "help": field.metadata["help"],
             }
             for field in fields(Sampling)
+            if field.name != "diffusion"  # below
         ],
         "stages": known_stages(),
         "own_stages": [_own_stage(stage) for stage in REGISTER.values() if not stage.built_in],
