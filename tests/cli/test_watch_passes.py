@@ -106,4 +106,5 @@ def test_a_text_is_followed_while_it_is_written_and_stopped(llm, monkeypatch):
         await until(pilot, lambda: len(again.runs[0].passes) > 2)
 
     watched(WatchPasses(llm, again.runs[0], again), leaves)
+    llm.engine.call(llm.engine.loop.tree.check_integrity)
     assert again.ended and again.runs[0] in kept and llm.engine.loop.tree.held == 0
