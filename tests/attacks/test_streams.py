@@ -17,7 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from attacks.harness import Server, serving, wait_until
+from attacks.harness import Server, serving
+from waiting import wait_until
 
 _LONG = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
 _SEPARATORS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e"
