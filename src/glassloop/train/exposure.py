@@ -179,8 +179,7 @@ def load_network(path: str | Path, device: str) -> Network:
 
     files = ModelFiles(fetch(str(path)))
     network = Network(files.config, files.weights, device=device)
-    for weight in network.weights.values():
-        weight.requires_grad_(False)
+    network.freeze()
     return network
 
 
