@@ -29,7 +29,8 @@ from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
 from glassloop.model.transformer import Transformer
 from glassloop.ops.native import library as native
-from glassloop.ops.native.ops import NativeOps, OpTime
+from glassloop.ops.native.ops import NativeOps
+from glassloop.ops.native.program import OpTime
 
 STREAMS, PROMPTS = (1, 2, 4, 8, 16), (512, 2048, 8192)
 CONTEXT, STEPS = 16, 8  # tokens before the first measured step of decoding, and steps in a round

@@ -193,14 +193,6 @@ class Server:
             time.sleep(0.05)
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 30) -> None:
-    """Waits for something that happens beside the requests; fails if it does not."""
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.02)
-
-
 def send(
     connection: http.client.HTTPConnection,
     method: str,

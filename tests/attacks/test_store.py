@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from attacks.harness import Server, Watch, serving, wait_until
+from attacks.harness import Server, Watch, serving
 from attacks.limits import FACTOR, LIMITS
 from engine.random_runs import PROMPT, small_llm
+from waiting import wait_until
 
 from glassloop import Sampling, Store
 

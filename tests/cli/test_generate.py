@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -225,10 +224,9 @@ def test_ctrl_c_keeps_the_text_so_far():
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
     assert child.stdout is not None
-    assert child.stdout.read(6) == b" Paris"
-    time.sleep(0.3)
+    assert child.stdout.read(40).startswith(b" Paris")
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=20)
+    out, err = child.communicate(timeout=60)
     assert child.returncode == 130
     assert out.endswith(b"\n") and b"ended by cancelled" in err and b"Traceback" not in err
 

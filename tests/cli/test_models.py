@@ -44,7 +44,7 @@ def run_on_a_terminal(*arguments: str) -> str:
             except OSError:
                 break
     os.close(ours)
-    assert process.wait(timeout=5) == 0
+    assert process.wait(timeout=60) == 0
     return shown
 
 

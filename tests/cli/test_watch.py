@@ -209,12 +209,12 @@ def test_a_live_run_streams_and_can_be_paused_and_stopped(llm):
 def test_a_record_is_played_at_reading_speed_and_paused(llm, recorded):
     async def person(pilot):
         await pilot.press("space")
-        assert app.mode == "reading"
+        assert app.mode == "playing"
         await until(pilot, lambda: app.at >= 3)
         await pilot.press("space")
         assert app.mode == "still"
         await pilot.press("end", "space")  # from the end it begins again
-        await until(pilot, lambda: app.mode == "reading" and app.at < len(recorded.tokens) - 2)
+        await until(pilot, lambda: app.mode == "playing" and app.at < len(recorded.tokens) - 2)
 
     app = Watch(llm, recorded, store=False)
     watched(app, person)

@@ -9,7 +9,7 @@ from diffuse.small import MaskedLLM
 from engine.random_runs import PROMPT
 
 from glassloop import Run, Sampling
-from glassloop.cli.watch import passes as watch_passes
+from glassloop.cli.watch import player
 from glassloop.cli.watch.keys import PASS_KEYS, hints
 from glassloop.cli.watch.passes import WatchPasses
 from glassloop.diffuse.write import by_diffusion
@@ -74,7 +74,7 @@ def test_keys_move_over_the_passes_and_places(llm, recorded):
 
 
 def test_a_recorded_text_is_played_and_paused(llm, recorded, monkeypatch):
-    monkeypatch.setattr(watch_passes, "_PLAYING", 0.0)
+    monkeypatch.setattr(WatchPasses, "pace", 0.0)
 
     async def person(pilot):
         await pilot.press("space")
@@ -88,7 +88,7 @@ def test_a_recorded_text_is_played_and_paused(llm, recorded, monkeypatch):
 
 def test_a_text_is_followed_while_it_is_written_and_stopped(llm, monkeypatch):
     kept: list[Run] = []
-    monkeypatch.setattr(watch_passes, "keep", lambda runs: kept.extend(runs) or True)
+    monkeypatch.setattr(player, "keep", lambda runs: kept.extend(runs) or True)
     request = by_diffusion(llm, llm.prepare(PROMPT, Sampling(max_tokens=150, **LETTERS)), OPTIONS)
     run = request.runs[0]
 

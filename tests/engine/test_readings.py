@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from engine.random_runs import SmallLLM, small_llm
 from engine.small import CONTEXT, loop, model, naive, request, same
+from waiting import wait_until
 
 from glassloop import GlassloopError, Sampling, TraceError
 from glassloop.engine import scheduler
@@ -205,10 +206,8 @@ def test_they_are_counted_and_refused_like_requests():
         mean_hidden(engine, _ids(9))
     gate.set()
     engine.call(lambda: None)
-    deadline = time.monotonic() + 20
-    while engine.load != (0, 0) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert engine.load == (0, 0) and engine.loop.counters.readings == 2
+    wait_until(lambda: engine.load == (0, 0))
+    assert engine.loop.counters.readings == 2
     engine.close()
 
 

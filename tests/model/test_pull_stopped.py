@@ -19,8 +19,8 @@ from model.wheelhouse import (
     make_entry,
     slow_index,
     start,
-    wait_until,
 )
+from waiting import wait_until
 
 from glassloop.model import registry
 from glassloop.model.registry import store

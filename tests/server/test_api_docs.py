@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from html.parser import HTMLParser
 
 import httpx2 as httpx
 import pytest
+from waiting import wait_until
 
 from glassloop.server.operation.api_examples import EXAMPLES
 
@@ -62,11 +62,7 @@ def test_the_page_shows_them_and_loads_nothing_from_elsewhere(server, operations
 
 def settle(server, id):
     """Waits until nothing is computed for a run."""
-    for _ in range(600):
-        if server.get(f"/api/runs/{id}").json()["status"] not in ("waiting", "running"):
-            return
-        time.sleep(0.05)
-    raise AssertionError("the run does not end")
+    wait_until(lambda: server.get(f"/api/runs/{id}").json()["status"] not in ("waiting", "running"))
 
 
 def test_every_example_works(server):

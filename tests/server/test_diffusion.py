@@ -7,6 +7,7 @@ import json
 
 import httpx2 as httpx
 import pytest
+from waiting import wait_until
 
 from glassloop import Run, Sampling
 
@@ -157,7 +158,8 @@ def test_a_client_that_disconnects_frees_all_that_its_request_held(server):
             if passes == 3:
                 break
     id = answer.headers["x-glassloop-run"].split(", ")[0]
-    assert idle(server) and metric(server, "glassloop_kv_pages_held") == 0
+    wait_until(lambda: idle(server))
+    assert metric(server, "glassloop_kv_pages_held") == 0
     run = server.get(f"/api/runs/{id}").json()
     assert run["finish_reason"] == "cancelled" and run["status"] == "done"
     kept = server.get(f"/api/runs/{id}/passes").json()

@@ -9,6 +9,7 @@ import random
 import time
 
 import httpx2 as httpx
+from waiting import wait_until
 
 from glassloop import Sampling
 
@@ -76,4 +77,5 @@ def test_answers_under_load_are_what_each_prompt_gives_alone(server, llm):
         alone = llm.generate(PROMPTS[job % len(PROMPTS)], Sampling(**options(job))).text
         assert texts == {alone}, job
     assert metric(server, "glassloop_runs_total") > before
-    assert idle(server) and metric(server, "glassloop_kv_pages_held") == 0
+    wait_until(lambda: idle(server))
+    assert metric(server, "glassloop_kv_pages_held") == 0

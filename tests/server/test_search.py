@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
+from waiting import wait_until
 
 from glassloop import Sampling
 from glassloop.search.record import read_record
@@ -139,12 +139,10 @@ def test_a_client_that_leaves_ends_the_search(server):
         lines = stream.iter_lines()
         while "search" not in json.loads(next(lines).removeprefix("data: ") or "{}"):
             pass
-    for _ in range(200):
-        load = server.get("/metrics").text
-        names = ("glassloop_requests_running ", "glassloop_kv_pages_held ")
-        running = [line for line in load.splitlines() if line.startswith(names)]
-        if len(running) == 2 and all(float(line.split()[-1]) == 0 for line in running):
-            break
-        time.sleep(0.1)
-    else:
-        raise AssertionError(running)
+    names = ("glassloop_requests_running ", "glassloop_kv_pages_held ")
+
+    def load() -> list[float]:
+        lines = server.get("/metrics").text.splitlines()
+        return [float(line.split()[-1]) for line in lines if line.startswith(names)]
+
+    wait_until(lambda: load() == [0, 0])

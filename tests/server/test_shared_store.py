@@ -9,11 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+from waiting import wait_until
 
 from glassloop import LLM, Sampling, Store
 
@@ -58,11 +58,8 @@ def test_a_server_opens_explains_forks_and_continues_what_the_terminal_made(shar
     (fork,) = shared.post(f"/api/runs/{made['id']}/fork", {"at": 2, "token": " Lyon"}).json()["runs"]
     assert finished(shared, fork["id"])["parent"] == made["id"] and fork["tree"] == run["tree"]
     # The fork of a terminal's run is a server's; the run itself stays the user's own.
-    for _ in range(100):  # the server's thread writes it soon
-        if Store(store).is_from_server(fork["id"]):
-            break
-        time.sleep(0.05)
-    assert Store(store).is_from_server(fork["id"]) and not Store(store).is_from_server(made["id"])
+    wait_until(lambda: Store(store).is_from_server(fork["id"]))  # the server's thread writes it soon
+    assert not Store(store).is_from_server(made["id"])
 
 
 def test_the_terminal_explains_replays_and_forks_what_a_server_made(shared, store):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+from waiting import wait_until
 
 from glassloop import Store
 
@@ -75,9 +76,9 @@ def test_the_list_after_a_restart_is_the_list_before_it(tmp_path):
         begun = server.post("/api/runs", {**body, "strategies": strategies}).json()["runs"]
         messages = [{"role": "user", "content": "Hi"}]
         server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 2})
-        _wait(lambda: all(run["status"] == "done" for run in _runs(server)))
+        wait_until(lambda: all(run["status"] == "done" for run in _runs(server)))
         server.post(f"/api/runs/{begun[1]['id']}/fork", {"at": 1})
-        _wait(lambda: len(_runs(server)) == 6 and all(run["status"] == "done" for run in _runs(server)))
+        wait_until(lambda: len(_runs(server)) == 6 and all(run["status"] == "done" for run in _runs(server)))
         before = _runs(server)
         assert server.end() == 0
     with serving(*flags) as server:
@@ -104,14 +105,6 @@ def _id(run: dict) -> str:
     return run["id"]
 
 
-def _wait(done) -> None:
-    for _ in range(200):
-        if done():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not come")
-
-
 def test_a_deleted_run_is_gone_and_stays_gone(tmp_path):
     flags = ("--store", str(tmp_path / "runs.db"), "--kv-memory", "200MB")
     with serving(*flags) as server:
@@ -134,7 +127,7 @@ def test_a_store_that_another_process_locks_is_reported_and_delays_nothing_else(
     with serving("--store", str(path), "--kv-memory", "200MB") as server:
         done = server.post("/v1/completions", {"prompt": "The sea", "max_tokens": 2})
         id = done.headers["x-glassloop-run"]
-        _wait(lambda: len(_rows(path)) == 1 and _rows(path)[0][1] == "length")
+        wait_until(lambda: len(_rows(path)) == 1 and _rows(path)[0][1] == "length")
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         more = [server.post("/v1/completions", {"prompt": "A", "max_tokens": 2}) for _ in range(60)]
@@ -152,7 +145,7 @@ def test_a_store_that_another_process_locks_is_reported_and_delays_nothing_else(
         lines = [json.loads(line) for line in server.log if '"store"' in line]
         assert {line["run"] for line in lines} == {answer.headers["x-glassloop-run"] for answer in more}
         other.execute("COMMIT")
-        _wait(lambda: server.get("/health").json()["status"] == "ok")
+        wait_until(lambda: server.get("/health").json()["status"] == "ok")
         assert len(_rows(path)) == 61
         assert httpx.delete(f"{server.url}/api/runs/{id}").status_code == 204 and len(_rows(path)) == 60
         assert server.end() == 0

@@ -16,6 +16,7 @@ from engine.random_runs import PROMPT, small_llm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from postgres import PASSWORD, PostgresServer
+from waiting import wait_until
 
 from glassloop import Run, Sampling, Store, TraceError
 from glassloop.trace import postgres_name
@@ -31,14 +32,6 @@ def make(seed: int = 1, tokens: int = 5, **options) -> Run:
 @pytest.fixture
 def url(postgres: PostgresServer) -> str:
     return postgres.new_database()
-
-
-def wait(done) -> None:
-    for _ in range(200):
-        if done():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not come")
 
 
 def test_a_restart_in_the_middle_loses_nothing_that_was_put_or_added(postgres, url):
@@ -73,14 +66,14 @@ def test_runs_wait_for_a_server_that_stays_away_and_readers_are_told(postgres, u
     postgres.stop()
     try:
         store.put(second)
-        wait(lambda: store.unwritten == 1)
+        wait_until(lambda: store.unwritten == 1)
         with pytest.raises(TraceError, match="cannot use the store postgresql://tester@/") as caught:
             store.list()
         assert PASSWORD not in str(caught.value) and "\n" not in str(caught.value)
         assert caught.value.reason == "the database cannot be reached"  # what clients of a server see
     finally:
         postgres.start()
-    wait(lambda: not store.unwritten)
+    wait_until(lambda: not store.unwritten)
     assert {entry.id for entry in store.list()} == {first.id, second.id} and told == [(second.id, False)]
     store.flush()
 
@@ -182,16 +175,16 @@ def test_a_name_is_held_until_its_process_ends_and_again_after_a_restart(postgre
     assert not other.is_running(other.name) and not other.is_running("never there")
     process.send_signal(signal.SIGKILL)
     process.wait()
-    wait(lambda: not other.is_running(address))
+    wait_until(lambda: not other.is_running(address))
     again = PostgresName(url, address)
     assert again.name == address and other.is_running(address) and again.is_running(other.name)
     assert len(other.shared_key()) == 32 and other.shared_key() == again.shared_key()
     postgres.stop()
     postgres.start()
-    wait(lambda: other.is_running(address) and again.is_running(other.name))
+    wait_until(lambda: other.is_running(address) and again.is_running(other.name))
     monkeypatch.setattr(postgres_name, "_GRACE", 600.0)
     assert other.is_running("any server that has not taken its lock yet")
     monkeypatch.setattr(postgres_name, "_GRACE", 0.0)
     other.release()
-    wait(lambda: not again.is_running(other.name))
+    wait_until(lambda: not again.is_running(other.name))
     again.release()

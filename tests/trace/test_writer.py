@@ -4,11 +4,11 @@ could not be written are reported, tried again, and counted."""
 from __future__ import annotations
 
 import sqlite3
-import threading
 from typing import Any
 
 import pytest
 from engine.random_runs import PROMPT, small_llm
+from waiting import wait_until
 
 from glassloop import Run, Sampling, Store, TraceError
 from glassloop.trace import writer as writing
@@ -86,10 +86,7 @@ def test_a_lock_of_another_process_loses_nothing_and_lets_others_read(store, loc
     assert ids(store) == {first.id} and store.run(first.id) is not None
     assert failures == [(second.id, False)] and store.unwritten == 1
     other.execute("COMMIT")
-    for _ in range(100):
-        if not store.unwritten:
-            break
-        threading.Event().wait(0.05)
+    wait_until(lambda: not store.unwritten)
     assert ids(store) == {first.id, second.id} and failures == [(second.id, False)]
     store.flush()  # nothing went wrong in the end
 

@@ -15,6 +15,7 @@ from engine.small import model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ops.random_models import random_tensor
+from train.hole_probes import guess_from_left, guess_masked, middle
 from train.small import tiny_run
 
 from glassloop.model.adapter import read_adapter
@@ -29,7 +30,6 @@ from glassloop.train.commands import main
 from glassloop.train.config import TrainError
 from glassloop.train.export import write_model_folder
 from glassloop.train.hole_network import HoleNetwork
-from glassloop.train.hole_probes import guess_from_left, guess_masked, middle
 from glassloop.train.holes import HolesConfig, Texts, make_layout, train_holes
 from glassloop.train.masking import blocks, holes, masked_at, span_order
 from glassloop.train.network import Network

@@ -47,7 +47,7 @@ class Frames:
     """Makes frames of a run. In the order of the passes, each costs as much as its block is wide."""
 
     def __init__(self, run: Run, piece: Callable[[int], str], eos_ids: Collection[int] = ()) -> None:
-        """`piece` returns the text of a token, `eos_ids` are those that end a text: a frame ends with it."""
+        """`piece` returns the text of a token. A frame has no places after one of `eos_ids`."""
         self._run = run
         self._piece = piece
         self._ends = stop_ids(run.sampling, eos_ids)

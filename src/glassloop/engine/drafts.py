@@ -85,8 +85,9 @@ class StepCost:
         return self.best(chance, most, each)[1]
 
     def row_costs(self, most: int) -> list[float]:
-        """Returns what each of `most` rows adds to the next step, on average with those after it: a kernel
-        may compute four rows as fast as three, and then the third is worth what both are."""
+        """Returns the cost of each of `most` rows that are added to the next step. Costs do not fall from one
+        row to the next: where rows after it are cheaper, as a kernel may compute four as fast as three, a row
+        has the mean cost of its group."""
         costs = [self.cost(self.rows + number) for number in range(most + 1)]
         added: list[float] = []
         while len(added) < most:
@@ -118,7 +119,8 @@ def tracked(known: float, seconds: float) -> float:
 
 
 def _estimate(rows: int) -> float:
-    """The weights are read once for all rows; each row then adds its arithmetic."""
+    """Returns the cost of a step, relative to that of one row: the weights are read once for all rows, and
+    each row adds its arithmetic."""
     return 1.0 + 0.2 * (rows - 1)
 
 

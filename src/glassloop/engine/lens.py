@@ -108,7 +108,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Said:
+class LayerPrediction:
     """The prediction of the language head from the hidden state after a layer; layer 0 is the embedding."""
 
     layer: int
@@ -128,7 +128,7 @@ class Layers:
     tokens: tuple[Piece, ...]  # of the text, up to it
     follows: Piece  # what comes after it in the text; at its end, the model's favourite
     given: bool  # whether that is in the text
-    layers: tuple[Said, ...]
+    layers: tuple[LayerPrediction, ...]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -217,7 +217,7 @@ class Lenses:
                 for id, logit in zip(summary.ids, summary.logits, strict=True)
             ]
             logprob = float(row[follows]) - summary.log_sum_exp
-            said = Said(layer, tuple(top), summary.entropy, ops.rank_of(row, follows) + 1, logprob)
+            said = LayerPrediction(layer, tuple(top), summary.entropy, ops.rank_of(row, follows) + 1, logprob)
             layers.append(said)
         pieces, (last,) = self._pieces(ids[: at + 1]), self._pieces([follows])
         return Layers(llm.name, llm.op_set, at, pieces, last, given, tuple(layers))

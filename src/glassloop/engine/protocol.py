@@ -37,7 +37,7 @@ class Unavailable(GlassloopError):
 
 @dataclass(frozen=True)
 class Statistics:
-    """The state of one engine: its load, its KV cache, and totals since its start."""
+    """The state of one engine: its load, its KV cache, and totals since its start (0: not known)."""
 
     replica: str  # its name; empty for the engine in this process
     pid: int
@@ -45,21 +45,21 @@ class Statistics:
     model: str
     waiting: int  # requests in the queue
     running: int  # branches that are computed together: the batch
-    kv_memory: int  # bytes that keys and values may take
-    kv_bytes: int  # bytes that they take now
-    page_bytes: int
-    pages: int  # in the KV tree, kept ones included
-    pages_held: int  # by running requests
-    pages_capacity: int
-    pages_evicted: int
-    cached_tokens: int  # tokens that the pages have room for
-    steps: int
-    rows: int
-    finished: int  # requests
-    forward_seconds: float
-    step_seconds: float
-    prompt_tokens: int  # of finished requests
-    prompt_tokens_cached: int  # of these: they were in the KV tree
+    kv_memory: int = 0  # bytes that keys and values may take
+    kv_bytes: int = 0  # bytes that they take now
+    page_bytes: int = 0
+    pages: int = 0  # in the KV tree, kept ones included
+    pages_held: int = 0  # by running requests
+    pages_capacity: int = 0
+    pages_evicted: int = 0
+    cached_tokens: int = 0  # tokens that the pages have room for
+    steps: int = 0
+    rows: int = 0
+    finished: int = 0  # requests
+    forward_seconds: float = 0.0
+    step_seconds: float = 0.0
+    prompt_tokens: int = 0  # of finished requests
+    prompt_tokens_cached: int = 0  # of these: they were in the KV tree
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -145,7 +145,7 @@ class Sample:
             self._guesser.learn(branch, row.place)
 
     def _refusal(self, guess: Sequence[int]) -> Refusal:
-        """Returns the record of a wrong guess, the first of these; the others were never compared."""
+        """Returns the record of the first of these guesses, which was wrong; the others were not compared."""
         assert self._guesser is not None
         return Refusal(guess[0], self._pieces(guess[0]), self._guesser.name, len(guess) - 1)
 

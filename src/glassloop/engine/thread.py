@@ -86,7 +86,7 @@ class EngineThread:
 
     @property
     def load(self) -> Load:
-        """The requests of which no task runs yet, or none any more, and the tasks that run."""
+        """The number of requests that wait, with no task that runs, and the number of tasks that run."""
         waiting, running = self.loop.scheduler.waiting, self.loop.scheduler.running
         requests = {task.request for task in waiting} - {task.request for task in running}
         return Load(len(requests) + self._open, len(running))

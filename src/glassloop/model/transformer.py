@@ -249,8 +249,8 @@ class Transformer:
         return Program(self, self._hidden)
 
     def load_adapter(self, adapter: Adapter) -> int:
-        """Returns the number that the rows of a batch give if the adapter is to act on them. It stays the
-        same, and is never given to another adapter."""
+        """Loads an adapter. Returns the number by which rows of a batch refer to it, which is never given to
+        another adapter."""
         shapes = self.config.shapes()
         for name, (down, up) in adapter.matrices.items():
             out, into = shapes.get(f"{name}.weight", (0, 0))

@@ -48,8 +48,8 @@ class Ops(Protocol):
         """Returns an array that a program has returned as a NumPy array."""
 
     def seconds(self, results: Array) -> float | None:
-        """Returns how long a device took to compute the results of a program, which were returned before that
-        was done: waits for it. None if the call of the program has computed them."""
+        """Waits until a device has computed results that a program returned early, and returns how many
+        seconds that took. None if the call of the program has computed them."""
 
     def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
         """Returns the same computation, prepared to run many times. An op set may record its calls once.

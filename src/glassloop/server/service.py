@@ -127,7 +127,8 @@ class Service:
 
     @property
     def _context_length(self) -> str:
-        """OpenAI's words for the length of the context: clients look for them to shorten a conversation."""
+        """What an error says of the context, in OpenAI's words: clients that shorten conversations look for
+        them."""
         return f" (this model's maximum context length is {self.llm.config.context} tokens)"
 
     @property

@@ -274,19 +274,21 @@ def _forks(name: str, value: Any) -> None:
         _count(f"{name}[{key}]", count)
 
 
-def _plugins(name: str, value: Any) -> None:
+def _small_object(name: str, value: Any, most: int) -> None:
     _is_object(name, value)
-    if len(value) > _MOST_PLUGINS:
-        raise TraceError(f"{name} has {len(value)} entries; at most {_MOST_PLUGINS} are expected")
+    if len(value) > most:
+        raise TraceError(f"{name} has {len(value)} entries; at most {most} are expected")
+
+
+def _plugins(name: str, value: Any) -> None:
+    _small_object(name, value, _MOST_PLUGINS)
     for stage, plugin in value.items():
         _stage_name(f"a key of {name}", stage)
         _PLUGIN(f"{name}[{shown(stage)}]", plugin)
 
 
 def _adapters(name: str, value: Any) -> None:
-    _is_object(name, value)
-    if len(value) > _MOST_ADAPTERS:
-        raise TraceError(f"{name} has {len(value)} entries; at most {_MOST_ADAPTERS} are expected")
+    _small_object(name, value, _MOST_ADAPTERS)
     for adapter, hash in value.items():
         _stage_name(f"a key of {name}", adapter)
         _sha256(f"{name}[{shown(adapter)}]", hash)
@@ -295,9 +297,7 @@ def _adapters(name: str, value: Any) -> None:
 def _diffusion(name: str, value: Any) -> None:
     """Checks that options are few and plain; `decode.diffusion` checks the rest where the passes are computed
     again."""
-    _is_object(name, value)
-    if len(value) > _MOST_DIFFUSION:
-        raise TraceError(f"{name} has {len(value)} entries; at most {_MOST_DIFFUSION} are expected")
+    _small_object(name, value, _MOST_DIFFUSION)
     for key, each in value.items():
         if len(key) > 64 or not key.isascii() or not key.isprintable():
             raise TraceError(f"{name}.{printable(key)} is not an option of diffusion")

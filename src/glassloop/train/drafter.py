@@ -145,10 +145,10 @@ class Documents:
         return _send(np.flatnonzero(self.counted(number)), str(self.tokens.device))
 
     def aligned(self, chain: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the rows of the model whose distribution some step of a chain drafts, [rows]; where the
-        chains begin that draft it, [chain, rows]; and the factors of their losses, [chain, rows]: 0 where a
-        step does not count, and else such that the result is the weighted mean over the steps of the means
-        over their rows."""
+        """Returns the rows of the model that the steps of chains learn from, [rows]; for each step of a chain
+        the row at which the chain begins whose step learns from that row, [chain, rows]; and the factor of
+        its loss, [chain, rows]. With these factors the sum of all losses is the weighted mean over the steps
+        of the means over their rows; a factor is 0 where a step does not count."""
         weights = _STEP_WEIGHTS ** np.arange(chain)
         factors = np.zeros((chain, self.learned.size), np.float32)
         for number in range(chain):

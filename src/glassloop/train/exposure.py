@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from glassloop.plain_text import PlainTable
+from glassloop.train.chart import COLOURS, Chart
 from glassloop.train.config import TrainError
 from glassloop.train.network import Network
 from glassloop.train.ops import Packed
@@ -155,41 +156,20 @@ def exposure_text(found: dict[str, Exposure]) -> str:
 
 def exposure_svg(found: dict[str, Exposure]) -> str:
     """Returns a picture of the curves: dashed on the teacher's texts, solid on the student's own."""
-    width, height, left, right, top, bottom = 720, 400, 60, 20, 20, 46
-    colours = ("#c65d3a", "#7a9cc6", "#5aa469", "#8a6bb1", "#c6a03a")
     curves = {name: [_smooth(curve) for curve in each.curves()] for name, each in found.items()}
     values = [v for pair in curves.values() for curve in pair for v in curve if np.isfinite(v)]
     high, count = max([1e-6, *values]) * 1.05, max(len(pair[0]) for pair in curves.values())
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif"'
-        ' font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-    ]
-    for tick in range(5):
-        value, y = high * tick / 4, top + (1 - tick / 4) * (height - top - bottom)
-        x = left + tick / 4 * (width - left - right)
-        parts.append(f'<line x1="{left}" y1="{y:.1f}" x2="{width - right}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.2f}</text>')
-        parts.append(
-            f'<text x="{x:.1f}" y="{height - bottom + 18}" text-anchor="middle">{count * tick / 4:.0f}</text>'
-        )
+    last = max(1, count - 1)
+    chart = Chart(0, last, 0, high)
+    ticks = {last * tick / 4: f"{count * tick / 4:.0f}" for tick in range(5)}
+    chart.name_x(ticks, "position; dashed: on the teacher's texts, solid: on its own")
     for number, (name, pair) in enumerate(curves.items()):
-        colour = colours[number % len(colours)]
-        for curve, dash in zip(pair, (' stroke-dasharray="5 4"', ""), strict=True):
-            points = " ".join(
-                f"{left + at / max(1, count - 1) * (width - left - right):.1f},"
-                f"{top + (1 - value / high) * (height - top - bottom):.1f}"
-                for at, value in enumerate(curve)
-                if np.isfinite(value)
-            )
-            parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}"{dash}/>')
-        safe = name.replace("&", "&amp;").replace("<", "&lt;")
-        parts.append(f'<text x="{left + 10}" y="{top + 14 + 16 * number}" fill="{colour}">{safe}</text>')
-    parts.append(
-        f'<text x="{width - right}" y="{height - 8}" text-anchor="end">position; dashed: on the teacher\'s'
-        " texts, solid: on its own</text></svg>"
-    )
-    return "\n".join(parts) + "\n"
+        colour = COLOURS[number % len(COLOURS)]
+        for curve, dash in zip(pair, ("5 4", ""), strict=True):
+            points = [(float(at), value) for at, value in enumerate(curve) if np.isfinite(value)]
+            chart.line(points, colour, dash=dash)
+        chart.legend(number, name, colour)
+    return chart.svg()
 
 
 def load_network(path: str | Path, device: str) -> Network:
@@ -199,8 +179,7 @@ def load_network(path: str | Path, device: str) -> Network:
 
     files = ModelFiles(fetch(str(path)))
     network = Network(files.config, files.weights, device=device)
-    for weight in network.weights.values():
-        weight.requires_grad_(False)
+    network.freeze()
     return network
 
 

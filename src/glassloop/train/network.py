@@ -76,6 +76,11 @@ class Network:
         """The number of weights."""
         return sum(weight.numel() for weight in self.weights.values())
 
+    def freeze(self) -> None:
+        """Trains none of the weights from now on."""
+        for weight in self.weights.values():
+            weight.requires_grad_(False)
+
     @contextmanager
     def training(self) -> Iterator[None]:
         """Applies dropout inside the block."""

@@ -274,7 +274,7 @@ class UpstreamEngine(Engine):
     # ── operation ──────────────────────────────────────────────────────────────────────────────────────────
 
     def statistics(self) -> list[Statistics]:
-        """Returns the load; the cache and the steps of the upstream are not known, so they are 0."""
+        """Returns the load; the cache and the steps of the upstream are not known."""
         streams = self._streams
         return [
             Statistics(
@@ -282,19 +282,7 @@ class UpstreamEngine(Engine):
                 pid=os.getpid(),
                 node=self.url,
                 model=self.name,
-                kv_memory=0,
-                kv_bytes=0,
-                page_bytes=0,
-                pages=0,
-                pages_held=0,
-                pages_capacity=0,
-                pages_evicted=0,
-                cached_tokens=0,
-                steps=0,
-                rows=0,
                 finished=streams.finished,
-                forward_seconds=0.0,
-                step_seconds=0.0,
                 waiting=streams.waiting,
                 running=streams.running,
                 prompt_tokens=streams.prompt_tokens,

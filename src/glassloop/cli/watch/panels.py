@@ -39,7 +39,7 @@ Line = TypeVar("Line")
 
 def title(run: Run, at: int, mode: str) -> Text:
     """Returns one line about the run and the place in it."""
-    state = {"following": "▶ live", "reading": "▶ reading"}.get(mode, "")
+    state = {"following": "▶ live", "playing": "▶ reading"}.get(mode, "")
     ended = f"ended by {run.finish_reason}" if run.finish_reason else "running"
     place = f"token {at} · {len(run.tokens)} tokens"
     forked = "" if run.fork_at is None else f"forked at {run.fork_at}"

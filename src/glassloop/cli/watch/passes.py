@@ -1,36 +1,28 @@
 """`watch` for a text that was written by diffusion: a scrubber over its passes, live or recorded.
 
-The state of the app is the run, the pass and the place that are shown, and the mode. As in `app`, the engine
-fills the run in a thread of its own, a timer reads how far it has come, and explanations are computed in a
-worker.
+A moment of the run is a pass; the place that is shown is one of the block that the pass worked on.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Group, RenderableType
 from rich.text import Text
-from textual import work
-from textual.app import App, ComposeResult
-from textual.binding import Binding
+from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.events import Click
 from textual.widgets import Static
-from textual.worker import get_current_worker
 
 from glassloop.cli.diffusion import MASKED
-from glassloop.cli.kept import keep
 from glassloop.cli.terminal import quoted, visible
-from glassloop.cli.watch.keys import PASS_KEYS, hints
+from glassloop.cli.watch.keys import PASS_KEYS
 from glassloop.cli.watch.layout import frame_cells
-from glassloop.cli.watch.panels import Help, Panel, TextPanel, bar, key_line, prompt_of, stages_table
-from glassloop.cli.watch.style import STYLE
+from glassloop.cli.watch.panels import Help, Panel, TextPanel, bar, prompt_of, stages_table
+from glassloop.cli.watch.player import Player, bindings
 from glassloop.diffuse.frames import Cell, Frame, Frames
-from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
@@ -39,44 +31,26 @@ if TYPE_CHECKING:
     from glassloop.trace.passes import PassRecord
     from glassloop.trace.run import Run
 
-_TICK = 0.1  # seconds
-_PLAYING = 0.25  # seconds per pass when a recorded run is played
-_STILL = 0.15  # seconds that a place must be selected before it is explained
 _NOTES = (
     "░ a mask; bold green: filled by this pass; red: taken back before it",
     "bars: the highest probability that the model gave any token there",
 )
 
 
-class WatchPasses(App[None]):
+class WatchPasses(Player):
     """Shows a text after each of its passes, and follows it while it is written."""
 
-    CSS = STYLE
-    ENABLE_COMMAND_PALETTE = False
-    AUTO_FOCUS = None
-    VERTICAL_BREAKPOINTS = [(0, "-low"), (28, "-high")]  # noqa: RUF012
-    BINDINGS = [  # noqa: RUF012
-        *(Binding(key.keys, key.action, key.help, show=False) for key in PASS_KEYS),
-    ]
+    BINDINGS = [*bindings(PASS_KEYS)]  # noqa: RUF012
+    pace = 0.25
+    llm: LLM
 
     def __init__(
         self, llm: LLM, run: Run, request: DiffusionRequest | None = None, *, store: bool = True
     ) -> None:
-        super().__init__()
-        self.llm = llm
-        self.run_shown = run
-        self.at = 0  # the pass
+        super().__init__(llm, run, request, store)
         self.place = 0  # in the answer
-        # Paused, moving on at the speed of a reader, or at the newest pass of a live run.
-        self.mode: Literal["still", "playing", "following"] = "still"
-        self._live = request
-        self._store = store
-        self._unkept: list[Run] = []
-        self._seen = -1  # how many passes the screen shows
-        self._next = 0.0  # the time of the next move while playing
         self._frames = self._maker(run)
         self._frame: Frame | None = None
-        self._explained: dict[tuple[str, int, int], Explanation | str] = {}
 
     def _maker(self, run: Run) -> Frames:
         return Frames(run, self.llm.piece, self.llm.tokenizer.eos_ids)
@@ -84,7 +58,7 @@ class WatchPasses(App[None]):
     def compose(self) -> ComposeResult:
         yield Static(id="title")
         yield TextPanel(self._select)
-        yield Scrubber(self._scrub)
+        yield Scrubber(self.pause_at)
         with Horizontal(id="middle"):
             yield Places(id="places")
             yield WhyPlace(id="why")
@@ -93,81 +67,29 @@ class WatchPasses(App[None]):
     def on_mount(self) -> None:
         for name, word in (("text", "text"), ("places", "places of the block"), ("why", "why")):
             self.query_one(f"#{name}").border_title = word
-        self.query_one("#keys", Static).update(key_line(hints(PASS_KEYS)))
-        self.set_interval(_TICK, self._tick)
-        if self._live is not None:
-            self.mode = "following"
-            self.llm.submit(self._live)
-        self.go(0)
-
-    # ── time ───────────────────────────────────────────────────────────────────────────────────────────────
+        self.begin(PASS_KEYS)
 
     @property
     def _passes(self) -> list[PassRecord]:
         return self.run_shown.passes
 
     @property
-    def _is_live(self) -> bool:
-        return self.run_shown.finish_reason is None
-
-    def _tick(self) -> None:
-        count = len(self._passes)
-        if self._live is not None and self._live.ended:
-            self._ended(self._live)
-        if self.mode == "following" and count and self.at != count - 1:
-            self.go(count - 1)
-        elif self.mode == "playing" and time.monotonic() >= self._next:
-            self._next = time.monotonic() + _PLAYING
-            if self.at + 1 < count:
-                self.go(self.at + 1)
-            else:
-                self.mode = "following" if self._is_live else "still"
-                self._draw()
-        elif count != self._seen:
-            self._draw() if self._frame is not None else self.go(self.at)
-
-    def _ended(self, request: DiffusionRequest) -> None:
-        self._live = None
-        if self.mode == "following":
-            self.mode = "still"
-            self.go(len(self._passes) - 1)
-        error = next((run.error for run in request.runs if run.error is not None), None)
-        if error is not None:
-            self.notify(visible(str(error)), severity="warning", markup=False)
-        elif self._store:
-            self._unkept = request.runs
-            self._keep()
-        self._draw()
-
-    @work(thread=True, group="keep")
-    def _keep(self) -> None:
-        if keep(self._unkept):
-            self._unkept = []
-
-    def finish(self) -> None:
-        """Cancels a live run and keeps what it has. Called when the screen is closed."""
-        if self._live is not None:
-            self.llm.engine.cancel(self._live, wait=True)
-            if self._store:
-                self._unkept = [run for run in self._live.runs if run.passes and run.error is None]
-        if self._unkept:
-            keep(self._unkept)
+    def count(self) -> int:
+        return len(self._passes)
 
     # ── the pass and the place ─────────────────────────────────────────────────────────────────────────────
 
     def go(self, at: int, place: int | None = None) -> None:
         """Shows a pass; of its block a place, by default the first one that the pass has changed."""
-        count = len(self._passes)
-        self.at = max(0, min(at, count - 1))
-        self._frame = self._frames.at(self.at) if count else None
+        self.at = max(0, min(at, self.count - 1))
+        self._frame = self._frames.at(self.at) if self.count else None
         if self._frame is not None:
             first, cells = self._frame.first, self._frame.cells
             changed = [number for number, cell in enumerate(cells, first) if cell.changed]
             wanted = (changed or [first])[0] if place is None else place
             self.place = max(first, min(wanted, first + len(cells) - 1))
-            if self._question not in self._explained:
-                self._explain(self.run_shown, *self._question[1:])
-        self._draw()
+            self.ask_why(self.place, self._asked)
+        self.draw()
 
     @property
     def _cell(self) -> Cell:
@@ -175,26 +97,13 @@ class WatchPasses(App[None]):
         return self._frame.cells[self.place - self._frame.first]
 
     @property
-    def _question(self) -> tuple[str, int, int]:
-        """What is explained: the place in the pass that is shown, or, if it was known before, in the one that
-        filled it."""
+    def _asked(self) -> int:
+        """The pass that is explained: the one that is shown or, where the place was known before it, the one
+        that filled the place."""
         known = self._cell.filled_by
-        return self.run_shown.id, self.place, self.at if known is None else known
+        return self.at if known is None else known
 
-    @work(thread=True, exclusive=True, group="why")
-    def _explain(self, run: Run, place: int, number: int) -> None:
-        worker = get_current_worker()
-        time.sleep(_STILL)
-        if worker.is_cancelled:
-            return
-        try:
-            found: Explanation | str = self.llm.explain(run, place, number=number)
-        except GlassloopError as error:
-            found = str(error)
-        self._explained[run.id, place, number] = found
-        self.call_from_thread(self._draw)
-
-    def _draw(self) -> None:
+    def draw(self) -> None:
         run, frame = self.run_shown, self._frame
         self._seen = len(run.passes)
         self.query_one("#title", Static).update(_title(run, self.at, frame, self.mode), layout=False)
@@ -204,71 +113,39 @@ class WatchPasses(App[None]):
         prompt = prompt_of(self.llm, run)
         self.query_one(TextPanel).show((list(frame_cells(run, prompt, frame, self.place)), self.place))
         self.query_one(Places).show((frame, self.place))
-        self.query_one(WhyPlace).show((self._cell, self._explained.get(self._question)))
+        self.query_one(WhyPlace).show((self._cell, self.why(self.place, self._asked)))
 
     # ── keys ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _scrub(self, at: int) -> None:
-        self.mode = "still"
-        self.go(at)
 
     def _select(self, place: int) -> None:
         if self._frame is not None and place >= self._frame.first:
             self.mode = "still"
             self.go(self.at, place)
 
-    def action_move(self, by: int) -> None:
-        if self._passes:
-            self._scrub(self.at + by)
-
     def action_place(self, by: int) -> None:
         if self._frame is not None:
             self.mode = "still"
             self.go(self.at, self.place + by)
-
-    def action_end(self, side: int) -> None:
-        if self._passes:
-            self._scrub(0 if side < 0 else len(self._passes) - 1)
-            if side > 0 and self._is_live:
-                self.mode = "following"
-                self._draw()
 
     def action_block(self, by: int) -> None:
         passes = self._passes
         starts = [at for at, each in enumerate(passes) if not at or each.first != passes[at - 1].first]
         ahead = [at for at in starts if at > self.at] if by > 0 else [at for at in starts if at < self.at]
         if ahead:
-            self._scrub(ahead[0] if by > 0 else ahead[-1])
+            self.pause_at(ahead[0] if by > 0 else ahead[-1])
 
     def action_taken_back(self, by: int) -> None:
         ahead = [each.number for each in self._passes[self.at + 1 :] if each.unfilled]
         if ahead:
-            self._scrub(ahead[0])
+            self.pause_at(ahead[0])
         else:
             self.notify("nothing is taken back in the passes after this one", severity="warning")
-
-    def action_play(self) -> None:
-        if self.mode != "still":
-            self.mode = "still"
-        elif self.at < len(self._passes) - 1:
-            self.mode = "playing"
-        elif self._is_live:
-            self.mode = "following"
-        else:
-            self.go(0)
-            self.mode = "playing"
-        self._next = time.monotonic() + _PLAYING
-        self._draw()
 
     def action_run(self, by: int) -> None:
         runs = self.run_shown.samples or [self.run_shown]
         self.run_shown = runs[(runs.index(self.run_shown) + by) % len(runs)]
         self._frames = self._maker(self.run_shown)
-        self.go(min(self.at, len(self._passes) - 1))
-
-    def action_stop(self) -> None:
-        if self._live is not None:
-            self.llm.cancel(self._live)
+        self.go(self.at)
 
     def action_help(self) -> None:
         self.push_screen(Help(PASS_KEYS, _NOTES))

@@ -8,78 +8,27 @@ methods once, at that time, with a placeholder for the batch.
 from __future__ import annotations
 
 import ctypes
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from struct import error as StructError
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
-from numpy.typing import NDArray
 
-from glassloop.ops.batch import PAGE, Batch, BatchError, Int32, Span, check_page, check_spans, pages_for
-from glassloop.ops.drafting import ChainRequest, Drawn
+from glassloop.ops.batch import Batch, Int32
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.memory import free_host_memory
 from glassloop.ops.native import library as lib
 from glassloop.ops.native import rows as native_rows
-from glassloop.ops.native.packer import CACHE_LINE, NativeMatrix, Packer
-from glassloop.ops.native.recorder import Recorder, Room, Value
+from glassloop.ops.native.packer import NativeMatrix, Packer
+from glassloop.ops.native.pages import NativePages, page_bytes
+from glassloop.ops.native.program import Chain, OpTime, Program
+from glassloop.ops.native.recorder import Recorder, Value
 from glassloop.ops.protocol import Activation, Forward, LowRank
 from glassloop.ops.quant import F32, Float32
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
-
-
-class NativePages:
-    """Keys and values in float16; native.h says how a page is laid out."""
-
-    def __init__(self, spec: CacheSpec, count: int) -> None:
-        self.count = count
-        padded, heads = _padded(spec.head_dim), spec.layers * spec.kv_heads
-        # `zeros` takes memory from the system only when a page is first written.
-        self.keys = _aligned(np.zeros, count * heads * spec.head_dim * PAGE, np.uint16).reshape(count, -1)
-        self.values = _aligned(np.zeros, count * heads * PAGE * padded, np.uint16).reshape(count, -1)
-        self.page_bytes = NativeOps.page_bytes(spec)
-        self.layout = lib.Cache(
-            self.keys.ctypes.data,
-            self.values.ctypes.data,
-            spec.layers,
-            spec.kv_heads,
-            spec.head_dim,
-            padded,
-            count,
-        )
-        self.packed = bytes(self.layout)
-
-    def copy(self, source: int, target: int) -> None:
-        check_page(source, self.count)
-        check_page(target, self.count)
-        self.keys[target], self.values[target] = self.keys[source], self.values[source]
-
-    def read_keys(self, place: Place, span: Span) -> Float32:
-        group, layer = place
-        pages = span.pages[group, : pages_for(span.length)]
-        check_page(int(pages.min()), self.count)
-        shape = (-1, self.layout.layers, self.layout.kv_heads, self.layout.head_dim, PAGE)
-        keys = self.keys.reshape(shape)[pages, layer]  # [pages, kv heads, head dim, PAGE]
-        rows = keys.view(np.float16).transpose(0, 3, 1, 2).reshape(-1, *shape[2:4])
-        found: Float32 = rows[: span.length].astype(np.float32)
-        return found
-
-
-def _aligned(make: Callable[..., NDArray[Any]], count: int, kind: type) -> NDArray[Any]:
-    """Returns an array that begins at a cache line, so that no vector lies across two of them."""
-    size = count * np.dtype(kind).itemsize
-    memory = make(size + CACHE_LINE, np.uint8)
-    start = -memory.ctypes.data % CACHE_LINE
-    return memory[start : start + size].view(kind)
-
-
-def _padded(head_dim: int) -> int:
-    return -(-head_dim // 16) * 16
 
 
 class _Placeholder:
@@ -92,18 +41,6 @@ class _Placeholder:
 
 class _AdaptedPlaceholder(_Placeholder):
     adapters = lib.IDS.index("adapters")
-
-
-class OpTime(NamedTuple):
-    """What the threads have spent on one op of a program, added up over its runs and over the threads."""
-
-    kind: str
-    rows: str  # "all", or "wanted": the op works on the wanted rows only
-    matrix: lib.Matrix | None  # type: ignore[valid-type]  # of a linear or an embedding
-    is_fine: bool  # a linear whose input is finely quantized
-    working: float  # seconds
-    waiting: float  # seconds before the op, for the ops that it depends on
-    units: int
 
 
 class NativeOps:
@@ -121,7 +58,7 @@ class NativeOps:
         self._recorder = Recorder()
         self._one_recording = Lock()
         self._kept: list[Any] = []  # the arrays that recorded ops point to
-        self._programs: WeakSet[_Program] = WeakSet()
+        self._programs: WeakSet[Program] = WeakSet()
 
     def host(self, array: Float32) -> Float32:
         return array
@@ -135,7 +72,7 @@ class NativeOps:
             self._recorder, self._kept = Recorder(), []
             result = compute(_AdaptedPlaceholder() if adapted else _Placeholder(), ())  # type: ignore[arg-type]
             several = isinstance(result, list)
-            program = _Program(self._recorder, result if several else [result], self.threads, self._kept)
+            program = Program(self._recorder, result if several else [result], self.threads, self._kept)
             self._programs.add(program)
         return program if several else program.only
 
@@ -143,7 +80,7 @@ class NativeOps:
         """Returns a chain of drafts: `compute` returns the logits of the tokens `ids` and the next state,
         from the state before, which it takes from `given`."""
         program = self.program(compute)
-        assert isinstance(program, _Program)
+        assert isinstance(program, Program)
         return Chain(program, ids)
 
     @contextmanager
@@ -162,12 +99,11 @@ class NativeOps:
     def cache_memory(self) -> int:
         return free_host_memory() // 4
 
-    @staticmethod
-    def page_bytes(spec: CacheSpec) -> int:
-        return 2 * PAGE * spec.layers * spec.kv_heads * (spec.head_dim + _padded(spec.head_dim))
+    def page_bytes(self, spec: CacheSpec) -> int:
+        return page_bytes(spec)
 
     def cache(self, specs: Sequence[CacheSpec], memory: int) -> list[Pages]:
-        return make_pools(specs, memory, self.page_bytes, NativePages)
+        return make_pools(specs, memory, page_bytes, NativePages)
 
     def matrix(self, tensor: Tensor) -> NativeMatrix:
         with self._one_recording:
@@ -318,204 +254,6 @@ class NativeOps:
             return None
         self._kept.append(array)
         return array.ctypes.data
-
-
-class _Program:
-    """A recorded forward pass with the memory that it runs in. It runs one batch at a time."""
-
-    def __init__(self, recorder: Recorder, results: list[Value], threads: int, kept: list[Any]) -> None:
-        ops, self._rooms, homes, self._inputs = recorder.finish(results)
-        # The buffer of each result, and its width.
-        self._results = {home: result.width for home, result in zip(homes, results, strict=True)}
-        self._kept = kept
-        self._threads = threads
-        self._widest = max(room.width for room in self._rooms)
-        self._progress = np.empty(lib.library().gl_progress_bytes(len(ops)), np.uint8)
-        self._buffers = (lib.Buffer * len(self._rooms))()
-        self._program = lib.Program((lib.Op * len(ops))(*ops), len(ops), 0, self._buffers)
-        self._arrays: dict[int, Any] = {}
-        self._memory = bytearray()
-        self._capacity = {True: 0, False: 0}  # rows that the buffers of wanted rows, and of all rows, hold
-        self._scratch = np.zeros(0, np.float32)
-        self._fault = lib.Fault()
-        self._one_run = Lock()
-
-    def __call__(self, batch: Batch, pages: Sequence[Any]) -> list[Float32]:
-        with self._one_run:
-            return self._run(batch, pages)
-
-    def only(self, batch: Batch, pages: Sequence[Any]) -> Float32:
-        """Runs a program that has one result, and returns that."""
-        return self(batch, pages)[0]
-
-    def _run(self, batch: Batch, pages: Sequence[NativePages]) -> list[Float32]:
-        assert not self._inputs, "a program with inputs is run by `Chain`"
-        results, call, _ = self._prepare(batch, pages)
-        self._check(lib.library().gl_run(*call))
-        return results
-
-    def draw(
-        self, batch: Batch, pages: Sequence[Any], states: Float32, ids: Int32, chains: bytearray
-    ) -> None:
-        """Runs a program that has the input `states` and the results logits and states, as a chain of drafts
-        (drafting.c)."""
-        with self._one_run:
-            results, call, tokens = self._prepare(batch, pages)
-            _, state_home = self._results
-            # A step reads the state before it writes the next one to the same place.
-            self._buffers[self._inputs[0]].values = lib.address(states)
-            self._buffers[state_home].values = lib.address(states)
-            drafted = tokens, lib.address(ids), len(ids), lib.address(results[0]), lib.address(chains)
-            self._check(lib.library().gl_draft(*call, *drafted))
-
-    def _prepare(
-        self, batch: Batch, pages: Sequence[NativePages]
-    ) -> tuple[list[Float32], tuple[Any, ...], int]:
-        """Makes room for a batch. Returns the arrays of the results, the arguments of `gl_run`, and the
-        address of the batch's tokens."""
-        check_spans(batch, len(pages))
-        self._make_room(len(batch.tokens), wanted=False)
-        self._make_room(len(batch.wanted), wanted=True)
-        results = []
-        for home, width in self._results.items():
-            results.append(np.empty((len(batch.wanted), width), np.float32))
-            self._buffers[home].values = lib.address(results[-1])
-        longest = max([span.length for span in batch.spans])
-        # Up to twelve queries attend together; each is copied and has a score for every key of every page.
-        largest = max([group.layout.head_dim for group in pages])
-        scratch = max(12 * (largest + pages_for(longest) * PAGE), self._widest)
-        if len(self._scratch) < scratch * self._threads:
-            self._scratch = np.empty(2 * scratch * self._threads, np.float32)
-        caches = b"".join([group.packed for group in pages])
-        memory = _packed(batch, caches)
-        self._program.caches = lib.address(memory)
-        self._program.batch = self._program.caches + len(caches)
-        self._program.groups = len(pages)
-        self._memory = memory  # until the call that is prepared here is done
-        call = (
-            ctypes.byref(self._program),
-            lib.address(self._progress),
-            lib.address(self._scratch),
-            scratch,
-            ctypes.byref(self._fault),
-        )
-        tokens = self._program.batch + lib.BATCH.size + lib.SPAN.size * len(batch.spans)
-        return results, call, tokens
-
-    def _check(self, done: int) -> None:
-        if not done:
-            fault = self._fault
-            what = [*lib.FAULTS.values()][fault.wrong - 1].format(fault.at, fault.found)
-            raise BatchError(f"{what}; a number from 0 to {fault.limit - 1} is expected")
-
-    def start_profile(self) -> None:
-        """Makes C measure each op of every run from now on."""
-        with self._one_run:
-            self._times = np.zeros((self._threads, self._program.count + 1, 3), np.int64)
-            self._program.times = self._times.ctypes.data
-
-    def end_profile(self) -> list[OpTime]:
-        """Stops measuring and returns what was found, in the order of the ops; the last entry has only the
-        time that threads waited for the end of the program. Empty if the program did not run."""
-        with self._one_run:
-            self._program.times = None
-            working, waiting, units = self._times.sum(axis=0).T.tolist()
-        if not any(units):
-            return []
-        ops = [self._program.ops[index] for index in range(self._program.count)]
-        return [
-            OpTime(
-                lib.OP_KINDS[op.kind],
-                "wanted" if op.wanted else "all",
-                op.matrix.contents if op.matrix else None,
-                op.kind == lib.OP_KINDS.index("linear") and bool(op.i0),
-                working[index] / 1e9,
-                waiting[index] / 1e9,
-                units[index],
-            )
-            for index, op in enumerate(ops)
-        ] + [OpTime("end", "all", None, False, 0.0, waiting[-1] / 1e9, 0)]
-
-    def _make_room(self, rows: int, wanted: bool) -> None:
-        if rows <= self._capacity[wanted]:
-            return
-        self._capacity[wanted] = capacity = max(rows, 2 * self._capacity[wanted])
-        for index, room in enumerate(self._rooms):
-            if room.wanted is not wanted or index in self._results:
-                continue
-            values = _aligned(np.empty, capacity * room.width, np.float32)
-            quantized = _aligned(np.empty, capacity * _quantized_bytes(room), np.uint8)
-            self._arrays[index] = values, quantized
-            self._buffers[index].values = values.ctypes.data
-            self._buffers[index].quantized = quantized.ctypes.data
-
-
-class Chain:
-    """Drafts of several branches at a time: implements `DraftChain`."""
-
-    most = lib.MOST_DRAFTS
-    margins = lib.MARGINS
-
-    def __init__(self, program: _Program, ids: Int32) -> None:
-        self._program = program
-        self._ids = np.ascontiguousarray(ids, np.int32)
-
-    def draw(
-        self, batch: Batch, pages: Sequence[Any], states: Float32, requests: Sequence[ChainRequest]
-    ) -> list[Drawn]:
-        rows = len(batch.tokens)
-        if len(batch.wanted) != rows or len(requests) != rows or states.shape[0] != rows:
-            raise BatchError(f"there are {len(requests)} chains and {states.shape} states for {rows} rows")
-        chains = bytearray(b"".join([_packed_chain(request) for request in requests]))
-        self._program.draw(batch, pages, np.array(states, np.float32, order="C"), self._ids, chains)
-        return [_drawn(fields) for fields in lib.CHAIN.iter_unpack(chains)]
-
-
-def _packed_chain(request: ChainRequest) -> bytes:
-    key, position, scale, most, chances, keep, following = request
-    if len(chances) != lib.MARGINS or not len(keep) == len(following) == most <= lib.MOST_DRAFTS:
-        raise BatchError(f"a chain of {most} drafts has {len(chances)} chances and {len(keep)} limits")
-    unused = _UNUSED[most:]
-    limits = *keep, *unused, *following, *unused
-    return lib.CHAIN.pack(key or 0, position, scale, key is not None, most, *chances, *limits, *_NO_RESULTS)
-
-
-_UNUSED = (0.0,) * lib.MOST_DRAFTS  # limits of a shorter chain
-_NO_RESULTS = (0,) * (2 + 2 * lib.MOST_DRAFTS)
-
-
-def _drawn(fields: tuple[Any, ...]) -> Drawn:
-    drawn, kept = fields[-2 - 2 * lib.MOST_DRAFTS : -2 * lib.MOST_DRAFTS]
-    tokens, margins = fields[-2 * lib.MOST_DRAFTS : -lib.MOST_DRAFTS], fields[-lib.MOST_DRAFTS :]
-    return Drawn(list(tokens[:drawn]), list(margins[:drawn]), kept)
-
-
-def _packed(batch: Batch, caches: bytes) -> bytearray:
-    """Packs as C reads them: the caches, the batch, its spans, then tokens, positions, wanted rows, adapters
-    and reach."""
-    tokens, positions, spans, wanted, adapters, reach, _ = batch
-    try:
-        rows = array("i", [*tokens, *positions, *wanted, *adapters, *reach])
-        about = [
-            lib.SPAN.pack(s.start, s.stop - s.start, s.first, s.pages.shape[1], lib.address(s.pages))
-            for s in spans
-        ]
-    except (OverflowError, TypeError, StructError) as error:
-        raise BatchError(f"a number of the batch is no 32-bit integer: {error}") from None
-    memory = bytearray(b"".join([caches, bytes(lib.BATCH.size), *about, rows]))
-    at = lib.address(memory) + len(caches) + lib.BATCH.size
-    numbers = at + lib.SPAN.size * len(spans)
-    adapters_at = numbers + 4 * (2 * len(tokens) + len(wanted))
-    reach_at = adapters_at + 4 * len(adapters)
-    last = adapters_at if adapters else 0, reach_at if reach else 0
-    pointers = numbers, numbers + 4 * len(tokens), numbers + 8 * len(tokens), at, *last
-    lib.BATCH.pack_into(memory, len(caches), len(tokens), len(wanted), len(spans), *pointers)
-    return memory
-
-
-def _quantized_bytes(room: Room) -> int:
-    """Returns the bytes of a row's blocks (gl_block of native.h); a finely quantized row takes two rows."""
-    return -(-room.width // lib.BLOCK) * lib.BLOCK_BYTES * room.quantized
 
 
 def _with_heads(value: Value, heads: int) -> Value:

@@ -333,7 +333,7 @@ class Program:
     def _up(
         self, step: Step, rows: int, out: Any, onto: Any, x: Any, *, weight: Any, scales: Any, places: Any
     ) -> None:
-        """Adds to `out`, which is `onto`."""
+        """Adds the product to `out`. The recorder names it twice, as the input `onto` and the output."""
         self._low_rank(step, x, weight, scales, out, places)
 
     def _low_rank(self, step: Step, x: Any, weight: Any, scales: Any, out: Any, places: Any) -> None:

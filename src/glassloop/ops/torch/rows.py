@@ -75,7 +75,7 @@ class DeviceRows:
     when the program runs again, unless they are kept."""
 
     def __init__(self, values: torch.Tensor, age: Callable[[], int], timer: Timer | None = None) -> None:
-        """`age` returns how often the program has run since then. The timer is that of every second run."""
+        """`age` returns how often the program has run since. Two runs in a row have different timers."""
         self._values = values
         self._age = age
         self._timer = timer

@@ -74,14 +74,6 @@ def _joined(parts: list[Guesses]) -> Guesses:
     )
 
 
-def windows(tokens: NDArray[np.integer], count: int, length: int, seed: int = 0) -> Ints:
-    """Returns `count` windows of `length` tokens, spread evenly over a long text. [count, length]"""
-    starts = np.linspace(0, len(tokens) - length, count).astype(np.int64)
-    starts += np.random.default_rng(seed).integers(-length // 4, length // 4 + 1, count)
-    starts = starts.clip(0, len(tokens) - length)
-    return np.stack([tokens[start : start + length] for start in starts]).astype(np.int64)
-
-
 def middle(count: int, length: int, width: int) -> Ints:
     """Returns the places of a hole of `width` tokens in the middle of each text. [count, width]"""
     return np.tile(np.arange(width) + (length - width) // 2, (count, 1)).astype(np.int64)
