@@ -44,6 +44,12 @@ class Method(StrEnum):
     METROPOLIS = "metropolis"
 
 
+class InfillMethod(StrEnum):
+    RERANK = "rerank"
+    METROPOLIS = "metropolis"
+    HOLES = "holes"
+
+
 class Proposer(StrEnum):
     LEFT = "left"
     DIFFUSION = "diffusion"
@@ -93,7 +99,16 @@ def infill(
     after: Annotated[str, typer.Argument(metavar="AFTER", help="The text after it.")],
     tokens: _TokensOfHole = 12,
     candidates: _Candidates = 16,
-    method: _Method = Method.RERANK,
+    method: Annotated[
+        InfillMethod,
+        typer.Option(
+            "--method",
+            metavar="METHOD",
+            help="rerank takes the likeliest, with what follows; metropolis draws one by its probability"
+            " given both sides; holes is rerank with --proposer diffusion.",
+            rich_help_panel=INPUT,
+        ),
+    ] = InfillMethod.RERANK,
     window: _Window = 32,
     proposer: _Proposer = Proposer.LEFT,
     holes: Holes = None,
