@@ -54,6 +54,8 @@ def test_an_infill_by_masks(holes, tmp_path):
     made = run(*asked, "--proposer", "diffusion", "--holes", str(holes), "--record", str(record))
     assert made.returncode == 0 and made.stdout.startswith("The cat sat on")
     assert json.loads(record.read_text())["given"]["proposer"] == "diffusion"
+    same = run(*asked, "--method", "holes", "--holes", str(holes))
+    assert same.stdout == made.stdout
 
 
 def test_on_a_terminal_the_passes_are_drawn(holes):

@@ -128,6 +128,19 @@ def test_it_ends_for_the_reason_it_says(options, context, seconds, expected):
     assert ending(options, [9, 8, 5, 6, 5, 6, 5, 6], context, seconds) == expected
 
 
+def test_a_token_that_would_come_after_the_timeout_is_not_begun():
+    stopper, history = Stopper(Sampling(timeout=2.5), (2,), 100), History([1])
+    for seconds in (1.0, 1.4, 1.8):  # 0.4 s a token: the next one comes at 2.2, the one after it too late
+        history.append(9)
+        assert stopper.after(history, seconds) is None
+    history.append(9)
+    assert stopper.after(history, 2.2) == ("timeout", "after 2.5 s")
+    drafted = Stopper(Sampling(timeout=2.5), (2,), 100)
+    assert drafted.after(history, 1.0) is None and drafted.after(history, 1.6) is None
+    assert drafted.after(history, 1.61) is None  # in the same step as the one before it
+    assert drafted.after(history, 2.41) == ("timeout", "after 2.5 s")
+
+
 def test_end_of_sequence_and_stop_tokens():
     assert Stopper(Sampling(), (2, 0), 10).before(0)
     assert not Stopper(Sampling(ignore_eos=True), (2,), 10).before(2)

@@ -12,7 +12,7 @@ from engine.random_runs import small_llm
 
 from glassloop import GlassloopError, Sampling
 from glassloop.diffuse.rows import Rows
-from glassloop.edit.infill import infill
+from glassloop.edit.infill import infill, rewrite
 from glassloop.edit.masks import masked_bits
 from glassloop.edit.proposal import Work
 from glassloop.edit.record import Edit
@@ -39,6 +39,19 @@ def test_masks_propose_what_fits_between_both_sides(tmp_path):
     assert edit.replay(masked_llm()).identical
     edit.save(tmp_path / "edit.json")
     assert Edit.load(tmp_path / "edit.json").given["proposer"] == "diffusion"
+
+
+def test_holes_is_a_name_of_masks_that_are_ranked():
+    edit = infill(masked_llm(), BEFORE, AFTER, 4, candidates=3, sampling=LETTERS, method="holes")
+    same = _filled()
+    assert edit.text == same.text and edit.given == same.given
+    assert edit.replay(masked_llm()).identical
+    with pytest.raises(GlassloopError, match=r"method is 'holes', but .* has no adapter for masked rows"):
+        infill(small_llm(), BEFORE, AFTER, 4, sampling=LETTERS, method="holes")
+    with pytest.raises(GlassloopError, match="'rerank' or 'metropolis' or 'holes' is expected"):
+        _filled(method="hole")
+    with pytest.raises(GlassloopError, match="method is 'holes'; 'rerank' or 'metropolis' is expected"):
+        rewrite(masked_llm(), BEFORE, (4, 9), method="holes")
 
 
 def test_the_text_after_the_hole_matters():

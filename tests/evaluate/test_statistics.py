@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassloop.evaluate.report import Row, comparisons, plot, table
+from glassloop.evaluate.analyse import Outcome
+from glassloop.evaluate.report import Row, comparisons, figures_of, plot, row_of, table
 from glassloop.evaluate.statistics import Z_95, mcnemar, sign_test, wilson
 
 
@@ -51,6 +52,23 @@ def test_pairs_are_counted_and_the_test_is_symmetric(pairs: list[tuple[bool, boo
 
 def test_many_items_do_not_overflow() -> None:
     assert 0 < sign_test(400, 600) < 1e-9 and sign_test(5000, 5000) == 1
+
+
+def test_the_parts_of_a_task_have_figures_of_their_own() -> None:
+    results = {
+        "one": {"a": Outcome(True, 3), "b": Outcome(False, 3), "c": Outcome(True, 3)},
+        "two": {"a": Outcome(True, 3), "b": Outcome(True, 3), "c": Outcome(False, 3)},
+    }
+    rows = [row_of(method, found, None) for method, found in results.items()]
+    figures = figures_of("t", "m", rows, results, {"a": "x", "b": "x", "c": "y"})
+    assert [made["parts"]["x"]["correct"] for made in figures.json] == [1, 2]
+    assert figures.json[1]["parts"]["y"] == {"accuracy": 0.0, "items": 1, "correct": 0}
+    assert figures.text.splitlines()[-2:] == [
+        "x         2   50.0%  100.0%",
+        "y         1  100.0%    0.0%",
+    ]
+    alone = figures_of("t", "m", rows, results, dict.fromkeys("abc", "x"))
+    assert "part" not in alone.text and "parts" not in alone.json[0]
 
 
 def test_a_plot_and_a_table_of_anything() -> None:

@@ -44,6 +44,16 @@ def test_a_file_of_prompts_and_answers(tmp_path: Path) -> None:
     assert task.items[2].verify is not None and task.items[2].verify("def f(): return 1").passed
 
 
+def test_another_extractor_takes_the_place_of_the_tasks_own(tmp_path: Path) -> None:
+    task = find_task("gsm8k", extract="last_line")
+    assert task.value(task.items[0], "It is 5.\nSix") == "Six"
+    with pytest.raises(GlassloopError, match="extract is 'nothing'"):
+        find_task("gsm8k", extract="nothing")
+    rows = [{"prompt": "Which?", "choices": ["a", "b"], "answer": "a"}]
+    with pytest.raises(GlassloopError, match="extract is given; t has choices"):
+        find_task(str(write(tmp_path / "t.jsonl", *rows)), extract="number")
+
+
 def test_choices_are_named_by_text_letter_or_number(tmp_path: Path) -> None:
     rows = [
         {"prompt": "Which?", "choices": ["a dog", "a cat"], "answer": answer} for answer in ("a cat", "b", 1)
@@ -260,6 +270,7 @@ def test_methods_with_a_budget_and_wrong_options(tiny: LLM, tmp_path: Path) -> N
     for wrong, told in (
         ({"methods": "magic"}, "method is 'magic'"),
         ({"methods": "vote:2,vote:2"}, "every method is expected once"),
+        ({"methods": "best:2"}, "method is best:2, which needs a verifier; t has answers instead"),
         ({"limit": 0}, "limit is 0"),
         ({"budget": {"tokens": 0}}, "budget.tokens"),
         ({"sampling": {"temprature": 1}}, "temprature"),

@@ -190,6 +190,15 @@ def test_a_budget_of_seconds_cuts_and_the_cut_is_replayed(tiny):
         assert again.identical, again.difference
 
 
+def test_the_shorter_of_two_time_limits_is_named(tiny):
+    options = Sampling(seed=1, max_tokens=400, ignore_eos=True, timeout=1e-9)
+    own = tiny.solve(QUESTION, "vote", n=2, sampling=options, budget=Budget(seconds=600))
+    assert {path.ended_by for path in own.paths} == {"timeout"} and own.record["cut"] is None
+    options = replace(options, timeout=600)
+    all_together = tiny.solve(QUESTION, Slow(), sampling=options, budget=Budget(seconds=0.15))
+    assert {path.ended_by for path in all_together.paths} == {"budget"}
+
+
 def test_a_verifier_that_hangs_does_not_outlast_the_budget(tiny):
     began = time.monotonic()
     stuck = threading.Event()

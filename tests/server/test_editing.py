@@ -49,6 +49,11 @@ def test_masks_propose_if_the_model_has_an_adapter_for_them(server):
         assert answer.status_code == 400 and "no adapter for masked rows" in answer.text
     else:
         assert answer.status_code == 200 and answer.json()["given"]["proposer"] == "diffusion"
+    holes = server.post("/api/edits/infill", {**body, "proposer": "left", "method": "holes"})
+    if shipped_holes(MODEL) is None:
+        assert holes.status_code == 400 and holes.json()["error"]["param"] == "method"
+    else:
+        assert holes.json()["given"]["proposer"] == "diffusion"
     wrong = server.post("/api/edits/infill", {**body, "method": "metropolis"})
     assert wrong.status_code == 400 and "proposer" in wrong.text
     assert server.post("/api/edits/repair", {"text": "abc", "proposer": "right"}).status_code == 400

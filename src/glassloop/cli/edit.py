@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,6 +36,7 @@ from glassloop.errors import GlassloopError, TextError
 if TYPE_CHECKING:
     from glassloop.decode.sampling import Sampling
     from glassloop.edit.record import Edit
+    from glassloop.engine.llm import LLM
 
 _MOST_TEXT = 4 << 20  # bytes of a file
 _SPAN = re.compile(r"(\d{1,9}):(\d{1,9})")
@@ -42,6 +46,12 @@ _REMOVED, _ADDED, _END = "\x1b[31;9m", "\x1b[32;1m", "\x1b[0m"
 class Method(StrEnum):
     RERANK = "rerank"
     METROPOLIS = "metropolis"
+
+
+class InfillMethod(StrEnum):
+    RERANK = "rerank"
+    METROPOLIS = "metropolis"
+    HOLES = "holes"
 
 
 class Proposer(StrEnum):
@@ -93,7 +103,16 @@ def infill(
     after: Annotated[str, typer.Argument(metavar="AFTER", help="The text after it.")],
     tokens: _TokensOfHole = 12,
     candidates: _Candidates = 16,
-    method: _Method = Method.RERANK,
+    method: Annotated[
+        InfillMethod,
+        typer.Option(
+            "--method",
+            metavar="METHOD",
+            help="rerank takes the likeliest, with what follows; metropolis draws one by its probability"
+            " given both sides; holes is rerank with --proposer diffusion.",
+            rich_help_panel=INPUT,
+        ),
+    ] = InfillMethod.RERANK,
     window: _Window = 32,
     proposer: _Proposer = Proposer.LEFT,
     holes: Holes = None,
@@ -116,16 +135,17 @@ def infill(
     llm = load(model, ops, kv_memory)
     if holes is not None:
         llm.load_holes(holes)
-    edit = llm.infill(
-        before,
-        after,
-        tokens,
-        candidates=candidates,
-        method=method.value,
-        window=window,
-        sampling=sampling,
-        proposer=proposer.value,
-    )
+    with _counting(llm, "Filling"):
+        edit = llm.infill(
+            before,
+            after,
+            tokens,
+            candidates=candidates,
+            method=method.value,
+            window=window,
+            sampling=sampling,
+            proposer=proposer.value,
+        )
     _print(edit, json_output, every, record)
 
 
@@ -242,39 +262,39 @@ def edit(
     load_plugins(plugin)
     sampling = _sampling(options)
     spans = [_span(each) for each in span or ()]
+    repairing = prompt is not None or budget is not None or check is not None
+    if spans and (repairing or proposer is not Proposer.LEFT):
+        raise GlassloopError(
+            "--prompt, --budget, --check and --proposer are for repairing; with --span they are not expected"
+        )
     text = _read(file)
     llm = load(model, ops, kv_memory)
     if holes is not None:
         llm.load_holes(holes)
-    if spans:
-        repairing = prompt is not None or budget is not None or check is not None
-        if repairing or proposer is not Proposer.LEFT:
-            raise GlassloopError(
-                "--prompt, --budget, --check and --proposer are for repairing; with --span they are not"
-                " expected"
+    with _counting(llm, "Rewriting" if spans else "Repairing"):
+        if spans:
+            made = llm.rewrite(
+                text,
+                spans,
+                sampling,
+                tokens=tokens,
+                candidates=candidates,
+                method=method.value,
+                window=16 if window is None else window,
             )
-        made = llm.rewrite(
-            text,
-            spans,
-            sampling,
-            tokens=tokens,
-            candidates=candidates,
-            method=method.value,
-            window=16 if window is None else window,
-        )
-    else:
-        made = llm.repair(
-            text,
-            prompt=prompt,
-            budget=budget,
-            candidates=candidates,
-            tokens=6 if tokens is None else tokens,
-            window=window,
-            least_gain=least_gain,
-            sampling=sampling,
-            check=check,
-            proposer=proposer.value,
-        )
+        else:
+            made = llm.repair(
+                text,
+                prompt=prompt,
+                budget=budget,
+                candidates=candidates,
+                tokens=6 if tokens is None else tokens,
+                window=window,
+                least_gain=least_gain,
+                sampling=sampling,
+                check=check,
+                proposer=proposer.value,
+            )
     if output is not None:
         write_text(output, made.text)
     _print(made, json_output, every, record)
@@ -282,6 +302,26 @@ def edit(
 
 takes_sampling(infill, prefix="Options of the draws", unset=True)
 takes_sampling(edit, prefix="Options of the draws", unset=True)
+
+
+@contextmanager
+def _counting(llm: LLM, what: str) -> Iterator[None]:
+    """Shows on stderr, if that is a terminal, how much has been computed, and clears the line afterwards."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    counters, began = llm.engine.loop.counters, perf_counter()
+    before = counters.rows
+
+    def draw() -> Text:
+        return Text(f"{what} … {counters.rows - before} tokens computed, {perf_counter() - began:.0f} s")
+
+    with Live(get_renderable=draw, console=Console(stderr=True), refresh_per_second=4, transient=True):
+        yield
 
 
 def _sampling(options: dict[str, Any]) -> Sampling:

@@ -205,16 +205,14 @@ def _pairs(texts: list[str] | None, flag: str) -> dict[str, Any]:
 @contextmanager
 def _shown(quiet: bool) -> Iterator[Watch]:
     """Shows a search on stderr while it runs: a live table on a terminal, else a line for each path that has
-    ended. Gives the function that is called after each round."""
-    if quiet:
-        yield lambda running: None
-        return
+    ended. If `quiet`, there are no lines, and the table is gone afterwards. Gives the function that is called
+    after each round."""
     if not sys.stderr.isatty():
         told: set[int] = set()
 
         def tell(running: Running) -> None:
             for path in running.paths.ended:
-                if path.number not in told:
+                if path.number not in told and not quiet:
                     told.add(path.number)
                     print(_line(path), file=sys.stderr, flush=True)
 
@@ -230,7 +228,7 @@ def _shown(quiet: bool) -> Iterator[Watch]:
         return _table(seen[0]) if seen else Text("…")
 
     with Live(
-        get_renderable=draw, console=Console(stderr=True), refresh_per_second=8, transient=False
+        get_renderable=draw, console=Console(stderr=True), refresh_per_second=8, transient=quiet
     ) as live:
 
         def show(running: Running) -> None:

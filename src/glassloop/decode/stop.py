@@ -14,6 +14,8 @@ import numpy as np
 from glassloop.decode.history import History
 from glassloop.decode.sampling import Sampling
 
+_FORGET = 0.9  # how much less a slow token counts with each one after it
+
 
 class Ending(NamedTuple):
     reason: str  # stop, length, timeout, repetition
@@ -31,6 +33,8 @@ class Stopper:
     def __init__(self, sampling: Sampling, eos_ids: Collection[int], context: int) -> None:
         self._max_tokens = sampling.max_tokens
         self._timeout = sampling.timeout
+        self._last: float | None = None  # when the last token was added, in seconds
+        self._pace = 0.0  # seconds that the next token is expected to take
         self._context = context
         self._stop_ids = stop_ids(sampling, eos_ids)
         self._loops = Loops(sampling.stop_on_repetition) if sampling.stop_on_repetition else None
@@ -50,9 +54,17 @@ class Stopper:
             return Ending("length", "max_tokens")
         if len(history) >= self._context:
             return Ending("length", "context")
-        if self._timeout is not None and seconds >= self._timeout:
+        if self._timeout is not None and seconds + self._next_takes(seconds) >= self._timeout:
             return Ending("timeout", f"after {self._timeout:g} s")
         return None
+
+    def _next_takes(self, seconds: float) -> float:
+        """Returns how long the next token may take: as long as the slowest of the last ones, since a machine
+        has other work too, and tokens of a draft come together."""
+        if self._last is not None:
+            self._pace = max(seconds - self._last, _FORGET * self._pace)
+        self._last = seconds
+        return self._pace
 
     def ends_next(self, history: History) -> bool:
         """Returns whether the branch ends with the next token, whatever that is."""

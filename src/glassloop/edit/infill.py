@@ -11,7 +11,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.edit.accept import best_by_bits, chain
 from glassloop.edit.bounds import check_count, check_text
 from glassloop.edit.characters import widen
-from glassloop.edit.masks import check_proposer, options_of
+from glassloop.edit.masks import check_masks, check_proposer, options_of
 from glassloop.edit.proposal import Place, Proposal, Work
 from glassloop.edit.record import Edit
 from glassloop.edit.spans import Characters, apart, apply, check_span, fixed_prompt
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
 
 METHODS = ("rerank", "metropolis")
+HOLES = "holes"  # a method of `infill` only: masks propose, and "rerank" takes the best
 MOST_CANDIDATES = 256
 MOST_TOKENS = 1024  # of a replacement
 MOST_SPANS = 64
@@ -57,9 +58,14 @@ def infill(
 
     With the proposer "diffusion" the candidates are not drawn from the left: each is a row of masks that see
     both sides of the hole, filled in passes. A few candidates are enough then. `diffusion` has its options.
+    The method "holes" is another name of the proposer "diffusion" with "rerank".
     """
     check_text("before", before)
     check_text("after", after)
+    _check_method(method, (*METHODS, HOLES))
+    if method == HOLES:
+        check_masks(llm, "method", HOLES)
+        proposer, method = "diffusion", "rerank"
     check_proposer(llm, proposer, method)
     filling = options_of(proposer, diffusion)
     work = _begin(llm, tokens, candidates, method, window, sampling, deadline)
@@ -105,6 +111,7 @@ def rewrite(
     `window` tokens are between them, the others after them.
     """
     check_text("text", text)
+    _check_method(method, METHODS)
     work = _begin(llm, 1 if tokens is None else tokens, candidates, method, window, sampling, deadline)
     sampling = sampling or DRAWN
     wanted = _checked_spans(text, spans)
@@ -207,6 +214,12 @@ def _refuse_the_same(place: Place, proposals: Sequence[Proposal], method: str) -
             each.refusal = "it is the text that is there"
 
 
+def _check_method(method: str, known: Sequence[str]) -> None:
+    if method not in known:
+        expected = " or ".join(map(repr, known))
+        raise GlassloopError.about("method", f"is {shown(method)}; {expected} is expected")
+
+
 def _begin(
     llm: LLM,
     tokens: int,
@@ -221,9 +234,6 @@ def _begin(
     check_count("candidates", candidates, 1, MOST_CANDIDATES)
     if window is not None:
         check_count("window", window, 0, 1 << 20)
-    if method not in METHODS:
-        expected = " or ".join(map(repr, METHODS))
-        raise GlassloopError.about("method", f"is {shown(method)}; {expected} is expected")
     if sampling is not None and sampling.n > 1:
         raise SamplingError.about("n", "is above 1; candidates= says how many replacements are drawn")
     if method == "metropolis" and sampling is not None and sampling.greedy:

@@ -33,6 +33,7 @@ Surprise = dict[int, float]  # bits by token id
 
 
 def check_proposer(llm: LLM, proposer: str, method: str = "rerank") -> None:
+    """Raises for a proposer that is unknown, or that the model or the method cannot work with."""
     if proposer not in PROPOSERS:
         expected = " or ".join(map(repr, PROPOSERS))
         raise GlassloopError.about("proposer", f"is {shown(proposer)}; {expected} is expected")
@@ -41,10 +42,15 @@ def check_proposer(llm: LLM, proposer: str, method: str = "rerank") -> None:
             "proposer", "is 'diffusion', whose draws have no probability that a chain could use; rerank has"
         )
     if proposer == "diffusion":
-        try:
-            llm.mask  # noqa: B018  (raises if the model has none)
-        except GlassloopError as error:
-            raise GlassloopError.about("proposer", f"is 'diffusion', but {error}") from None
+        check_masks(llm, "proposer", proposer)
+
+
+def check_masks(llm: LLM, field: str, value: str) -> None:
+    """Raises if a model cannot fill masks, which this value of a field needs."""
+    try:
+        llm.mask  # noqa: B018  (raises if the model has none)
+    except GlassloopError as error:
+        raise GlassloopError.about(field, f"is {value!r}, but {error}") from None
 
 
 def options_of(proposer: str, diffusion: Diffusion | Mapping[str, Any] | int | None) -> Diffusion | None:

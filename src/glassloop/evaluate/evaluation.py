@@ -64,7 +64,10 @@ class Evaluation:
             check_methods(self.specs)
             return
         for method in self.specs:
-            make_method(method.name, dict(method.options))
+            made = make_method(method.name, dict(method.options))
+            if made.needs_verifier and any(item.verify is None for item in self.task.items):
+                problem = f"is {method.text}, which needs a verifier; {self.task.name} has answers instead"
+                raise TaskError.about("method", problem)
         _ = self.settings
 
 
@@ -85,4 +88,4 @@ def evaluate(llm: LLM, wanted: Evaluation) -> Figures:
                     run_methods(llm, task, items, methods, settings, record, told)
             results = outcomes_of(record, items, [method.text for method in methods])
             rows = rows_of(record, results)
-    return figures_of(task.name, str(record.header["model"]), rows, results)
+    return figures_of(task.name, str(record.header["model"]), rows, results, task.groups)

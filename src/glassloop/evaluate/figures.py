@@ -45,7 +45,7 @@ def figures_of_samples(
         for name, found in outcomes.items()
     }
     made = [_row(name, kept[name], outcomes[name], seconds[name]) for name in kept]
-    return figures_of(task.name, model, made, kept)
+    return figures_of(task.name, model, made, kept, task.groups)
 
 
 def _of_methods(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from glassloop.evaluate.builtin import bbh, gsm8k, ifeval, reasoning_gym
 from glassloop.evaluate.task import Task, TaskError
+from glassloop.search.extract import find_extractor
 from glassloop.shown import shown
 
 BUILT_IN = ("gsm8k", "ifeval", "ifeval:loose", "bbh", "bbh:PART", "gym:NAME")
@@ -15,7 +16,17 @@ def find_task(
     name: str, *, data: Path | None = None, extract: str | None = None, size: int = 100, seed: int = 0
 ) -> Task:
     """Returns the task of a name, or of a `.jsonl` or `.yaml` file. `data` is the whole file of a built-in
-    task; `size` and `seed` are for generators."""
+    task; `size` and `seed` are for generators. `extract` is used in place of the task's own extractor."""
+    task = _find(name, data, extract, size, seed)
+    if extract is not None and task.is_choice:
+        raise TaskError.about("extract", f"is given; {task.name} has choices, of which no text is generated")
+    if extract is None or extract == task.extract:
+        return task
+    find_extractor(extract)
+    return task.extracting(extract)
+
+
+def _find(name: str, data: Path | None, extract: str | None, size: int, seed: int) -> Task:
     kind, _, part = name.partition(":")
     if kind == "gsm8k" and not part:
         return gsm8k(data)

@@ -101,10 +101,52 @@ def comparisons(pairs: Sequence[tuple[str, str, Paired]]) -> str:
     return _columns([header, *cells])
 
 
+class Part(NamedTuple):
+    """One method on one part of a task."""
+
+    items: int
+    correct: int
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.items if self.items else 0.0
+
+
+Parts = Mapping[str, Mapping[str, Part]]  # by the name of the part, then by method
+
+
+def parts_of(results: Mapping[str, Mapping[str, Result]], groups: Mapping[str, str]) -> Parts:
+    """Returns the results by part, from the part of each item; none if the task has only one part."""
+    names = dict.fromkeys(groups.get(key, "") for found in results.values() for key in found)
+    if len(names) < 2:
+        return {}
+    made: dict[str, dict[str, Part]] = {}
+    for name in names:
+        for method, found in results.items():
+            right = [result.correct for key, result in found.items() if groups.get(key, "") == name]
+            made.setdefault(name, {})[method] = Part(len(right), sum(right))
+    return made
+
+
+def parts_table(parts: Parts) -> str:
+    """Returns the accuracies by part as plain text, a column for each method."""
+    methods = list(next(iter(parts.values())))
+    cells = []
+    for name, found in parts.items():
+        items = max(part.items for part in found.values())
+        cells.append((name, str(items), *(f"{found[method].accuracy:.1%}" for method in methods)))
+    return _columns([("part", "items", *methods), *cells])
+
+
 def to_json(
-    task: str, model: str, rows: Sequence[Row], pairs: Sequence[tuple[str, str, Paired]]
+    task: str,
+    model: str,
+    rows: Sequence[Row],
+    pairs: Sequence[tuple[str, str, Paired]],
+    parts: Parts,
 ) -> list[dict[str, Any]]:
-    """Returns one object for each method, with its figures and its comparison with each method before it."""
+    """Returns one object for each method, with its figures, its comparison with each method before it, and
+    its accuracy on each part of a task that has parts."""
     made = []
     for row in rows:
         against = [
@@ -113,7 +155,13 @@ def to_json(
             for one, other, pair in pairs
             if other == row.method
         ]
-        made.append({"task": task, "model": model, **asdict(row), "compared": against})
+        by_part = {
+            name: {"accuracy": round(part.accuracy, 6), **part._asdict()}
+            for name, found in parts.items()
+            if (part := found.get(row.method)) is not None
+        }
+        told = {"task": task, "model": model, **asdict(row), "compared": against}
+        made.append({**told, "parts": by_part} if by_part else told)
     return made
 
 
@@ -126,16 +174,23 @@ class Figures(NamedTuple):
 
 
 def figures_of(
-    task: str, model: str, rows: Sequence[Row], results: Mapping[str, Mapping[str, Result]]
+    task: str,
+    model: str,
+    rows: Sequence[Row],
+    results: Mapping[str, Mapping[str, Result]],
+    groups: Mapping[str, str] | None = None,
 ) -> Figures:
-    """Returns the figures of an evaluation from its rows and its results by method and item."""
-    pairs = compare(results)
+    """Returns the figures of an evaluation from its rows, its results by method and item, and the part of the
+    task that each item belongs to, if it has parts."""
+    pairs, parts = compare(results), parts_of(results, groups or {})
     items = max((row.items for row in rows), default=0)
     text = f"{task}, {model}, {items} items\n\n{table(rows)}\n"
     if pairs:
         text += f"\n{comparisons(pairs)}\n"
+    if parts:
+        text += f"\n{parts_table(parts)}\n"
     svg = plot(f"{task}, {model}: accuracy over compute, {items} items", rows)
-    return Figures(text, to_json(task, model, rows, pairs), svg)
+    return Figures(text, to_json(task, model, rows, pairs, parts), svg)
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> str:

@@ -38,6 +38,7 @@ class Settings:
             "what": "methods",
             "task": task.name,
             "digest": task.digest,
+            "extract": task.extract if isinstance(task.extract, str) else None,
             "model": llm.name.rpartition("/")[2].removesuffix(".gguf"),
             "hash": llm.model_hash,
             "ops": llm.ops,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from glassloop.errors import GlassloopError
@@ -70,6 +70,16 @@ class Task:
         data = json.dumps(parts, sort_keys=True, default=str).encode()
         return hashlib.sha256(data).hexdigest()[:16]
 
+    @property
+    def groups(self) -> dict[str, str]:
+        """The part of the task that each item belongs to, by the id of the item."""
+        return {item.id: item.group for item in self.items}
+
+    def extracting(self, extract: str | Extractor) -> Task:
+        """Returns the task with another extractor, for all of its items."""
+        items = tuple(replace(item, extract=None) for item in self.items)
+        return replace(self, items=items, extract=extract)
+
     def check(self) -> None:
         """Raises GlassloopError if a verifier cannot work on this machine. It would otherwise count every
         answer as wrong."""
@@ -87,10 +97,3 @@ class Task:
         if item.verify is not None:
             return verdict_of(item.verify, text).passed
         return value is not None and item.answer is not None and value == item.answer
-
-    def part(self, limit: int | None, offset: int = 0) -> Task:
-        """Returns the task with some of its items."""
-        from dataclasses import replace
-
-        last = None if limit is None else offset + limit
-        return replace(self, items=self.items[offset:last])

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from glassloop.engine.protocol import Engine
 
 _MOST_TOKENS = 1 << 31
+_LAST_DECISIONS = 0.02  # the share of a budget of seconds, and
+_MOST_LAST_DECISIONS = 0.05  # the most seconds, that the method keeps for its answer
 _SECONDS = "the budget of seconds is spent"
 _TOKENS = "the budget of tokens is spent"
 _BRANCHES = "the budget of branches is spent"
@@ -44,6 +46,7 @@ class Growth:
     arrived: float = 0.0  # when its first request was made
     cached: int = 0
     timings: Timings | None = None  # those of the rounds before the one that runs
+    by_budget: bool = False  # whether the budget, not the sampling options, limits the time of its request
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,6 @@ class Running:
         self._named = dict(named or {})
         self._past = past or Past()
         self._began: float | None = None
-        self._seconds = 0.0
         self._cut: dict[str, Any] | None = None
         self._roots: list[Run] = []
         self._growth: dict[Path, Growth] = {}
@@ -263,7 +265,7 @@ class Running:
             run = path.run
             self._add_timings(path)
             paused = run.finish_reason == PAUSED.reason and run.stop_reason == PAUSED.detail
-            out_of_time = run.finish_reason == "timeout" and (self._seconds_left or 1.0) <= 0
+            out_of_time = run.finish_reason == "timeout" and self._growth[path].by_budget
             if paused:
                 if ends_step(path.run, self.method.step):
                     path.steps.append(len(path.run.tokens))
@@ -298,13 +300,21 @@ class Running:
     @property
     def _seconds_left(self) -> float | None:
         limit = self.budget.seconds
-        return None if limit is None or self._past.cut is not None else limit - self.seconds
+        if limit is None or self._past.cut is not None:
+            return None
+        return limit - min(_LAST_DECISIONS * limit, _MOST_LAST_DECISIONS) - self.seconds
+
+    @property
+    def _step_seconds(self) -> float:
+        """How long the last token of the slowest path took: another one would take as long."""
+        pairs = [path.run.tokens[-2:] for path in self.paths.running if path.spent > 1]
+        return max((last.seconds - before.seconds for before, last in pairs), default=0.0)
 
     def _enforce_seconds(self) -> None:
         left, cut = self._seconds_left, self._past.cut
         if self._cancelled:
             self._cut_off(BY_CALLER, self._cancelled)
-        elif left is not None and left <= 0:
+        elif left is not None and left <= self._step_seconds:
             self._cut_off(BY_BUDGET, _SECONDS)
         elif cut is not None and not cut["during"] and cut["round"] == self.round:
             self._cut_off(cut["by"], cut["why"])
@@ -367,7 +377,11 @@ class Running:
         sampling, left = self._sampling, self._seconds_left
         if left is not None:
             limit = max(now - growth.arrived + left, 1e-6)
-            sampling = replace(sampling, timeout=min(limit, sampling.timeout or limit))
+            by_budget = sampling.timeout is None or limit < sampling.timeout
+            for path in paths:
+                self._growth[path].by_budget = by_budget
+            if by_budget:
+                sampling = replace(sampling, timeout=limit)
         ids = step_ids(self.llm.tokenizer, self.method.step) if self.method.step else frozenset()
         first = len(paths[0].run.tokens) + len(forced)
         return Request(

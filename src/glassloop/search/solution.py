@@ -64,14 +64,6 @@ class Path:
         """Whether its last token ends a step of a method that works in steps."""
         return bool(self.steps) and self.steps[-1] == len(self.run.tokens)
 
-    @property
-    def answer(self) -> str | None:
-        return self.value
-
-    @property
-    def status(self) -> str:
-        return self.ended_by or "running"
-
     def to_dict(self) -> dict[str, Any]:
         return {
             "number": self.number,
@@ -130,10 +122,6 @@ class Solution:
     def value(self) -> str | None:
         """The extracted answer of the path that won."""
         return None if self.path is None else self.path.value
-
-    @property
-    def answer(self) -> str | None:
-        return self.value
 
     @property
     def text(self) -> str:

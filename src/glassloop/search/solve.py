@@ -69,7 +69,7 @@ def solve_each(
     )
     if len(each) != len(questions):
         raise GlassloopError.about("verify", f"has {len(each)} entries; {len(questions)} are expected")
-    own, _ = _split(options)
+    own, _ = split_options(options)
     seed = own.get("seed", None if sampling is None else sampling.seed)
 
     def make(index: int) -> Running:
@@ -99,7 +99,7 @@ def prepare(
     **options: Any,
 ) -> Running:
     """Returns a search, checked, of which nothing is computed yet."""
-    own, others = _split(options)
+    own, others = split_options(options)
     count = n if n is not None else samples
     made = make_method(method, others if count is None else {"n": count, **others})
     if method is not None and sampling is None:
@@ -109,7 +109,8 @@ def prepare(
         chosen = replace(chosen, seed=draw_seed())
     request = _request(llm, question, chosen, chat)
     request.priority = priority
-    extractor = named_extractor(extract if extract is not None else None if method is None else "auto")
+    if extract is None and method is not None:
+        extract = "auto"
     named = {"extract": _name(extract), "verify": _name(verify), "judge": _name(judge)}
     limits = Budget.of(budget)
     return Running(
@@ -117,7 +118,7 @@ def prepare(
         request,
         made,
         limits,
-        extractor=extractor,
+        extractor=named_extractor(extract),
         verifier=named_verifier(verify),
         judge=named_verifier(judge),
         named=named,
@@ -135,19 +136,16 @@ def prepare_again(
     sampling = replace(first.sampling, seed=first.seed)
     request = llm.prepare(first.prompt_ids, sampling, messages=first.messages)
     request.runs[0].prompt = first.prompt
-    values = {(path.run.text): path.value for path in solution.paths}
     extract = given.get("extract", record["extract"])
-    known = (
-        named_extractor(extract)
-        if extract is None or callable(extract) or not extract.startswith("<")
-        else None
-    )
+    if extract is None or (isinstance(extract, str) and extract.startswith("<")):
+        # It was a function, which is not in the record; what it found is.
+        extract = {path.run.text: path.value for path in solution.paths}.get
     running = Running(
         llm,
         request,
         made,
         Budget.of(record["budget"]),
-        extractor=known if known is not None else values.get,
+        extractor=named_extractor(extract),
         verifier=named_verifier(given.get("verify", _unknown)),
         judge=None if record["judge"] is None else named_verifier(given.get("judge", _unknown)),
         named={name: record[name] for name in ("extract", "verify", "judge")},
@@ -258,11 +256,6 @@ def withdraw(running: Running, requests: Sequence[Request], wait: bool = True) -
 
 
 # ── options ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits keyword arguments into options of `Sampling` and those of the method."""
-    return split_options(options)
 
 
 def _with_defaults(llm: LLM, own: Mapping[str, Any]) -> dict[str, Any]:

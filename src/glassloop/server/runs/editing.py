@@ -33,6 +33,7 @@ from glassloop.server.streaming import JSON
 from glassloop.trace.run import Run
 
 Method = Literal["rerank", "metropolis"]
+InfillMethod = Literal["rerank", "metropolis", "holes"]
 Proposer = Literal["left", "diffusion"]
 Tokens = Annotated[int, Field(ge=1, le=256)]
 Candidates = Annotated[int, Field(ge=1, le=64)]
@@ -51,7 +52,7 @@ class InfillBody(EditBody):
     after: str
     tokens: Tokens = 12
     candidates: Candidates = 16
-    method: Method = "rerank"
+    method: InfillMethod = "rerank"
     window: Window | None = 32
     proposer: Proposer = "left"
 
