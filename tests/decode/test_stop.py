@@ -135,6 +135,8 @@ def test_a_token_that_would_come_after_the_timeout_is_not_begun():
         assert stopper.after(history, seconds) is None
     history.append(9)
     assert stopper.after(history, 2.2) == ("timeout", "after 2.5 s")
+    waited = Stopper(Sampling(timeout=100.0), (2,), 100)  # for its turn, which says little of the next token
+    assert waited.after(history, 1.0) is None and waited.after(history, 60.0) is None
     drafted = Stopper(Sampling(timeout=2.5), (2,), 100)
     assert drafted.after(history, 1.0) is None and drafted.after(history, 1.6) is None
     assert drafted.after(history, 1.61) is None  # in the same step as the one before it

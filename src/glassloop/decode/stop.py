@@ -15,6 +15,9 @@ from glassloop.decode.history import History
 from glassloop.decode.sampling import Sampling
 
 _FORGET = 0.9  # how much less a slow token counts with each one after it
+_MOST_AHEAD = (
+    0.2  # of a timeout, that the next token is expected to take at most: a run may have been waiting
+)
 
 
 class Ending(NamedTuple):
@@ -54,17 +57,17 @@ class Stopper:
             return Ending("length", "max_tokens")
         if len(history) >= self._context:
             return Ending("length", "context")
-        if self._timeout is not None and seconds + self._next_takes(seconds) >= self._timeout:
+        if self._timeout is not None and seconds + self._next_takes(seconds, self._timeout) >= self._timeout:
             return Ending("timeout", f"after {self._timeout:g} s")
         return None
 
-    def _next_takes(self, seconds: float) -> float:
+    def _next_takes(self, seconds: float, timeout: float) -> float:
         """Returns how long the next token may take: as long as the slowest of the last ones, since a machine
         has other work too, and tokens of a draft come together."""
         if self._last is not None:
             self._pace = max(seconds - self._last, _FORGET * self._pace)
         self._last = seconds
-        return self._pace
+        return min(self._pace, _MOST_AHEAD * timeout)
 
     def ends_next(self, history: History) -> bool:
         """Returns whether the branch ends with the next token, whatever that is."""
