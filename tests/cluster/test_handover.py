@@ -19,6 +19,7 @@ from glassloop.cluster.engine import ClusterEngine
 from glassloop.cluster.messages import Job, RunSoFar
 from glassloop.cluster.replica import Replica
 from glassloop.engine.protocol import Unavailable
+from glassloop.errors import GlassloopError
 
 PROMPT = [(7 * place) % 250 for place in range(70)]
 KINDS = {
@@ -153,6 +154,32 @@ def test_a_request_goes_on_when_its_replica_dies(lasting, single, kind):
         assert move.reason == "died"
         told = lasting.engine.handovers()
         assert (move.source, move.target) in [(each.source, each.target) for each in told]
+
+
+def send_again(cluster: Cluster, name: str) -> None:
+    """Sends the job of a replica to another one too, as Ray Serve does when it has lost the answer to a
+    call."""
+    job, board = cluster.transport.jobs[-1][1], cluster.transport.board
+    other = next(each for each in cluster.transport.replicas if each != name)
+    cluster.engine._fleet.call(cluster.transport.replicas[other].start(job))
+    board.on_routed(job.key, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_that_two_replicas_have_is_told_once(lasting, single, kind):
+    lasting.renew()
+    runs = lasting.run(lasting.engine.prepare(PROMPT, KINDS[kind]), at=4, act=send_again)
+    same(runs, alone(single, KINDS[kind]))
+
+
+def test_a_closed_engine_takes_no_request(model):
+    made = Cluster(model, ("a",))
+    request = made.engine.prepare(PROMPT, Sampling(max_tokens=3))
+    made.close()
+    with pytest.raises(GlassloopError, match="closed"):
+        made.engine.submit(request)
+    with pytest.raises(GlassloopError, match="closed"):
+        made.engine.embed(PROMPT)
 
 
 @settings(max_examples=12, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -51,12 +52,14 @@ def model(tmp_path_factory) -> str:
 class Site:
     """A server with two replicas in this process."""
 
-    def __init__(self, model: str, name: str | None = None, **replica: object) -> None:
+    def __init__(
+        self, model: str, name: str | None = None, api_keys: tuple[str, ...] = (), **replica: object
+    ) -> None:
         self.transport = LocalTransport(model, **replica)
         engine = ClusterEngine(self.transport, self.transport.board, model, patience=1.0, stall=5.0)
         engine.default_sampling = Sampling()
         engine.wait(2)
-        self.service = Service(engine, Settings(name or model), Log())
+        self.service = Service(engine, Settings(name or model, api_keys=api_keys), Log())
 
     def close(self) -> None:
         self.service.llm.close()
@@ -160,6 +163,30 @@ def test_several_models_are_behind_one_address(model):
             assert wrong.status_code == 404
             assert client.post("/v1/completions", content=b"{", headers=JSON).status_code in (400, 422)
             assert client.get("/v1/models/two").json()["id"] == "two"
+    finally:
+        one.close()
+        two.close()
+
+
+def test_the_model_of_a_body_is_found_within_the_limits_of_the_server(model):
+    one, two = Site(model, "one", ("key",)), Site(model, "two", ("key",))
+    headers = {**JSON, "authorization": "Bearer key"}
+    try:
+        with listening(ManyModels([one.service, two.service])) as client:
+            long = b'{"model": "two", "prompt": "x", "max_tokens": 2' + b" " * 100_000 + b"}"
+            answer = client.post("/v1/completions", content=long, headers=headers)
+            assert answer.json()["model"] == "two"
+            nested = b'{"model": "two", "prompt": ' + b"[" * 200_000 + b"}"
+            answer = client.post("/v1/completions", content=nested, headers=headers)
+            assert answer.status_code == 400 and answer.json()["error"]["code"] == "body_too_large"
+            large = b'{"model": "two"}' + b" " * one.service.settings.most_body
+            chunks = (large[place : place + 65_536] for place in range(0, len(large), 65_536))
+            assert client.post("/v1/completions", content=chunks, headers=headers).status_code == 413
+            with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+                connection.sendall(
+                    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n"
+                )
+                assert b" 401 " in connection.recv(100)  # the body is not waited for
     finally:
         one.close()
         two.close()

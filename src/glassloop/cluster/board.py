@@ -72,6 +72,7 @@ class Board:
             self._suspects &= self._replicas
             for name in self._reports.keys() - self._replicas:
                 del self._reports[name], self._others[name]
+                self._placed.pop(name, None)
         self.on_change()
 
     def report(self, name: str, report: Report) -> None:
@@ -108,6 +109,8 @@ class Board:
         now = time.monotonic()
         before: list[_Page] = []  # those of the same prefix
         with self._lock:
+            if name not in self._replicas:
+                return
             for digest in digests(ids, adapter):
                 page = self._pages.get(digest)
                 if page is None:

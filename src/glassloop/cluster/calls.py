@@ -75,7 +75,7 @@ class Calls:
             except asyncio.CancelledError:
                 if call.is_late:
                     raise Unavailable(f"no replica could be reached for {self._patience:g} s") from None
-                if not call.is_stalled:
+                if not call.is_stalled or is_cancelled():
                     raise
             except Gone:
                 if call.replica is not None:
@@ -109,12 +109,12 @@ class Calls:
         """Gives up the questions whose replica does not answer, if there is another one, and those that wait
         for too long."""
         for call in list(self._open.values()):
-            is_answered = call.replica is not None and answers(call.replica)
-            usable = self._board.usable(call.question.route.needs)
-            if is_answered or usable:
+            if call.replica is not None and answers(call.replica):
                 call.since = now
-            if is_answered:
                 continue
+            usable = self._board.usable(call.question.route.needs)
+            if usable:
+                call.since = now
             if call.replica is not None and usable:
                 call.give_up(late=False)
             elif now - call.since > self._patience:
@@ -130,3 +130,9 @@ class Calls:
                 tell(number, reply.data)
                 number += 1
         raise Gone("the replica has ended the call without an answer")
+
+
+def is_cancelled() -> bool:
+    """Returns whether the caller itself has been cancelled, and not only what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -18,6 +18,8 @@ from glassloop.server.operation.settings import public_name
 
 _LOOK_BACK = 15.0  # seconds over which Ray Serve averages the number of open requests; it measures every 10
 _ROUTER = "glassloop.cluster.router.PrefixRouter"
+# Requests with the same header `x-session-id` go to the same ingress, the others to any.
+_INGRESS_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 
 
 class EngineDeployment:
@@ -87,6 +89,7 @@ def whole_application(options: AppOptions) -> Application:
         max_ongoing_requests=4096,
         graceful_shutdown_timeout_s=options.settings.grace,
         ray_actor_options={"num_cpus": 1},
+        request_router_config=RequestRouterConfig(request_router_class=_INGRESS_ROUTER),
     )
     return ingress.bind(*(_engines(each, options.ingresses) for each in options.engines))
 

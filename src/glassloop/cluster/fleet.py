@@ -82,6 +82,7 @@ class Fleet:
         )
         self._handovers: deque[Handover] = deque(maxlen=_KEPT)
         self._closing = False
+        self._door = threading.Lock()  # what passes before it is closed is ended by `close`
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="glassloop cluster", daemon=True)
         board.on_routed = lambda key, replica: self._post(self._routed, key, replica)
@@ -92,7 +93,9 @@ class Fleet:
     # ── for any thread ─────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, request: Request, needs: Needs) -> None:
-        self._post(self._add, request, needs)
+        with self._door:
+            self._check_open()
+            self._post(self._add, request, needs)
 
     def cancel(self, request: Request, wait: bool = False) -> None:
         """Ends a request as cancelled. From inside its listener, no later token is delivered. With `wait`,
@@ -107,7 +110,9 @@ class Fleet:
     def ask(self, question: Question, on_event: OnEvent | None = None) -> Future[bytes]:
         """Returns the answer of some replica. If one dies meanwhile, another is asked. `on_event` is called
         on the fleet's thread: it must be quick."""
-        return self.call(self._calls.ask(question, on_event))
+        with self._door:
+            self._check_open()
+            return self.call(self._calls.ask(question, on_event))
 
     def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -126,13 +131,18 @@ class Fleet:
 
     def close(self) -> None:
         """Ends all requests as cancelled, and the thread."""
-        if self._closing:
-            return
-        self._closing = True
+        with self._door:
+            if self._closing:
+                return
+            self._closing = True
         with suppress(RuntimeError):
             self.call(self._end()).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise GlassloopError("this engine is closed")
 
     def _post(self, function: Any, *args: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed
@@ -192,12 +202,12 @@ class Fleet:
     def _look_at(self, stream: Stream, now: float) -> None:
         """Moves a stream whose replica does not answer, if there is another one, and ends one that waits for
         too long. Without another one the replica may still wake up, and go on."""
-        answers = stream.replica is not None and self._channels.answers(stream.replica)
-        usable = self.board.usable(stream.needs)
-        if answers or usable:
+        if stream.replica is not None and self._channels.answers(stream.replica):
             stream.since = now
-        if answers:
             return
+        usable = self.board.usable(stream.needs)
+        if usable:
+            stream.since = now
         if stream.replica is not None and usable:
             self._move(stream, "stalled")
             return
@@ -267,7 +277,10 @@ class Fleet:
         if self._calls.routed(key, replica) or stream is None or stream.replica == replica:
             return
         if stream.replica is not None:
-            self.board.add_load(stream.replica, -len(stream.runs))
+            # Ray Serve has lost the answer of the first replica and sent the same job to another one, which
+            # would begin where the job began: a new job continues from the tokens of the first.
+            self._move(stream, "died")
+            return
         stream.replica, stream.since = replica, time.monotonic()
         self.board.add_load(replica, len(stream.runs))
         self.board.note(replica, stream.runs[0].prompt_ids, stream.adapter)
@@ -328,6 +341,8 @@ class Fleet:
                 continue
             if stream.replica is None:
                 self._routed(news.key, name)
+            if stream.replica != name:  # two replicas have the job: one of them is listened to
+                continue
             stream.since, stream.deaths = time.monotonic(), 0
             if stream.request.started is None:
                 stream.request.started = perf_counter()

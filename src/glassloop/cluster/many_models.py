@@ -8,12 +8,16 @@ import json
 import re
 from collections.abc import Sequence
 
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glassloop.server.app import make_app
+from glassloop.server.errors import APIError
+from glassloop.server.operation.access import AccessControl
+from glassloop.server.operation.bodies import LONG_BODY, Bodies, check_size
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON
+from glassloop.server.streaming import JSON, ClientGone
 
 _PREFIX = "/models/"
 _RUN = re.compile(r"/api/runs/([0-9a-f]{1,64})(/|$)")
@@ -27,7 +31,8 @@ class ManyModels:
         self._services = list(services)
         self._apps: dict[str, ASGIApp] = {service.name: make_app(service) for service in services}
         self._first = services[0].name
-        self._most_body = services[0].settings.most_body
+        self._access = AccessControl(self._apps[self._first], services[0])
+        self._bodies = Bodies(services[0].settings.most_body, services[0].pools)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,8 +50,14 @@ class ManyModels:
             return
         name = self._of_path(path)
         if name is None and scope["method"] == "POST" and path.startswith("/v1/"):
-            body, again = await self._body(Request(scope, receive))
-            name, receive = _model_of(body), again
+            if not self._access.admits(scope):  # the first application answers, without reading the body
+                await self._apps[self._first](scope, receive, send)
+                return
+            try:
+                name, receive = await self._model_of(Request(scope, receive))
+            except (APIError, ClientGone) as error:
+                await AccessControl(_refusal(error), self._services[0])(scope, receive, send)
+                return
         # A model that is not here is refused by the first application, which checks the client's key before.
         await self._apps.get(name or self._first, self._apps[self._first])(scope, receive, send)
 
@@ -54,9 +65,8 @@ class ManyModels:
         """Returns the model of the run or the tree that a path names, if it is in memory here."""
         run, tree = _RUN.match(path), _TREE.match(path)
         for service in self._services:
-            for state in service.runs.states if run or tree else ():
-                if (run and state.run.id == run[1]) or (tree and state.tree.id == tree[1]):
-                    return service.name
+            if service.runs.holds(run=run and run[1], tree=tree and tree[1]):
+                return service.name
         if path.startswith("/v1/models/"):
             return path.removeprefix("/v1/models/")
         return None
@@ -78,28 +88,39 @@ class ManyModels:
             listed += json.loads(b"".join(part.get("body", b"") for part in parts[1:]))["data"]
         await JSON({"object": "list", "data": listed})(scope, receive, send)
 
-    async def _body(self, request: Request) -> tuple[bytes, Receive]:
-        """Returns the body as far as it is allowed to be, and what gives it to the application once more."""
-        messages: list[Message] = []
-        size, more = 0, True
-        while more and size <= self._most_body:
-            message = await request.receive()
-            messages.append(message)
-            size += len(message.get("body", b""))
-            more = message["type"] == "http.request" and message.get("more_body", False)
-        pending = iter(messages)
+    async def _model_of(self, request: Request) -> tuple[str | None, Receive]:
+        """Returns the model that a body names, and what gives the body to the application once more. A large
+        body is parsed on a thread; raises if it is larger than the server allows."""
+
+        async def use(data: bytes) -> tuple[str | None, bytes]:
+            if len(data) > LONG_BODY:
+                return await self._services[0].pools.long.run(_model_of, data), data
+            return _model_of(data), data
+
+        name, data = await self._bodies.receive(request, use)
+        pending: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
 
         async def again() -> Message:
-            return next(pending, None) or await request.receive()
+            return pending.pop() if pending else await request.receive()
 
-        return b"".join(message.get("body", b"") for message in messages), again
+        return name, again
 
 
-def _model_of(body: bytes) -> str | None:
+def _model_of(data: bytes) -> str | None:
     """Returns the model that a JSON body names. A body that is wrong is for the application to refuse."""
+    check_size(data)
     try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
+        found = from_json(data)
+    except ValueError:
         return None
     name = found.get("model") if isinstance(found, dict) else None
     return name if isinstance(name, str) and name else None
+
+
+def _refusal(error: Exception) -> ASGIApp:
+    """Returns an application that raises an error, for `AccessControl` to answer and to log."""
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        raise error
+
+    return refuse

@@ -16,6 +16,13 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     def initialize_state(self, **kwargs: Any) -> None:
         self._board: Board = board_of(self._deployment_id.app_name, self._deployment_id.name)
 
+    @property
+    def max_num_routing_tasks(self) -> int:
+        """The number of calls that may look for a replica at the same time: all of them. With fewer, calls
+        that find none would keep back the ones that open the streams of new replicas, without which no
+        replica is found."""
+        return int(self.num_pending_requests)
+
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
         self._board.set_replicas(replica.replica_id.unique_id for replica in replicas)

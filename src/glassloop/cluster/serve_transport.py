@@ -10,6 +10,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from glassloop.cluster.calls import is_cancelled
 from glassloop.cluster.messages import Bulletin, Gone, Job, Question, Reply, Route
 
 
@@ -48,7 +49,9 @@ async def _result(response: Any) -> Any:
         return await response
     except asyncio.CancelledError:
         response.cancel()
-        raise
+        if is_cancelled():
+            raise
+        raise Gone("Ray has cancelled the call") from None
     except (RayError, RayServeException) as error:
         raise _as_error(error) from error
 

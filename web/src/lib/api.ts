@@ -3,6 +3,21 @@
 import { parse, stringify } from './json';
 import type { Explanation, Info, Options, Passes, StartBody, Summary, Tokenized, WholeRun, Worst } from './types';
 
+// Behind one address there may be several servers. Requests with the same session go to the same one, which tells of its
+// runs while they are computed.
+const SESSION = session();
+
+function session(): string {
+  const made = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, '0')).join('');
+  try {
+    const known = localStorage.getItem('session');
+    if (known === null) localStorage.setItem('session', made);
+    return known ?? made;
+  } catch {
+    return made;
+  }
+}
+
 /** What went wrong, in words for people, with the server's code where it gave one. */
 export class ApiError extends Error {
   constructor(
@@ -26,7 +41,7 @@ export class ApiError extends Error {
 export async function ask(path: string, init: RequestInit = {}): Promise<Response> {
   let answer: Response;
   try {
-    answer = await fetch(path, { ...init, credentials: 'same-origin' });
+    answer = await fetch(path, { ...init, headers: { ...init.headers, 'x-session-id': SESSION }, credentials: 'same-origin' });
   } catch (error) {
     if (error instanceof DOMException && error.name === 'AbortError') throw error;
     throw new ApiError(0, 'The server cannot be reached.');

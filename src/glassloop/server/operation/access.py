@@ -96,6 +96,14 @@ class AccessControl:
         finally:
             self._record(scope, method, status, run, time.perf_counter() - began)
 
+    def admits(self, scope: Scope) -> bool:
+        """Returns whether a request would be passed on, by its headers alone."""
+        try:
+            self._check(scope, is_allowed=self._allowed_origin(scope) is not None, needs_key=True)
+        except APIError:
+            return False
+        return True
+
     def _allowed_origin(self, scope: Scope) -> str | None:
         """Returns the origin of a page of an allowed site that uses the API, None for all other requests."""
         if not self._settings.allow_origins or not _is_under(scope["path"], _SHARED):

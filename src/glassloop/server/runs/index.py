@@ -33,6 +33,10 @@ class RunIndex:
         """The runs in memory, oldest first."""
         return list(self._states.values())
 
+    def holds(self, *, run: str | None = None, tree: str | None = None) -> bool:
+        """Returns whether a run or a tree is in memory."""
+        return run in self._states or tree in self._trees
+
     def running(self) -> list[RunState]:
         return [state for state in self._states.values() if state.request is not None]
 
