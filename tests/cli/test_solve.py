@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 
 import pytest
 from hostile.tiny import write_tiny
+from rich.console import Console
 
 from glassloop import LLM, Solution
+from glassloop.cli.solve import _table
+from glassloop.search.solve import drive, prepare
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +41,32 @@ def test_the_text_is_on_stdout_and_the_rest_on_stderr(tiny, tmp_path):
     assert [path["text"] for path in told["paths"]] == [path.text for path in expected.paths]
 
 
+def test_answers_are_shown_as_they_are_with_the_votes_so_far(tiny):
+    """An answer that looks like markup of the library that draws the table is no markup."""
+    with LLM(tiny, kv_memory="16MB") as llm:
+        options = {"n": 2, "seed": 4, "max_tokens": 4, "chat": False, "extract": lambda text: "[/red]x"}
+        running = prepare(llm, "hello", "vote", **options)
+        drive(running, None)
+        best = prepare(llm, "hello", "best", verify=lambda text: False, **options)
+        drive(best, None)
+    screen = Console(file=io.StringIO(), width=100)
+    screen.print(_table(running))
+    shown = screen.file.getvalue()
+    assert shown.count("[/red]x") == 3 and "[/red]x ×2 (100 %)" in shown
+    screen.print(_table(best))
+    assert screen.file.getvalue().count("failed (score 0)") == 2
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
         (("--method", "votes"), "method is 'votes'; one of beam"),
         (("--budget", "tokens=0"), "budget.tokens is 0"),
         (("--option", "wave=3"), "wave is not an option of the method vote"),
+        (("--option", "n=3", "--n", "4"), "n is given twice"),
+        (("--method", "best"), "verify is missing; the method best needs a verifier"),
+        (("--judge", "nobody"), "judge is 'nobody'"),
+        (("--extract", "regex:("), "a regular expression is expected"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(arguments, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from glassloop.search.methods import METHODS, make_method
 from glassloop.search.running import Running
 from glassloop.search.search import Paths
 from glassloop.search.solution import Path as SearchPath
-from glassloop.search.solve import Stopped, prepare, solve_each
+from glassloop.search.solve import Stopped, prepare, solve_each, submit
 
 QUESTION = [104, 101, 108, 108, 111]
 OPTIONS = Sampling(seed=3, max_tokens=24, temperature=1.5, logit_bias={10: 3.0, 259: 2.0})
@@ -233,8 +234,16 @@ def test_a_wrong_budget_is_refused_by_its_field(values, field):
 def test_an_exception_of_a_verifier_is_a_verdict_against_the_text(tiny):
     made = search(tiny, "best", verify=lambda text: 1 / 0)
     assert made.paths[0].verdict == Verdict(False, 0.0, "ZeroDivisionError: division by zero")
+    for budget in (None, Budget(seconds=60)):  # with a limit of time, verifiers run on a thread
+        left = search(tiny, "best", verify=lambda text: sys.exit(3), budget=budget)
+        assert left.paths[0].verdict == Verdict(False, 0.0, "SystemExit: 3")
     with pytest.raises(GlassloopError, match="verify returned 'yes'; a Verdict"):
         search(tiny, "best", verify=lambda text: "yes")
+
+
+def test_an_answer_that_is_no_text_is_refused(tiny):
+    with pytest.raises(GlassloopError, match="extract returned 5; a text or None is expected"):
+        search(tiny, "vote", extract=lambda text: 5)
 
 
 def test_the_best_path_is_verified_and_stops_the_others(tiny):
@@ -339,6 +348,20 @@ def test_an_error_in_a_method_gives_back_the_pages(tiny):
         list(solve_each(tiny, [QUESTION] * 3, Faulty(), sampling=OPTIONS))
 
 
+def test_a_path_that_has_ended_shows_its_answer_before_the_round_is_over(tiny):
+    running = prepare(tiny, QUESTION, "vote", n=3, sampling=OPTIONS, extract=last_letter)
+    requests, over = running.next_round(), threading.Event()
+    assert all(running.preview(path).running for path in running.paths)
+    submit(running, requests, over.set)
+    assert over.wait(60)
+    seen = [running.preview(path) for path in running.paths]
+    assert all(path.running and path.value is None for path in running.paths)  # nothing is decided yet
+    assert running.next_round() == []
+    for early, late in zip(seen, running.solution().paths, strict=True):
+        for name in ("value", "confidence", "ended_by", "why"):
+            assert getattr(early, name) == getattr(late, name) is not None
+
+
 def test_nothing_runs_before_the_first_round(tiny):
     steps = tiny.engine.loop.counters.steps
     running = prepare(tiny, QUESTION, "vote", extract=last_letter)
@@ -365,6 +388,8 @@ def test_a_method_of_ones_own(tiny):
     values = [path.value for path in made.paths]
     assert values.count(made.value) == 2 and len(set(values)) == len(values) - 1
     assert made.record["method"] == "TwoThatAgree" and made.replay(method=method).identical
+    with pytest.raises(GlassloopError, match="method is missing; the search was made by TwoThatAgree"):
+        made.replay()
     with pytest.raises(GlassloopError, match="n is given beside a method object"):
         tiny.solve(QUESTION, method, n=3)
 

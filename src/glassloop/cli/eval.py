@@ -10,7 +10,7 @@ import typer
 
 from glassloop.cli.help import INPUT, OUTPUT
 from glassloop.cli.options import DEFAULT_MODEL, Json, KVMemory, Model, Ops, given, takes_sampling
-from glassloop.cli.terminal import visible
+from glassloop.cli.terminal import visible, working
 from glassloop.errors import GlassloopError
 
 _LIMITS = "Budget of each item"
@@ -113,7 +113,9 @@ def evaluate(
         record=record,
     )
     wanted.check()
-    with LLM(model, ops, kv_memory=kv_memory, most_running=streams) as llm:
+    with working(f"Loading {model}"):
+        llm = LLM(model, ops, kv_memory=kv_memory, most_running=streams)
+    with llm:
         load_given(llm)
         figures = run(llm, wanted)
     if plot is not None:

@@ -139,36 +139,42 @@ def solve(
     from glassloop.cli.kept import chat_messages, drafter, keep, load
     from glassloop.search.budget import Budget
     from glassloop.search.methods import make_method
-    from glassloop.search.solve import Stopped
-    from glassloop.search.solve import solve as search
+    from glassloop.search.solve import Stopped, drive, named_extractor, named_verifier, prepare
 
     set_color(color)
     load_plugins(plugin)
     asked = given(options)
     Sampling.from_dict(asked)  # errors in the options come before the model is loaded
     own = _pairs(option, "--option")
+    if n is not None and "n" in own:
+        raise GlassloopError.about("n", "is given twice, by --n and by --option")
     counted = own if n is None else {"n": n, **own}
-    make_method(None if method == "none" else method, counted)
+    chosen = make_method(None if method == "none" else method, counted)
+    named_extractor(extract)
+    named_verifier(verify)
+    named_verifier(judge, "judge")
+    if chosen.needs_verifier and verify is None:
+        raise GlassloopError.about("verify", f"is missing; the method {method} needs a verifier")
     limits = Budget.of(_pairs(budget, "--budget"))
     text = read_text(question)
     llm = load(model, ops, kv_memory, drafter(draft), model_defaults)
     asked_for = text if raw or system is None else chat_messages(llm, text, system)
+    running = prepare(
+        llm,
+        asked_for,
+        None if method == "none" else method,
+        extract=extract,
+        verify=verify,
+        judge=judge,
+        budget=limits,
+        chat=False if raw else None,
+        **counted,
+        **asked,
+    )
     interrupted = False
-    with _shown(json_output) as watch:
+    with _shown(running, json_output) as watch:
         try:
-            found = search(
-                llm,
-                asked_for,
-                method=None if method == "none" else method,
-                extract=extract,
-                verify=verify,
-                judge=judge,
-                budget=limits,
-                chat=False if raw else None,
-                watch=watch,
-                **counted,
-                **asked,
-            )
+            found = drive(running, watch)
         except Stopped as stopped:  # what there is by then is printed and kept
             found, interrupted = stopped.solution, True
     if json_output:
@@ -203,7 +209,7 @@ def _pairs(texts: list[str] | None, flag: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _shown(quiet: bool) -> Iterator[Watch]:
+def _shown(running: Running, quiet: bool) -> Iterator[Watch]:
     """Shows a search on stderr while it runs: a live table on a terminal, else a line for each path that has
     ended. If `quiet`, there are no lines, and the table is gone afterwards. Gives the function that is called
     after each round."""
@@ -220,22 +226,14 @@ def _shown(quiet: bool) -> Iterator[Watch]:
         return
     from rich.console import Console
     from rich.live import Live
-    from rich.text import Text
-
-    seen: list[Running] = []
 
     def draw() -> RenderableType:
-        return _table(seen[0]) if seen else Text("…")
+        return _table(running)
 
     with Live(
         get_renderable=draw, console=Console(stderr=True), refresh_per_second=8, transient=quiet
     ) as live:
-
-        def show(running: Running) -> None:
-            seen[:] = [running]
-            live.refresh()
-
-        yield show
+        yield lambda running: live.refresh()
 
 
 def _table(running: Running) -> RenderableType:
@@ -245,7 +243,7 @@ def _table(running: Running) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    paths = list(running.paths)
+    paths = [running.preview(path) for path in running.paths]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("path", "tokens", "confidence"):
         table.add_column(name, justify="right")
@@ -253,16 +251,25 @@ def _table(running: Running) -> RenderableType:
     table.add_column("state", no_wrap=True, overflow="ellipsis")
     for path in paths[-_SHOWN_PATHS:]:
         style = "" if path.running or path.ended_by in ("stop", "length") else "dim"
-        table.add_row(*_cells(path), style=style)
+        table.add_row(*map(Text, _cells(path)), style=style)
     hidden = f"… and {len(paths) - _SHOWN_PATHS} before\n" if len(paths) > _SHOWN_PATHS else ""
-    return Group(table, Text(hidden + _progress(running), "bold"))
+    return Group(table, Text(hidden + _progress(running, paths), "bold"))
 
 
 def _cells(path: SearchPath) -> list[str]:
     sure = "" if path.confidence is None else f"{path.confidence:.2f}"
     value = "" if path.value is None else visible(path.value, newlines=False)
     state = "running" if path.running else f"{path.ended_by}: {path.why}" if path.why else str(path.ended_by)
+    state = ", ".join(part for part in (_judged(path), state) if part)
     return [str(path.number), str(len(path.run.tokens)), sure, value, visible(state, newlines=False)]
+
+
+def _judged(path: SearchPath) -> str:
+    """Returns what the verifier says of a path, if it was asked."""
+    verdict = path.verdict
+    if verdict is None or verdict.passed:
+        return "" if verdict is None else "passed"
+    return f"failed ({verdict.reason or f'score {verdict.score:g}'})"
 
 
 def _line(path: SearchPath) -> str:
@@ -271,26 +278,29 @@ def _line(path: SearchPath) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _progress(running: Running) -> str:
-    from glassloop.search.voting import voters
-
-    votes: dict[str, float] = {}
-    for path in voters(list(running.paths)):
-        if path.value is not None:
-            votes[path.value] = votes.get(path.value, 0.0) + 1
+def _progress(running: Running, paths: list[SearchPath]) -> str:
     budget = running.budget
-    spent = [
+    parts = [
+        _votes(_counted(paths)) if running.method.votes else "",
         f"{running.tokens}{f' of {budget.tokens}' if budget.tokens else ''} tokens",
         f"{running.seconds:.1f}{f' of {budget.seconds:g}' if budget.seconds else ''} s",
     ]
-    return " · ".join([_votes(votes), *spent] if votes else spent)
+    return " · ".join(part for part in parts if part)
+
+
+def _counted(paths: list[SearchPath]) -> dict[str, float]:
+    """Returns the votes as the method has counted them by now, or else how many paths have each answer."""
+    from glassloop.search.voting import voters, votes_of
+
+    answers = [path.value for path in voters(paths) if path.value is not None]
+    return votes_of(paths) or {answer: float(answers.count(answer)) for answer in answers}
 
 
 def _votes(votes: dict[str, float]) -> str:
     """Returns the leading answers with their share: "72 ×5 (63 %), 68 ×2 (25 %)"."""
     ranked, total = sorted(votes.items(), key=lambda item: -item[1])[:4], sum(votes.values())
     told = [
-        f"{visible(value, newlines=False)[:24]} ×{weight:g} ({weight / total:.0%})"
+        f"{visible(value, newlines=False)[:24]} ×{round(weight, 2):g} ({100 * weight / total:.0f} %)"
         for value, weight in ranked
     ]
     return ", ".join(told)
@@ -311,13 +321,14 @@ def _print_texts(found: Solution, paths: bool) -> None:
 def _statistics(model: str, found: Solution, kept: bool) -> str:
     usage, record = found.usage, found.record
     won = "no path" if found.path is None else f"path {found.path.number}"
-    votes = {value: round(weight, 2) for value, weight in found.votes.items()}
+    paths = "1 path" if usage.branches == 1 else f"{usage.branches} paths"
     parts = [
         model,
         f"answer {visible(found.value, newlines=False)}" if found.value is not None else "no answer found",
         won,
-        f"votes {_votes(votes)}" if votes else "",
-        f"{record['method']}, {usage.branches} paths, {usage.tokens} tokens, {usage.seconds:.1f} s",
+        "" if found.path is None else _judged(found.path),
+        f"votes {_votes(found.votes)}" if found.votes else "",
+        f"{record['method']}, {paths}, {usage.tokens} tokens, {usage.seconds:.1f} s",
         f"seed {record['seed']}",
         f"run {found.paths[0].run.id[:8]}" if kept and found.paths else "",
         str(record["cut"]["why"]) if record["cut"] else "",

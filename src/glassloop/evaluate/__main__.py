@@ -107,8 +107,9 @@ def _draw(options: argparse.Namespace) -> None:
         print(f"loaded {llm.name} ({llm.op_set}) in {perf_counter() - loading:.1f} s", file=sys.stderr)
         record = Record(options.out, plan.header(task, llm))
         kinds = int(options.greedy) + int(options.samples > 0)
-        with record, progress(len(indices) * kinds, len(record.rows)) as told:
-            draw(llm, task, indices, plan, record, lambda tokens: told(task.name, tokens))
+        with record, progress(len(indices) * kinds, len(record.rows)) as shown:
+            shown.begin(task.name)
+            draw(llm, task, indices, plan, record, shown.finish_item)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -6,10 +6,11 @@ bytes of the choice, as lm-evaluation-harness does for `acc` and `acc_norm`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from glassloop.evaluate.methods import MethodSpec
+from glassloop.evaluate.progress import Progress
 from glassloop.evaluate.record import Record
 from glassloop.evaluate.task import Item, Task, TaskError
 from glassloop.search.verify.likelihood import Scored, encode_pair, score_each
@@ -35,12 +36,13 @@ def run_choices(
     items: Sequence[Item],
     methods: Sequence[MethodSpec],
     record: Record,
-    told: Callable[[str, int], None],
+    shown: Progress,
 ) -> None:
     """Scores the choices of each item that the record does not have, and records what each method chooses."""
     have = {(row["item"], row["method"]) for row in record.rows}
     missing = [item for item in items if any((item.id, each.text) not in have for each in methods)]
     record.begin()
+    shown.begin(", ".join(method.text for method in methods))
     for first in range(0, len(missing), _AT_ONCE):
         batch = missing[first : first + _AT_ONCE]
         pairs = [pair for item in batch for pair in _pairs(llm, task, item)]
@@ -52,7 +54,7 @@ def run_choices(
             for method in methods:
                 if (item.id, method.text) not in have:
                     record.add(_row(item, method.text, mine, tokens))
-                    told(method.text, tokens)
+                    shown.finish_item(tokens)
 
 
 def _pairs(llm: LLM, task: Task, item: Item) -> list[Scored]:

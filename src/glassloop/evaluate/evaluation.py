@@ -81,11 +81,11 @@ def evaluate(llm: LLM, wanted: Evaluation) -> Figures:
         with Record(path, settings.header(task, llm)) as record:
             ids, texts = {item.id for item in items}, {method.text for method in methods}
             done = sum(row["item"] in ids and row["method"] in texts for row in record.rows)
-            with progress(len(items) * len(methods), done) as told:
+            with progress(len(items) * len(methods), done) as shown:
                 if task.is_choice:
-                    run_choices(llm, task, items, methods, record, told)
+                    run_choices(llm, task, items, methods, record, shown)
                 else:
-                    run_methods(llm, task, items, methods, settings, record, told)
+                    run_methods(llm, task, items, methods, settings, record, shown)
             results = outcomes_of(record, items, [method.text for method in methods])
             rows = rows_of(record, results)
     return figures_of(task.name, str(record.header["model"]), rows, results, task.groups)

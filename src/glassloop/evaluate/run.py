@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
 from glassloop.evaluate.analyse import Outcome
 from glassloop.evaluate.methods import MethodSpec
+from glassloop.evaluate.progress import Progress
 from glassloop.evaluate.record import Record, seconds_of
 from glassloop.evaluate.report import Row, row_of
 from glassloop.evaluate.task import Item, Task
@@ -56,10 +57,9 @@ def run_methods(
     methods: Sequence[MethodSpec],
     settings: Settings,
     record: Record,
-    told: Callable[[str, int], None],
+    shown: Progress,
 ) -> None:
-    """Runs what the record does not have yet. `told` is given the method and the tokens of each finished
-    item."""
+    """Runs what the record does not have yet, and shows its progress."""
     places = {item.id: place for place, item in enumerate(task.items)}
     for method in methods:
         have = {row["item"] for row in record.rows if row["method"] == method.text}
@@ -67,6 +67,7 @@ def run_methods(
         if not missing:
             continue
         record.begin()
+        shown.begin(method.text)
 
         def make(number: int, missing: list[Item] = missing, method: MethodSpec = method) -> Running:
             item = missing[number]
@@ -88,7 +89,7 @@ def run_methods(
         for solution in drive_all(llm, make, len(missing), window):
             row = _row(task, missing[solution.index], method, solution)
             record.add(row)
-            told(method.text, row["tokens"])
+            shown.finish_item(row["tokens"])
 
 
 def _row(task: Task, item: Item, method: MethodSpec, solution: Solution) -> dict[str, Any]:

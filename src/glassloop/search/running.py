@@ -7,7 +7,8 @@ a search holds nothing in the engine: a path that pauses leaves its keys and val
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
@@ -23,9 +24,10 @@ from glassloop.search.judging import Judging, Place
 from glassloop.search.search import Paths, Search
 from glassloop.search.solution import BY_BUDGET, BY_CALLER, BY_METHOD, Path, Solution, Spent
 from glassloop.search.steps import encode_forced, ends_step, step_ids
-from glassloop.search.verdict import Extractor, Verdict, Verifier
+from glassloop.search.verdict import Extractor, Verdict, Verifier, answer_of
 from glassloop.search.voting import votes_of
 from glassloop.trace.run import Run, Timings
+from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
     from glassloop.engine.protocol import Engine
@@ -107,6 +109,7 @@ class Running:
         self._judging = Judging(_name(method), verifier, judge, self._past.verdicts)
         self._grown: list[Path] = []  # in the round that runs or has just ended
         self._just_ended: set[Path] = set()
+        self._previews: dict[Path, Path] = {}  # paths that have ended in the round that runs
         self._cancelled = ""
 
     # ── rounds ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -134,7 +137,7 @@ class Running:
         self.round += bool(leases) or is_cut
         if is_cut and not leases and cut is not None:
             self._cut_off(cut["by"], cut["why"], during=True)
-        self._grown = list(leases)
+        self._grown, self._previews = list(leases), {}
         self.requests = self._requests(leases)
         return self.requests
 
@@ -242,14 +245,41 @@ class Running:
         self._growth[path] = Growth(forced)
         return path
 
-    def _close(self, path: Path, by: str, why: str) -> None:
-        path.ended_by, path.why = by, why
+    def preview(self, path: Path) -> Path:
+        """Returns a path as it is in the middle of a round, to be shown: with its answer if its run has ended
+        by now, else with the confidence of its last group of tokens. Nothing is decided by it."""
         run = path.run
-        window = getattr(self.method, "window", WINDOW)
-        path.confidence = lowest_group(token_confidences(run.tokens), window)
+        if not path.running:
+            return path
+        if path in self._previews:
+            return self._previews[path]
+        seen = copy(path)
+        if run.finish_reason is None or _has_paused(run):
+            seen.confidence = self._lowest_group(run.tokens[-self._window :])
+            return seen
+        with suppress(Exception):  # an extractor that fails is an error at the end of the round
+            self._conclude(seen, run.finish_reason, run.stop_reason or "")
+        self._previews[path] = seen
+        return seen
+
+    def _close(self, path: Path, by: str, why: str) -> None:
+        self._conclude(path, by, why)
+        self._keep(path.run)
+
+    def _conclude(self, path: Path, by: str, why: str) -> None:
+        """Notes how a path has ended, and reads its answer and its confidence."""
+        path.ended_by, path.why = by, why
+        path.confidence = self._lowest_group(path.run.tokens)
         if self._extractor is not None and by != "error":
-            path.value = self._extractor(run.text)
-        self._keep(run)
+            path.value = answer_of(self._extractor, path.run.text)
+
+    @property
+    def _window(self) -> int:
+        """Tokens of a group, of whose confidence that of a path is made."""
+        return getattr(self.method, "window", WINDOW)
+
+    def _lowest_group(self, tokens: Sequence[Token]) -> float | None:
+        return lowest_group(token_confidences(tokens), self._window)
 
     def _keep(self, run: Run) -> None:
         if self.llm.keep is not None:
@@ -264,9 +294,8 @@ class Running:
         for path in self._grown:
             run = path.run
             self._add_timings(path)
-            paused = run.finish_reason == PAUSED.reason and run.stop_reason == PAUSED.detail
             out_of_time = run.finish_reason == "timeout" and self._growth[path].by_budget
-            if paused:
+            if _has_paused(run):
                 if ends_step(path.run, self.method.step):
                     path.steps.append(len(path.run.tokens))
             elif out_of_time:
@@ -428,6 +457,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     return getattr(value, "__name__", type(value).__name__)
+
+
+def _has_paused(run: Run) -> bool:
+    """Returns whether a run has ended only for this round."""
+    return run.finish_reason == PAUSED.reason and run.stop_reason == PAUSED.detail
 
 
 def _name(method: Search) -> str:

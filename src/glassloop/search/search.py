@@ -28,6 +28,7 @@ class Search:
 
     name: ClassVar[str] = ""  # in records; the name of the class if empty
     needs_verifier: ClassVar[bool] = False
+    votes: ClassVar[bool] = True  # whether paths with equal answers support each other; for displays
     stride: int | None = None  # the most tokens by which a path grows in a round; None: no limit
     step: str | None = None  # a text after which a path pauses too: the end of a step of its reasoning
 

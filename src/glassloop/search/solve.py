@@ -14,7 +14,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.engine.request import Request, draw_seed
 from glassloop.errors import GlassloopError
 from glassloop.search.budget import Budget
-from glassloop.search.methods import make_method
+from glassloop.search.methods import METHODS, make_method
 from glassloop.search.running import Past, Running, plain
 from glassloop.search.search import Search
 from glassloop.search.solution import Solution
@@ -45,7 +45,7 @@ class Stopped(KeyboardInterrupt):
 def solve(llm: LLM, question: Question, *, watch: Watch | None = None, **options: Any) -> Solution:
     """Returns what `LLM.solve` does. `watch` is called before each round and after the last."""
     running = prepare(llm, question, **options)
-    return _drive(running, watch)
+    return drive(running, watch)
 
 
 def solve_each(
@@ -120,7 +120,7 @@ def prepare(
         limits,
         extractor=named_extractor(extract),
         verifier=named_verifier(verify),
-        judge=named_verifier(judge),
+        judge=named_verifier(judge, "judge"),
         named=named,
         past=past,
     )
@@ -132,6 +132,9 @@ def prepare_again(
     """Returns a function that makes a recorded search again. `extract` and `verify` may be given again where
     they were functions."""
     record, first = solution.record, solution.paths[0].run
+    if method is None and record["method"] not in METHODS:
+        problem = f"is missing; the search was made by {record['method']}, which is not built in"
+        raise GlassloopError.about("method", problem)
     made = method.fresh() if method is not None else make_method(record["method"], record["options"])
     sampling = replace(first.sampling, seed=first.seed)
     request = llm.prepare(first.prompt_ids, sampling, messages=first.messages)
@@ -151,7 +154,7 @@ def prepare_again(
         named={name: record[name] for name in ("extract", "verify", "judge")},
         past=past,
     )
-    return lambda: _drive(running, None)
+    return lambda: drive(running, None)
 
 
 def _unknown(text: str) -> bool:
@@ -161,7 +164,7 @@ def _unknown(text: str) -> bool:
 # ── driving ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _drive(running: Running, watch: Watch | None) -> Solution:
+def drive(running: Running, watch: Watch | None) -> Solution:
     """Runs one search on the calling thread. Ctrl-C ends it with what it has and raises `Stopped`."""
     interrupted = False
     ended: SimpleQueue[None] = SimpleQueue()
@@ -295,12 +298,13 @@ def named_extractor(extract: str | Extractor | None) -> Extractor | None:
     return find_extractor(extract)
 
 
-def named_verifier(verify: str | Verifier | None) -> Verifier | None:
+def named_verifier(verify: str | Verifier | None, field: str = "verify") -> Verifier | None:
+    """Returns the verifier of a name or a function; an error is about `field`."""
     if verify is None or callable(verify):
         return verify
     from glassloop.search.verify import find_verifier
 
-    return find_verifier(verify)
+    return find_verifier(verify, field)
 
 
 def _name(given: object) -> str | None:

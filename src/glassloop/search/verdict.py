@@ -24,10 +24,11 @@ Extractor = Callable[[str], "str | None"]  # text → the answer in canonical fo
 
 def verdict_of(verifier: Verifier, text: str) -> Verdict:
     """Returns what a verifier says of a text. True and False are scores of 1 and 0; a score passes if it is
-    1. An exception of the verifier is a verdict against the text."""
+    1. An exception of the verifier is a verdict against the text; so is an exit, which would end the
+    caller's program."""
     try:
         said = verifier(text)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Verdict(False, 0.0, printable(f"{type(error).__name__}: {described(error)}", 200))
     if isinstance(said, Verdict):
         return said
@@ -35,3 +36,11 @@ def verdict_of(verifier: Verifier, text: str) -> Verdict:
         return Verdict(said >= 1, float(said))
     problem = f"returned {shown(said)}; a Verdict, True, False or a score from 0 to 1 is expected"
     raise GlassloopError.about("verify", problem)
+
+
+def answer_of(extractor: Extractor, text: str) -> str | None:
+    """Returns the answer that an extractor finds in a text, checked: answers are counted and recorded."""
+    found = extractor(text)
+    if found is not None and not isinstance(found, str):
+        raise GlassloopError.about("extract", f"returned {shown(found)}; a text or None is expected")
+    return found

@@ -25,6 +25,7 @@ class Confidence(Method):
 
     name: ClassVar[str] = "confidence"
     help: ClassVar[str] = "a vote weighted by confidence, which stops unsure paths and ends at a consensus"
+    votes: ClassVar[bool] = True
 
     n: int = whole(16, 1, help="How many paths at most, those of the warm-up included.")
     warmup: int = whole(6, 1, help="How many paths run to their end first and set the threshold.")

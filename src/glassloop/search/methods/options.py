@@ -18,6 +18,7 @@ class Method(Search):
 
     name: ClassVar[str] = ""
     help: ClassVar[str] = ""  # one line for lists of methods
+    votes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for each in fields(self):

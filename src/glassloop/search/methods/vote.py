@@ -18,6 +18,7 @@ class Vote(Method):
 
     name: ClassVar[str] = "vote"
     help: ClassVar[str] = "the answer that most of n paths have"
+    votes: ClassVar[bool] = True
 
     n: int = whole(8, 1, help="How many paths.")
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from glassloop.search.verdict import Verifier
 
 
-def find_verifier(given: str | Verifier) -> Verifier:
+def find_verifier(given: str | Verifier, field: str = "verify") -> Verifier:
     """Returns the verifier that a name stands for, or the function itself: see `checks.find_verifier`."""
     from glassloop.search.verify.checks import find_verifier as find
 
-    return find(given)
+    return find(given, field)

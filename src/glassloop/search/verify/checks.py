@@ -87,9 +87,9 @@ _BY_NAME: dict[str, Callable[[str], Verifier]] = {
 VERIFIERS = ("number:N", "choice:A", "contains:TEXT", "regex:PATTERN", "json", "json:SCHEMA")
 
 
-def find_verifier(given: str | Verifier) -> Verifier:
+def find_verifier(given: str | Verifier, field: str = "verify") -> Verifier:
     """Returns a verifier for a name with its argument (`number:72`, `choice:B`, `contains:Paris`,
-    `regex:^yes`, `json`, `json:{"type": "object"}`) or a function."""
+    `regex:^yes`, `json`, `json:{"type": "object"}`) or a function. An error is about `field`."""
     if callable(given):
         return given
     if isinstance(given, str):
@@ -101,9 +101,9 @@ def find_verifier(given: str | Verifier) -> Verifier:
                 return json_matches(json.loads(argument))
             except (ValueError, RecursionError) as error:
                 problem = f"is json:{shown(argument)}; a JSON schema is expected ({error})"
-                raise GlassloopError.about("verify", problem) from None
+                raise GlassloopError.about(field, problem) from None
         if colon and argument and name in _BY_NAME:
             return _BY_NAME[name](argument)
     raise GlassloopError.about(
-        "verify", f"is {shown(given)}; a function or one of {', '.join(VERIFIERS)} is expected"
+        field, f"is {shown(given)}; a function or one of {', '.join(VERIFIERS)} is expected"
     )

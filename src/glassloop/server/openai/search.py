@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 
 from glassloop.engine.request import Request
+from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError
 from glassloop.search.budget import Budget
 from glassloop.search.methods import make_method
@@ -69,8 +70,8 @@ class SearchChat(Chat):
         try:
             yield self.begin(self.requests[0].runs)
             async with aclosing(self._rounds(_PROGRESS)) as rounds:
-                async for moved in rounds:
-                    yield self._with_search(_progress(self._search)) if moved else STILL_HERE
+                async for _ in rounds:
+                    yield await self._report()
             won = self._won()
             text = self.chunk(0, self._shown(won.tokens), delta={"content": self._parts(won)[0]})
             for place, call in enumerate(self._parts(won)[1]):
@@ -82,6 +83,24 @@ class SearchChat(Chat):
             yield await self.finish()
         except Exception as error:
             yield self.failed(as_api_error(error))
+
+    async def _report(self) -> bytes:
+        """Returns a report of the search; only a sign of life if the server is too busy to make one."""
+        try:
+            return self._with_search(await self.service.pools.searching.run(self._progress))
+        except Busy:
+            return STILL_HERE
+
+    def _progress(self) -> dict[str, Any]:
+        """Returns what a stream tells of the search while it runs."""
+        paths = [self._search.preview(path) for path in self._search.paths]
+        return {
+            "running": sum(path.running for path in paths),
+            "branches": len(paths),
+            "tokens": self._search.tokens,
+            "seconds": round(self._search.seconds, 3),
+            "values": [path.value for path in paths if not path.running and path.value is not None],
+        }
 
     def _with_search(self, told: dict[str, Any], **choice: Any) -> bytes:
         made = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None, **choice}
@@ -121,8 +140,8 @@ class SearchChat(Chat):
 
     # ── the search ─────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _rounds(self, every: float | None) -> AsyncGenerator[bool, None]:
-        """Runs the search. Yields True after each round and, with `every`, after this many seconds; if it is
+    async def _rounds(self, every: float | None) -> AsyncGenerator[None, None]:
+        """Runs the search. Yields after each round and, with `every`, after this many seconds; if it is
         closed before its end, since the client has disconnected, the search ends."""
         search, service, home = self._search, self.service, asyncio.get_running_loop()
         requests: Sequence[Request] = ()
@@ -137,10 +156,10 @@ class SearchChat(Chat):
                         async with asyncio.timeout(every):
                             await over.wait()
                     except TimeoutError:
-                        yield True
+                        yield
                 if service.draining and search.cancelled:
                     raise shutting_down()
-                yield True
+                yield
             self._solution = await service.pools.searching.run(search.solution)
             await service.keep_search(self._solution)
         finally:
@@ -215,15 +234,3 @@ def _budget(service: Service, asked: SearchBody) -> Budget:
         seconds if given.seconds is None else min(seconds, given.seconds),
         branches if given.branches is None else min(branches, given.branches),
     )
-
-
-def _progress(search: Running) -> dict[str, Any]:
-    """Returns what a stream tells of a search that runs."""
-    paths = list(search.paths)
-    return {
-        "running": sum(path.running for path in paths),
-        "branches": len(paths),
-        "tokens": search.tokens,
-        "seconds": round(search.seconds, 3),
-        "values": [path.value for path in paths if not path.running and path.value is not None],
-    }
