@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from glassloop.model.adapter import Adapter
 from glassloop.model.config import ModelConfig
 from glassloop.model.transformer import Step, Sublayer, Transformer
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
+from glassloop.train.cross_entropy import head_cross_entropy
 from glassloop.train.lora import target_names
 from glassloop.train.masked_ops import MaskedBatch, MaskedOps, Two
 from glassloop.train.ops import Adapter as LowRank
@@ -105,8 +105,15 @@ class HoleNetwork:
             hidden = self._hidden(batch)
         finally:
             self.transformer.layers = self._plain
-        loss: torch.Tensor = _HeadLoss.apply(hidden, targets, self.transformer)
-        return loss
+        total = head_cross_entropy(
+            hidden,
+            self.transformer.head.weight,
+            targets,
+            self.config.logit_softcap,
+            dtype=self.ops.dtype,
+            most_logits=_MOST_LOGITS,
+        )
+        return total / len(hidden)
 
     def stop_compiling(self) -> Layers:
         """Uses the layers as they are from now on. Returns the compiled ones."""
@@ -153,32 +160,3 @@ def _forward(sublayer: Sublayer, x: Two, step: Step) -> Two:
 def _compiled_forward() -> Callable[[Sublayer, Two, Step], Two]:
     found: Callable[[Sublayer, Two, Step], Two] = torch.compile(_forward, dynamic=False)
     return found
-
-
-class _HeadLoss(torch.autograd.Function):  # type: ignore[misc]  # torch has no types here
-    """The mean cross-entropy of rows, computed in pieces. The head is not trained, so the gradients of a
-    piece are computed at once and its logits, which are large, are dropped."""
-
-    @staticmethod
-    def forward(
-        context: Any, hidden: torch.Tensor, targets: torch.Tensor, transformer: Transformer
-    ) -> torch.Tensor:
-        rows = max(1, _MOST_LOGITS // transformer.config.vocab_size)
-        total = torch.zeros((), device=hidden.device)
-        gradients = torch.empty_like(hidden)
-        for at in range(0, len(hidden), rows):
-            piece = hidden[at : at + rows].detach()
-            with torch.set_grad_enabled(hidden.requires_grad):
-                piece.requires_grad_(hidden.requires_grad)
-                logits = transformer.logits(piece).float()
-                loss = F.cross_entropy(logits, targets[at : at + rows], reduction="sum") / len(hidden)
-            if hidden.requires_grad:
-                gradients[at : at + rows] = torch.autograd.grad(loss, piece)[0]
-            total += loss.detach()
-        context.save_for_backward(gradients)
-        return total
-
-    @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (gradients,) = context.saved_tensors
-        return gradients * gradient.to(gradients.dtype), None, None

@@ -54,9 +54,7 @@ def add_adapters(network: Network, config: TrainConfig) -> None:
     from glassloop.train.ops import Adapter
 
     random = np.random.default_rng(config.seed)
-    for weight in network.weights.values():
-        weight.requires_grad_(False)
-    network.parameters = {}
+    network.freeze()
     for name in target_names(network.config, config.lora_targets):
         matrix = network.ops.matrices[f"{name}.weight"]
         out, into = matrix.weight.shape

@@ -55,7 +55,6 @@ class MaskedOps(TrainOps):
     def __init__(self, device: str = "cpu", dtype: Any = torch.float32) -> None:
         super().__init__(device, dtype)
         self.mask_vector: torch.Tensor | None = None
-        self._frequencies: dict[bytes, torch.Tensor] = {}
 
     def _parameter(self, tensor: Tensor) -> torch.Tensor:
         return super()._parameter(tensor).requires_grad_(False)
@@ -88,15 +87,8 @@ class MaskedOps(TrainOps):
         return Two(*(each.reshape(len(each), heads, each.shape[-1] // heads) for each in x))
 
     def angles(self, positions: Any, frequencies: Float32, factor: float) -> Any:
-        key = frequencies.tobytes()
-        if key not in self._frequencies:  # sent once: a transfer waits for the device
-            self._frequencies[key] = torch.from_numpy(np.array(frequencies, np.float32)).to(self.device)
-
-        def turned(places: torch.Tensor) -> Angles:
-            turns = places.to(torch.float32)[:, None, None] * self._frequencies[key]  # [rows, 1, half]
-            return (turns.cos() * factor).to(self.dtype), (turns.sin() * factor).to(self.dtype)
-
-        return turned(positions.clean), turned(positions.masked)
+        clean, masked = (super(MaskedOps, self).angles(each, frequencies, factor) for each in positions)
+        return clean, masked
 
     def rotate(self, x: Two, angles: tuple[Angles, Angles]) -> Two:
         with torch.no_grad():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import Path
 
-from glassloop.train.config import TrainConfig, TrainError
+from glassloop.train.config import TrainConfig, need_torch
 from glassloop.train.run_folder import RunFolder
 
 
@@ -32,17 +31,10 @@ def train(
     on_step: Callable[[int], None] = lambda step: None,
 ) -> Trained:
     """Trains a model as the config says, with everything that belongs to the run in a folder."""
-    _need_torch()
-    from glassloop.train.machine import choose_device, cores
+    need_torch()
+    from glassloop.train.machine import settled
 
-    place = RunFolder(Path(folder))
-    # What depends on the machine is decided once, so that resuming elsewhere does not change it.
-    device = choose_device(config)
-    precision = config.precision
-    if precision == "auto":
-        precision = "bf16" if device == "cuda" else "f32"
-    settled = replace(config, device=device, precision=precision, threads=config.threads or cores())
-    place.create(settled)
+    RunFolder(Path(folder)).create(settled(config))
     return resume(folder, quiet=quiet, on_step=on_step)
 
 
@@ -50,7 +42,7 @@ def resume(
     folder: str | Path, *, quiet: bool = False, on_step: Callable[[int], None] = lambda step: None
 ) -> Trained:
     """Goes on with a run from its last checkpoint. The result has the same bits as without the stop."""
-    _need_torch()
+    need_torch()
     place = RunFolder(Path(folder))
     config = place.read_config()
     from glassloop.train.machine import set_up
@@ -99,9 +91,8 @@ def _run(config: TrainConfig, place: RunFolder, quiet: bool, on_step: Callable[[
     teacher, taught = None, {}
     if config.teacher is not None:
         files = load_teacher(config.teacher, subject.config)
-        teacher = Network(files.config, files.weights, device=device, bf16=config.precision == "bf16")
-        for weight in teacher.weights.values():
-            weight.requires_grad_(False)
+        bf16 = config.precision == "bf16"
+        teacher = Network(files.config, files.weights, device=device, bf16=bf16).freeze()
         taught = {"teacher": fingerprint(files.path)}
     identity = {
         "config": place.config_hash,
@@ -141,8 +132,3 @@ def _run(config: TrainConfig, place: RunFolder, quiet: bool, on_step: Callable[[
     place.write_json("result.json", {**vars(made), "folder": str(made.folder)})
     say(f"{target}: {state.step} steps, {state.tokens:,} tokens, SHA-256 {sha256}")
     return made
-
-
-def _need_torch() -> None:
-    if find_spec("torch") is None:
-        raise TrainError("training needs torch: pip install 'glassloop[train]'")
