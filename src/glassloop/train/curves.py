@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from glassloop.train.chart import COLOURS, Chart
 from glassloop.train.write_safetensors import whole_file
 
 Point = dict[str, Any]
-
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 720, 360, 60, 40, 30, 20
 
 
 class Curves:
@@ -50,7 +49,7 @@ def read_points(path: Path) -> list[Point]:
 
 
 def svg(points: Sequence[Point]) -> str:
-    """Returns a picture of the losses over the steps."""
+    """Returns a picture of the losses over the steps; an empty text if there are none."""
     lines = {
         name: [(point["step"], point[name]) for point in points if isinstance(point.get(name), float)]
         for name in ("loss", "validation")
@@ -58,41 +57,14 @@ def svg(points: Sequence[Point]) -> str:
     values = [value for line in lines.values() for _, value in line]
     if not values:
         return ""
-    low, high = min(values), max(values)
-    high = high if high > low else low + 1
     last = max(1, max(step for line in lines.values() for step, _ in line))
-
-    def place(step: float, value: float) -> str:
-        x = _LEFT + step / last * (_WIDTH - _LEFT - _RIGHT)
-        y = _TOP + (high - value) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
-        return f"{x:.1f},{y:.1f}"
-
-    colours = {"loss": "#7a9cc6", "validation": "#c65d3a"}
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
-        ' font-family="sans-serif" font-size="12">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-    ]
-    for tick in range(5):
-        value = low + (high - low) * tick / 4
-        x, y = place(0, value).split(",")
-        parts.append(f'<line x1="{x}" y1="{y}" x2="{_WIDTH - _RIGHT}" y2="{y}" stroke="#ddd"/>')
-        parts.append(f'<text x="{_LEFT - 8}" y="{float(y) + 4:.1f}" text-anchor="end">{value:.2f}</text>')
-        step = last * tick / 4
-        x = place(step, low).split(",")[0]
-        parts.append(f'<text x="{x}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{step:.0f}</text>')
+    chart = Chart((0, last), (min(values), max(values)))
+    chart.name_x({last * tick / 4: f"{last * tick / 4:.0f}" for tick in range(5)}, "step")
     for number, (name, line) in enumerate(lines.items()):
         if line:
-            path = " ".join(place(step, value) for step, value in _thinned(line))
-            parts.append(
-                f'<polyline points="{path}" fill="none" stroke="{colours[name]}" stroke-width="1.5"/>'
-            )
-            parts.append(
-                f'<text x="{_LEFT + 10 + 190 * number}" y="18" fill="{colours[name]}">'
-                f"{name} {line[-1][1]:.4f}</text>"
-            )
-    parts.append(f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 6}" text-anchor="end">step</text></svg>')
-    return "\n".join(parts) + "\n"
+            chart.line(_thinned(line), COLOURS[number])
+            chart.text(chart.left + 10 + 190 * number, 18, f"{name} {line[-1][1]:.4f}", COLOURS[number])
+    return str(chart)
 
 
 def _thinned(line: Sequence[tuple[int, float]], most: int = 1000) -> list[tuple[float, float]]:

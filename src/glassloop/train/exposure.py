@@ -11,28 +11,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from glassloop.plain_text import PlainTable
+from glassloop.train.chart import COLOURS, Chart
 from glassloop.train.config import TrainError
 from glassloop.train.network import Network
 from glassloop.train.ops import Packed
 from glassloop.train.sample import after_end, sample_batch
+from glassloop.train.scaling import Interval, interval
 
 _AT_ONCE = 1 << 26  # logits that are compared at once
 _RESAMPLES = 1000
-
-
-class Mean(NamedTuple):
-    """A mean over texts with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -47,18 +41,18 @@ class Exposure:
         """Returns the means by position, on the teacher's texts and on the student's."""
         return [float(v) for v in _means(self.on_teacher)], [float(v) for v in _means(self.on_student)]
 
-    def mean(self, on: str) -> Mean:
+    def mean(self, on: str) -> Interval:
         """Returns the mean over all positions, on "teacher" or "student" texts."""
         values = self.on_teacher if on == "teacher" else self.on_student
-        return _interval(float(np.nanmean(values)), _resampled_means(values))
+        return interval(float(np.nanmean(values)), _resampled_means(values))
 
-    def excess(self) -> Mean:
+    def excess(self) -> Interval:
         """Returns how much larger the divergence is on the student's own texts, as a share: 0 is no bias."""
         ratios = (
             _resampled_means(self.on_student, 1) / np.maximum(1e-12, _resampled_means(self.on_teacher)) - 1
         )
         own, other = float(np.nanmean(self.on_student)), float(np.nanmean(self.on_teacher))
-        return _interval(own / max(1e-12, other) - 1, ratios)
+        return interval(own / max(1e-12, other) - 1, ratios)
 
     def facts(self) -> dict[str, Any]:
         """Returns the figures as JSON values."""
@@ -155,41 +149,19 @@ def exposure_text(found: dict[str, Exposure]) -> str:
 
 def exposure_svg(found: dict[str, Exposure]) -> str:
     """Returns a picture of the curves: dashed on the teacher's texts, solid on the student's own."""
-    width, height, left, right, top, bottom = 720, 400, 60, 20, 20, 46
-    colours = ("#c65d3a", "#7a9cc6", "#5aa469", "#8a6bb1", "#c6a03a")
     curves = {name: [_smooth(curve) for curve in each.curves()] for name, each in found.items()}
     values = [v for pair in curves.values() for curve in pair for v in curve if np.isfinite(v)]
-    high, count = max([1e-6, *values]) * 1.05, max(len(pair[0]) for pair in curves.values())
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif"'
-        ' font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-    ]
-    for tick in range(5):
-        value, y = high * tick / 4, top + (1 - tick / 4) * (height - top - bottom)
-        x = left + tick / 4 * (width - left - right)
-        parts.append(f'<line x1="{left}" y1="{y:.1f}" x2="{width - right}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.2f}</text>')
-        parts.append(
-            f'<text x="{x:.1f}" y="{height - bottom + 18}" text-anchor="middle">{count * tick / 4:.0f}</text>'
-        )
+    count = max(len(pair[0]) for pair in curves.values())
+    chart = Chart((0, count), (0, max([1e-6, *values]) * 1.05), height=400)
+    title = "position; dashed: on the teacher's texts, solid: on its own"
+    chart.name_x({count * tick / 4: f"{count * tick / 4:.0f}" for tick in range(5)}, title)
     for number, (name, pair) in enumerate(curves.items()):
-        colour = colours[number % len(colours)]
-        for curve, dash in zip(pair, (' stroke-dasharray="5 4"', ""), strict=True):
-            points = " ".join(
-                f"{left + at / max(1, count - 1) * (width - left - right):.1f},"
-                f"{top + (1 - value / high) * (height - top - bottom):.1f}"
-                for at, value in enumerate(curve)
-                if np.isfinite(value)
-            )
-            parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}"{dash}/>')
-        safe = name.replace("&", "&amp;").replace("<", "&lt;")
-        parts.append(f'<text x="{left + 10}" y="{top + 14 + 16 * number}" fill="{colour}">{safe}</text>')
-    parts.append(
-        f'<text x="{width - right}" y="{height - 8}" text-anchor="end">position; dashed: on the teacher\'s'
-        " texts, solid: on its own</text></svg>"
-    )
-    return "\n".join(parts) + "\n"
+        colour = COLOURS[number % len(COLOURS)]
+        for curve, dashed in zip(pair, (True, False), strict=True):
+            points = [(at, value) for at, value in enumerate(curve, 1) if np.isfinite(value)]
+            chart.line(points, colour, dashed=dashed)
+        chart.text(chart.left + 10, chart.top + 14 + 16 * number, name, colour)
+    return str(chart)
 
 
 def load_network(path: str | Path, device: str) -> Network:
@@ -198,10 +170,7 @@ def load_network(path: str | Path, device: str) -> Network:
     from glassloop.model.registry import fetch
 
     files = ModelFiles(fetch(str(path)))
-    network = Network(files.config, files.weights, device=device)
-    for weight in network.weights.values():
-        weight.requires_grad_(False)
-    return network
+    return Network(files.config, files.weights, device=device).freeze()
 
 
 def _means(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -217,11 +186,6 @@ def _resampled_means(values: NDArray[np.float64], seed: int = 0) -> NDArray[np.f
     drawn = each[:, random.integers(0, len(values), (_RESAMPLES, len(values)))].sum(2)
     found: NDArray[np.float64] = drawn[0] / np.maximum(1, drawn[1])
     return found
-
-
-def _interval(value: float, others: NDArray[np.float64]) -> Mean:
-    low, high = np.quantile(others, [0.025, 0.975])
-    return Mean(value, float(low), float(high))
 
 
 def _smooth(curve: Sequence[float], width: int = 5) -> list[float]:
