@@ -186,6 +186,8 @@ def test_pretrain_leaves_a_model_in_its_folder_and_goes_on_where_it_was(tmp_path
     assert LLM(tmp_path / "run").config.dim == 16
     code, printed, _ = _run(monkeypatch, capsys, "train", "pretrain", *flags, *sizes)
     assert code == 0 and json.loads(printed) == first  # finished: nothing to do
+    code, _, err = _run(monkeypatch, capsys, "train", "pretrain", *flags, *sizes, "--steps", "4")
+    assert code == 2 and f"steps is 4, but the run in {out} has 3; give another folder" in err
 
     distil = ("--data", text_file(tmp_path), "--out", str(tmp_path / "student"), "--teacher", out, "--quiet")
     code, _, err = _run(

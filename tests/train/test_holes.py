@@ -15,7 +15,6 @@ from engine.small import model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ops.random_models import random_tensor
-from train.hole_probes import guess_from_left, guess_masked, middle
 from train.small import tiny_run
 
 from glassloop.model.adapter import read_adapter
@@ -31,7 +30,7 @@ from glassloop.train.config import TrainError
 from glassloop.train.export import write_model_folder
 from glassloop.train.hole_network import HoleNetwork
 from glassloop.train.holes import HolesConfig, Texts, make_layout, train_holes
-from glassloop.train.masking import blocks, holes, masked_at, span_order
+from glassloop.train.masking import Layout, blocks, holes, masked_at, span_order
 from glassloop.train.network import Network
 from glassloop.train.ops import Packed
 from glassloop.train.tokens import TokenFiles, TokenWriter
@@ -118,17 +117,16 @@ def test_masked_rows_are_those_of_the_definition(network):
 
 
 def test_clean_rows_do_not_change(network):
-    """With an adapter of large values, the model from the left is the model itself."""
+    """With an adapter of large values and masked rows beside them, clean rows are those of the model."""
     tokens = _tokens(3, 24)
-    plain = Network(CONFIG, _weights())
-    batch = Packed(torch.from_numpy(tokens.reshape(-1)), torch.arange(24).repeat(3), sequences=3, length=24)
+    rows = torch.from_numpy(tokens.reshape(-1))
+    batch, _ = masked_at(tokens, np.tile([22, 23], (3, 1))).batch(MASK)
+    batch.wanted = torch.arange(3 * 22)
     with torch.no_grad():
-        logits = plain.logits(batch).reshape(3, 24, -1)
-    nats = -logits.log_softmax(-1)[np.arange(3), 11, tokens[:, 12]].numpy()
-    found = guess_from_left(network, tokens, middle(3, 24, 1) + 0)
-    assert middle(3, 24, 1)[0, 0] == 11
-    expected = -logits.log_softmax(-1)[np.arange(3), 10, tokens[:, 11]].numpy()
-    assert np.allclose(found.nats, expected, atol=1e-5) and not np.allclose(found.nats, nats, atol=1e-3)
+        found = network.logits(batch).reshape(3, 22, -1)
+        plain = Packed(rows, torch.arange(24).repeat(3), sequences=3, length=24)
+        expected = Network(CONFIG, _weights()).logits(plain).reshape(3, 24, -1)
+    assert torch.allclose(found, expected[:, :22], atol=1e-5)
 
 
 @given(st.sampled_from([4, 8]), st.integers(0, 6), st.integers(0, 100))
@@ -266,6 +264,13 @@ def _config(base, **settings) -> HolesConfig:
     return HolesConfig(tiny_run(str(data), **run | settings), mask_token=1, **own)
 
 
+def _nats(network: HoleNetwork, layout: Layout) -> np.ndarray:
+    """The cross-entropy of each masked row."""
+    batch, targets = layout.batch(network.mask_token)
+    with torch.no_grad():
+        return torch.nn.functional.cross_entropy(network.logits(batch), targets, reduction="none").numpy()
+
+
 def test_the_file_of_a_run_has_what_was_learned(base, tmp_path):
     made = train_holes(_config(base), tmp_path / "run", quiet=True)
     assert made.steps == 12 and 0 < made.masked < made.tokens
@@ -273,14 +278,14 @@ def test_the_file_of_a_run_has_what_was_learned(base, tmp_path):
     assert adapter.sha256 == made.sha256 and adapter.mask_token == 1 and adapter.rank == 8
     assert adapter.metadata["result"]["steps"] == 12
     network = HoleNetwork(CONFIG, _weights(), rank=8, scale=adapter.scale, mask_token=1, targets=TARGETS)
-    tokens = _tokens(50, 32)
-    unchanged = guess_masked(network, tokens, middle(50, 32, 2)).nats
+    layout = masked_at(_tokens(50, 32), np.tile([15, 16], (50, 1)))
+    unchanged = _nats(network, layout)
     network.take(adapter)
-    changed = guess_masked(network, tokens, middle(50, 32, 2)).nats
+    changed = _nats(network, layout)
     with torch.no_grad():
         state, arrays = newest_checkpoint(tmp_path / "run" / "checkpoints", {})[0]
         network.flat.copy_(torch.tensor(arrays["weight:flat"]))
-    exact = guess_masked(network, tokens, middle(50, 32, 2)).nats
+    exact = _nats(network, layout)
     assert state.step == 12
     assert np.abs(changed - exact).mean() < 0.05 * np.abs(unchanged - exact).mean()
 

@@ -18,7 +18,7 @@ from train.small import text_file, tiny_run
 from glassloop.errors import GlassloopError
 from glassloop.train import trainer as trainer_module
 from glassloop.train.checkpoint import State, read_checkpoint
-from glassloop.train.config import TrainError, config_text
+from glassloop.train.config import Interrupted, TrainError, config_text
 from glassloop.train.curves import read_points
 from glassloop.train.train import Trained, resume, train
 
@@ -99,6 +99,19 @@ def test_kill_minus_nine_leaves_a_run_that_goes_on(whole, data, tmp_path):
     assert list((tmp_path / "run" / "checkpoints").glob("*.part"))  # the half that was written
     assert resume(tmp_path / "run", quiet=True).sha256 == whole.sha256
     assert not list((tmp_path / "run" / "checkpoints").glob("*.part"))
+
+
+def test_ctrl_c_ends_a_run_after_a_step_and_it_goes_on(whole, data, tmp_path):
+    def interrupt(step: int) -> None:
+        if step == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    config = tiny_run(data, dropout=0.1, accumulate=2)
+    with pytest.raises(Interrupted, match="after step 6; go on: glassloop train resume") as stopped:
+        train(config, tmp_path / "run", quiet=True, on_step=interrupt)
+    assert stopped.value.step == 6  # between two checkpoints: this one is written for it
+    again = resume(tmp_path / "run", quiet=True)
+    assert again.sha256 == whole.sha256
 
 
 def test_another_seed_gives_other_weights(whole, data, tmp_path):

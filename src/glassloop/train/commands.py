@@ -13,10 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glassloop.train.config import TrainConfig, TrainError, make_config, options, read_config
-from glassloop.train.drafter_command import add_drafter
-from glassloop.train.holes_command import add_holes
+from glassloop.shown import shown
+from glassloop.train.config import Interrupted, TrainConfig, TrainError, make_config, options
+from glassloop.train.drafter_command import add_drafter, run_drafter
+from glassloop.train.exposure_command import add_exposure, run_exposure
+from glassloop.train.flags import add_flag, add_output, config_file, given_settings
+from glassloop.train.holes_command import add_holes, run_holes
 from glassloop.train.presets import PRESETS
+from glassloop.train.run_folder import RunFolder
+from glassloop.train.sweep_command import add_sweep, run_sweep
 
 # Commands that are `run` with a preset of their own.
 _KINDS: dict[str, tuple[str | None, str]] = {
@@ -78,37 +83,10 @@ def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
 
     again = commands.add_parser("resume", help="Go on with a run.", description="Go on with a stopped run.")
     again.add_argument("out", metavar="FOLDER", help="The folder of the run.")
-    _add_output(again)
+    add_output(again)
 
-    sweep = commands.add_parser(
-        "sweep",
-        help="Fit a scaling law and predict a larger run.",
-        description="Train several sizes with several budgets, fit the scaling law, predict the loss of a"
-        " larger run, and make it. Started again with the same folder, it goes on where it was.",
-    )
-    _add_sweep_flags(sweep)
-
-    bias = commands.add_parser(
-        "exposure",
-        help="Measure the exposure bias of a student.",
-        description="Measure KL(teacher ‖ student) by position, on texts that the teacher writes and on texts"
-        " that the student writes itself. Several students see the same prompts.",
-    )
-    bias.add_argument("students", nargs="+", metavar="MODEL", help="Models that were distilled.")
-    bias.add_argument("--teacher", required=True, metavar="MODEL", help="The model that they learned from.")
-    bias.add_argument("--data", nargs="+", required=True, metavar="PATH", help="Where prompts come from.")
-    for name, default, text in (
-        ("texts", 128, "Texts that each model writes"),
-        ("prompt-tokens", 8, "Tokens of the data that each text begins with"),
-        ("tokens", 120, "Tokens of each text"),
-        ("seed", 0, "Decides prompts and texts"),
-    ):
-        bias.add_argument(
-            f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default: {default})."
-        )
-    bias.add_argument("--svg", metavar="FILE", help="Write a picture of the curves.")
-    bias.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="Where to compute.")
-    bias.add_argument("--json", action="store_true", help="Print the result as JSON.")
+    add_sweep(commands)
+    add_exposure(commands)
 
     show = commands.add_parser(
         "show",
@@ -167,9 +145,9 @@ def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
 
             _print_result(resume(given.out, quiet=given.quiet), given.json)
         case "sweep":
-            _sweep(given)
+            run_sweep(given)
         case "exposure":
-            _exposure(given)
+            run_exposure(given)
         case "show":
             from glassloop.train.show import history, show_text
 
@@ -185,12 +163,8 @@ def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
             else:
                 print(train_bpe(given.data, Path(given.out), given.vocab_size))
         case "holes":
-            from glassloop.train.holes_command import run_holes
-
             run_holes(given)
         case "drafter":
-            from glassloop.train.drafter_command import run_drafter
-
             run_drafter(given)
         case "export":
             from glassloop.train.convert import export
@@ -205,8 +179,8 @@ def _add_run_flags(command: argparse.ArgumentParser) -> None:
     for each, kind, several in options():
         if each.name in _GROUPS:
             group = command.add_argument_group(_GROUPS[each.name])
-        _add_flag(group, each.name, kind, several, each.default, each.metadata["help"])
-    _add_output(command)
+        add_flag(group, each.name, kind, several, each.default, each.metadata["help"])
+    add_output(command)
 
 
 def _run(given: argparse.Namespace) -> None:
@@ -221,16 +195,14 @@ def _run_or_resume(given: argparse.Namespace) -> None:
     from glassloop.train.train import resume, train
 
     folder = Path(given.out)
-    if any((folder / "checkpoints").glob("step-*")):
-        result = resume(folder, quiet=given.quiet)
-    else:
-        config = _given_config(given, _KINDS[given.command][0])
-        wanted = {"finetune": "model", "lora": "model", "distil": "teacher"}.get(given.command)
-        if wanted is not None and getattr(config, wanted) is None:
-            raise TrainError.about(wanted, f"is missing; {given.command} needs a model")
-        if given.command == "distil" and config.tokenizer == "bpe" and config.model is None:
-            config = replace(config, tokenizer=str(config.teacher))
-        result = train(config, folder, quiet=given.quiet)
+    try:
+        if RunFolder(folder).has_begun:
+            _check_same_settings(given, RunFolder(folder).read_config())
+            result = resume(folder, quiet=given.quiet)
+        else:
+            result = train(_kind_config(given), folder, quiet=given.quiet)
+    except Interrupted as stopped:
+        raise Interrupted(stopped.step, "the same command goes on") from None
     for file in result.folder.iterdir():
         part = folder / f"{file.name}.part"
         shutil.copyfile(file, part)
@@ -238,92 +210,36 @@ def _run_or_resume(given: argparse.Namespace) -> None:
     _print_result(replace(result, folder=folder), given.json)
 
 
+def _kind_config(given: argparse.Namespace) -> TrainConfig:
+    """Returns the config of a new run of one of the kinds."""
+    config = _given_config(given, _KINDS[given.command][0])
+    wanted = {"finetune": "model", "lora": "model", "distil": "teacher"}.get(given.command)
+    if wanted is not None and getattr(config, wanted) is None:
+        raise TrainError.about(wanted, f"is missing; {given.command} needs a model")
+    if given.command == "distil" and config.tokenizer == "bpe" and config.model is None:
+        return replace(config, tokenizer=str(config.teacher))
+    return config
+
+
+def _check_same_settings(given: argparse.Namespace, config: TrainConfig) -> None:
+    """Raises if a flag says something else than the run in the folder has, which it goes on with."""
+    for name, value in given_settings(given).items():
+        asked, kept = tuple(value) if isinstance(value, list) else value, getattr(config, name)
+        if asked not in (kept, "auto") and (name, asked) != ("threads", 0):
+            raise TrainError.about(
+                name, f"is {shown(value)}, but the run in {given.out} has {shown(kept)}; give another folder"
+            )
+
+
 def _given_config(given: argparse.Namespace, otherwise: str | None) -> TrainConfig:
     """Returns the config of the flags, the file and the preset, `otherwise` if none is given."""
-    file = read_config(Path(given.config)) if given.config else {}
+    file = config_file(given)
     preset = given.preset or file.get("preset", otherwise)
     file.pop("preset", None)
     if preset is not None and preset not in PRESETS:
         raise TrainError.about("preset", f"is {preset!r}; one of {', '.join(PRESETS)} is expected")
-    names = [each.name for each, _, _ in options()]
-    flags = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
     settings = PRESETS[preset][1] if preset else {}
-    return make_config(given.config or "flags", settings, file, flags)
-
-
-def _add_sweep_flags(command: argparse.ArgumentParser) -> None:
-    from glassloop.train.config import SWEPT
-
-    command.add_argument("out", metavar="FOLDER", help="The folder of the sweep.")
-    command.add_argument(
-        "--sizes",
-        nargs="+",
-        metavar="LxD",
-        help="Layers and width of each size (default: 2x32 2x48 3x64 4x96).",
-    )
-    command.add_argument(
-        "--budgets", nargs="+", type=int, metavar="N",
-        help="Tokens to train each size with (default: 100000 200000 400000).",
-    )  # fmt: skip
-    command.add_argument(
-        "--times", type=float, default=4.0, metavar="X",
-        help="How many times larger than the largest size the predicted model is (default: 4).",
-    )  # fmt: skip
-    command.add_argument("--jobs", type=int, default=1, metavar="N", help="Runs at a time (default: 1).")
-    command.add_argument("--fit-only", action="store_true", help="Predict the larger run without making it.")
-    command.add_argument("--config", metavar="FILE", help="A TOML file with the settings below as keys.")
-    group = command.add_argument_group("Settings of all runs")
-    for each, kind, several in options():
-        if each.name not in SWEPT:
-            _add_flag(group, each.name, kind, several, each.default, each.metadata["help"])
-    _add_output(command)
-
-
-def _sweep(given: argparse.Namespace) -> None:
-    from glassloop.train import sweep as sweeps
-    from glassloop.train.config import SWEPT
-
-    for name, least, most in (("times", 1, 1e6), ("jobs", 1, 256)):
-        if not least <= getattr(given, name) <= most:
-            raise TrainError.about(name, f"is {getattr(given, name)}; {least} to {most:g} is expected")
-    if any(budget < 1 for budget in given.budgets or ()):
-        raise TrainError.about("budgets", "has a number below 1; numbers of tokens are expected")
-    file = read_config(Path(given.config)) if given.config else {}
-    names = [each.name for each, _, _ in options() if each.name not in SWEPT]
-    flags = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-    config = make_config(given.config or "flags", sweeps.SETTINGS, file, flags)
-    made = sweeps.sweep(
-        config,
-        given.out,
-        sizes=[sweeps.Size.parse(text) for text in given.sizes or ()] or sweeps.SIZES,
-        budgets=given.budgets or sweeps.BUDGETS,
-        times=given.times,
-        jobs=given.jobs,
-        run_target=not given.fit_only,
-        quiet=given.quiet,
-    )
-    print(json.dumps(sweeps.sweep_facts(made)) if given.json else sweeps.sweep_text(made))
-
-
-def _exposure(given: argparse.Namespace) -> None:
-    from glassloop.files import write_text
-    from glassloop.train.exposure import exposure_svg, exposure_text, load_network, measure_exposure
-    from glassloop.train.machine import choose_device
-    from glassloop.train.prompts import data_prompts
-
-    for name, most in (("texts", 1 << 16), ("prompt_tokens", 1 << 16), ("tokens", 1 << 16)):
-        if not 1 <= getattr(given, name) <= most:
-            raise TrainError.about(name, f"is {getattr(given, name)}; 1 to {most} is expected")
-    device = choose_device(TrainConfig(device=given.device))
-    prompts, ends = data_prompts(given.data, given.teacher, given.texts, given.prompt_tokens, given.seed)
-    teacher, found = load_network(given.teacher, device), {}
-    for path in given.students:
-        student = load_network(path, device)
-        found[path] = measure_exposure(teacher, student, prompts, given.tokens, ends=ends, seed=given.seed)
-    if given.svg:
-        write_text(Path(given.svg), exposure_svg(found))
-    facts = {name: each.facts() for name, each in found.items()}
-    print(json.dumps(facts) if given.json else exposure_text(found))
+    return make_config(given.config or "flags", settings, file, given_settings(given))
 
 
 def _prepare(given: argparse.Namespace) -> None:
@@ -345,27 +261,6 @@ def _prepare(given: argparse.Namespace) -> None:
 def _print_result(result: Any, as_json: bool) -> None:
     values = {**vars(result), "folder": str(result.folder)}
     print(json.dumps(values) if as_json else values["folder"])
-
-
-def _add_flag(group: Any, name: str, kind: type, several: bool, default: Any, help: str) -> None:
-    flag = f"--{name.replace('_', '-')}"
-    shown = " ".join(default) if several else "yes" if default is True else default
-    if default not in (None, "", (), False):
-        help += f" (default: {shown})"
-    help = help.replace("%", "%%")
-    # The default is None, so that a flag that is not given leaves a preset's value.
-    if kind is bool:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help)
-    else:
-        metavar = {int: "N", float: "X", str: "PATH" if name in ("data", "validation") else "NAME"}[kind]
-        group.add_argument(
-            flag, type=kind, nargs="+" if several else None, default=None, metavar=metavar, help=help
-        )
-
-
-def _add_output(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--quiet", action="store_true", help="Show no progress.")
-    command.add_argument("--json", action="store_true", help="Print the result as JSON.")
 
 
 def _preset_help() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
+from importlib.util import find_spec
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
@@ -30,6 +31,21 @@ LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
 class TrainError(GlassloopError):
     """A training run that cannot start, or that had to stop."""
+
+
+class Interrupted(TrainError):
+    """A run that was stopped by Ctrl-C, with a checkpoint after its last step."""
+
+    def __init__(self, step: int, how: str) -> None:
+        """`how` says how to go on."""
+        super().__init__(f"interrupted after step {step}; {how}")
+        self.step = step
+
+
+def need_torch() -> None:
+    """Raises unless torch is installed."""
+    if find_spec("torch") is None:
+        raise TrainError("training needs torch: pip install 'glassloop[train]'")
 
 
 def _option(

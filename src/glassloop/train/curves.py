@@ -49,25 +49,22 @@ def read_points(path: Path) -> list[Point]:
 
 
 def svg(points: Sequence[Point]) -> str:
-    """Returns a picture of the losses over the steps."""
+    """Returns a picture of the losses over the steps; an empty text if there are none."""
     lines = {
         name: [(point["step"], point[name]) for point in points if isinstance(point.get(name), float)]
-        for name in ("validation", "loss")
+        for name in ("loss", "validation")
     }
     values = [value for line in lines.values() for _, value in line]
     if not values:
         return ""
-    low, high = min(values), max(values)
-    high = high if high > low else low + 1
     last = max(1, max(step for line in lines.values() for step, _ in line))
-
-    chart = Chart(0, last, low, high)
+    chart = Chart((0, last), (min(values), max(values)))
     chart.name_x({last * tick / 4: f"{last * tick / 4:.0f}" for tick in range(5)}, "step")
     for number, (name, line) in enumerate(lines.items()):
         if line:
-            chart.line(_thinned(line), COLOURS[number], 1.5)
-            chart.legend(number, f"{name} {line[-1][1]:.4f}", COLOURS[number], "right")
-    return chart.svg()
+            chart.line(_thinned(line), COLOURS[number])
+            chart.text(chart.left + 10 + 190 * number, 18, f"{name} {line[-1][1]:.4f}", COLOURS[number])
+    return str(chart)
 
 
 def _thinned(line: Sequence[tuple[int, float]], most: int = 1000) -> list[tuple[float, float]]:

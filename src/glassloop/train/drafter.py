@@ -12,11 +12,10 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,12 +24,13 @@ from numpy.typing import NDArray
 
 from glassloop.model.config import ModelConfig
 from glassloop.model.drafter import ARCHITECTURE, Drafter, DrafterConfig, model_key
-from glassloop.model.transformer import Transformer
 from glassloop.ops.quant import FORMATS, Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.train.config import TrainError
 from glassloop.train.cross_entropy import soft_cross_entropy
 from glassloop.train.gguf_file import write_tensors
+from glassloop.train.machine import send
+from glassloop.train.network import Network
 from glassloop.train.ops import Packed, TrainMatrix, TrainOps
 from glassloop.train.order import BLOCKS, DOCUMENTS, order
 from glassloop.train.tokens import TokenFiles, sha256_of
@@ -52,7 +52,6 @@ class DrafterTraining:
     seconds: float = math.inf  # the learning rate falls to 0 by then, if the steps are not done earlier
     batch: int = 32_768  # rows of a batch, padding included
     chain: int = 3  # steps of a chain
-    optimizer: Literal["adamw", "muon"] = "adamw"  # of the matrices but the head
     learning_rate: float = 2e-3
     warm_up: int = 100  # steps
     rounded: float = 0.7  # the share of the training after which the matrices are rounded
@@ -86,38 +85,23 @@ def _rounded(weight: torch.Tensor) -> torch.Tensor:
     return weight + moved
 
 
-class Target:
+class Target(Network):
     """The frozen model: features and logits of documents."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], device: str, bf16: bool) -> None:
-        self.config = config
-        self.device = device
-        self.bf16 = bf16
-        self.ops = TrainOps(device)
-        named = {name: tensor._replace(name=name) for name, tensor in weights.items()}
-        self.transformer = Transformer(config, named, self.ops)
-        for held in (*self.ops.matrices.values(), *self.ops.vectors.values()):
-            (held.weight if isinstance(held, TrainMatrix) else held).requires_grad_(False)
-
-    def precision(self) -> AbstractContextManager[None]:
-        if not self.bf16:
-            return nullcontext()
-        found: AbstractContextManager[None] = torch.autocast(self.device.split(":")[0], torch.bfloat16)
-        return found
+        super().__init__(config, weights, device=device, bf16=bf16)
+        self.freeze()
 
     def features(self, batch: Packed, layers: Sequence[int]) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Returns the residual stream after these numbers of layers, and what the language head reads,
         without gradients."""
-        with torch.no_grad():
-            return self._features(batch, layers)
-
-    def _features(self, batch: Packed, layers: Sequence[int]) -> tuple[list[torch.Tensor], torch.Tensor]:
         found: dict[int, torch.Tensor] = {}
-        for number, x in enumerate(self.transformer.residuals(batch, (), self.ops)):  # type: ignore[arg-type]
-            last = x
-            if number in layers:
-                found[number] = x
-        hidden = self.transformer.final_hidden(last, batch)  # type: ignore[arg-type]
+        with torch.no_grad():
+            for number, x in enumerate(self.transformer.residuals(batch, (), self.ops)):  # type: ignore[arg-type]
+                last = x
+                if number in layers:
+                    found[number] = x
+            hidden = self.transformer.final_hidden(last, batch)  # type: ignore[arg-type]
         return [found[layer] for layer in layers], hidden
 
     def head(self) -> torch.Tensor:
@@ -142,13 +126,13 @@ class Documents:
 
     def rows(self, number: int) -> torch.Tensor:
         """Returns the numbers of these rows, on the device."""
-        return _send(np.flatnonzero(self.counted(number)), str(self.tokens.device))
+        return send(np.flatnonzero(self.counted(number)), str(self.tokens.device))
 
     def aligned(self, chain: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the rows of the model that the steps of chains learn from, [rows]; for each step of a chain
-        the row at which the chain begins whose step learns from that row, [chain, rows]; and the factor of
-        its loss, [chain, rows]. With these factors the sum of all losses is the weighted mean over the steps
-        of the means over their rows; a factor is 0 where a step does not count."""
+        """Returns the rows of the model whose distribution some step of a chain drafts, [rows]; where the
+        chains begin that draft it, [chain, rows]; and the factors of their losses, [chain, rows]: 0 where a
+        step does not count, and else such that the result is the weighted mean over the steps of the means
+        over their rows."""
         weights = _STEP_WEIGHTS ** np.arange(chain)
         factors = np.zeros((chain, self.learned.size), np.float32)
         for number in range(chain):
@@ -157,7 +141,7 @@ class Documents:
         rows = np.flatnonzero(factors.any(0))
         begins = np.maximum(0, rows - 1 - np.arange(chain)[:, None])
         device = str(self.tokens.device)
-        return _send(rows, device), _send(begins, device), _send(factors[:, rows], device)
+        return send(rows, device), send(begins, device), send(factors[:, rows], device)
 
 
 class DrafterTrainer:
@@ -256,24 +240,28 @@ class DrafterTrainer:
     def train(self) -> dict[str, Any]:
         """Trains until the steps are done or the time is up; returns what was reached."""
         training = self.training
-        optimizers = self._optimizers()
+        parameters = list(self.parameters.values())
+        optimizer = torch.optim.AdamW(
+            parameters,
+            lr=training.learning_rate,
+            betas=(0.9, 0.95),
+            weight_decay=0.01,
+            fused=self.target.device.startswith("cuda"),
+        )
         began = said = perf_counter()
         step, rows, epoch, average = 0, 0, 0, 0.0
         progress = 0.0
         while progress < 1:
             for batch in _ahead(self.batches(epoch)):
                 rate = training.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-                for optimizer in optimizers:
-                    for group in optimizer.param_groups:
-                        group["lr"] = rate * min(1.0, (step + 1) / training.warm_up)
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * min(1.0, (step + 1) / training.warm_up)
                 self.ops.rounded = progress >= training.rounded
                 loss = self.loss(batch)
-                for optimizer in optimizers:
-                    optimizer.zero_grad(set_to_none=True)
+                optimizer.zero_grad(set_to_none=True)
                 loss.backward()
-                torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), 1.0)
-                for optimizer in optimizers:
-                    optimizer.step()
+                torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+                optimizer.step()
                 step, rows = step + 1, rows + batch.tokens.numel()
                 now = perf_counter()
                 progress = max(step / training.steps, (now - began) / training.seconds)
@@ -296,26 +284,6 @@ class DrafterTrainer:
             "seconds": round(perf_counter() - began, 1),
             "loss": round(float(loss.detach()), 4),
         }
-
-    def _optimizers(self) -> list[Any]:
-        """Returns AdamW for vectors and the head, and for the other matrices Muon, if it is asked for, scaled
-        so that its updates are as large as AdamW's."""
-        rate, muon = self.training.learning_rate, self.training.optimizer == "muon"
-        matrices = [
-            value
-            for name, value in self.parameters.items()
-            if value.ndim == 2 and name != "head.weight" and muon
-        ]
-        others = [value for value in self.parameters.values() if not any(value is each for each in matrices)]
-        fused = self.target.device.startswith("cuda")
-        made: list[Any] = [
-            torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.01, fused=fused)
-        ]
-        if matrices:
-            made.append(
-                torch.optim.Muon(matrices, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
-            )
-        return made
 
     def loss(self, batch: Documents) -> torch.Tensor:
         """Returns the mean cross-entropy of the steps of a chain from every row, with respect to the model's
@@ -434,15 +402,9 @@ def pad(read: Sequence[tuple[NDArray[Any], NDArray[np.bool_]]], device: str) -> 
     for row, (ids, counted) in enumerate(read):
         tokens[row, : len(ids)] = ids
         learned[row, : len(ids)] = counted
-    held = _send(tokens, device)
+    held = send(tokens, device)
     positions = torch.arange(length, device=device).repeat(len(read))
     return Documents(Packed(held.reshape(-1), positions, len(read), length), held, learned)
-
-
-def _send(array: NDArray[Any], device: str) -> torch.Tensor:
-    """Returns an array on the device; from pinned memory, so that nothing waits for what runs there."""
-    found = torch.from_numpy(array)
-    return found if device == "cpu" else found.pin_memory().to(device, non_blocking=True)
 
 
 def _ahead(batches: Iterator[Documents]) -> Iterator[Documents]:

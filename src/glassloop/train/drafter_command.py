@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glassloop.train.config import TrainError
+from glassloop.train.config import TrainError, need_torch
 
 if TYPE_CHECKING:
     from glassloop.train.tokens import TokenFiles
@@ -62,6 +62,7 @@ def run_drafter(given: argparse.Namespace) -> None:
     for name in ("tokens", "processes", "slots", "length", "vocab_size", "steps", "batch"):
         if getattr(given, name) < 1:
             raise TrainError.about(name, f"is {getattr(given, name)}; a positive number is expected")
+    need_torch()
     import torch
 
     from glassloop.model.drafter import model_key

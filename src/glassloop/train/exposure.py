@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,17 +23,10 @@ from glassloop.train.config import TrainError
 from glassloop.train.network import Network
 from glassloop.train.ops import Packed
 from glassloop.train.sample import after_end, sample_batch
+from glassloop.train.scaling import Interval, interval
 
 _AT_ONCE = 1 << 26  # logits that are compared at once
 _RESAMPLES = 1000
-
-
-class Mean(NamedTuple):
-    """A mean over texts with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -48,18 +41,18 @@ class Exposure:
         """Returns the means by position, on the teacher's texts and on the student's."""
         return [float(v) for v in _means(self.on_teacher)], [float(v) for v in _means(self.on_student)]
 
-    def mean(self, on: str) -> Mean:
+    def mean(self, on: str) -> Interval:
         """Returns the mean over all positions, on "teacher" or "student" texts."""
         values = self.on_teacher if on == "teacher" else self.on_student
-        return _interval(float(np.nanmean(values)), _resampled_means(values))
+        return interval(float(np.nanmean(values)), _resampled_means(values))
 
-    def excess(self) -> Mean:
+    def excess(self) -> Interval:
         """Returns how much larger the divergence is on the student's own texts, as a share: 0 is no bias."""
         ratios = (
             _resampled_means(self.on_student, 1) / np.maximum(1e-12, _resampled_means(self.on_teacher)) - 1
         )
         own, other = float(np.nanmean(self.on_student)), float(np.nanmean(self.on_teacher))
-        return _interval(own / max(1e-12, other) - 1, ratios)
+        return interval(own / max(1e-12, other) - 1, ratios)
 
     def facts(self) -> dict[str, Any]:
         """Returns the figures as JSON values."""
@@ -158,18 +151,17 @@ def exposure_svg(found: dict[str, Exposure]) -> str:
     """Returns a picture of the curves: dashed on the teacher's texts, solid on the student's own."""
     curves = {name: [_smooth(curve) for curve in each.curves()] for name, each in found.items()}
     values = [v for pair in curves.values() for curve in pair for v in curve if np.isfinite(v)]
-    high, count = max([1e-6, *values]) * 1.05, max(len(pair[0]) for pair in curves.values())
-    last = max(1, count - 1)
-    chart = Chart(0, last, 0, high)
-    ticks = {last * tick / 4: f"{count * tick / 4:.0f}" for tick in range(5)}
-    chart.name_x(ticks, "position; dashed: on the teacher's texts, solid: on its own")
+    count = max(len(pair[0]) for pair in curves.values())
+    chart = Chart((0, count), (0, max([1e-6, *values]) * 1.05), height=400)
+    title = "position; dashed: on the teacher's texts, solid: on its own"
+    chart.name_x({count * tick / 4: f"{count * tick / 4:.0f}" for tick in range(5)}, title)
     for number, (name, pair) in enumerate(curves.items()):
         colour = COLOURS[number % len(COLOURS)]
-        for curve, dash in zip(pair, ("5 4", ""), strict=True):
-            points = [(float(at), value) for at, value in enumerate(curve) if np.isfinite(value)]
-            chart.line(points, colour, dash=dash)
-        chart.legend(number, name, colour)
-    return chart.svg()
+        for curve, dashed in zip(pair, (True, False), strict=True):
+            points = [(at, value) for at, value in enumerate(curve, 1) if np.isfinite(value)]
+            chart.line(points, colour, dashed=dashed)
+        chart.text(chart.left + 10, chart.top + 14 + 16 * number, name, colour)
+    return str(chart)
 
 
 def load_network(path: str | Path, device: str) -> Network:
@@ -178,9 +170,7 @@ def load_network(path: str | Path, device: str) -> Network:
     from glassloop.model.registry import fetch
 
     files = ModelFiles(fetch(str(path)))
-    network = Network(files.config, files.weights, device=device)
-    network.freeze()
-    return network
+    return Network(files.config, files.weights, device=device).freeze()
 
 
 def _means(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -196,11 +186,6 @@ def _resampled_means(values: NDArray[np.float64], seed: int = 0) -> NDArray[np.f
     drawn = each[:, random.integers(0, len(values), (_RESAMPLES, len(values)))].sum(2)
     found: NDArray[np.float64] = drawn[0] / np.maximum(1, drawn[1])
     return found
-
-
-def _interval(value: float, others: NDArray[np.float64]) -> Mean:
-    low, high = np.quantile(others, [0.025, 0.975])
-    return Mean(value, float(low), float(high))
 
 
 def _smooth(curve: Sequence[float], width: int = 5) -> list[float]:

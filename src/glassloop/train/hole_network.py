@@ -105,8 +105,14 @@ class HoleNetwork:
             hidden = self._hidden(batch)
         finally:
             self.transformer.layers = self._plain
-        head, cap = self.transformer.head.weight, self.config.logit_softcap
-        total = head_cross_entropy(hidden, head, targets, cap, dtype=self.ops.dtype, most_logits=_MOST_LOGITS)
+        total = head_cross_entropy(
+            hidden,
+            self.transformer.head.weight,
+            targets,
+            self.config.logit_softcap,
+            dtype=self.ops.dtype,
+            most_logits=_MOST_LOGITS,
+        )
         return total / len(hidden)
 
     def stop_compiling(self) -> Layers:

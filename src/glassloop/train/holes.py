@@ -28,8 +28,9 @@ from glassloop.train.checkpoint import State
 from glassloop.train.config import TrainConfig, TrainError
 from glassloop.train.curves import Curves, svg
 from glassloop.train.hole_network import HoleNetwork
-from glassloop.train.machine import choose_device, cores, environment, set_up
+from glassloop.train.machine import environment, set_up, settled
 from glassloop.train.masking import Layout, blocks, holes
+from glassloop.train.moments import set_arrays, to_arrays
 from glassloop.train.prepare import prepare_tokens
 from glassloop.train.progress import Progress
 from glassloop.train.run_folder import RunFolder
@@ -149,12 +150,7 @@ def train_holes(
 ) -> TrainedHoles:
     """Trains an adapter in a folder, or goes on with it from its last checkpoint."""
     place = RunFolder(Path(folder))
-    device = choose_device(config.run)
-    precision = config.run.precision
-    if precision == "auto":
-        precision = "bf16" if device == "cuda" else "f32"
-    settled = replace(config.run, device=device, precision=precision, threads=config.run.threads or cores())
-    config = replace(config, run=settled)
+    config = replace(config, run=settled(config.run))
     place.path.mkdir(parents=True, exist_ok=True)
     write_text(place.path / "config.json", json.dumps(asdict(config), indent=1) + "\n")
     with place.locked(), set_up(config.run):
@@ -282,11 +278,7 @@ class _Run:
         self, curves: Curves, progress: Progress, step: int, numbers: Any, rate: float, layout: Layout
     ) -> None:
         loss, norm = numbers.tolist()
-        if not np.isfinite(loss) or not np.isfinite(norm):
-            raise TrainError(
-                f"step {step}: the loss is {loss} and the norm of the gradient {norm}; the last checkpoint is"
-                f" kept in {self.place.checkpoints} (a lower lr may help)"
-            )
+        self.place.check_finite(step, loss, norm)
         kind = "holes" if layout.starts is None else "blocks"
         rows = {"sequences": len(layout.targets), "masked": layout.targets.shape[1]}
         curves.add(step=step, loss=loss, lr=rate, norm=norm, kind=kind, **rows)
@@ -343,13 +335,7 @@ class _Run:
     # ── checkpoints ────────────────────────────────────────────────────────────────────────────────────────
 
     def _save(self) -> None:
-        flat = self.network.flat
-        moments = self.optimizer.state.get(flat, {})
-        values = [flat, *(moments.get(key, torch.zeros_like(flat)) for key in ("exp_avg", "exp_avg_sq"))]
-        arrays = {
-            f"{part}:flat": value.detach().cpu().numpy()
-            for part, value in zip(checkpoints.PARTS, values, strict=True)
-        }
+        arrays = to_arrays({"flat": self.network.flat}, self.optimizer)
         checkpoints.save_checkpoint(self.place.checkpoints, self.state, arrays, self.identity)
         checkpoints.drop_old_checkpoints(self.place.checkpoints, self.config.run.keep)
 
@@ -357,20 +343,10 @@ class _Run:
         found, problems = checkpoints.newest_checkpoint(self.place.checkpoints, self.identity)
         for problem in problems:
             Progress(1, 0).say(f"{problem}; an older one is used")
-        if found is None:
-            return
-        self.state, arrays = found
-        flat = self.network.flat
-        checkpoints.check_shapes(self.place.checkpoints, arrays, {"flat": tuple(flat.shape)})
-        own, first, second = (
-            torch.from_numpy(np.array(arrays[f"{part}:flat"])).to(flat.device) for part in checkpoints.PARTS
-        )
-        with torch.no_grad():
-            flat.copy_(own)
-        if self.state.step:
-            where = flat.device if self.optimizer.defaults["fused"] else "cpu"
-            step = torch.tensor(float(self.state.step), device=where)
-            self.optimizer.state[flat] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+        if found is not None:
+            self.state, arrays = found
+            parameters, where = {"flat": self.network.flat}, self.place.checkpoints
+            set_arrays(parameters, self.optimizer, arrays, self.state.step, where)
 
 
 def _sources(run: TrainConfig, folder: Path, files: ModelFiles) -> list[TokenFiles]:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from glassloop.train.config import TrainConfig, TrainError, make_config
+from glassloop.train.config import TrainConfig, TrainError, make_config, need_torch
 
 # Settings of a run that the command takes, with their defaults here.
 _SETTINGS: dict[str, Any] = {
@@ -96,10 +96,7 @@ def add_holes(commands: Any) -> None:
 
 def run_holes(given: argparse.Namespace) -> None:
     """Trains as the flags say and prints the path of the file, or the result as JSON."""
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
-        raise TrainError("training needs torch: pip install 'glassloop[train]'")
+    need_torch()
     from glassloop.train.holes import HolesConfig, train_holes
 
     settings = {

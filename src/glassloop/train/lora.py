@@ -55,7 +55,6 @@ def add_adapters(network: Network, config: TrainConfig) -> None:
 
     random = np.random.default_rng(config.seed)
     network.freeze()
-    network.parameters = {}
     for name in target_names(network.config, config.lora_targets):
         matrix = network.ops.matrices[f"{name}.weight"]
         out, into = matrix.weight.shape

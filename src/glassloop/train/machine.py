@@ -6,10 +6,12 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from glassloop.train.config import TrainConfig, TrainError
 
@@ -25,6 +27,22 @@ def choose_device(config: TrainConfig) -> str:
 def cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def settled(config: TrainConfig) -> TrainConfig:
+    """Returns a config whose device, precision and threads are decided. A run keeps them, so that resuming it
+    elsewhere does not change them."""
+    device, precision = choose_device(config), config.precision
+    if precision == "auto":
+        precision = "bf16" if device == "cuda" else "f32"
+    return replace(config, device=device, precision=precision, threads=config.threads or cores())
+
+
+def send(array: NDArray[Any], device: str) -> torch.Tensor:
+    """Returns an array on a device. It is copied from pinned memory, so that the copy does not wait for what
+    the device still computes."""
+    found = torch.from_numpy(np.ascontiguousarray(array))
+    return found if device == "cpu" else found.pin_memory().to(device, non_blocking=True)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from glassloop.train.machine import send
 from glassloop.train.masked_ops import MaskedBatch, Two
 
 Ints = NDArray[np.int64]
@@ -41,24 +42,21 @@ class Layout:
     def batch(self, mask_token: int, device: str = "cpu") -> tuple[MaskedBatch, torch.Tensor]:
         """Returns the batch on a device, and the targets of its masked rows."""
 
-        def send(array: Ints) -> torch.Tensor:
-            sent = torch.from_numpy(np.ascontiguousarray(array))
-            # From pinned memory the copy does not wait for what the device still computes.
-            return sent if device == "cpu" else sent.pin_memory().to(device, non_blocking=True)
-
-        targets = send(self.targets.reshape(-1))
+        targets = send(self.targets.reshape(-1), device)
+        clean = send(self.clean_positions.reshape(-1), device)
         return MaskedBatch(
-            Two(send(self.clean_tokens.reshape(-1)), torch.full_like(targets, mask_token)),
-            Two(send(self.clean_positions.reshape(-1)), send(self.masked_positions.reshape(-1))),
+            Two(send(self.clean_tokens.reshape(-1), device), torch.full_like(targets, mask_token)),
+            Two(clean, send(self.masked_positions.reshape(-1), device)),
             len(self.clean_tokens),
-            *self._seen(send),
+            *self._seen(device),
         ), targets
 
-    def _seen(self, send: object) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def _seen(self, device: str) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         if self.starts is None or self.clean_blocks is None or self.masked_blocks is None:
             return None, None
-        assert callable(send)
-        starts, own, masked = send(self.starts), send(self.clean_blocks), send(self.masked_blocks)
+        starts, own, masked = (
+            send(each, device) for each in (self.starts, self.clean_blocks, self.masked_blocks)
+        )
         sequences, text, kept = len(starts), self.text, own.shape[1]
         place = torch.arange(text, device=starts.device)
         before = place < starts.gather(1, masked)[:, :, None]  # [sequences, masked, text]

@@ -48,7 +48,7 @@ class Network:
         self.config = config
         self.device = device
         self.ops = TrainOps(device, dtype, dropout)
-        self._bf16 = bf16
+        self.bf16 = bf16
         self._compile = compile
         named = {name: tensor._replace(name=name) for name, tensor in weights.items()}
         self.transformer = Transformer(config, named, self.ops)
@@ -62,6 +62,13 @@ class Network:
         }
         self.weights = dict(self.parameters)  # all weights, also when only an adapter is trained
 
+    def freeze(self) -> Network:
+        """Trains none of the weights from now on. Returns the network itself."""
+        for weight in self.weights.values():
+            weight.requires_grad_(False)
+        self.parameters = {}
+        return self
+
     @property
     def takes_cuts(self) -> bool:
         """Whether `Packed.cuts` is used: the flash kernel of a GPU computes each document on its own."""
@@ -69,17 +76,12 @@ class Network:
             layer.mixer.softcap is None and layer.mixer.head_dim % 8 == 0 and layer.mixer.head_dim <= 256
             for layer in self.config.layers
         )
-        return self.device.startswith("cuda") and self._bf16 and fits
+        return self.device.startswith("cuda") and self.bf16 and fits
 
     @property
     def size(self) -> int:
         """The number of weights."""
         return sum(weight.numel() for weight in self.weights.values())
-
-    def freeze(self) -> None:
-        """Trains none of the weights from now on."""
-        for weight in self.weights.values():
-            weight.requires_grad_(False)
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -92,13 +94,13 @@ class Network:
 
     def logits(self, batch: Packed) -> torch.Tensor:
         """Returns the logits of the wanted rows: [wanted, vocabulary]."""
-        with self._precision():
+        with self.precision():
             return self.transformer.logits(self._hidden(batch))
 
     def loss(self, batch: Packed, targets: torch.Tensor) -> torch.Tensor:
         """Returns the sum of the cross-entropies of the wanted rows. `targets` has the token that comes after
         each of them."""
-        with self._precision():
+        with self.precision():
             hidden = self._hidden(batch)
             if len(hidden) * self.config.vocab_size <= _MOST_LOGITS:
                 return self._cross_entropy(hidden, targets)
@@ -113,9 +115,9 @@ class Network:
                 self.transformer.head.weight,
                 targets,
                 self.config.logit_softcap,
-                dtype=torch.bfloat16 if self._bf16 else self.ops.dtype,
+                dtype=torch.bfloat16 if self.bf16 else self.ops.dtype,
                 # Compiled code does not keep the logits in float32 beside those in bfloat16.
-                most_logits=_MOST_LOGITS * (4 if self._compile and self._bf16 else 1),
+                most_logits=_MOST_LOGITS * (4 if self._compile and self.bf16 else 1),
                 compiled=self._compile,
             )
 
@@ -124,7 +126,7 @@ class Network:
     ) -> torch.Tensor:
         """Returns the sum of KL(teacher ‖ model) over the rows that have a target, times `share`, and of the
         cross-entropies of the targets, times the rest."""
-        with self._precision():
+        with self.precision():
             hidden = self._hidden(batch)
             with torch.no_grad():
                 theirs = teacher._hidden(batch)
@@ -161,8 +163,9 @@ class Network:
             logits = logits.float()
         return F.cross_entropy(logits, targets, reduction="sum")
 
-    def _precision(self) -> AbstractContextManager[None]:
-        if not self._bf16:
+    def precision(self) -> AbstractContextManager[None]:
+        """Computes products in bfloat16 inside the block, if the network does."""
+        if not self.bf16:
             return nullcontext()
         found: AbstractContextManager[None] = torch.autocast(self.device.split(":")[0], torch.bfloat16)
         return found

@@ -12,6 +12,8 @@ _SECONDS = 10.0  # between lines that are not on a terminal
 
 
 class Progress:
+    """The bar of one run. `done` of its `steps` were made before."""
+
     def __init__(self, steps: int, done: int, quiet: bool = False) -> None:
         self._steps = steps
         self._quiet = quiet
@@ -21,13 +23,17 @@ class Progress:
 
     def step(self, done: int, loss: float, tokens_per_second: float) -> None:
         """Shows that a step is done."""
+        facts = f"step {done}/{self._steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
+        self.show(done, facts)
+
+    def show(self, done: int, facts: str) -> None:
+        """Shows how much is done and what there is to say about it, if the last time was a while ago."""
         now = time.monotonic()
         last = done == self._steps
         if self._quiet or (now - self._shown < (0.2 if self._bar else _SECONDS) and not last):
             return
         self._shown = now
         left = (now - self._began) / max(1, done - self._first) * (self._steps - done)
-        facts = f"step {done}/{self._steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
         facts += f"  {duration(left)} left"
         if not self._bar:
             self._write(facts + "\n")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -45,9 +46,14 @@ class RunFolder:
         found: dict[str, Any] = json.loads(self.result_file.read_text(encoding="utf-8"))
         return found
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return any(self.checkpoints.glob("step-*"))
+
     def create(self, config: TrainConfig) -> None:
         """Makes the folder for a new run. Raises if there is a run in it already."""
-        if any(self.checkpoints.glob("step-*")):
+        if self.has_begun:
             raise TrainError(
                 f"{self.path}: has a run already; go on with it (resume {self.path}) or give another folder"
             )
@@ -76,6 +82,14 @@ class RunFolder:
         part = self.path / f"{name}.part"
         write_text(part, json.dumps(values, indent=1) + "\n")
         part.replace(self.path / name)
+
+    def check_finite(self, step: int, loss: float, norm: float) -> None:
+        """Raises a TrainError that says what is kept, unless a step's loss and gradient are finite."""
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            raise TrainError(
+                f"step {step}: the loss is {loss} and the norm of the gradient {norm}; the last checkpoint is"
+                f" kept in {self.checkpoints} (a lower lr may help)"
+            )
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -65,7 +65,7 @@ class Fit:
     def intervals(self) -> dict[str, Interval]:
         """Returns each parameter of the law with its interval."""
         return {
-            name: _interval(value, [getattr(law, name) for law in self.resampled])
+            name: interval(value, [getattr(law, name) for law in self.resampled])
             for name, value in vars(self.law).items()
         }
 
@@ -76,7 +76,7 @@ class Fit:
         found = [
             law.loss(weights, tokens) * (1 + off) for law, off in zip(self.resampled, noise, strict=True)
         ]
-        return _interval(self.law.loss(weights, tokens), found)
+        return interval(self.law.loss(weights, tokens), found)
 
 
 def fit(runs: Sequence[Measured], resamples: int = 300, seed: int = 0) -> Fit:
@@ -156,6 +156,7 @@ def _spread(residuals: Sequence[float] | Floats) -> Floats:
     return centred * float((len(values) / max(1, len(values) - 5)) ** 0.5)
 
 
-def _interval(value: float, others: Sequence[float]) -> Interval:
+def interval(value: float, others: Sequence[float] | Floats) -> Interval:
+    """Returns a value with the interval of its resamples, which contains it."""
     low, high = np.quantile(others, [0.025, 0.975])
     return Interval(value, float(min(low, value)), float(max(high, value)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 from glassloop.files import write_text
 from glassloop.plain_text import PlainTable
-from glassloop.train.config import TrainConfig, TrainError, config_text
+from glassloop.train.config import Interrupted, TrainConfig, TrainError, config_text
 from glassloop.train.new_model import new_config
+from glassloop.train.progress import Progress
 from glassloop.train.run_folder import RunFolder
 from glassloop.train.scaling import Fit, Interval, Measured, fit
 from glassloop.train.subject import prepare_data
@@ -29,6 +30,7 @@ from glassloop.train.tokens import TokenFiles
 from glassloop.train.train import resume, train
 
 _MOST_RUNS = 1000
+_LEAST_COST = 60_000
 _HEADS = (32, 16)  # widths of a head: the first that divides the widths of all models of a sweep
 
 
@@ -61,16 +63,6 @@ def head_width(sizes: Sequence[Size]) -> int:
     return next((head for head in _HEADS if all(size.dim % head == 0 for size in sizes)), _HEADS[-1])
 
 
-# The settings of all runs, before those of the caller.
-SETTINGS: dict[str, Any] = {
-    "tokenizer": "characters", "length": 64, "batch": 12, "lr": 6e-3, "warmup": 100, "validation_share": 0.1,
-}  # fmt: skip
-# Minutes on two cores.
-SIZES = (Size(2, 32), Size(2, 48), Size(3, 64), Size(4, 96))
-BUDGETS = (100_000, 200_000, 400_000)
-TIMES = 4.0
-
-
 @dataclass(frozen=True)
 class Sweep:
     """The result of a sweep."""
@@ -93,9 +85,9 @@ def sweep(
     config: TrainConfig,
     folder: str | Path,
     *,
-    sizes: Sequence[Size] = SIZES,
-    budgets: Sequence[int] = BUDGETS,
-    times: float = TIMES,
+    sizes: Sequence[Size],
+    budgets: Sequence[int],
+    times: float = 4.0,
     jobs: int = 1,
     run_target: bool = True,
     quiet: bool = False,
@@ -103,8 +95,8 @@ def sweep(
     """Trains every size with every budget of tokens, fits the law, predicts the loss of a model with `times`
     as many weights in its layers as the largest, trained with the largest budget, and then trains it.
 
-    `config` has all other settings. Its learning rate belongs to the smallest size and falls with the square
-    root of the width. `jobs` runs are made at a time, each in a process of its own if there are several.
+    `config` has all other settings. Its learning rate belongs to the smallest size; a model of twice the
+    width has half of it. `jobs` runs are made at a time, each in a process of its own if there are several.
     """
     place = Path(folder)
     sizes, budgets = sorted(set(sizes), key=_layer_weights), sorted(set(budgets))
@@ -112,7 +104,7 @@ def sweep(
         raise TrainError.about("sizes", f"and budgets make 1 to {_MOST_RUNS} runs")
     if config.model is not None or config.lora_rank or config.teacher is not None:
         raise TrainError.about("model", "is given; a sweep trains new models")
-    say: Callable[[str], None] = (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr))
+    say = Progress(1, 0, quiet).say
     place.mkdir(parents=True, exist_ok=True)
     data = prepare_data(config, place, say)
     base = replace(config, data=(str(data),))
@@ -124,18 +116,18 @@ def sweep(
         return _settings(base, size, tokens, sizes[0], head)
 
     plan = {f"{size}-{tokens}": (size, tokens) for size in sizes for tokens in budgets}
-    losses = _run_all({name: settings(*each) for name, each in plan.items()}, place, jobs, say)
-    runs = {
-        name: Measured(
-            _layer_weights(size), settings(size, tokens).steps * base.tokens_per_step, losses[name]
-        )
-        for name, (size, tokens) in plan.items()
-    }
-    fitted = fit(list(runs.values()), seed=config.seed)
     target = larger(sizes[-1], times, head)
     wanted = settings(target, budgets[-1])
-    weights, tokens = _layer_weights(target), wanted.steps * base.tokens_per_step
     name = f"target-{target}-{budgets[-1]}"
+    configs = {each: settings(*parts) for each, parts in plan.items()}
+    making = _Runs(configs | ({name: wanted} if run_target else {}), place, quiet)
+    losses = making.losses(plan, jobs)
+    runs = {
+        each: Measured(_layer_weights(size), configs[each].steps * base.tokens_per_step, losses[each])
+        for each, (size, _) in plan.items()
+    }
+    fitted = fit(list(runs.values()), seed=config.seed)
+    weights, tokens = _layer_weights(target), wanted.steps * base.tokens_per_step
     predicted = fitted.predict(weights, tokens, config.seed)
     made = Sweep(runs, fitted, name, weights, tokens, predicted, None)
     kept = place / "prediction.json"
@@ -145,9 +137,11 @@ def sweep(
         write_text(
             kept, json.dumps({"at": datetime.now(UTC).isoformat(), **sweep_facts(made)}, indent=1) + "\n"
         )
-        say(f"predicted: {predicted.value:.4f} ({predicted.low:.4f} to {predicted.high:.4f}) for {name}")
+        making.say(
+            f"predicted: {predicted.value:.4f} ({predicted.low:.4f} to {predicted.high:.4f}) for {name}"
+        )
     if run_target:
-        made = replace(made, measured=_run_all({name: wanted}, place, 1, say)[name])
+        made = replace(made, measured=making.losses([name], 1)[name])
     write_text(place / "sweep.json", json.dumps(sweep_facts(made), indent=1) + "\n")
     write_text(place / "sweep.svg", sweep_svg(list(runs.values()), fitted, made_point(made), predicted))
     return made
@@ -220,7 +214,7 @@ def _settings(base: TrainConfig, size: Size, tokens: int, smallest: Size, head: 
         ffn_dim=None,
         steps=steps,
         warmup=min(base.warmup, steps // 10),
-        lr=base.lr * (smallest.dim / size.dim) ** 0.5,
+        lr=base.lr * smallest.dim / size.dim,
         validate_every=0,
         checkpoint_every=max(500, steps // 4),
         sample_every=0,
@@ -247,44 +241,59 @@ def _check_budget(config: TrainConfig, data: Path, most: int, say: Callable[[str
         say(f"the data has {tokens:,} tokens: a budget of {most:,} reads some more than once")
 
 
-def _run_all(
-    plan: dict[str, TrainConfig], place: Path, jobs: int, say: Callable[[str], None]
-) -> dict[str, float]:
-    """Makes the runs that are not finished, and returns all validation losses by name."""
+class _Runs:
+    """Makes the runs of a sweep that are not finished, and shows how much of all of them is done."""
 
-    def one(name: str) -> float:
-        folder = place / name
-        began = any((folder / "checkpoints").glob("step-*"))
+    def __init__(self, plan: Mapping[str, TrainConfig], place: Path, quiet: bool) -> None:
+        self._plan, self._place = plan, place
+        self._work = {name: config.steps * _cost(config) for name, config in plan.items()}
+        self._done = sum(work for name, work in self._work.items() if RunFolder(place / name).result)
+        self._progress = Progress(sum(self._work.values()), self._done, quiet)
+        self.say = self._progress.say
+
+    def losses(self, names: Iterable[str], jobs: int) -> dict[str, float]:
+        """Makes runs and returns their validation losses by name: `jobs` at a time, each in a process of its
+        own if there are several."""
+        if jobs == 1:
+            return {name: self._loss(name, self._make) for name in names}
+        with ThreadPoolExecutor(jobs) as pool:
+            return dict(pool.map(lambda name: (name, self._loss(name, _in_a_process)), names))
+
+    def _loss(self, name: str, make: Callable[[TrainConfig, Path], None]) -> float:
+        folder = self._place / name
         if RunFolder(folder).result is None:
-            if jobs == 1:
-                (resume(folder, quiet=True) if began else train(plan[name], folder, quiet=True))
-            else:
-                _in_a_process(plan[name], folder, began)
+            make(self._plan[name], folder)
+            self._done += self._work[name]
         result = RunFolder(folder).result
         if result is None or result["validation"] is None:
             raise TrainError(f"{folder}: has no validation loss")
-        say(f"{name}: {result['validation']:.4f}")
+        self.say(f"{name}: {result['validation']:.4f}")
         return float(result["validation"])
 
-    with ThreadPoolExecutor(jobs) if jobs > 1 else _Here() as pool:
-        return dict(zip(plan, pool.map(one, plan), strict=True))
+    def _make(self, config: TrainConfig, folder: Path) -> None:
+        def show(step: int) -> None:
+            done = self._done + step * _cost(config)
+            self._progress.show(done, f"{folder.name}  step {step}/{config.steps}")
+
+        try:
+            if RunFolder(folder).has_begun:
+                resume(folder, quiet=True, on_step=show)
+            else:
+                train(config, folder, quiet=True, on_step=show)
+        except Interrupted as stopped:
+            where = f"{folder.name}, step {stopped.step}"
+            raise TrainError(f"interrupted in {where}; the same command goes on") from None
 
 
-class _Here:
-    """Stands in for a pool of threads: everything runs in this one, where Ctrl-C reaches it."""
-
-    map = map
-
-    def __enter__(self) -> _Here:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+def _cost(config: TrainConfig) -> int:
+    """Returns about what a step of a run costs, in proportion to those of other runs: on a CPU, even the
+    smallest model takes as long as one with this many weights would if all the time went to them."""
+    return _LEAST_COST + _layer_weights(Size(config.layers, config.dim))
 
 
-def _in_a_process(config: TrainConfig, folder: Path, began: bool) -> None:
+def _in_a_process(config: TrainConfig, folder: Path) -> None:
     command = [sys.executable, "-m", "glassloop.train"]
-    if began:
+    if RunFolder(folder).has_begun:
         command += ["resume", str(folder)]
     else:
         settings = folder.with_name(folder.name + ".toml")

@@ -14,30 +14,31 @@ def sweep_svg(
     runs: Sequence[Measured], fit: Fit, target: Measured | tuple[int, int, None], predicted: Interval
 ) -> str:
     """Returns the picture. `target` is the predicted run; its loss is None if it has not been made."""
-    weights = [run.weights for run in runs] + [target[0]]
-    losses = [run.loss for run in runs] + [*predicted] + ([] if target[2] is None else [target[2]])
-    left, right = math.log10(min(weights)) - 0.1, math.log10(max(weights)) + 0.1
-    low, high = min(losses), max(losses)
-    low, high = low - 0.05 * (high - low) - 1e-9, high + 0.05 * (high - low) + 1e-9
-
-    chart = Chart(left, right, low, high, margin=150)
-    chart.name_x({math.log10(each): _short(each) for each in weights}, "weights of the layers")
+    at, _, measured = target
+    weights = sorted({*(run.weights for run in runs), at})
+    losses = [*(run.loss for run in runs), *predicted, *([] if measured is None else [measured])]
+    left, right = math.log10(weights[0]) - 0.1, math.log10(weights[-1]) + 0.1
+    margin = 0.05 * (max(losses) - min(losses)) + 1e-9
+    low, high = min(losses) - margin, max(losses) + margin
+    chart = Chart((left, right), (low, high), height=420, right=150)
+    chart.name_x({math.log10(value): _short(value) for value in weights}, "weights of the layers")
     for number, tokens in enumerate(sorted({run.tokens for run in runs})):
         colour = COLOURS[number % len(COLOURS)]
         steps = [left + (right - left) * step / 60 for step in range(61)]
-        line = [(step, fit.law.loss(10**step, tokens)) for step in steps]
-        chart.line([point for point in line if low <= point[1] <= high], colour, 1.5)
+        law = [(step, fit.law.loss(10**step, tokens)) for step in steps]
+        chart.line([point for point in law if low <= point[1] <= high], colour)
         for run in runs:
             if run.tokens == tokens:
                 chart.dot(math.log10(run.weights), run.loss, colour)
-        chart.legend(number, f"{_short(tokens)} tokens", colour, "beside")
-    at = math.log10(target[0])
-    chart.line([(at, predicted.low), (at, predicted.high)], "black", 2)
-    chart.note(at, predicted.high, f"predicted {predicted.value:.4f}", down=-10)
-    if target[2] is not None:
-        chart.dot(at, target[2], "black")
-        chart.note(at, predicted.low, f"measured {target[2]:.4f}", down=10)
-    return chart.svg()
+        chart.text(chart.right + 12, chart.top + 16 + 18 * number, f"{_short(tokens)} tokens", colour)
+    place = math.log10(at)
+    chart.line([(place, predicted.low), (place, predicted.high)], "black", width=2)
+    beside, above, below = chart.x(place) - 8, chart.y(predicted.high) - 6, chart.y(predicted.low) + 16
+    chart.text(beside, above, f"predicted {predicted.value:.4f}", anchor="end")
+    if measured is not None:
+        chart.dot(place, measured, "black", filled=False)
+        chart.text(beside, below, f"measured {measured:.4f}", anchor="end")
+    return str(chart)
 
 
 def _short(value: float) -> str:

@@ -14,17 +14,20 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from glassloop.ops.quant import Float32
 from glassloop.train import checkpoint as checkpoints
 from glassloop.train.batches import IGNORED, Batches, Cursor, Rows, document_cuts
-from glassloop.train.checkpoint import State
-from glassloop.train.config import TrainConfig, TrainError
+from glassloop.train.checkpoint import Arrays, State
+from glassloop.train.config import Interrupted, TrainConfig
 from glassloop.train.curves import Curves, svg
+from glassloop.train.machine import send
+from glassloop.train.moments import set_arrays, to_arrays
 from glassloop.train.network import Network
 from glassloop.train.ops import Packed
 from glassloop.train.order import DROPOUT, ON_POLICY, number
@@ -115,13 +118,12 @@ class Trainer:
                     self._sample()
                 if config.validate_every and done % config.validate_every == 0:
                     self._validate()
-                if done % config.checkpoint_every == 0 or self._stop:
+                stopped = self._stop  # read once: a run that ends here has a checkpoint of this step
+                if done % config.checkpoint_every == 0 or stopped:
                     self._save()
                 self._on_step(done)
-                if self._stop:
-                    raise TrainError(
-                        f"interrupted after step {done}; go on: glassloop train resume {self.folder.path}"
-                    )
+                if stopped:
+                    raise Interrupted(done, f"go on: glassloop train resume {self.folder.path}")
         self.finish()
         here = {key for point in self.curves.points if point["step"] == self.state.step for key in point}
         if "validation" not in here:
@@ -187,11 +189,7 @@ class Trainer:
         finite."""
         done = self._launched.popleft()
         total, norm = done.read()
-        if not math.isfinite(total) or not math.isfinite(norm):
-            raise TrainError(
-                f"step {done.step}: the loss is {total} and the norm of the gradient {norm}; the last"
-                f" checkpoint is kept in {self.folder.checkpoints} (a lower lr may help)"
-            )
+        self.folder.check_finite(done.step, total, norm)
         now = time.monotonic()
         took, self._clock = now - self._clock, now
         self.state = replace(self.state, seconds=self.state.seconds + took)
@@ -228,29 +226,21 @@ class Trainer:
     def _packed(self, rows: Rows) -> tuple[Packed, torch.Tensor]:
         """Returns a batch and its targets on the device. If the loss counts less than half of the rows, only
         their logits are computed."""
-        network = self.network
-
-        def send(array: np.ndarray) -> torch.Tensor:
-            found = torch.from_numpy(np.ascontiguousarray(array))
-            if network.device == "cpu":
-                return found
-            # From pinned memory the transfer does not wait for the steps that were launched before it.
-            return found.pin_memory().to(network.device, non_blocking=True)
-
+        sent = partial(send, device=self.network.device)
         targets, wanted = rows.targets.reshape(-1), None
         if rows.count * 2 < targets.size:
             places = np.flatnonzero(targets != IGNORED)
-            targets, wanted = targets[places], send(places)
+            targets, wanted = targets[places], sent(places)
         return Packed(
-            send(rows.tokens.reshape(-1)),
-            send(rows.positions.reshape(-1)),
+            sent(rows.tokens.reshape(-1)),
+            sent(rows.positions.reshape(-1)),
             len(rows.tokens),
             rows.tokens.shape[1],
-            documents=None if rows.documents is None else send(rows.documents),
+            documents=None if rows.documents is None else sent(rows.documents),
             wanted=wanted,
             look_ahead=self.config.look_ahead,
-            cuts=send(document_cuts(rows.documents)) if self._cuts and rows.documents is not None else None,
-        ), send(targets)
+            cuts=sent(document_cuts(rows.documents)) if self._cuts and rows.documents is not None else None,
+        ), sent(targets)
 
     # ── on the way ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -335,25 +325,17 @@ class Trainer:
 
     # ── checkpoints ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _arrays(self) -> dict[str, Float32]:
-        arrays: dict[str, Float32] = {}
-        for name, weight in self.network.parameters.items():
-            moments = self.optimizer.state.get(weight, {})
-            values = [weight, *(moments.get(key) for key in ("exp_avg", "exp_avg_sq"))]
-            for part, value in zip(checkpoints.PARTS, values, strict=True):
-                array = torch.zeros_like(weight) if value is None else value
-                arrays[f"{part}:{name}"] = array.detach().cpu().numpy()
-        return arrays
-
     def _save(self) -> None:
         self.finish()
-        checkpoints.save_checkpoint(self.folder.checkpoints, self.state, self._arrays(), self.identity)
+        self._write_checkpoint(self.folder.checkpoints)
         checkpoints.drop_old_checkpoints(self.folder.checkpoints, self.config.keep)
 
+    def _write_checkpoint(self, folder: Path) -> Path:
+        arrays = to_arrays(self.network.parameters, self.optimizer)
+        return checkpoints.save_checkpoint(folder, self.state, arrays, self.identity)
+
     def _save_best(self) -> None:
-        path = checkpoints.save_checkpoint(
-            self.folder.path / "best.part", self.state, self._arrays(), self.identity
-        )
+        path = self._write_checkpoint(self.folder.path / "best.part")
         self.folder.checkpoints.mkdir(exist_ok=True)
         path.replace(self.folder.best)
         path.parent.rmdir()
@@ -372,19 +354,9 @@ class Trainer:
             self.state, arrays = found
             self._set(arrays)
 
-    def _set(self, arrays: dict[str, Float32]) -> None:
-        shapes = {name: tuple(weight.shape) for name, weight in self.network.parameters.items()}
-        checkpoints.check_shapes(self.folder.checkpoints, arrays, shapes)
-        with torch.no_grad():
-            for name, weight in self.network.parameters.items():
-                own, first, second = (
-                    torch.from_numpy(np.array(arrays[f"{part}:{name}"])).to(weight.device)
-                    for part in checkpoints.PARTS
-                )
-                weight.copy_(own)
-                if self.state.step:
-                    step = torch.tensor(float(self.state.step), device=weight.device)
-                    self.optimizer.state[weight] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+    def _set(self, arrays: Arrays) -> None:
+        parameters, where = self.network.parameters, self.folder.checkpoints
+        set_arrays(parameters, self.optimizer, arrays, self.state.step, where)
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:

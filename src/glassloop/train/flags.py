@@ -1,0 +1,51 @@
+"""What the commands of `glassloop train` have in common: flags for the settings of a run, and for output."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from glassloop.train.config import TrainError, options, read_config
+
+
+def given_settings(given: argparse.Namespace, left_out: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Returns the settings that were given as flags, by name."""
+    names = [each.name for each, _, _ in options() if each.name not in left_out]
+    return {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+
+
+def config_file(given: argparse.Namespace) -> dict[str, Any]:
+    """Returns the settings of the file that `--config` names."""
+    return read_config(Path(given.config)) if given.config else {}
+
+
+def check_numbers(given: argparse.Namespace, *names: str, least: float = 1, most: float) -> None:
+    """Raises unless the flags of these names are from `least` to `most`."""
+    for name in names:
+        value = getattr(given, name)
+        if not least <= value <= most:
+            raise TrainError.about(name, f"is {value}; {least:g} to {most:g} is expected")
+
+
+def add_flag(group: Any, name: str, kind: type, several: bool, default: Any, help: str) -> None:
+    """Adds the flag of a setting."""
+    flag = f"--{name.replace('_', '-')}"
+    shown = " ".join(default) if several else "yes" if default is True else default
+    if default not in (None, "", (), False):
+        help += f" (default: {shown})"
+    help = help.replace("%", "%%")
+    # The default is None, so that a flag that is not given leaves a preset's value.
+    if kind is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help)
+    else:
+        metavar = {int: "N", float: "X", str: "PATH" if name in ("data", "validation") else "NAME"}[kind]
+        group.add_argument(
+            flag, type=kind, nargs="+" if several else None, default=None, metavar=metavar, help=help
+        )
+
+
+def add_output(command: argparse.ArgumentParser) -> None:
+    """Adds the flags that say what is printed."""
+    command.add_argument("--quiet", action="store_true", help="Show no progress.")
+    command.add_argument("--json", action="store_true", help="Print the result as JSON.")
