@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -14,12 +15,14 @@ from glassloop.errors import GlassloopError
 
 _STORE = 128 << 20  # bytes of Ray's object store: messages are small, and weights do not pass through it
 _STARTS = 3  # attempts to start Ray
+_CONNECT_SECONDS = 10.0
 _DEPLOY_SECONDS = 900.0  # for the first replicas to load their model
 
 
 def need_ray() -> None:
     """Raises if Ray is not installed."""
-    if find_spec("ray") is None:
+    found = find_spec("ray")
+    if found is None or found.origin is None:  # or a folder of this name
         raise GlassloopError("replicas need Ray, which is not installed; run: pip install 'glassloop[ray]'")
 
 
@@ -65,6 +68,7 @@ def _connect(address: str | None, options: AppOptions) -> None:
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "glassloop"}
     if address is not None:
+        _check_reachable(address)
         try:
             ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -80,6 +84,17 @@ def _connect(address: str | None, options: AppOptions) -> None:
             ray.shutdown()
             if attempt + 1 == _STARTS:
                 raise GlassloopError(f"Ray could not be started on this machine: {error}") from None
+
+
+def _check_reachable(address: str) -> None:
+    """Raises if nothing listens at an address `HOST:PORT`: Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return  # such as auto
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except (OSError, OverflowError, ValueError) as error:
+        raise GlassloopError(f"there is no Ray cluster at {address}: {error}") from None
 
 
 def _deploy(name: str, options: EngineOptions) -> None:
