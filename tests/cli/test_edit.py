@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from cli.terminal import on_terminal, run
 
 from glassloop import Edit
@@ -28,6 +31,17 @@ def test_edit_shows_what_went_and_what_came(tmp_path):
     assert "\x1b[32;1m of" in shown
     assert "bits on what follows" in shown
     assert "banana" not in (tmp_path / "new").read_text()
+
+
+def test_a_pipe_gets_the_text_as_it_is(tmp_path):
+    """Nothing is escaped for a terminal that is not there: a file can be made of stdout."""
+    text = tmp_path / "text.txt"
+    data = "One soft\u00adhyphen,\r\ntwo lines, 👩\u200d👩\u200d👧 and Ma\u0308dchen.\r\n".encode()
+    text.write_bytes(data)
+    command = [sys.executable, "-m", "glassloop", "edit", str(text), "--budget", "0"]
+    assert subprocess.run(command, capture_output=True, timeout=120).stdout == data
+    code, shown = on_terminal("edit", str(text), "--budget", "0")
+    assert code == 0 and "\\x0d" not in shown and "soft\\xadhyphen" in shown
 
 
 def test_masks_repair_single_tokens(tmp_path):

@@ -30,7 +30,17 @@ from glassloop.cli.options import (
     read_text,
     takes_sampling,
 )
-from glassloop.cli.terminal import Color, dim, has_colours, print_json, set_color, visible, wrapped
+from glassloop.cli.terminal import (
+    Color,
+    dim,
+    has_colours,
+    plain_lines,
+    print_json,
+    print_text,
+    set_color,
+    visible,
+    wrapped,
+)
 from glassloop.errors import GlassloopError, TextError
 
 if TYPE_CHECKING:
@@ -359,7 +369,7 @@ def _print(edit: Edit, json_output: bool, every: bool, record: Path | None) -> N
     if has_colours():
         print(wrapped(visible_diff(edit)))
     else:
-        print(visible(edit.text))
+        print_text(edit.text)
     for each in edit.proposals:
         if each.accepted or every:
             mark = "+" if each.accepted else "-"
@@ -386,7 +396,7 @@ def visible_diff(edit: Edit) -> str:
     """Returns the text with what went struck out in red and what came in green."""
     from difflib import SequenceMatcher
 
-    old, new = (re.findall(r"\s*\S+|\s+$", text) for text in (edit.before, edit.text))
+    old, new = (re.findall(r"\s*\S+|\s+$", plain_lines(text)) for text in (edit.before, edit.text))
     made = []
     for kind, i1, i2, j1, j2 in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         gone, come = visible("".join(old[i1:i2])), visible("".join(new[j1:j2]))

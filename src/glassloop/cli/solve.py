@@ -28,7 +28,7 @@ from glassloop.cli.options import (
     read_text,
     takes_sampling,
 )
-from glassloop.cli.terminal import Color, print_json, set_color, visible, wrapped
+from glassloop.cli.terminal import Color, print_json, print_text, set_color, visible, wrapped
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
 
@@ -315,7 +315,7 @@ def _print_texts(found: Solution, paths: bool) -> None:
             continue
         if paths:
             print(f"── path {path.number}{' (the answer)' if path is found.path else ''} ──")
-        print(visible(path.run.text))
+        print_text(path.run.text)
 
 
 def _statistics(model: str, found: Solution, kept: bool) -> str:

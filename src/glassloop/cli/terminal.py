@@ -114,6 +114,18 @@ def wrapped(text: str, stream: TextIO | None = None) -> str:
     return "\n".join(lines)
 
 
+def print_text(text: str) -> None:
+    """Prints a text that a model wrote: to a pipe or a file as it is, on a terminal with control characters
+    shown. A line end is added if it has none."""
+    shown = visible(plain_lines(text)) if sys.stdout.isatty() else text
+    print(shown, end="" if shown.endswith("\n") else "\n")
+
+
+def plain_lines(text: str) -> str:
+    """Returns a text with line ends as a terminal has them."""
+    return text.replace("\r\n", "\n")
+
+
 def print_json(value: object) -> None:
     """Prints a value as JSON, indented on a terminal."""
     print(json_text(value, indent=2 if sys.stdout.isatty() else None))

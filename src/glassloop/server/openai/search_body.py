@@ -13,7 +13,7 @@ from glassloop.server.options import Body
 _MOST_TEXT = 20_000  # characters of an extractor or a verifier: a schema may be long
 # What runs no code of the client, and takes a bounded time.
 _SAFE = re.compile(
-    r"(number|choice|contains|regex|json):.{1,}|json|text|last_line|auto|number|choice", re.DOTALL
+    r"(number|choice|contains|regex|first|json):.{1,}|json|text|last_line|auto|number|choice", re.DOTALL
 )
 
 
