@@ -34,6 +34,15 @@ def test_a_forced_token_goes_in_with_its_reasons_and_the_cache_is_shared(llm, ru
     assert fresh.token_ids == fork.token_ids[6:]
 
 
+def test_the_statistics_count_no_more_cached_tokens_of_prompts_than_their_prompts_have(llm, run):
+    before = llm.statistics()[0]
+    fork = llm.fork(run, 20)
+    after = llm.statistics()[0]
+    assert fork.usage.cached_tokens > len(run.prompt_ids)
+    assert after.prompt_tokens - before.prompt_tokens == len(run.prompt_ids)
+    assert after.prompt_tokens_cached - before.prompt_tokens_cached == len(run.prompt_ids)
+
+
 def test_an_edit_is_any_text_by_token_ids(llm, run):
     fork = llm.fork(run, 3, text=" deep and <|im_end|>")
     ids = llm.tokenizer.encode(" deep and <|im_end|>", add_special=False, parse_special=False)

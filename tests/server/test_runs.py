@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from random import Random
 
 import httpx2 as httpx
@@ -73,6 +74,23 @@ def test_a_run_has_all_that_the_engine_recorded(server, llm):
     assert rest == {**run, "tokens": run["tokens"][3:]}
     assert server.get(f"/api/runs/{run['id']}?from=1000").json()["tokens"] == []
     assert run["id"] in [each["id"] for each in server.get("/api/runs").json()["runs"]]
+
+
+def test_what_the_studio_shows_of_a_run_is_computed_by_the_server(server):
+    words = "one two three four five. "
+    (begun,) = start(server, prompt=words * 3, sampling={"temperature": 0, "max_tokens": 30})
+    run = finished(server, begun["id"])
+    drafts, ids = run["drafts"], [token["id"] for token in run["tokens"]]
+    assert drafts["proposed"] > 0 and drafts["rejected"] == drafts["proposed"] - drafts["accepted"]
+    assert drafts["acceptance"] == drafts["accepted"] / drafts["proposed"]
+    assert run["distinct_pairs"] == len(set(pairwise(ids))) / (len(ids) - 1)
+    assert sum(token["took"] for token in run["tokens"]) == pytest.approx(run["tokens"][-1]["seconds"])
+    (made,) = server.post(f"/api/runs/{run['id']}/fork", {"at": 20}).json()["runs"]
+    fork = finished(server, made["id"])
+    assert fork["tokens"][:20] == run["tokens"][:20]
+    assert sum(t["took"] for t in fork["tokens"][20:]) == pytest.approx(fork["tokens"][-1]["seconds"])
+    kv = server.get("/api/info").json()["kv"]
+    assert 0 < kv["bytes"] <= kv["memory"]
 
 
 def test_strategies_are_runs_of_one_tree(server, llm):

@@ -102,6 +102,7 @@ test('every number on the page is the engine’s own', { skip }, async () => {
     assert.ok(text.includes(stage.survivors.toLocaleString('en')), text);
   }
   const racer = await page.locator(`tr[data-racer="${told.winner.id}"] td`).allTextContents();
+  assert.equal(racer[1], told.winner.logit.toFixed(2));
   assert.equal(Number(racer[2].replace('−', '-')).toFixed(2), told.winner.luck.toFixed(2));
   assert.equal(racer[3], told.winner.score.toFixed(2));
 });

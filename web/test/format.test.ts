@@ -30,7 +30,7 @@ describe('numbers', () => {
   });
   it('come with a sentence about the end', () => {
     expect(ending('stop', '<|im_end|>')).toBe('It ended with "<|im_end|>".');
-    expect(ending('length', 'max_tokens')).toContain('the requested number of tokens');
+    expect(ending('length', 'max_tokens')).toContain('the token limit');
     expect(ending('error', 'boom')).toBe('It failed: boom.');
     expect([endWord('length'), endWord('stop'), endWord('error')]).toEqual(['token limit', 'ended', 'failed']);
   });

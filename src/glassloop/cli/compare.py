@@ -119,12 +119,6 @@ def _way(text: str) -> dict[str, Any]:
     return found
 
 
-def distinct(ids: list[int], size: int) -> float | None:
-    """Returns the share of distinct ones among all sequences of `size` tokens."""
-    grams = [tuple(ids[at : at + size]) for at in range(len(ids) - size + 1)]
-    return len(set(grams)) / len(grams) if grams else None
-
-
 def _plain(way: str, run: Run, part: Diff) -> dict[str, Any]:
     return {
         "with": way,
@@ -133,7 +127,7 @@ def _plain(way: str, run: Run, part: Diff) -> dict[str, Any]:
         "tokens": len(run.tokens),
         "logprob": run.logprob,
         "logprob_per_token": run.logprob / len(run.tokens) if run.tokens else None,
-        "distinct": {str(size): distinct(run.token_ids, size) for size in (1, 2, 3)},
+        "distinct": {str(size): run.distinct(size) for size in (1, 2, 3)},
         "tokens_per_second": run.timings.tokens_per_second(len(run.tokens)),
         "finish_reason": run.finish_reason,
         "stop_reason": run.stop_reason,

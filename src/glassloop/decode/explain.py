@@ -62,8 +62,9 @@ class Racer:
     raw_logprob: float
     logprob: float | None  # after the stages; None: removed
     rank_after: int | None  # among the tokens that the stages left, from 1; None: removed
+    logit: float | None  # after the stages; None: removed
     luck: float
-    score: float | None  # logit after the stages + luck
+    score: float | None  # that logit + luck
     removed_by: str | None
 
 
@@ -178,6 +179,7 @@ def explain(
             float(logits[token]) - summary.log_sum_exp,
             _or_none(float(after[place]) - left.log_sum_exp),
             None if (before := left.rank_of(token)) is None else 1 + before,
+            _or_none(float(after[place])),
             float(luck[place]),
             _or_none(float(after[place]) + float(luck[place])),
             watcher.removed_by.get(token) if after[place] == -inf else None,

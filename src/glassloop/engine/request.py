@@ -121,7 +121,8 @@ class Request:
     def count(self, counters: Counters) -> None:
         counters.finished += 1
         counters.prompt_tokens += len(self.prompt_ids)
-        counters.prompt_tokens_cached += self.runs[0].cached_tokens
+        # A fork also finds tokens of the answer that it continues.
+        counters.prompt_tokens_cached += min(self.runs[0].cached_tokens, len(self.prompt_ids))
 
     @property
     def seconds(self) -> float:

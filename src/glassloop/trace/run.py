@@ -93,6 +93,15 @@ class Drafts:
     accepted: int = 0
     seconds: float = 0.0  # spent on proposing
 
+    @property
+    def rejected(self) -> int:
+        return self.proposed - self.accepted
+
+    @property
+    def acceptance(self) -> float | None:
+        """The share of the proposals that was accepted."""
+        return self.accepted / self.proposed if self.proposed else None
+
 
 @dataclass
 class Beam:
@@ -227,6 +236,12 @@ class Run:
     def logprob(self) -> float:
         """The log-probability of the whole answer under the model's own distribution."""
         return sum(token.raw_logprob for token in self.tokens)
+
+    def distinct(self, size: int) -> float | None:
+        """Returns the share of distinct ones among all sequences of `size` tokens of the answer."""
+        ids = self.token_ids
+        grams = [tuple(ids[at : at + size]) for at in range(len(ids) - size + 1)]
+        return len(set(grams)) / len(grams) if grams else None
 
     @property
     def usage(self) -> Usage:

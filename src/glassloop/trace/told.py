@@ -77,7 +77,7 @@ def _token(run: Run, at: int, of: str) -> Token:
 
 
 def _racer(id: int, text: str, logprob: float, rank: int = 0) -> Racer:
-    return Racer(id, text, rank, logprob, nan, None, nan, None, None)
+    return Racer(id, text, rank, logprob, nan, None, None, nan, None, None)
 
 
 def _sentence(upstream: Upstream, token: Token, taken: Racer, others: list[Racer], of: str) -> str:

@@ -48,7 +48,7 @@ export function ending(reason: string | null, detail: string | null): string {
   switch (reason) {
     case null: return 'It is still running.';
     case 'stop': return detail ? `It ended with ${JSON.stringify(detail)}.` : 'It ended.';
-    case 'length': return detail === 'context' ? "It ended because the model's context is full." : 'It reached the requested number of tokens.';
+    case 'length': return detail === 'context' ? "It ended because the model's context is full." : 'It reached the token limit.';
     case 'timeout': return 'It reached its time limit.';
     case 'repetition': return `It ended because it repeated itself${detail ? ` (${detail})` : ''}.`;
     case 'cancelled': return 'It was stopped.';

@@ -24,7 +24,7 @@ export function tint(rawLogprob: number | null): string {
   const level = surprise(rawLogprob);
   if (level === 0) return 'transparent';
   const channels = /(\d+), (\d+), (\d+)/.exec(colour(0.3 + 0.7 * level));
-  return channels ? `rgba(${channels[1]}, ${channels[2]}, ${channels[3]}, ${(0.1 + 0.32 * level).toFixed(3)})` : 'transparent';
+  return channels ? `rgba(${channels[1]}, ${channels[2]}, ${channels[3]}, ${(0.1 + 0.3 * level).toFixed(3)})` : 'transparent';
 }
 
 /** Returns the thickness of the line under a token, in pixels. */

@@ -90,7 +90,7 @@ export const TOUR: readonly Step[] = [
   {
     title: 'Thinking longer',
     text: 'A model can spend more on a question than one answer takes: several paths are written at once, and a method decides. Along each path you see how sure the model was; paths that fall below the threshold are stopped, and the others vote.',
-    start: { messages: [{ role: 'user', content: 'Tom has 3 boxes with 4 pens each. He gives 5 pens away. How many are left?' }], sampling: { temperature: 0.7, seed: 1, max_tokens: LIMITS.chat, logprobs: 20 } },
+    start: { messages: [{ role: 'user', content: 'A book costs 12 dollars and a pen costs 3 dollars. How much do both cost?' }], sampling: { temperature: 0.7, seed: 1, max_tokens: LIMITS.chat, logprobs: 20 } },
     look: { lens: 'Thinking' },
     todo: 'Press “Think about it”. Which paths were stopped, and would they have voted for the same answer?',
     done: 'asked',

@@ -36,7 +36,8 @@ export interface Token {
   margin: number | null;
   runner_up: number | null;
   source: Source;
-  seconds: number;
+  seconds: number; // since the request arrived
+  took: number; // seconds since the token before it
   refused: Refusal | null;
   alternatives: Alternative[];
 }
@@ -69,7 +70,8 @@ export interface Summary {
   logprob: number | null; // null: not known
   usage: Record<'prompt_tokens' | 'completion_tokens' | 'total_tokens' | 'cached_tokens' | 'context_left', number | null>; // null: not known
   timings: { queue: number; prefill: number; decode: number; preempted: number; tokens_per_second: number | null };
-  drafts: { proposed: number; accepted: number; seconds: number };
+  distinct_pairs: number | null; // different pairs of neighbouring tokens, as a share of all
+  drafts: { proposed: number; accepted: number; rejected: number; acceptance: number | null; seconds: number };
   ops: string;
   diffusion?: Options | null; // the options of a text that was filled in passes
   passes?: number;
@@ -128,6 +130,7 @@ export interface Candidate {
   raw_logprob: number;
   logprob: number | null;
   rank_after: number | null;
+  logit: number | null; // after the stages
   luck: number;
   score: number | null;
   removed_by: string | null;
@@ -196,7 +199,7 @@ export interface Info {
   layers: number | null;
   dim: number | null;
   heads: number | null;
-  kv: { memory: number; page_bytes: number; pages: number; capacity: number } | null;
+  kv: { memory: number; bytes: number; page_bytes: number; pages: number; capacity: number } | null;
   load: { waiting: number; running: number };
   options: Option[];
   stages: string[];

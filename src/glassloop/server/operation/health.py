@@ -220,6 +220,7 @@ def _sizes(config: ModelConfig, replicas: Sequence[Statistics]) -> dict[str, Any
         "heads": config.heads,
         "kv": {
             "memory": sum(each.kv_memory for each in replicas),
+            "bytes": sum(each.kv_bytes for each in replicas),
             "page_bytes": max((each.page_bytes for each in replicas), default=0),
             "pages": sum(each.pages for each in replicas),
             "capacity": sum(each.pages_capacity for each in replicas),

@@ -19,7 +19,7 @@ from glassloop.shown import cut
 from glassloop.trace.entry import BRIEF_TEXT, Kept
 from glassloop.trace.messages import NO_TEXT, title_of_ids, title_of_text
 from glassloop.trace.node import after, root_of
-from glassloop.trace.run import Run, Timings
+from glassloop.trace.run import Drafts, Run, Timings
 from glassloop.trace.token import Token
 from glassloop.trace.worst import luckiest, most_surprising, surprise_bits
 
@@ -50,8 +50,9 @@ class Summary(BaseModel):
     sampling: dict[str, Any]
     logprob: float | None
     usage: dict[str, int | None]
+    distinct_pairs: float | None
     timings: dict[str, float | None]
-    drafts: dict[str, float]
+    drafts: dict[str, float | None]
     ops: str
     upstream: dict[str, Any] | None
     diffusion: dict[str, Any] | None
@@ -107,6 +108,7 @@ class TokenShape(BaseModel):
     runner_up: int | None
     source: str
     seconds: float
+    took: float
     refused: RefusalShape | None
     alternatives: list[AlternativeShape]
 
@@ -194,7 +196,7 @@ _OF_RUN = (
     *("id", "created", "finish_reason", "stop_reason", "messages", "text", "seed", "salt", "sample"),
     *("parent", "fork_at", "reason", "ops"),
 )
-_OF_FACTS = ("root", "salt", "sample", "fork_at", "reason", "sampling", "usage", "drafts", "ops")
+_OF_FACTS = ("root", "salt", "sample", "fork_at", "reason", "sampling", "usage", "ops")
 
 
 def summary(service: Service, state: RunState) -> dict[str, Any]:
@@ -213,8 +215,9 @@ def summary(service: Service, state: RunState) -> dict[str, Any]:
         "sampling": run.sampling.to_dict(),
         "logprob": None if isnan(run.logprob) else max(run.logprob, LEAST),
         "usage": {**asdict(run.usage), "total_tokens": run.usage.total_tokens},
+        "distinct_pairs": run.distinct(2),
         "timings": _timings(run.timings, len(run.tokens)),
-        "drafts": asdict(run.drafts),
+        "drafts": _drafts(run.drafts),
         "upstream": None if run.upstream is None else asdict(run.upstream),
         "diffusion": run.diffusion,
         "passes": len(run.passes),
@@ -321,7 +324,9 @@ def _stored_summary(service: Service, kept: Kept) -> dict[str, Any]:
         "upstream": facts.get("upstream"),  # rows of older versions have none of these
         "diffusion": facts.get("diffusion"),
         "passes": facts.get("passes", 0),
+        "distinct_pairs": None,  # the tokens are not read for a list
         "timings": _timings(Timings(**facts["timings"]), entry.tokens),
+        "drafts": _drafts(Drafts(**facts["drafts"])),
     }
 
 
@@ -335,6 +340,10 @@ def _timings(timings: Timings, tokens: int) -> dict[str, Any]:
     return {**asdict(timings), "tokens_per_second": timings.tokens_per_second(tokens)}
 
 
+def _drafts(drafts: Drafts) -> dict[str, Any]:
+    return {**asdict(drafts), "rejected": drafts.rejected, "acceptance": drafts.acceptance}
+
+
 # ── whole runs and events ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -345,12 +354,12 @@ def whole_run(service: Service, state: RunState, alternatives: int, first: int =
     nodes = _path(_root(state), tokens)
     end = None
     if run.end is not None:
-        end = _token(run.end, len(tokens), after(nodes[-1], run.end.id), nodes[-1], alternatives)
+        end = _token(run, run.end, len(tokens), after(nodes[-1], run.end.id), nodes[-1], alternatives)
     return {
         **summary(service, state),
         "prompt_tokens": _prompt_tokens(service, run),
         "tokens": (
-            _token(token, index, nodes[index + 1], nodes[index], alternatives)
+            _token(run, token, index, nodes[index + 1], nodes[index], alternatives)
             for index, token in enumerate(tokens[first:], first)
         ),
         "tail": run.tail,
@@ -371,10 +380,19 @@ def _prompt_tokens(service: Service, run: Run) -> Iterable[dict[str, Any]]:
     return [{"id": id, "piece": piece, "bytes": data.hex(), "special": False} for id, piece, data in known]
 
 
-def _token(token: Token, index: int, node: str, parent: str, alternatives: int = 64) -> dict[str, Any]:
+def _token(
+    run: Run, token: Token, index: int, node: str, parent: str, alternatives: int = 64
+) -> dict[str, Any]:
     made = token.to_dict()
     made["alternatives"] = made["alternatives"][:alternatives]
+    made["took"] = _took(run, token, index)
     return {"index": index, "node": node, "parent": parent, "piece": token.piece, **made}
+
+
+def _took(run: Run, token: Token, index: int) -> float:
+    """Returns the seconds since the token before, or since the request arrived if the token is its first."""
+    before = 0.0 if index in (0, run.fork_at) else run.tokens[index - 1].seconds
+    return token.seconds - before if before <= token.seconds else token.seconds  # a later request's first
 
 
 _OF_WORST = ("id", "bytes", "logprob", "raw_logprob", "rank", "rank_after", "luck", "source")
@@ -427,4 +445,4 @@ def event_shape(service: Service, number: int, event: Event) -> dict[str, Any]:
     if event.token is None:
         return {**made, "summary": summary(service, state)}
     parent, node = _nodes(state, event.place)
-    return {**made, **_token(event.token, event.place, node, parent)}
+    return {**made, **_token(state.run, event.token, event.place, node, parent)}
