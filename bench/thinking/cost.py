@@ -2,7 +2,8 @@
 
 Rounds of one path and of n paths alternate, so that a busy machine slows both; medians are compared. Every
 path has the same number of tokens. The search's own work is the time in `Running.next_round`: extracting,
-deciding, and preparing requests.
+deciding, and preparing requests. The processor time of the process is told too: it says what a machine
+without other work would need.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from glassloop import LLM, Sampling
@@ -30,17 +31,16 @@ def main() -> None:
         rounds = [
             {n: _measure(llm, n, options.tokens) for n in (1, options.n)} for _ in range(options.rounds)
         ]
-    ratio = median(each[options.n]["seconds"] / each[1]["seconds"] for each in rounds)
-    share = median(each[options.n]["own"] / each[options.n]["seconds"] for each in rounds)
-    one, many = (median(each[n]["seconds"] for each in rounds) for n in (1, options.n))
     print(f"{options.model}, {options.tokens} tokens a path, {options.rounds} rounds, medians")
-    print(f"one path {one:.2f} s, {options.n} paths {many:.2f} s: {ratio:.2f} times")
+    made: dict[str, Any] = {"model": options.model, "n": options.n}
+    for name, what in (("seconds", "wall time"), ("processor", "processor time")):
+        one, many = (median(each[n][name] for each in rounds) for n in (1, options.n))
+        ratio = median(each[options.n][name] / each[1][name] for each in rounds)
+        print(f"{what}: one path {one:.2f} s, {options.n} paths {many:.2f} s, {ratio:.2f} times")
+        made[f"{name}_ratio"] = ratio
+    share = median(each[options.n]["own"] / each[options.n]["seconds"] for each in rounds)
     print(f"the search's own work: {share:.2%} of the wall time")
-    print(
-        json.dumps(
-            {"model": options.model, "n": options.n, "ratio": ratio, "own_share": share, "rounds": rounds}
-        )
-    )
+    print(json.dumps({**made, "own_share": share, "rounds": rounds}))
 
 
 def _measure(llm: LLM, n: int, tokens: int) -> dict[str, Any]:
@@ -58,13 +58,13 @@ def _measure(llm: LLM, n: int, tokens: int) -> dict[str, Any]:
 
     Running.next_round = timed  # type: ignore[method-assign]
     try:
-        began = perf_counter()
+        began, used = perf_counter(), process_time()
         solution = solve(llm, QUESTION, method="vote", n=n, sampling=sampling, extract="number")
-        seconds = perf_counter() - began
+        seconds, used = perf_counter() - began, process_time() - used
     finally:
         Running.next_round = plain  # type: ignore[method-assign]
     assert solution.usage.tokens == n * tokens
-    return {"seconds": seconds, "own": own, "tokens": solution.usage.tokens}
+    return {"seconds": seconds, "processor": used, "own": own, "tokens": solution.usage.tokens}
 
 
 def _options() -> argparse.Namespace:

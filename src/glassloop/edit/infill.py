@@ -143,7 +143,7 @@ def rewrite(
         if accepted:
             current = apply(work, current.token_ids, accepted)
     given = {"text": text, "spans": wanted, **_options(tokens, candidates, method, window, sampling)}
-    final, span = _final(llm, text, wanted, pieces)
+    final, span = _final(work, text, wanted, pieces)
     return Edit.of(work, "rewrite", prompt, draft, current, proposals, given, span, before=text, text=final)
 
 
@@ -277,11 +277,11 @@ def _pieces(llm: LLM, text: str, spans: Sequence[Characters]) -> tuple[list[int]
 
 
 def _final(
-    llm: LLM, text: str, spans: Sequence[Characters], pieces: Sequence[Sequence[int]]
+    work: Work, text: str, spans: Sequence[Characters], pieces: Sequence[Sequence[int]]
 ) -> tuple[str, Characters]:
     """Returns the text with its new spans, and the characters from the first of them to the last."""
     made, at = text[: spans[0][0]], spans[0][0]
     for (start, end), piece in zip(spans, pieces[1::2], strict=True):
-        made += text[at:start] + b"".join(map(llm.tokenizer.token_bytes, piece)).decode("utf-8", "replace")
+        made += text[at:start] + work.decode(piece)
         at = end
     return made + text[at:], (spans[0][0], len(made))

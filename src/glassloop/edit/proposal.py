@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
 
 PLAIN = Sampling(temperature=1.0, ignore_eos=True, logprobs=5)  # the model's own distribution, for scoring
+NEAR = 16  # tokens beside a span that may belong to a character which people see as one
+_MOST_ENDINGS = 3  # of a draw under a constraint that are proposed
 
 
 @dataclass(frozen=True)
@@ -309,8 +311,8 @@ class Work:
     ) -> Proposal:
         """Returns a replacement for a span, not scored yet. It is refused if it is not `complete` by its
         constraint or would cut a character."""
-        old = self._decode(place.run.token_ids[place.start : place.end])
-        made = Proposal(place.step, number, place.start, place.end, ids, self._decode(ids), old, drawn=drawn)
+        old = self.decode(place.run.token_ids[place.start : place.end])
+        made = Proposal(place.step, number, place.start, place.end, ids, self.decode(ids), old, drawn=drawn)
         if drawn is not None and not complete:
             made.refusal = f"the {drawn.sampling.constraint} is not complete after {place.tokens} tokens"
         elif not ids:
@@ -322,10 +324,10 @@ class Work:
     def _cuts_a_character(self, place: Place, ids: Sequence[int]) -> str | None:
         """Returns why a replacement would cut a character in what people see, or None if it does not."""
         tokens = place.run.token_ids
-        before = [*place.run.prompt_ids[-_NEAR:], *tokens[max(0, place.start - _NEAR) : place.start]]
-        left = self._bytes(before[-_NEAR:])
+        before = [*place.run.prompt_ids[-NEAR:], *tokens[max(0, place.start - NEAR) : place.start]]
+        left = self._bytes(before[-NEAR:])
         own = self._bytes(ids)
-        right = self._bytes(place.following[:_NEAR])
+        right = self._bytes(place.following[:NEAR])
         try:
             text = own.decode()
         except UnicodeDecodeError:
@@ -371,7 +373,8 @@ class Work:
                 each.old_own_bits = bits(place.run, place.start, place.end)
                 each.old_following_bits = bits(place.run, place.end, place.end + each.followed)
 
-    def _decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of tokens, whose beginning and end may be in the middle of a character."""
         return self._bytes(ids).decode("utf-8", "replace")
 
     def _bytes(self, ids: Sequence[int]) -> bytes:
@@ -392,7 +395,3 @@ def _complete_lengths(grammar: Grammar | None, drawn: Run, ranked: bool) -> list
         if grammar.accepting:
             found.append(length)
     return found[:_MOST_ENDINGS]
-
-
-_MOST_ENDINGS = 3  # of a draw under a constraint that are proposed
-_NEAR = 16  # tokens beside a span that may belong to a character which people see as one

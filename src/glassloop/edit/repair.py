@@ -122,7 +122,7 @@ def repair(
         current, proposals = _by_check(work, draft, head, check, sampling, options)
     given = {**_plain(options), "ids": ids, "head": head, "checked": check is not None}
     given["sampling"] = sampling.to_dict()
-    before, after = (head + _text(work, run) for run in (draft, current))
+    before, after = (head + work.decode(run.token_ids) for run in (draft, current))
     span = (0, len(after))
     return Edit.of(
         work, "repair", prompt_ids, draft, current, proposals, given, span, before=before, text=after
@@ -233,7 +233,7 @@ def _by_check(
     work: Work, draft: Run, head: str, check: Check, sampling: Sampling, options: _Options
 ) -> tuple[Run, list[Proposal]]:
     budget = _PER_TOKEN_CHECKED * len(draft.tokens) if options.budget is None else options.budget
-    passed, score = verdict(check, head + _text(work, draft))
+    passed, score = verdict(check, head + work.decode(draft.token_ids))
     current, proposals, step = draft, list[Proposal](), 0
     kept, level = draft, list[Proposal]()  # the first text with this score, and what was accepted since
     built = work.llm.compile(sampling)
@@ -249,7 +249,7 @@ def _by_check(
         for number, (at, request) in enumerate(forks):
             run = request.runs[0]
             each = suffix_proposal(step, number, current, run, at)
-            good, each.score = verdict(check, head + _text(work, run))
+            good, each.score = verdict(check, head + work.decode(run.token_ids))
             each.seconds = work.seconds
             made.append((each.score, good, each, run))
         proposals += [each for _, _, each, _ in made]
@@ -317,10 +317,6 @@ def _tokens(llm: LLM, text: str | Run, prompt: Any) -> tuple[list[int], list[int
     return prompt_ids, llm.tokenizer.encode_inside(text), ""
 
 
-def _text(work: Work, run: Run) -> str:
-    return b"".join(map(work.llm.tokenizer.token_bytes, run.token_ids)).decode("utf-8", "replace")
-
-
 def _plain(options: _Options) -> dict[str, Any]:
     made = {name: getattr(options, name) for name in _Options.__dataclass_fields__}
     if options.proposer == "left":
@@ -348,7 +344,7 @@ def again(
         current, proposals = _unchecked(work, draft, sampling, options)
     else:
         current, proposals = _by_check(work, draft, head, check, sampling, options)
-    before, after = (head + _text(work, run) for run in (draft, current))
+    before, after = (head + work.decode(run.token_ids) for run in (draft, current))
     span = (0, len(after))
     return Edit.of(
         work, "repair", prompt_ids, draft, current, proposals, given, span, before=before, text=after

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from glassloop.edit.characters import is_border
-from glassloop.edit.proposal import Place, Proposal, Work
+from glassloop.edit.proposal import NEAR, Place, Proposal, Work
 from glassloop.errors import GlassloopError, TextError
 from glassloop.trace.run import Run
 
@@ -46,7 +46,7 @@ def borders(work: Work, run: Run) -> list[bool]:
     """Returns for each token of a run, and for its end, whether the text may be cut before it without taking
     apart a character that people see."""
     pieces = [work.llm.tokenizer.token_bytes(token) for token in run.token_ids]
-    before = [work.llm.tokenizer.token_bytes(token) for token in run.prompt_ids[-8:]]
+    before = [work.llm.tokenizer.token_bytes(token) for token in run.prompt_ids[-NEAR:]]
     head = b"".join(before)
     data = head + b"".join(pieces)
     text = data.decode("utf-8", "replace")
