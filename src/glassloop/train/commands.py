@@ -8,7 +8,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,14 +48,19 @@ class _Help(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=26, **settings)
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        words = [action.metavar or action.dest.upper() for action in actions if not action.option_strings]
-        super().add_usage(usage or f"{self._prog} [OPTIONS] {' '.join(map(str, words))}", (), (), "Usage: ")
+        words = [
+            " ".join([*action.option_strings[:1], str(action.metavar or action.dest.upper())])
+            for action in actions
+            if action.required
+        ]
+        super().add_usage(usage or " ".join([self._prog, "[OPTIONS]", *words]), (), (), "Usage: ")
 
 
 class _Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
-        super().__init__(formatter_class=_Help, **settings)
+        super().__init__(formatter_class=_Help, add_help=False, **settings)
         self._positionals.title, self._optionals.title = "Arguments", "Options"
+        self.add_argument("-h", "--help", action="help", help="Show this message and exit.")
 
 
 def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
@@ -70,8 +75,8 @@ def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="Start a run.", description="Start a training run in a new folder.")
     run.add_argument("out", metavar="FOLDER", help="The folder of the run.")
-    _add_run_flags(run)
-    for name, (_, help) in _KINDS.items():
+    _add_run_flags(run, {})
+    for name, (preset, help) in _KINDS.items():
         kind = commands.add_parser(
             name,
             help=help,
@@ -79,7 +84,7 @@ def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
             " again with the same folder, the command goes on where it was.",
         )
         kind.add_argument("--out", required=True, metavar="FOLDER", help="The folder of the run.")
-        _add_run_flags(kind)
+        _add_run_flags(kind, PRESETS[preset][1] if preset else {})
 
     again = commands.add_parser("resume", help="Go on with a run.", description="Go on with a stopped run.")
     again.add_argument("out", metavar="FOLDER", help="The folder of the run.")
@@ -111,7 +116,9 @@ def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
     )
     words.add_argument("out", metavar="FOLDER", help="Where to write it.")
     words.add_argument("--data", nargs="+", required=True, metavar="PATH", help="Files and folders.")
-    words.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="Tokens of the BPE.")
+    words.add_argument(
+        "--vocab-size", type=int, default=8192, metavar="N", help="Tokens of the BPE (default: 8192)."
+    )
     words.add_argument("--characters", action="store_true", help="One token per character instead.")
 
     add_holes(commands)
@@ -172,14 +179,16 @@ def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
             print(export(given.model, Path(given.out), given.format, given.adapter))
 
 
-def _add_run_flags(command: argparse.ArgumentParser) -> None:
+def _add_run_flags(command: argparse.ArgumentParser, preset: Mapping[str, Any]) -> None:
+    """Adds a flag for each setting of a run. `preset` has the values that differ from the usual ones."""
     command.add_argument("--config", metavar="FILE", help="A TOML file with the settings below as keys.")
     command.add_argument("--preset", choices=PRESETS, metavar="NAME", help=_preset_help())
     group: Any = command
     for each, kind, several in options():
         if each.name in _GROUPS:
             group = command.add_argument_group(_GROUPS[each.name])
-        add_flag(group, each.name, kind, several, each.default, each.metadata["help"])
+        default = preset.get(each.name, each.default)
+        add_flag(group, each.name, kind, several, default, each.metadata["help"])
     add_output(command)
 
 

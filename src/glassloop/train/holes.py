@@ -228,19 +228,27 @@ class _Run:
 
     def finish(self) -> TrainedHoles:
         """Trains to the end and writes the adapter."""
-        run, device = self.config.run, self.config.run.device
         curves = Curves(self.place.curves, self.state.step)
-        progress = Progress(run.steps, self.state.step, self.quiet)
-        began, before = time.monotonic(), self.state
-        masked, waiting = self.state.place, []
+        with Progress(self.config.run.steps, self.state.step, self.quiet) as progress:
+            self._train(curves, progress)
+        self._save()
+        picture = svg(curves.points)
+        if picture:
+            write_text(self.place.picture, picture)
+        curves.close()
+        return self._write(curves)
+
+    def _train(self, curves: Curves, progress: Progress) -> None:
+        """Makes the steps that are left, as far as the time allows."""
+        run, device = self.config.run, self.config.run.device
+        began, before, waiting = time.monotonic(), self.state.seconds, []
         for step, layout in self._layouts():
-            elapsed = before.seconds + time.monotonic() - began
+            elapsed = before + time.monotonic() - began
             gone = elapsed / self.config.seconds if self.config.seconds else 0.0
             if gone >= 1:
                 break
             # The place in the schedule: by steps or, if that is further, by time.
-            place = max(step, min(run.steps - 1, int(gone * run.steps)))
-            rate = learning_rate(run, place)
+            rate = learning_rate(run, max(step, min(run.steps - 1, int(gone * run.steps))))
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             loss = self.network.loss(*layout.batch(self.network.mask_token, device))
@@ -248,12 +256,11 @@ class _Run:
             norm = torch.nn.utils.clip_grad_norm_([self.network.flat], run.clip or torch.inf)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-            masked += layout.targets.size
             waiting.append((step + 1, torch.stack([loss.detach(), norm]), rate, layout))
             self.state = replace(
                 self.state,
                 step=step + 1,
-                place=masked,
+                place=self.state.place + layout.targets.size,
                 tokens=self.state.tokens + layout.rows,
                 seconds=elapsed,
             )
@@ -262,17 +269,11 @@ class _Run:
                 self._note(curves, progress, *waiting.pop(0))
             if (step + 1) % run.checkpoint_every == 0:
                 self._save()
-                self._write(curves, masked)
+                self._write(curves)
             self._on_step(step + 1)
         for entry in waiting:
             self._note(curves, progress, *entry)
-        self.state = replace(self.state, seconds=before.seconds + time.monotonic() - began)
-        self._save()
-        picture = svg(curves.points)
-        if picture:
-            write_text(self.place.picture, picture)
-        curves.close()
-        return self._write(curves, masked)
+        self.state = replace(self.state, seconds=before + time.monotonic() - began)
 
     def _note(
         self, curves: Curves, progress: Progress, step: int, numbers: Any, rate: float, layout: Layout
@@ -295,9 +296,10 @@ class _Run:
                     made.append(pool.submit(make_layout, self.config, self.texts, step + _AHEAD))
                 yield step, layout
 
-    def _write(self, curves: Curves, masked: int) -> TrainedHoles:
+    def _write(self, curves: Curves) -> TrainedHoles:
         """Writes the adapter as it is now."""
         run, state = self.config.run, self.state
+        masked = state.place  # the rows that were masked: texts are drawn, so there is no place in the data
         losses = [point["loss"] for point in curves.points if "loss" in point]
         pairs, vector = self.network.matrices()
         file = self.place.path / FILE

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,7 @@ from glassloop.train.tokens import DataError, TokenFiles, TokenWriter
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_SECONDS = 2.0  # between two reports
 Encoded = tuple[list[int] | NDArray[np.uint32], list[bool] | None]
 
 
@@ -35,9 +37,10 @@ def prepare_tokens(
     error. `tokenizer_files` are written beside them, so that training needs nothing else."""
     files = find_files(data)
     writer = TokenWriter(folder, vocab_size or tokenizer.vocab_size)
+    told = _Told(report)
     for document in read_documents(files):
         try:
-            ids, learned = encode(document, tokenizer)
+            ids, learned = encode(document._replace(pieces=told.while_read(document.pieces)), tokenizer)
         except TextError as error:
             raise DataError(f"{document.where}: {error}") from None
         if longest is not None and len(ids) > longest:
@@ -46,12 +49,35 @@ def prepare_tokens(
                 " (length, or packing = 'stream')"
             )
         writer.add(ids, learned)
-        if writer.documents % 1000 == 0:
-            report(f"{writer.documents:,} documents, {writer.tokens:,} tokens")
+        told.documents += 1
+        told.now_and_then()
     eos = tokenizer.eos_ids[0] if tokenizer.eos_ids else None
     return writer.finish(
         sources=[describe(path) for path in files], tokenizer=tokenizer_files or {}, eos_id=eos
     )
+
+
+class _Told:
+    """Reports how much has been read, when a few seconds have passed since the last time."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._last = monotonic()
+        self._characters = self.documents = 0
+
+    def while_read(self, pieces: Iterator[str] | Sequence[str]) -> Iterator[str]:
+        """Yields the pieces of a text, which may be long."""
+        for piece in pieces:
+            yield piece
+            self._characters += len(piece)
+            self.now_and_then()
+
+    def now_and_then(self) -> None:
+        now = monotonic()
+        if now - self._last >= _SECONDS:
+            self._last = now
+            texts = f", {self._characters:,} characters of text" if self._characters else ""
+            self._report(f"encoding: {self.documents:,} documents{texts}")
 
 
 def encode(document: Document, tokenizer: Tokenizer) -> Encoded:

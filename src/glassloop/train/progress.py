@@ -20,6 +20,15 @@ class Progress:
         self._bar = sys.stderr.isatty()
         self._began, self._first = time.monotonic(), done
         self._shown = 0.0
+        self._open = False  # whether the cursor is behind a bar
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the line of a bar that did not get to its end, so that an error has a line of its own."""
+        if self._open:
+            self._write("\n")
 
     def step(self, done: int, loss: float, tokens_per_second: float) -> None:
         """Shows that a step is done."""
@@ -42,11 +51,13 @@ class Progress:
         filled = round(done / self._steps * room) if room > 4 else 0
         bar = f"[{'█' * filled}{' ' * (room - filled)}] " if room > 4 else ""
         self._write(f"\r{bar}{facts}\x1b[K" + ("\n" if last else ""))
+        self._open = not last
 
     def say(self, line: str) -> None:
         """Prints a line above the bar."""
         if not self._quiet:
             self._write(("\r\x1b[K" if self._bar else "") + visible(line) + "\n")
+            self._open = False
 
     def _write(self, text: str) -> None:
         sys.stderr.write(text)

@@ -191,5 +191,6 @@ def _encode(
         raise TrainError.about("data", "is missing; a text file, a JSONL file or a folder is expected")
     longest = config.length if config.packing == "whole" else None
     files = prepare_tokens(data, folder, tokenizer, vocab_size=vocab_size, longest=longest, report=report)
-    report(f"{files.documents:,} documents, {files.tokens:,} tokens")
+    some = "document" if files.documents == 1 else "documents"
+    report(f"{files.documents:,} {some}, {files.tokens:,} tokens")
     return files

@@ -255,7 +255,8 @@ class _Runs:
         """Makes runs and returns their validation losses by name: `jobs` at a time, each in a process of its
         own if there are several."""
         if jobs == 1:
-            return {name: self._loss(name, self._make) for name in names}
+            with self._progress:
+                return {name: self._loss(name, self._make) for name in names}
         with ThreadPoolExecutor(jobs) as pool:
             return dict(pool.map(lambda name: (name, self._loss(name, _in_a_process)), names))
 

@@ -14,7 +14,7 @@ _SIZES = ("2x32", "2x48", "3x64", "4x96")
 _BUDGETS = (100_000, 200_000, 400_000)
 # The settings of all runs, before those of the caller.
 _SETTINGS: dict[str, Any] = {
-    "tokenizer": "characters", "length": 64, "batch": 12, "lr": 6e-3, "warmup": 100, "validation_share": 0.1,
+    "tokenizer": "characters", "length": 64, "batch": 12, "lr": 1e-2, "warmup": 100, "validation_share": 0.1,
 }  # fmt: skip
 
 

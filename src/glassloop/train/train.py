@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from glassloop.train.config import TrainConfig, need_torch
+from glassloop.train.progress import Progress
 from glassloop.train.run_folder import RunFolder
 
 
@@ -31,7 +33,7 @@ def train(
     on_step: Callable[[int], None] = lambda step: None,
 ) -> Trained:
     """Trains a model as the config says, with everything that belongs to the run in a folder."""
-    need_torch()
+    _load_torch(quiet)
     from glassloop.train.machine import settled
 
     RunFolder(Path(folder)).create(settled(config))
@@ -42,16 +44,26 @@ def resume(
     folder: str | Path, *, quiet: bool = False, on_step: Callable[[int], None] = lambda step: None
 ) -> Trained:
     """Goes on with a run from its last checkpoint. The result has the same bits as without the stop."""
-    need_torch()
     place = RunFolder(Path(folder))
     config = place.read_config()
-    from glassloop.train.machine import set_up
+    if place.result is None:
+        _load_torch(quiet)
+        from glassloop.train.machine import set_up
 
-    with place.locked(), set_up(config):
-        done = place.result
-        if done is not None:
-            return Trained(**{**done, "folder": Path(done["folder"])})
-        return _run(config, place, quiet, on_step)
+        with place.locked(), set_up(config):
+            if place.result is None:
+                return _run(config, place, quiet, on_step)
+    done = place.result
+    assert done is not None
+    return Trained(**{**done, "folder": Path(done["folder"])})
+
+
+def _load_torch(quiet: bool) -> None:
+    """Loads torch, which takes some seconds, and says so."""
+    need_torch()
+    if "torch" not in sys.modules:
+        Progress(1, 0, quiet).say("loading torch")
+        import torch  # noqa: F401
 
 
 def _run(config: TrainConfig, place: RunFolder, quiet: bool, on_step: Callable[[int], None]) -> Trained:
@@ -60,7 +72,6 @@ def _run(config: TrainConfig, place: RunFolder, quiet: bool, on_step: Callable[[
     from glassloop.train.export import write_model_folder
     from glassloop.train.machine import choose_device, environment
     from glassloop.train.network import Network
-    from glassloop.train.progress import Progress
     from glassloop.train.subject import load_subject, load_teacher
     from glassloop.train.trainer import Trainer
 

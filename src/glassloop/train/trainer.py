@@ -110,7 +110,7 @@ class Trainer:
             self._save()
             self._probe()
         self._clock = time.monotonic()
-        with self._interruptible():
+        with self.progress, self._interruptible():
             while self.state.step < config.steps and not self._exhausted:
                 self.step()
                 done = self.state.step
