@@ -339,14 +339,14 @@ def _share_of_memory(replicas: int) -> int:
 
 
 def _serve_cluster(options: AppOptions, address: str | None, model_defaults: bool, note: str) -> None:
-    from glassloop.cluster.many_models import ManyModels
-    from glassloop.cluster.start import engines
-    from glassloop.decode.sampling import Sampling
-    from glassloop.server.serve import serve as run
-
     count = sum(each.replicas for each in options.engines)
-    started = engines(options, address)
     with working(f"Starting {count} replicas"):
+        from glassloop.cluster.many_models import ManyModels
+        from glassloop.cluster.start import engines
+        from glassloop.decode.sampling import Sampling
+        from glassloop.server.serve import serve as run
+
+        started = engines(options, address)
         made = started.__enter__()
     try:
         if not model_defaults:

@@ -53,6 +53,7 @@ def engines(options: AppOptions, address: str | None = None) -> Iterator[list[An
             made.append(_engine(name, each, options))
         yield made
     finally:
+        _silence_ray()
         for engine in made:
             engine.close()
         if address is None:
@@ -61,6 +62,13 @@ def engines(options: AppOptions, address: str | None = None) -> Iterator[list[An
             for name in deployed:
                 serve.delete(name)
         ray.shutdown()
+
+
+def _silence_ray() -> None:
+    """Keeps Ray from printing, while it is shut down, that calls to processes which end have failed."""
+    import ray
+
+    ray._private.worker.print_to_stdstream = lambda *args, **options: None
 
 
 def _connect(address: str | None, options: AppOptions) -> None:

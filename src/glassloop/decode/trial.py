@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from glassloop.child import Child
 
 SECONDS = 0.5  # of the child's processor time for one grammar
+_START = 120.0  # seconds that a child may take to start, on a machine that is busy
 _WAIT = 20.0  # seconds until a child that does not answer is killed
 _MEMORY = 256 << 20  # bytes that a compiled grammar may take
 _STACK = 256 << 20  # bytes, reserved and not used: a level of recursion takes up to 12 kB
@@ -125,13 +126,13 @@ class Trials:
     def start(self) -> None:
         """Starts the child if there is none."""
         with self._lock, suppress(OSError):
-            self._running(monotonic() + _WAIT)
+            self._running()
 
     def run(self, source: str) -> Verdict:
         """Tries a grammar in the child. Raises `OSError` if no child can be started."""
         with self._lock:
+            child = self._running()
             deadline = monotonic() + _WAIT
-            child = self._running(deadline)
             try:
                 child.send(json.dumps(source).encode(), deadline)
                 answer = child.receive(deadline, _LONGEST_ANSWER)
@@ -143,15 +144,20 @@ class Trials:
                 return Verdict("it takes too much time or memory to compile", 0)
             return Verdict(*json.loads(answer))
 
-    def _running(self, deadline: float) -> Child:
+    def _running(self) -> Child:
+        """Returns the child, which is ready to try a grammar."""
         from glassloop.child import Child
 
         if self.child is None or not self.child.alive():
+            deadline = monotonic() + _START
             path = os.pathsep.join(str(Path(each).absolute()) for each in filter(None, sys.path))
-            self.child = Child([sys.executable, "-P", __file__], {**os.environ, "PYTHONPATH": path})
+            child = Child([sys.executable, "-P", __file__], {**os.environ, "PYTHONPATH": path})
             # JSON has no bytes, so each byte is sent as a character.
             tokens = [data.decode("latin-1") for data in self._vocabulary.tokens]
-            self.child.send(json.dumps([tokens, *self._vocabulary[1:]]).encode(), deadline)
+            child.send(json.dumps([tokens, *self._vocabulary[1:]]).encode(), deadline)
+            if child.receive(deadline, _LONGEST_ANSWER) is None:
+                raise OSError("the process that tries grammars has ended at its start")
+            self.child = child
         return self.child
 
 
@@ -177,6 +183,7 @@ def _serve() -> None:
     vocabulary = Vocabulary([data.encode("latin-1") for data in tokens], *ids)
     tokenizer = make_tokenizer(vocabulary, lambda data: [])
     _limit_memory()
+    _answer("ready")
     while True:
         source = _receive()
         _set_clock(SECONDS)
