@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from cli.terminal import on_terminal, run
+from cli.terminal import Session, on_terminal, run
 
 from glassloop import Edit
 
@@ -52,6 +52,16 @@ def test_masks_repair_single_tokens(tmp_path):
     assert "+ ' banana' → ' of':" in done.stderr and "bits to a mask there" in done.stderr
     refused = run("edit", str(text), "--proposer", "diffusion", "--span", "0:5")
     assert refused.returncode == 2 and "--proposer are for repairing" in refused.stderr
+
+
+def test_ctrl_c_ends_a_repair(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("Paris is the capital banana France, and umbrella is the town seven Germany. " * 60)
+    session = Session("edit", str(text))
+    session.wait_for("tokens computed")
+    session.type("\x03")
+    session.wait_for("glassloop: interrupted")
+    assert session.child.wait(60) == 130
 
 
 def test_errors_are_one_line(tmp_path):

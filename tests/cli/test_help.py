@@ -7,7 +7,7 @@ from cli.terminal import on_terminal, run
 
 COMMANDS = (
     *("generate", "chat", "watch", "explain", "fork", "replay", "compare", "diff", "export"),
-    *("serve", "tokenize", "infill", "edit", "eval", "passes"),
+    *("serve", "tokenize", "infill", "edit", "eval", "passes", "solve"),
     *("lens attention", "lens layers", "lens neighbours", "runs list", "runs show", "runs worst", "runs rm"),
     *("runs export", "runs import", "models list", "models pull", "models show", "models path", "models rm"),
     *(
@@ -38,6 +38,23 @@ def test_help_fits_80_columns_and_has_a_word_for_every_value(command):
     for line in text.splitlines():
         if line.startswith("│"):  # the names of an option are never cut
             assert "…" not in line[:27]
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("solve", "Missing argument 'QUESTION'; python -m glassloop solve -h has the options"),
+        ("solve q --nope", "No such option: --nope"),
+        ("solve q --n many", "Invalid value for '--n'"),
+        ("infill a b --method magic", "'magic' is not one of 'rerank', 'metropolis', 'holes'"),
+        ("runs nope", "No such command 'nope'; python -m glassloop runs -h has the options"),
+        ("--nope", "No such option: --nope; python -m glassloop -h has the options"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_one_line(command, told):
+    done = run(*command.split())
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.startswith("glassloop: ")
+    assert told in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_options_of_generate_are_in_groups_in_this_order():

@@ -141,6 +141,9 @@ def test_a_token_that_would_come_after_the_timeout_is_not_begun():
     assert drafted.after(history, 1.0) is None and drafted.after(history, 1.6) is None
     assert drafted.after(history, 1.61) is None  # in the same step as the one before it
     assert drafted.after(history, 2.41) == ("timeout", "after 2.5 s")
+    preempted = Stopper(Sampling(timeout=2.5), (2,), 100)
+    for seconds in (0.1, 0.2, 0.3, 2.0, 2.1):
+        assert preempted.after(history, seconds) is None
 
 
 def test_end_of_sequence_and_stop_tokens():

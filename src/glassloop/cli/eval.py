@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -117,7 +118,12 @@ def evaluate(
         llm = LLM(model, ops, kv_memory=kv_memory, most_running=streams)
     with llm:
         load_given(llm)
-        figures = run(llm, wanted)
+        try:
+            figures = run(llm, wanted)
+        except KeyboardInterrupt:
+            rest = "nothing is kept without --record" if record is None else "the same command continues"
+            print(f"glassloop: interrupted; {rest}", file=sys.stderr)
+            raise typer.Exit(130) from None
     if plot is not None:
         try:
             plot.write_text(figures.svg, encoding="utf-8")

@@ -4,11 +4,15 @@ do in another, so that it can be read on a terminal of 80 columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
     from rich.panel import Panel
@@ -29,12 +33,47 @@ _NAMES = 24  # the width of the column with the names of options
 _HIDDEN_VALUES: tuple[Any, ...] = (None, False, "", [], ())  # defaults that say nothing
 
 
+_UsageError: Any = typer.BadParameter.__base__  # of click, or of typer's own copy of it
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Turns a wrong command line into an error that is told in one line, as all others are."""
+    try:
+        yield
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help was printed
+            raise
+        where = "" if error.ctx is None else f"; {error.ctx.command_path} -h has the options"
+        raise GlassloopError(f"{error.format_message().rstrip('.')}{where}") from None
+
+
 class _Command(TyperCommand):
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _in_one_line():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command. Ctrl-C in one that does not handle it is told."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("glassloop: interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _print_help(self, ctx)
 
 
 class _Group(TyperGroup):
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _in_one_line():
+            return super().make_context(*args, **options)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        with _in_one_line():
+            return super().resolve_command(ctx, args)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _print_help(self, ctx)
 

@@ -96,9 +96,6 @@ def main() -> None:
             raise
         print(visible(written), end="", file=sys.stderr)  # by the author of a plugin, who looks for a mistake
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("\nglassloop: interrupted", file=sys.stderr)
-        sys.exit(130)
     except SystemExit as ending:
         # The reader of a pipe closed it (`glassloop runs list | head`). Typer exits with 1 for that; it is
         # not an error.

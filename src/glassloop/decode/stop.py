@@ -5,6 +5,7 @@ Stop strings depend on the text, not on tokens; they are in `text/stops.py`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,10 +15,7 @@ import numpy as np
 from glassloop.decode.history import History
 from glassloop.decode.sampling import Sampling
 
-_FORGET = 0.9  # how much less a slow token counts with each one after it
-_MOST_AHEAD = (
-    0.2  # of a timeout, that the next token is expected to take at most: a run may have been waiting
-)
+_LAST_TOKENS = 8  # by whose time the time of the next one is judged
 
 
 class Ending(NamedTuple):
@@ -37,7 +35,7 @@ class Stopper:
         self._max_tokens = sampling.max_tokens
         self._timeout = sampling.timeout
         self._last: float | None = None  # when the last token was added, in seconds
-        self._pace = 0.0  # seconds that the next token is expected to take
+        self._gaps: deque[float] = deque(maxlen=_LAST_TOKENS)  # seconds that the last tokens took
         self._context = context
         self._stop_ids = stop_ids(sampling, eos_ids)
         self._loops = Loops(sampling.stop_on_repetition) if sampling.stop_on_repetition else None
@@ -57,17 +55,17 @@ class Stopper:
             return Ending("length", "max_tokens")
         if len(history) >= self._context:
             return Ending("length", "context")
-        if self._timeout is not None and seconds + self._next_takes(seconds, self._timeout) >= self._timeout:
+        if self._timeout is not None and seconds + self._next_takes(seconds) >= self._timeout:
             return Ending("timeout", f"after {self._timeout:g} s")
         return None
 
-    def _next_takes(self, seconds: float, timeout: float) -> float:
-        """Returns how long the next token may take: as long as the slowest of the last ones, since a machine
-        has other work too, and tokens of a draft come together."""
+    def _next_takes(self, seconds: float) -> float:
+        """Returns how long the next token may take: as long as the slowest but one of the last ones, since a
+        machine has other work too. A single slow one does not count: the branch may have been preempted."""
         if self._last is not None:
-            self._pace = max(seconds - self._last, _FORGET * self._pace)
+            self._gaps.append(seconds - self._last)
         self._last = seconds
-        return min(self._pace, _MOST_AHEAD * timeout)
+        return sorted(self._gaps)[-2] if len(self._gaps) > 1 else 0.0
 
     def ends_next(self, history: History) -> bool:
         """Returns whether the branch ends with the next token, whatever that is."""
