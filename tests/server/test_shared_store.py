@@ -66,7 +66,7 @@ def test_the_terminal_explains_replays_and_forks_what_a_server_made(shared, stor
     talk = {"messages": [{"role": "user", "content": "Name a sea."}], "max_tokens": 6}
     id = shared.post("/v1/chat/completions", talk).headers["x-glassloop-run"]
     assert finished(shared, id)["status"] == "done"
-    _until(lambda: Store(store).run(id) is not None and Store(store).run(id).finish_reason)
+    wait_until(lambda: Store(store).run(id) is not None and Store(store).run(id).finish_reason)
     assert "won" in terminal(store, "explain", id, "--step", "1")
     assert "identical" in terminal(store, "replay", id)
     listed = terminal(store, "runs", "list", "--search", "NAME a sea")
@@ -113,7 +113,7 @@ def test_a_paused_run_of_the_terminal_is_continued_and_stays_its_own(shared, sto
     assert shared.get(f"/api/runs/{run.id}").json()["status"] == "paused"
     assert shared.post(f"/api/runs/{run.id}/step", {"tokens": 100}).status_code == 200
     assert finished(shared, run.id)["text"] == whole.text
-    _until(lambda: Store(store).run(run.id).finish_reason == "length")
+    wait_until(lambda: Store(store).run(run.id).finish_reason == "length")
     assert Store(store).run(run.id).model == run.model and not Store(store).is_from_server(run.id)
     Store(store).add(run)  # a program that has not seen the rest
     assert Store(store).run(run.id).text == whole.text
@@ -125,7 +125,7 @@ def test_a_run_that_another_server_computes_is_not_interrupted(shared, store):
         asked = client.build_request("POST", f"{other.url}/v1/completions", json=body)
         stream = client.send(asked, stream=True)
         id = stream.headers["x-glassloop-run"]
-        _until(lambda: shared.get(f"/api/runs/{id}").status_code == 200)
+        wait_until(lambda: shared.get(f"/api/runs/{id}").status_code == 200)
         for run in (shared.get(f"/api/runs/{id}").json(), _entry(shared, id), _entry(shared, id, brief=True)):
             assert run["status"] == "elsewhere" and run["finish_reason"] is None
         for answer in (
@@ -135,7 +135,7 @@ def test_a_run_that_another_server_computes_is_not_interrupted(shared, store):
         ):
             assert answer.status_code == 409, answer.text
         (short,) = start(other, prompt="Twice", sampling={"max_tokens": 3})
-        _until(lambda: shared.get(f"/api/runs/{short['id']}").json().get("status") == "done")
+        wait_until(lambda: shared.get(f"/api/runs/{short['id']}").json().get("status") == "done")
         other.end(signal.SIGKILL)
         assert _entry(shared, id, brief=True)["status"] == "paused"
         left = shared.get(f"/api/runs/{id}").json()
@@ -155,20 +155,14 @@ def _kept(path, id: str) -> str | None:
     return None if run is None else run.finish_reason or "running"
 
 
-def _until(done) -> None:
-    from .test_store import _wait
-
-    _wait(done)
-
-
 def test_a_continued_run_has_its_tokens_in_the_store_if_the_server_is_killed(tmp_path):
     path = tmp_path / "runs.db"
     with serving(*MEMORY, "--store", str(path)) as server:
         (run,) = start(server, sampling={"max_tokens": 3000, "ignore_eos": True}, pause_after=5)
-        _until(lambda: server.get(f"/api/runs/{run['id']}").json()["status"] == "paused")
-        _until(lambda: _kept(path, run["id"]) == "cancelled")  # written by another thread
+        wait_until(lambda: server.get(f"/api/runs/{run['id']}").json()["status"] == "paused")
+        wait_until(lambda: _kept(path, run["id"]) == "cancelled")  # written by another thread
         server.post(f"/api/runs/{run['id']}/step", {"tokens": 2900})
-        _until(lambda: _kept(path, run["id"]) == "running")
+        wait_until(lambda: _kept(path, run["id"]) == "running")
         server.end(signal.SIGKILL)
     assert len(Store(path).run(run["id"]).tokens) == 5
 
