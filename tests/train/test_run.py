@@ -114,6 +114,18 @@ def test_ctrl_c_ends_a_run_after_a_step_and_it_goes_on(whole, data, tmp_path):
     assert again.sha256 == whole.sha256
 
 
+def test_data_that_changed_meanwhile_are_refused(data, tmp_path):
+    def die(step: int) -> None:
+        raise _Killed
+
+    with pytest.raises(_Killed):
+        train(tiny_run(data), tmp_path / "run", quiet=True, on_step=die)
+    shard = tmp_path / "run" / "tokens" / "tokens-00000.npy"
+    shard.write_bytes(shard.read_bytes()[:-2] + b"\1\0")
+    with pytest.raises(GlassloopError, match=r"tokens-00000\.npy: has another SHA-256 than its manifest"):
+        resume(tmp_path / "run", quiet=True)
+
+
 def test_another_seed_gives_other_weights(whole, data, tmp_path):
     other = train(tiny_run(data, dropout=0.1, accumulate=2, seed=1), tmp_path / "run", quiet=True)
     assert other.sha256 != whole.sha256

@@ -79,6 +79,7 @@ def load_subject(config: TrainConfig, folder: Path, report: Report) -> Subject:
     if config.validation:
         validation = split_validation(held, 0.0)[0]
     for files in (ready, held):
+        files.verify()
         if rows is not None and files.vocab_size > rows:
             raise TrainError(
                 f"{files.folder}: has a vocabulary of {files.vocab_size} tokens; the model has {rows}"
