@@ -57,10 +57,18 @@ def ray_cluster(nodes: int) -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 3, "object_store_memory": 100 << 20}
-    made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    for attempt in range(3):  # Ray gives its processes 30 s to start, which a busy machine may not keep
+        made = Cluster()
+        try:
+            made.add_node(**node, include_dashboard=False)
+            for _ in range(nodes - 1):
+                made.add_node(**node)
+            break
+        except Exception:
+            made.shutdown()
+            if attempt == 2:
+                raise
     try:
-        for _ in range(nodes - 1):
-            made.add_node(**node)
         yield made.address
     finally:
         made.shutdown()

@@ -31,7 +31,8 @@ def single() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Server]:
-    with serving("--replicas", "2", "--kv-memory", "200MB") as started:
+    # The server has a Ray of its own, whatever other Ray there is.
+    with serving("--replicas", "2", "--kv-memory", "200MB", env={"RAY_ADDRESS": "127.0.0.1:1"}) as started:
         yield started
         started.end()  # with the processes of Ray
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from glassloop.cluster.options import AppOptions, EngineOptions, deployment_name
 from glassloop.errors import GlassloopError
+from glassloop.model.registry import fetch
 
 _STORE = 128 << 20  # bytes of Ray's object store: messages are small, and weights do not pass through it
 _STARTS = 3  # attempts to start Ray
@@ -31,6 +32,8 @@ def engines(options: AppOptions, address: str | None = None) -> Iterator[list[An
     """Gives an engine for each model, whose replicas run until the block is left. Replicas of the same model
     that a cluster has already are used, and stay."""
     need_ray()
+    for each in options.engines:  # a model that is unknown is an error at once; replicas download none
+        fetch(each.model)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # by default Ray gives its processes a low priority
@@ -86,7 +89,13 @@ def _connect(address: str | None, options: AppOptions) -> None:
     for attempt in range(_STARTS):
         try:
             # The number of CPUs is what replicas ask for: their threads share the cores that there are.
-            ray.init(num_cpus=cpus + 1, object_store_memory=_STORE, include_dashboard=False, **quiet)
+            ray.init(
+                "local",  # and not one that runs on this machine already
+                num_cpus=cpus + 1,
+                object_store_memory=_STORE,
+                include_dashboard=False,
+                **quiet,
+            )
             return
         except Exception as error:  # Ray gives its processes 30 s, which a busy machine may not keep
             ray.shutdown()
