@@ -109,11 +109,13 @@ def _plain(text: str, newlines: bool) -> str:
     return shown.translate(_ESCAPES)
 
 
-# Shades are translucent, so that they suit any background; letters keep the colour of the page around them.
-_SHADES = "".join(
-    f".glassloop .p{number}{{background:rgba(231,111,32,{0.62 * number / (LEVELS - 1):.2f})}}"
-    for number in range(1, LEVELS)
-)
+def shade(number: int) -> str:
+    """Returns the colour of a shade. It is translucent, so that it suits any background; letters keep the
+    colour of the page around them."""
+    return f"rgba(231,111,32,{0.62 * number / (LEVELS - 1):.2f})"
+
+
+_SHADES = "".join(f".glassloop .p{number}{{background:{shade(number)}}}" for number in range(1, LEVELS))
 STYLE = (
     ".glassloop{--line:rgba(127,127,127,.35);--soft:rgba(127,127,127,.12);--bar:#3b7dd8;"
     "font:14px/1.5 system-ui,sans-serif;max-width:76em}.glassloop.view{overflow-x:auto}"

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop import Run, Sampling, diff
-from glassloop.html_text import attribute, level, tag, text_html
+from glassloop.html_text import attribute, level, shade, tag, text_html
 from glassloop.plain_text import STEERING, percent, quoted, visible
 from glassloop.trace.html.page import page
 from glassloop.trace.html.tokens import reason
@@ -141,7 +141,10 @@ def test_a_run_shows_its_text_and_the_numbers_of_the_record():
         assert attribute(f"{quoted(token.piece)}: {reason(token)}") in html
         assert percent(token.raw_logprob) in reason(token) and f"luck {token.luck:+.2f}" in reason(token)
     shades = [int(found or 0) for found in re.findall(r'<span class="t(?: p(\d))?', html)]
-    assert shades == [level(token.raw_logprob) for token in run.tokens]
+    assert shades == [level(token.raw_logprob) for token in run.tokens] and any(shades)
+    # A notebook that is not trusted loses its style sheets, but not these.
+    inline = re.findall(r' style="background-color:([^"]*)"', html)
+    assert inline == [shade(number) for number in shades if number]
     assert len({level(-bits * 0.693) for bits in (0, 2, 4, 6, 8, 100)}) == 6 and level(-1e9) == level(-50.0)
     assert "<script" not in html
     fork = run.fork(2, token=101, n=1)
@@ -198,6 +201,10 @@ def test_a_page_allows_nothing_but_its_own_script_and_style():
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy and "http" not in policy
     assert json.loads(data) and len(seen.raw["script"]) == 2
     assert "://" not in html
+    # Nor do parts that are made for notebooks bring styles of their own.
+    run = make()
+    with_comparison = page(run, extras=[diff(run, run.fork(1, token=101, n=1))])
+    assert "differ" in with_comparison and " style=" not in with_comparison
 
 
 def test_a_page_of_500_tokens_is_small(tmp_path):

@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { promptCell, tokenCell, type Told } from '../src/lib/cells';
-import { chipOf, tagsOf, wiresOf, within, type Chip, type Sight } from '../src/lib/chips';
+import { chipOf, tagsOf, wiresOf, within, type Chip, type Sight, promptLabel } from '../src/lib/chips';
 import { beginning } from '../src/lib/compare';
 import { Forest } from '../src/lib/forest';
 import { Keeper } from '../src/lib/keep';
@@ -147,4 +147,8 @@ it('scrolls only to what is not in sight, and not beyond the end', () => {
   expect(intoSight(at(1000), { left: 0, top: 0 }, window, all)).toEqual({ left: 692, top: 0 });
   expect(intoSight(at(1990, 590), { left: 0, top: 0 }, window, all)).toEqual({ left: 1200, top: 300 });
   expect(intoSight(at(0), { left: 700, top: 0 }, window, all)).toEqual({ left: 0, top: 0 });
+});
+
+it('does not guess how many tokens a prompt has', () => {
+  expect([promptLabel(5), promptLabel(null)]).toEqual(['prompt · 5', 'prompt · unknown']);
 });

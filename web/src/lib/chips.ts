@@ -59,11 +59,11 @@ export interface Sight {
   current: Placed | undefined; // the selected item: always in the DOM, because removing it would lose the focus
   chosen: boolean; // whether it is an alternative selected by keyboard
   pulse: number | null; // the alternative that pulses
-  promptTokens: number;
+  promptTokens: number | null; // null: not known
 }
 
 export const cut = (tag: string): string => (tag.length > LONGEST_TAG ? `${tag.slice(0, LONGEST_TAG - 1)}…` : tag);
-export const promptLabel = (tokens: number): string => `prompt · ${count(tokens)}`;
+export const promptLabel = (tokens: number | null): string => `prompt · ${count(tokens)}`;
 
 /** Returns the items within the window; the others need not be in the DOM. */
 export function within({ placed }: Layout, { left, right, top, bottom }: Window, also?: Placed): Placed[] {
@@ -127,7 +127,7 @@ export function wiresOf({ placed }: Layout, { left, right, top, bottom }: Window
   return made;
 }
 
-function nameOf(item: Item, guess: string, promptTokens: number): string {
+function nameOf(item: Item, guess: string, promptTokens: number | null): string {
   if (item.kind === 'prompt') return `The prompt, ${count(promptTokens)} tokens`;
   if (item.kind === 'fold') return `${count(item.count)} tokens, folded`;
   if (item.kind === 'more') return `${item.count} more alternatives`;

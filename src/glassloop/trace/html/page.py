@@ -8,6 +8,7 @@ Without scripts it still shows all texts, the tree, and each token's reason as a
 from __future__ import annotations
 
 import json
+import re
 import time
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ from glassloop.trace.token import Token
 MOST_RUNS = 200  # in the tree
 MOST_TOKENS = 20_000  # shown, of all runs together; further runs are in the tree only
 _ALTERNATIVES = 8  # of a token
+_STYLE_ATTRIBUTE = re.compile(r' style="background-color:[^"]*"')  # quotes of texts are escaped
 _OWN = 48  # characters of a run's own text in the tree
 _MOST_PROMPT = 20_000  # characters
 
@@ -181,7 +183,7 @@ def _text(number: int, run: Run, records: _Records) -> Markup:
     end = None
     if run.end is not None:
         key = records.add(run.end)
-        end = tag("span", "⏹", class_="t", title=f"{quoted(run.end.piece)}: ended the run", data_k=key)
+        end = tag("span", "■", class_="t end", title=f"{quoted(run.end.piece)}: ended the run", data_k=key)
     prompt = None if run.messages is not None else prompt_text(run)
     start = None if prompt is None else tag("span", cut(prompt, _MOST_PROMPT), class_="prompt")
     heading = None if number == 0 else tag("div", _line(run), class_="note")
@@ -226,9 +228,10 @@ def _conversation(run: Run) -> Markup | None:
 
 
 def _inside(extra: Shown) -> Markup:
-    """Returns what an object shows of itself, without its own copy of the style."""
-    made = extra._repr_html_()
-    return Markup(made.replace(f"<style>{STYLE}</style>", "", 1))
+    """Returns what an object shows of itself, without its own copy of the style and without the attributes
+    that repeat it, which the policy of the page forbids."""
+    made = extra._repr_html_().replace(f"<style>{STYLE}</style>", "", 1)
+    return Markup(_STYLE_ATTRIBUTE.sub("", made))
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from glassloop.decode.sampling import Sampling
-from glassloop.html_text import Markup, bar, joined, level, tag, text_html
+from glassloop.html_text import Markup, bar, joined, level, shade, tag, text_html
 from glassloop.plain_text import number, percent, quoted
 from glassloop.shown import cut
 from glassloop.trace.run import Run
@@ -39,8 +39,14 @@ def reason(token: Token) -> str:
 
 def text_view(tokens: Sequence[Token], tail: str = "") -> Markup:
     """Returns the text of tokens, each shaded by how surprising the model found it, with its reason as a
-    tooltip. Characters that take several tokens are at the last of these."""
-    return joined([*(token_span(token) for token in tokens), text_html(tail)])
+    tooltip. Characters that take several tokens are at the last of these. The shade is given twice: a
+    notebook that is not trusted yet is shown without its style sheets."""
+    return joined([*(token_span(token, style=_shade(token)) for token in tokens), text_html(tail)])
+
+
+def _shade(token: Token) -> str | None:
+    number = level(token.raw_logprob)
+    return f"background-color:{shade(number)}" if number else None
 
 
 def token_span(token: Token, **attributes: object) -> Markup:
