@@ -30,6 +30,16 @@ def elect(paths: Iterable[Path], weight: Callable[[Path], float] = lambda path: 
     return next(path for path in able if path.value == best)
 
 
+def best_judged(paths: Iterable[Path]) -> Path | None:
+    """Returns the path with the best verdict, the first if several are equal; without verdicts, the first
+    that can be the answer."""
+    everyone = list(paths)
+    judged = [(path.verdict, path) for path in everyone if path.verdict is not None]
+    if not judged:
+        return next(iter(voters(everyone)), None)
+    return max(judged, key=lambda pair: (pair[0].passed, pair[0].score, -pair[1].number))[1]
+
+
 def votes_of(paths: Iterable[Path]) -> dict[str, float]:
     """Returns the sum of the votes for each answer, the largest first; equal ones in the order of paths."""
     sums: dict[str, float] = {}

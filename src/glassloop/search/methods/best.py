@@ -8,7 +8,7 @@ from typing import ClassVar
 from glassloop.search.methods.options import Method, whole
 from glassloop.search.search import Paths
 from glassloop.search.solution import Path
-from glassloop.search.voting import voters
+from glassloop.search.voting import best_judged
 
 
 @dataclass
@@ -34,7 +34,4 @@ class Best(Method):
             paths.start()
 
     def answer(self, paths: Paths) -> Path | None:
-        judged = [path for path in paths if path.verdict is not None]
-        if not judged:
-            return next(iter(voters(paths)), None)
-        return max(judged, key=lambda path: (path.verdict.passed, path.verdict.score, -path.number))  # type: ignore[union-attr]
+        return best_judged(paths)

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from glassloop.search.methods.options import Method, text, whole
 from glassloop.search.search import Paths
-from glassloop.search.solution import Path
-from glassloop.search.voting import voters
+from glassloop.search.solution import BY_METHOD, Path
+from glassloop.search.voting import best_judged
 
 
 @dataclass
@@ -47,10 +47,9 @@ class Tree(Method):
             self._go_back(paths, path, before=len(path.run.tokens) + 1)
 
     def answer(self, paths: Paths) -> Path | None:
-        judged = [path for path in paths if path.verdict is not None and path.ended_by != "search"]
-        if not judged:
-            return next(iter(voters(paths)), None)
-        return max(judged, key=lambda path: (path.verdict.passed, path.verdict.score, -path.number))  # type: ignore[union-attr]
+        # A path that the judge has stopped has the verdict of the judge, not of the verifier.
+        whole = [path for path in paths if path.ended_by != BY_METHOD]
+        return best_judged(whole) or best_judged(paths)
 
     def _go_back(self, paths: Paths, path: Path, before: int) -> None:
         """Forks a path at its last step before a place that has room for another branch."""
