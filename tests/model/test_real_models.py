@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 
 import numpy as np
-import peft
 import pytest
 import torch
 from model.quick_gguf import vocabularies_skipped
@@ -102,6 +101,8 @@ def test_probabilities_sum_to_one(models, op_set):
 
 
 def test_an_adapter_beside_the_model_equals_peft(models, tmp_path):
+    import peft  # takes several seconds, and every worker imports this file
+
     theirs, ours, tokenizer = models
     settings = peft.LoraConfig(r=4, lora_alpha=4, target_modules="all-linear", init_lora_weights=False)
     torch.manual_seed(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import peft
 import pytest
 import torch
 import transformers
@@ -27,6 +26,14 @@ from glassloop.train.train import train
 
 
 @pytest.fixture(scope="module")
+def peft():
+    """Imported where it is needed: that takes several seconds, and every worker imports this file."""
+    import peft
+
+    return peft
+
+
+@pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A model to adapt: trained for a few steps, so that it has something to lose."""
     folder = tmp_path_factory.mktemp("base")
@@ -44,7 +51,7 @@ def adapted(base, tmp_path_factory):
     return config, train(config, folder / "run", quiet=True).folder
 
 
-def test_loss_curve_is_that_of_peft(base, adapted):
+def test_loss_curve_is_that_of_peft(peft, base, adapted):
     """The same batches through PEFT and torch's AdamW, from the same first adapter."""
     config, folder = adapted
     ours = [point["loss"] for point in read_points(folder.parent / "curves.jsonl") if "loss" in point]
@@ -95,7 +102,7 @@ def test_loss_curve_is_that_of_peft(base, adapted):
     assert ours[-1] < ours[0] - 0.05  # it did learn
 
 
-def test_peft_reads_the_adapter_and_merging_gives_the_same_model(base, adapted, tmp_path):
+def test_peft_reads_the_adapter_and_merging_gives_the_same_model(peft, base, adapted, tmp_path):
     _, folder = adapted
     model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     theirs = peft.PeftModel.from_pretrained(model, folder).merge_and_unload()
@@ -114,7 +121,7 @@ def test_peft_reads_the_adapter_and_merging_gives_the_same_model(base, adapted, 
     assert [token.id for token in run.tokens] == out[0, ids.shape[1] :].tolist()
 
 
-def test_an_adapter_of_peft_is_read(base, tmp_path):
+def test_an_adapter_of_peft_is_read(peft, base, tmp_path):
     model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     settings = peft.LoraConfig(
         r=3, lora_alpha=5, target_modules=["q_proj", "down_proj"], use_rslora=True, init_lora_weights=False
@@ -158,7 +165,7 @@ def test_fused_matrices_are_refused_in_words(tmp_path):
         target_names(config, ("gate",))
 
 
-def test_the_engine_gives_the_tokens_of_peft(base, adapted, tmp_path):
+def test_the_engine_gives_the_tokens_of_peft(peft, base, adapted, tmp_path):
     """Beside the model, an adapter gives the greedy tokens of PEFT and of the merged model."""
     _, folder = adapted
     model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
