@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +139,11 @@ def test_a_folder_has_one_run(whole, data):
     assert resume(whole.folder.parent, quiet=True) == whole  # finished: nothing to do
     with pytest.raises(TrainError, match=r"no config\.toml"):
         resume(whole.folder)
+
+
+def test_a_finished_run_may_be_moved(whole, tmp_path):
+    moved = Path(shutil.copytree(whole.folder.parent, tmp_path / "moved"))
+    assert resume(moved) == replace(whole, folder=moved / "model")
 
 
 def test_a_second_process_is_refused(whole):

@@ -55,7 +55,7 @@ def resume(
                 return _run(config, place, quiet, on_step)
     done = place.result
     assert done is not None
-    return Trained(**{**done, "folder": Path(done["folder"])})
+    return Trained(**{**done, "folder": place.adapter if config.lora_rank else place.model})
 
 
 def _load_torch(quiet: bool) -> None:

@@ -126,7 +126,8 @@ class Trainer:
                     raise Interrupted(done, f"go on: glassloop train resume {self.folder.path}")
         self.finish()
         here = {key for point in self.curves.points if point["step"] == self.state.step for key in point}
-        if "validation" not in here:
+        if "validation" not in here and self.subject.validation:
+            self.progress.say("validating")
             self._validate()
         if "sample" not in here:
             self._sample()
