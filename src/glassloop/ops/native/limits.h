@@ -14,13 +14,14 @@ INLINE int64_t multiply_blocks(int64_t blocks, const int scales) {
     vf out[SUMS], scale = vf_set((float)never + 1.0f), low = scale;
     for (int i = 0; i < (int)sizeof weights; i++) weights[i] = (uint8_t)never; /* which the compiler cannot know */
     for (int i = 0; i < GL_BLOCK; i++) x[i] = (int8_t)never;
+    #pragma GCC unroll 8 /* every loop over sums and weights, or these would lie in memory */
     for (int i = 0; i < SUMS; i++) {
         weight[i] = vi_load(weights + 4 * LANES * i), sum[i] = vi_zero();
         out[i] = vf_set(0.0f), s[i] = 1.0f;
     }
     for (int64_t block = 0; block < blocks; block++) {
-        if (scales)
-            for (int i = 0; i < SUMS; i++) sum[i] = vi_zero();
+        #pragma GCC unroll 8
+        for (int i = 0; scales && i < SUMS; i++) sum[i] = vi_zero();
         #pragma GCC unroll 8
         for (int j = 0; j < 8; j++) {
             vi four = four_bytes(x + 4 * j);
@@ -35,6 +36,7 @@ INLINE int64_t multiply_blocks(int64_t blocks, const int scales) {
         }
         __asm__ volatile("" : : "r"(x), "r"(s) : "memory"); /* or compilers would compute a block only once */
     }
+    #pragma GCC unroll 8
     for (int i = 0; i < SUMS; i++) out[0] = vf_add(out[0], vf_add(out[i], vf_from_vi(dot_small_sum(sum[i]))));
     never = vf_largest(out[0]) > 0;
     return blocks * SUMS * LANES * GL_BLOCK;
@@ -47,6 +49,7 @@ static int64_t multiply_floats(int64_t blocks) {
     vf weight[SUMS], out[SUMS];
     for (int i = 0; i < SUMS * LANES; i++) weights[i] = never;
     for (int i = 0; i < 8; i++) x[i] = never;
+    #pragma GCC unroll 8
     for (int i = 0; i < SUMS; i++) weight[i] = vf_load(weights + i * LANES), out[i] = vf_set(0.0f);
     for (int64_t block = 0; block < blocks; block++) {
         #pragma GCC unroll 8
@@ -57,6 +60,7 @@ static int64_t multiply_floats(int64_t blocks) {
         }
         __asm__ volatile("" : : "r"(x) : "memory");
     }
+    #pragma GCC unroll 8
     for (int i = 1; i < SUMS; i++) out[0] = vf_add(out[0], out[i]);
     never = vf_largest(out[0]);
     return blocks * SUMS * LANES * 8;

@@ -94,6 +94,16 @@ INLINE void block_sums(const uint8_t *codes, const gl_block *const *x, int64_t a
     }
 }
 
+/* Asks for a block of weights that comes after the one at `block`. With fewer than four rows the processor's own
+ * prefetching keeps up. From eight rows on a block takes so long that the second cache is near enough, and lines there can
+ * wait for their turn: so they are asked for early, which hides all of the memory's latency. */
+INLINE void ask_for_block(const uint8_t *block, const int bytes, const int rows) {
+    for (int i = 0; rows >= 4 && i < bytes; i += 64) {
+        if (rows < 8) __builtin_prefetch(block + 4096 + i, 0, 3);
+        else __builtin_prefetch(block + 8192 + i, 0, 2);
+    }
+}
+
 /* One tile (LANES outputs) times `rows` rows. A block is unpacked once and used for all rows. Consecutive terms of a
  * sum are a round of rows apart, which hides the latency of the instructions. */
 INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const gl_block *const *x, vf *out, const int rows,
@@ -104,9 +114,7 @@ INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const gl_blo
     for (int r = 0; r < rows; r++) out[r] = vf_set(0.0f);
     for (int64_t b = 0; b < blocks; b++) {
         vf scale[2], low = vf_set(0.0f);
-        if (rows >= 4) /* with fewer rows the processor's own prefetching keeps up */
-            for (int i = 0; i < (groups + minimum) * vector + codes; i += 64)
-                __builtin_prefetch(tile + (rows < 8 ? 4096 : 2048) + i);
+        ask_for_block(tile, (groups + minimum) * vector + codes, rows);
         for (int g = 0; g < groups; g++, tile += vector) scale[g] = load_scale(tile, wide);
         if (minimum) low = load_scale(tile, wide), tile += vector;
         vi first[MOST_ROWS], second[MOST_ROWS]; /* sums of the one or two groups of the block */
@@ -180,18 +188,16 @@ INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const
     }
 }
 
+/* As many rows at a time as fit the registers: one sum for each, and with half groups another one for the block's second
+ * half, for which twelve rows are too many. */
 #define LINEAR(name, packing, minimum, wide, halves)                                                               \
     static void name(const gl_program *p, const gl_op *op, int64_t row, int64_t end, int64_t tile, int64_t last) { \
-        for (; row + MOST_ROWS <= end; row += MOST_ROWS)                                                           \
-            linear_rows(p, op, row, MOST_ROWS, tile, last, packing, minimum, wide, halves);                        \
-        if (MOST_ROWS > 8 && row + 8 <= end) {                                                                     \
+        for (; MOST_ROWS == 12 && !(halves) && row + 12 <= end; row += 12)                                         \
+            linear_rows(p, op, row, 12, tile, last, packing, minimum, wide, halves);                               \
+        for (; MOST_ROWS == 12 && row + 8 <= end; row += 8)                                                        \
             linear_rows(p, op, row, 8, tile, last, packing, minimum, wide, halves);                                \
-            row += 8;                                                                                              \
-        }                                                                                                          \
-        if (MOST_ROWS > 4 && row + 4 <= end) {                                                                     \
+        for (; row + 4 <= end; row += 4)                                                                           \
             linear_rows(p, op, row, 4, tile, last, packing, minimum, wide, halves);                                \
-            row += 4;                                                                                              \
-        }                                                                                                          \
         if (row + 2 <= end) {                                                                                      \
             linear_rows(p, op, row, 2, tile, last, packing, minimum, wide, halves);                                \
             row += 2;                                                                                              \
