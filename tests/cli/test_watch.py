@@ -334,3 +334,13 @@ def test_a_file_is_watched_with_its_forks(llm, recorded, tmp_path):
         assert "at 2 forced" in screen(pilot)
 
     watched(Watch(llm, loaded, store=False), person)
+
+
+def test_a_clock_or_a_worker_may_outlive_the_screen(llm, recorded):
+    app = Watch(llm, recorded)
+
+    async def person(pilot):
+        await pilot.press("right")
+
+    watched(app, person)
+    app.draw()  # raises nothing

@@ -95,7 +95,7 @@ class Watch(Player):
         if token is not None:
             self.ask_why(self.at)
 
-    def draw(self) -> None:
+    def paint(self) -> None:
         run, token = self.run_shown, self.token
         self._seen = len(run.tokens)
         self.query_one("#title", Static).update(title(run, self.at, self.mode), layout=False)

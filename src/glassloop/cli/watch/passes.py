@@ -103,7 +103,7 @@ class WatchPasses(Player):
         known = self._cell.filled_by
         return self.at if known is None else known
 
-    def draw(self) -> None:
+    def paint(self) -> None:
         run, frame = self.run_shown, self._frame
         self._seen = len(run.passes)
         self.query_one("#title", Static).update(_title(run, self.at, frame, self.mode), layout=False)

@@ -8,11 +8,13 @@ run in a worker, so that no key has to wait.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from textual import work
 from textual.app import App
 from textual.binding import Binding
+from textual.css.query import NoMatches
 from textual.widgets import Static
 from textual.worker import get_current_worker
 
@@ -72,9 +74,14 @@ class Player(App[None]):
         """Shows a moment of the run, the nearest one that exists."""
         raise NotImplementedError
 
-    def draw(self) -> None:
-        """Draws the screen, and sets `_seen`."""
+    def paint(self) -> None:
+        """Draws every panel, and sets `_seen`."""
         raise NotImplementedError
+
+    def draw(self) -> None:
+        """Draws the screen, if it is still there: the clock and the workers may outlive it."""
+        with suppress(NoMatches):
+            self.paint()
 
     # ── time ───────────────────────────────────────────────────────────────────────────────────────────────
 
