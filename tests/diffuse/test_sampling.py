@@ -34,8 +34,8 @@ def test_a_number_is_the_length_of_a_block_and_a_mapping_has_the_options():
     ("value", "named"),
     [
         (0, "diffusion.block"),
-        (True, "diffusion.block"),
-        ("8", "diffusion.block"),
+        (True, "diffusion"),
+        ("8", "diffusion"),
         ({"blok": 8}, "diffusion.blok"),
     ],
 )

@@ -59,8 +59,13 @@ class Diffusion:
         None. An unknown name is an error."""
         if values is None or isinstance(values, Diffusion):
             return values or Diffusion()
-        if not isinstance(values, Mapping):
+        if isinstance(values, int) and not isinstance(values, bool):
             return Diffusion(block=values)
+        if not isinstance(values, Mapping):
+            expected = f"the length of a block, from 1 to {MOST_BLOCK}, or options by name"
+            raise SamplingError(
+                f"diffusion is {shown(values)}; {expected} is expected", field="diffusion", expected=expected
+            )
         known = [field.name for field in fields(Diffusion)]
         for name in values:
             if name not in known:

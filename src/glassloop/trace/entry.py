@@ -77,6 +77,7 @@ def facts_of(run: Run) -> str:
         "usage": run.usage.to_dict(),
         "timings": asdict(run.timings),
         "drafts": asdict(run.drafts),
+        "distinct_pairs": run.distinct(2),
         # Only if the prompt was given as tokens; a server has the tokenizer to show them.
         "prompt_ids": run.prompt_ids if run.prompt is None else None,
         "messages": run.messages,

@@ -324,7 +324,7 @@ def _stored_summary(service: Service, kept: Kept) -> dict[str, Any]:
         "upstream": facts.get("upstream"),  # rows of older versions have none of these
         "diffusion": facts.get("diffusion"),
         "passes": facts.get("passes", 0),
-        "distinct_pairs": None,  # the tokens are not read for a list
+        "distinct_pairs": facts.get("distinct_pairs"),
         "timings": _timings(Timings(**facts["timings"]), entry.tokens),
         "drafts": _drafts(Drafts(**facts["drafts"])),
     }
