@@ -220,7 +220,7 @@ def _followed(client: httpx.Client, events: list[tuple[str, dict[str, Any]]]) ->
 
 
 # Of a token: who proposed it, and when it came. Drafts depend on what was computed before.
-_OF_COMPUTING = ("seq", "run", "seconds", "source", "refused")
+_OF_COMPUTING = ("seq", "run", "seconds", "took", "source", "refused")
 
 
 def _plain(name: str, data: dict[str, Any]) -> object:
