@@ -75,6 +75,7 @@ def test_what_is_written_from_left_to_right_refuses_it():
         lambda: llm.infill("a b c", " d e f", tokens=2, sampling=SAMPLING),
         lambda: llm.sharpen(PROMPT, sampling=SAMPLING),
         lambda: llm.repair(run, check=lambda text: False, sampling=SAMPLING),
+        lambda: llm.repair(run, proposer="diffusion", sampling=SAMPLING),
         lambda: small_llm().generate(PROMPT, SAMPLING),  # has no masks
         lambda: llm.generate(PROMPT, SAMPLING, beam_width=2),
     ):

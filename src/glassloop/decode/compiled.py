@@ -36,7 +36,8 @@ class Compiled:
         """Builds everything. Raises a `SamplingError` that says what cannot be built."""
         if sampling.diffusion is not None:  # `LLM.prepare` has taken it out where it can be followed
             raise SamplingError.about(
-                "diffusion", "is given; only whole answers can be written by diffusion, and this is none"
+                "diffusion",
+                "is given; only whole answers are written by diffusion, not forks or single tokens",
             )
         _check_length("stop", sampling.stop)
         _check_length("bad_words", sampling.bad_words)

@@ -27,10 +27,10 @@ def check_number(name: str, value: object, low: float, high: float) -> float:
 
 
 def check_left_to_right(sampling: Sampling) -> None:
-    """Raises if the options of a draw ask for diffusion."""
+    """Raises if the options with which an edit draws ask for diffusion."""
     if sampling.diffusion is not None:
         raise SamplingError.about(
-            "diffusion", "is given; an edit draws from left to right, or has proposer='diffusion'"
+            "diffusion", "is given; edits draw from left to right, and proposer='diffusion' fills masks"
         )
 
 

@@ -103,8 +103,10 @@ def repair(
         check_count("budget", budget, 0, MOST_BUDGET)
     if check is not None and not callable(check):
         raise GlassloopError.about("check", f"is {shown(check)}; a function of a text is expected")
-    if sampling is not None and sampling.n > 1:
-        raise SamplingError.about("n", "is above 1; candidates= says how many replacements are drawn")
+    if sampling is not None:
+        check_left_to_right(sampling)
+        if sampling.n > 1:
+            raise SamplingError.about("n", "is above 1; candidates= says how many replacements are drawn")
     check_proposer(llm, proposer)
     if check is not None and proposer != "left":
         raise GlassloopError.about("proposer", "is given with check, which draws the end of the text anew")
@@ -286,7 +288,6 @@ def _checked_sampling(draft: Run, text: str | Run, sampling: Sampling | None) ->
         return replace(text.sampling, n=1, prompt_logprobs=0, beam_width=1, revise=0)
     if sampling is None:
         return replace(DRAWN, max_tokens=len(draft.tokens) + _LONGER)
-    check_left_to_right(sampling)
     return replace(sampling, revise=0)
 
 
