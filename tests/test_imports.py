@@ -7,6 +7,7 @@ package (errors, files, ...) are below all folders; its `__init__.py` and `__mai
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "glassloop"
@@ -74,3 +75,8 @@ def test_only_ops_imports_the_native_op_set():
         if not module.startswith("ops/") and any(f"{name}.".startswith("ops.native.") for name in names)
     }
     assert importers == set()
+
+
+def test_contributing_lists_the_layers_in_their_order():
+    text = (PACKAGE.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE) == LAYERS
