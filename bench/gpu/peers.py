@@ -21,11 +21,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(given: argparse.Namespace) -> None:
     for rows in [int(each) for each in given.rows.split(",") if each]:
-        for name, (width, columns, gated) in tiles.products(given.shape).items():
+        for name, (width, columns, gated) in tiles.matrices(given.shape).items():
             if name == "head" and rows > 256:
                 continue
-            ours = tiles.seconds(rows, width, columns, gated, tile_for(rows, width, gated, shared_memory()))
-            theirs = _cublas_seconds(rows, width * (2 if gated else 1), columns)
+            product = tiles.Product(rows, name, width, columns, gated)
+            ours = tiles.seconds(product, tile_for(rows, width, gated, shared_memory()))
+            theirs = _cublas_seconds(rows, *product.weights)
             print(
                 f"{rows:5} {name:8} {ours * 1e6:7.1f} µs, cuBLAS {theirs * 1e6:7.1f} µs"
                 f"{' without the gate' if gated else ''}",

@@ -1,51 +1,86 @@
-"""Times tiles of the matrix product for the shapes of a model; prints the fastest for each number of rows."""
+"""Times tiles of the matrix product for the shapes of a model; prints the fastest for each number of rows.
+
+With `--compile N`, N processes compile all kernels first, which needs processors more than a GPU."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
+from multiprocessing import get_context
+from typing import NamedTuple
 
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bench.gpu.shapes import SHAPES
 from bench.gpu.timing import graph_seconds
-from glassloop.ops.torch.device import shared_memory
-from glassloop.ops.torch.kernels.linear import linear_kernel
-from glassloop.ops.torch.tiles import Tile, tile_for
+from glassloop.ops.torch.device import shared_memory, tma_processors
+from glassloop.ops.torch.kernels.linear import linear_kernel, wide_linear_kernel
+from glassloop.ops.torch.tiles import WIDE, Tile, tile_for
+
+
+class Product(NamedTuple):
+    """A product of some rows with one of a model's matrices."""
+
+    rows: int
+    name: str
+    width: int
+    columns: int
+    gated: bool
+
+    @property
+    def weights(self) -> tuple[int, int]:
+        """The shape of the matrix; a gated one has the rows of gate and up."""
+        return self.width * (2 if self.gated else 1), self.columns
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", default="8b", choices=SHAPES)
     parser.add_argument("--rows", default="1,16,64,128,256,512,2048")
+    parser.add_argument("--names", default="qkv,o,gate-up,down,head")
+    parser.add_argument("--compile", type=int, default=0, metavar="N")
+    parser.add_argument("--compile-only", action="store_true")
 
 
 def main(given: argparse.Namespace) -> None:
-    linears = products(given.shape)
-    for rows in [int(each) for each in given.rows.split(",")]:
-        for name, (width, columns, gated) in linears.items():
-            if name == "head" and rows > 256:
-                continue
-            found = []
-            for tile in candidates(rows, gated):
-                try:
-                    found.append((seconds(rows, width, columns, gated, tile), tile))
-                except Exception as error:  # what does not fit the device is no candidate
-                    if "out of resource" not in str(error):
-                        print("failed:", tile, str(error)[:100])
-            found.sort(key=lambda each: each[0])
-            now = seconds(rows, width, columns, gated, tile_for(rows, width, gated, shared_memory()))
-            weights = width * columns * 2 * (2 if gated else 1)
-            best = found[0][0]
-            print(
-                f"{rows:5} {name:8} now {now * 1e6:7.1f} µs, best {best * 1e6:7.1f} µs"
-                f" {weights / best / 1e12:.2f} TB/s {rows * weights / best / 1e12:.0f} TFLOP/s",
-                *[f"{each * 1e6:.1f}:{tuple(tile)}" for each, tile in found[:3]],
-                flush=True,
-            )
+    products = [
+        Product(rows, name, *sizes)
+        for rows in [int(each) for each in given.rows.split(",")]
+        for name, sizes in matrices(given.shape).items()
+        if name in given.names.split(",") and not (name == "head" and rows > 256)
+    ]
+    if given.compile:
+        # Products that differ in their sizes alone have the same kernels.
+        work = {
+            (product.rows >= WIDE, product.gated, tile): (product, tile)
+            for product in products
+            for tile in candidates(product)
+        }
+        with get_context("spawn").Pool(given.compile) as pool:
+            pool.starmap(_compile, work.values(), chunksize=2)
+        print(f"{len(work)} kernels compiled", flush=True)
+    for product in () if given.compile_only else products:
+        found = []
+        for tile in candidates(product):
+            try:
+                found.append((seconds(product, tile), tile))
+            except Exception as error:  # what does not fit the device is no candidate
+                if "out of resource" not in str(error):
+                    print("failed:", tile, str(error)[:100])
+        found.sort(key=lambda each: each[0])
+        now = seconds(product, tile_for(product.rows, product.width, product.gated, shared_memory()))
+        bytes_read = 2 * product.weights[0] * product.columns
+        best = found[0][0]
+        print(
+            f"{product.rows:5} {product.name:8} now {now * 1e6:7.1f} µs, best {best * 1e6:7.1f} µs"
+            f" {bytes_read / best / 1e12:.2f} TB/s {product.rows * bytes_read / best / 1e12:.0f} TFLOP/s",
+            *[f"{each * 1e6:.1f}:{tuple(tile)}" for each, tile in found[:4]],
+            flush=True,
+        )
 
 
-def products(shape: str) -> dict[str, tuple[int, int, bool]]:
+def matrices(shape: str) -> dict[str, tuple[int, int, bool]]:
     """Returns the outputs and inputs of each product of a model, and whether it has a gate."""
     _, dim, heads, kv_heads, head_dim, hidden, vocabulary = SHAPES[shape]
     return {
@@ -57,51 +92,83 @@ def products(shape: str) -> dict[str, tuple[int, int, bool]]:
     }
 
 
-def candidates(rows: int, gated: bool) -> list[Tile]:
+def candidates(product: Product) -> list[Tile]:
+    """Returns the tiles to try: those that fit into the shared memory."""
+    rows = product.rows
     if rows <= 16:
-        return [
+        found = [
             Tile(16, width, step, swapped, warps, stages)
             for width, step, swapped, warps, stages in itertools.product(
-                (16, 32, 64), (128, 256, 512), (False, True), (2, 4), (3, 5)
+                (16, 32, 64, 128), (64, 128, 256, 512), (False, True), (1, 2, 4, 8), (2, 3, 4, 5, 6)
             )
-            if width * step * stages * 2 * (2 if gated else 1) <= 200_000 and not (swapped and width < 64)
+            if swapped == (width >= 64) and warps <= max(2, width // 8) and step * stages >= 512
         ]
-    if rows <= 128:
+    elif rows <= 128:
         sizes = [(r, w) for r in (32, 64, 128) for w in (32, 64, 128) if r <= max(rows, 32)]
-        return [
+        found = [
             Tile(r, w, step, False, warps, stages)
-            for (r, w), step, warps, stages in itertools.product(sizes, (64, 128), (4, 8), (3, 4))
+            for (r, w), step, warps, stages in itertools.product(sizes, (64, 128, 256), (4, 8), (3, 4, 5))
         ]
+    else:
+        sizes = [(64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 64), (256, 128)]
+        found = [
+            Tile(r, w, step, False, warps, stages)
+            for (r, w), step, warps, stages in itertools.product(sizes, (64, 128), (4, 8), (2, 3, 4, 5))
+            if r * w * (2 if product.gated else 1) <= 8192 * warps
+        ]
+    both = 2 if product.gated else 1
     return [
-        Tile(r, w, 64, False, warps, stages)
-        for (r, w), warps, stages in itertools.product(
-            [(64, 128), (128, 64), (128, 128), (128, 256), (256, 128)], (4, 8), (3, 4)
-        )
-        if not (gated and r * w > 16384 and warps == 4)
+        tile
+        for tile in found
+        if 2 * tile.step * tile.stages * (tile.rows + tile.width * both) < shared_memory() - 1024
     ]
 
 
-def seconds(rows: int, width: int, columns: int, gated: bool, tile: Tile) -> float:
+def _launch(
+    product: Product, tile: Tile, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, warm: bool = False
+) -> None:
+    """Launches a product as a program does; if `warm`, compiles its kernel only."""
+    rows, _, width, columns, gated = product
+    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width)
+    settings = {
+        "ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "BIASED": False, "ADDED": False,
+        "GATED": gated, "ACTIVATION": 2, "num_warps": tile.warps, "num_stages": tile.stages,
+        "enable_fp_fusion": False,
+    }  # fmt: skip
+    sizes = weight, out, out, rows, width, columns, width, width
+    if rows >= WIDE:
+        kernel, grid = wide_linear_kernel, (min(tiles, tma_processors()),)
+        arguments = (
+            TensorDescriptor(x, [rows, columns], [columns, 1], [tile.rows, tile.step]),
+            TensorDescriptor(weight, list(product.weights), [columns, 1], [tile.width, tile.step]),
+            *sizes,
+        )
+    else:
+        kernel, grid, arguments = linear_kernel, (tiles,), (x, weight, *sizes, columns)
+        settings |= {"SWAPPED": tile.swapped, "EVEN": columns % tile.step == 0, "EARLY": False}
+    if warm:
+        kernel.warmup(*arguments, grid=grid, **settings)
+    else:
+        kernel[grid](*arguments, **settings)
+
+
+def _compile(product: Product, tile: Tile) -> None:
+    """Compiles the kernel of a product, so that it is in Triton's cache."""
+    any_array = torch.empty(64, device="cuda", dtype=torch.bfloat16)  # it is not read
+    _launch(product, tile, any_array, any_array, any_array, warm=True)
+
+
+def seconds(product: Product, tile: Tile) -> float:
     """Returns the median time of a product, by a graph of several with weights that do not fit the cache."""
-    weights = random_weights(width * (2 if gated else 1), columns)
-    x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
-    out = torch.empty(rows, width, device="cuda", dtype=torch.bfloat16)
-    grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width),)
-
-    def run(weight: torch.Tensor) -> None:
-        linear_kernel[grid](
-            x, weight, weight, out, out, rows, width, columns, width, width, columns,
-            ROWS=tile.rows, WIDTH=tile.width, STEP=tile.step, SWAPPED=tile.swapped,
-            EVEN=columns % tile.step == 0, BIASED=False, ADDED=False, GATED=gated, ACTIVATION=2,
-            num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, EARLY=False,
-        )  # fmt: skip
-
-    run(weights[0])
+    weights = random_weights(*product.weights)
+    x = torch.randn(product.rows, product.columns, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty(product.rows, product.width, device="cuda", dtype=torch.bfloat16)
+    _launch(product, tile, x, weights[0], out)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for weight in weights:
-            run(weight)
+            _launch(product, tile, x, weight, out)
     return graph_seconds(graph, 5) / len(weights)
 
 

@@ -165,9 +165,18 @@ def test_the_loss_in_pieces_is_the_plain_one(trained, monkeypatch, rounded, most
         assert one is None or torch.allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+def test_kept_features_give_the_loss_of_computed_ones(trained, monkeypatch):
+    batch = next(iter(trained.batches(3)))
+    computed = trained.loss(batch)
+    monkeypatch.setattr(trained, "_kept", None)
+    trained.keep_features()
+    monkeypatch.setattr(trained.target, "features", None)  # the model is not computed again
+    assert float(trained.loss(batch).detach()) == pytest.approx(float(computed.detach()), rel=2e-3)
+
+
 def test_rows_of_several_answers_in_one_document_are_counted_by_each_step():
     learned = np.array([0, 1, 1, 0, 0, 1, 1, 1, 1, 0], bool)
-    batch = pad([(np.arange(10), learned), (np.arange(4), np.zeros(4, bool))], "cpu")
+    batch = pad([(np.arange(10), learned), (np.arange(4), np.zeros(4, bool))], "cpu", [0, 10])
     assert [batch.rows(number).tolist() for number in range(3)] == [[0, 4, 5, 6], [4, 5], [1, 4]]
     rows, begins, factors = batch.aligned(3)
     assert rows.tolist() == [1, 4, 5, 6, 7]
@@ -178,7 +187,7 @@ def test_rows_of_several_answers_in_one_document_are_counted_by_each_step():
 
 
 def test_no_counted_row_gives_a_loss_of_zero(trained):
-    batch = pad([(np.arange(6), np.zeros(6, bool))], "cpu")
+    batch = pad([(np.arange(6), np.zeros(6, bool))], "cpu", [0])
     loss = trained.loss(batch)
     loss.backward()
     assert float(loss.detach()) == 0
@@ -200,7 +209,7 @@ def test_the_engine_computes_what_was_trained(trained, text):
     trained.ops.rounded = False
     compared = 0
     for ids, learned in list(_documents(text))[:4]:
-        batch = pad([(ids, learned)], "cpu")
+        batch = pad([(ids, learned)], "cpu", [0])
         features, _ = trained.target.features(batch.packed, trained.config.features)
         with torch.no_grad():
             states = trained.drafter.state(features).numpy()

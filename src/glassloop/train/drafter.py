@@ -39,6 +39,7 @@ _FORMAT = FORMATS["Q4_1"]
 _STEP_WEIGHTS = 0.8  # of a step's loss, relative to the step before it
 _MOST_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}  # of a kind that exist at a time
 _NEIGHBOURS = 4096  # documents that are sorted by length, so that those of one batch need little padding
+_KEPT_SHARE = 0.8  # of the free memory of a GPU that kept features may take
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,12 @@ class DrafterTraining:
     features: tuple[int, ...] = ()  # layers whose output is read; (): after 1/4, 3/5 and all of the layers
     vocab_size: int = 8192
     ffn_dim: int = 0  # 0: that of the model
-    steps: int = 3000
+    steps: int = 12_000
     seconds: float = math.inf  # the learning rate falls to 0 by then, if the steps are not done earlier
-    batch: int = 32_768  # rows of a batch, padding included
+    batch: int = 8192  # rows of a batch, padding included
     chain: int = 3  # steps of a chain
-    learning_rate: float = 2e-3
-    warm_up: int = 100  # steps
+    learning_rate: float = 1e-3
+    warm_up: int = 200  # steps
     rounded: float = 0.7  # the share of the training after which the matrices are rounded
     length: int = 768  # tokens of a document that are used
     held_out: int = 64  # documents that are only evaluated
@@ -63,14 +64,25 @@ class DrafterTraining:
 class _RoundedOps(TrainOps):
     """The op set for training, with matrices rounded to the stored format if `rounded` is set."""
 
-    rounded = False
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.rounded = False
+        self._made: dict[int, torch.Tensor] = {}  # rounded matrices of one loss, by the id of the matrix
 
     def linear(self, x: torch.Tensor, weight: TrainMatrix, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, self.used(weight), bias)
 
     def used(self, weight: TrainMatrix) -> torch.Tensor:
         """Returns the values that a matrix has in products."""
-        return _rounded(weight.weight) if self.rounded else weight.weight
+        if not self.rounded:
+            return weight.weight
+        if id(weight) not in self._made:
+            self._made[id(weight)] = _rounded(weight.weight)
+        return self._made[id(weight)]
+
+    def forget(self) -> None:
+        """Rounds the matrices again at their next use: they may have changed."""
+        self._made.clear()
 
 
 def _rounded(weight: torch.Tensor) -> torch.Tensor:
@@ -115,6 +127,7 @@ class Documents:
 
     packed: Packed
     tokens: torch.Tensor  # [documents, length]
+    places: torch.Tensor  # [rows] where each token is in the text; -1 for padding
     # [documents, length] whether the token is part of an answer. On the host: rows are counted and chosen
     # without waiting for the device.
     learned: NDArray[np.bool_]
@@ -175,6 +188,7 @@ class DrafterTrainer:
         self.ops = _RoundedOps(target.device)
         self.drafter = Drafter(self.config, config, self._first_weights(), self.ops)
         self.parameters = {name: held.weight for name, held in self.ops.matrices.items()} | self.ops.vectors
+        self._kept: torch.Tensor | None = None  # [tokens of the text, layers of _kept_layers, dim]
 
     def _frequent_tokens(self, size: int) -> NDArray[np.int32]:
         """Returns the tokens that the text has most often, in rising order."""
@@ -228,12 +242,50 @@ class DrafterTrainer:
 
     def documents(self, numbers: Sequence[int] | NDArray[Any]) -> Documents:
         """Returns these documents as one batch."""
-        read = []
+        read, starts = [], []
         for number in numbers:
             end = int(self.text.ends[number])
-            start = int(self.text.ends[number - 1]) if number else 0
-            read.append(self.text.read(start, min(end, start + self.training.length)))
-        return pad(read, self.target.device)
+            starts.append(int(self.text.ends[number - 1]) if number else 0)
+            read.append(self.text.read(starts[-1], min(end, starts[-1] + self.training.length)))
+        return pad(read, self.target.device, starts)
+
+    # ── the model's part ───────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _kept_layers(self) -> tuple[int, ...]:
+        """The numbers of layers after which the residual stream is kept: the features, and the last one."""
+        return tuple(sorted({*self.config.features, len(self.target.config.layers)}))
+
+    def features_fit(self) -> bool:
+        """Returns whether the features of the whole text fit into the memory of the GPU."""
+        if not self.target.device.startswith("cuda"):
+            return False
+        each = len(self._kept_layers) * self.target.config.dim * torch.bfloat16.itemsize
+        free, _ = torch.cuda.mem_get_info()
+        return bool(self.text.tokens * each < _KEPT_SHARE * free)
+
+    def keep_features(self) -> None:
+        """Computes the features of the whole text once, in bfloat16, so that epochs need not compute the
+        model again."""
+        layers = self._kept_layers
+        shape = self.text.tokens, len(layers), self.target.config.dim
+        kept = torch.empty(shape, dtype=torch.bfloat16, device=self.target.device)
+        for batch in _ahead(self.batches(0)):
+            with self.target.precision():
+                found, _ = self.target.features(batch.packed, layers)
+            real = batch.places >= 0
+            kept[batch.places[real]] = torch.stack(found, 1)[real].to(kept.dtype)
+        self._kept = kept
+
+    def _features(self, batch: Documents) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Returns the features of a batch and what the language head reads: those that are kept, if any."""
+        if self._kept is None:
+            return self.target.features(batch.packed, self.config.features)
+        found = self._kept[batch.places.clamp_min(0)].float()
+        columns = [self._kept_layers.index(layer) for layer in self.config.features]
+        with torch.no_grad():
+            hidden = self.target.transformer.final_hidden(found[:, -1], batch.packed)  # type: ignore[arg-type]
+        return [found[:, column] for column in columns], hidden
 
     # ── training ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -288,9 +340,10 @@ class DrafterTrainer:
     def loss(self, batch: Documents) -> torch.Tensor:
         """Returns the mean cross-entropy of the steps of a chain from every row, with respect to the model's
         own distribution over the drafted tokens."""
+        self.ops.forget()
         rows, begins, factors = batch.aligned(self.training.chain)
         with self.target.precision():
-            features, hidden = self.target.features(batch.packed, self.config.features)
+            features, hidden = self._features(batch)
             states = self.chain(batch, features)
             own = [
                 self.drafter.hidden(state.index_select(0, each))
@@ -335,6 +388,7 @@ class DrafterTrainer:
     def acceptance(self, batches: Sequence[Documents], temperature: float) -> list[float]:
         """Returns for each step of a chain the share of drafts that are right, if those before them were:
         equal to the model's choice over its whole vocabulary with the same luck."""
+        self.ops.forget()
         right, count = [0] * self.training.chain, [0] * self.training.chain
         generator = torch.Generator(self.target.device).manual_seed(self.training.seed)
         for batch in batches:
@@ -393,18 +447,23 @@ class DrafterTrainer:
         return recipe
 
 
-def pad(read: Sequence[tuple[NDArray[Any], NDArray[np.bool_]]], device: str) -> Documents:
+def pad(
+    read: Sequence[tuple[NDArray[Any], NDArray[np.bool_]]], device: str, starts: Sequence[int]
+) -> Documents:
     """Returns documents, each with whether its tokens are learned, as a batch: filled up to the longest
-    one."""
+    one. `starts` has where they begin in the text."""
     length = max(len(ids) for ids, _ in read)
     tokens = np.zeros((len(read), length), np.int64)
     learned = np.zeros((len(read), length), np.bool_)
-    for row, (ids, counted) in enumerate(read):
+    places = np.full((len(read), length), -1, np.int64)
+    for row, ((ids, counted), start) in enumerate(zip(read, starts, strict=True)):
         tokens[row, : len(ids)] = ids
         learned[row, : len(ids)] = counted
+        places[row, : len(ids)] = np.arange(start, start + len(ids))
     held = send(tokens, device)
     positions = torch.arange(length, device=device).repeat(len(read))
-    return Documents(Packed(held.reshape(-1), positions, len(read), length), held, learned)
+    packed = Packed(held.reshape(-1), positions, len(read), length)
+    return Documents(packed, held, send(places.reshape(-1), device), learned)
 
 
 def _ahead(batches: Iterator[Documents]) -> Iterator[Documents]:

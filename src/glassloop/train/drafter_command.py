@@ -21,8 +21,8 @@ _NUMBERS = (
     ("slots", 256, "Conversations that each of them writes at a time"),
     ("length", 768, "Tokens of a conversation, at most"),
     ("vocab-size", 8192, "Tokens that can be drafted"),
-    ("steps", 3000, "Steps of the optimizer"),
-    ("batch", 32_768, "Rows of a batch"),
+    ("steps", 12_000, "Steps of the optimizer"),
+    ("batch", 8192, "Rows of a batch"),
     ("seed", 0, "Of the text and of the order of training"),
 )
 
@@ -84,11 +84,14 @@ def run_drafter(given: argparse.Namespace) -> None:
         seconds=given.seconds,
         batch=given.batch,
         length=given.length,
-        warm_up=min(100, max(1, given.steps // 10)),
+        warm_up=min(200, max(1, given.steps // 10)),
         seed=given.seed,
     )
     target = Target(files.config, files.weights, device, bf16=device == "cuda")
     trainer = DrafterTrainer(target, text, training, _say)
+    if trainer.features_fit():
+        _say("computing the features of the text once")
+        trainer.keep_features()
     reached = trainer.train()
     held = trainer.held_out_batches()
     rates = {str(t): [round(rate, 4) for rate in trainer.acceptance(held, t)] for t in (0.0, 0.8)}
