@@ -135,7 +135,7 @@ def variants(
             yield _linear(architecture, count, width, gated, early and count <= 64)
             if count <= 256 and width < 128256:
                 for bits, minimum, kind in _PACKINGS[: 3 if count == 16 else 1]:
-                    kernel, settings, options = _linear(architecture, count, width, gated, False)
+                    kernel, settings, options = _linear(architecture, count, width, gated, False, packed=True)
                     about, types = _packed(bits, minimum, kind, "weight")
                     for absent in ("scales", "minimums"):
                         del settings[absent]
@@ -175,8 +175,8 @@ def _packed(bits: int, minimum: bool, kind: str, name: str) -> tuple[dict[str, A
     return constants, {name: "*u8" if bits == 4 else "*i8", "scales": kind, "minimums": kind}
 
 
-def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool) -> Any:
-    tile = tile_for(rows, width, gated, SHARED_MEMORY[architecture])
+def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool, packed: bool = False) -> Any:
+    tile = tile_for(rows, width, gated, SHARED_MEMORY[architecture], packed)
     constants = {
         "ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "SWAPPED": tile.swapped, "EVEN": True,
         "BIASED": False, "ADDED": not gated, "GATED": gated, "ACTIVATION": 2, "EARLY": early, **_PLAIN,

@@ -39,6 +39,7 @@ _FORMAT = FORMATS["Q4_1"]
 _STEP_WEIGHTS = 0.8  # of a step's loss, relative to the step before it
 _MOST_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}  # of a kind that exist at a time
 _NEIGHBOURS = 4096  # documents that are sorted by length, so that those of one batch need little padding
+_KEPT_ROWS = 32_768  # whose features are computed at a time
 _KEPT_SHARE = 0.8  # of the free memory of a GPU that kept features may take
 
 
@@ -220,9 +221,10 @@ class DrafterTrainer:
 
     # ── batches ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def batches(self, epoch: int) -> Iterator[Documents]:
-        """Yields the batches of an epoch; their order is a pure function of the seed and the epoch."""
-        training = self.training
+    def batches(self, epoch: int, rows: int = 0) -> Iterator[Documents]:
+        """Yields the batches of an epoch, of `rows` rows if that is given; their order is a pure function of
+        the seed and the epoch."""
+        training, most = self.training, rows or self.training.batch
         documents = self._training[order(training.seed, epoch, DOCUMENTS, len(self._training))]
         starts = np.concatenate([[0], self.text.ends[:-1]])
         sizes = np.minimum(self.text.ends - starts, training.length)
@@ -233,7 +235,7 @@ class DrafterTrainer:
             begin = 0
             while begin < len(some):
                 end = begin + 1
-                while end < len(some) and (end + 1 - begin) * sizes[some[end]] <= training.batch:
+                while end < len(some) and (end + 1 - begin) * sizes[some[end]] <= most:
                     end += 1
                 groups.append(some[begin:end])
                 begin = end
@@ -270,7 +272,7 @@ class DrafterTrainer:
         layers = self._kept_layers
         shape = self.text.tokens, len(layers), self.target.config.dim
         kept = torch.empty(shape, dtype=torch.bfloat16, device=self.target.device)
-        for batch in _ahead(self.batches(0)):
+        for batch in _ahead(self.batches(0, _KEPT_ROWS)):
             with self.target.precision():
                 found, _ = self.target.features(batch.packed, layers)
             real = batch.places >= 0

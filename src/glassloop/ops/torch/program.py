@@ -273,7 +273,7 @@ class Program:
                 weight = self._expand(weight)
             else:
                 packed, weight = _packed_settings(weight), weight.codes
-        tile = tile_for(rows, width, gated, self._shared_memory)
+        tile = tile_for(rows, width, gated, self._shared_memory, packed=bool(packed))
         tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width)
         settings = {
             "ROWS": tile.rows,

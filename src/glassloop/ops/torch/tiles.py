@@ -40,14 +40,20 @@ _GATED: tuple[tuple[int, Tile], ...] = (
     (64, Tile(64, 64, 128, False, 8, 4)),
     (_ANY, Tile(128, 128, 64, False, 8, 3)),
 )
+# Of packed matrices with few rows, whose values are computed in registers. There the instructions for fewer
+# than 64 rows (`mma.sync`) take columns in another order, since Triton lays out what was stored in 8 bits or
+# less in another way. The transpose with 64 outputs (`wgmma`) takes them one after the other.
+_PACKED = ((16, Tile(16, 64, 128, True, 4, 4)), (32, Tile(32, 64, 128, True, 4, 4)))
 WIDE = 129  # rows from which tiles are copied by descriptors
 
 
 @cache
-def tile_for(rows: int, width: int, gated: bool, shared_memory: int) -> Tile:
+def tile_for(rows: int, width: int, gated: bool, shared_memory: int, packed: bool = False) -> Tile:
     """Returns the tile of a product with this many rows and outputs, with as many stages as fit into the
     shared memory. A gated product reads two matrices."""
-    if gated:
+    if packed and rows <= _PACKED[-1][0]:
+        tile = next(tile for most, tile in _PACKED if rows <= most)
+    elif gated:
         tile = next(tile for most, tile in _GATED if rows <= most)
     else:
         by_width = next(widths for most, widths in _TABLE if rows <= most)
