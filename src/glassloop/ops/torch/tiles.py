@@ -20,7 +20,7 @@ class Tile(NamedTuple):
 _ANY = 1 << 40
 _MARGIN = 1024  # bytes of shared memory besides the tiles: barriers
 _TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
-    (16, ((5120, Tile(16, 16, 512, False, 2, 4)), (_ANY, Tile(16, 64, 256, True, 4, 4)))),
+    (16, ((5120, Tile(16, 16, 512, False, 2, 4)), (_ANY, Tile(16, 64, 128, True, 4, 4)))),
     (32, ((8192, Tile(32, 32, 128, False, 4, 4)), (_ANY, Tile(32, 64, 128, False, 4, 4)))),
     (
         64,
@@ -31,8 +31,15 @@ _TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
         ),
     ),
     (128, ((5120, Tile(64, 64, 128, False, 8, 4)), (_ANY, Tile(128, 64, 128, False, 8, 4)))),
-    (256, ((5120, Tile(128, 64, 64, False, 4, 5)), (_ANY, Tile(128, 128, 64, False, 4, 4)))),
-    (_ANY, ((_ANY, Tile(128, 128, 64, False, 8, 4)),)),
+    (
+        256,
+        (
+            (5120, Tile(64, 128, 128, False, 4, 4)),
+            (8192, Tile(128, 128, 64, False, 4, 5)),
+            (_ANY, Tile(128, 256, 64, False, 8, 4)),
+        ),
+    ),
+    (_ANY, ((_ANY, Tile(128, 256, 64, False, 8, 4)),)),
 )
 _GATED: tuple[tuple[int, Tile], ...] = (
     (16, Tile(16, 64, 128, True, 4, 5)),
@@ -40,10 +47,15 @@ _GATED: tuple[tuple[int, Tile], ...] = (
     (64, Tile(64, 64, 128, False, 8, 4)),
     (_ANY, Tile(128, 128, 64, False, 8, 3)),
 )
-# Of packed matrices with few rows, whose values are computed in registers. There the instructions for fewer
-# than 64 rows (`mma.sync`) take columns in another order, since Triton lays out what was stored in 8 bits or
-# less in another way. The transpose with 64 outputs (`wgmma`) takes them one after the other.
-_PACKED = ((16, Tile(16, 64, 128, True, 4, 4)), (32, Tile(32, 64, 128, True, 4, 4)))
+# Of packed matrices, whose values are computed in registers. There the instructions for fewer than 64 rows
+# (`mma.sync`) take columns in another order, since Triton lays out values differently that were stored in 8
+# bits or less. The transpose with 64 outputs (`wgmma`) takes them one after the other.
+_PACKED: tuple[tuple[int, Tile], ...] = (
+    (16, Tile(16, 64, 128, True, 4, 4)),
+    (32, Tile(32, 64, 128, True, 4, 4)),
+    (64, Tile(64, 64, 128, False, 8, 4)),
+    (_ANY, Tile(128, 128, 64, False, 8, 4)),
+)
 WIDE = 129  # rows from which tiles are copied by descriptors
 
 
@@ -51,7 +63,7 @@ WIDE = 129  # rows from which tiles are copied by descriptors
 def tile_for(rows: int, width: int, gated: bool, shared_memory: int, packed: bool = False) -> Tile:
     """Returns the tile of a product with this many rows and outputs, with as many stages as fit into the
     shared memory. A gated product reads two matrices."""
-    if packed and rows <= _PACKED[-1][0]:
+    if packed:
         tile = next(tile for most, tile in _PACKED if rows <= most)
     elif gated:
         tile = next(tile for most, tile in _GATED if rows <= most)
