@@ -23,7 +23,7 @@ from glassloop.ops.protocol import Array, Ops
 from glassloop.ops.tensor import Tensor
 
 ARCHITECTURE = "glassloop-drafter"
-_DATA = Path(__file__).parent / "data"
+_FILES = Path(__file__).parent / "drafters"
 _NORMS = ("token_norm", "kv_norm", "attn_norm", "ffn_norm", "head_norm")
 
 
@@ -156,7 +156,7 @@ def find_drafter(config: ModelConfig, weights: Mapping[str, Tensor]) -> DrafterF
     """Returns the drafter for a model that comes with the package, if there is one."""
     if config.final_norm is None:
         return None
-    path = _DATA / f"drafter-{model_key(weights)}.gguf"
+    path = _FILES / f"drafter-{model_key(weights)}.gguf"
     return read_drafter(path, config) if path.exists() else None
 
 

@@ -20,7 +20,14 @@ class Tile(NamedTuple):
 _ANY = 1 << 40
 _MARGIN = 1024  # bytes of shared memory besides the tiles: barriers
 _TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
-    (16, ((5120, Tile(16, 16, 512, False, 2, 4)), (_ANY, Tile(16, 64, 128, True, 4, 4)))),
+    (
+        16,
+        (
+            (5120, Tile(16, 16, 512, False, 2, 4)),
+            (8192, Tile(16, 64, 256, True, 4, 4)),
+            (_ANY, Tile(16, 64, 128, True, 4, 4)),
+        ),
+    ),
     (32, ((8192, Tile(32, 32, 128, False, 4, 4)), (_ANY, Tile(32, 64, 128, False, 4, 4)))),
     (
         64,
@@ -31,15 +38,8 @@ _TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
         ),
     ),
     (128, ((5120, Tile(64, 64, 128, False, 8, 4)), (_ANY, Tile(128, 64, 128, False, 8, 4)))),
-    (
-        256,
-        (
-            (5120, Tile(64, 128, 128, False, 4, 4)),
-            (8192, Tile(128, 128, 64, False, 4, 5)),
-            (_ANY, Tile(128, 256, 64, False, 8, 4)),
-        ),
-    ),
-    (_ANY, ((_ANY, Tile(128, 256, 64, False, 8, 4)),)),
+    (256, ((5120, Tile(64, 128, 128, False, 4, 4)), (_ANY, Tile(128, 128, 64, False, 4, 5)))),
+    (_ANY, ((_ANY, Tile(128, 128, 64, False, 4, 5)),)),
 )
 _GATED: tuple[tuple[int, Tile], ...] = (
     (16, Tile(16, 64, 128, True, 4, 5)),
