@@ -35,6 +35,7 @@ def _eager(engine: Loop, monkeypatch: pytest.MonkeyPatch, lookup: bool = False) 
     monkeypatch.setattr(drafts.step_cost, "saw", lambda rows, seconds: None)
     monkeypatch.setattr(drafts.step_cost, "best", lambda *given: (1e-9, 1))
     monkeypatch.setattr(chain_drafts, "_LEAST_GAIN", 0.0)
+    monkeypatch.setattr(chain_drafts, "_MOST_ROWS", 1000)
     if not lookup:
         monkeypatch.setattr(Lookup, "propose", lambda *given: (0.0, []))
     return drafts
@@ -176,6 +177,19 @@ def test_drafts_that_are_never_right_are_seldom_made(monkeypatch):
     assert first <= drafts.chains <= first + 120 // chain_drafts._TRIED_EVERY
     assert run.drafts.accepted == 0 and drafts.chances[True].average < 0.5
     assert same(run, naive(drafting_model(tuple(range(10))), run))
+
+
+def test_no_chain_is_drawn_for_many_streams():
+    """With more streams than `_MOST_ROWS`, rows of drafts cost what they save; with one, chains are drawn."""
+    for streams in (1, chain_drafts._MOST_ROWS + 1):
+        engine = loop(drafting_model(FEW))
+        drafts = engine._chain_drafts
+        assert drafts is not None
+        sampling = Sampling(max_tokens=24, allowed_token_ids=list(FEW))
+        runs = finish(engine, *(request([97 + number], sampling) for number in range(streams)))
+        assert all(same(run, naive(drafting_model(FEW), run)) for run in runs)
+        # The rows of the first step are not known when its chains are drawn.
+        assert drafts.chains > streams if streams == 1 else drafts.chains <= streams
 
 
 PACKAGED = sorted((Path(drafter.__file__).parent / "drafters").glob("drafter-*.gguf"))

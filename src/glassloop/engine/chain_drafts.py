@@ -25,6 +25,7 @@ from glassloop.trace.token import Drafter
 
 _LONGEST = 6  # drafts in a chain, at most: later ones are seldom right
 _MOST_RUNS = 16  # chains that are drawn in one call, at most
+_MOST_ROWS = 2  # of a step for which chains are drawn: with more streams, the rows of drafts cost what they save
 _NEXT_CHANCE = 0.8  # the chance that the draft after this one is right, as long as its margin is not known
 _FIRST_CHANCES = (0.25, 0.35, 0.45, 0.5, 0.6, 0.7, 0.8, 0.95)  # the chances to begin with, by class of margin
 _LEAST_GAIN = 1.05  # times as many tokens per second must be expected of drafts: estimates are rough
@@ -153,7 +154,7 @@ class ChainGuesser:
         if found and rate >= self._best:
             self._found, self.name = found, "lookup"
             return False
-        if path is None or path.length != self.length - 1:
+        if path is None or path.length != self.length - 1 or costs.rows > _MOST_ROWS:
             return False
         keep, following = self._keep, self._following
         if drafts.chains < _FIRST_CHAINS or not self._pays:
@@ -180,8 +181,12 @@ class ChainGuesser:
         """Decides whether drafts pay at present, and how sure a chain of at most `most` drafts has to be."""
         drafts, costs = self._drafts, self._drafts.step_cost
         self._planned_for, self._plan_age = (most, costs.rows), 0
+        plain = costs.rows / costs.cost(costs.rows)
+        if costs.rows > _MOST_ROWS:
+            self._best = plain  # of the lookup, any guess that is better than none
+            return
         self._best, count = costs.best(self._chances.average, most, drafts.seconds)
-        self._pays = count > 0 and self._best >= _LEAST_GAIN * costs.rows / costs.cost(costs.rows)
+        self._pays = count > 0 and self._best >= _LEAST_GAIN * plain
         extra = costs.row_costs(most)
         self._keep = [self._best * seconds for seconds in extra]
         # After the first draft the weights are in the processor's cache.
