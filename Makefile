@@ -2,7 +2,7 @@
 #   make run [PROMPT="..."]   the default model answers
 #   make serve [ARGS=...]     the studio and the same over HTTP, at http://127.0.0.1:8000; docs/server.md
 #   make web                  builds the studio; Node comes from PyPI where there is none
-#   make test [WORKERS=2]     the whole suite in so many processes, with the studio's tests: make test-studio
+#   make test [WORKERS=3]     the whole suite in so many processes, with the studio's tests: make test-studio
 #   make test-peers           other clients (openai, langchain, litellm, instructor, llm) against the server
 #   make test-gpu             the op set torch: its kernels, and on a GPU its promises; docs/ops.md
 #   make test-arm             a run of this machine replayed on ARM, under an emulator; docs/ops.md
@@ -16,13 +16,14 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-WORKERS ?= 2
+# Of the tests. On two cores a third one works while others wait for a server or a time to pass.
+WORKERS ?= 3
 PROMPT ?= The capital of France is
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 STUDIO := src/glassloop/server/static/index.html
 NPM    := cd web && PATH="$(abspath $(BIN)):$$PATH" npm --no-audit --no-fund --loglevel=error
 
-.PHONY: run serve web install test check-studio test-studio test-peers test-gpu test-arm test-cluster fuzz sdist wheel docs site lint format bench clean
+.PHONY: run serve web test check-studio test-studio test-peers test-gpu test-arm test-cluster fuzz sdist wheel docs site lint format bench clean
 
 run: $(VENV)/.installed
 	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --seed 1 --max-tokens $(if $(filter file,$(origin PROMPT)),11,60)
@@ -111,9 +112,6 @@ docs:
 
 site: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-
-# All that lint and test need, so that targets that run at the same time do not install at the same time.
-install: $(VENV)/.linted $(VENV)/.tested $(VENV)/.node
 
 lint: $(VENV)/.linted
 	@$(BIN)/ruff check .

@@ -24,10 +24,13 @@ settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
-# The workers of pytest share the cores. Threads of OpenMP and BLAS wait for each other in a loop: with more
-# of them than cores, a test of tiny models takes several times as long. Set before NumPy and PyTorch are
-# imported.
+# The workers of pytest share the cores. Threads of OpenMP, of BLAS and of the native op set wait for each
+# other in a loop: with more of them than cores, a test of tiny models takes several times as long. Set before
+# NumPy and PyTorch are imported. Tests that are about several threads of the native op set, and all that runs
+# under the sanitizers, set their own number (ops/test_native.py, ops/sanitized.py).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("GLASSLOOP_THREADS", "1")
 
 # A job in the background has Ctrl-C ignored, and so would have all that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -261,6 +261,23 @@ def test_a_listener_that_raises_loses_only_its_own_request():
     assert bad.runs[0].finish_reason == "cancelled" and same(good.runs[0], naive(model(None), good.runs[0]))
 
 
+def test_a_run_may_be_continued_as_soon_as_it_has_ended():
+    """The caller is in another thread: the step that ends the run may still be under way."""
+    engine, told = loop(model(None)), []
+
+    def tell(run, token):
+        if token is None:
+            told.append(len(run.tokens))
+            run.finish_reason = None
+
+    forced = list(b"fox")
+    asked = request(list(b"the quick "), Sampling(max_tokens=3, seed=1), forced=forced, listener=tell)
+    engine.add(asked)
+    engine.step()
+    assert not engine.busy and not engine.tree.held
+    assert told == [3] and asked.runs[0].token_ids == forced
+
+
 def test_closing_ends_what_runs(llm):
     made = LLM(kv_memory="100MB")
     asked = made.prepare("The sea", Sampling(max_tokens=2000, ignore_eos=True))

@@ -93,10 +93,10 @@ def test_wrong_numbers_of_pieces_are_refused(edited, scales):
 
 def test_a_winner_beyond_the_head_has_its_ranks_before_and_after_the_edits():
     rng = np.random.default_rng(0)
-    x = rng.normal(0.0, 0.5, (1, 1500)).astype(np.float32)
+    x = rng.normal(0.0, 0.5, (1, 1500)).astype(np.float32).repeat(40, 0)  # each line may edit its own row
     edits = [Rule(Action.LESS, 0.4, rng.choice(1500, 700, replace=False).astype(np.int32))]
     request = RowRequest(64, 1.0, [*edits, Rule(Action.SCALE, 0.9)], 7, ALTERNATIVES)
-    lines: list[Line] = [(request, 0, position) for position in range(40)]
+    lines: list[Line] = [(request, position, position) for position in range(40)]
     expected = choose_natively(x, lines)
     memory, edited, scales = _found(x, lines, [each.id for each in expected])
     made, missing = native.choose_found(memory, 1500, lines, edited, scales, RECORD_TYPE)

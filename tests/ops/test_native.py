@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -148,6 +149,7 @@ def test_real_logits_are_the_same_in_chunks_of_any_size(real, chunk):
 
 _DIGEST = """
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from glassloop.model.cache import Branches
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
@@ -157,6 +159,10 @@ cache = Branches(model, 300)
 digest = hashlib.sha256(cache.forward([(0, 0, list(range(500, 700)))], every_logit=True).tobytes())
 for step in range(5):
     digest.update(cache.forward([(0, 200 + step, [17])]).tobytes())
+with ThreadPoolExecutor(4) as callers:
+    made = callers.map(lambda _: Branches(model, 64).forward([(0, 0, list(range(40)))]).tobytes(), range(12))
+    (one,) = set(made)
+digest.update(one)
 print(model.ops.threads, model.ops.instructions, digest.hexdigest())
 """
 
@@ -173,6 +179,7 @@ def _digest(**environment: str) -> list[str]:
 
 
 def test_threads_do_not_matter():
+    """Those of the pool, which several callers share."""
     one, two, five = (_digest(GLASSLOOP_THREADS=count) for count in ("1", "2", "5"))
     assert (one[0], two[0], five[0]) == ("1", "2", "5")
     assert one[2] == two[2] == five[2]
@@ -192,7 +199,13 @@ _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 0 and after == before
 print("fine")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"GLASSLOOP_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.stdout == "fine\n" and done.returncode == 0, done.stderr
 
 
@@ -211,6 +224,21 @@ def test_two_models_in_two_threads_share_the_pool(real):
 @given(seed=st.integers(0, 2**32 - 1))
 def test_models_of_odd_sizes_equal_the_reference(seed):
     check(seed)
+
+
+def test_rows_are_the_same_with_several_threads():
+    """Tests about rows that several threads compute; a worker of pytest has one (conftest.py)."""
+    tests = (
+        "model/test_layers.py::test_layers_of_different_kinds_and_sizes_make_one_model",
+        "decode/test_decoder.py::test_what_other_rows_ask_for_does_not_matter",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *(str(Path(__file__).parents[1] / name) for name in tests)],
+        env=os.environ | {"GLASSLOOP_THREADS": "2"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
 
 def test_no_byte_out_of_bounds_and_nothing_undefined():

@@ -41,7 +41,7 @@ class Revising(Sample):
         super()._take(chosen, source, refused)
         if source == "forced":
             self._since = len(self.run.tokens)
-        elif self.run.finish_reason is None:
+        elif not self.ended:
             self._look_back()
 
     def _look_back(self) -> None:

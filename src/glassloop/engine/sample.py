@@ -56,6 +56,8 @@ class Sample:
         scored = 1 if run.sampling.prompt_logprobs and not run.prompt_tokens else len(known)
         self.branches = [Branch(known + request.forced, scored, request.adapter)]
         self._first: float | None = None  # when the first token was taken
+        # Not `run.finish_reason`: the caller that is told of the end may continue the run at once.
+        self.ended = False
 
     def _restore(self, run: Run, decoder: Decoder) -> None:
         """Takes up a run with the tokens that it has: a fork has kept these of its parent."""
@@ -78,10 +80,6 @@ class Sample:
     def decoder(self) -> Decoder | None:
         branch = self.branches[0]
         return None if branch.recorded < len(branch.tokens) else self._decoder
-
-    @property
-    def ended(self) -> bool:
-        return self.run.finish_reason is not None
 
     # ── before a step ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -126,7 +124,7 @@ class Sample:
         for row in rows:
             if branch.recorded < len(branch.tokens):
                 self._score(row.logits)
-                if self.run.finish_reason:
+                if self.ended:
                     break
                 continue
             chosen = row.chosen or self._decoder.choose(row.logits)
@@ -138,7 +136,7 @@ class Sample:
                 self._take(chosen, "draft" if guessed else "sampled")
             else:
                 self._take(chosen, "sampled", self._refusal(guess[accepted:]))
-            if not guessed or self.run.finish_reason:
+            if not guessed or self.ended:
                 break
             accepted += 1
         if self._guesser is not None:
@@ -206,6 +204,7 @@ class Sample:
     def finish(self, ending: Ending, last: Token | None = None) -> None:
         """Ends the run. `last` is its last token if the listener has not been told of it yet."""
         run = self.run
+        self.ended = True
         run.tail = self._text.flush()
         run.finish_reason, run.stop_reason = ending.reason, ending.detail
         if ending.reason != "error":
