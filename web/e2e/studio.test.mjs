@@ -1,7 +1,8 @@
 // The studio in a real browser, against the real server and the real default model.
 import assert from 'node:assert/strict';
-import { readFileSync } from 'node:fs';
+import { appendFileSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { after, afterEach, before, test } from 'node:test';
+import { join } from 'node:path';
 import { record, Replay } from './replay.mjs';
 import { ask, browserPath, current, launch, open, played, proxy, Server, set, settled, sleep } from './stage.mjs';
 
@@ -1218,6 +1219,16 @@ test('training runs and engines are shown as the server tells them', { skip }, a
   await page.getByLabel('Sample by step').fill('0');
   assert.equal(plain(await sample.textContent()), plain(shown.samples[0].text));
   await accessible('section[aria-label="Lenses"]');
+  // The next step of the run, and the next run after it, are shown without a reload.
+  const [notes, next] = ['notes', 'next'].map((name) => join(server.training, name));
+  appendFileSync(join(notes, 'curves.jsonl'), '{"step": 299, "loss": 0.25, "lr": 0.0001}\n');
+  await page.getByText('step 299 of 300').waitFor();
+  assert.match(await page.locator('#lens figcaption').first().textContent(), /training 0\.250/);
+  writeFileSync(join(notes, 'result.json'), '{}');
+  mkdirSync(next);
+  writeFileSync(join(next, 'curves.jsonl'), '{"step": 1, "loss": 4.5, "lr": 0.001, "tokens": 64, "seconds": 1}\n');
+  await page.waitForFunction(() => document.querySelector('#lens select').value === 'next');
+  assert.equal(await page.locator('#lens circle.main').count(), 2, 'one point is a dot');
   await page.keyboard.press('x');
   const [replica] = await server.get('/api/replicas');
   const cells = await page.locator('tr[data-replica="local"] td').allTextContents();
