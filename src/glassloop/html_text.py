@@ -16,6 +16,7 @@ _BITS = 10.0  # of surprise that have the darkest shade: a probability of one in
 # Everything that escapes a text: those of HTML, and quotes, since texts stand in attributes too.
 _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
 _VOID = ("br", "meta")
+_CELLS = ("td", "th", "caption")  # a line each, so that a search or a copy of the text keeps them apart
 
 
 class Markup(str):
@@ -53,7 +54,7 @@ def tag(name: str, /, *parts: Part, **attributes: object) -> Markup:
     )
     if name in _VOID:
         return Markup(f"<{name}{written}>")
-    return Markup(f"<{name}{written}>{joined(parts)}</{name}>")
+    return Markup(f"<{name}{written}>{joined(parts)}</{name}>" + ("\n" if name in _CELLS else ""))
 
 
 def joined(parts: Sequence[Part]) -> Markup:
