@@ -326,6 +326,41 @@ test('axe finds nothing serious, dark and light, wide and narrow', { skip }, asy
   assert.deepEqual(found, []);
 });
 
+const NAMED = /^(button|link|textbox|searchbox|checkbox|combobox|slider|spinbutton|tab|treeitem|image|table|tree|dialog|region|form|meter|progressbar|separator)$/;
+
+test('a screen reader finds a name for every control and hears the reason, without dots for spaces', { skip }, async () => {
+  const run = await server.make({ prompt: 'The sea is', sampling: { temperature: 0.9, seed: 3, max_tokens: 12, logprobs: 20 } });
+  await studio({ hash: `#run=${run.id}&at=4` });
+  await page.locator('tr.won[data-candidate]').waitFor();
+  const line = await page.context().newCDPSession(page);
+  const heard = async () => (await line.send('Accessibility.getFullAXTree')).nodes.filter((node) => !node.ignored).map((node) => ({ role: node.role.value, name: node.name?.value.trim() ?? '' }));
+  const check = async (where) => {
+    for (const { role, name } of await heard()) {
+      assert.ok(name || !NAMED.test(role), `${where}: a ${role} without a name`);
+      assert.ok(!/^·/.test(name), `${where}: ${role} ${name}`);
+    }
+  };
+  for (const key of ['1', '2', '3', '4', '5', '6', '7', '8', '9', 'd', 'l', 'x']) {
+    await page.keyboard.press(key);
+    await check(await page.locator('[role=tab][aria-selected=true]').textContent());
+  }
+  const all = await heard();
+  const token = run.tokens[5];
+  assert.ok(all.some(({ role, name }) => role === 'treeitem' && name.startsWith(`“${token.piece}”, token 5, `) && name.includes(' %')), 'a token tells its probability');
+  assert.ok(all.some(({ role, name }) => role === 'button' && name.endsWith(', the winner')), 'the winner is told');
+  for (const luck of ['the same', 'new']) assert.ok(all.some(({ name }) => name === `grow it with ${luck} luck`));
+  await page.keyboard.press('ArrowRight');
+  const { sentence } = await server.get(`/api/runs/${run.id}/explain/5`);
+  await page.waitForFunction((text) => document.querySelector('p[role=status]').textContent === text, sentence);
+  for (const key of ['?', 'r', 'e']) {
+    await page.keyboard.press(key);
+    await page.locator('dialog').waitFor();
+    await check(`dialog ${key}`);
+    await page.keyboard.press('Escape');
+    await page.locator('dialog').waitFor({ state: 'detached' });
+  }
+});
+
 test('a link opens the run and the token, and makes them again where they are forgotten', { skip }, async () => {
   await studio();
   await played(page);
@@ -451,7 +486,7 @@ test('hostile tokens are shown and never obeyed', { skip }, async () => {
   assert.equal(await page.evaluate(() => window.hacked), undefined);
   assert.equal(await page.locator('main img, main script').count(), 0);
   const text = await page.locator('section[aria-label="Text"]').textContent();
-  assert.ok(text.includes('<img·src=x') && text.includes('U+202E') && text.includes('␛'), text);
+  assert.ok(text.includes('<img src=x') && text.includes('U+202E') && text.includes('␛'), text);
   const clean = async () => {
     assert.doesNotMatch(await page.locator('main').textContent(), /[\u202a-\u202e\u2066-\u2069\u200b\u0000\u001b]/);
     assert.deepEqual(await page.evaluate(() => [window.hacked, document.querySelectorAll('main img, main script').length]), [undefined, 0]);
@@ -914,7 +949,8 @@ test('the tokens of a prompt are shown while one types', { skip }, async () => {
   await box.pressSequentially('How do');
   await box.fill(text);
   await shown(text, true);
-  assert.match(await page.locator('.typed').textContent(), /·do.*⇥.*<\|im_end\|>/, 'what is invisible is visible');
+  assert.match(await page.locator('.typed').textContent(), / do.*⇥.*<\|im_end\|>/, 'what is invisible is visible');
+  assert.equal(await page.locator('.typed .dots').first().evaluate((node) => getComputedStyle(node, '::before').content), '"·" / ""');
   const long = 'on and on '.repeat(400).trim();
   await box.fill(long);
   assert.ok((await shown(long, true)) > 120);
