@@ -813,8 +813,9 @@ test('the tour goes through fourteen steps on the live model', { skip }, async (
       await page.locator('.turns').filter({ hasText: 'Name one colour.' }).waitFor();
       assert.equal(await page.getByLabel('Your message').inputValue(), '', 'the box is free for the next message');
     }
-    const lens = { 9: 'Drafts', 10: 'Thinking', 11: 'Editing', 12: 'Filling', 13: 'Training', 14: 'Engines' }[step];
-    if (lens) await page.locator('[role=tab][aria-selected=true]').filter({ hasText: lens }).waitFor();
+    const lens = ['Tokens', 'Inside', 'Inside', 'Tokens', 'Tokens', 'Cache & time', 'Tokens', 'Compare', 'Drafts', 'Thinking', 'Editing', 'Filling', 'Training', 'Engines'][step - 1];
+    await page.locator('[role=tab][aria-selected=true]').filter({ hasText: lens }).waitFor();
+    if (step < 12) assert.equal(await page.locator('.todo [data-icon=check]').count(), 0, `what the tour does itself is not the task of step ${step}`);
     if (step === 12) {
       await page.locator('[data-spot]').first().click();
       await page.locator('.todo [data-icon=check]').waitFor();
@@ -1267,6 +1268,7 @@ test('training runs and engines are shown as the server tells them', { skip }, a
   assert.equal(await page.locator('#lens circle.main').count(), 2, 'one point is a dot');
   await page.keyboard.press('x');
   const [replica] = await server.get('/api/replicas');
+  await page.locator('tr[data-replica="local"]').waitFor();
   const cells = await page.locator('tr[data-replica="local"] td').allTextContents();
   assert.deepEqual([cells[0], Number(cells[2])], ['local', replica.pid]);
   await accessible('section[aria-label="Lenses"]');

@@ -28,6 +28,9 @@ export function seconds(value: number): string {
   return `${value.toFixed(1)} s`;
 }
 
+/** Returns tokens per second. */
+export const speed = (value: number | null): string => (value === null ? '–' : value < 1000 ? value.toFixed(1) : count(Math.round(value)));
+
 /** Returns how long ago something was. */
 export function ago(value: number): string {
   if (value < 1.5) return 'just now';
