@@ -6,7 +6,7 @@ invisible, change the direction of text or control a terminal. What is markup al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import exp, log
 
 from glassloop.plain_text import STEERING, PlainTable, escaped
@@ -16,6 +16,7 @@ _BITS = 10.0  # of surprise that have the darkest shade: a probability of one in
 # Everything that escapes a text: those of HTML, and quotes, since texts stand in attributes too.
 _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
 _VOID = ("br", "meta")
+_CELLS = ("td", "th", "caption")  # a line each, so that a search or a copy of the text keeps them apart
 
 
 class Markup(str):
@@ -53,7 +54,7 @@ def tag(name: str, /, *parts: Part, **attributes: object) -> Markup:
     )
     if name in _VOID:
         return Markup(f"<{name}{written}>")
-    return Markup(f"<{name}{written}>{joined(parts)}</{name}>")
+    return Markup(f"<{name}{written}>{joined(parts)}</{name}>" + ("\n" if name in _CELLS else ""))
 
 
 def joined(parts: Sequence[Part]) -> Markup:
@@ -66,9 +67,6 @@ def joined(parts: Sequence[Part]) -> Markup:
 def table_html(table: PlainTable, caption: str | None = None) -> Markup:
     """Returns a table, with the same cells that a terminal shows."""
     sides = ["right" if title in table.right else None for title in table.header]
-    head = [
-        tag("th", title, scope="col", class_=side) for title, side in zip(table.header, sides, strict=True)
-    ]
     rows = [
         tag("tr", *(tag("td", cell, class_=side) for cell, side in zip(row, sides, strict=True)))
         for row in table.rows
@@ -76,9 +74,15 @@ def table_html(table: PlainTable, caption: str | None = None) -> Markup:
     return tag(
         "table",
         None if caption is None else tag("caption", caption),
-        tag("thead", tag("tr", *head)),
+        tag("thead", head_row(table.header, table.right)),
         tag("tbody", *rows),
     )
+
+
+def head_row(titles: Sequence[str], right: Collection[str]) -> Markup:
+    """Returns the first row of a table; the titles in `right` are above numbers."""
+    cells = [tag("th", each, scope="col", class_="right" if each in right else None) for each in titles]
+    return tag("tr", *cells)
 
 
 def level(logprob: float) -> int:
@@ -111,8 +115,9 @@ def _plain(text: str, newlines: bool) -> str:
 
 def shade(number: int) -> str:
     """Returns the colour of a shade. It is translucent, so that it suits any background; letters keep the
-    colour of the page around them."""
-    return f"rgba(231,111,32,{0.62 * number / (LEVELS - 1):.2f})"
+    colour of the page around them, and the darkest shade still has a contrast of 4.5 to them in the dark
+    themes of JupyterLab, VS Code and Colab."""
+    return f"rgba(231,111,32,{0.5 * number / (LEVELS - 1):.2f})"
 
 
 _SHADES = "".join(f".glassloop .p{number}{{background:{shade(number)}}}" for number in range(1, LEVELS))
@@ -124,7 +129,7 @@ STYLE = (
     "border-left:3px solid var(--line);padding:.2em .8em;margin:.5em 0}"
     ".glassloop .t{border-radius:3px;unicode-bidi:isolate}.glassloop .t:hover,.glassloop .t:focus-visible"
     "{outline:2px solid var(--bar)}"
-    ".glassloop .forced{border-bottom:2px dotted}.glassloop .prompt{opacity:.65}"
+    ".glassloop .forced{border-bottom:2px dotted}.glassloop .prompt{opacity:.72}"
     ".glassloop .note,.glassloop caption{opacity:.75;font-size:13px;text-align:left}"
     ".glassloop code{font:85% ui-monospace,monospace;background:var(--soft);border-radius:3px;padding:0 .2em}"
     ".glassloop table{border-collapse:collapse;margin:.5em 0;font-size:13px;"

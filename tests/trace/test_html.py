@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop import Run, Sampling, diff
-from glassloop.html_text import attribute, level, shade, tag, text_html
+from glassloop.html_text import LEVELS, attribute, level, shade, tag, text_html
 from glassloop.plain_text import STEERING, percent, quoted, visible
 from glassloop.trace.html.page import page
 from glassloop.trace.html.tokens import reason
@@ -150,6 +150,24 @@ def test_a_run_shows_its_text_and_the_numbers_of_the_record():
     fork = run.fork(2, token=101, n=1)
     assert "2 runs" in fork._repr_html_()
     assert re.search(r'<span class="t(?: p\d)? forced"', fork._repr_html_())
+
+
+# Letters and background of notebooks: light, JupyterLab dark, VS Code dark, Colab dark.
+THEMES = [(0x21, 0xFF), (0xDF, 0x11), (0xCC, 0x1F), (0xE3, 0x38)]
+
+
+@pytest.mark.parametrize(("letters", "back"), THEMES)
+def test_letters_can_be_read_on_every_shade(letters, back):
+    def luminance(colour: list[float]) -> float:
+        parts = [each / 255 for each in colour]
+        linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for number in range(LEVELS):
+        *colour, alpha = map(float, re.findall(r"[\d.]+", shade(number)))
+        under = luminance([alpha * each + (1 - alpha) * back for each in colour])
+        dark, light = sorted((under, luminance([letters] * 3)))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, shade(number)
 
 
 def test_explanations_lenses_and_comparisons_show_themselves():

@@ -78,8 +78,11 @@ def test_without_anywidget_the_error_says_what_to_install(monkeypatch):
         make().live()
 
 
-# A stand-in for the side of the notebook. It clicks on token 2 and on its second alternative.
-HARNESS = """<!doctype html><meta charset="utf-8"><div id="el"></div><pre id="said"></pre>
+# A stand-in for the side of the notebook, with the policy of VS Code. It clicks on token 2 and on the second
+# alternative there.
+HARNESS = """<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy"
+content="default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'">
+<div id="el"></div><pre id="said"></pre>
 <script type="application/json" id="state">STATE</script>
 <script type="module">
 const state = JSON.parse(document.getElementById("state").textContent);

@@ -1,23 +1,7 @@
 // The page /docs in a real browser: examples are sent with the keyboard, answers shown as they come.
 import assert from 'node:assert/strict';
-import { readFileSync } from 'node:fs';
-import { after, before, test } from 'node:test';
-import { browserPath, launch, open, Server } from './stage.mjs';
-
-const axe = readFileSync(new URL('../node_modules/axe-core/axe.min.js', import.meta.url), 'utf8');
-const skip = browserPath ? false : 'no Chromium here (apt install chromium, or set CHROMIUM)';
-let browser;
-let server;
-
-before(async () => {
-  if (skip) return;
-  [server, browser] = await Promise.all([new Server().start(), launch()]);
-  await server.make({ prompt: 'The sea is', sampling: { max_tokens: 3, seed: 3 } });
-});
-after(async () => {
-  await browser?.close();
-  await server?.stop();
-});
+import { test } from 'node:test';
+import { accessible, page, server, skip, studio } from './scene.mjs';
 
 /** The status line of a form whose answer is complete. */
 async function answered(part) {
@@ -28,7 +12,8 @@ async function answered(part) {
 
 for (const [width, scheme] of [[1200, 'light'], [1200, 'dark'], [390, 'light']]) {
   test(`examples can be tried by keyboard: ${width} px, ${scheme}`, { skip }, async () => {
-    const page = await open(browser, server.address, { hash: 'docs', width, scheme });
+    await server.make({ prompt: 'The sea is', sampling: { max_tokens: 3, seed: 3 } });
+    await studio({ hash: 'docs', width, scheme });
     const missing = [];
     page.on('response', (answer) => answer.status() === 404 && missing.push(answer.url()));
     const chat = page.locator('details').first();
@@ -48,10 +33,7 @@ for (const [width, scheme] of [[1200, 'light'], [1200, 'dark'], [390, 'light']])
     await explain.getByRole('button', { name: 'Send' }).click();
     assert.match(await answered(explain), /^200 OK, application\/json/);
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, 'nothing is cut off');
-    await page.evaluate(axe);
-    const { violations } = await page.evaluate(() => axe.run(document, { resultTypes: ['violations'] }));
-    assert.deepEqual(violations.filter((each) => /serious|critical/.test(each.impact)).map((each) => each.id), []);
-    assert.deepEqual([page.errors, page.strangers, missing], [[], [], []]);
-    await page.context().close();
+    await accessible('html');
+    assert.deepEqual(missing, []);
   });
 }

@@ -36,17 +36,21 @@ export class Server {
     rmSync(this.#folder, { recursive: true, force: true });
   }
 
-  /** A folder with the curves of a real training run, which the server shows. */
   get training() {
-    const run = join(this.#folder, 'training', 'notes');
+    return join(this.#folder, 'training');
+  }
+
+  /** Writes the curves of a real training run, which the server shows. */
+  #train() {
+    const run = join(this.training, 'notes');
     mkdirSync(run, { recursive: true });
     copyFileSync(new URL('../test/data/curves.jsonl', import.meta.url), join(run, 'curves.jsonl'));
     writeFileSync(join(run, 'config.toml'), 'steps = 300\nlr = 0.001\n');
-    return join(this.#folder, 'training');
   }
 
   /** With the address of another server, that one computes. */
   async start(port = 0, upstream = null) {
+    this.#train();
     const python = process.env.PYTHON ?? 'python3';
     const own = upstream ? ['--upstream', upstream] : ['--kv-memory', '600MB', '--training', this.training];
     const options = ['--port', String(port), '--store', this.store, '--grace', '0', ...own];

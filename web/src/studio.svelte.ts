@@ -8,6 +8,7 @@ import { asksSame, seeds, type Question } from './lib/asking';
 import { LIMITS, messagesOf, partsOf, plain } from './lib/chat';
 import { Feed } from './lib/feed';
 import { isLive, type Forest, type Run } from './lib/forest';
+import { percent } from './lib/format';
 import { uncertain } from './lib/heat';
 import type { LensName } from './lib/lenses';
 import { fromHash, recipeOf, toHash, type Recipe } from './lib/link';
@@ -504,7 +505,7 @@ class Studio {
     const at = others.findIndex((each) => each.id === this.choice) + by;
     this.choice = at < 0 ? null : (others[Math.min(at, others.length - 1)]?.id ?? null);
     const chosen = others.find((each) => each.id === this.choice);
-    this.voice.say(chosen ? `Alternative: “${spoken(chosen.text)}”. Enter forks.` : `“${spoken(token.piece)}”, the one that was chosen.`);
+    this.voice.say(chosen ? `Alternative: “${spoken(chosen.text)}”, ${percent(chosen.raw_logprob)}. Enter forks.` : `“${spoken(token.piece)}”, the one that was chosen.`);
   }
 
   // ── links and files ───────────────────────────────────────────────────────────────────────────────────────

@@ -54,6 +54,8 @@ describe('a text that is filled in passes', () => {
     const at = all.findIndex((frame) => takenBefore(frame) > 0);
     const spot = spotsAt(all, at).find(({ cell }) => cell.taken_back !== null)!;
     expect(spotTold(spot)).toContain(`was taken back (${spot.cell.reason})`);
+    const filled = { ...spot.cell, text: ' new', confidence: 0.5, raw_logprob: -1, entropy: 1, pass: 0 };
+    expect(spotTold({ ...spot, cell: filled })).toContain(`“${spot.cell.taken_back}” → “ new”`);
     expect(passTold(all[at]!)).toMatch(/^filled \d+, \d+ taken back before it$/);
     for (const each of spotsAt(all, at)) expect(explainedBy(each, at)).toBe(each.cell.text === null ? at : each.cell.pass);
     const mask = spotsAt(all, 0).find(({ cell }) => cell.text === null)!;

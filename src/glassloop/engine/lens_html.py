@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import log
 from typing import TYPE_CHECKING
 
-from glassloop.html_text import LEVELS, Markup, joined, level, table_html, tag
+from glassloop.html_text import LEVELS, Markup, head_row, joined, level, table_html, tag
 from glassloop.plain_text import PlainTable, percent, quoted
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def layers_parts(seen: Layers) -> tuple[Markup, ...]:
         )
     follows = quoted(seen.follows.text)
     titles = ("layer", "would say", "entropy", f"rank of {follows}", "its probability")
-    head = tag("tr", *(tag("th", title, scope="col") for title in titles))
+    head = head_row(titles, [title for title in titles if title != "would say"])
     whose = "which follows in the text" if seen.given else "the model's favourite"
     note = tag("p", f"After {quoted(seen.tokens[-1].text)}: {follows}, {whose}", class_="note")
     return note, tag("table", head, *rows)

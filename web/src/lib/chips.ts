@@ -137,5 +137,6 @@ function nameOf(item: Item, guess: string, promptTokens: number | null): string 
   const fate = isPruned(item.place) ? ', pruned' : '';
   // In the order in which it is seen: the rejected draft, then the token.
   const draft = item.refused ? `“${spoken(item.refused.text)}” → ` : '';
-  return `${draft}“${spoken(item.piece)}”, token ${item.index}${fate}${told}${item.tag ? `, end of ${item.tag}` : ''}`;
+  const likely = item.place ? `, ${percent(item.place.raw)}` : '';
+  return `${draft}“${spoken(item.piece)}”, token ${item.index}${likely}${fate}${told}${item.tag ? `, end of ${item.tag}` : ''}`;
 }

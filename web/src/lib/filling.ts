@@ -48,7 +48,8 @@ export const explainedBy = ({ cell }: Spot, shown: number): number => cell.pass 
 export function spotTold({ place, cell }: Spot): string {
   const taken = cell.taken_back === null ? '' : `; “${spoken(cell.taken_back)}” was taken back (${spoken(cell.reason ?? '')})`;
   if (cell.text === null) return `place ${place}: masked${taken}`;
-  return `place ${place}: “${spoken(cell.text)}”, filled in pass ${cell.pass}, confidence ${share(cell.confidence ?? NaN)}, its own probability ${percent(cell.raw_logprob)}, entropy ${decimal(cell.entropy)} nats${taken}`;
+  const old = cell.taken_back === null ? '' : `“${spoken(cell.taken_back)}” → `; // in the order in which they are seen
+  return `place ${place}: ${old}“${spoken(cell.text)}”, filled in pass ${cell.pass}, confidence ${share(cell.confidence ?? NaN)}, its own probability ${percent(cell.raw_logprob)}, entropy ${decimal(cell.entropy)} nats${taken}`;
 }
 
 /** Returns a pass in words: what it filled and what was taken back before it. */

@@ -28,6 +28,16 @@ export function seconds(value: number): string {
   return `${value.toFixed(1)} s`;
 }
 
+/** Returns tokens per second. */
+export const speed = (value: number | null): string => (value === null ? '–' : value < 1000 ? value.toFixed(1) : count(Math.round(value)));
+
+/** Returns how long ago something was. */
+export function ago(value: number): string {
+  if (value < 1.5) return 'just now';
+  const [size, unit] = value < 90 ? [1, 's'] : value < 5400 ? [60, 'min'] : value < 129_600 ? [3600, 'h'] : [86_400, 'days'];
+  return `${Math.round(value / size)} ${unit} ago`;
+}
+
 export function bytes(value: number): string {
   if (value >= 1e9) return `${(value / 1e9).toFixed(2)} GB`;
   if (value >= 1e6) return `${(value / 1e6).toFixed(1)} MB`;

@@ -12,6 +12,7 @@ export interface TrainingRun {
   seconds: number | null;
   ended: boolean;
   changed: number;
+  idle: number;
 }
 
 export type Curve = [number, number][];

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from math import isfinite
@@ -46,6 +47,7 @@ class TrainingRun(BaseModel):
     seconds: float | None  # of training
     ended: bool
     changed: float  # Unix time
+    idle: float  # seconds since then
 
 
 class Sample(BaseModel):
@@ -141,6 +143,7 @@ def _last_points(run: RunFolder) -> list[Point]:
 
 def _summary(run: RunFolder, points: Sequence[Point]) -> dict[str, Any]:
     steps = _settings(run).get("steps")
+    changed = _changed(run)
     tokens = _last(points, "tokens")
     return {
         "name": run.path.resolve().name,
@@ -151,7 +154,8 @@ def _summary(run: RunFolder, points: Sequence[Point]) -> dict[str, Any]:
         "tokens": None if tokens is None else int(tokens),
         "seconds": _last(points, "seconds"),
         "ended": run.result_file.exists(),
-        "changed": _changed(run),
+        "changed": changed,
+        "idle": max(0.0, time.time() - changed),
     }
 
 

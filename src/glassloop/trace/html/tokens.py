@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from glassloop.decode.sampling import Sampling
-from glassloop.html_text import Markup, bar, joined, level, shade, tag, text_html
+from glassloop.html_text import Markup, bar, head_row, joined, level, shade, tag, text_html
 from glassloop.plain_text import number, percent, quoted
 from glassloop.shown import cut
 from glassloop.trace.run import Run
@@ -59,14 +59,14 @@ def token_span(token: Token, **attributes: object) -> Markup:
 
 def token_table(run: Run) -> Markup:
     """Returns one row for each token, with the alternatives that the model found likeliest."""
-    head = ("", "token", "model", "", "rank", "entropy", "luck", "alternatives")
+    titles = ("place", "token", "model", "rank", "entropy", "luck", "alternatives")
+    right = ("place", "model", "rank", "entropy", "luck")
     rows = [
         tag(
             "tr",
             tag("td", str(place), class_="right"),
             tag("td", quoted(token.piece)),
-            tag("td", percent(token.raw_logprob), class_="right"),
-            tag("td", bar(token.raw_logprob)),
+            tag("td", bar(token.raw_logprob), " ", percent(token.raw_logprob), class_="right"),
             tag("td", str(token.rank or "?"), class_="right"),
             tag("td", number(token.entropy, ".2f"), class_="right"),
             tag("td", number(token.luck, "+.2f") if token.luck else "", class_="right"),
@@ -77,7 +77,7 @@ def token_table(run: Run) -> Markup:
     left = len(run.tokens) - MOST_ROWS
     return joined(
         [
-            tag("table", tag("tr", *(tag("th", title, scope="col") for title in head)), *rows),
+            tag("table", head_row(titles, right), *rows),
             tag("p", f"{left} more tokens", class_="note") if left > 0 else None,
         ]
     )
