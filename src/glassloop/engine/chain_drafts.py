@@ -25,7 +25,7 @@ from glassloop.trace.token import Drafter
 
 _LONGEST = 6  # drafts in a chain, at most: later ones are seldom right
 _MOST_RUNS = 16  # chains that are drawn in one call, at most
-_MOST_ROWS = 2  # of a step for which chains are drawn: with more streams, the rows of drafts cost what they save
+_MOST_ROWS = 2  # of a step that chains are drawn for: with more streams, rows of drafts cost what they save
 _NEXT_CHANCE = 0.8  # the chance that the draft after this one is right, as long as its margin is not known
 _FIRST_CHANCES = (0.25, 0.35, 0.45, 0.5, 0.6, 0.7, 0.8, 0.95)  # the chances to begin with, by class of margin
 _LEAST_GAIN = 1.05  # times as many tokens per second must be expected of drafts: estimates are rough
