@@ -249,6 +249,7 @@ class Fleet:
         """Sends the job of a stream to whichever replica the router chooses."""
         stream.key, stream.replica = self._next_key(), None
         self._streams[stream.key] = stream
+        self.board.begin(stream.key, len(stream.runs))
         streams = self._of_request[stream.request]
         if stream not in streams:
             streams.append(stream)
@@ -282,7 +283,7 @@ class Fleet:
             self._move(stream, "died")
             return
         stream.replica, stream.since = replica, time.monotonic()
-        self.board.add_load(replica, len(stream.runs))
+        self.board.place(key, replica)
         self.board.note(replica, stream.runs[0].prompt_ids, stream.adapter)
         if stream.moved is not None:
             source, reason, when = stream.moved
@@ -297,8 +298,8 @@ class Fleet:
     def _forget(self, stream: Stream) -> None:
         """Takes back the job of a stream. What it tells later is ignored."""
         self._streams.pop(stream.key, None)
+        self.board.end(stream.key)
         if stream.replica is not None:
-            self.board.add_load(stream.replica, -len(stream.runs))
             first = stream.runs[0]
             self.board.note(stream.replica, (*first.prompt_ids, *first.token_ids), stream.adapter)
             stream.replica = None
