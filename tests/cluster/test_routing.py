@@ -144,6 +144,17 @@ def test_an_old_report_does_not_count_the_branches_of_this_ingress_twice_or_too_
     assert firsts == {"a": 5, "b": 2}
 
 
+def test_a_report_that_is_older_than_the_end_of_a_call_does_not_count_it():
+    held = board(a=report("a"), b=report("b"))
+    held.begin("one", 8)
+    held.place("one", "a")
+    held.end("one")
+    held.report("a", report("a", load=8))  # from before the end
+    assert Counter(burst(held, 4)) == {"a": 2, "b": 2}
+    held.report("a", report("a", load=12))  # eight more are those of another ingress
+    assert held.rank(Route())[0] == "b"
+
+
 def burst(held: Board, requests: int) -> list[str]:
     """Ranks requests that come together: none has been sent when the last one is ranked."""
     keys = [str(number) for number in range(requests)]

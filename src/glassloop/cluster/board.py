@@ -52,6 +52,7 @@ class Board:
         self._suspects: set[str] = set()
         self._calls: dict[str, _Call] = {}  # by key
         self._load: Counter[str] = Counter()  # branches of these calls, by replica
+        self._most_load: Counter[str] = Counter()  # the most of them since the last report of a replica
         self._others: dict[str, int] = {}  # branches of other ingresses, when a replica last reported
         self._pages: OrderedDict[bytes, _Page] = OrderedDict()  # by digest, the latest at the end
         self._placed: Counter[str] = Counter()  # pages sent to each replica since its last report
@@ -84,13 +85,16 @@ class Board:
             for name in self._reports.keys() - self._replicas:
                 del self._reports[name], self._others[name]
                 self._placed.pop(name, None)
+                self._most_load.pop(name, None)
         self.on_change()
 
     def report(self, name: str, report: Report) -> None:
         told = report.statistics
         with self._lock:
             self._reports[name] = report
-            self._others[name] = max(0, told.waiting + told.running - self._load[name])
+            # The report may be older than the end of a call, which is told at once.
+            self._others[name] = max(0, told.waiting + told.running - self._most_load[name])
+            self._most_load[name] = self._load[name]
             self._placed[name] = 0
 
     def suspect(self, name: str, is_suspect: bool = True) -> None:
@@ -127,6 +131,7 @@ class Board:
                     del self._load[call.replica]
             if name is not None:
                 self._load[name] += call.branches
+                self._most_load[name] = max(self._most_load[name], self._load[name])
             call.replica = name
 
     def end(self, key: str) -> None:
