@@ -119,6 +119,7 @@ def _engines(options: EngineOptions, ingresses: int = 1) -> Any:
         health_check_period_s=2,
         health_check_timeout_s=30,
         ray_actor_options=options.resources,
+        logging_config={"enable_access_log": False},
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
         **scale,
     )
