@@ -3,6 +3,8 @@ against routing by turns. Prints both and a last line of JSON. Needs the extra `
 
 Throughput: one engine with all cores, and N replicas that share them, take turns. First each replica has as
 many streams as the one engine, so that batches have the same size; then all replicas together have as many.
+Ray is started for each turn of the replicas and ended after it: its processes need a part of a core even when
+they have nothing to do, which one engine alone does not have to share.
 
 Routing: several chats of several turns each, on three replicas. What counts is the share of the tokens of
 prompts that a replica had in its cache. Without memory pressure every replica comes to hold every chat, and
@@ -16,7 +18,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from itertools import count
+from itertools import count, pairwise
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -73,33 +75,42 @@ def main() -> None:
 def throughput(options: argparse.Namespace) -> dict[str, Any]:
     """Returns tokens per second of one engine and of replicas, with as many streams for each and in all."""
     replicas, streams = options.replicas, options.streams
-    with LLM(options.model) as llm, cluster(options.model, replicas) as engine:
+    clients = {
+        "one engine": streams,
+        "replicas, as many for each": replicas * streams,
+        "replicas, as many in all": streams,
+    }
+    one, *others = clients
+    found: dict[str, list[float]] = {name: [] for name in clients}
+    with LLM(options.model) as llm:
 
         def alone(request: Request) -> Run:
             complete(llm.engine, [request], progress=False)
             return request.runs[0]
 
-        ways: dict[str, tuple[Any, Complete, int]] = {
-            "one engine": (llm, alone, streams),
-            "replicas, as many for each": (engine, engine.complete, replicas * streams),
-            "replicas, as many in all": (engine, engine.complete, streams),
-        }
-        found: dict[str, list[float]] = {name: [] for name in ways}
-        for number in range(1 + options.rounds):
-            for name, (maker, compute, clients) in ways.items():
-                speed = tokens_per_second(maker, compute, clients, number)
-                if number:  # the first round warms up
+        for _ in range(options.rounds):
+            found[one].append(tokens_per_second(llm, alone, streams, options.waves))
+            with cluster(options.model, replicas) as engine:
+                for name in others:
+                    speed = tokens_per_second(engine, engine.complete, clients[name], options.waves)
                     found[name].append(speed)
-    base = found["one engine"]
+        last = tokens_per_second(llm, alone, streams, options.waves)
+    # Replicas are compared with the mean of one engine before and after them: the machine changes with time.
+    base = found[one] = [(before + after) / 2 for before, after in pairwise([*found[one], last])]
     print(f"{'':28} {'streams':>8} {'tokens/s':>9}  against one engine")
     for name, speeds in found.items():
-        print(f"{name:28} {ways[name][2]:8} {median(speeds):9.0f}  {ratio(speeds, base):.2f}")
+        print(f"{name:28} {clients[name]:8} {median(speeds):9.0f}  {ratio(speeds, base):.2f}")
     return {
         name: {"tokens_per_second": speeds, "ratio": ratio(speeds, base)} for name, speeds in found.items()
     }
 
 
-def tokens_per_second(maker: Any, compute: Complete, clients: int, number: int) -> float:
+def tokens_per_second(maker: Any, compute: Complete, clients: int, waves: int) -> float:
+    """Returns the median over waves of requests, one of each client. Another wave before them warms up."""
+    return median([_wave(maker, compute, clients, number) for number in range(1 + waves)][1:])
+
+
+def _wave(maker: Any, compute: Complete, clients: int, number: int) -> float:
     sampling = Sampling(seed=number, temperature=0.8, max_tokens=TOKENS, ignore_eos=True)
     requests = [
         maker.prepare(f"Round {number}, client {client}. Once upon a time, in a small town,", sampling)
@@ -206,7 +217,8 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--replicas", type=int, default=2, help="that share the cores, for the throughput")
     parser.add_argument("--streams", type=int, default=8, help="of each engine and replica")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3, help="of the throughput; each starts Ray anew")
+    parser.add_argument("--waves", type=int, default=5, help="of requests in a round")
     parser.add_argument("--only", choices=("throughput", "routing"), help="one part of it")
     parser.add_argument("--workloads", type=int, help="the first N of the routing")
     return parser.parse_args(arguments)

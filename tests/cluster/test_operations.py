@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from threading import Event, Timer
 
@@ -13,6 +14,7 @@ from engine.peft_adapter import write_adapter
 from hostile.tiny import write_tiny_holes
 
 from glassloop import LLM, Sampling
+from glassloop.cluster import pickling
 from glassloop.cluster.calls import MOST_DEATHS
 from glassloop.cluster.pickling import dumps, loads
 from glassloop.diffuse.write import by_diffusion
@@ -220,6 +222,22 @@ def test_a_cancelled_call_ends_on_the_replica_and_errors_are_those_of_the_functi
     replicas = cluster.transport.replicas.values()
     wait_for(lambda: not any(replica._operating._work_queue.qsize() for replica in replicas))
     wait_for(lambda: sum(cluster.transport.board._load.values()) == 0)
+
+
+def test_what_a_replica_tells_travels_in_parts_that_fit_into_a_message(monkeypatch):
+    monkeypatch.setattr(pickling, "_PART", 100)
+    values = [bytes(size) for size in (0, 50, 99, 100, 1000, 0)]
+    parts = [part for value in values for part in pickling.in_parts(value)]
+    assert max(len(part.data) for part in parts) == 100
+
+    async def sent():
+        for part in parts:
+            yield part
+
+    async def received():
+        return [value async for value in pickling.from_parts(sent())]
+
+    assert asyncio.run(received()) == values
 
 
 def test_runs_travel_with_every_number(single):

@@ -134,17 +134,53 @@ def test_a_prefix_of_another_adapter_is_not_cached():
 def test_an_old_report_does_not_count_the_branches_of_this_ingress_twice_or_too_long():
     held = board(a=report("a"), b=report("b"))
     for name in "ab":
-        held.add_load(name, 8)
+        held.begin(name, 8)
+        held.place(name, name)
     held.report("a", report("a", load=8))  # all of them are this ingress's
     held.report("b", report("b", load=11))  # three are another's
     for name in "ab":
-        held.add_load(name, -8)  # they end; the next reports have not come yet
-    firsts = []
-    for _ in range(7):
-        best = held.rank(Route())[0]
-        held.add_load(best, 1)
-        firsts.append(best)
-    assert firsts.count("a") == 5 and firsts.count("b") == 2
+        held.end(name)  # they end; the next reports have not come yet
+    firsts = Counter(burst(held, 7))
+    assert firsts == {"a": 5, "b": 2}
+
+
+def test_a_report_that_is_older_than_the_end_of_a_call_does_not_count_it():
+    held = board(a=report("a"), b=report("b"))
+    held.begin("one", 8)
+    held.place("one", "a")
+    held.end("one")
+    held.report("a", report("a", load=8))  # from before the end
+    assert Counter(burst(held, 4)) == {"a": 2, "b": 2}
+    held.report("a", report("a", load=12))  # eight more are those of another ingress
+    assert held.rank(Route())[0] == "b"
+
+
+def burst(held: Board, requests: int) -> list[str]:
+    """Ranks requests that come together: none has been sent when the last one is ranked."""
+    keys = [str(number) for number in range(requests)]
+    for key in keys:
+        held.begin(key)
+    return [held.rank(Route(key=key))[0] for key in keys]
+
+
+def test_requests_that_come_together_are_spread():
+    held = board(a=report("a", pages=9), b=report("b"))
+    assert Counter(burst(held, 16)) == {"a": 8, "b": 8}
+    for number in range(16):  # they are sent, and end
+        held.place(str(number), "ab"[number % 2])
+        held.end(str(number))
+    assert not held._load
+
+
+def test_a_call_that_is_ranked_again_counts_once():
+    held = board(a=report("a"), b=report("b"), c=report("c"))
+    held.begin("one", 4)
+    for _ in range(5):
+        held.rank(Route(key="one"))
+    assert sum(held._load.values()) == 4
+    held.end("one")
+    held.rank(Route(key="one"))  # Ray Serve may still look for a replica for a call that was given up
+    assert not held._load
 
 
 def test_a_request_goes_where_its_branch_is():

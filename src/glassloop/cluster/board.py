@@ -32,6 +32,16 @@ class _Page:
         self.is_continued = False  # whether another page comes after it
 
 
+class _Call:
+    """A job or a question of this ingress that has not ended."""
+
+    __slots__ = ("branches", "replica")
+
+    def __init__(self, branches: int) -> None:
+        self.branches = branches
+        self.replica: str | None = None  # that has it or was ranked first for it
+
+
 class Board:
     """The knowledge of an ingress about the replicas of one model: reports, load, cached prefixes."""
 
@@ -40,7 +50,9 @@ class Board:
         self._replicas: frozenset[str] = frozenset()
         self._reports: dict[str, Report] = {}
         self._suspects: set[str] = set()
-        self._load: Counter[str] = Counter()  # branches of this ingress
+        self._calls: dict[str, _Call] = {}  # by key
+        self._load: Counter[str] = Counter()  # branches of these calls, by replica
+        self._most_load: Counter[str] = Counter()  # the most of them since the last report of a replica
         self._others: dict[str, int] = {}  # branches of other ingresses, when a replica last reported
         self._pages: OrderedDict[bytes, _Page] = OrderedDict()  # by digest, the latest at the end
         self._placed: Counter[str] = Counter()  # pages sent to each replica since its last report
@@ -73,13 +85,16 @@ class Board:
             for name in self._reports.keys() - self._replicas:
                 del self._reports[name], self._others[name]
                 self._placed.pop(name, None)
+                self._most_load.pop(name, None)
         self.on_change()
 
     def report(self, name: str, report: Report) -> None:
         told = report.statistics
         with self._lock:
             self._reports[name] = report
-            self._others[name] = max(0, told.waiting + told.running - self._load[name])
+            # The report may be older than the end of a call, which is told at once.
+            self._others[name] = max(0, told.waiting + told.running - self._most_load[name])
+            self._most_load[name] = self._load[name]
             self._placed[name] = 0
 
     def suspect(self, name: str, is_suspect: bool = True) -> None:
@@ -98,11 +113,31 @@ class Board:
                 if (report := self._reports.get(name)) is not None and (needs is None or report.has(needs))
             ]
 
-    def add_load(self, name: str, branches: int) -> None:
+    def begin(self, key: str, branches: int = 1) -> None:
+        """Notes a call that is about to be sent. It counts as load of a replica until `end`: of the one that
+        `rank` puts first, from that moment on, and of the one that `place` names."""
         with self._lock:
-            self._load[name] += branches
-            if not self._load[name]:
-                del self._load[name]
+            self._calls[key] = _Call(branches)
+
+    def place(self, key: str, name: str | None) -> None:
+        """Notes which replica has a call."""
+        with self._lock:
+            call = self._calls.get(key)
+            if call is None or call.replica == name:
+                return
+            if call.replica is not None:
+                self._load[call.replica] -= call.branches
+                if not self._load[call.replica]:
+                    del self._load[call.replica]
+            if name is not None:
+                self._load[name] += call.branches
+                self._most_load[name] = max(self._most_load[name], self._load[name])
+            call.replica = name
+
+    def end(self, key: str) -> None:
+        with self._lock:
+            self.place(key, None)
+            self._calls.pop(key, None)
 
     def note(self, name: str, ids: Sequence[int], adapter: str = "") -> None:
         """Remembers that a replica computes, or has computed, these tokens, before it reports so."""
@@ -130,10 +165,12 @@ class Board:
     # ── where to ───────────────────────────────────────────────────────────────────────────────────────────
 
     def rank(self, route: Route) -> list[str]:
-        """Returns the replicas that a call may go to, the best first."""
+        """Returns the replicas that a call may go to, the best first. The call counts as load of that one at
+        once: of many that come together, all are ranked before the first of them is sent."""
         if route.only is not None:
             return [route.only] if route.only in self._replicas else []
         with self._lock:
+            self.place(route.key, None)
             names = self.usable(route.needs)
             if not names:
                 return []
@@ -142,7 +179,9 @@ class Board:
             load = {name: self._load_of(name) for name in names}
             turn = next(self._turn) % len(names)
             used = {name: self._used(name) for name in names}
-            return by_cost(names[turn:] + names[:turn], cost, load, used)
+            ranked = by_cost(names[turn:] + names[:turn], cost, load, used)
+            self.place(route.key, ranked[0])
+            return ranked
 
     def _cost(self, name: str, wanted: list[bytes]) -> int:
         """Returns what a prompt costs on a replica, in pages: those to compute, and those that are evicted

@@ -70,6 +70,7 @@ class Calls:
             call = _Call(replace(question, route=replace(question.route, key=key)))
             call.since, call.task = since, asyncio.create_task(self._attempt(call, tell))
             self._open[key] = call
+            self._board.begin(key)
             try:
                 return await call.task
             except asyncio.CancelledError:
@@ -91,18 +92,15 @@ class Calls:
             finally:
                 since = call.since
                 del self._open[key]
-                if call.replica is not None:
-                    self._board.add_load(call.replica, -1)
+                self._board.end(key)
 
     def routed(self, key: str, replica: str) -> bool:
         """Notes which replica has a question. Returns whether the key is one of a question."""
         call = self._open.get(key)
         if call is None:
             return False
-        if call.replica is not None:
-            self._board.add_load(call.replica, -1)
         call.replica, call.since = replica, time.monotonic()
-        self._board.add_load(replica, 1)
+        self._board.place(key, replica)
         return True
 
     def look(self, now: float, answers: Callable[[str], bool]) -> None:

@@ -12,8 +12,9 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from starlette.types import ASGIApp
 
-from glassloop.cluster.messages import Bulletin, Job, Question, Reply, Route
+from glassloop.cluster.messages import Job, Question, Reply, Route
 from glassloop.cluster.options import AppOptions, EngineOptions, deployment_name
+from glassloop.cluster.pickling import Part, in_parts
 from glassloop.server.operation.settings import public_name
 
 _LOOK_BACK = 15.0  # seconds over which Ray Serve averages the number of open requests; it measures every 10
@@ -58,9 +59,10 @@ class EngineDeployment:
     async def cancel(self, route: Route, key: str, session: str) -> None:
         self._replica.cancel(key, session)
 
-    async def open(self, route: Route, session: str) -> AsyncIterator[Bulletin]:
+    async def open(self, route: Route, session: str) -> AsyncIterator[Part]:
         async for bulletin in self._replica.open(session):
-            yield bulletin
+            for part in in_parts(bulletin):
+                yield part
 
     async def ask(self, question: Question) -> AsyncIterator[Reply]:
         async for reply in self._replica.ask(question):
@@ -117,6 +119,7 @@ def _engines(options: EngineOptions, ingresses: int = 1) -> Any:
         health_check_period_s=2,
         health_check_timeout_s=30,
         ray_actor_options=options.resources,
+        logging_config={"enable_access_log": False},
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
         **scale,
     )

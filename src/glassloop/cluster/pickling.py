@@ -1,15 +1,44 @@
-"""Values with runs in them as bytes, for calls between an ingress and a replica. A run refers to its engine
-and cannot be pickled; it travels as a glass file, and is attached to the engine of the side that reads it.
+"""Values as bytes, for calls between an ingress and a replica: with runs in them, or in parts.
+
+A run refers to its engine and cannot be pickled; it travels as a glass file, and is attached to the engine of
+the side that reads it.
 """
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import AsyncIterator, Iterator
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 from glassloop.trace.file import from_bytes, to_bytes
 from glassloop.trace.run import Maker, Run
+
+_PART = 1 << 20  # bytes; a message of gRPC may have 4 MiB
+
+
+class Part(NamedTuple):
+    """A part of a pickled value."""
+
+    data: bytes
+    is_last: bool
+
+
+def in_parts(value: Any) -> Iterator[Part]:
+    """Yields a value without runs as parts that fit into a message."""
+    data = pickle.dumps(value, protocol=5)
+    for start in range(0, len(data), _PART):
+        yield Part(data[start : start + _PART], start + _PART >= len(data))
+
+
+async def from_parts(parts: AsyncIterator[Part]) -> AsyncIterator[Any]:
+    """Yields the values of which `in_parts` has made parts."""
+    begun: list[bytes] = []
+    async for part in parts:
+        begun.append(part.data)
+        if part.is_last:
+            yield pickle.loads(b"".join(begun))
+            begun.clear()
 
 
 def dumps(value: Any) -> bytes:

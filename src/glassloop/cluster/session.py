@@ -16,8 +16,8 @@ from glassloop.trace.run import Run
 from glassloop.trace.token import TakenBack, Token
 
 _GATHER = 0.01  # seconds between two bulletins at least: one carries the tokens of all requests
-_GATHER_EACH = 0.005  # seconds more for each open run: a bulletin costs as much as several tokens
-_GATHER_MOST = 0.05  # seconds between two bulletins, if there is something to tell
+_GATHER_EACH = 0.01  # seconds more for each open run: a bulletin costs as much as a token
+_GATHER_MOST = 0.1  # seconds between two bulletins, if there is something to tell
 
 
 class Session:

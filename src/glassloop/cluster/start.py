@@ -17,6 +17,15 @@ from glassloop.model.registry import fetch
 _STORE = 128 << 20  # bytes of Ray's object store: messages are small, and weights do not pass through it
 _STARTS = 3  # attempts to start Ray
 _CONNECT_SECONDS = 10.0
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_LOG_TO_STDERR": "0", "GRPC_VERBOSITY": "ERROR"}
+# For a Ray on this machine alone: it shares the cores with the replicas, and nobody reads what it measures.
+_LOCAL = {
+    "RAY_worker_niceness": "0",  # by default Ray gives its processes a low priority
+    "RAY_enable_metrics_collection": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",  # instead of 100
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # instead of 0.1
+}
 _DEPLOY_SECONDS = 900.0  # for the first replicas to load their model
 
 
@@ -34,9 +43,8 @@ def engines(options: AppOptions, address: str | None = None) -> Iterator[list[An
     need_ray()
     for each in options.engines:  # a model that is unknown is an error at once; replicas download none
         fetch(each.model)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # by default Ray gives its processes a low priority
+    for name, value in (_QUIET if address is not None else {**_QUIET, **_LOCAL}).items():
+        os.environ.setdefault(name, value)
     logging.getLogger("ray").setLevel(logging.ERROR)
     import ray
 

@@ -29,6 +29,7 @@ class Stream:
         self.since = time.monotonic()  # when the job was sent, or a replica was last there for it
         self.moved: tuple[str, str, float] | None = None  # from which replica, why and when, until it goes on
         self.cancelled = False
+        self.ending: asyncio.Task[None] | None = None  # waits for the texts of a cancelled beam search
         self.deaths = 0  # replicas that have died with it since it was last told of
         self.waiting: list[News] = []  # of a beam search, which is delivered as a whole
         self._kept = kept
