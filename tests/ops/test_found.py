@@ -103,3 +103,15 @@ def test_a_winner_beyond_the_head_has_its_ranks_before_and_after_the_edits():
     known = [number for number in range(40) if number not in missing]
     assert compare([expected[n] for n in known], [read_records(made)[n] for n in known]) == []
     assert sum(expected[n].rank_after > 64 and expected[n].rank != expected[n].rank_after for n in known) > 10
+
+
+def test_choices_from_one_row_with_edits_are_those_of_each_alone():
+    library.library().gl_set_threads(2)  # the lines are shared among threads, if a job has not run before
+    rng = np.random.default_rng(1)
+    x = rng.normal(0.0, 0.5, (1, 20000)).astype(np.float32)
+    edits = [Rule(Action.LESS, 0.4, rng.choice(20000, 700, replace=False).astype(np.int32))]
+    request = RowRequest(64, 1.0, [*edits, Rule(Action.SCALE, 0.9)], 7, ALTERNATIVES)
+    lines: list[Line] = [(request, 0, position) for position in range(40)]
+    alone = [choose_natively(x, [line])[0] for line in lines]
+    for _ in range(5):
+        assert compare(alone, choose_natively(x, lines)) == []

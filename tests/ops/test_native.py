@@ -20,7 +20,7 @@ from ops.sanitized import sanitized_environment
 from glassloop.model.cache import Branches
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
-from glassloop.ops.native import library
+from glassloop.ops.native import library, program
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.reference import ReferenceOps, ReferencePages
 
@@ -70,7 +70,8 @@ def test_logits_equal_the_reference_up_to_rounding(tiny, tmp_path, instructions)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=7), st.integers(0, 2**32))
 def test_a_row_is_the_same_bit_for_bit_in_any_batch(name, tmp_path_factory, prompts, seed):
-    """Random lengths, random cuts into chunks, random neighbours, random order of pages."""
+    """Random lengths, random cuts into chunks, random neighbours, random order of pages, and batches that are
+    computed in parts."""
     model = _tiny_native(name, tmp_path_factory)
     rng = np.random.default_rng(seed)  # a draw of hypothesis for each cut takes longer than the model
     alone = [
@@ -88,7 +89,9 @@ def test_a_row_is_the_same_bit_for_bit_in_any_batch(name, tmp_path_factory, prom
                 work.append((branch, done[branch], _ids(length, branch)[done[branch] : done[branch] + step]))
         if not work:
             continue
-        logits, row = cache.forward(work, every_logit=True), 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(program, "ROWS_PER_THREAD", int(rng.choice([4, 16, 64])))
+            logits, row = cache.forward(work, every_logit=True), 0
         for branch, first, ids in work:
             expected = alone[branch][first : first + len(ids)]
             assert logits[row : row + len(ids)].tobytes() == expected.tobytes()
@@ -247,9 +250,9 @@ def test_no_byte_out_of_bounds_and_nothing_undefined():
     from ops.bad_numbers import __file__ as bad
     from ops.random_models import __file__ as good
 
-    for program, count in ((good, "12"), (bad, "6")):
+    for script, count in ((good, "12"), (bad, "6")):
         done = subprocess.run(
-            [sys.executable, program, count],
+            [sys.executable, script, count],
             env=sanitized_environment(),
             capture_output=True,
             text=True,

@@ -127,6 +127,32 @@ def _check_reach(batch: Batch) -> None:
                 )
 
 
+def parts_of(batch: Batch, most: int) -> list[Batch]:
+    """Divides a batch into batches of about `most` rows, or up to a half more, that give the same results
+    one after another. A batch with reach, or whose wanted rows are in no order, stays whole."""
+    rows, wanted = len(batch.tokens), batch.wanted
+    count = round(rows / most)
+    if count < 2 or batch.reach or wanted != sorted(wanted):
+        return [batch]
+    size = pages_for(-(-rows // count)) * PAGE
+    return [_part_of(batch, start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def _part_of(batch: Batch, start: int, stop: int) -> Batch:
+    spans = []
+    for span in batch.spans:
+        first, last = max(span.start, start), min(span.stop, stop)
+        if first < last:
+            spans.append(Span(first - start, last - start, span.first + first - span.start, span.pages))
+    return Batch(
+        batch.tokens[start:stop],
+        batch.positions[start:stop],
+        spans,
+        [row - start for row in batch.wanted if start <= row < stop],
+        batch.adapters[start:stop],
+    )
+
+
 def check_page(page: int, count: int) -> None:
     if not 0 <= page < count:
         raise BatchError(f"there is no page {page}; one from 0 to {count - 1} is expected")

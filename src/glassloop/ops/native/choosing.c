@@ -11,6 +11,7 @@ typedef struct {
     int64_t width;
     char *records;
     int64_t record_bytes;
+    int64_t count; /* of lines */
 } choosing;
 
 /* Finds the winner of a row, its place among the survivors and its logit. */
@@ -142,6 +143,17 @@ static row_facts *find_facts(const gl_line *lines, int64_t count, int64_t width)
     return all;
 }
 
+/* A unit of work: all lines of one row, one after another, since rules change the row and restore it. It has the number of
+ * the first of them; the units of the others have nothing to do. */
+static void choose_all(void *work, int64_t first) {
+    const choosing *all = work;
+    const float *row = all->lines[first].logits;
+    for (int64_t i = 0; i < first; i++)
+        if (all->lines[i].logits == row) return;
+    for (int64_t i = first; i < all->count; i++)
+        if (all->lines[i].logits == row) choose(work, i);
+}
+
 /* Writes a record for each line. A row's record depends neither on the other rows nor on the thread that makes it.
  * Returns 0, or GL_WRONG_RULE or GL_NO_MEMORY if that happened to a row; a row of which no token is left, or whose
  * logits are not finite, has GL_NONE_LEFT for its id. */
@@ -151,7 +163,7 @@ int gl_choose_rows(const gl_line *lines, int64_t count, int64_t width, char *rec
             return GL_WRONG_RULE;
     row_facts *facts = find_facts(lines, count, width);
     if (!facts) return GL_NO_MEMORY;
-    gl_run_units(choose, &(choosing){lines, facts, width, records, record_bytes}, count);
+    gl_run_units(choose_all, &(choosing){lines, facts, width, records, record_bytes, count}, count);
     free(facts);
     int64_t worst = 0;
     for (int64_t i = 0; i < count; i++) worst = MIN(worst, ((gl_record *)(records + i * record_bytes))->id);
@@ -210,7 +222,7 @@ static void choose_found(void *work, int64_t row) {
         edited = read_found(found, 0, all->scales[row], all->width, high[1], others[1]);
         facts.edited = &edited;
     }
-    choose(&(choosing){line, &facts, all->width, all->records + row * all->record_bytes, 0}, 0);
+    choose(&(choosing){line, &facts, all->width, all->records + row * all->record_bytes, 0, 1}, 0);
 }
 
 /* Writes a record for each line, like `gl_choose_rows`, from what another device has found in its row: `blocks` pieces

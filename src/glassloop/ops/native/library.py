@@ -205,6 +205,7 @@ _ARGUMENTS: dict[str, tuple[Any, list[Any]]] = {  # what a function returns, and
     "gl_multiply": (c_int64, [c_int64, c_int64, c_int32]),
     "gl_read": (c_int64, [c_void_p, c_int64]),
     "gl_progress_bytes": (c_int64, [c_int32]),
+    "gl_check": (c_int, [POINTER(Program), POINTER(Fault)]),
     "gl_run": (c_int, [POINTER(Program), c_void_p, c_void_p, c_int64, POINTER(Fault)]),
     "gl_draft": (
         c_int,

@@ -98,7 +98,7 @@ INLINE void block_sums(const uint8_t *codes, const gl_block *const *x, int64_t a
  * prefetching keeps up. From eight rows on a block takes so long that the second cache is near enough, and lines there can
  * wait for their turn: so they are asked for early, which hides all of the memory's latency. */
 INLINE void ask_for_block(const uint8_t *block, const int bytes, const int rows) {
-    for (int i = 0; rows >= 4 && i < bytes; i += 64) {
+    for (int i = 0; i < bytes; i += 64) {
         if (rows < 8) __builtin_prefetch(block + 4096 + i, 0, 3);
         else __builtin_prefetch(block + 8192 + i, 0, 2);
     }
@@ -107,14 +107,14 @@ INLINE void ask_for_block(const uint8_t *block, const int bytes, const int rows)
 /* One tile (LANES outputs) times `rows` rows. A block is unpacked once and used for all rows. Consecutive terms of a
  * sum are a round of rows apart, which hides the latency of the instructions. */
 INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const gl_block *const *x, vf *out, const int rows,
-                           const int packing, const int minimum, const int wide, const int halves) {
+                           const int packing, const int minimum, const int wide, const int halves, int ask) {
     const int64_t blocks = gl_blocks(m->in);
     const int vector = (wide ? 4 : 2) * LANES;
     const int groups = halves ? 2 : 1, codes = GL_BLOCK * LANES / (packing == GL_Q4 ? 2 : 1); /* their bytes */
     for (int r = 0; r < rows; r++) out[r] = vf_set(0.0f);
     for (int64_t b = 0; b < blocks; b++) {
         vf scale[2], low = vf_set(0.0f);
-        ask_for_block(tile, (groups + minimum) * vector + codes, rows);
+        if (rows >= 4 && ask) ask_for_block(tile, (groups + minimum) * vector + codes, rows);
         for (int g = 0; g < groups; g++, tile += vector) scale[g] = load_scale(tile, wide);
         if (minimum) low = load_scale(tile, wide), tile += vector;
         vi first[MOST_ROWS], second[MOST_ROWS]; /* sums of the one or two groups of the block */
@@ -146,28 +146,40 @@ INLINE void float_tile(const gl_matrix *m, const uint8_t *tile, const float *x, 
     }
 }
 
-/* Stores LANES outputs of a row from output `first` on. `at` is where the row begins in its buffer. */
-INLINE void store_outputs(const gl_program *p, const gl_op *op, int64_t at, int64_t first, vf sum) {
-    int64_t count = op->matrix->out - first;
+/* Stores the outputs of a tile that has fewer than LANES: `count` of one row. */
+static __attribute__((noinline)) void store_few(float *y, const float *bias, const float *onto, const float *sum,
+                                                int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        float value = bias ? sum[i] + bias[i] : sum[i];
+        y[i] = onto ? onto[i] + value : value;
+    }
+}
+
+/* Stores LANES outputs of some rows from output `first` on. `at` is where the first row begins in its buffer. */
+INLINE void store_outputs(const gl_program *p, const gl_op *op, int64_t at, int64_t first, vf *sum, const int rows) {
+    int64_t width = op->matrix->out, count = width - first;
     float *y = p->buffers[op->out].values + at + first;
     const float *bias = op->bias ? op->bias + first : NULL;
     const float *onto = op->b >= 0 ? p->buffers[op->b].values + at + first : NULL;
-    if (count >= LANES) {
-        if (bias) sum = vf_add(sum, vf_load(bias));
-        vf_store(y, onto ? vf_add(vf_load(onto), sum) : sum);
+    if (count < LANES) {
+        for (int r = 0; r < rows; r++) {
+            float lane[LANES];
+            vf_store(lane, sum[r]);
+            store_few(y + r * width, bias, onto ? onto + r * width : NULL, lane, count);
+        }
         return;
     }
-    float lane[LANES];
-    vf_store(lane, sum);
-    for (int64_t i = 0; i < count; i++) {
-        if (bias) lane[i] += bias[i];
-        y[i] = onto ? onto[i] + lane[i] : lane[i];
-    }
+    #pragma GCC unroll 12 /* every loop over rows, or the sums would lie in memory */
+    for (int r = 0; bias && r < rows; r++) sum[r] = vf_add(sum[r], vf_load(bias));
+    #pragma GCC unroll 12
+    for (int r = 0; onto && r < rows; r++) sum[r] = vf_add(vf_load(onto + r * width), sum[r]);
+    #pragma GCC unroll 12
+    for (int r = 0; r < rows; r++) vf_store(y + r * width, sum[r]);
 }
 
 /* Rows `row` to `row + rows` times the tiles from `tile` to before `last`. */
 INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const int rows, int64_t tile, int64_t last,
-                        const int packing, const int minimum, const int wide, const int halves) {
+                        const int packing, const int minimum, const int wide, const int halves, int ask) {
     const gl_matrix *m = op->matrix;
     const gl_buffer *in = &p->buffers[op->a];
     const int fine = packing >= GL_Q4 && op->i0; /* then every row takes two: see quantize_columns */
@@ -178,31 +190,35 @@ INLINE void linear_rows(const gl_program *p, const gl_op *op, int64_t row, const
     for (; tile < last; tile++) {
         vf out[MOST_ROWS];
         const uint8_t *data = m->data + tile * m->tile_bytes;
-        if (packing >= GL_Q4) quantized_tile(m, data, x, out, rows, packing, minimum, wide, halves);
+        if (packing >= GL_Q4) quantized_tile(m, data, x, out, rows, packing, minimum, wide, halves, ask);
         else float_tile(m, data, in->values + row * m->in, m->in, out, rows, packing);
-        if (fine)
-            for (int r = 0; r + 1 < rows; r += 2)
-                store_outputs(p, op, at + r / 2 * m->out, tile * LANES, vf_add(out[r], out[r + 1]));
-        else
-            for (int r = 0; r < rows; r++) store_outputs(p, op, at + r * m->out, tile * LANES, out[r]);
+        if (fine) {
+            #pragma GCC unroll 6
+            for (int r = 0; r < rows / 2; r++) out[r] = vf_add(out[2 * r], out[2 * r + 1]);
+            store_outputs(p, op, at, tile * LANES, out, rows / 2);
+        } else store_outputs(p, op, at, tile * LANES, out, rows);
     }
 }
 
-/* As many rows at a time as fit the registers: one sum for each, and with half groups another one for the block's second
- * half, for which twelve rows are too many. */
-#define LINEAR(name, packing, minimum, wide, halves)                                                               \
+/* Rows `row` to before `end`, as many at a time as fit the registers: one sum for each, and with half groups another one for
+ * the block's second half, for which twelve rows are too many. The first ones ask for the weights that come next; the others
+ * find them in the caches. */
+INLINE void linear_unit(const gl_program *p, const gl_op *op, int64_t row, int64_t end, int64_t tile, int64_t last,
+                        const int packing, const int minimum, const int wide, const int halves) {
+    int ask = 1;
+#define SOME_ROWS(count) \
+    linear_rows(p, op, row, count, tile, last, packing, minimum, wide, halves, ask), row += count, ask = 0
+    while (MOST_ROWS == 12 && !halves && row + 12 <= end) SOME_ROWS(12);
+    while (MOST_ROWS == 12 && row + 8 <= end) SOME_ROWS(8);
+    while (row + 4 <= end) SOME_ROWS(4);
+    if (row + 2 <= end) SOME_ROWS(2);
+    if (row < end) SOME_ROWS(1);
+#undef SOME_ROWS
+}
+
+#define LINEAR(name, ...)                                                                                          \
     static void name(const gl_program *p, const gl_op *op, int64_t row, int64_t end, int64_t tile, int64_t last) { \
-        for (; MOST_ROWS == 12 && !(halves) && row + 12 <= end; row += 12)                                         \
-            linear_rows(p, op, row, 12, tile, last, packing, minimum, wide, halves);                               \
-        for (; MOST_ROWS == 12 && row + 8 <= end; row += 8)                                                        \
-            linear_rows(p, op, row, 8, tile, last, packing, minimum, wide, halves);                                \
-        for (; row + 4 <= end; row += 4)                                                                           \
-            linear_rows(p, op, row, 4, tile, last, packing, minimum, wide, halves);                                \
-        if (row + 2 <= end) {                                                                                      \
-            linear_rows(p, op, row, 2, tile, last, packing, minimum, wide, halves);                                \
-            row += 2;                                                                                              \
-        }                                                                                                          \
-        if (row < end) linear_rows(p, op, row, 1, tile, last, packing, minimum, wide, halves);                     \
+        linear_unit(p, op, row, end, tile, last, __VA_ARGS__);                                                     \
     }
 LINEAR(linear_f32, GL_F32, 0, 0, 0)
 LINEAR(linear_f16, GL_F16, 0, 0, 0)

@@ -258,6 +258,9 @@ int64_t gl_progress_bytes(int32_t ops) {
     return count_ranges() * (int64_t)(sizeof(finished) + counters(ops) * sizeof(int32_t)) + 64;
 }
 
+/* Returns 0 if the batch of a program has a fault. */
+int gl_check(const gl_program *program, gl_fault *fault) { return !find_fault(program, fault); }
+
 /* Runs a program. `memory` has gl_progress_bytes for its ops, `scratch` has `scratch_size` floats per thread. Returns
  * 0 if the batch has a fault; then nothing was computed. */
 int gl_run(const gl_program *program, void *memory, float *scratch, int64_t scratch_size, gl_fault *fault) {

@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from glassloop.ops.batch import PAGE, Batch, BatchError, Int32, check_spans, pages_for
+from glassloop.ops.batch import PAGE, Batch, BatchError, Int32, check_spans, pages_for, parts_of
 from glassloop.ops.drafting import ChainRequest, Drawn
 from glassloop.ops.native import library as lib
 from glassloop.ops.native.pages import NativePages, aligned
 from glassloop.ops.native.recorder import Recorder, Room, Value
 from glassloop.ops.quant import Float32
+
+# Rows that a thread computes together at most, or a half more: their intermediate values fit its L2 cache.
+ROWS_PER_THREAD = 64
 
 
 class OpTime(NamedTuple):
@@ -61,8 +64,17 @@ class Program:
 
     def _run(self, batch: Batch, pages: Sequence[NativePages]) -> list[Float32]:
         assert not self._inputs, "a program with inputs is run by `Chain`"
-        results, call, _ = self._prepare(batch, pages)
-        self._check(lib.library().gl_run(*call))
+        parts = parts_of(batch, ROWS_PER_THREAD * self._threads)
+        if len(parts) > 1:  # all of it is checked before anything is computed
+            self._load(batch, pages)
+            self._check(lib.library().gl_check(ctypes.byref(self._program), ctypes.byref(self._fault)))
+        results = self._make_results(len(batch.wanted))
+        done = 0
+        for part in parts:
+            end = done + len(part.wanted)
+            call = self._prepare(part, pages, [result[done:end] for result in results])
+            self._check(lib.library().gl_run(*call))
+            done = end
         return results
 
     def draw(
@@ -71,7 +83,9 @@ class Program:
         """Runs a program that has the input `states` and the results logits and states, as a chain of drafts
         (drafting.c)."""
         with self._one_run:
-            results, call, tokens = self._prepare(batch, pages)
+            results = self._make_results(len(batch.wanted))
+            call = self._prepare(batch, pages, results)
+            tokens = self._program.batch + lib.BATCH.size + lib.SPAN.size * len(batch.spans)
             _, state_home = self._results
             # A step reads the state before it writes the next one to the same place.
             self._buffers[self._inputs[0]].values = lib.address(states)
@@ -79,39 +93,39 @@ class Program:
             drafted = tokens, lib.address(ids), len(ids), lib.address(results[0]), lib.address(chains)
             self._check(lib.library().gl_draft(*call, *drafted))
 
-    def _prepare(
-        self, batch: Batch, pages: Sequence[NativePages]
-    ) -> tuple[list[Float32], tuple[Any, ...], int]:
-        """Makes room for a batch. Returns the arrays of the results, the arguments of `gl_run`, and the
-        address of the batch's tokens."""
-        check_spans(batch, len(pages))
+    def _make_results(self, rows: int) -> list[Float32]:
+        return [np.empty((rows, width), np.float32) for width in self._results.values()]
+
+    def _prepare(self, batch: Batch, pages: Sequence[NativePages], results: list[Float32]) -> tuple[Any, ...]:
+        """Makes room for a batch, whose results are written to the given arrays. Returns the arguments of
+        `gl_run`."""
+        self._load(batch, pages)
         self._make_room(len(batch.tokens), wanted=False)
         self._make_room(len(batch.wanted), wanted=True)
-        results = []
-        for home, width in self._results.items():
-            results.append(np.empty((len(batch.wanted), width), np.float32))
-            self._buffers[home].values = lib.address(results[-1])
+        for home, result in zip(self._results, results, strict=True):
+            self._buffers[home].values = lib.address(result)
         longest = max([span.length for span in batch.spans])
         # Up to twelve queries attend together; each is copied and has a score for every key of every page.
         largest = max([group.layout.head_dim for group in pages])
         scratch = max(12 * (largest + pages_for(longest) * PAGE), self._widest)
         if len(self._scratch) < scratch * self._threads:
             self._scratch = np.empty(2 * scratch * self._threads, np.float32)
-        caches = b"".join([group.packed for group in pages])
-        memory = _packed(batch, caches)
-        self._program.caches = lib.address(memory)
-        self._program.batch = self._program.caches + len(caches)
-        self._program.groups = len(pages)
-        self._memory = memory  # until the call that is prepared here is done
-        call = (
+        return (
             ctypes.byref(self._program),
             lib.address(self._progress),
             lib.address(self._scratch),
             scratch,
             ctypes.byref(self._fault),
         )
-        tokens = self._program.batch + lib.BATCH.size + lib.SPAN.size * len(batch.spans)
-        return results, call, tokens
+
+    def _load(self, batch: Batch, pages: Sequence[NativePages]) -> None:
+        """Makes a batch that of the program."""
+        check_spans(batch, len(pages))
+        caches = b"".join([group.packed for group in pages])
+        self._memory = _packed(batch, caches)  # which the program points to
+        self._program.caches = lib.address(self._memory)
+        self._program.batch = self._program.caches + len(caches)
+        self._program.groups = len(pages)
 
     def _check(self, done: int) -> None:
         if not done:
