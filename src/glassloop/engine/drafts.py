@@ -25,6 +25,7 @@ _KEPT = 1 << 15  # tokens of earlier runs that are kept, at least
 _OF_A_RUN = 1024  # tokens of one earlier run that are kept, its last ones
 _AT_ONCE = 512  # tokens of a long text that are indexed in one step: all streams wait meanwhile
 _BORDER = -1  # between two runs
+_LEAST_GAIN = 1.15  # times as many tokens per second must be expected of a guess: estimates are rough
 
 
 class Guesser(Protocol):
@@ -227,7 +228,10 @@ class Lookup:
         self._expected = agreed, following, len(tokens)
         if not following:
             return 0.0, []
-        rate, count = self._step_cost.best(self._rates.of(agreed), min(room, len(following)))
+        costs = self._step_cost
+        rate, count = costs.best(self._rates.of(agreed), min(room, len(following)))
+        if rate < _LEAST_GAIN * costs.rows / costs.cost(costs.rows):
+            return 0.0, []
         return rate, following[:count]
 
     def learn(self, branch: Branch, place: int) -> None:
