@@ -237,3 +237,15 @@ def test_a_lookup_is_silent_without_a_past():
     guesser = Lookup(StepCost(), RecentRuns())
     assert guesser.guess([1, 2], 8) == []
     guesser.learn(Branch([1, 2, 3], 3), 0)
+
+
+@pytest.mark.parametrize(("second_row", "pays"), [(0.2, True), (0.8, False)])
+def test_the_lookup_guesses_only_where_a_clear_gain_is_expected(second_row, pays):
+    """Costs are those that were measured: a row more for a fifth of a step pays, for four fifths it does not,
+    although it would be slightly faster."""
+    costs = StepCost()
+    for rows in (1, 2, 3, 4, 5, 7, 9, 13, 17, 25):
+        costs.saw(rows, 1.0 + second_row * (rows - 1))
+    assert costs.best(0.9, 1)[1] == 1
+    rate, guess = Lookup(costs, RecentRuns()).propose(list(range(20)) * 2, 8)
+    assert (rate > 0) is bool(guess) is pays
