@@ -104,10 +104,12 @@ wheel: $(VENV)/.release $(VENV)/.tested $(STUDIO)
 	@GLASSLOOP_DIST=dist $(BIN)/python -m pytest tests/test_wheel.py
 
 # In an environment of its own, as little of it is needed elsewhere. A broken link or anchor fails the build, but not
-# with --quiet, which hides the warnings that --strict counts.
+# with --quiet, which hides the warnings that --strict counts. Where the tests' environment is, the site's search is
+# tried in a browser.
 DOCS ?= .venv-docs
 docs:
 	@$(MAKE) --no-print-directory VENV=$(DOCS) site
+	@if [ -e $(VENV)/.tested ]; then GLASSLOOP_SITE=build/site $(BIN)/python -m pytest tests/test_docs.py -k site; fi
 	@echo "The site is in build/site: open build/site/index.html"
 
 site: $(VENV)/.docs

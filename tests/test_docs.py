@@ -1,11 +1,14 @@
 """What the docs say about the repository is true: links and anchors lead somewhere, Python examples compile,
-the commands and options of shell examples exist, and every page is on the docs site."""
+the commands and options of shell examples exist, every page is on the docs site, its search finds options."""
 
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
 import shlex
+import shutil
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from browser import needs_chromium, shown
 
 from glassloop.cli.main import app
 
@@ -171,3 +175,51 @@ def test_the_reference_names_what_exists_and_everything_that_is_exported():
             named.add(name)
     errors = {name for name in glassloop.__all__ if name.endswith("Error")}
     assert set(glassloop.__all__) - errors - {"DEFAULT_ORDER", "TakenBack"} <= named
+
+
+QUERIES = {
+    "--upstream": "+upstream*",
+    "serve --upstream": "serve +upstream*",
+    "--max-tokens": "+max* +tokens*",
+    "--max-": "+max*",
+    '"--upstream"': "+upstream*",
+    "-n": "+n*",
+    "a - b": "a  b",
+    "log-probabilities": "log-probabilities",
+}
+
+
+@needs_chromium
+def test_the_search_of_the_site_takes_a_word_that_begins_with_dashes_as_an_option(tmp_path):
+    shutil.copy(DOCS / "assets" / "search.js", tmp_path)
+    (tmp_path / "worker.js").write_text("addEventListener('message', ({ data }) => postMessage(data));")
+    (tmp_path / "page.html").write_text(
+        f"""<body><pre id="queries"></pre><script src="search.js"></script><script>
+        const got = [], worker = new Worker('worker.js');
+        worker.addEventListener('message', ({{ data }}) => {{
+          got.push(data);
+          document.getElementById('queries').textContent = JSON.stringify(got);
+        }});
+        worker.postMessage({{ type: 0, data: '--as it is' }});
+        for (const data of {json.dumps(list(QUERIES))}) worker.postMessage({{ type: 2, data }});
+        </script>"""
+    )
+    dom = shown((tmp_path / "page.html").as_uri(), tmp_path)
+    first, *queries = json.loads(dom.partition('<pre id="queries">')[2].partition("</pre>")[0])
+    assert first == {"type": 0, "data": "--as it is"}
+    assert [each["data"] for each in queries] == list(QUERIES.values())
+
+
+SITE = os.environ.get("GLASSLOOP_SITE")
+
+
+@needs_chromium
+@pytest.mark.skipif(not SITE, reason="GLASSLOOP_SITE names no folder with the docs site (make docs)")
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [("--upstream", "server.html"), ("--max-tokens", "evaluation.html"), ("temperature", "exercises.html")],
+)
+def test_the_search_of_the_built_site_finds_options(query, page, tmp_path):
+    dom = shown(f"{Path(SITE).resolve().as_uri()}/index.html?q={query}", tmp_path)
+    results = re.findall(r'<a href="([^"?#]*)[^"]*" class="md-search-result__link"', dom)
+    assert f"{Path(SITE).resolve().as_uri()}/{page}" in results

@@ -32,6 +32,13 @@ def on_page_markdown(markdown: str, **unused: Any) -> str:
     return re.sub(rf"\]\(\.\./({'|'.join(map(re.escape, ABOVE))})", r"](\1", markdown)
 
 
+def on_post_build(config: Any, **unused: Any) -> None:
+    """Writes the index of the search as a script, which a page that is opened as a file can load."""
+    folder = Path(config["site_dir"]) / "search"
+    index = (folder / "search_index.json").read_text(encoding="utf-8")
+    (folder / "search_index.js").write_text(f"var __index = {index}", encoding="utf-8")
+
+
 def options_table() -> str:
     """Returns all fields of `Sampling` with their types, defaults and help texts."""
     source = (ROOT / "src" / "glassloop" / "decode" / "sampling.py").read_text(encoding="utf-8")

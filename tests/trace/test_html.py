@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from base64 import b64encode
 from copy import copy
 from hashlib import sha256
 from html.parser import HTMLParser
 
 import pytest
+from browser import needs_chromium, shown
 from engine.random_runs import PROMPT, small_llm
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -235,29 +234,12 @@ def test_a_page_of_500_tokens_is_small(tmp_path):
     assert 200_000 < (tmp_path / "a.html").stat().st_size < 500_000
 
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt install chromium)")
+@needs_chromium
 def test_a_browser_shows_the_record_of_a_token_and_runs_no_hostile_text(tmp_path):
     run = hostile_run(HOSTILE)
     run.fork(2, token=101, n=1)
     run.save_html(tmp_path / "a.html", explanations={3: run.explain(3)})
-    dom = subprocess.run(
-        [
-            *(
-                CHROMIUM,
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                f"--user-data-dir={tmp_path / 'profile'}",
-            ),
-            *("--dump-dom", f"{(tmp_path / 'a.html').as_uri()}#3"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    ).stdout
+    dom = shown(f"{(tmp_path / 'a.html').as_uri()}#3", tmp_path)
     panel = dom[dom.index("<aside") : dom.index("</aside>")]
     assert "&lt;/script&gt;&lt;!--" in panel
     assert percent(run.tokens[3].raw_logprob) in panel and "What else was likely" in panel

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
 from html import unescape
 
 import pytest
+from browser import needs_chromium, shown
 from engine.random_runs import PROMPT, small_llm
 
 from glassloop import GlassloopError, Run, Sampling
 from glassloop.plain_text import quoted
 from glassloop.trace.html.live import SCRIPT, LiveRun
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def make() -> Run:
@@ -101,18 +98,14 @@ document.getElementById("said").textContent = JSON.stringify(said);
 </script>"""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt install chromium)")
+@needs_chromium
 def test_a_click_in_a_browser_sends_the_message(tmp_path):
     run = make()
     live = LiveRun(run)
     state = {"html": live.html, "records": live.records, "busy": False, "error": ""}
     written = json.dumps(state | {"script": SCRIPT.read_text()}).replace("<", "\\u003c")
     (tmp_path / "a.html").write_text(HARNESS.replace("STATE", written))
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    command += ["--virtual-time-budget=3000", f"--user-data-dir={tmp_path / 'profile'}"]
-    done = subprocess.run(
-        [*command, (tmp_path / "a.html").as_uri()], capture_output=True, text=True, timeout=60
-    )
-    said = json.loads(unescape(done.stdout.split('<pre id="said">')[1].split("</pre>")[0]))
+    dom = shown((tmp_path / "a.html").as_uri(), tmp_path)
+    said = json.loads(unescape(dom.split('<pre id="said">')[1].split("</pre>")[0]))
     assert said["sent"] == [click(run, 2)] and said["selected"] == 2
     assert said["buttons"] == [quoted(each.text) for each in run.tokens[2].alternatives]
