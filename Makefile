@@ -23,6 +23,9 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 STUDIO := src/glassloop/server/static/index.html
 NPM    := cd web && PATH="$(abspath $(BIN)):$$PATH" npm --no-audit --no-fund --loglevel=error
 
+# Where this is set, hundreds of processes of the tests would each compile all modules that they import.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run serve web test check-studio test-studio test-peers test-gpu test-arm test-cluster fuzz sdist wheel docs site lint format bench clean
 
 run: $(VENV)/.installed

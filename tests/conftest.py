@@ -4,6 +4,7 @@ that a change is judged by itself and not by the luck of the draw.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -31,6 +32,9 @@ if os.environ.get("CI"):
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("GLASSLOOP_THREADS", "1")
+
+# While the modules of the tests are imported: looking among them for garbage takes long and finds little.
+gc.disable()
 
 # A job in the background has Ctrl-C ignored, and so would have all that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -74,6 +78,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         asked = test._hypothesis_internal_use_settings or settings.default
         count = max(1, round(asked.max_examples * EXAMPLES))
         test._hypothesis_internal_use_settings = settings(asked, max_examples=count)
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "glassloop"
@@ -50,7 +51,9 @@ def layer(name: str) -> int:
     return -1 if (PACKAGE / f"{name}.py").exists() and not name.startswith("__") else len(LAYERS)
 
 
-MODULES = {path.relative_to(PACKAGE).as_posix(): imports(path) for path in PACKAGE.rglob("*.py")}
+@cache  # not when the file is imported, as every worker does
+def modules() -> dict[str, list[str]]:
+    return {path.relative_to(PACKAGE).as_posix(): imports(path) for path in PACKAGE.rglob("*.py")}
 
 
 def test_every_folder_has_a_place_in_the_order():
@@ -60,7 +63,7 @@ def test_every_folder_has_a_place_in_the_order():
 def test_no_module_imports_from_a_layer_above_its_own():
     wrong = [
         f"{module} imports glassloop.{name}"
-        for module, names in MODULES.items()
+        for module, names in modules().items()
         if module != FACADE
         for name in names
         if layer(name.split(".")[0]) > layer(module.removesuffix(".py").split("/")[0])
@@ -71,7 +74,7 @@ def test_no_module_imports_from_a_layer_above_its_own():
 def test_only_ops_imports_the_native_op_set():
     importers = {
         module
-        for module, names in MODULES.items()
+        for module, names in modules().items()
         if not module.startswith("ops/") and any(f"{name}.".startswith("ops.native.") for name in names)
     }
     assert importers == set()

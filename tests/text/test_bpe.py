@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,10 @@ from glassloop.text.tokenizer import Tokenizer
 
 LONG = "A long text is worth the whole model. " * 10_000
 
-SMALL: dict[str, Any] = {
-    **{pre: byte_level_metadata(pre) for pre in ("gpt-2", "smollm", "llama-bpe")},
-    "a space before": sentencepiece_metadata(True, ("ab a", "<|x|>")),
-    "no space before": sentencepiece_metadata(False),
+SMALL: dict[str, Callable[[], dict[str, Any]]] = {
+    **{pre: partial(byte_level_metadata, pre) for pre in ("gpt-2", "smollm", "llama-bpe")},
+    "a space before": partial(sentencepiece_metadata, True, ("ab a", "<|x|>")),
+    "no space before": partial(sentencepiece_metadata, False),
 }
 
 
@@ -47,7 +49,8 @@ def _ways(tokenizer: Tokenizer, text: str, data: bytes) -> list[Any]:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_short_texts_of_small_vocabularies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    small, whole = _both(lambda: Tokenizer.from_gguf(SMALL[name]), monkeypatch)
+    metadata = SMALL[name]()
+    small, whole = _both(lambda: Tokenizer.from_gguf(metadata), monkeypatch)
     literals = "".join([*SPECIAL, f"x{USER_DEFINED} y", "ab a<|x|>b"])
 
     @settings(max_examples=200)
@@ -76,14 +79,14 @@ def test_the_whole_model_is_built_once_and_for_good(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         bpe.BPE, "_build", lambda self, vocab, merges: built.append(len(vocab)) or build(self, vocab, merges)
     )
-    tokenizer = Tokenizer.from_gguf(SMALL["smollm"])
+    tokenizer = Tokenizer.from_gguf(SMALL["smollm"]())
     tokenizer.encode("short")
     assert built[0] < 50
     tokenizer.encode(LONG)
     tokenizer.encode("short")
     assert built[1:] == [tokenizer.vocab_size]
 
-    short_ones = Tokenizer.from_gguf(SMALL["smollm"])
+    short_ones = Tokenizer.from_gguf(SMALL["smollm"]())
     built.clear()
     for _ in range(50):
         short_ones.encode("short")
