@@ -46,7 +46,8 @@ check-studio: $(VENV)/.installed
 	  $(MAKE) --no-print-directory web/node_modules/.checked; \
 	else echo "SKIPPED: the studio's tests (no Node 20, or npm's packages cannot be had)"; fi
 
-# In a browser against the real server, alone on the machine: some of it measures. The rest runs in two processes.
+# In a browser against the real server, alone on the machine: some of it measures. The rest runs in three processes,
+# each with a server of one thread.
 test-studio: check-studio
 	@if [ ! -e web/node_modules/.checked ]; then exit 0; fi; \
 	if [ -x "$${CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome >/dev/null; then \

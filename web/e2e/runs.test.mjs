@@ -44,7 +44,7 @@ test('a broken connection loses nothing', { skip }, async () => {
   const line = await proxy(server.port);
   await visit(line.address);
   await played(page);
-  await ask(page, 'The river went on and on, and', { seed: 4, max_tokens: 60 });
+  await ask(page, 'The river went on and on, and', { seed: 4, max_tokens: 240 });
   await page.waitForFunction(() => /^writing/.test(document.querySelector('.state').textContent.trim()) && document.querySelectorAll('.token[data-token]').length > 1);
   line.cut();
   await page.locator('[role=alert]').filter({ hasText: 'gone away' }).waitFor();
