@@ -20,9 +20,13 @@ from ops.sanitized import sanitized_environment
 from glassloop.model.cache import Branches
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
+from glassloop.ops.batch import Batch
+from glassloop.ops.kv_cache import CacheSpec
 from glassloop.ops.native import library, program
 from glassloop.ops.native.ops import NativeOps
+from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps, ReferencePages
+from glassloop.ops.tensor import Tensor
 
 
 @pytest.fixture(params=library.INSTRUCTION_SETS)
@@ -221,6 +225,27 @@ def test_two_models_in_two_threads_share_the_pool(real):
     with ThreadPoolExecutor(4) as threads:
         made = list(threads.map(lambda _: Branches(model, 64).forward([(0, 0, ids)]).tobytes(), range(12)))
     assert made == [expected] * 12
+
+
+@pytest.mark.parametrize("fine", [False, True])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_makes_the_outputs_of_its_row_nan(instructions, value, fine):
+    """Codes of 8 bits have no number for it."""
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((3, 96)).astype(np.float32)
+    table[1, 70] = value
+    ops = NativeOps()
+    rows = ops.matrix(Tensor.of("table", table))
+    weight = ops.matrix(Tensor.of("weight", rng.standard_normal((40, 96))).stored_as(FORMATS["Q8_0"]))
+
+    def compute(batch, pages):
+        x = ops.scale(ops.take(ops.embed(rows, batch.tokens), batch.wanted), 2.0)
+        return ops.head(x, weight) if fine else ops.linear(x, weight, None)
+
+    pages = ops.cache([CacheSpec(1, 1, 8)], 1 << 20)
+    span = np.zeros((1, 1), np.int32)
+    outputs = ops.program(compute)(Batch.of([(span, 0, [0, 1, 2])], [3]), pages)
+    assert np.isnan(outputs[1]).all() and np.isfinite(outputs[[0, 2]]).all()
 
 
 @settings(max_examples=60, deadline=None)

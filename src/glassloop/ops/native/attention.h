@@ -67,71 +67,63 @@ typedef struct {
     int32_t reach; /* how many slots it sees, from slot 0 on */
 } query;
 
-/* Scores of `count` queries against all keys from page `first` to `last`: [pages, count, GL_PAGE].
- * `turned` are the queries, scaled: [head dim, count]. */
-INLINE void score(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const float *turned,
-                  const int count, int32_t first, int32_t last, float *scores) {
-    const gl_cache *c = cache_of(p, op);
-    for (int32_t index = first; index <= last; index++, scores += count * GL_PAGE) {
-        page here = page_of(c, op->i0, page_at(span, op, index), kv_head), next = here;
-        if (index < last) next = page_of(c, op->i0, page_at(span, op, index + 1), kv_head);
-        const uint16_t *keys = here.keys;
-        for (int at = 0; at < GL_PAGE; at += 2 * LANES) {
-            vf sum[QUERIES][2];
-            for (int t = 0; t < count; t++) sum[t][0] = sum[t][1] = vf_set(0.0f);
-            for (int32_t d = 0; d < c->head_dim; d++) {
-                if (at == 0) { /* a cache line each of what is read next; a page has one for each dimension */
-                    __builtin_prefetch(next.keys + d * GL_PAGE);
-                    __builtin_prefetch(here.values + d * GL_PAGE);
-                }
-                vf low = vf_load_half(keys + d * GL_PAGE + at), high = vf_load_half(keys + d * GL_PAGE + at + LANES);
-                #pragma GCC unroll 12
-                for (int t = 0; t < count; t++) {
-                    sum[t][0] = vf_fma_at(turned + d * count + t, low, sum[t][0]);
-                    sum[t][1] = vf_fma_at(turned + d * count + t, high, sum[t][1]);
-                }
+/* Scores of `count` queries against the keys of one page: [count, GL_PAGE]. `turned` are the queries, scaled: [head dim,
+ * count]. Asks for the page's values, and for the keys of the next page. */
+INLINE void score(const page here, const page next, int32_t head_dim, const float *turned, const int count,
+                  float *scores) {
+    for (int at = 0; at < GL_PAGE; at += 2 * LANES) {
+        vf sum[QUERIES][2];
+        for (int t = 0; t < count; t++) sum[t][0] = sum[t][1] = vf_set(0.0f);
+        for (int32_t d = 0; d < head_dim; d++) {
+            if (at == 0) { /* a cache line each; a page has one for each dimension */
+                __builtin_prefetch(next.keys + d * GL_PAGE);
+                __builtin_prefetch(here.values + d * GL_PAGE);
             }
+            const uint16_t *keys = here.keys + d * GL_PAGE + at;
+            vf low = vf_load_half(keys), high = vf_load_half(keys + LANES);
+            #pragma GCC unroll 12
             for (int t = 0; t < count; t++) {
-                vf_store(scores + t * GL_PAGE + at, sum[t][0]);
-                vf_store(scores + t * GL_PAGE + at + LANES, sum[t][1]);
+                sum[t][0] = vf_fma_at(turned + d * count + t, low, sum[t][0]);
+                sum[t][1] = vf_fma_at(turned + d * count + t, high, sum[t][1]);
             }
         }
-    }
-}
-
-/* Gives the keys from `from` to before `to` no weight. Page by page, since compilers would use scatter instructions, which
- * are slow. */
-INLINE void hide(float *scores, int64_t stride, int64_t from, int64_t to) {
-    for (int64_t end; from < to; from = end) {
-        end = MIN(to, (from / GL_PAGE + 1) * GL_PAGE);
-        float *page = scores + from / GL_PAGE * stride;
-        for (int64_t i = from % GL_PAGE, last = i + end - from; i < last; i++) page[i] = -INFINITY;
-    }
-}
-
-/* Turns a query's scores into weights, in place: cap, mask, softmax without its division. Returns the sum of the
- * weights. The scores lie in `pages` pages, `stride` apart; the first is that of the key in slot `start`. */
-static float soften(const gl_op *op, float *scores, int64_t pages, int64_t stride, int32_t start, const query *own) {
-    int64_t seen_from = op->i2 ? MAX(0, own->slot - op->i2 + 1 - start) : 0, seen_to = own->reach - start;
-    float *end = scores + pages * stride;
-    if (op->f1 > 0)
-        for (float *page = scores; page < end; page += stride)
-            for (int i = 0; i < GL_PAGE; i += LANES)
-                vf_store(page + i, vf_mul(vf_tanh(vf_div(vf_load(page + i), vf_set(op->f1))), vf_set(op->f1)));
-    hide(scores, stride, 0, MIN(seen_from, pages * GL_PAGE));
-    hide(scores, stride, seen_to, pages * GL_PAGE);
-    vf largest = vf_set(-INFINITY), sum[VECTORS];
-    for (int v = 0; v < VECTORS; v++) sum[v] = vf_set(0.0f);
-    for (float *page = scores; page < end; page += stride)
-        for (int i = 0; i < GL_PAGE; i += LANES) largest = vf_max(largest, vf_load(page + i));
-    vf most = vf_set(vf_largest(largest));
-    for (float *page = scores; page < end; page += stride)
-        for (int i = 0; i < GL_PAGE; i += LANES) {
-            vf weight = vf_exp(vf_sub(vf_load(page + i), most));
-            vf_store(page + i, weight);
-            sum[i / LANES % VECTORS] = vf_add(sum[i / LANES % VECTORS], weight);
+        for (int t = 0; t < count; t++) {
+            vf_store(scores + t * GL_PAGE + at, sum[t][0]);
+            vf_store(scores + t * GL_PAGE + at + LANES, sum[t][1]);
         }
-    return vf_sum(sum);
+    }
+}
+
+/* Caps the scores of a page whose first key has the slot `start`, gives those that a query does not see no weight, and
+ * raises each query's largest score. */
+INLINE void finish_scores(const gl_op *op, const query *queries, const int count, int32_t start, float *scores,
+                          vf *largest) {
+    for (int t = 0; t < count; t++, scores += GL_PAGE) {
+        int32_t seen_from = op->i2 ? queries[t].slot - op->i2 + 1 - start : 0, seen_to = queries[t].reach - start;
+        for (int i = 0; op->f1 > 0 && i < GL_PAGE; i += LANES)
+            vf_store(scores + i, vf_mul(vf_tanh(vf_div(vf_load(scores + i), vf_set(op->f1))), vf_set(op->f1)));
+        if (seen_from > 0 || seen_to < GL_PAGE)
+            for (int i = 0; i < GL_PAGE; i++) scores[i] = i >= seen_from && i < seen_to ? scores[i] : -INFINITY;
+        for (int i = 0; i < GL_PAGE; i += LANES) largest[t] = vf_max(largest[t], vf_load(scores + i));
+    }
+}
+
+/* Turns scores into weights, in place: softmax without its division. `sums` receives the sum of each query's weights. Page
+ * by page, so that the exponentials of all queries are under way together. */
+INLINE void soften(float *scores, int64_t pages, const int count, const vf *largest, float *sums) {
+    vf most[QUERIES], sum[QUERIES][VECTORS];
+    for (int t = 0; t < count; t++) {
+        most[t] = vf_set(vf_largest(largest[t]));
+        for (int v = 0; v < VECTORS; v++) sum[t][v] = vf_set(0.0f);
+    }
+    for (int64_t page = 0; page < pages; page++)
+        for (int t = 0; t < count; t++, scores += GL_PAGE)
+            for (int i = 0; i < GL_PAGE; i += LANES) {
+                vf weight = vf_exp(vf_sub(vf_load(scores + i), most[t]));
+                vf_store(scores + i, weight);
+                sum[t][i / LANES % VECTORS] = vf_add(sum[t][i / LANES % VECTORS], weight);
+            }
+    for (int t = 0; t < count; t++) sums[t] = vf_sum(sum[t]);
 }
 
 /* Sums up the weighted values of one or two vectors of dimensions from `d` on, over all keys in order: from page `first`
@@ -174,21 +166,36 @@ INLINE void mix(const gl_program *p, const gl_op *op, const gl_span *span, int32
     if (d < dims) mix_dims(p, op, span, kv_head, queries, count, first, end, weights, sums, d, 0);
 }
 
-/* Attention of a fixed number of queries over the slots from page `first` to below `end`. `scratch` has room for each query's values and a score for each key. */
+/* Attention of `count` queries over the slots from page `first` to below `end`. `scratch` has room for each query's values
+ * and a score for each key. */
+INLINE void attend_queries(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head,
+                           const query *queries, const int count, int32_t first, int32_t end, float *scratch) {
+    const gl_cache *c = cache_of(p, op);
+    int32_t last = (end - 1) / GL_PAGE;
+    float sums[QUERIES], *scores = scratch + count * c->head_dim;
+    vf largest[QUERIES];
+    for (int t = 0; t < count; t++) {
+        largest[t] = vf_set(-INFINITY);
+        for (int32_t d = 0; d < c->head_dim; d++) scratch[d * count + t] = queries[t].q[d] * op->f0;
+    }
+    for (int32_t index = first; index <= last; index++) {
+        page here = page_of(c, op->i0, page_at(span, op, index), kv_head);
+        page next = index < last ? page_of(c, op->i0, page_at(span, op, index + 1), kv_head) : here;
+        float *own = scores + (index - first) * count * GL_PAGE;
+        score(here, next, c->head_dim, scratch, count, own);
+        finish_scores(op, queries, count, index * GL_PAGE, own, largest);
+    }
+    soften(scores, last - first + 1, count, largest, sums);
+    mix(p, op, span, kv_head, queries, count, first, end, scores, sums);
+}
+
+/* The same for a fixed number of queries. */
 typedef void attending(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
                        int32_t first, int32_t end, float *scratch);
-#define ATTEND(name, count)                                                                                        \
+#define ATTEND(name, count)                                                                                            \
     static void name(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries, \
-                     int32_t first, int32_t end, float *scratch) {                                                 \
-        int32_t last = (end - 1) / GL_PAGE;                                                                        \
-        int64_t dims = cache_of(p, op)->head_dim, pages = last - first + 1;                                        \
-        float sums[count], *scores = scratch + count * dims;                                                       \
-        for (int t = 0; t < count; t++)                                                                            \
-            for (int64_t d = 0; d < dims; d++) scratch[d * count + t] = queries[t].q[d] * op->f0;                  \
-        score(p, op, span, kv_head, scratch, count, first, last, scores);                                          \
-        for (int t = 0; t < count; t++)                                                                            \
-            sums[t] = soften(op, scores + t * GL_PAGE, pages, count * GL_PAGE, first * GL_PAGE, &queries[t]); \
-        mix(p, op, span, kv_head, queries, count, first, end, scores, sums);                                       \
+                     int32_t first, int32_t end, float *scratch) {                                                     \
+        attend_queries(p, op, span, kv_head, queries, count, first, end, scratch);                                     \
     }
 ATTEND(attend_1, 1)
 ATTEND(attend_2, 2)

@@ -23,20 +23,17 @@ INLINE gl_block *row_of(const gl_buffer *buffer, int64_t row, int64_t width) {
 /* Stores integers from -127 to 127, given as floats, as codes with their scale and sums. If one is NaN, because a value
  * of the block was not finite, the scale is NaN, and so is all that is computed from the block. */
 INLINE void store_block(const vf *whole, float scale, gl_block *block) {
-    float sums[2];
-    for (int half = 0; half < 2; half++) {
-        vf sum = whole[half * 16 / LANES];
-        for (int i = half * 16 / LANES + 1; i < (half + 1) * 16 / LANES; i++) sum = vf_add(sum, whole[i]);
-        sums[half] = vf_whole_sum(sum);
-    }
-    if (sums[0] + sums[1] != sums[0] + sums[1]) {
+    vf sum = whole[0];
+    for (int i = 1; i < GL_BLOCK / LANES; i++) sum = vf_add(sum, whole[i]);
+    if (vf_has_nan(sum)) {
         *block = (gl_block){.scale = NAN};
         return;
     }
-    for (int i = 0; i < GL_BLOCK / LANES; i++) vi_store_bytes(block->codes + i * LANES, whole[i]);
+    int32_t sums[2];
+    for (int half = 0; half < 2; half++) sums[half] = store_codes(block->codes + 16 * half, whole + half * 16 / LANES);
     block->scale = scale;
-    block->sum = sums[0] + sums[1];
-    for (int half = 0; half < 2; half++) block->halves[half] = 128 * (int32_t)sums[half];
+    block->sum = (float)(sums[0] + sums[1]);
+    for (int half = 0; half < 2; half++) block->halves[half] = 128 * sums[half];
 }
 
 /* Quantizes 32 values to codes with one scale. With `rest`, the rounding errors are quantized too, at 1/254 of the
@@ -138,7 +135,13 @@ static void rotate(const gl_program *p, const gl_op *op, int64_t row) {
     for (int head = 0; head < heads; head++) {
         const float *x = p->buffers[op->a].values + row * op->width + head * head_dim;
         float *y = p->buffers[op->out].values + row * op->width + head * head_dim;
-        for (int i = 0; i < half; i++) {
+        int i = 0;
+        for (; i + LANES <= half; i += LANES) {
+            vf a = vf_load(x + i), b = vf_load(x + i + half), cosine = vf_load(cosines + i), sine = vf_load(sines + i);
+            vf_store(y + i, vf_sub(vf_mul(a, cosine), vf_mul(b, sine)));
+            vf_store(y + i + half, vf_add(vf_mul(b, cosine), vf_mul(a, sine)));
+        }
+        for (; i < half; i++) {
             float a = x[i], b = x[i + half];
             y[i] = a * cosines[i] - b * sines[i];
             y[i + half] = b * cosines[i] + a * sines[i];

@@ -49,8 +49,16 @@ static inline uint16_t float_to_half(float f) {
     return sign | (uint16_t)((bits - 0x38000000) >> 13);
 }
 
-#if defined(GL_AVX512)
+/* store_codes of each instruction set stores 16 whole numbers from -127 to 127 as bytes, and returns their sum. */
+#if defined(GL_AVX512) || defined(GL_AVX2) || defined(GL_AVXVNNI)
 #include <immintrin.h>
+static inline int32_t sum_of_codes(__m128i codes) { /* as numbers from 1 to 255, since only such are added at once */
+    __m128i sums = _mm_sad_epu8(_mm_xor_si128(codes, _mm_set1_epi8((char)0x80)), _mm_setzero_si128());
+    return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
+}
+#endif
+
+#if defined(GL_AVX512)
 #define LANES 16
 typedef __m512 vf;
 typedef __m512i vi;
@@ -101,12 +109,14 @@ static inline vi dot_small_sum(vi sum) { return sum; }
 static inline vi signed_weights(vi raw) { return _mm512_xor_si512(raw, _mm512_set1_epi8((char)0x80)); }
 static inline vi dot_signed(vi sum, vi weights, vi x) { return _mm512_dpbusd_epi32(sum, weights, x); }
 static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return _mm512_sub_epi32(sum, _mm512_set1_epi32(x_sum)); }
-static inline void vi_store_bytes(int8_t *p, vf rounded) {
-    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(rounded)));
+static inline int vf_has_nan(vf x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
+static inline int32_t store_codes(int8_t *p, const vf *whole) {
+    __m128i codes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(*whole));
+    _mm_storeu_si128((__m128i *)p, codes);
+    return sum_of_codes(codes);
 }
 
 #elif defined(GL_AVX2) || defined(GL_AVXVNNI)
-#include <immintrin.h>
 #define LANES 8
 typedef __m256 vf;
 typedef __m256i vi;
@@ -167,10 +177,16 @@ static inline vi dot_signed(vi sum, vi weights, vi x) {
 }
 static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return (void)x_sum, sum; }
 #endif
-static inline void vi_store_bytes(int8_t *p, vf rounded) {
-    vi wide = _mm256_cvtps_epi32(rounded);
-    __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
-    _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
+static inline int vf_has_nan(vf x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
+static inline int32_t store_codes(int8_t *p, const vf *whole) {
+    __m128i words[2];
+    for (int i = 0; i < 2; i++) {
+        vi wide = _mm256_cvtps_epi32(whole[i]);
+        words[i] = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    }
+    __m128i codes = _mm_packs_epi16(words[0], words[1]);
+    _mm_storeu_si128((__m128i *)p, codes);
+    return sum_of_codes(codes);
 }
 
 #elif defined(GL_NEON)
@@ -268,9 +284,17 @@ static inline vi dot_signed(vi sum, vi weights, vi x) {
 static inline vi dot_small_sum(vi sum) { return sum; }
 static inline vi signed_weights(vi raw) { return raw; }
 static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return (void)x_sum, sum; }
-static inline void vi_store_bytes(int8_t *p, vf rounded) {
-    int16x4_t low = vqmovn_s32(vcvtnq_s32_f32(rounded.low)), high = vqmovn_s32(vcvtnq_s32_f32(rounded.high));
-    vst1_s8(p, vqmovn_s16(vcombine_s16(low, high)));
+static inline int vf_has_nan(vf x) {
+    return vminvq_u32(vandq_u32(vceqq_f32(x.low, x.low), vceqq_f32(x.high, x.high))) == 0;
+}
+static inline int8x8_t eight_codes(vf whole) {
+    int16x4_t low = vqmovn_s32(vcvtnq_s32_f32(whole.low)), high = vqmovn_s32(vcvtnq_s32_f32(whole.high));
+    return vqmovn_s16(vcombine_s16(low, high));
+}
+static inline int32_t store_codes(int8_t *p, const vf *whole) {
+    int8x16_t codes = vcombine_s8(eight_codes(whole[0]), eight_codes(whole[1]));
+    vst1q_s8(p, codes);
+    return vaddlvq_s8(codes);
 }
 
 #else
@@ -345,55 +369,71 @@ static inline vi dot_small_sum(vi sum) { return sum; }
 static inline vi signed_weights(vi raw) { return raw; }
 static inline vi dot_signed(vi sum, vi weights, vi x) { return dot_bytes(sum, weights, x, 1); }
 static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return (void)x_sum, sum; }
-static inline void vi_store_bytes(int8_t *p, vf rounded) { EACH_LANE p[lane] = (int8_t)rounded[lane]; }
-#endif
-
-/* A sum over many numbers has SUM_LANES partial sums: number i is added to partial sum i % SUM_LANES. They are kept in
- * VECTORS vectors, and always added up in this order: the upper half to the lower half, until one is left. */
-#define SUM_LANES 16
-#define VECTORS (SUM_LANES / LANES)
-static inline float vf_sum(const vf *partial) {
-    float lane[LANES];
-#if VECTORS == 1
-    vf_store(lane, partial[0]);
-#else
-    vf_store(lane, vf_add(partial[0], partial[1]));
-#endif
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) lane[i] += lane[i + width];
-    return lane[0];
+static inline int vf_has_nan(vf x) {
+    int32_t count = 0;
+    EACH_LANE count += x[lane] != x[lane];
+    return count != 0;
 }
+static inline int32_t store_codes(int8_t *p, const vf *whole) {
+    int32_t sum = 0;
+    for (int i = 0; i < 2; i++) EACH_LANE sum += p[i * LANES + lane] = (int8_t)whole[i][lane];
+    return sum;
+}
+#endif
 
-/* The largest lane, and the sum of lanes that hold small whole numbers: exact in any order. */
+/* The largest lane; and the sum of all lanes, where the upper half is added to the lower half until one is left. */
+#if defined(GL_AVX512) || defined(GL_AVX2) || defined(GL_AVXVNNI)
+static inline float sum_of_four(__m128 x) {
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+static inline float sum_of_eight(__m256 x) {
+    return sum_of_four(_mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+}
+#endif
 #if defined(GL_AVX512)
 static inline float vf_largest(vf x) { return _mm512_reduce_max_ps(x); }
-static inline float vf_whole_sum(vf x) { return _mm512_reduce_add_ps(x); }
+static inline float vf_sum_of_lanes(vf x) {
+    return sum_of_eight(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)));
+}
 #elif defined(GL_AVX2) || defined(GL_AVXVNNI)
 static inline float vf_largest(vf x) {
     __m128 half = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     half = _mm_max_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
-static inline float vf_whole_sum(vf x) {
-    __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
-}
+static inline float vf_sum_of_lanes(vf x) { return sum_of_eight(x); }
 #elif defined(GL_NEON)
 static inline float vf_largest(vf x) { return vmaxvq_f32(half_max(x.low, x.high)); }
-static inline float vf_whole_sum(vf x) { return vaddvq_f32(vaddq_f32(x.low, x.high)); }
+static inline float vf_sum_of_lanes(vf x) {
+    float32x4_t four = vaddq_f32(x.low, x.high);
+    float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
 #else
 static inline float vf_largest(vf x) {
     float largest = x[0];
     EACH_LANE if (x[lane] > largest) largest = x[lane];
     return largest;
 }
-static inline float vf_whole_sum(vf x) {
-    float sum = 0;
-    EACH_LANE sum += x[lane];
-    return sum;
+static inline float vf_sum_of_lanes(vf x) {
+    for (int width = LANES / 2; width; width /= 2)
+        for (int lane = 0; lane < width; lane++) x[lane] += x[lane + width];
+    return x[0];
 }
 #endif
+
+/* A sum over many numbers has SUM_LANES partial sums: number i is added to partial sum i % SUM_LANES. They are kept in
+ * VECTORS vectors, and always added up in the same order, the upper half to the lower half. */
+#define SUM_LANES 16
+#define VECTORS (SUM_LANES / LANES)
+static inline float vf_sum(const vf *partial) {
+#if VECTORS == 1
+    return vf_sum_of_lanes(partial[0]);
+#else
+    return vf_sum_of_lanes(vf_add(partial[0], partial[1]));
+#endif
+}
 
 /* e^x to within two units in the last place: 2^n times a polynomial on [-ln2/2, ln2/2]. 0 below -87, e^88 above 88, so
  * that every result is a normal number; NaN for NaN. */
