@@ -14,6 +14,7 @@ import pytest
 
 from glassloop import LLM
 from glassloop.errors import GlassloopError
+from glassloop.evaluate.__main__ import main
 from glassloop.evaluate.evaluation import Evaluation, evaluate
 from glassloop.evaluate.find import find_task
 from glassloop.evaluate.record import read
@@ -298,6 +299,15 @@ import sys
 from glassloop.evaluate.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
+
+
+def test_samples_are_drawn_with_the_options_that_are_given(tiny_path: Path, tmp_path: Path) -> None:
+    task, out = write(tmp_path / "t.jsonl", {"prompt": "a", "answer": "x"}), tmp_path / "record.jsonl"
+    command = ["draw", str(task), "-m", str(tiny_path), "--kv-memory", "16MB", "--out", str(out)]
+    drawn = ["--no-greedy", "--samples", "2", "--max-tokens", "4", "--top-p", "0.9", "--min-p", "0.1"]
+    assert main([*command, *drawn]) == 0
+    header, rows = read(out)
+    assert header["options"] == {"top_p": 0.9, "min_p": 0.1} and len(rows[0]["runs"]) == 2
 
 
 def test_an_evaluation_that_is_killed_goes_on_where_it_was(tiny_path: Path, tmp_path: Path) -> None:

@@ -33,9 +33,16 @@ def able(drawn: tuple[Leaf, ...]) -> list[Leaf]:
 
 
 def most_frequent(drawn: tuple[Leaf, ...]) -> Leaf:
-    texts = Counter(leaf.text for leaf in able(drawn))  # in the order in which they came
+    """The first of the texts that are most frequent."""
+    texts = Counter(leaf.text for leaf in able(drawn))
     best = max(texts.values())
     return next(leaf for leaf in able(drawn) if texts[leaf.text] == best)
+
+
+def most_frequent_and_likely(drawn: tuple[Leaf, ...]) -> Leaf:
+    """The likeliest of the texts that are most frequent; here all paths of a text are equally likely."""
+    texts = Counter(leaf.text for leaf in able(drawn))
+    return max(able(drawn), key=lambda leaf: (texts[leaf.text], leaf.logprob / leaf.tokens))
 
 
 def first_accepted(drawn: tuple[Leaf, ...]) -> Leaf:
@@ -57,7 +64,8 @@ def accepts(text: str) -> bool:
 @pytest.mark.parametrize(
     "method, more, choose",
     [
-        ("vote", {}, most_frequent),
+        ("vote", {}, most_frequent_and_likely),
+        ("vote", {"ties": "first"}, most_frequent),
         ("best", {"verify": accepts}, first_accepted),
         ("best", {"verify": accepts, "width": 1}, first_accepted),
         ("likelihood", {}, likeliest),
@@ -101,7 +109,7 @@ def test_power_sampling_has_the_distribution_of_its_chain(tiny, tree, alpha, ste
 def test_each_single_answer_is_that_of_its_paths(tiny, tree):
     """Not only in distribution: from the paths that were drawn, the right one is chosen."""
     by_text = {(leaf.text, leaf.ended): leaf for leaf in tree}
-    for method, choose in (("vote", most_frequent), ("likelihood", likeliest)):
+    for method, choose in (("vote", most_frequent_and_likely), ("likelihood", likeliest)):
         given = {"n": 5, "extract": str, "sampling": options(tiny, seed=5)}
         for solution in solve_each(tiny, [PROMPT] * 40, method, **given):
             drawn = tuple(by_text[path.text, path.finish_reason == "stop"] for path in solution.paths)

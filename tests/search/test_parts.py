@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from math import inf
 
 import numpy as np
 import pytest
@@ -10,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glassloop import GlassloopError, Sampling, Solution, TraceError, Verdict
-from glassloop.search.confidence import lowest_group, token_confidences
+from glassloop.search.confidence import likelihood, lowest_group, token_confidences
 from glassloop.search.methods import METHODS, make_method
 from glassloop.search.record import from_runs, read_record
 from glassloop.search.solution import Path
 from glassloop.search.verdict import verdict_of
 from glassloop.search.voting import consensus, elect, voters, votes_of
 from glassloop.trace.run import Run
+from glassloop.trace.token import Token
 
 OPTIONS = Sampling(seed=1, max_tokens=30, temperature=1.2, logit_bias={10: 3.0, 259: 2.0})
 
@@ -42,6 +44,32 @@ def test_a_vote_is_the_sum_of_the_weights(values, data):
         assert consensus(votes_of(paths)) == pytest.approx(max(sums.values()) / sum(sums.values()))
     else:
         assert won is paths[0] and consensus({}) == 0
+
+
+@pytest.mark.parametrize(
+    "values, sure, winner",
+    [
+        ("abba", [-3, -1, -1, -2], 1),  # the mean over the paths of an answer counts,
+        ("abba", [-1, -1, -1, -2], 1),  # also if one of them is as sure as those of the other;
+        ("abab", [-1, -2, -2, -1], 0),  # if it is equal, the lowest number does
+        ("abb", [0, -9, -9], 1),  # without a tie only votes count
+        ("ab", [-inf, -1], 1),
+        ("ab", [-inf, -inf], 0),
+    ],
+)
+def test_a_tie_goes_to_the_answer_whose_paths_are_surest(values, sure, winner):
+    paths = [path(number, value) for number, value in enumerate(values)]
+    assert elect(paths, sure=lambda each: float(sure[each.number])) is paths[winner]
+
+
+def test_a_run_with_a_token_of_unknown_probability_is_the_least_likely(tiny):
+    run = tiny.generate([104, 105], Sampling(seed=2, max_tokens=6, temperature=1.0))
+    every = [token.raw_logprob for token in [*run.tokens, *([] if run.end is None else [run.end])]]
+    assert likelihood(run) == sum(every) / len(every) and likelihood(run, "sum") == sum(every)
+    run.tokens.append(Token.told(1, "", b"", str, None))
+    assert likelihood(run) == likelihood(run, "sum") == -inf
+    empty = Run("none", [1], 0, 10)
+    assert likelihood(empty) == likelihood(empty, "sum") == -inf
 
 
 def test_a_path_that_was_cut_off_votes_only_if_no_other_can():

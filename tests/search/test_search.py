@@ -89,6 +89,21 @@ def test_a_search_replays_to_the_last_bit(tiny, name, tmp_path):
     assert all(path.replay().identical for path in made.paths if path.tokens)
 
 
+def test_a_vote_of_a_version_that_gave_ties_to_the_first_path_replays_as_it_was(tiny):
+    """Its record has no option for ties."""
+    differ = 0
+    for seed in range(12):
+        sampling = replace(OPTIONS, seed=seed)
+        old, new = (
+            search(tiny, "vote", n=3, sampling=sampling, ties=ties) for ties in ("first", "likelihood")
+        )
+        assert new.record["options"]["ties"] == METHODS["vote"]().ties == "likelihood"
+        differ += old.value != new.value
+        del old.record["options"]["ties"]
+        assert old.replay().identical and new.replay().identical
+    assert differ
+
+
 def test_a_replay_tells_what_differs(tiny):
     made = search(tiny, "vote")
     made.paths[2].run.tokens[1] = made.paths[2].run.tokens[0]

@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     draw.add_argument("--samples", type=int, default=16, metavar="N")
     draw.add_argument("--temperature", type=float, default=0.7)
     draw.add_argument("--top-p", type=float)
+    draw.add_argument("--min-p", type=float)
     draw.add_argument("--max-tokens", type=int)
     draw.add_argument("--seed", type=int, default=0)
     draw.add_argument(
@@ -99,7 +100,8 @@ def _draw(options: argparse.Namespace) -> None:
 
     task = find_task(options.task, data=options.data)
     indices = _part(range(len(task.items))[: options.limit], options.part)
-    extra = () if options.top_p is None else (("top_p", options.top_p),)
+    given = {"top_p": options.top_p, "min_p": options.min_p}
+    extra = tuple((name, value) for name, value in given.items() if value is not None)
     most = options.max_tokens or task.max_tokens
     plan = Plan(options.greedy, options.samples, options.temperature, most, options.seed, extra)
     loading = perf_counter()

@@ -22,7 +22,6 @@ from glassloop.search.methods import make_method
 from glassloop.search.search import Paths, Search
 from glassloop.search.solution import BY_METHOD, Path
 from glassloop.search.verdict import Verdict
-from glassloop.search.voting import elect, voters
 
 
 @dataclass(frozen=True)
@@ -129,19 +128,6 @@ def _any(runs: Sequence[Recorded]) -> Outcome:
     return Outcome(any(run.correct for run in runs), sum(run.tokens for run in runs), None, len(runs))
 
 
-def _vote(runs: Sequence[Recorded]) -> Outcome:
-    paths = [_ended_path(number, run) for number, run in enumerate(runs)]
-    winner = elect(paths)
-    chosen = runs[winner.number] if winner is not None else runs[0]
-    return Outcome(chosen.correct, sum(run.tokens for run in runs), chosen.value, len(runs))
-
-
-def _likelihood(runs: Sequence[Recorded]) -> Outcome:
-    able = voters(_ended_path(number, run) for number, run in enumerate(runs))
-    chosen = max((runs[path.number] for path in able), key=lambda run: run.logprob, default=runs[0])
-    return Outcome(chosen.correct, sum(run.tokens for run in runs), chosen.value, len(runs))
-
-
 def _best_in_turn(runs: Sequence[Recorded]) -> Outcome:
     """Returns the first sample that the task's own judge accepts, one drawn after the other."""
     spent = 0
@@ -155,9 +141,6 @@ def _best_in_turn(runs: Sequence[Recorded]) -> Outcome:
 _DIRECT: dict[str, Callable[[Sequence[Recorded]], Outcome]] = {
     "sample": _sample,
     "any": _any,
-    "vote": _vote,
-    "majority": _vote,
-    "likelihood": _likelihood,
     "best_in_turn": _best_in_turn,
 }
 
@@ -175,10 +158,10 @@ class _Choice:
 
 
 class _Token:
-    __slots__ = ("chosen",)
+    __slots__ = ("chosen", "raw_logprob")
 
-    def __init__(self, chosen: _Choice) -> None:
-        self.chosen = chosen
+    def __init__(self, chosen: _Choice, raw_logprob: float) -> None:
+        self.chosen, self.raw_logprob = chosen, raw_logprob
 
 
 class _Run:
@@ -192,8 +175,11 @@ class _Run:
         # One alternative whose mean is the recorded confidence.
         table["raw_logprob"] = -recorded.confidence[: recorded.tokens]
         data, size = table.tobytes(), ALTERNATIVE.itemsize
-        self._all = [_Token(_Choice(data[at : at + size])) for at in range(0, len(data), size)]
+        # Of log-probabilities the mean is recorded; each token has it, and so has the one that ended the run.
+        mean = recorded.logprob
+        self._all = [_Token(_Choice(data[at : at + size]), mean) for at in range(0, len(data), size)]
         self.tokens: list[_Token] = []
+        self.end = _Token(_Choice(b""), mean) if recorded.finish == "stop" else None
         self.text = recorded.text
 
     def grow(self, until: int) -> bool:
@@ -263,12 +249,6 @@ class Playback:
         passed = self._runs[path.number].recorded.correct
         path.verdict = Verdict(passed, float(passed))
         return path.verdict
-
-
-def _ended_path(number: int, recorded: Recorded) -> Path:
-    run = _Run(recorded)
-    run.grow(1 << 31)
-    return Path(number, run, value=recorded.value, ended_by=recorded.finish)  # type: ignore[arg-type]
 
 
 def _played(method: Search, runs: Sequence[Recorded]) -> Outcome:

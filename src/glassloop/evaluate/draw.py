@@ -20,7 +20,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.engine.request import Request
 from glassloop.evaluate.record import Record
 from glassloop.evaluate.task import Item, Task
-from glassloop.search.confidence import token_confidences
+from glassloop.search.confidence import likelihood, token_confidences
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
@@ -109,18 +109,12 @@ def _row(request: Request) -> dict[str, Any]:
             "text": run.text,
             "tokens": len(run.tokens),
             "finish": run.finish_reason,
-            "logprob": _mean_logprob(run),
+            "logprob": round(likelihood(run), 6),
             "confidence": pack(token_confidences(run.tokens)),
         }
         for run in request.runs
     ]
     return {"prompt_tokens": len(request.prompt_ids), "runs": runs}
-
-
-def _mean_logprob(run: Run) -> float:
-    """Returns the mean log-probability of a run's tokens and of the one that ended it."""
-    values = [token.raw_logprob for token in [*run.tokens, *([] if run.end is None else [run.end])]]
-    return round(sum(values) / max(len(values), 1), 6)
 
 
 def pack(values: np.ndarray[Any, Any]) -> str:

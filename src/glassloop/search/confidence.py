@@ -3,16 +3,20 @@
 The confidence of a token is the mean of -log p over the recorded alternatives (the model's likeliest tokens):
 it is large where one token has most of the probability. The confidence of a group is the mean over a window
 of tokens, and that of a path its lowest group (Fu et al., "Deep Think with Confidence", 2025).
+
+The likelihood of a path needs no alternatives: it is made of the log-probabilities of its own tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf, isnan
 
 import numpy as np
 
 from glassloop.decode.chosen import ALTERNATIVE
 from glassloop.ops.rows import Float64
+from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
 WINDOW = 32  # tokens of a group: answers have hundreds of tokens, not the tens of thousands of the paper
@@ -43,6 +47,16 @@ def lowest_group(confidences: Float64, window: int = WINDOW) -> float | None:
     """Returns the confidence of the least confident group, or None if there is no number."""
     groups = group_confidences(confidences, window)
     return float(groups.min()) if len(groups) else None
+
+
+def likelihood(run: Run, by: str = "mean") -> float:
+    """Returns the mean or the sum of the model's own log-probabilities of a run's tokens, the one that ended
+    it included. It is minus infinity for a run without tokens, and if one of them is not known."""
+    logprobs = [token.raw_logprob for token in [*run.tokens, *([] if run.end is None else [run.end])]]
+    total = sum(logprobs) if logprobs else -inf
+    if isnan(total):
+        return -inf
+    return total / len(logprobs) if logprobs and by == "mean" else total
 
 
 def reached_by(lowest: Sequence[float], share: float) -> float:

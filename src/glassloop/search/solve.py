@@ -135,7 +135,7 @@ def prepare_again(
     if method is None and record["method"] not in METHODS:
         problem = f"is missing; the search was made by {record['method']}, which is not built in"
         raise GlassloopError.about("method", problem)
-    made = method.fresh() if method is not None else make_method(record["method"], record["options"])
+    made = method.fresh() if method is not None else _made_again(record["method"], record["options"])
     sampling = replace(first.sampling, seed=first.seed)
     request = llm.prepare(first.prompt_ids, sampling, messages=first.messages)
     request.runs[0].prompt = first.prompt
@@ -155,6 +155,11 @@ def prepare_again(
         past=past,
     )
     return lambda: drive(running, None)
+
+
+def _made_again(name: str, options: Mapping[str, Any]) -> Search:
+    """Returns the built-in method of a record, whose options may be those of an earlier version."""
+    return make_method(name, {**METHODS[name].earlier, **options})
 
 
 def _unknown(text: str) -> bool:

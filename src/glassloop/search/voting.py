@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from statistics import fmean
 
 from glassloop.search.solution import BY_CALLER, BY_METHOD, Path
 
@@ -16,18 +17,25 @@ def voters(paths: Iterable[Path]) -> list[Path]:
     return [path for path in begun if path.complete] or cut or begun
 
 
-def elect(paths: Iterable[Path], weight: Callable[[Path], float] = lambda path: 1.0) -> Path | None:
-    """Returns the first path of the answer with the largest sum of weights. Ties go to the answer whose
-    first path has the lowest number. Paths without an answer have no vote; if none has one, the first
-    wins."""
+def elect(
+    paths: Iterable[Path],
+    weight: Callable[[Path], float] = lambda path: 1.0,
+    sure: Callable[[Path], float] = lambda path: 0.0,
+) -> Path | None:
+    """Returns the first path of the answer with the largest sum of weights. Ties go to the answer whose paths
+    have the largest mean of `sure`, then to the answer whose first path has the lowest number. Paths without
+    an answer have no vote; if none has one, the first wins."""
     able = voters(paths)
     for path in able:
         path.vote = weight(path) if path.value is not None else None
     votes = votes_of(able)
     if not votes:
         return able[0] if able else None
-    best = next(iter(votes))
-    return next(path for path in able if path.value == best)
+    most = max(votes.values())
+    tied = [[path for path in able if path.value == value] for value in votes if votes[value] == most]
+    # Only a tie needs it: to read all tokens of all paths takes time.
+    best = tied[0] if len(tied) == 1 else max(tied, key=lambda group: fmean(map(sure, group)))
+    return best[0]
 
 
 def best_judged(paths: Iterable[Path]) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from glassloop.search.confidence import likelihood
 from glassloop.search.methods.options import Method, one_of, whole
 from glassloop.search.search import Paths
 from glassloop.search.solution import Path
@@ -27,11 +28,4 @@ class Likelihood(Method):
 
     def answer(self, paths: Paths) -> Path | None:
         able = voters(paths)
-        return max(able, key=lambda path: (self.score(path), -path.number), default=None)
-
-    def score(self, path: Path) -> float:
-        """Returns the log-probability of a path under the model's own distribution, the token that ended it
-        included."""
-        end = [] if path.run.end is None else [path.run.end]
-        logprobs = [token.raw_logprob for token in [*path.run.tokens, *end]]
-        return sum(logprobs) / (len(logprobs) if self.by == "mean" else 1)
+        return max(able, key=lambda path: (likelihood(path.run, self.by), -path.number), default=None)

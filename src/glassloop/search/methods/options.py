@@ -19,6 +19,7 @@ class Method(Search):
     name: ClassVar[str] = ""
     help: ClassVar[str] = ""  # one line for lists of methods
     votes: ClassVar[bool] = False
+    earlier: ClassVar[dict[str, Any]] = {}  # what records that do not have an option were made with
 
     def __post_init__(self) -> None:
         for each in fields(self):

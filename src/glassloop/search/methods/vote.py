@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from glassloop.search.methods.options import Method, whole
+from glassloop.search.confidence import likelihood
+from glassloop.search.methods.options import Method, one_of, whole
 from glassloop.search.search import Paths
 from glassloop.search.solution import Path
 from glassloop.search.voting import elect
@@ -13,17 +14,22 @@ from glassloop.search.voting import elect
 
 @dataclass
 class Vote(Method):
-    """Starts n paths and answers with the most frequent value. Ties go to the value that came first, by the
-    number of its path."""
+    """Starts n paths and answers with the most frequent value. Ties go to the value whose paths the model
+    finds most likely, by the mean over the paths of the mean log-probability of a token."""
 
     name: ClassVar[str] = "vote"
     help: ClassVar[str] = "the answer that most of n paths have"
     votes: ClassVar[bool] = True
+    earlier: ClassVar[dict[str, Any]] = {"ties": "first"}
 
     n: int = whole(8, 1, help="How many paths.")
+    ties: str = one_of("likelihood", "first", help="What decides between values with as many votes.")
 
     def start(self, paths: Paths) -> None:
         paths.start(self.n)
 
     def answer(self, paths: Paths) -> Path | None:
-        return elect(paths)
+        return elect(paths, sure=self._sure)
+
+    def _sure(self, path: Path) -> float:
+        return likelihood(path.run) if self.ties == "likelihood" else 0.0
