@@ -1,16 +1,18 @@
-"""`python -m bench.gpu bits|compiled|engine|peers|speed|tiles`: are the bits always the same, how fast are
-compiled PyTorch, the whole engine, products beside cuBLAS and forward passes, which tiles are fastest."""
+"""`python -m bench.gpu bits|compiled|engine|few|peers|speed|tiles`: are the bits always the same, how fast
+are compiled PyTorch, the whole engine, products of few rows, products beside cuBLAS and forward passes, which
+tiles are fastest."""
 
 from __future__ import annotations
 
 import argparse
 
-from bench.gpu import bits, compiled, engine, peers, speed, tiles
+from bench.gpu import bits, compiled, engine, few, peers, speed, tiles
 
 _COMMANDS = {
     "bits": bits,
     "compiled": compiled,
     "engine": engine,
+    "few": few,
     "peers": peers,
     "speed": speed,
     "tiles": tiles,

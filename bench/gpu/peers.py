@@ -25,7 +25,7 @@ def main(given: argparse.Namespace) -> None:
             if name == "head" and rows > 256:
                 continue
             product = tiles.Product(rows, name, width, columns, gated)
-            ours = tiles.seconds(product, tile_for(rows, width, gated, shared_memory()))
+            ours = tiles.seconds(product, tile_for(rows, product.weights[0], gated, shared_memory()))
             theirs = _cublas_seconds(rows, *product.weights)
             print(
                 f"{rows:5} {name:8} {ours * 1e6:7.1f} µs, cuBLAS {theirs * 1e6:7.1f} µs"

@@ -44,7 +44,7 @@ class RandomOps(TorchOps):
             return super().matrix(tensor)
         scale = tensor.shape[1] ** -0.5
         if self._weights != "bf16":
-            return TorchMatrix.of(_random_packed(*tensor.shape, scale, 8 if self._weights == "q8" else 4))
+            return TorchMatrix.of(random_packed(*tensor.shape, scale, 8 if self._weights == "q8" else 4))
         values = torch.empty(tensor.shape, dtype=HALF, device=DEVICE).normal_(0.0, scale)
         return TorchMatrix.of(values)
 
@@ -52,7 +52,7 @@ class RandomOps(TorchOps):
         return torch.ones(tensor.shape, device=DEVICE)
 
 
-def _random_packed(out: int, into: int, scale: float, bits: int) -> Packed:
+def random_packed(out: int, into: int, scale: float, bits: int) -> Packed:
     codes = torch.empty((out, into * bits // 8), dtype=torch.uint8, device=DEVICE).random_()
     spread = scale / (74.0 if bits == 8 else 4.6)  # the standard deviation of the codes
     scales = torch.full((out, into // 32), spread, dtype=torch.float16, device=DEVICE)

@@ -31,7 +31,7 @@ class Product(NamedTuple):
 
     @property
     def weights(self) -> tuple[int, int]:
-        """The shape of the matrix; a gated one has the rows of gate and up."""
+        """The shape of the matrix; a gated one has the rows of gate and up in turn."""
         return self.width * (2 if self.gated else 1), self.columns
 
 
@@ -69,7 +69,7 @@ def main(given: argparse.Namespace) -> None:
                 if "out of resource" not in str(error):
                     print("failed:", tile, str(error)[:100])
         found.sort(key=lambda each: each[0])
-        now = seconds(product, tile_for(product.rows, product.width, product.gated, shared_memory()))
+        now = seconds(product, tile_for(product.rows, product.weights[0], product.gated, shared_memory()))
         bytes_read = 2 * product.weights[0] * product.columns
         best = found[0][0]
         print(
@@ -116,11 +116,10 @@ def candidates(product: Product) -> list[Tile]:
             for (r, w), step, warps, stages in itertools.product(sizes, (64, 128), (4, 8), (2, 3, 4, 5))
             if r * w * (2 if product.gated else 1) <= 8192 * warps
         ]
-    both = 2 if product.gated else 1
     return [
         tile
         for tile in found
-        if 2 * tile.step * tile.stages * (tile.rows + tile.width * both) < shared_memory() - 1024
+        if 2 * tile.step * tile.stages * (tile.rows + tile.width) < shared_memory() - 1024
     ]
 
 
@@ -129,7 +128,7 @@ def _launch(
 ) -> None:
     """Launches a product as a program does; if `warm`, compiles its kernel only."""
     rows, _, width, columns, gated = product
-    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width)
+    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(product.weights[0], tile.width)
     settings = {
         "ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "BIASED": False, "ADDED": False,
         "GATED": gated, "ACTIVATION": 2, "num_warps": tile.warps, "num_stages": tile.stages,

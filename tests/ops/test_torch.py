@@ -23,6 +23,7 @@ CHECKS = (
     "memory",
     "packed",
     "wide",
+    "few_rows",
 )
 
 

@@ -12,7 +12,7 @@ from triton.compiler import ASTSource
 
 from glassloop.ops.torch import rows as device_rows
 from glassloop.ops.torch.kernels import adapter, attention, linear, pointwise
-from glassloop.ops.torch.program import ATTENTION, BLOCK
+from glassloop.ops.torch.program import ATTENTION, BLOCK, KEPT_HEADS
 from glassloop.ops.torch.step import ADAPTER_ROWS, FEW, MANY, UNIT
 from glassloop.ops.torch.tiles import tile_for
 
@@ -121,14 +121,14 @@ def variants(
     heads = {"BLOCK": 128, "NORM": 2, "ROTATED": True}
     yield pointwise.heads_kernel, heads, {"num_warps": 1}
     for reaching in (False, True):
-        settings = heads | {"PAGE": 32, "EARLY": early, "REACHING": reaching}
-        yield pointwise.keep_kernel, settings, {"num_warps": 1}
+        settings = heads | {"PAGE": 32, "HEADS": KEPT_HEADS, "EARLY": early, "REACHING": reaching}
+        yield pointwise.keep_kernel, settings, {"num_warps": KEPT_HEADS}
     adapted = {"ROWS": ADAPTER_ROWS, "EARLY": early}
     down, up = {"WIDTH": 16, "STEP": 128, "UP": False}, {"WIDTH": 64, "STEP": 16, "UP": True}
     yield adapter.low_rank_kernel, adapted | down, {"num_warps": 1}
     yield adapter.low_rank_kernel, adapted | up, {"num_warps": 4, "out": "*fp32"}
     for kind in range(len(pointwise.ELEMENTWISE)):
-        settings = {"KIND": kind, "ACTIVATION": kind % 4, "BLOCK": 1024}
+        settings = {"KIND": kind, "ACTIVATION": kind % 4, "BLOCK": 1024, "SPACING": 1}
         yield pointwise.elementwise_kernel, settings, {}
     for count in rows:
         for width, gated in ((4096, False), (128256, False), (14336, True)):
@@ -176,10 +176,12 @@ def _packed(bits: int, minimum: bool, kind: str, name: str) -> tuple[dict[str, A
 
 
 def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool, packed: bool = False) -> Any:
-    tile = tile_for(rows, width, gated, SHARED_MEMORY[architecture], packed)
+    weight_rows = 2 * width if gated else width
+    tile = tile_for(rows, weight_rows, gated, SHARED_MEMORY[architecture], packed)
     constants = {
         "ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "SWAPPED": tile.swapped, "EVEN": True,
-        "BIASED": False, "ADDED": not gated, "GATED": gated, "ACTIVATION": 2, "EARLY": early, **_PLAIN,
+        "BIASED": False, "ADDED": not gated, "GATED": gated, "ACTIVATION": 2, "EARLY": early,
+        "AHEAD": early and rows <= 16 and not packed, **_PLAIN,
     }  # fmt: skip
     out = "*bf16" if gated else "*fp32"
     return linear.linear_kernel, constants, {"num_warps": tile.warps, "num_stages": tile.stages, "out": out}
@@ -187,7 +189,7 @@ def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool, 
 
 def _wide(architecture: int, rows: int, width: int, gated: bool) -> Any:
     _, constants, options = _linear(architecture, rows, width, gated, False)
-    tile = tile_for(rows, width, gated, SHARED_MEMORY[architecture])
+    tile = tile_for(rows, 2 * width if gated else width, gated, SHARED_MEMORY[architecture])
     options["x"] = f"tensordesc<bf16[{tile.rows}, {tile.step}]>"
     options["weight"] = f"tensordesc<bf16[{tile.width}, {tile.step}]>"
     wanted = linear.wide_linear_kernel.arg_names

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from traceback import format_exc
 from typing import Any
 from unittest.mock import Mock, patch
@@ -46,7 +47,7 @@ from glassloop.ops.memory import format_bytes
 from glassloop.ops.native import chooser as native_chooser
 from glassloop.ops.quant import FORMATS, Float32
 from glassloop.ops.reference import ReferenceOps
-from glassloop.ops.torch import device
+from glassloop.ops.torch import device, few_rows
 from glassloop.ops.torch import program as torch_program
 from glassloop.ops.torch import step as torch_step
 from glassloop.ops.torch.kernels import linear
@@ -548,6 +549,19 @@ def check_packed() -> None:
     for free, expected_packed in ((10**9, False), (1000, True)):
         with patch.object(device, "free_memory", lambda free=free: free):
             assert device.keeps_packed(2000, 900) is expected_packed
+    with (
+        patch.object(device, "INTERPRETED", False),
+        patch.object(device, "tma_processors", lambda: 0),  # another GPU than Hopper's
+        patch.object(device, "free_memory", lambda: 10**9),
+    ):
+        assert device.keeps_packed(2000, 900) is False
+        with patch.dict(os.environ, GLASSLOOP_GPU_WEIGHTS="packed"):
+            try:
+                device.keeps_packed(2000, 900)
+            except GlassloopError as error:
+                assert "auto or expanded is expected" in str(error)
+            else:
+                raise AssertionError("packed weights were taken where they have other bits")
 
 
 def _reference_logits(shape: ModelConfig, weights: dict[str, Any]) -> Float32:
@@ -572,7 +586,7 @@ def check_wide() -> None:
         settings |= {"ROWS": 16, "WIDTH": 16, "STEP": 16}
         found = [torch.zeros(20, width), torch.zeros(20, width)]
         before, after = (*sizes[:2],), sizes[2:]
-        linear.linear_kernel[(2 * -(-width // 16),)](
+        linear.linear_kernel[(2 * -(-66 // 16),)](
             x,
             weight,
             *before,
@@ -587,9 +601,34 @@ def check_wide() -> None:
         descriptors = [TensorDescriptor(each, list(each.shape), [40, 1], [16, 16]) for each in (x, weight)]
         linear.wide_linear_kernel[(3,)](*descriptors, *before, found[1], *after, **settings)
         close(found[1].numpy(), found[0].numpy(), "a wide product")
-        gate, up = (x @ part.T + own for part, own in zip(weight.split(33), bias.split(33), strict=True))
+        gate, up = (x @ weight[at::2].T + bias[at::2] for at in (0, 1))  # their rows in turn
         expected = torch.nn.functional.silu(gate) * up if gated else x @ weight.T + bias
         close(found[0].numpy(), (expected + residual).numpy(), "a product")
+
+
+def check_few_rows() -> None:
+    """The kernel for few rows with a packed matrix always fits the shared memory, and its warps share out
+    all outputs. Where NVIDIA's compiler is installed, it compiles."""
+    kinds = [(4, True, torch.float16, 32), (4, False, torch.float16, 32), (4, True, torch.float32, 32)]
+    kinds += [(8, False, torch.float16, 32), (8, True, torch.float32, 16)]
+    compiles = few_rows._nvrtc() is not None
+    for (bits, minimum, kind, group), columns in product(kinds, (256, 2048, 4096, 14336, 28672)):
+        for rows, width, gated in product((1, 3, 8, 9, 16), (8, 1000, 4096, 128256), (False, True)):
+            matrix = (2 * width if gated else width, columns)
+            codes = torch.empty((matrix[0], columns * bits // 8), dtype=torch.uint8, device="meta")
+            scale = torch.empty((matrix[0], columns // group), dtype=kind, device="meta")
+            weight = Packed(codes, scale, scale if minimum else None, bits, 0, group)
+            x = torch.empty((rows, columns), device="meta")
+            with patch.object(few_rows, "_nvrtc", lambda: 1):
+                if not few_rows.can_compute(132, rows, x, None, weight, gated, 2):
+                    assert rows * columns > 2 * 14336
+                    continue
+            out = torch.empty((rows, width), dtype=torch.bfloat16, device="meta")
+            settings = few_rows.settings_for(132, rows, out, None, weight, None, gated, 2, True)
+            assert settings["STAGES"] >= 2 and 1 <= settings["WARPS"] <= 16, settings
+            assert few_rows.shared_bytes(settings, columns) <= 227 << 10, settings
+            if compiles and (columns, width) == (4096, 4096) and rows in (1, 9):
+                assert few_rows.translate(settings, "sm_90")
 
 
 CHECKS = {name.removeprefix("check_"): each for name, each in globals().items() if name.startswith("check_")}

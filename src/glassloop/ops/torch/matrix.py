@@ -35,8 +35,7 @@ class Packed(NamedTuple):
         minimum = None if self.minimum is None else self.minimum.to(device)
         return self._replace(codes=self.codes.to(device), scale=self.scale.to(device), minimum=minimum)
 
-    def rows(self, first: int, count: int) -> Packed:
-        part = slice(first, first + count)
+    def rows(self, part: slice) -> Packed:
         minimum = None if self.minimum is None else self.minimum[part]
         return self._replace(codes=self.codes[part], scale=self.scale[part], minimum=minimum)
 
@@ -79,7 +78,7 @@ Stored: TypeAlias = torch.Tensor | Packed
 
 class TorchMatrix:
     """A weight matrix [out, in]. It is copied to the device when it is first used; matrices that one product
-    reads are then placed one below the other."""
+    reads are then joined."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.out, self.into = tensor.shape
@@ -121,41 +120,64 @@ class TorchMatrix:
         return self._stored
 
     @staticmethod
-    def stacked(matrices: Sequence[TorchMatrix]) -> Stored:
-        """Returns the matrices one below the other as one, of which each then is a part."""
+    def joined(matrices: Sequence[TorchMatrix], in_turn: bool = False) -> Stored:
+        """Returns matrices as one, of which each then is a part: one below the other or, if `in_turn`, a row
+        of each in turn."""
         parts = [matrix.stored for matrix in matrices]
         if len(parts) == 1:
             return parts[0]
-        whole: Stored
+        join = _in_turn if in_turn else _stacked
         packed = [part for part in parts if isinstance(part, Packed)]
+        whole: Stored
         if len(packed) < len(parts):
             values = [part.expanded() if isinstance(part, Packed) else part for part in parts]
-            whole = _joined(values)
-            pieces: Sequence[Stored] = whole.split([len(each) for each in values])
+            whole = join(values)
         else:
             alike = [part.like(packed) for part in packed]
             minimums = [each.minimum for each in alike if each.minimum is not None]
             whole = alike[0]._replace(
-                codes=_joined([each.codes for each in alike]),
-                scale=_joined([each.scale for each in alike]),
-                minimum=_joined(minimums) if minimums else None,
+                codes=join([each.codes for each in alike]),
+                scale=join([each.scale for each in alike]),
+                minimum=join(minimums) if minimums else None,
             )
-            starts = np.cumsum([0, *[matrix.out for matrix in matrices]]).tolist()
-            pieces = [whole.rows(start, matrix.out) for start, matrix in zip(starts, matrices, strict=False)]
-        for matrix, piece in zip(matrices, pieces, strict=True):
-            matrix._stored = piece
+        starts = np.cumsum([0, *[matrix.out for matrix in matrices]]).tolist()
+        for number, matrix in enumerate(matrices):
+            rows = slice(number, None, len(matrices)) if in_turn else slice(*starts[number : number + 2])
+            matrix._stored = whole.rows(rows) if isinstance(whole, Packed) else whole[rows]
         return whole
 
 
-def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns arrays one below the other: as they are, if they lie so already, else copied."""
-    first, at = parts[0], parts[0].data_ptr()
-    for part in parts:
-        if part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() or part.data_ptr() != at:
-            return torch.cat([*parts])
-        at += part.nbytes
+    first = parts[0]
+    places = [0, *np.cumsum([part.nbytes for part in parts]).tolist()]
+    if not _lie_at(parts, places, first.shape[1]):
+        return torch.cat([*parts])
     rows = sum(len(part) for part in parts)
     return first.as_strided((rows, first.shape[1]), first.stride(), first.storage_offset())
+
+
+def _in_turn(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns a row of each array in turn, of arrays of the same shape: as they are, if they lie so already,
+    else copied."""
+    first, count = parts[0], len(parts)
+    rows, columns = first.shape
+    places = [number * columns * first.itemsize for number in range(count)]
+    if not _lie_at(parts, places, count * columns):
+        return torch.stack([*parts], 1).flatten(0, 1)
+    return first.as_strided((count * rows, columns), (columns, 1), first.storage_offset())
+
+
+def _lie_at(parts: Sequence[torch.Tensor], places: Sequence[int], stride: int) -> bool:
+    """Returns whether arrays share their memory, lie at these places (in bytes) from the first one on, and
+    have rows with this stride."""
+    first = parts[0]
+    return all(
+        part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and part.data_ptr() == first.data_ptr() + place
+        and part.stride() == (stride, 1)
+        for part, place in zip(parts, places, strict=False)
+    )
 
 
 _FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")

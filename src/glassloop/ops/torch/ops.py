@@ -41,7 +41,7 @@ class _AdaptedPlaceholder(_Placeholder):
 class TorchOps:
     name = "torch"
     step_rows = 2048
-    rows_beside = 1024
+    rows_beside = 2048  # fewer save little: a step of 1,164 rows takes 0.7 of the time
     most_running = SIZES[-1]
 
     def __init__(self) -> None:

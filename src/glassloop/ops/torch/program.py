@@ -19,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from glassloop.ops.batch import PAGE, Batch
 from glassloop.ops.exact import sin_cos
 from glassloop.ops.quant import Float32
+from glassloop.ops.torch import few_rows
 from glassloop.ops.torch.device import (
     DEVICE,
     HALF,
@@ -44,12 +45,14 @@ from glassloop.ops.torch.recorder import (
     widest_rank,
 )
 from glassloop.ops.torch.rows import DeviceRows, Timer
-from glassloop.ops.torch.step import ADAPTER_ROWS, UNIT, Heads, Numbers, Step, check_batch, partial_numbers
+from glassloop.ops.torch.step import ADAPTER_ROWS, UNIT, Heads, Numbers, Step, check_batch, partial_room
 from glassloop.ops.torch.tiles import WIDE, tile_for
 
 BLOCK = 64  # keys that attention adds at a time; like UNIT it decides the bits
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)  # rows of the captured graphs
-ATTENTION = {"num_warps": 4, "num_stages": 3}
+ATTENTION = {"num_warps": 4, "num_stages": 2}
+KEPT_HEADS = 8  # that one program normalizes and rotates
+_AHEAD = 256  # columns of a step up to which a product reads its first weights while the previous kernel runs
 _EARLY = 64  # rows up to which a kernel is launched before the previous one has ended
 _COLUMNS = 1024  # of one program of an elementwise kernel
 _EXPANDED = 512  # rows from which a packed matrix is written in half precision before it is multiplied
@@ -196,7 +199,7 @@ class Program:
 
     def _make_partial(self, step: Step) -> None:
         """Makes room for the sums of attention over single units."""
-        needed = max([partial_numbers(tiles, self._head_counts) for tiles in step.tiles])
+        needed = max([partial_room(tiles, self._head_counts) for tiles in step.tiles])
         if needed > self._partial.numel():
             self._partial = torch.empty(needed, device=DEVICE)
             self._graphs.clear()
@@ -266,6 +269,11 @@ class Program:
         gated: bool = False,
         activation: int = 0,
     ) -> None:
+        if few_rows.can_compute(self._processors, rows, x, added, weight, gated, activation):
+            assert isinstance(weight, Packed)
+            early, processors = self._early, self._processors
+            few_rows.launch(processors, rows, out, x, added, weight, bias, gated, activation, early)
+            return
         width, columns = out.shape[1], weight.shape[1]
         packed: dict[str, Any] = {}
         if isinstance(weight, Packed):
@@ -273,8 +281,9 @@ class Program:
                 weight = self._expand(weight)
             else:
                 packed, weight = _packed_settings(weight), weight.codes
-        tile = tile_for(rows, width, gated, self._shared_memory, packed=bool(packed))
-        tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width)
+        weight_rows = 2 * width if gated else width
+        tile = tile_for(rows, weight_rows, gated, self._shared_memory, bool(packed))
+        tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(weight_rows, tile.width)
         settings = {
             "ROWS": tile.rows,
             "WIDTH": tile.width,
@@ -299,7 +308,9 @@ class Program:
                 **settings,
             )
         else:
-            settings |= {"SWAPPED": tile.swapped, "EVEN": columns % tile.step == 0, **packed}
+            even = columns % tile.step == 0
+            ahead = self._early and even and rows <= 16 and tile.step <= _AHEAD and not packed
+            settings |= {"SWAPPED": tile.swapped, "EVEN": even, "AHEAD": ahead, **packed}
             self._launch(linear.linear_kernel, (tiles,), x, weight, *sizes, x.stride(0), **settings)
 
     def _expand(self, weight: Packed) -> torch.Tensor:
@@ -382,7 +393,7 @@ class Program:
         pages, key_norm = step.pages[group], key.norm
         self._launch(
             pointwise.keep_kernel,
-            (rows, query.heads + key.heads),
+            (rows, triton.cdiv(query.heads, KEPT_HEADS) + triton.cdiv(key.heads, KEPT_HEADS)),
             x=x,
             queries=out,
             key_weight=x if key_norm is None else key_norm.weight,
@@ -402,8 +413,9 @@ class Program:
             layer_offset=layer * pages.keys.stride(1),
             group=group,
             PAGE=PAGE,
+            HEADS=KEPT_HEADS,
             REACHING=step.reach is not None,
-            num_warps=1,
+            num_warps=KEPT_HEADS,
             **self._head_settings(query, x),
         )
 
@@ -509,10 +521,10 @@ class Program:
         activation: int = 0,
         both: bool = False,
     ) -> None:
-        """Computes an operation on x and perhaps y. If `both`, y is in the columns of x behind it."""
+        """Computes an operation on x and perhaps y. If `both`, x has the columns of both in turn."""
         width = out.shape[1]
         if both:
-            x, y = x[:, :width], x[:, width:]
+            x, y = x[:, 0::2], x[:, 1::2]
         y = x if y is None else y
         self._launch(
             pointwise.elementwise_kernel,
@@ -524,6 +536,7 @@ class Program:
             x.stride(0),
             y.stride(0),
             factor,
+            SPACING=2 if both else 1,
             KIND=kind,
             ACTIVATION=activation,
             BLOCK=_COLUMNS,
@@ -556,14 +569,15 @@ def _with_weights(call: Call) -> dict[str, Any]:
     elif call.kind == "linear":
         products = settings.pop("products")
         biases = [product.bias for product in products]
-        settings["weight"] = TorchMatrix.stacked([product.matrix for product in products])
+        in_turn = settings.pop("in_turn", False) or settings.get("gated", False)
+        settings["weight"] = TorchMatrix.joined([product.matrix for product in products], in_turn)
         settings["bias"] = None
         if any(bias is not None for bias in biases):
             zeros = [torch.zeros(product.matrix.out, device=DEVICE) for product in products]
             given = [zero if bias is None else bias for zero, bias in zip(zeros, biases, strict=True)]
-            settings["bias"] = torch.cat(given)
+            settings["bias"] = torch.stack(given, 1).flatten() if in_turn else torch.cat(given)
     elif call.kind in ("down", "up"):
-        settings = _low_rank(call.kind, settings["products"])
+        settings = _low_rank(call.kind, settings["products"], settings.get("in_turn", False))
     elif call.kind in pointwise.ELEMENTWISE:
         settings["kind"] = pointwise.ELEMENTWISE.index(call.kind)
     return settings
@@ -583,10 +597,11 @@ def _packed_settings(weight: Packed) -> dict[str, Any]:
     }
 
 
-def _low_rank(kind: str, products: Sequence[Product]) -> dict[str, Any]:
+def _low_rank(kind: str, products: Sequence[Product], in_turn: bool) -> dict[str, Any]:
     """Returns the matrices of all adapters of some products on the device: `down` has those of the products
     one below the other, [adapters, products * rank, in]; `up` has them along the diagonal, [adapters, out,
-    products * rank], with zeros beside them, which add nothing. An adapter with a lower rank is filled up
+    products * rank], with zeros beside them, which add nothing, or, if `in_turn`, the rows of one product and
+    of the other in turn. An adapter with a lower rank is filled up
     with zeros. `places` has the place of each adapter's matrices, by its number."""
     rank, outs = widest_rank(products), [product.matrix.out for product in products]
     numbers = range(max(len(product.parts or ()) for product in products))
@@ -607,7 +622,8 @@ def _low_rank(kind: str, products: Sequence[Product]) -> dict[str, Any]:
             if kind == "down":
                 made[columns] = part.down.float32()
             else:
-                made[sum(outs[:at]) : sum(outs[: at + 1]), columns] = part.up.float32()
+                own = slice(at, None, 2) if in_turn else slice(sum(outs[:at]), sum(outs[: at + 1]))
+                made[own, columns] = part.up.float32()
         matrices.append(torch.from_numpy(made).to(HALF))
         scales.append(next(part.scale for part in parts if part is not None))
     found = {"weight": torch.stack(matrices).to(DEVICE), "places": torch.from_numpy(places).to(DEVICE)}

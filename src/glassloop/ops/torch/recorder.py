@@ -119,22 +119,24 @@ class Recorder:
         value = self.value(lazy, half=True)
         return value if value.half else self.call("cast", value.width, value, half=True)
 
-    def product(self, products: Sequence[Product], residual: Value | None = None) -> Value:
-        """Records products of one input as one, with their outputs beside each other. What adapters add is
-        added before the residual."""
+    def product(
+        self, products: Sequence[Product], residual: Value | None = None, in_turn: bool = False
+    ) -> Value:
+        """Records products of one input as one, with their outputs beside each other or, if `in_turn`, an
+        output of each in turn. What adapters add is added before the residual."""
         x, width = self.half(products[0].x), sum(each.matrix.out for each in products)
         if not _is_adapted(products):
             inputs = [x] + ([] if residual is None else [residual])
-            return self.call("linear", width, *inputs, products=products)
-        made = self.call("linear", width, x, products=products)
+            return self.call("linear", width, *inputs, products=products, in_turn=in_turn)
+        made = self.call("linear", width, x, products=products, in_turn=in_turn)
         narrow = self.call("down", len(products) * widest_rank(products), x, half=True, products=products)
-        made = self.call("up", width, made, narrow, products=products)
+        made = self.call("up", width, made, narrow, products=products, in_turn=in_turn)
         return made if residual is None else self.call("add", width, residual, made)
 
     def gated(self, gate: Product, up: Product, activation: int) -> Value:
         """Records activated(gate) * up, for two products of one input."""
         if _is_adapted([gate, up]):
-            both = self.product([gate, up])
+            both = self.product([gate, up], in_turn=True)
             return self.call("gate", gate.matrix.out, both, half=True, activation=activation, both=True)
         x, width = self.half(gate.x), gate.matrix.out
         return self.call(

@@ -17,12 +17,14 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from glassloop.ops.torch import few_rows
 from glassloop.ops.torch.device import DEVICE, HALF, INTERPRETED, describe, shared_memory, tma_processors
 from glassloop.ops.torch.kernels import linear
+from glassloop.ops.torch.matrix import Packed
 from glassloop.ops.torch.tiles import WIDE, tile_for
 
 _LOG = logging.getLogger(__name__)
-_ROWS = (1, 17, 64, 100, 256, 300)  # one of each kind of tile, from the last two on by descriptors too
+_ROWS = (1, 8, 17, 64, 100, 256, 300)  # one of each kind of tile, from the last two on by descriptors too
 _WIDTH, _COLUMNS = 1024, 2048
 _FILE = "glassloop-selftest"
 
@@ -65,6 +67,26 @@ def rows_differing(product: Any = None) -> int:
         for wide in (False, True) if rows >= WIDE and tma_processors() else (False,):
             found = product(x[:rows], weight, added[:rows], wide)[kept]
             differing += int((found != alone[: len(kept)]).any(1).sum())
+    if product is _product and tma_processors():
+        differing += _packed_rows_differing(x[:9], added[:9])
+    return differing
+
+
+def _packed_rows_differing(x: torch.Tensor, added: torch.Tensor) -> int:
+    """Returns how many rows differ between products with a packed matrix and with the same one expanded."""
+    codes = (
+        torch.arange(_WIDTH * _COLUMNS // 2, device=DEVICE)
+        .view(_WIDTH, -1)
+        .mul(2654435761)
+        .bitwise_right_shift(7)
+    )
+    scale = codes[:, : _COLUMNS // 32].remainder(61).add(1).div(64).half()
+    weight = Packed(codes.to(torch.uint8), scale, scale * -7, 4, 0, 32)
+    expected, differing = _product(x, weight.expanded(), added, False), 0
+    for rows in (1, len(x)):
+        out = torch.empty_like(added[:rows])
+        few_rows.launch(tma_processors(), rows, out, x[:rows], added[:rows], weight, None, False, 0, False)
+        differing += int((out != expected[:rows]).any(1).sum())
     return differing
 
 
@@ -98,7 +120,7 @@ def _cache() -> Any:
     other versions, drivers and kernels."""
     driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "")()
     about = [describe(), torch.cuda.get_device_name(), str(driver), torch.__version__]
-    about += [Path(file).read_text() for file in (__file__, linear.__file__)]
+    about += [Path(file).read_text() for file in (__file__, linear.__file__, few_rows.SOURCE)]
     try:
         return triton.runtime.cache.get_cache_manager(hashlib.sha256("\n".join(about).encode()).hexdigest())
     except (OSError, RuntimeError):

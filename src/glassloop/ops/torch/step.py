@@ -223,10 +223,20 @@ def _adapter_tiles(batch: Batch, size: int) -> AdapterTiles:
     return AdapterTiles(order, [row for row, _ in tiles] or [0], [count for _, count in tiles] or [0])
 
 
-def partial_numbers(tiles: TileGroup, heads: Heads) -> int:
+def _partial_numbers(programs: int, units: int, queries: int, heads: Heads) -> int:
     """Returns how many numbers the sums over single units take: for each query its maximum, 16 sums of
     weights and the sums of values."""
-    return len(tiles.rows) * heads.kv_heads * tiles.units * tiles.queries * (1 + 16 + heads.columns)
+    return programs * units * queries * (1 + 16 + heads.columns)
+
+
+def partial_room(tiles: TileGroup, heads: Heads) -> int:
+    """Returns the numbers to make room for, for the sums over single units: those of the most programs that
+    are divided so, and of 8 units or more, since making room again costs all graphs."""
+    if not tiles.units:
+        return 0
+    most = _partial_numbers(_PROGRAMS, max(tiles.units, 8), max(tiles.queries, MANY), heads)
+    own = _partial_numbers(len(tiles.rows) * heads.kv_heads, tiles.units, tiles.queries, heads)
+    return max(own, min(most, _MOST_PARTIAL))
 
 
 @cache
@@ -243,11 +253,10 @@ def _tiles(batch: Batch, size: int, heads: Heads) -> list[TileGroup]:
     units = 1 << (-(-longest // UNIT) - 1).bit_length()
 
     def group(rows: Any, counts: Any, queries: int) -> TileGroup:
-        split = TileGroup(rows, counts, queries, units)
-        few_programs = len(rows) * heads.kv_heads < _PROGRAMS
-        if units > 1 and few_programs and partial_numbers(split, heads) <= _MOST_PARTIAL:
-            return split
-        return split._replace(units=0)
+        programs = len(rows) * heads.kv_heads
+        fits = _partial_numbers(programs, units, queries, heads) <= _MOST_PARTIAL
+        divided = units > 1 and programs < _PROGRAMS and fits
+        return TileGroup(rows, counts, queries, units if divided else 0)
 
     if len(batch.spans) == len(batch.tokens):
         return [group(*_one_each(size), few)]

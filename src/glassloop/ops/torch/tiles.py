@@ -15,7 +15,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By the number of rows, up to the first that is not exceeded; then by the number of outputs, likewise. Found
+# By the number of rows, up to the first that is not exceeded; then by the rows of the matrix, likewise. Found
 # by `python -m bench.gpu tiles` on an H200.
 _ANY = 1 << 40
 _MARGIN = 1024  # bytes of shared memory besides the tiles: barriers
@@ -23,7 +23,7 @@ _TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
     (
         16,
         (
-            (5120, Tile(16, 16, 512, False, 2, 4)),
+            (5120, Tile(16, 16, 256, False, 2, 6)),
             (8192, Tile(16, 64, 256, True, 4, 4)),
             (_ANY, Tile(16, 64, 128, True, 4, 4)),
         ),
@@ -32,7 +32,7 @@ _TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
     (
         64,
         (
-            (5120, Tile(64, 32, 256, False, 4, 3)),
+            (5120, Tile(64, 32, 128, False, 4, 5)),
             (8192, Tile(64, 64, 128, False, 8, 4)),
             (_ANY, Tile(64, 128, 128, False, 4, 4)),
         ),
@@ -41,12 +41,7 @@ _TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
     (256, ((5120, Tile(64, 128, 128, False, 4, 4)), (_ANY, Tile(128, 128, 64, False, 4, 5)))),
     (_ANY, ((_ANY, Tile(128, 128, 64, False, 4, 5)),)),
 )
-_GATED: tuple[tuple[int, Tile], ...] = (
-    (16, Tile(16, 64, 128, True, 4, 5)),
-    (32, Tile(32, 64, 128, False, 4, 3)),
-    (64, Tile(64, 64, 128, False, 8, 4)),
-    (_ANY, Tile(128, 128, 64, False, 8, 3)),
-)
+_GATED = Tile(128, 256, 64, False, 8, 4)  # of many rows; it needs no room for the residual stream
 # Of packed matrices, whose values are computed in registers. There the instructions for fewer than 64 rows
 # (`mma.sync`) take columns in another order, since Triton lays out values differently that were stored in 8
 # bits or less. The transpose with 64 outputs (`wgmma`) takes them one after the other.
@@ -60,15 +55,15 @@ WIDE = 129  # rows from which tiles are copied by descriptors
 
 
 @cache
-def tile_for(rows: int, width: int, gated: bool, shared_memory: int, packed: bool = False) -> Tile:
-    """Returns the tile of a product with this many rows and outputs, with as many stages as fit into the
-    shared memory. A gated product reads two matrices."""
+def tile_for(rows: int, weight_rows: int, gated: bool, shared_memory: int, packed: bool = False) -> Tile:
+    """Returns the tile of a product of this many rows with a matrix, with as many stages as fit into the
+    shared memory."""
     if packed:
         tile = next(tile for most, tile in _PACKED if rows <= most)
-    elif gated:
-        tile = next(tile for most, tile in _GATED if rows <= most)
+    elif gated and rows > 256:
+        tile = _GATED
     else:
         by_width = next(widths for most, widths in _TABLE if rows <= most)
-        tile = next(tile for most, tile in by_width if width <= most)
-    stage = 2 * tile.step * (tile.rows + tile.width * (2 if gated else 1))
+        tile = next(tile for most, tile in by_width if weight_rows <= most)
+    stage = 2 * tile.step * (tile.rows + tile.width)
     return tile._replace(stages=max(1, min(tile.stages, (shared_memory - _MARGIN) // stage)))

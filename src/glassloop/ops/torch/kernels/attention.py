@@ -16,6 +16,67 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def block_sums(
+    most,
+    sums,
+    mixed,
+    query,
+    keys,
+    values,
+    table,
+    page_stride,
+    place,
+    head_dim,
+    start,
+    last,
+    slot,
+    reach,
+    scale,
+    softcap,
+    window,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEAD: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Adds the keys of a block to the sums of `unit_sums`. If WHOLE, every query sees all of them, and
+    nothing is masked, which changes no bit."""
+    column = tl.arange(0, HEAD)
+    ones = tl.full([BLOCK, 16], 1.0, tl.float32).to(query.dtype)
+    key_at = start + tl.arange(0, BLOCK)
+    there = key_at < last
+    inside = (column < head_dim)[None, :]
+    if WHOLE:
+        page = tl.load(table + key_at // PAGE).to(tl.int64)
+    else:
+        page = tl.load(table + key_at // PAGE, mask=there, other=0).to(tl.int64)
+        inside = there[:, None] & inside
+    at = (page * page_stride + place + (key_at % PAGE) * head_dim)[:, None] + column[None, :]
+    key = tl.load(keys + at, mask=inside, other=0.0)
+    value = tl.load(values + at, mask=inside, other=0.0)
+    score = tl.dot(query, key.T) * scale
+    if CAPPED:
+        score = softcap * tanh(score / softcap)
+    score = score * LOG2E
+    if WHOLE:
+        higher = tl.maximum(most, tl.max(score, 1))
+        weight = tl.exp2(score - higher[:, None]).to(query.dtype)
+    else:
+        seen = (key_at[None, :] < reach[:, None]) & there[None, :]
+        if WINDOWED:
+            seen = seen & (key_at[None, :] > slot[:, None] - window)
+        score = tl.where(seen, score, NOTHING)
+        higher = tl.maximum(most, tl.max(score, 1))
+        weight = tl.where(seen, tl.exp2(score - higher[:, None]), 0.0).to(query.dtype)
+    kept = tl.exp2(most - higher)
+    sums = tl.dot(weight, ones, sums * kept[:, None])
+    mixed = tl.dot(weight, value, mixed * kept[:, None])
+    return higher, sums, mixed
+
+
+@triton.jit
 def unit_sums(
     query,
     keys,
@@ -25,6 +86,7 @@ def unit_sums(
     place,
     head_dim,
     first,
+    whole,
     last,
     slot,
     reach,
@@ -39,34 +101,21 @@ def unit_sums(
     WINDOWED: tl.constexpr,
 ):
     """Returns for the keys `first` to `last` the maximum score of each query, the sum of the weights (in each
-    of 16 columns) and the weighted sum of the values."""
-    column = tl.arange(0, HEAD)
+    of 16 columns) and the weighted sum of the values. Every query sees all keys before `whole`, which is a
+    multiple of BLOCK."""
     most = tl.full([QUERIES], NOTHING, tl.float32)
     sums = tl.zeros([QUERIES, 16], tl.float32)
     mixed = tl.zeros([QUERIES, HEAD], tl.float32)
-    ones = tl.full([BLOCK, 16], 1.0, tl.float32).to(query.dtype)
-    for start in range(first, last, BLOCK):
-        key_at = start + tl.arange(0, BLOCK)
-        there = key_at < last
-        page = tl.load(table + key_at // PAGE, mask=there, other=0).to(tl.int64)
-        at = (page * page_stride + place + (key_at % PAGE) * head_dim)[:, None] + column[None, :]
-        inside = there[:, None] & (column < head_dim)[None, :]
-        key = tl.load(keys + at, mask=inside, other=0.0)
-        value = tl.load(values + at, mask=inside, other=0.0)
-        score = tl.dot(query, key.T) * scale
-        if CAPPED:
-            score = softcap * tanh(score / softcap)
-        score = score * LOG2E
-        seen = (key_at[None, :] < reach[:, None]) & there[None, :]
-        if WINDOWED:
-            seen = seen & (key_at[None, :] > slot[:, None] - window)
-        score = tl.where(seen, score, NOTHING)
-        higher = tl.maximum(most, tl.max(score, 1))
-        kept = tl.exp2(most - higher)
-        weight = tl.where(seen, tl.exp2(score - higher[:, None]), 0.0).to(query.dtype)
-        sums = tl.dot(weight, ones, sums * kept[:, None])
-        mixed = tl.dot(weight, value, mixed * kept[:, None])
-        most = higher
+    for start in range(first, whole, BLOCK):
+        most, sums, mixed = block_sums(
+            most, sums, mixed, query, keys, values, table, page_stride, place, head_dim,
+            start, last, slot, reach, scale, softcap, window, PAGE, BLOCK, HEAD, CAPPED, WINDOWED, True,
+        )  # fmt: skip
+    for start in range(tl.maximum(first, whole), last, BLOCK):
+        most, sums, mixed = block_sums(
+            most, sums, mixed, query, keys, values, table, page_stride, place, head_dim,
+            start, last, slot, reach, scale, softcap, window, PAGE, BLOCK, HEAD, CAPPED, WINDOWED, False,
+        )  # fmt: skip
     return most, sums, mixed
 
 
@@ -81,11 +130,9 @@ def merged(most, sums, mixed, other_most, other_sums, other_mixed):
 
 
 @triton.jit
-def tile_queries(
-    queries, query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, GROUP, REACHING
-):
-    """Returns the queries of a tile: their values, offsets in the array, slots, how many slots they see, and
-    the mask of the values that exist."""
+def tile_places(query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, GROUP, REACHING):
+    """Returns the queries of a tile: their offsets in the array, slots, how many slots they see, and the mask
+    of the values that exist."""
     tile, head = tl.program_id(0), tl.program_id(1)
     number = tl.arange(0, QUERIES)
     row = tl.load(tile_row + tile) + number // GROUP
@@ -93,12 +140,11 @@ def tile_queries(
     place = row.to(tl.int64) * query_stride + (head * GROUP + number % GROUP) * head_dim
     column = tl.arange(0, HEAD)
     inside = is_query[:, None] & (column < head_dim)[None, :]
-    query = tl.load(queries + place[:, None] + column[None, :], mask=inside, other=0.0)
     slot = tl.load(slots + row, mask=is_query, other=-1)
     reach = slot + 1
     if REACHING:
         reach = tl.load(reaches + row, mask=is_query, other=0)
-    return query, place, slot, reach, inside
+    return place[:, None] + column[None, :], slot, reach, inside
 
 
 @triton.jit(do_not_specialize=["group", "window"])
@@ -138,18 +184,22 @@ def attend_kernel(
     """Computes attention for the queries of a tile: adjacent rows of a branch, in the GROUP heads that share
     one key-value head. A query sees the slots up to its own or, if REACHING, as many as `reaches` says. If
     SPLIT, each program computes one unit, and `merge_kernel` merges them; else a program computes all."""
-    wait_for_previous(EARLY)
     tile, head = tl.program_id(0), tl.program_id(1)
-    query, place, slot, reach, inside = tile_queries(
-        queries, query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, GROUP, REACHING
+    place, slot, reach, inside = tile_places(
+        query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, GROUP, REACHING
     )
     row = tl.load(tile_row + tile)
     count = tl.load(tile_count + tile)
     table = tables + tl.load(row_table + row) + group * tl.load(row_stride + row)
     first = tl.load(slots + row)
     last = first + count
+    whole = (first + 1) // BLOCK * BLOCK
     if REACHING:
         last = tl.max(reach, 0)
+    if REACHING or WINDOWED:
+        whole = 0
+    wait_for_previous(EARLY)
+    query = tl.load(queries + place, mask=inside, other=0.0)
     begin = 0
     if WINDOWED:
         begin = tl.maximum(first - window + 1, 0) // UNIT
@@ -160,7 +210,8 @@ def attend_kernel(
         if unit < end:
             most, sums, mixed = unit_sums(
                 query, keys, values, table, page_stride, at, head_dim,
-                unit * UNIT, tl.minimum((unit + 1) * UNIT, last), slot, reach, scale, softcap, window,
+                unit * UNIT, tl.minimum((unit + 1) * UNIT, whole), tl.minimum((unit + 1) * UNIT, last),
+                slot, reach, scale, softcap, window,
                 PAGE, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
             )  # fmt: skip
             number = (tile * tl.num_programs(1) + head) * tl.num_programs(2) + tl.program_id(2)
@@ -176,15 +227,14 @@ def attend_kernel(
         for unit in range(begin, end):
             unit_most, unit_total, unit_mixed = unit_sums(
                 query, keys, values, table, page_stride, at, head_dim,
-                unit * UNIT, tl.minimum((unit + 1) * UNIT, last), slot, reach, scale, softcap, window,
+                unit * UNIT, tl.minimum((unit + 1) * UNIT, whole), tl.minimum((unit + 1) * UNIT, last),
+                slot, reach, scale, softcap, window,
                 PAGE, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
             )  # fmt: skip
             most, sums, mixed = merged(most, sums, mixed, unit_most, unit_total, unit_mixed)
         total = tl.max(sums, 1)  # the columns are equal
         result = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
-        tl.store(
-            out + place[:, None] + tl.arange(0, HEAD)[None, :], result.to(out.dtype.element_ty), mask=inside
-        )
+        tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["window", "units"])
@@ -209,10 +259,9 @@ def merge_kernel(
     EARLY: tl.constexpr,
 ):
     """Merges the units that `attend_kernel` has computed with SPLIT, in ascending order."""
-    wait_for_previous(EARLY)
     tile, head = tl.program_id(0), tl.program_id(1)
-    _, place, _, reach, inside = tile_queries(
-        queries, query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, GROUP, REACHING
+    place, _, reach, inside = tile_places(
+        query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, GROUP, REACHING
     )
     first = tl.load(slots + tl.load(tile_row + tile))
     last = first + tl.load(tile_count + tile)
@@ -222,6 +271,7 @@ def merge_kernel(
     if WINDOWED:
         begin = tl.maximum(first - window + 1, 0) // UNIT
     end = tl.cdiv(last, UNIT)
+    wait_for_previous(EARLY)
     most = tl.full([QUERIES], NOTHING, tl.float32)
     sums = tl.zeros([QUERIES, 16], tl.float32)
     mixed = tl.zeros([QUERIES, HEAD], tl.float32)
@@ -239,4 +289,4 @@ def merge_kernel(
         )
     total = tl.max(sums, 1)
     result = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
-    tl.store(out + place[:, None] + tl.arange(0, HEAD)[None, :], result.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)

@@ -84,6 +84,13 @@ def added_product(a, b, total, SWAPPED: tl.constexpr):
         return tl.dot(a, b.T, total)
 
 
+@triton.jit
+def gated(total, ROWS: tl.constexpr, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr):
+    """Returns activated(gate) * up for the products with the rows of gate and up in turn."""
+    gate, up = tl.split(tl.reshape(total, [ROWS, WIDTH // 2, 2]))
+    return activated(gate, ACTIVATION) * up
+
+
 @triton.jit(do_not_specialize=["rows"])
 def linear_kernel(
     x,
@@ -107,6 +114,7 @@ def linear_kernel(
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EARLY: tl.constexpr,
+    AHEAD: tl.constexpr = False,
     scales=None,
     minimums=None,
     BITS: tl.constexpr = 0,
@@ -115,12 +123,14 @@ def linear_kernel(
     MINIMUM: tl.constexpr = False,
 ):
     """Computes x @ weight.T + bias + residual or, if GATED, activated(x @ gate.T) * (x @ up.T) for a weight
-    that has the rows of gate and then those of up. A tile has ROWS rows and WIDTH outputs and reads STEP
-    columns at a time (EVEN: STEP divides the number of columns). If SWAPPED, the transpose is computed, in
-    which the outputs fill the larger side of a tensor core instruction. With BITS, the weight is packed: it
-    is the codes, and its values are computed and rounded to half precision before they are multiplied."""
-    wait_for_previous(EARLY)
-    tiles = tl.cdiv(width, WIDTH)
+    that has the rows of gate and of up in turn. A tile has ROWS rows of x and WIDTH of the weight and reads
+    STEP columns at a time (EVEN: STEP divides the number of columns). If SWAPPED, the transpose is computed,
+    in which the rows of the weight fill the larger side of a tensor core instruction. With BITS, the weight
+    is packed: it is the codes, and its values are computed and rounded to half precision before they are
+    multiplied. `width` is the number of outputs. AHEAD (with EVEN, without BITS): the first weights are read
+    before the previous kernel has ended."""
+    weight_rows = width * 2 if GATED else width
+    tiles = tl.cdiv(weight_rows, WIDTH)
     row_tiles = tl.cdiv(rows, ROWS)
     # Eight tiles of rows in turn use the same weights, which are then in the L2 cache.
     number = tl.program_id(0)
@@ -132,17 +142,25 @@ def linear_kernel(
     row = at_row * ROWS + tl.arange(0, ROWS)
     output = at_width * WIDTH + tl.arange(0, WIDTH)
     step = tl.arange(0, STEP)
-    row_in, output_in = row < rows, output < width
+    row_in, output_in = row < rows, output < weight_rows
     x_at = x + (row.to(tl.int64) * x_stride)[:, None] + step[None, :]
     weight_at = weight + (output.to(tl.int64) * columns)[:, None] + step[None, :]
-    up_at = weight_at + width.to(tl.int64) * columns
     if SWAPPED:
         total = tl.zeros([WIDTH, ROWS], tl.float32)
-        up_total = tl.zeros([WIDTH, ROWS], tl.float32)
     else:
         total = tl.zeros([ROWS, WIDTH], tl.float32)
-        up_total = tl.zeros([ROWS, WIDTH], tl.float32)
-    for start in range(0, columns, STEP):
+    first = 0
+    if AHEAD:
+        # The weights do not depend on the previous kernel: the first ones are read while it still runs.
+        b = tl.load(weight_at, mask=output_in[:, None], other=0.0)
+        wait_for_previous(EARLY)
+        total = added_product(tl.load(x_at, mask=row_in[:, None], other=0.0), b, total, SWAPPED)
+        first = STEP
+        x_at += STEP
+        weight_at += STEP
+    else:
+        wait_for_previous(EARLY)
+    for start in range(first, columns, STEP):
         if EVEN:
             a = tl.load(x_at, mask=row_in[:, None], other=0.0)
         else:
@@ -158,29 +176,16 @@ def linear_kernel(
         else:
             b = tl.load(weight_at, mask=output_in[:, None] & (start + step < columns)[None, :], other=0.0)
         total = added_product(a, b, total, SWAPPED)
-        if GATED:
-            if BITS:
-                c = unpacked(
-                    weight, scales, minimums, width.to(tl.int64) + output, output_in, start, columns,
-                    STEP, WIDTH, BITS, ZERO, GROUP, MINIMUM,
-                ).to(a.dtype)  # fmt: skip
-            elif EVEN:
-                c = tl.load(up_at, mask=output_in[:, None], other=0.0)
-            else:
-                c = tl.load(up_at, mask=output_in[:, None] & (start + step < columns)[None, :], other=0.0)
-            up_total = added_product(a, c, up_total, SWAPPED)
-            up_at += STEP
         x_at += STEP
         weight_at += STEP
     if SWAPPED:
         total = total.T
-        up_total = up_total.T
     if BIASED:
         total = total + tl.load(bias + output, mask=output_in, other=0.0)[None, :]
     if GATED:
-        if BIASED:
-            up_total = up_total + tl.load(bias + width + output, mask=output_in, other=0.0)[None, :]
-        total = activated(total, ACTIVATION) * up_total
+        total = gated(total, ROWS, WIDTH, ACTIVATION)
+        output = at_width * (WIDTH // 2) + tl.arange(0, WIDTH // 2)
+        output_in = output < width
     inside = row_in[:, None] & output_in[None, :]
     if ADDED:
         place = residual + (row.to(tl.int64) * residual_stride)[:, None] + output[None, :]
@@ -211,30 +216,29 @@ def wide_linear_kernel(
 ):
     """Computes the same as `linear_kernel`, to the last bit, for many rows: x and weight are descriptors, by
     which the device copies whole tiles (TMA), and each program computes several tiles."""
-    tiles = tl.cdiv(width, WIDTH)
+    tiles = tl.cdiv(width * 2 if GATED else width, WIDTH)
     row_tiles = tl.cdiv(rows, ROWS)
     for number in tl.range(tl.program_id(0), tiles * row_tiles, tl.num_programs(0), flatten=True):
         group = number // (8 * tiles)
         together = tl.minimum(row_tiles - group * 8, 8)
         first_row = (group * 8 + number % (8 * tiles) % together) * ROWS
-        first_output = number % (8 * tiles) // together * WIDTH
+        at_width = number % (8 * tiles) // together
         total = tl.zeros([ROWS, WIDTH], tl.float32)
-        up_total = tl.zeros([ROWS, WIDTH], tl.float32)
         for start in range(0, columns, STEP):
-            a = x.load([first_row, start])
-            total = tl.dot(a, weight.load([first_output, start]).T, total)
-            if GATED:
-                up_total = tl.dot(a, weight.load([width + first_output, start]).T, up_total)
+            total = tl.dot(x.load([first_row, start]), weight.load([at_width * WIDTH, start]).T, total)
         row = first_row + tl.arange(0, ROWS)
-        output = first_output + tl.arange(0, WIDTH)
-        output_in = output < width
         if BIASED:
-            total = total + tl.load(bias + output, mask=output_in, other=0.0)[None, :]
+            place = at_width * WIDTH + tl.arange(0, WIDTH)
+            total = (
+                total
+                + tl.load(bias + place, mask=place < (width * 2 if GATED else width), other=0.0)[None, :]
+            )
         if GATED:
-            if BIASED:
-                up_total = up_total + tl.load(bias + width + output, mask=output_in, other=0.0)[None, :]
-            total = activated(total, ACTIVATION) * up_total
-        inside = (row < rows)[:, None] & output_in[None, :]
+            total = gated(total, ROWS, WIDTH, ACTIVATION)
+            output = at_width * (WIDTH // 2) + tl.arange(0, WIDTH // 2)
+        else:
+            output = at_width * WIDTH + tl.arange(0, WIDTH)
+        inside = (row < rows)[:, None] & (output < width)[None, :]
         if ADDED:
             place = residual + (row.to(tl.int64) * residual_stride)[:, None] + output[None, :]
             total = tl.load(place, mask=inside, other=0.0).to(tl.float32) + total

@@ -9,7 +9,8 @@ import triton.language as tl
 @triton.jit
 def wait_for_previous(EARLY: tl.constexpr):
     """Waits until the previous kernel has ended, if this one was launched EARLY, and lets the next kernel be
-    launched meanwhile."""
+    launched meanwhile. What no kernel of the program writes (weights, the numbers of the batch) can be read
+    before."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -78,12 +79,11 @@ def moments(x, inside, width, eps, CENTRED: tl.constexpr):
 
 
 @triton.jit
-def scaled(x, centre, factor, weight, bias, columns, inside, CENTRED: tl.constexpr):
+def scaled(x, centre, factor, weight, bias, CENTRED: tl.constexpr):
     """Returns x normalized by its moments, times a weight and, if CENTRED, plus a bias."""
-    x = (x - centre) * factor
-    x = x * tl.load(weight + columns, mask=inside, other=0.0)
+    x = (x - centre) * factor * weight
     if CENTRED:
-        x = x + tl.load(bias + columns, mask=inside, other=0.0)
+        x = x + bias
     return x
 
 
@@ -102,19 +102,20 @@ def norm_kernel(
 ):
     """Normalizes each row: by its root mean square or, if CENTRED, around its mean (layer norm). A program
     computes a whole row."""
-    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
+    weights = tl.load(weight + columns, mask=inside, other=0.0)
+    biases = tl.load(bias + columns, mask=inside, other=0.0)
+    wait_for_previous(EARLY)
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     centre, factor = moments(values, inside, width, eps, CENTRED)
-    values = scaled(values, centre, factor, weight, bias, columns, inside, CENTRED)
+    values = scaled(values, centre, factor, weights, biases, CENTRED)
     tl.store(out + row * width + columns, values.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def head_values(
-    source,
+def head_constants(
     weight,
     bias,
     cosines,
@@ -122,30 +123,79 @@ def head_values(
     position,
     head_dim,
     half,
-    eps,
-    columns,
+    BLOCK: tl.constexpr,
     NORM: tl.constexpr,
     ROTATED: tl.constexpr,
 ):
-    """Returns one head of one row, normalized (NORM: 0 not, 1 by root mean square, 2 around its mean) and, if
-    ROTATED, rotated."""
-    inside = columns < head_dim
-    values = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
+    """Returns what the heads of a row are computed with, by column: weights and biases of the norm, those of
+    the column that it turns with, cosines and sines."""
+    columns = tl.arange(0, BLOCK)
+    inside, turned = columns < head_dim, columns < 2 * half
+    partner = partners(columns, half)
+    nothing = tl.zeros([BLOCK], tl.float32)
+    weights, others_weights, biases, others_biases = nothing, nothing, nothing, nothing
+    cosine, sine = nothing, nothing
     if NORM:
-        centre, factor = moments(values, inside, head_dim, eps, NORM == 2)
-        values = scaled(values, centre, factor, weight, bias, columns, inside, NORM == 2)
+        weights = tl.load(weight + columns, mask=inside, other=0.0)
+        others_weights = tl.load(weight + partner, mask=turned, other=0.0)
+    if NORM == 2:
+        biases = tl.load(bias + columns, mask=inside, other=0.0)
+        others_biases = tl.load(bias + partner, mask=turned, other=0.0)
     if ROTATED:
-        # Column i turns with its partner, half the rotated width away.
-        turned = columns < 2 * half
-        partner = tl.where(columns < half, columns + half, columns - half)
-        others = tl.load(source + partner, mask=turned, other=0.0).to(tl.float32)
-        if NORM:
-            others = scaled(others, centre, factor, weight, bias, partner, turned, NORM == 2)
         angle = position.to(tl.int64) * half + tl.where(columns < half, columns, columns - half)
         cosine = tl.load(cosines + angle, mask=turned, other=1.0)
         sine = tl.load(sines + angle, mask=turned, other=0.0)
-        sign = tl.where(columns < half, -1.0, 1.0)
-        values = tl.where(turned, values * cosine + sign * (others * sine), values)
+    return weights, biases, others_weights, others_biases, cosine, sine
+
+
+@triton.jit
+def partners(columns, half):
+    """Returns the columns with which columns turn: half the rotated width away."""
+    return tl.where(columns < half, columns + half, columns - half)
+
+
+@triton.jit
+def head_values(
+    source,
+    there,
+    weights,
+    biases,
+    others_weights,
+    others_biases,
+    cosine,
+    sine,
+    head_dim,
+    half,
+    eps,
+    BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
+    ROTATED: tl.constexpr,
+):
+    """Returns some heads of one row, [heads, columns], normalized (NORM: 0 not, 1 by root mean square, 2
+    around its mean) and, if ROTATED, rotated. `source` has the places where they begin, `there` whether they
+    exist."""
+    columns = tl.arange(0, BLOCK)
+    inside = there[:, None] & (columns < head_dim)[None, :]
+    values = tl.load(source[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        wide = values.to(tl.float64)
+        centre = tl.zeros_like(tl.sum(wide, 1))
+        if NORM == 2:
+            centre = tl.sum(wide, 1) / head_dim
+            wide = tl.where(inside, wide - centre[:, None], 0.0)
+        factor = 1.0 / tl.sqrt(tl.sum(wide * wide, 1) / head_dim + eps)
+        centre, factor = centre.to(tl.float32)[:, None], factor.to(tl.float32)[:, None]
+        values = scaled(values, centre, factor, weights[None, :], biases[None, :], NORM == 2)
+    if ROTATED:
+        turned = there[:, None] & (columns < 2 * half)[None, :]
+        place = source[:, None] + partners(columns, half)[None, :]
+        others = tl.load(place, mask=turned, other=0.0).to(tl.float32)
+        if NORM:
+            others = scaled(
+                others, centre, factor, others_weights[None, :], others_biases[None, :], NORM == 2
+            )
+        sign = tl.where(columns < half, -1.0, 1.0)[None, :]
+        values = tl.where(turned, values * cosine[None, :] + sign * (others * sine[None, :]), values)
     return values
 
 
@@ -168,15 +218,19 @@ def heads_kernel(
     ROTATED: tl.constexpr,
 ):
     """Normalizes and rotates the heads of each row, for programs that return queries."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    columns = tl.arange(0, BLOCK)
-    source = x + row * x_stride + head * head_dim
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1) + tl.arange(0, 1)
     position = tl.load(positions + row)
-    values = head_values(
-        source, weight, bias, cosines, sines, position, head_dim, half, eps, columns, NORM, ROTATED
+    weights, biases, others_weights, others_biases, cosine, sine = head_constants(
+        weight, bias, cosines, sines, position, head_dim, half, BLOCK, NORM, ROTATED
     )
-    place = out + row * out_stride + head * head_dim + columns
-    tl.store(place, values.to(out.dtype.element_ty), mask=columns < head_dim)
+    values = head_values(
+        x + row * x_stride + head * head_dim, head >= 0,
+        weights, biases, others_weights, others_biases, cosine, sine, head_dim, half, eps,
+        BLOCK, NORM, ROTATED,
+    )  # fmt: skip
+    columns = tl.arange(0, BLOCK)
+    place = out + row * out_stride + (head * head_dim)[:, None] + columns[None, :]
+    tl.store(place, values.to(out.dtype.element_ty), mask=(columns < head_dim)[None, :])
 
 
 @triton.jit(do_not_specialize=["group"])
@@ -208,41 +262,57 @@ def keep_kernel(
     eps,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
     NORM: tl.constexpr,
     ROTATED: tl.constexpr,
     REACHING: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Normalizes and rotates queries and keys. Queries are written to an array of their own, keys and values
-    to the page of their slot, which is their position unless REACHING. A program computes one head of
-    queries, or one of keys and its values."""
-    wait_for_previous(EARLY)
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < head_dim
+    to the page of their slot, which is their position unless REACHING. A program computes HEADS heads of
+    queries, or as many of keys and their values."""
+    row = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + row)
-    source = x + row * x_stride + head * head_dim
-    if head < heads:
-        query = head_values(
-            source, weight, bias, cosines, sines, position, head_dim, half, eps, columns, NORM, ROTATED
+    columns = tl.arange(0, BLOCK)
+    inside = (columns < head_dim)[None, :]
+    query_programs = tl.cdiv(heads, HEADS)
+    source = x + row * x_stride
+    if tl.program_id(1) < query_programs:
+        head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+        weights, biases, others_weights, others_biases, cosine, sine = head_constants(
+            weight, bias, cosines, sines, position, head_dim, half, BLOCK, NORM, ROTATED
         )
-        target = queries + row * query_stride + head * head_dim + columns
-        tl.store(target, query.to(queries.dtype.element_ty), mask=inside)
-    else:
-        key = head_values(
-            source, key_weight, key_bias, cosines, sines, position, head_dim, half, eps, columns,
-            NORM, ROTATED,
+        wait_for_previous(EARLY)
+        query = head_values(
+            source + head * head_dim, head < heads,
+            weights, biases, others_weights, others_biases, cosine, sine, head_dim, half, eps,
+            BLOCK, NORM, ROTATED,
         )  # fmt: skip
+        target = queries + row * query_stride + (head * head_dim)[:, None] + columns[None, :]
+        tl.store(target, query.to(queries.dtype.element_ty), mask=(head < heads)[:, None] & inside)
+    else:
+        head = (tl.program_id(1) - query_programs) * HEADS + tl.arange(0, HEADS)
+        weights, biases, others_weights, others_biases, cosine, sine = head_constants(
+            key_weight, key_bias, cosines, sines, position, head_dim, half, BLOCK, NORM, ROTATED
+        )
         table = tables + tl.load(row_table + row) + group * tl.load(row_stride + row)
         slot = position
         if REACHING:
             slot = tl.load(slots + row)
         page = tl.load(table + slot // PAGE).to(tl.int64)
-        place_in_page = (head - heads) * PAGE + slot % PAGE
-        place = page * page_stride + layer_offset + place_in_page * head_dim + columns
-        tl.store(keys + place, key.to(keys.dtype.element_ty), mask=inside)
-        value = tl.load(source + kv_heads * head_dim + columns, mask=inside, other=0.0)
-        tl.store(values + place, value.to(values.dtype.element_ty), mask=inside)
+        wait_for_previous(EARLY)
+        key_source = source + (heads + head) * head_dim
+        key = head_values(
+            key_source, head < kv_heads,
+            weights, biases, others_weights, others_biases, cosine, sine, head_dim, half, eps,
+            BLOCK, NORM, ROTATED,
+        )  # fmt: skip
+        stored = (head < kv_heads)[:, None] & inside
+        place = page * page_stride + layer_offset + (slot % PAGE) * head_dim
+        place = place + (head * (PAGE * head_dim))[:, None] + columns[None, :]
+        tl.store(keys + place, key.to(keys.dtype.element_ty), mask=stored)
+        value = tl.load(key_source[:, None] + kv_heads * head_dim + columns[None, :], mask=stored, other=0.0)
+        tl.store(values + place, value.to(values.dtype.element_ty), mask=stored)
 
 
 @triton.jit
@@ -281,17 +351,19 @@ def elementwise_kernel(
     x_stride,
     y_stride,
     factor,
+    SPACING: tl.constexpr,
     KIND: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Computes one of the operations in `ELEMENTWISE`; KIND is its index there."""
+    """Computes one of the operations in `ELEMENTWISE`; KIND is its index there. The columns of x and y are
+    SPACING apart."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(x + row * x_stride + columns * SPACING, mask=inside, other=0.0).to(tl.float32)
     if KIND == 0 or KIND == 4:
-        others = tl.load(y + row * y_stride + columns, mask=inside, other=0.0).to(tl.float32)
+        others = tl.load(y + row * y_stride + columns * SPACING, mask=inside, other=0.0).to(tl.float32)
     if KIND == 0:
         values = values + others
     elif KIND == 1:
