@@ -2,7 +2,9 @@
 --teacher MODEL --data TOKENS`. The default sizes are for a GPU.
 
 A student learns from the teacher on the data. Then it is trained further, for the same number of steps, in
-three ways: on the data, on texts that the teacher writes, and on texts that it writes itself.
+three ways at the same time: on the data, on texts that the teacher writes, and on texts that it writes
+itself. Each student is measured as soon as it is trained, and FOLDER/exposure.json and exposure.svg have all
+that are measured so far.
 """
 
 from __future__ import annotations
@@ -44,6 +46,14 @@ def write_texts(
     return writer.finish().folder
 
 
+def _start(folder: Path, config: TrainConfig) -> tuple[Path, subprocess.Popen[bytes]]:
+    """Starts a run in a process of its own and returns its folder and the process."""
+    settings = folder.with_suffix(".toml")
+    write_text(settings, config_text(config))
+    command = [sys.executable, "-m", "glassloop.train", "run", str(folder), "--config", str(settings)]
+    return folder, subprocess.Popen([*command, "--quiet"], stdout=subprocess.DEVNULL)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.exposure", description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -71,50 +81,41 @@ def main() -> None:
     )  # fmt: skip
     first = train(base, given.folder / "student", quiet=True)
     say(f"student: {first.steps} steps, validation loss {first.validation:.4f}")
-
-    files = TokenFiles(given.data)
-    model = ModelFiles(fetch(given.teacher))
-    knows = Network(model.config, model.weights, device=device, bf16=device == "cuda")
-    texts = write_texts(
-        knows, files, given.folder / "texts", given.texts, prompt, given.length, min(512, given.texts)
-    )
-    del knows
-    say(f"the teacher wrote {TokenFiles(texts).tokens:,} tokens")
-
     more = replace(
         base, model=str(first.folder), steps=given.further, lr=3e-4, warmup=10, validation_share=0.0
     )
-    arms = {
-        "data": more,
-        "teacher's texts": replace(more, data=(str(texts),), packing="whole", borders=True),
-        "own texts": replace(more, on_policy=1.0, on_policy_prompt=prompt),
-    }
-    started = {}
-    for name, config in arms.items():
-        place = given.folder / name.replace(" ", "-").replace("'", "")
-        write_text(place.with_suffix(".toml"), config_text(config))
-        command = [sys.executable, "-m", "glassloop.train", "run", str(place)]
-        started[name] = (
-            place,
-            subprocess.Popen([*command, "--config", str(place.with_suffix(".toml")), "--quiet"]),
-        )
-    students = {"student": first.folder}
-    for name, (place, process) in started.items():
-        if process.wait() == 0:
-            students[f"further on {name}"] = place / "model"
-        say(f"{name}: exit status {process.returncode}")
+    alone = replace(more, on_policy=1.0, on_policy_prompt=prompt)
+    own, data = _start(given.folder / "own-texts", alone), _start(given.folder / "data", more)
+
+    files, model = TokenFiles(given.data), ModelFiles(fetch(given.teacher))
+    writer = Network(model.config, model.weights, device=device, bf16=device == "cuda")
+    texts = write_texts(
+        writer, files, given.folder / "texts", given.texts, prompt, given.length, min(512, given.texts)
+    )
+    del writer
+    say(f"the teacher wrote {TokenFiles(texts).tokens:,} tokens")
+    taught = replace(more, data=(str(texts),), packing="whole", borders=True)
+    theirs = _start(given.folder / "teachers-texts", taught)
 
     teacher = load_network(given.teacher, device)
     prompts = spread_prompts(files, given.measured, prompt, seed=2)
     ends = () if files.eos_id is None else (files.eos_id,)
     found: dict[str, Exposure] = {}
-    for name, path in students.items():
+
+    def measure(name: str, path: Path) -> None:
         student = load_network(path, device)
         found[name] = measure_exposure(teacher, student, prompts, given.length - prompt, ends=ends, batch=128)
-        print(exposure_text({name: found[name]}), flush=True)
+        say(exposure_text({name: found[name]}))
         facts = {key: each.facts() for key, each in found.items()}
         write_text(given.folder / "exposure.json", json.dumps(facts))
         write_text(given.folder / "exposure.svg", exposure_svg(found))
+
+    measure("student", first.folder)
+    for name, (place, process) in {"data": data, "the teacher's texts": theirs, "own texts": own}.items():
+        if process.wait() == 0:
+            measure(f"further on {name}", place / "model")
+        else:
+            say(f"further on {name}: exit status {process.returncode}")
     say("done")
 
 

@@ -26,8 +26,8 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(prog="python -m bench.gcd", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--train", type=int, default=12_000)
-    parser.add_argument("--test", type=int, default=200)
+    parser.add_argument("--train", type=int, default=15_000)
+    parser.add_argument("--test", type=int, default=500)
     given = parser.parse_args()
     options = {"min_numbers": 2, "max_numbers": 2, "min_value": 2, "max_value": _LARGEST}
     given.folder.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,13 @@ def test_divergences_are_those_of_their_definition(folder):
                 assert values[row, at] == pytest.approx(expected, rel=1e-3, abs=1e-5)
     assert found.mean("teacher").low <= found.mean("teacher").value <= found.mean("teacher").high
     assert "on its own" in exposure_text({"student": found})
-    ElementTree.fromstring(exposure_svg({"a <b> & c": found}))
+    picture = ElementTree.fromstring(exposure_svg({f"a <b> & {number}": found for number in range(8)}))
+    space = "{http://www.w3.org/2000/svg}"
+    names = [float(each.get("y", 0)) for each in picture.iter(f"{space}text") if "<b>" in (each.text or "")]
+    curves = [each for each in picture.iter(f"{space}polyline") if each.get("stroke") != "#ddd"]
+    points = [point.split(",") for each in curves for point in each.get("points", "").split()]
+    assert len(names) == 8 and len(curves) == 16
+    assert max(names) < min(float(y) for _, y in points)  # the names are above all curves
 
 
 def test_sampling_follows_the_distribution(folder):

@@ -52,6 +52,14 @@ test('drafts that were right are ticked', { skip }, async () => {
   assert.ok((await page.locator('.item .mark.ok').count()) > 0);
   const wrong = [...run.tokens, ...(run.end ? [run.end] : [])].filter((token) => token.refused).length;
   assert.equal(await page.locator('#lens .token.refused s').count(), wrong);
+  // The tree shows rejected drafts as long as this lens is open. Whether there are any depends on the machine's speed.
+  const refused = run.tokens.findIndex((token) => token.refused);
+  if (refused < 0) return;
+  await page.locator('#lens .token.refused').first().click();
+  const struck = page.locator(`.item[data-run="${run.id}"][data-index="${refused}"] s`);
+  await struck.waitFor();
+  await page.keyboard.press('4');
+  await struck.waitFor({ state: 'detached' });
 });
 
 test('the tour goes through fourteen steps on the live model', { skip }, async () => {

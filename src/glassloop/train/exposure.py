@@ -152,7 +152,8 @@ def exposure_svg(found: dict[str, Exposure]) -> str:
     curves = {name: [_smooth(curve) for curve in each.curves()] for name, each in found.items()}
     values = [v for pair in curves.values() for curve in pair for v in curve if np.isfinite(v)]
     count = max(len(pair[0]) for pair in curves.values())
-    chart = Chart((0, count), (0, max([1e-6, *values]) * 1.05), height=400)
+    names = 16 * len(curves) + 8  # pixels above the curves
+    chart = Chart((0, count), (0, max([1e-6, *values]) * (1 + names / 300)), height=376 + names)
     title = "position; dashed: on the teacher's texts, solid: on its own"
     chart.name_x({count * tick / 4: f"{count * tick / 4:.0f}" for tick in range(5)}, title)
     for number, (name, pair) in enumerate(curves.items()):
