@@ -1,6 +1,6 @@
 // The lenses and the tour, each against what the server says.
 import assert from 'node:assert/strict';
-import { appendFileSync, mkdirSync, writeFileSync } from 'node:fs';
+import { appendFileSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { test } from 'node:test';
 import { accessible, page, percent, server, skip, studio } from './scene.mjs';
@@ -305,5 +305,27 @@ test('training runs and engines are shown as the server tells them', { skip }, a
   await page.locator('tr[data-replica="local"]').waitFor();
   const cells = await page.locator('tr[data-replica="local"] td').allTextContents();
   assert.deepEqual([cells[0], Number(cells[2])], ['local', replica.pid]);
+  await accessible('section[aria-label="Lenses"]');
+});
+
+// Recorded on an H200: `serve --ops torch --kv-memory 4GB` while it answered 48 requests.
+test('an engine on a GPU is shown as it was recorded on one', { skip }, async () => {
+  const { info, cluster } = JSON.parse(readFileSync(new URL('../test/data/gpu.json', import.meta.url), 'utf8'));
+  const own = await server.get('/api/info'); // options and stages, which are the same on every op set
+  const told = (json) => (route) => route.fulfill({ json });
+  await studio({ before: async (page) => (await page.route('**/api/info', told({ ...own, ...info })), await page.route('**/api/cluster', told(cluster))) });
+  await played(page);
+  await page.keyboard.press('x');
+  const row = page.locator('tr[data-replica="local"]');
+  await row.waitFor();
+  assert.equal(await page.locator('#lens dd').first().textContent(), info.ops);
+  await page.locator('#lens dd').getByText('up to 4.0 GB').waitFor(); // as the terminal wrote it, where the server had been given 4GB
+  const [replica] = cluster.replicas;
+  const numbers = ['pid', 'running', 'waiting', 'finished', 'cached_tokens', 'prompt_tokens', 'prompt_tokens_cached'].map((name) => replica[name]);
+  const cells = await row.locator('td').allTextContents();
+  assert.deepEqual(cells.slice(2, 9).map((cell) => Number(cell.replaceAll(',', ''))), numbers);
+  const meter = row.getByRole('meter');
+  assert.deepEqual([Number(await meter.getAttribute('aria-valuenow')), Number(await meter.getAttribute('aria-valuemax'))], [replica.kv_bytes, replica.kv_memory]);
+  assert.ok(replica.running > 1 && await row.locator('.light.busy').count(), 'it was recorded under load');
   await accessible('section[aria-label="Lenses"]');
 });

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { ago, count, decimal, ending, endWord, percent, plural, seconds, share, signed } from '../src/lib/format';
+import { ago, bytes, count, decimal, ending, endWord, percent, plural, seconds, share, signed } from '../src/lib/format';
 import { heat, surprise, tint, uncertain, underline } from '../src/lib/heat';
 import { Sentences } from '../src/lib/speech';
 import { spark, sampled } from '../src/lib/spark';
@@ -27,6 +27,7 @@ describe('numbers', () => {
     expect([signed(-1.005), signed(2), decimal(-3.14159), decimal(null)]).toEqual(['−1.00', '+2.00', '−3.14', '∞']);
     expect([plural(1, 'token'), plural(2000, 'token')]).toEqual(['1 token', '2,000 tokens']);
     expect([count(49152), seconds(0.00712), seconds(0.25), seconds(3.3), seconds(75)]).toEqual(['49,152', '7.1 ms', '250 ms', '3.30 s', '75.0 s']);
+    expect([0, 1023, 9.5 * 2 ** 10, 737_280, 348_733_440, 2 ** 32].map(bytes)).toEqual(['0 B', '1023 B', '9.5 KB', '720 KB', '333 MB', '4.0 GB']);
   });
   it('tell how long ago something was', () => {
     expect([0.2, 40, 300, 7200, 400_000].map(ago)).toEqual(['just now', '40 s ago', '5 min ago', '2 h ago', '5 days ago']);

@@ -38,10 +38,13 @@ export function ago(value: number): string {
   return `${Math.round(value / size)} ${unit} ago`;
 }
 
+/** Returns a size of memory in powers of 1024, as the terminal does: what was given as 4GB is 4.0 GB. */
 export function bytes(value: number): string {
-  if (value >= 1e9) return `${(value / 1e9).toFixed(2)} GB`;
-  if (value >= 1e6) return `${(value / 1e6).toFixed(1)} MB`;
-  return value >= 1e3 ? `${(value / 1e3).toFixed(0)} kB` : `${value} B`;
+  for (const unit of ['B', 'KB', 'MB']) {
+    if (value < 1024) return `${value.toFixed(value >= 10 || unit === 'B' ? 0 : 1)} ${unit}`;
+    value /= 1024;
+  }
+  return `${value.toFixed(1)} GB`;
 }
 
 /** Returns a whole number with thousands separated as in the terminal: 49,152. */
