@@ -3,19 +3,24 @@ others, and none of them loses one."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import closing
+from copy import copy
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+from engine.random_runs import PROMPT, small_llm
 from waiting import wait_until
 
 from glassloop import LLM, Sampling, Store
+from glassloop.server.runs.storage import RunStorage
 
 from .conftest import Server, serving
 from .test_runs import FRANCE, finished, import_, start
@@ -141,6 +146,29 @@ def test_a_run_that_another_server_computes_is_not_interrupted(shared, store):
         left = shared.get(f"/api/runs/{id}").json()
         assert left["status"] == "paused" and "interrupted" in left["stop_reason"]
         assert shared.post(f"/api/runs/{id}/step", {"tokens": 2}).status_code == 200
+
+
+def test_a_run_that_ends_while_another_server_reads_it_has_ended(tmp_path, monkeypatch):
+    """Without this, that server would keep it in its memory as interrupted."""
+    path = tmp_path / "runs.db"
+    run = small_llm().generate(PROMPT, Sampling(max_tokens=3))
+    begun = copy(run)
+    begun.finish_reason = None
+    with closing(Store(path, writer="gone")) as theirs:
+        theirs.put(begun)
+        theirs.flush()
+        reader = RunStorage(path, None, None, lambda *_, **__: None)
+        writer_of = reader._store.writer_of
+
+        def after_its_end(id: str) -> str | None:
+            theirs.put(run)
+            theirs.flush()
+            return writer_of(id)
+
+        monkeypatch.setattr(reader._store, "writer_of", after_its_end)
+        found = asyncio.run(reader.get(run.id))
+        reader.close()
+    assert found is not None and found.run.finish_reason == run.finish_reason and not found.is_elsewhere
 
 
 def _entry(server: Server, id: str, **query) -> dict:

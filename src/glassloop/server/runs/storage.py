@@ -154,7 +154,12 @@ class RunStorage:
             return None
         is_elsewhere = run.finish_reason is None and self._is_running(self._store.writer_of(id))
         if run.finish_reason is None and not is_elsewhere:
-            run.finish_reason, run.stop_reason = INTERRUPTED
+            # Nobody computes it now. But it may have ended after it was read.
+            run = self._store.run(id)
+            if run is None:
+                return None
+            if run.finish_reason is None:
+                run.finish_reason, run.stop_reason = INTERRUPTED
         model, run.model = run.model, public_name(run.model)  # the terminal records paths
         added = self._store.added(id)
         return StoredRun(
