@@ -95,7 +95,7 @@ class Cluster:
 
     def close(self) -> None:
         self.engine.close()
-        for replica in self.transport.replicas.values():
+        for replica in [*self.transport.replicas.values()]:  # killing one removes it, on another thread
             replica.close()
 
 
