@@ -121,6 +121,36 @@ print(repr(follow({"regex": "a{39}"})), tried)
     assert lines[1] == "'' []"
 
 
+def test_a_grammar_is_not_refused_because_the_child_was_killed_or_stopped():
+    lines = run("""
+import os, signal
+from glassloop.decode import grammar, trial
+trials = grammar._compiler(tokenizer())._trials
+os.kill(trials.child.pid, signal.SIGKILL)
+print(repr(follow({"regex": "a"})))
+trial._WAIT = 1.0
+os.kill(trials.child.pid, signal.SIGSTOP)
+print(repr(follow({"regex": "b"})))
+""")
+    assert lines == ["''", "''"]
+
+
+def test_what_ended_the_child_is_remembered_for_a_while():
+    lines = run("""
+from glassloop.decode import grammar
+tried = []
+trials = grammar._compiler(tokenizer())._trials
+run = trials.run
+trials.run = lambda source: tried.append(source) or (None if len(tried) == 1 else run(source))
+print(follow({"regex": "a"}), len(tried))
+print(follow({"regex": "a"}), len(tried))
+grammar.monotonic = lambda: 1e12
+print(repr(follow({"regex": "a"})), len(tried))
+""")
+    refused = "regex cannot be used: it takes too much time or memory to compile 1"
+    assert lines == [refused, refused, "'' 2"]
+
+
 def test_the_child_ends_with_its_parent():
     (child,) = run("""
 from glassloop.decode import grammar

@@ -7,11 +7,12 @@ The end-of-sequence token is allowed exactly where the text so far is complete.
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from copy import copy
-from time import thread_time
+from time import monotonic, thread_time
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.token_bytes import token_bytes
-from glassloop.decode.trial import TOO_SLOW, Trials, Vocabulary, compile_grammar, make_tokenizer
+from glassloop.decode.trial import TOO_MUCH, TOO_SLOW, Trials, Vocabulary, compile_grammar, make_tokenizer
 from glassloop.errors import SamplingError
 from glassloop.shown import printable
 from glassloop.text.tokenizer import Tokenizer
@@ -139,6 +140,7 @@ class _Compiled(NamedTuple):
     matcher: LLMatcher | None  # in the state at the start of a text, to be copied
     error: str
     size: int  # bytes
+    expires: float = math.inf  # when to try it again, by `time.monotonic`
 
 
 class _Compiler:
@@ -163,6 +165,9 @@ class _Compiler:
         """Returns a new matcher. Raises a `SamplingError` if the grammar cannot be used."""
         with self._lock:
             known = self._known.get(source)
+            if known is not None and known.expires < monotonic():
+                self._forget(source)
+                known = None
             if known is not None:
                 self._known.move_to_end(source)
         if known is None:
@@ -177,12 +182,15 @@ class _Compiler:
 
     def _try(self, source: str) -> _Compiled:
         verdict = self._trials.run(source)
+        again = monotonic() + _REFUSED
+        if verdict is None:
+            return _Compiled(None, TOO_MUCH, 2 * len(source), again)
         size = verdict.memory + 2 * len(source)
         if verdict.error:
-            return _Compiled(None, verdict.error, size)
+            return _Compiled(None, verdict.error, size, again)
         matcher = compile_grammar(self._tokenizer, source)
         if matcher.is_error():
-            return _Compiled(None, matcher.get_error(), size)
+            return _Compiled(None, matcher.get_error(), size, again)
         return _Compiled(matcher, "", size)
 
     def _remember(self, source: str, made: _Compiled) -> None:
@@ -192,11 +200,14 @@ class _Compiler:
             self._known[source] = made
             self._size += made.size
             while self._size > _MOST_REMEMBERED or len(self._known) > _MANY:
-                _, oldest = self._known.popitem(last=False)
-                self._size -= oldest.size
+                self._forget(next(iter(self._known)))
+
+    def _forget(self, source: str) -> None:
+        self._size -= self._known.pop(source).size
 
 
 _MANY = 8  # cached grammars; each takes up to 30 MB more while it is used
+_REFUSED = 60.0  # seconds until a refused one is tried again: the machine may have lacked time or memory
 _MOST_REMEMBERED = 64 << 20  # bytes of all of them
 _COMPILERS: WeakKeyDictionary[Tokenizer, _Compiler] = WeakKeyDictionary()
 _MAKING = threading.Lock()

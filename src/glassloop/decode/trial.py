@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 SECONDS = 0.5  # of the child's processor time for one grammar
 _START = 120.0  # seconds that a child may take to start, on a machine that is busy
 _WAIT = 20.0  # seconds until a child that does not answer is killed
+_TRIES = 2  # a child may also end, or not answer in time, because of what the machine does
 _MEMORY = 256 << 20  # bytes that a compiled grammar may take
 _STACK = 256 << 20  # bytes, reserved and not used: a level of recursion takes up to 12 kB
 _LONGEST_ANSWER = 1 << 16  # bytes
 _WALK = 8  # tokens that the child commits
 _SLOWEST = 0.2  # seconds that one of them may take
 TOO_SLOW = "it takes too long to follow; a simpler one is expected"
+TOO_MUCH = "it takes too much time or memory to compile"
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000,
@@ -128,21 +130,23 @@ class Trials:
         with self._lock, suppress(OSError):
             self._running()
 
-    def run(self, source: str) -> Verdict:
-        """Tries a grammar in the child. Raises `OSError` if no child can be started."""
+    def run(self, source: str) -> Verdict | None:
+        """Tries a grammar in the child. Returns None if it has ended each child that tried it. Raises
+        `OSError` if no child can be started."""
         with self._lock:
-            child = self._running()
-            deadline = monotonic() + _WAIT
-            try:
-                child.send(json.dumps(source).encode(), deadline)
-                answer = child.receive(deadline, _LONGEST_ANSWER)
-            except TimeoutError:
-                answer = None
-            if answer is None:
+            for _ in range(_TRIES):
+                child = self._running()
+                deadline = monotonic() + _WAIT
+                try:
+                    child.send(json.dumps(source).encode(), deadline)
+                    answer = child.receive(deadline, _LONGEST_ANSWER)
+                except TimeoutError:
+                    answer = None
+                if answer is not None:
+                    return Verdict(*json.loads(answer))
                 child.end()
                 self.child = None
-                return Verdict("it takes too much time or memory to compile", 0)
-            return Verdict(*json.loads(answer))
+        return None
 
     def _running(self) -> Child:
         """Returns the child, which is ready to try a grammar."""
