@@ -1,4 +1,4 @@
-"""A child process for work that may hang, crash or fill the memory: messages over pipes, under a deadline.
+"""A child process for work that may hang, crash or fill the memory: messages over pipes, in a limited time.
 
 A message is its size in four bytes, and then that many bytes. The child's program reads messages from its
 standard input and answers on its standard output; it ends when its input does, so no child outlives its
@@ -16,12 +16,33 @@ from collections.abc import Mapping, Sequence
 from struct import Struct
 
 _SIZE = Struct("<I")
+_SLICE = 0.1  # seconds for which a pipe is waited for at a time
 _ALIVE: weakref.WeakSet[Child] = weakref.WeakSet()
+
+
+class Patience:
+    """The seconds that a child has for one or more messages. A time in which this process did not run is not
+    counted: on a machine that stood still, the child could not run either."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+
+    def wait(self, pipe: int, event: int) -> None:
+        """Waits for an event of a pipe. Raises `TimeoutError` when no time is left."""
+        poll = select.poll()  # and not `select`, which knows no descriptors above 1024
+        poll.register(pipe, event)
+        while self._left > 0:
+            began = time.monotonic()
+            happened = poll.poll(1000 * min(self._left, _SLICE))
+            self._left -= min(time.monotonic() - began, 2 * _SLICE)
+            if happened:
+                return
+        raise TimeoutError
 
 
 class Child:
     """A child process, for one thread at a time. Raises `OSError` or `ValueError` if it cannot be started,
-    and `TimeoutError` when a deadline (of `time.monotonic`) has passed."""
+    and `TimeoutError` if it exceeds the patience of its caller."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -49,18 +70,18 @@ class Child:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def send(self, data: bytes, deadline: float) -> None:
+    def send(self, data: bytes, patience: Patience) -> None:
         """Writes a message. A child that has ended is no error: there will be no answer."""
         rest = memoryview(_SIZE.pack(len(data)) + data)
         while rest:
             try:
                 rest = rest[os.write(self._input, rest) :]
             except BlockingIOError:
-                _wait(self._input, select.POLLOUT, deadline)
+                patience.wait(self._input, select.POLLOUT)
             except BrokenPipeError:
                 return
 
-    def receive(self, deadline: float, most: int) -> bytes | None:
+    def receive(self, patience: Patience, most: int) -> bytes | None:
         """Returns a message, None from a child that has ended. One of more than `most` bytes is refused by a
         `ValueError`."""
         data, size = bytearray(), _SIZE.size
@@ -68,7 +89,7 @@ class Child:
             try:
                 chunk = os.read(self._output, min(size - len(data), 1 << 20))
             except BlockingIOError:
-                _wait(self._output, select.POLLIN, deadline)
+                patience.wait(self._output, select.POLLIN)
                 continue
             if not chunk:
                 return None
@@ -92,13 +113,6 @@ class Child:
         for pipe in self._pipes:
             pipe.close()
         self._process.returncode = 0
-
-
-def _wait(pipe: int, event: int, deadline: float) -> None:
-    poll = select.poll()  # and not `select`, which knows no descriptors above 1024
-    poll.register(pipe, event)
-    if not poll.poll(max(0, deadline - time.monotonic()) * 1000):
-        raise TimeoutError
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -135,6 +135,19 @@ print(repr(follow({"regex": "b"})))
     assert lines == ["''", "''"]
 
 
+def test_a_grammar_is_not_refused_because_it_was_slow_once():
+    lines = run("""
+from glassloop.decode import grammar
+from glassloop.decode.trial import TOO_SLOW, Verdict
+trials = grammar._compiler(tokenizer())._trials
+verdicts = [Verdict(TOO_SLOW, 0), Verdict("", 0), Verdict(TOO_SLOW, 0), Verdict(TOO_SLOW, 0)]
+trials._try = lambda source: verdicts.pop(0)
+print(repr(follow({"regex": "a"})))
+print(follow({"regex": "b"}), verdicts)
+""")
+    assert lines == ["''", "regex cannot be used: it takes too long to follow; a simpler one is expected []"]
+
+
 def test_what_ended_the_child_is_remembered_for_a_while():
     lines = run("""
 from glassloop.decode import grammar

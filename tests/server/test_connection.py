@@ -9,12 +9,13 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import uvicorn
 
-from glassloop.server.operation.connection import Connection, ConnectionLimits
+from glassloop.server.operation.connection import Connection, ConnectionLimits, _Alarm
 
 LIMITS = ConnectionLimits(
     header_bytes=2000, request_bytes=5000, request_seconds=0.5, stalled_seconds=0.5, connections=4
@@ -74,12 +75,12 @@ def served():
         time.sleep(0.01)
     yield listening.getsockname()[1], application
     server.should_exit = True
-    thread.join(10)
+    thread.join(120)
 
 
 def ask(port: int, data: bytes, *, then: bytes = b"") -> bytes:
     """All that the server answers until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as client:
         with contextlib.suppress(OSError):
             client.sendall(data)
             if then:
@@ -138,9 +139,29 @@ def test_a_request_that_is_never_finished_is_ended(served, begun):
     assert ask(port, GOOD).startswith(b"HTTP/1.1 200")
 
 
+def test_a_limit_that_is_late_begins_again():
+    """The server stood still, so it has not read what its client sent meanwhile."""
+
+    class Loop:
+        now = 0.0
+
+        def time(self) -> float:
+            return self.now
+
+        def call_later(self, seconds: float, ring: Callable[[], None]) -> None:
+            self.due, self.ring = self.now + seconds, ring
+
+    loop, rung = Loop(), []
+    _Alarm(loop, 30.0, lambda: rung.append(loop.now))
+    for late, expected in ((20.0, []), (0.5, []), (0.1, [110.6])):
+        loop.now = loop.due + late
+        loop.ring()
+        assert rung == expected
+
+
 def test_an_idle_connection_cannot_be_kept_by_empty_lines(served):
     port, _ = served
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
         with contextlib.suppress(OSError):
@@ -151,7 +172,7 @@ def test_an_idle_connection_cannot_be_kept_by_empty_lines(served):
                 with contextlib.suppress(TimeoutError):
                     if not client.recv(1000):
                         return
-        client.settimeout(5)
+        client.settimeout(120)
         with contextlib.suppress(ConnectionResetError):
             while client.recv(1000):
                 pass
@@ -176,4 +197,4 @@ def test_an_answer_that_is_not_read_is_given_up(served):
     port, application = served
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert application.left.wait(30)
+        assert application.left.wait(120)

@@ -91,13 +91,16 @@ class Grammar:
 
 class _Budget:
     """The processor time that all branches of a request have for their grammar. An ambiguous grammar takes
-    longer with each token, and all requests in the batch wait for it."""
+    longer with each token, and all requests in the batch wait for it. The longest time is not counted: a
+    virtual machine may count time as the processor's in which it stood still."""
 
     def __init__(self) -> None:
         self._left = _AT_ONCE
+        self._longest = 0.0  # seconds
 
     def spend(self, field: str, seconds: float, earned: float) -> None:
-        self._left = min(_AT_ONCE, self._left + earned) - seconds
+        self._left = min(_AT_ONCE, self._left + earned) - min(seconds, self._longest)
+        self._longest = max(self._longest, seconds)
         if self._left < 0:
             raise _refused(field, TOO_SLOW)
 

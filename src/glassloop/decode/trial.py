@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic, process_time
+from time import process_time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SECONDS = 0.5  # of the child's processor time for one grammar
 _START = 120.0  # seconds that a child may take to start, on a machine that is busy
 _WAIT = 20.0  # seconds until a child that does not answer is killed
-_TRIES = 2  # a child may also end, or not answer in time, because of what the machine does
+_TRIES = 2  # a child may also end, be slow or not answer in time because of what the machine does
 _MEMORY = 256 << 20  # bytes that a compiled grammar may take
 _STACK = 256 << 20  # bytes, reserved and not used: a level of recursion takes up to 12 kB
 _LONGEST_ANSWER = 1 << 16  # bytes
@@ -133,33 +133,41 @@ class Trials:
     def run(self, source: str) -> Verdict | None:
         """Tries a grammar in the child. Returns None if it has ended each child that tried it. Raises
         `OSError` if no child can be started."""
+        verdict = None
         with self._lock:
             for _ in range(_TRIES):
-                child = self._running()
-                deadline = monotonic() + _WAIT
-                try:
-                    child.send(json.dumps(source).encode(), deadline)
-                    answer = child.receive(deadline, _LONGEST_ANSWER)
-                except TimeoutError:
-                    answer = None
-                if answer is not None:
-                    return Verdict(*json.loads(answer))
-                child.end()
-                self.child = None
-        return None
+                verdict = self._try(source)
+                if verdict is not None and verdict.error != TOO_SLOW:
+                    break
+        return verdict
+
+    def _try(self, source: str) -> Verdict | None:
+        from glassloop.child import Patience
+
+        child, patience = self._running(), Patience(_WAIT)
+        try:
+            child.send(json.dumps(source).encode(), patience)
+            answer = child.receive(patience, _LONGEST_ANSWER)
+        except TimeoutError:
+            answer = None
+        if answer is None:
+            child.end()
+            self.child = None
+            return None
+        return Verdict(*json.loads(answer))
 
     def _running(self) -> Child:
         """Returns the child, which is ready to try a grammar."""
-        from glassloop.child import Child
+        from glassloop.child import Child, Patience
 
         if self.child is None or not self.child.alive():
-            deadline = monotonic() + _START
+            patience = Patience(_START)
             path = os.pathsep.join(str(Path(each).absolute()) for each in filter(None, sys.path))
             child = Child([sys.executable, "-P", __file__], {**os.environ, "PYTHONPATH": path})
             # JSON has no bytes, so each byte is sent as a character.
             tokens = [data.decode("latin-1") for data in self._vocabulary.tokens]
-            child.send(json.dumps([tokens, *self._vocabulary[1:]]).encode(), deadline)
-            if child.receive(deadline, _LONGEST_ANSWER) is None:
+            child.send(json.dumps([tokens, *self._vocabulary[1:]]).encode(), patience)
+            if child.receive(patience, _LONGEST_ANSWER) is None:
                 raise OSError("the process that tries grammars has ended at its start")
             self.child = child
         return self.child

@@ -28,7 +28,7 @@ from glassloop.server.service import Service
 from glassloop.shown import printable
 
 _OTHER_FILES = 96  # descriptors that connections leave for the store, templates, logs and libraries
-_LAST_WORDS = 2.0  # seconds that clients have to read the error when requests are ended at once
+_LAST_WORDS = 5.0  # seconds that clients have to read the error when requests are ended
 
 
 def serve(
@@ -61,7 +61,6 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=int(settings.grace) + 5,
         lifespan="off",
     )
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -147,17 +146,14 @@ class _Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._drain)
         elif sig == signal.SIGINT and not self._ending:
             self._ending = True
-            self._loop.call_soon_threadsafe(self._end_now)
+            self._loop.call_soon_threadsafe(self._end_all)
         elif sig == signal.SIGINT:
             self.force_exit = True
-
-    def _end_now(self) -> None:
-        self._end_all()
-        asyncio.get_running_loop().call_later(_LAST_WORDS, setattr, self, "force_exit", True)
 
     def _end_all(self) -> None:
         for service in self._services:
             service.end_all()
+        asyncio.get_running_loop().call_later(_LAST_WORDS, setattr, self, "force_exit", True)
 
     def _drain(self) -> None:
         first = self._services[0]

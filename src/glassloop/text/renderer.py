@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -20,7 +19,7 @@ from pathlib import Path
 from threading import Condition
 from typing import Any
 
-from glassloop.child import Child
+from glassloop.child import Child, Patience
 from glassloop.errors import TextError
 from glassloop.text.chat import Limits
 from glassloop.text.template_worker import ENDED, TEXT
@@ -81,7 +80,7 @@ class _Worker:
             raise TextError(f"{_NOT_STARTED}: {reason}") from None
         setup = asdict(limits) | {"source": source, "path": [str(Path(path).absolute()) for path in sys.path]}
         try:
-            if self._receive(time.monotonic() + _SECONDS_TO_START, json.dumps(setup).encode()) is None:
+            if self._receive(Patience(_SECONDS_TO_START), json.dumps(setup).encode()) is None:
                 raise TextError(_NOT_STARTED)
             self._answer()  # to the compilation
         except BaseException:
@@ -93,7 +92,7 @@ class _Worker:
         return self._answer(values)
 
     def _answer(self, data: bytes | None = None) -> str:
-        answer = self._receive(time.monotonic() + self._seconds, data)
+        answer = self._receive(Patience(self._seconds), data)
         if answer is None:
             raise TextError(self._cause_of_death())
         status, text = answer[0], answer[1:].decode("utf-8", "surrogatepass")
@@ -102,12 +101,12 @@ class _Worker:
             raise TextError(text)
         return text
 
-    def _receive(self, deadline: float, data: bytes | None) -> bytes | None:
+    def _receive(self, patience: Patience, data: bytes | None) -> bytes | None:
         """Returns the next message of the worker, after sending it some data; None if it has ended."""
         try:
             if data is not None:
-                self.child.send(data, deadline)
-            return self.child.receive(deadline, self._most)
+                self.child.send(data, patience)
+            return self.child.receive(patience, self._most)
         except TimeoutError:
             raise TextError(self._too_slow()) from None
         except ValueError:

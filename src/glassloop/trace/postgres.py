@@ -158,7 +158,8 @@ class Postgres:
         self, connection: Connection[psycopg.Connection[Any]], work: Callable[[psycopg.Connection[Any]], T]
     ) -> T:
         """Returns the result of `work`, which is done again on a new connection if the server went away
-        meanwhile, or chose this transaction to end a deadlock."""
+        meanwhile, or chose this transaction to end a deadlock: once at least, as this machine itself may have
+        stood still."""
         import psycopg
 
         end, (pause, longest) = time.monotonic() + self._patience, _PAUSES
@@ -171,7 +172,7 @@ class Postgres:
                 if lost:
                     connection.close()
                 again = self._has_connected if lost else _state(error) in _CONFLICTS
-                if not again or time.monotonic() + pause > end:
+                if not again or (pause > _PAUSES[0] and time.monotonic() + pause > end):
                     raise self._error(error, lost) from error
             time.sleep(pause)
             pause = min(2 * pause, longest)

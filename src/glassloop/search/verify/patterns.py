@@ -10,12 +10,11 @@ import json
 import os
 import re
 import sys
-import time
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 
-from glassloop.child import Child
+from glassloop.child import Child, Patience
 from glassloop.errors import GlassloopError
 from glassloop.shown import shown
 
@@ -80,17 +79,17 @@ class _Worker:
         child = Child([sys.executable, "-I", "-S", str(_SCRIPT)], env)
         self._child = child
         try:
-            child.receive(time.monotonic() + _SECONDS_TO_START, 64)  # "ready"
+            child.receive(Patience(_SECONDS_TO_START), 64)  # "ready"
         except TimeoutError:
             self._end()
             raise GlassloopError.about("regex", "cannot be searched: its process does not start") from None
         return child
 
     def _send(self, child: Child, data: bytes, pattern: str) -> bytes:
-        deadline = time.monotonic() + SECONDS
+        patience = Patience(SECONDS)
         try:
-            child.send(data, deadline)
-            answer = child.receive(deadline, _MOST)
+            child.send(data, patience)
+            answer = child.receive(patience, _MOST)
         except (TimeoutError, ValueError):
             answer = None
         if answer is None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from glassloop.child import Child
+from glassloop.child import Child, Patience
 from glassloop.errors import GlassloopError
 from glassloop.shown import printable
 
@@ -84,10 +83,10 @@ def _start(task: dict[str, Any], limits: Limits) -> Child:
         child = Child([sys.executable, "-I", "-S", str(_SCRIPT)], {"PATH": os.defpath, "LANG": "C.UTF-8"})
     except OSError as error:
         raise GlassloopError(f"the sandbox cannot be started: {error.strerror}") from None
-    deadline = time.monotonic() + _SECONDS_TO_START
+    patience = Patience(_SECONDS_TO_START)
     try:
-        child.send(json.dumps(task).encode("utf-8", "surrogatepass"), deadline)
-        answer = child.receive(deadline, 4096)
+        child.send(json.dumps(task).encode("utf-8", "surrogatepass"), patience)
+        answer = child.receive(patience, 4096)
         told = {} if answer is None else json.loads(answer)
     except (TimeoutError, ValueError):
         told = {}
@@ -100,7 +99,7 @@ def _start(task: dict[str, Any], limits: Limits) -> Child:
 
 def _outcome(child: Child, limits: Limits) -> Outcome:
     try:
-        answer = child.receive(time.monotonic() + limits.seconds, 8 * limits.output + (1 << 20))
+        answer = child.receive(Patience(limits.seconds), 8 * limits.output + (1 << 20))
     except TimeoutError:
         return Outcome((), f"it takes more than {limits.seconds:g} seconds")
     except ValueError:
