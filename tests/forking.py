@@ -138,7 +138,7 @@ class _Parent:
 
     def _end(self) -> None:
         self._socket.close()
-        self._process.wait(10)
+        self._process.wait(120)
 
     @classmethod
     def only(cls) -> _Parent:

@@ -68,7 +68,7 @@ class PostgresServer:
             cwd=self.folder,
             **self._options,
         )
-        for _ in range(600):
+        for _ in range(3000):
             try:
                 self.run_sql("SELECT 1")
                 return
@@ -81,7 +81,7 @@ class PostgresServer:
         """Stops the server as a restart does: connections are closed at once, and nothing is lost."""
         assert self._process is not None
         self._process.send_signal(signal.SIGINT)
-        self._process.wait(30)
+        self._process.wait(120)
 
     def remove(self) -> None:
         self.stop()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from attacks.limits import LIMITS
+from waiting import awake
 
 _TESTS = Path(__file__).parents[1]
 _STARTING = 60.0  # seconds until a child has begun its first input
@@ -110,7 +111,7 @@ def _child(
         try:
             while True:
                 try:
-                    line = lines.get(timeout=seconds if begun else _STARTING)
+                    line = _next(lines, seconds if begun else _STARTING)
                 except queue.Empty:
                     child.send_signal(signal.SIGABRT)  # the fault handler writes where every thread is
                     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -141,6 +142,16 @@ def _child(
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
             child.wait()
+
+
+def _next(lines: queue.Queue[str | None], seconds: float) -> str | None:
+    until = awake() + seconds
+    while True:
+        try:
+            return lines.get(timeout=0.5)
+        except queue.Empty:
+            if awake() > until:
+                raise
 
 
 def _said(errors: IO[bytes]) -> str:

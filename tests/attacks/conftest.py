@@ -46,7 +46,7 @@ def _tiny(tiny_file: Path) -> Iterator[_Kept]:
         "--kv-memory",
         "16MB",
         "--timeout",
-        "20",
+        "60",
         "--keep",
         "5000",
         "--grace",

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attacks.harness import Server, serving
-from waiting import wait_until
+from waiting import awake, wait_until
 
 _LONG = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
 _SEPARATORS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e"
@@ -66,7 +66,7 @@ def test_two_interrupts_end_streams_with_a_word(tiny_file: Path) -> None:
         server.process.send_signal(signal.SIGINT)
         lines = [line for line in answer.read().split(b"\n") if line.startswith(b"data: ")]
         assert json.loads(lines[-1][6:])["error"]["code"] == "shutting_down"
-        assert server.end(seconds=60) == 0
+        assert server.end(seconds=120) == 0
         assert "Traceback" not in server.log_text()
 
 
@@ -82,10 +82,10 @@ def test_an_end_during_embeddings_is_in_time_and_in_words() -> None:
         thread = threading.Thread(target=embed)
         thread.start()
         wait_until(lambda: server.get("/health").json()["running"] > 0)
-        began = time.monotonic()
-        assert server.end(seconds=60) == 0
-        took = time.monotonic() - began
-        thread.join(60)
+        began = awake()
+        assert server.end(seconds=120) == 0
+        took = awake() - began
+        thread.join(120)
         assert took < 30, f"ended after {took:.1f} s with --grace 2"  # the embeddings take minutes
         assert "Traceback" not in server.log_text()
         assert answers and answers[0].status == 503 and answers[0].error["code"] == "shutting_down"
@@ -103,8 +103,8 @@ def test_readers_that_stand_still_pin_no_runs(tiny_file: Path) -> None:
             stalled.connect((server.host, server.port))
             stalled.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
         time.sleep(1)
-        until = time.monotonic() + 20
-        while time.monotonic() < until:
+        until = awake() + 20
+        while awake() < until:
             server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
             if len(server.get("/api/runs?limit=1000").json()["runs"]) <= 3:
                 break
@@ -134,7 +134,7 @@ def _with_log_in_a_pipe(model: Path) -> Iterator[tuple[int, int]]:
 
 def test_a_log_that_nobody_reads_stops_nothing(tiny_file: Path) -> None:
     with _with_log_in_a_pipe(tiny_file) as (port, reading):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         for _ in range(1500):  # far more lines than a pipe holds
             connection.request("GET", "/health")
             assert connection.getresponse().read()
@@ -155,7 +155,7 @@ def test_a_pause_of_the_process_loses_no_token(tiny_file: Path) -> None:
 def test_a_log_whose_reader_is_gone_stops_nothing(tiny_file: Path) -> None:
     with _with_log_in_a_pipe(tiny_file) as (port, reading):
         os.close(reading)
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         for _ in range(6):
             connection.request("GET", "/health")
             answer = connection.getresponse()

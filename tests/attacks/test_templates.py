@@ -15,6 +15,7 @@ from attacks.harness import serving
 from attacks.limits import FACTOR, LIMITS
 from hostile.templates import BOMBS, bomb
 from hostile.tiny import write_tiny
+from waiting import awake
 
 _SIZES = (100, 1000, 3000, 20_000, 90_000) if FACTOR else (300, 90_000)
 _CLIENTS = 4 if FACTOR else 2
@@ -40,14 +41,16 @@ print(json.dumps({"how": how, "seconds": time.monotonic() - began, "grown": grow
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs_end_in_one_line(name: str) -> None:
     for size in _SIZES:
+        began = awake()
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM],
             input=bomb(name, size),
             capture_output=True,
             text=True,
             env=batches.environment(),
-            timeout=_SECONDS,
+            timeout=300,
         )
+        assert awake() - began < _SECONDS, size
         assert done.returncode == 0, f"{size}: {done.stderr[-1000:]}"
         told = json.loads(done.stdout)
         assert told["grown"] <= LIMITS.memory, f"{size}: memory grew by {told['grown'] >> 20} MB"
@@ -73,9 +76,9 @@ def test_a_template_that_takes_long_holds_up_nobody(tmp_path: Path, name: str) -
             ]
             for thread in threads:
                 thread.start()
-            assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}, timeout=30).status == 200
+            assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}, timeout=120).status == 200
             for thread in threads:
-                thread.join(60)
+                thread.join(120)
         watch.report.check(canary=True)
         assert len(answers) == _CLIENTS and all(answer.status in (200, 400, 429) for answer in answers)
         assert not any(server.settle().values())

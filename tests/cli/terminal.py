@@ -11,9 +11,9 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 
 from forking import own_terminal
+from waiting import awake
 
 GLASSLOOP = [sys.executable, "-m", "glassloop"]
 
@@ -48,6 +48,7 @@ class Session:
         self._ours, self.child = _start(arguments, columns, environment)
         self.raw = b""
         self._read = 0  # how much of the text was read by `wait_for`
+        self._over = False  # nothing more will come
 
     @property
     def text(self) -> str:
@@ -71,32 +72,33 @@ class Session:
 
     def wait_for(self, pattern: str, seconds: float = 60) -> str:
         """Reads until the pattern appears, and returns the text up to its end."""
-        end = time.monotonic() + seconds
+        end = awake() + seconds
         while True:
             found = re.search(pattern, self.text[self._read :])
             if found:
                 start, self._read = self._read, self._read + found.end()
                 return self.text[start : self._read]
-            if not self.more(end - time.monotonic()):
+            if not self.more(0.2) and (self._over or awake() > end):
                 raise AssertionError(f"{pattern!r} did not come; what came is {self.text[self._read :]!r}")
 
     def more(self, seconds: float) -> bool:
         """Waits for more output, and returns whether there was any."""
-        if seconds <= 0 or not select.select([self._ours], [], [], seconds)[0]:
+        if not select.select([self._ours], [], [], seconds)[0]:
             return False
         try:
             part = os.read(self._ours, 65536)
         except OSError:
             part = b""
+        self._over = not part
         self.raw += part
         return bool(part)
 
     def end(self) -> int:
         """Waits for the end of the command, and returns its exit code."""
-        while self.more(30):
+        while self.more(120):
             pass
         os.close(self._ours)
-        return self.child.wait(timeout=30)
+        return self.child.wait(timeout=120)
 
 
 def _start(

@@ -206,7 +206,7 @@ def test_a_mistake_on_the_command_line_is_one_line(arguments, said):
 def test_bytes_that_are_no_text_are_an_error_of_that_line():
     environment = os.environ | {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8:strict"}
     command = [*GLASSLOOP, "chat", "-n", "2", "--no-store"]
-    done = subprocess.run(command, input=b"\xff\n", capture_output=True, timeout=60, env=environment)
+    done = subprocess.run(command, input=b"\xff\n", capture_output=True, timeout=120, env=environment)
     assert done.returncode == 2 and b"byte 0xFF" in done.stderr and b"Traceback" not in done.stderr
 
 

@@ -70,7 +70,7 @@ def test_ctrl_c_keeps_what_there_is(holes, tmp_path):
     session.wait_for("░")
     session.type("\x03")
     session.wait_for("ended by cancelled")
-    assert session.child.wait(60) == 130
+    assert session.child.wait(120) == 130
     loaded = Run.load(trace)
     assert loaded.finish_reason == "cancelled" and loaded.passes and loaded.diffusion["block"] == 4
     shown = run("passes", str(trace))

@@ -61,7 +61,7 @@ def test_ctrl_c_ends_a_repair(tmp_path):
     session.wait_for("tokens computed")
     session.type("\x03")
     session.wait_for("glassloop: interrupted")
-    assert session.child.wait(60) == 130
+    assert session.child.wait(120) == 130
 
 
 def test_errors_are_one_line(tmp_path):

@@ -226,7 +226,7 @@ def test_ctrl_c_keeps_the_text_so_far():
     assert child.stdout is not None
     assert child.stdout.read(40).startswith(b" Paris")
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=120)
     assert child.returncode == 130
     assert out.endswith(b"\n") and b"ended by cancelled" in err and b"Traceback" not in err
 
@@ -320,7 +320,7 @@ def test_a_reader_that_goes_away_is_not_an_error(command):
         ["bash", "-c", f"{sys.executable} -m glassloop {command} | head -c 3; exit ${{PIPESTATUS[0]}}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert done.returncode == 0 and len(done.stdout) == 3
     assert "Traceback" not in done.stderr and "Error" not in done.stderr

@@ -8,11 +8,11 @@ import re
 import select
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from model.wheelhouse import put
+from waiting import awake
 
 from glassloop.model import registry
 from glassloop.model.registry.catalog import CATALOG, DEFAULT_MODEL
@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str, status: int = 0) -> tuple[str, str]:
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == status, done.stderr
     return done.stdout, done.stderr
 
@@ -36,15 +36,15 @@ def run_on_a_terminal(*arguments: str) -> str:
     ours, theirs = os.openpty()
     process = subprocess.Popen([*COMMAND, *arguments], stdout=theirs, stderr=theirs)
     os.close(theirs)
-    shown, end = "", time.monotonic() + 60
-    while time.monotonic() < end:
+    shown, end = "", awake() + 60
+    while awake() < end:
         if select.select([ours], [], [], 0.1)[0]:
             try:
                 shown += os.read(ours, 65536).decode()
             except OSError:
                 break
     os.close(ours)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=120) == 0
     return shown
 
 

@@ -386,7 +386,7 @@ def test_ctrl_c_keeps_what_had_come(place):
     )
     assert child.stdout is not None and child.stdout.read(40).startswith(b" Paris")
     child.send_signal(signal.SIGINT)
-    child.communicate(timeout=60)
+    child.communicate(timeout=120)
     assert child.returncode == 130
     assert run("replay", "last", GLASSLOOP_STORE=path).returncode == 0
     (entry,) = json.loads(run("runs", "list", "--json", GLASSLOOP_STORE=path).stdout)

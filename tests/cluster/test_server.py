@@ -14,6 +14,7 @@ import uvicorn
 from cluster.local import LocalTransport
 from hostile.tiny import write_tiny
 from starlette.types import ASGIApp
+from waiting import wait_until
 
 from glassloop import LLM, Sampling
 from glassloop.cluster.engine import ClusterEngine
@@ -39,7 +40,7 @@ def listening(app: ASGIApp) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         yield client
     server.should_exit = True
-    thread.join(10)
+    thread.join(120)
 
 
 @pytest.fixture(scope="module")
@@ -133,16 +134,16 @@ def test_the_state_of_the_replicas_can_be_seen(site):
         assert 'glassloop_engine_steps_total{replica="b"}' in metrics
         assert client.get("/health").json()["status"] == "ok"
         site.transport.kill("a")
-        wait_for(lambda: client.get("/health").json()["status"] == "degraded")
+        wait_until(lambda: client.get("/health").json()["status"] == "degraded")
         assert client.get("/ready").status_code == 200
         site.transport.kill("b")
-        wait_for(lambda: client.get("/ready").status_code == 503)
+        wait_until(lambda: client.get("/ready").status_code == 503)
         assert client.get("/health").status_code == 503
         answer = client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4})
         assert answer.status_code == 503
         assert "no replica" in answer.json()["error"]["message"]
         site.transport.add("c")
-        wait_for(lambda: client.get("/ready").status_code == 200)
+        wait_until(lambda: client.get("/ready").status_code == 200)
         assert client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4}).status_code == 200
 
 
@@ -193,10 +194,3 @@ def test_the_model_of_a_body_is_found_within_the_limits_of_the_server(model):
 
 
 JSON = {"content-type": "application/json"}
-
-
-def wait_for(condition, seconds: float = 20.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)

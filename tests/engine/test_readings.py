@@ -195,10 +195,10 @@ def test_they_are_counted_and_refused_like_requests():
 
     def hold(run, token):
         started.set()
-        gate.wait(20)
+        gate.wait(120)
 
     engine.submit(request([65], Sampling(max_tokens=2, seed=1), listener=hold))
-    assert started.wait(20)
+    assert started.wait(120)
     for _ in range(2):
         engine.submit(_reading("logits", small, _ids(9), 0)[0])
     assert engine.load.waiting == 2
@@ -249,14 +249,14 @@ def test_one_that_is_late_or_cancelled_ends_at_once_and_holds_nothing():
 def test_closing_the_engine_ends_them():
     llm = SmallLLM()
     held = threading.Event()
-    reading = Reading(_ids(20), 0, lambda _: held.wait(20))
+    reading = Reading(_ids(20), 0, lambda _: held.wait(120))
     llm.engine.submit(reading)
     other = Reading(_ids(20, 1), 0, lambda _: None)
     llm.engine.submit(other)
     closing = threading.Thread(target=llm.close)
     closing.start()
     held.set()
-    closing.join(20)
+    closing.join(120)
     for each in (reading, other):
         try:
             each.wait()

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine.small import finish, loop, model, naive, request, same
+from waiting import wait_until
 
 from glassloop import LLM, GlassloopError, Sampling, SamplingError, TextError
 from glassloop.decode.luck import list_seed
@@ -236,10 +237,10 @@ def test_a_full_queue_refuses():
 
     def wait(run, token):
         started.set()
-        gate.wait(20)
+        gate.wait(120)
 
     engine.submit(request([65], Sampling(max_tokens=3), listener=wait))
-    assert started.wait(20)
+    assert started.wait(120)
     for _ in range(3):
         engine.submit(request([66], Sampling(max_tokens=1)))
     with pytest.raises(Busy, match="3 requests are waiting already; at most 3 are allowed"):
@@ -308,10 +309,7 @@ def test_load_and_faults(seed):
             engine.cancel(rng.choice(asked))
         if rng.random() < 0.05:
             time.sleep(0.005)
-    deadline = time.monotonic() + 120
-    while not all(each.ended for each in asked):
-        assert time.monotonic() < deadline, "some never ended"
-        time.sleep(0.02)
+    wait_until(lambda: all(each.ended for each in asked), 120)
     engine.call(engine.loop.tree.check_integrity)
     assert engine.loop.tree.held == 0 and engine.load == (0, 0)
     reasons = [each.runs[0].finish_reason for each in asked]

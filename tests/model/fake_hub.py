@@ -76,7 +76,7 @@ class FakeHub:
                     if pause:
                         self.wfile.write(content[: len(content) // 2])
                         hub.held.set()
-                        hub.go_on.wait(30)
+                        hub.go_on.wait(120)
                         content = content[len(content) // 2 :]
                     self.wfile.write(b"" if head else content)
 

@@ -65,7 +65,7 @@ def test_the_hub_is_asked_first_and_the_hash_decides(
         if hub == "answers":
             monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
         process = start(made, "toy")
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert store.sha256_of(Path(out.strip())) == made.file.sha256
     assert files_below(cache) == {"models/toy/toy.gguf"}

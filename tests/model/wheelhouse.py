@@ -153,7 +153,7 @@ class SlowIndex:
                     self.wfile.write(content[:half])
                     if index.hold and index.hold in name:
                         index.held.set()
-                        index.go_on.wait(30)
+                        index.go_on.wait(120)
                     self.wfile.write(content[half:])
 
             def answer(self, status: int, content: bytes) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -123,10 +121,8 @@ def test_an_unknown_extractor_is_refused_by_its_field(name: object) -> None:
 
 def test_a_pattern_that_would_take_forever_is_ended() -> None:
     slow = find_extractor("regex:^(a+)+$")
-    began = time.monotonic()
     with pytest.raises(GlassloopError, match="takes more than 2 seconds"):
         slow("a" * 60 + "b")
-    assert time.monotonic() - began < 30
     assert find_extractor("regex:b")("ab") == "b", "the next pattern has a process again"
 
 

@@ -67,8 +67,8 @@ class Server:
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         if self.process.poll() is None:
             self.process.send_signal(how)
-        code = self.process.wait(60)
-        self._reader.join(5)
+        code = self.process.wait(120)
+        self._reader.join(60)
         return code
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import wait_until
 
 from glassloop.errors import TextError
 from glassloop.text import renderer
@@ -227,10 +228,7 @@ import os; os.kill(os.getpid(), 9)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     pid = int(done.stdout)
-    until = time.monotonic() + 60
-    while Path(f"/proc/{pid}/stat").exists() and _state(pid) != "Z":
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: _state(pid) == "Z")
 
 
 def _state(pid: int) -> str:
@@ -353,10 +351,7 @@ def test_a_date_of_a_very_large_width_ends() -> None:
 def test_a_warm_template_has_its_worker() -> None:
     template = ChatTemplate("warm {{ messages[0].content }}")
     template.warm()
-    until = time.monotonic() + 60
-    while not any(worker.serves[0] == template.source for worker in renderer._pool._idle):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: any(worker.serves[0] == template.source for worker in renderer._pool._idle))
     before = set(_workers())
     assert template.render(MESSAGE) == "warm x" and set(_workers()) == before
     ChatTemplate("{% if %}").warm()  # what is wrong is told when it is rendered

@@ -16,7 +16,7 @@ from engine.random_runs import PROMPT, small_llm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from postgres import PASSWORD, PostgresServer
-from waiting import wait_until
+from waiting import awake, wait_until
 
 from glassloop import Run, Sampling, Store, TraceError
 from glassloop.trace import postgres_name
@@ -103,12 +103,12 @@ def test_a_statement_that_loses_its_connection_is_executed_again(postgres, url):
     ],
 )
 def test_errors_are_one_line_and_never_show_the_password(url, change, said):
-    began = time.monotonic()
+    began = awake()
     with pytest.raises(TraceError, match=said) as caught:
         Store(change(url)).check()
     message = str(caught.value)
     assert "\n" not in message and "s3cret" not in message and "%word" not in message
-    assert time.monotonic() - began < 10  # there was no connection that could come back
+    assert awake() - began < 10  # there was no connection that could come back
 
 
 def test_without_the_driver_the_error_says_what_to_install(url, monkeypatch):
@@ -159,7 +159,7 @@ import sys, time
 from glassloop.trace.postgres_name import PostgresName
 held = PostgresName(sys.argv[1], sys.argv[2])
 print(held.name, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from glassloop.trace.server_name import ServerName
 held = ServerName(Path(sys.argv[1]), sys.argv[2])
 print(held.name, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

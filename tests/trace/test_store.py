@@ -159,7 +159,7 @@ def _writers(tmp_path, location: str, count: int, runs: int) -> list[subprocess.
 
 
 def test_several_processes_write_at_once(location, tmp_path):
-    said = [writer.communicate(timeout=60)[0].split() for writer in _writers(tmp_path, location, 3, 20)]
+    said = [writer.communicate(timeout=300)[0].split() for writer in _writers(tmp_path, location, 3, 20)]
     store = Store(location)
     assert [len(ids) for ids in said] == [20, 20, 20]
     assert {entry.id for entry in store.list()} == {each for ids in said for each in ids}

@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._begin(self.server.status, self.server.kind)
         for line in self.server.lines:
             if line == b"wait":
-                time.sleep(30)
+                time.sleep(600)
             if line == b"pause":
                 time.sleep(0.02)
                 continue
@@ -159,19 +159,17 @@ def test_more_tokens_than_were_asked_for_are_an_error():
 
 def test_a_slow_upstream_ends_at_the_timeout_of_the_request():
     with upstream(HI, b"wait") as (_, engine):
-        begun = time.monotonic()
-        run = run_of(engine, timeout=0.5)
-        assert time.monotonic() - begun < 20
+        run = run_of(engine, timeout=2)
     assert run.text == "Hi" and run.finish_reason == "timeout"
 
 
 def test_a_cancelled_run_closes_the_connection_at_once():
     """The upstream must not go on computing for nobody."""
-    with upstream(HI, *[b": still here\n\n", b"pause"] * 200) as (server, engine):
+    with upstream(HI, *[b": still here\n\n", b"pause"] * 20_000) as (server, engine):
         request = engine.prepare_chat([{"role": "user", "content": "Hi"}], Sampling())
         for _ in engine.follow(request):
             break
-        assert server.closed.wait(10)
+        assert server.closed.wait(60)
 
 
 def test_a_request_that_is_cancelled_before_it_begins_ends():
