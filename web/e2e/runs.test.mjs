@@ -391,7 +391,8 @@ test('a server that was restarted has its runs; one that lost them makes the sam
   await page.locator('.item.alternative').first().click();
   const run = await settled(page, server, first.id);
   const { port } = server;
-  await page.waitForTimeout(500); // the end of a run is written within moments; the server is killed
+  const isWritten = async () => JSON.parse((await server.terminal('runs', 'list', '--json')).stdout).some((each) => each.id === run.id && each.finish_reason);
+  while (!(await isWritten())) await sleep(50); // the server is killed
   await server.stop();
   await page.locator('[role=alert]').filter({ hasText: 'gone away' }).waitFor();
   assert.ok((await page.locator('.token[data-token]').count()) > 0, 'what was there stays');

@@ -106,13 +106,13 @@ export class Server {
 }
 
 export const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
-export const launch = () => chromium.launch({ executablePath: browserPath, args: FLAGS });
+export const launch = () => chromium.launch({ executablePath: browserPath, args: FLAGS, timeout: 120_000 });
 
 /** A page of the studio. It notes every error and every request that leaves the server's own origin. */
 export async function open(browser, address, { hash = '', width = 1280, height = 900, scheme = 'dark', reducedMotion = 'reduce', before = () => {}, ...more } = {}) {
   const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion, ...more });
   const page = await context.newPage();
-  page.setDefaultTimeout(15_000);
+  page.setDefaultTimeout(60_000); // a machine that is shared may stand still for half a minute
   page.errors = [];
   page.strangers = [];
   page.on('pageerror', (error) => page.errors.push(String(error)));
