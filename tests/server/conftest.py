@@ -56,13 +56,13 @@ class Server:
         self.log += self.process.stderr
 
     def get(self, path: str, **options) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60, **options)
+        return httpx.get(self.url + path, timeout=120, **options)
 
     def post(self, path: str, body: object = None, **options) -> httpx.Response:
-        return httpx.post(self.url + path, json={} if body is None else body, timeout=60, **options)
+        return httpx.post(self.url + path, json={} if body is None else body, timeout=120, **options)
 
     def delete(self, path: str) -> httpx.Response:
-        return httpx.delete(self.url + path, timeout=60)
+        return httpx.delete(self.url + path, timeout=120)
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         if self.process.poll() is None:
@@ -97,5 +97,5 @@ def llm() -> LLM:
 def client(server):
     from openai import OpenAI
 
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
         yield made

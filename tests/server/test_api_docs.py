@@ -83,7 +83,7 @@ def test_every_example_works(server):
                     "headers": {"content-type": "application/octet-stream"},
                 }
             address = f"{server.url}{path}?{example.query}" if example.query else server.url + path
-            answer = httpx.request(method, address, timeout=60, **sent)
+            answer = httpx.request(method, address, timeout=120, **sent)
             assert 200 <= answer.status_code < 300, (name, answer.text)
             if name == "POST /v1/chat/completions" and "tools" in body:
                 assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"

@@ -15,7 +15,8 @@ from functools import partial
 import pytest
 import uvicorn
 
-from glassloop.server.operation.connection import Connection, ConnectionLimits, _Alarm
+from glassloop.server.operation.alarm import Alarm
+from glassloop.server.operation.connection import Connection, ConnectionLimits
 
 LIMITS = ConnectionLimits(
     header_bytes=2000, request_bytes=5000, request_seconds=0.5, stalled_seconds=0.5, connections=4
@@ -152,7 +153,7 @@ def test_a_limit_that_is_late_begins_again():
             self.due, self.ring = self.now + seconds, ring
 
     loop, rung = Loop(), []
-    _Alarm(loop, 30.0, lambda: rung.append(loop.now))
+    Alarm(loop, 30.0, lambda: rung.append(loop.now))
     for late, expected in ((20.0, []), (0.5, []), (0.1, [110.6])):
         loop.now = loop.due + late
         loop.ring()

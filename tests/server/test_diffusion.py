@@ -55,7 +55,7 @@ def test_a_text_and_its_passes_are_those_of_the_python_call(server, expected):
 
 def test_a_stream_has_an_event_for_each_pass_and_tokens_when_a_block_is_final(server, expected):
     with httpx.stream(
-        "POST", f"{server.url}/api/diffusions", json={**BODY, "stream": True}, timeout=60
+        "POST", f"{server.url}/api/diffusions", json={**BODY, "stream": True}, timeout=120
     ) as answer:
         told = events(answer)
     kinds = [kind for kind, _ in told]
@@ -80,7 +80,7 @@ def test_a_stream_has_an_event_for_each_pass_and_tokens_when_a_block_is_final(se
             blocks.append(len(seen))
     assert seen == expected.token_ids and set(blocks) == {0, 6}
     id = told[0][1]["run"]
-    again = events(httpx.get(f"{server.url}/api/runs/{id}/events", timeout=60))
+    again = events(httpx.get(f"{server.url}/api/runs/{id}/events", timeout=120))
     assert [data.get("frame") for kind, data in again if kind == "pass"] == frames
     kept = server.get(f"/api/runs/{id}/passes", params={"limit": 4}).json()
     assert kept["frames"] == frames[:4] and kept["more"] and kept["diffusion"] == expected.diffusion
@@ -91,7 +91,7 @@ def test_a_stream_has_an_event_for_each_pass_and_tokens_when_a_block_is_final(se
 def test_the_run_is_kept_explained_exported_and_replayed(server, llm, expected, tmp_path):
     (run,) = server.post("/api/runs", {**BODY, "sampling": {**SAMPLING, "n": 2}}).json()["runs"][:1]
     path = f"/api/runs/{run['id']}"
-    events(httpx.get(f"{server.url}{path}/events", timeout=60))
+    events(httpx.get(f"{server.url}{path}/events", timeout=120))
     whole = server.get(path).json()
     assert whole["text"] == expected.text and {token["source"] for token in whole["tokens"]} == {"mask"}
     told = server.get(f"{path}/explain/2").json()
@@ -112,7 +112,7 @@ def test_the_run_is_kept_explained_exported_and_replayed(server, llm, expected, 
     loaded.save(file)
     headers = {"content-type": "application/octet-stream"}
     taken = httpx.post(
-        f"{server.url}/api/runs/import", content=file.read_bytes(), headers=headers, timeout=60
+        f"{server.url}/api/runs/import", content=file.read_bytes(), headers=headers, timeout=120
     )
     assert taken.status_code == 201 and taken.json()["runs"][0]["passes"] == len(expected.passes)
     assert server.post(f"{path}/fork", {"at": 1}).status_code == 400
@@ -124,7 +124,7 @@ def test_one_tree_has_the_same_prompt_from_left_to_right_and_by_diffusion(server
     ways = [{"name": "left"}, {"name": "diffused", "diffusion": OPTIONS}]
     started = server.post("/api/runs", {"prompt": PROMPT, "sampling": SAMPLING, "strategies": ways}).json()
     tree = started["runs"][0]["tree"]
-    events(httpx.get(f"{server.url}/api/trees/{tree}/events?close=true", timeout=60))
+    events(httpx.get(f"{server.url}/api/trees/{tree}/events?close=true", timeout=120))
     texts = {run["name"]: run["text"] for run in server.get(f"/api/runs?tree={tree}").json()["runs"]}
     plain = llm.generate(PROMPT, Sampling(**SAMPLING))
     assert texts == {"left": plain.text, "diffused": expected.text}
@@ -152,7 +152,7 @@ def test_a_plain_client_gets_the_text_from_left_to_right(client, expected, llm):
 def test_a_client_that_disconnects_frees_all_that_its_request_held(server):
     body = {**BODY, "sampling": {**SAMPLING, "max_tokens": 2000, "n": 2}, "stream": True}
     passes = 0
-    with httpx.stream("POST", f"{server.url}/api/diffusions", json=body, timeout=60) as answer:
+    with httpx.stream("POST", f"{server.url}/api/diffusions", json=body, timeout=120) as answer:
         for line in answer.iter_lines():
             passes += line == "event: pass"
             if passes == 3:

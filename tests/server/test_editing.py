@@ -131,7 +131,7 @@ def test_a_bad_body_is_refused_by_name(server, path, body, field):
 
 def _events(server, tree: str) -> list[tuple[str, dict]]:
     made, kind = [], ""
-    with httpx.stream("GET", f"{server.url}/api/trees/{tree}/events?close=true", timeout=60) as answer:
+    with httpx.stream("GET", f"{server.url}/api/trees/{tree}/events?close=true", timeout=120) as answer:
         for line in answer.iter_lines():
             if line.startswith("event: "):
                 kind = line[7:]

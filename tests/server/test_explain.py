@@ -31,7 +31,7 @@ COMMANDS = get_command(app)
 def take(server: Server, data: bytes) -> str:
     """Imports a file and returns the path of its run."""
     headers = {"content-type": "application/octet-stream"}
-    answer = httpx.post(f"{server.url}/api/runs/import", content=data, headers=headers, timeout=60)
+    answer = httpx.post(f"{server.url}/api/runs/import", content=data, headers=headers, timeout=120)
     assert answer.status_code in (200, 201), answer.text
     return f"/api/runs/{answer.json()['runs'][0]['id']}"
 
@@ -92,7 +92,7 @@ def test_a_beam_that_is_not_the_first_choice_says_which_would_have_been(server):
     body = {"prompt": FRANCE, "sampling": {"beam_width": 4, "n": 4, "max_tokens": 6, "seed": 1}}
     for place, begun in enumerate(server.post("/api/runs", body).json()["runs"], 1):
         path = f"/api/runs/{begun['id']}"
-        httpx.get(f"{server.url}{path}/events", timeout=60)
+        httpx.get(f"{server.url}{path}/events", timeout=120)
         run = server.get(path).json()
         told = [why(server, path, index) for index in range(len(run["tokens"]))]
         best = "best" if place == 1 else {2: "2nd best", 3: "3rd best", 4: "4th best"}[place]
@@ -111,7 +111,7 @@ def test_a_forced_token_says_that_it_was_forced_and_how_it_would_have_fared(serv
     first = server.get(path).json()["tokens"][0]
     other = first["runner_up"]
     fork = server.post(f"{path}/fork", {"at": 0, "token": other}).json()["runs"][0]["id"]
-    httpx.get(f"{server.url}/api/runs/{fork}/events", timeout=60)
+    httpx.get(f"{server.url}/api/runs/{fork}/events", timeout=120)
     token = server.get(f"/api/runs/{fork}").json()["tokens"][0]
     told = why(server, f"/api/runs/{fork}", 0)
     assert told["actual"] == {"id": other, "text": token["piece"], "source": "forced"}
@@ -121,7 +121,7 @@ def test_a_forced_token_says_that_it_was_forced_and_how_it_would_have_fared(serv
     assert lost in told["sentence"]
     assert f"Without that, “{first['piece']}” would have been chosen: it was " in told["sentence"]
     same = server.post(f"{path}/fork", {"at": 0, "token": first["id"]}).json()["runs"][0]["id"]
-    httpx.get(f"{server.url}/api/runs/{same}/events", timeout=60)
+    httpx.get(f"{server.url}/api/runs/{same}/events", timeout=120)
     assert "It would have been chosen anyway" in why(server, f"/api/runs/{same}", 0)["sentence"]
     assert "forced" not in why(server, f"/api/runs/{fork}", 0, temperature=0.5)["sentence"]
 

@@ -76,7 +76,7 @@ DEEP = b'{"prompt": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"
     ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else str(value),
 )
 def test_bad_input_is_refused_in_openais_shape(server, body, status, param):
-    answer = httpx.post(f"{server.url}/v1/completions", content=body, headers=JSON, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/completions", content=body, headers=JSON, timeout=120)
     error = answer.json()["error"]
     assert answer.status_code == status and set(error) == {"message", "type", "param", "code"}
     assert error["param"] == param and error["message"]
@@ -102,7 +102,7 @@ def test_a_body_without_a_length_is_bounded_too(server):
         for _ in range(20):
             yield b"x" * 1_000_000
 
-    answer = httpx.post(f"{server.url}/v1/completions", content=endless(), headers=JSON, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/completions", content=endless(), headers=JSON, timeout=120)
     assert answer.status_code == 413
 
 
@@ -148,14 +148,14 @@ def test_a_page_elsewhere_cannot_reach_it(server):
     assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_site"
     assert not any(name.startswith("access-control") for name in answer.headers)
     form = {"content-type": "text/plain"}
-    answer = httpx.post(f"{server.url}/v1/completions", content=b'{"prompt": "x"}', headers=form, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/completions", content=b'{"prompt": "x"}', headers=form, timeout=120)
     assert answer.status_code == 415
 
 
 def test_a_wrong_content_type_is_told_with_the_right_one(server):
     for headers, found in (({}, "missing"), ({"content-type": "text/plain"}, "text/plain")):
         answer = httpx.post(
-            f"{server.url}/v1/completions", content=b'{"prompt": "x"}', headers=headers, timeout=60
+            f"{server.url}/v1/completions", content=b'{"prompt": "x"}', headers=headers, timeout=120
         )
         message = f"the header content-type is {found}; send content-type: application/json"
         assert (answer.status_code, answer.json()["error"]["message"]) == (415, message)
@@ -254,7 +254,7 @@ def test_keys(keyed):
 def test_it_does_not_listen_to_other_machines_without_a_key():
     for flags in (["--host", "0.0.0.0"], ["--host", "::"], ["--host", "example.org"]):
         done = subprocess.run(
-            [sys.executable, "-m", "glassloop", "serve", *flags], capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "glassloop", "serve", *flags], capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 2 and "--api-key" in done.stderr and done.stderr.count("\n") == 1
 
@@ -266,7 +266,7 @@ def test_a_port_in_use_is_one_line():
             [sys.executable, "-m", "glassloop", "serve", "--port", port, "--kv-memory", "50MB"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
         )
     assert done.returncode == 2 and f"{port}: the port is in use; --port 0 takes any" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -280,7 +280,7 @@ def test_a_client_that_goes_away_frees_its_request(server, stream):
     steps = metric(server, "glassloop_engine_steps_total")
     body = {**LONG, "stream": stream}
     if stream:
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as answer:
             id = answer.headers["x-glassloop-run"]
             next(answer.iter_lines())
     else:
@@ -296,7 +296,7 @@ def test_a_client_that_goes_away_frees_its_request(server, stream):
 
 def test_a_full_queue_is_429_with_retry_after():
     with serving("--running", "1", "--queue", "1", "--kv-memory", "100MB", "--grace", "1") as server:
-        client = httpx.Client(base_url=server.url, timeout=60)
+        client = httpx.Client(base_url=server.url, timeout=120)
         with client.stream("POST", "/v1/completions", json=LONG) as first:
             lines = first.iter_lines()  # held: a client that lets go of it hangs up
             next(lines)
@@ -322,7 +322,7 @@ def test_a_full_queue_is_429_with_retry_after():
 def test_what_runs_is_finished_when_the_server_ends(keyed):
     server, key = keyed, {"authorization": "Bearer first"}
     body = {"prompt": "Once", "max_tokens": 40, "ignore_eos": True, "seed": 1, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, headers=key, timeout=60) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, headers=key, timeout=120) as answer:
         lines = answer.iter_lines()
         next(lines)
         server.process.send_signal(signal.SIGTERM)

@@ -25,7 +25,7 @@ def preflight(server, path, origin=SITE, method="POST", **headers):
     import httpx2 as httpx
 
     asked = {"origin": origin, "access-control-request-method": method, **CROSS, **headers}
-    return httpx.options(server.url + path, headers=asked, timeout=60)
+    return httpx.options(server.url + path, headers=asked, timeout=120)
 
 
 @pytest.mark.parametrize("origin", [SITE, LOCAL])

@@ -41,7 +41,7 @@ def test_curl(server, llm):
 def test_hugging_faces_client(server, llm):
     from huggingface_hub import InferenceClient
 
-    client = InferenceClient(base_url=f"{server.url}/v1", timeout=60)
+    client = InferenceClient(base_url=f"{server.url}/v1", timeout=120)
     options = {"max_tokens": 8, "seed": 3, "temperature": 0.7}
     run = llm.chat(STORY, Sampling(**options))
     answer = client.chat_completion(STORY, model=MODEL, logprobs=True, top_logprobs=2, **options)

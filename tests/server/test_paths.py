@@ -85,7 +85,7 @@ def test_no_answer_tells_a_path(served):
     assert failed > len(BAD) * 0.8
     kinds = {"content-type": "application/octet-stream"}
     for data in (b"", b"not a file", server.get(f"/api/runs/{id}/export").content[:-20]):
-        keep("import", httpx.post(f"{server.url}/api/runs/import", content=data, headers=kinds, timeout=60))
+        keep("import", httpx.post(f"{server.url}/api/runs/import", content=data, headers=kinds, timeout=120))
     for data, kind in ((b"{", "application/json"), (b"x=1", "text/plain"), (b"[" * 9000, "application/json")):
         keep("body", httpx.post(f"{server.url}/v1/completions", content=data, headers={"content-type": kind}))
     keep("host", server.get("/v1/models", headers={"host": "evil.example"}))

@@ -83,7 +83,7 @@ def test_a_server_without_the_plugin_opens_its_run_and_says_what_is_missing(with
     import httpx2 as httpx
 
     kind = {"content-type": "application/octet-stream"}
-    taken = httpx.post(f"{server.url}/api/runs/import", content=file, headers=kind, timeout=60)
+    taken = httpx.post(f"{server.url}/api/runs/import", content=file, headers=kind, timeout=120)
     assert taken.status_code in (200, 201), taken.text
     run = taken.json()["runs"][0]
     assert run["sampling"]["stages"] == OWN["stages"]

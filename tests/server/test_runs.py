@@ -30,7 +30,7 @@ def start(server, **body):
 def events(server, path: str, after: int | None = None, most: int | None = None) -> Iterator[dict]:
     """Yields the events of a stream, each with its name; an event that is sent twice must be the same."""
     headers = {} if after is None else {"last-event-id": str(after)}
-    with httpx.stream("GET", server.url + path, headers=headers, timeout=60) as answer:
+    with httpx.stream("GET", server.url + path, headers=headers, timeout=120) as answer:
         assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
         name, number, seen = "", "", 0
         for line in answer.iter_lines():
@@ -309,7 +309,7 @@ def test_a_run_can_be_forgotten_and_is_then_gone(server):
 
 def import_(server, data: bytes, kind: str | None = "application/octet-stream") -> httpx.Response:
     headers = {} if kind is None else {"content-type": kind}
-    return httpx.post(server.url + "/api/runs/import", content=data, headers=headers, timeout=60)
+    return httpx.post(server.url + "/api/runs/import", content=data, headers=headers, timeout=120)
 
 
 def test_a_run_leaves_as_a_file_and_comes_back_the_same(server):
@@ -455,4 +455,4 @@ def test_imported_runs_take_a_bounded_room(server):
     refused = import_(server, to_bytes([record]))
     assert refused.status_code == 400 and "at most 65536 are expected" in refused.json()["error"]["message"]
     for id in ids:
-        httpx.delete(f"{server.url}/api/runs/{id}", timeout=60)
+        httpx.delete(f"{server.url}/api/runs/{id}", timeout=120)

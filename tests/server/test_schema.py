@@ -46,7 +46,7 @@ def test_requests_made_up_from_the_schema(server):
             @given(case=operation.as_strategy(generation_mode=mode))
             def check(case):
                 _shorten(case.body)
-                answer = case.call(timeout=60)
+                answer = case.call(timeout=120)
                 if answer.status_code != 501:  # said clearly: this server cannot do that
                     case.validate_response(answer, checks=CHECKS)
 

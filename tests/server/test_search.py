@@ -135,7 +135,7 @@ def test_a_client_that_leaves_ends_the_search(server):
     import httpx2 as httpx
 
     body = {**OPTIONS, "max_tokens": 2000, "ignore_eos": True, "stream": True, "search": {**VOTE, "n": 16}}
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as stream:
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=120) as stream:
         lines = stream.iter_lines()
         while "search" not in json.loads(next(lines).removeprefix("data: ") or "{}"):
             pass

@@ -125,7 +125,7 @@ def test_a_paused_run_of_the_terminal_is_continued_and_stays_its_own(shared, sto
 
 
 def test_a_run_that_another_server_computes_is_not_interrupted(shared, store):
-    with serving(*MEMORY, "--store", str(store)) as other, httpx.Client(timeout=60) as client:
+    with serving(*MEMORY, "--store", str(store)) as other, httpx.Client(timeout=120) as client:
         body = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
         asked = client.build_request("POST", f"{other.url}/v1/completions", json=body)
         stream = client.send(asked, stream=True)

@@ -24,7 +24,7 @@ from .conftest import serving
 def test_runs_outlive_a_server_that_is_killed(tmp_path):
     flags = ("--store", str(tmp_path / "runs.db"), "--kv-memory", "200MB")
     body = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
-    with serving(*flags) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with serving(*flags) as server, httpx.Client(base_url=server.url, timeout=120) as client:
         done = server.post("/v1/completions", {"prompt": "The sea", "max_tokens": 4, "seed": 1})
         finished = done.headers["x-glassloop-run"]
         streams = [
@@ -89,7 +89,7 @@ def test_the_list_after_a_restart_is_the_list_before_it(tmp_path):
         assert {run["id"] for run in _runs(server, tree)} == {
             run["id"] for run in before if run["tree"] == tree
         }
-        with httpx.stream("GET", f"{server.url}/api/trees/{tree}/events?close=true", timeout=60) as events:
+        with httpx.stream("GET", f"{server.url}/api/trees/{tree}/events?close=true", timeout=120) as events:
             assert events.status_code == 200
         # One that was looked at is in memory then, and is listed as before.
         whole = server.get(f"/api/runs/{begun[2]['id']}").json()
@@ -132,7 +132,7 @@ def test_a_store_that_another_process_locks_is_reported_and_delays_nothing_else(
         other.execute("BEGIN IMMEDIATE")
         more = [server.post("/v1/completions", {"prompt": "A", "max_tokens": 2}) for _ in range(60)]
         assert all(answer.status_code == 200 for answer in more)
-        refused = httpx.delete(f"{server.url}/api/runs/{id}", timeout=60)
+        refused = httpx.delete(f"{server.url}/api/runs/{id}", timeout=120)
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "store_unavailable"
         assert str(tmp_path) not in refused.text and server.get(f"/api/runs/{id}").status_code == 200
         health = server.get("/health")
@@ -159,7 +159,7 @@ def _rows(path) -> list[tuple[str, str]]:
 def _refused(*flags: str) -> str:
     """What a server that does not start says."""
     command = [sys.executable, "-m", "glassloop", "serve", "--port", "0", "--kv-memory", "100MB", *flags]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2 and ended.stdout == ""
     assert ended.stderr.count("\n") == 1 and ended.stderr.startswith("glassloop: "), ended.stderr
     return ended.stderr

@@ -58,7 +58,7 @@ def client(tmp_path_factory):
     file = write_tiny(tmp_path_factory.mktemp("tools") / "tiny.gguf", TEMPLATE, 4096)
     with (
         serving("--model", str(file), "--kv-memory", "32MB") as server,
-        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as made,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as made,
     ):
         yield made
 
@@ -331,7 +331,7 @@ def test_marks_that_are_special_tokens_are_written_as_such(llm, monkeypatch):
 
 @pytest.fixture
 def default(server):
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
         yield made
 
 

@@ -91,7 +91,7 @@ def start(front: Server, body: dict, path: str = "/api/runs") -> dict:
     answer = front.post(path, body)
     assert answer.status_code == 201, answer.text
     (summary,) = answer.json()["runs"]
-    with httpx.stream("GET", f"{front.url}/api/runs/{summary['id']}/events", timeout=60) as events:
+    with httpx.stream("GET", f"{front.url}/api/runs/{summary['id']}/events", timeout=120) as events:
         for _ in events.iter_raw():
             pass
     made = front.get(f"/api/runs/{summary['id']}").json()
@@ -127,7 +127,7 @@ def test_a_run_pauses_and_goes_on(front, llm):
     assert len(made["tokens"]) == 3 and made["status"] == "paused"
     answer = front.post(f"/api/runs/{made['id']}/step", {"tokens": 2})
     assert answer.status_code == 200, answer.text
-    with httpx.stream("GET", f"{front.url}/api/runs/{made['id']}/events", timeout=60) as events:
+    with httpx.stream("GET", f"{front.url}/api/runs/{made['id']}/events", timeout=120) as events:
         list(events.iter_raw())
     made = front.get(f"/api/runs/{made['id']}").json()
     assert len(made["tokens"]) == made["usage"]["completion_tokens"] == 5

@@ -153,7 +153,7 @@ test('a search shows its paths, votes and decisions as the server recorded them'
   await page.keyboard.press('8');
   for (const [name, value] of [['paths', '5'], ['warm-up', '2'], ['keep', '0.5'], ['Most tokens of a path', '24']]) await page.getByLabel(name, { exact: true }).fill(value);
   await page.getByRole('button', { name: 'Think about it' }).click();
-  await page.locator('tr[data-path]').first().waitFor({ timeout: 60_000 });
+  await page.locator('tr[data-path]').first().waitFor({ timeout: 180_000 });
   const { id } = await current(page, server);
   const { search } = await server.get(`/api/runs/${id}/search`);
   const confidences = await server.get(`/api/runs/${id}/search/confidence`);
@@ -176,7 +176,7 @@ test('an edit shows the text over time, and every proposal with its bits', { ski
   await studio({ width: 390, height: 844 });
   await played(page);
   await page.keyboard.press('9');
-  const [made] = await Promise.all([page.waitForResponse((answer) => answer.url().endsWith('/api/edits/repair'), { timeout: 60_000 }), page.getByRole('button', { name: 'Repair' }).click()]);
+  const [made] = await Promise.all([page.waitForResponse((answer) => answer.url().endsWith('/api/edits/repair'), { timeout: 180_000 }), page.getByRole('button', { name: 'Repair' }).click()]);
   const edit = await made.json();
   await page.locator('tr[data-proposal]').first().waitFor();
   assert.equal(await page.locator('tr[data-proposal]').count(), edit.proposals.length);
@@ -205,7 +205,7 @@ test('a hole is filled by diffusion where that is chosen', { skip }, async () =>
   await page.getByLabel('The text to edit').fill('The cat sat on the and purred.');
   await page.getByLabel('The text to edit').evaluate((box) => (box.setSelectionRange(18, 18), box.dispatchEvent(new Event('select'))));
   await page.getByLabel('proposals').selectOption('diffusion');
-  const [made] = await Promise.all([page.waitForResponse((answer) => answer.url().endsWith('/api/edits/infill'), { timeout: 60_000 }), page.getByRole('button', { name: 'Fill in at cursor' }).click()]);
+  const [made] = await Promise.all([page.waitForResponse((answer) => answer.url().endsWith('/api/edits/infill'), { timeout: 180_000 }), page.getByRole('button', { name: 'Fill in at cursor' }).click()]);
   assert.deepEqual([made.request().postDataJSON().proposer, made.request().postDataJSON().before], ['diffusion', 'The cat sat on the']);
   const edit = await made.json();
   await page.waitForFunction((count) => document.querySelectorAll('tr[data-proposal]').length === count, edit.proposals.length);

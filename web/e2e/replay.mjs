@@ -14,14 +14,18 @@ export async function record(server, body, of = null) {
   const { runs } = await server.post(of === null ? '/api/runs' : `/api/runs/${of.id}/fork`, body);
   const stream = await fetch(`${server.address}/api/trees/${runs[0].tree}/events?after=0&close=true`);
   const blocks = [];
-  let [rest, began] = ['', null];
+  let [rest, at, last] = ['', 0, null];
   for await (const text of stream.body.pipeThrough(new TextDecoderStream())) {
     const parts = (rest + text).split('\n\n');
     rest = parts.pop();
     for (const part of parts) {
       if (of !== null && part.includes(`"run":"${of.id}"`)) continue;
-      if (part.includes('event: token')) began ??= performance.now();
-      blocks.push([began === null ? 0 : performance.now() - began, part]);
+      if (part.includes('event: token')) last ??= performance.now();
+      if (last !== null) {
+        at += Math.min(performance.now() - last, 1000); // the machine may stand still
+        last = performance.now();
+      }
+      blocks.push([at, part]);
     }
   }
   const wholes = await Promise.all(runs.map((run) => server.get(`/api/runs/${run.id}?alternatives=20`)));

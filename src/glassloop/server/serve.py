@@ -20,6 +20,7 @@ from glassloop.engine.protocol import Engine
 from glassloop.errors import GlassloopError
 from glassloop.ops.memory import format_bytes
 from glassloop.server.app import make_app
+from glassloop.server.operation.alarm import Alarm
 from glassloop.server.operation.connection import Connection, ConnectionLimits
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.settings import Settings
@@ -153,7 +154,7 @@ class _Server(uvicorn.Server):
     def _end_all(self) -> None:
         for service in self._services:
             service.end_all()
-        asyncio.get_running_loop().call_later(_LAST_WORDS, setattr, self, "force_exit", True)
+        Alarm(asyncio.get_running_loop(), _LAST_WORDS, lambda: setattr(self, "force_exit", True))
 
     def _drain(self) -> None:
         first = self._services[0]
@@ -161,4 +162,4 @@ class _Server(uvicorn.Server):
         for service in self._services:
             for state in service.runs.states:
                 state.tree.wake()  # ends the streams of trees that are not computed any more
-        asyncio.get_running_loop().call_later(first.settings.grace, self._end_all)
+        Alarm(asyncio.get_running_loop(), first.settings.grace, self._end_all)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -17,9 +16,9 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from glassloop.server.errors import APIError
+from glassloop.server.operation.alarm import Alarm
 
 _LINGER = 2.0  # seconds for which the rest of a refused request is still read
-_LATE = 0.25  # seconds
 
 
 @dataclass(frozen=True)
@@ -29,28 +28,6 @@ class ConnectionLimits:
     request_seconds: float = 30.0  # from the first byte (or the connection) until the request is complete
     stalled_seconds: float = 30.0  # that a client may leave its answer unread once the buffers are full
     connections: int = 1024
-
-
-class _Alarm:
-    """Calls a function after some seconds. If the event loop is late to do so, they begin again: where the
-    server or the whole machine stood still, what the client has sent meanwhile was not read either."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, ring: Callable[[], None]) -> None:
-        self._loop, self._seconds, self._ring = loop, seconds, ring
-        self._set()
-
-    def cancel(self) -> None:
-        self._handle.cancel()
-
-    def _set(self) -> None:
-        self._due = self._loop.time() + self._seconds
-        self._handle = self._loop.call_later(self._seconds, self._over)
-
-    def _over(self) -> None:
-        if self._loop.time() - self._due > _LATE:
-            self._set()
-        else:
-            self._ring()
 
 
 class Connection(HttpToolsProtocol):
@@ -63,8 +40,8 @@ class Connection(HttpToolsProtocol):
         self._discarding = False  # the rest of a request that is far too long
         self._received = 0  # bytes of the headers, or of what follows them
         self._began = 0.0
-        self._deadline: _Alarm | None = None
-        self._stalled: _Alarm | None = None
+        self._deadline: Alarm | None = None
+        self._stalled: Alarm | None = None
 
     # ── the connection ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -103,7 +80,7 @@ class Connection(HttpToolsProtocol):
                 # It was refused long ago. Reading on for a moment lets the client see the answer.
                 self._discarding = True
                 self._disarm()
-                self._deadline = _Alarm(self.loop, _LINGER, self.transport.abort)
+                self._deadline = Alarm(self.loop, _LINGER, self.transport.abort)
             return
         super().data_received(data)
         if (
@@ -134,7 +111,7 @@ class Connection(HttpToolsProtocol):
 
     def _arm(self) -> None:
         self._disarm()
-        self._deadline = _Alarm(self.loop, self._limits.request_seconds, self._too_slow)
+        self._deadline = Alarm(self.loop, self._limits.request_seconds, self._too_slow)
 
     def _disarm(self) -> None:
         if self._deadline is not None:
@@ -155,7 +132,7 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._stalled is None:
-            self._stalled = _Alarm(self.loop, self._limits.stalled_seconds, self.transport.abort)
+            self._stalled = Alarm(self.loop, self._limits.stalled_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
