@@ -3,7 +3,7 @@
 import { readFile } from 'node:fs/promises';
 import { createServer } from 'node:http';
 import { extname } from 'node:path';
-import { sleep } from './stage.mjs';
+import { request, sleep } from './stage.mjs';
 
 const PAGE = new URL('../../src/glassloop/server/static/', import.meta.url);
 const TYPES = { '.html': 'text/html', '.js': 'text/javascript', '.css': 'text/css', '.svg': 'image/svg+xml' };
@@ -12,7 +12,7 @@ const TYPES = { '.html': 'text/html', '.js': 'text/javascript', '.css': 'text/cs
  *  the request is a fork of it. */
 export async function record(server, body, of = null) {
   const { runs } = await server.post(of === null ? '/api/runs' : `/api/runs/${of.id}/fork`, body);
-  const stream = await fetch(`${server.address}/api/trees/${runs[0].tree}/events?after=0&close=true`);
+  const stream = await request(`${server.address}/api/trees/${runs[0].tree}/events?after=0&close=true`);
   const blocks = [];
   let [rest, at, last] = ['', 0, null];
   for await (const text of stream.body.pipeThrough(new TextDecoderStream())) {

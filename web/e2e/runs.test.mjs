@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import { accessible, atRest, browser, page, server, skip, studio, visit } from './scene.mjs';
-import { ask, current, open, played, proxy, Server, set, settled, sleep } from './stage.mjs';
+import { ask, current, open, played, proxy, request, Server, set, settled, sleep } from './stage.mjs';
 
 test('a run that another client stops is shown as paused, and goes on', { skip }, async () => {
   await studio();
@@ -70,7 +70,7 @@ test('a link opens the run and the token, and makes them again where they are fo
   const link = await page.getByLabel('Link').inputValue();
   const other = await open(browser, server.address, { hash: new URL(link).hash });
   await other.waitForFunction((id) => document.querySelector('.item.path')?.dataset.run === id, run.id);
-  await fetch(`${server.address}/api/runs/${run.id}`, { method: 'DELETE' });
+  await request(`${server.address}/api/runs/${run.id}`, { method: 'DELETE' });
   await other.goto('about:blank');
   await other.goto(link);
   await sleep(300);
@@ -96,9 +96,9 @@ test('a link to a token has it in sight, wherever the run ends', { skip }, async
 
 test('a seed of 64 bits is the same to the last digit wherever it goes', { skip }, async () => {
   const seed = '18446744073709551557';
-  const told = async (id) => /"seed":(\d+)/.exec(await (await fetch(`${server.address}/api/runs/${id}`)).text())[1];
+  const told = async (id) => /"seed":(\d+)/.exec(await (await request(`${server.address}/api/runs/${id}`)).text())[1];
   const body = `{"prompt":"The old house","sampling":{"temperature":0.9,"max_tokens":12,"logprobs":20,"seed":${seed}}}`;
-  const { runs } = await (await fetch(`${server.address}/api/runs`, { method: 'POST', headers: { 'content-type': 'application/json' }, body })).json();
+  const { runs } = await (await request(`${server.address}/api/runs`, { method: 'POST', headers: { 'content-type': 'application/json' }, body })).json();
   await studio();
   await played(page);
   const first = await current(page, server);
@@ -121,7 +121,7 @@ test('a seed of 64 bits is the same to the last digit wherever it goes', { skip 
   await page.getByRole('button', { name: 'share' }).click();
   const link = await page.getByLabel('Link').inputValue();
   await page.keyboard.press('Escape');
-  for (const { id } of [fork, run]) await fetch(`${server.address}/api/runs/${id}`, { method: 'DELETE' });
+  for (const { id } of [fork, run]) await request(`${server.address}/api/runs/${id}`, { method: 'DELETE' });
   const other = await open(browser, server.address, { hash: new URL(link).hash });
   let again = await settled(other, server);
   while (again.parent === null) again = await settled(other, server, again.id);
@@ -299,7 +299,7 @@ test('chat stays chat: in a link, after a reload, from a file and from the list'
   await page.keyboard.press('Escape');
   const [download] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'save' }).click()]);
   const file = { name: 'a.glass', mimeType: 'application/octet-stream', buffer: readFileSync(await download.path()) };
-  await fetch(`${server.address}/api/runs/${run.id}`, { method: 'DELETE' });
+  await request(`${server.address}/api/runs/${run.id}`, { method: 'DELETE' });
   await page.goto('about:blank');
   await page.goto(link);
   const again = await settled(page, server, run.id);
@@ -341,7 +341,7 @@ test('a run is saved as a file and comes back from it', { skip }, async () => {
   const elsewhere = await settled(page, server, run.id);
   await page.getByTitle('Open a .glass file').locator('input').setInputFiles(file);
   assert.equal((await settled(page, server, elsewhere.id)).id, run.id, 'a run that is here is opened');
-  await fetch(`${server.address}/api/runs/${run.id}`, { method: 'DELETE' });
+  await request(`${server.address}/api/runs/${run.id}`, { method: 'DELETE' });
   await page.getByTitle('Open a .glass file').locator('input').setInputFiles(file);
   await page.waitForFunction(() => !document.querySelector('[role=alert]') && document.querySelectorAll('.token[data-token]').length > 0);
   const back = await settled(page, server);

@@ -83,13 +83,13 @@ export class Server {
   }
 
   async get(path) {
-    const answer = await fetch(this.address + path);
+    const answer = await request(this.address + path);
     if (!answer.ok) throw new Error(`${path}: ${answer.status} ${await answer.text()}`);
     return answer.json();
   }
 
   async post(path, body) {
-    const answer = await fetch(this.address + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) });
+    const answer = await request(this.address + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) });
     if (!answer.ok) throw new Error(`${path}: ${answer.status} ${await answer.text()}`);
     return answer.json();
   }
@@ -105,6 +105,8 @@ export class Server {
   }
 }
 
+/** Asked again if the server closed a kept connection just then: both sides may be late, where the machine stood still. */
+export const request = (...asked) => fetch(...asked).catch(() => fetch(...asked));
 export const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 export const launch = () => chromium.launch({ executablePath: browserPath, args: FLAGS, timeout: 120_000 });
 

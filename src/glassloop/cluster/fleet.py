@@ -121,7 +121,7 @@ class Fleet:
             if self._closing:
                 return
             self._closing = True
-        with suppress(RuntimeError):
+        with suppress(RuntimeError, TimeoutError):
             self.call(self._end()).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, TypeVar
@@ -243,7 +243,8 @@ class Streams:
             self._events.call_soon_threadsafe(work.stop)
         for work in works:
             work.ended.wait(5)
-        self.call(self.api.client.close(), 5)
+        with suppress(Unavailable):
+            self.call(self.api.client.close(), 5)
         self._stop()
 
     def _stop(self) -> None:
