@@ -86,7 +86,7 @@ def test_an_end_during_embeddings_is_in_time_and_in_words() -> None:
         assert server.end(seconds=120) == 0
         took = awake() - began
         thread.join(120)
-        assert took < 30, f"ended after {took:.1f} s with --grace 2"  # the embeddings take minutes
+        assert took < 60, f"ended after {took:.1f} s with --grace 2"  # the embeddings take minutes
         assert "Traceback" not in server.log_text()
         assert answers and answers[0].status == 503 and answers[0].error["code"] == "shutting_down"
 

@@ -29,7 +29,9 @@ from glassloop.server.service import Service
 from glassloop.shown import printable
 
 _OTHER_FILES = 96  # descriptors that connections leave for the store, templates, logs and libraries
-_LAST_WORDS = 5.0  # seconds that clients have to read the error when requests are ended
+# Seconds in which requests that are ended get their error, and clients read it; a step that is computed has
+# to end before. After a second Ctrl-C, and after the grace period.
+_AT_ONCE, _AFTER_GRACE = 5.0, 20.0
 
 
 def serve(
@@ -147,14 +149,14 @@ class _Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._drain)
         elif sig == signal.SIGINT and not self._ending:
             self._ending = True
-            self._loop.call_soon_threadsafe(self._end_all)
+            self._loop.call_soon_threadsafe(self._end_all, _AT_ONCE)
         elif sig == signal.SIGINT:
             self.force_exit = True
 
-    def _end_all(self) -> None:
+    def _end_all(self, seconds: float) -> None:
         for service in self._services:
             service.end_all()
-        Alarm(asyncio.get_running_loop(), _LAST_WORDS, lambda: setattr(self, "force_exit", True))
+        Alarm(asyncio.get_running_loop(), seconds, lambda: setattr(self, "force_exit", True))
 
     def _drain(self) -> None:
         first = self._services[0]
@@ -162,4 +164,4 @@ class _Server(uvicorn.Server):
         for service in self._services:
             for state in service.runs.states:
                 state.tree.wake()  # ends the streams of trees that are not computed any more
-        Alarm(asyncio.get_running_loop(), first.settings.grace, self._end_all)
+        Alarm(asyncio.get_running_loop(), first.settings.grace, lambda: self._end_all(_AFTER_GRACE))
