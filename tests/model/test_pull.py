@@ -264,13 +264,16 @@ def test_on_a_terminal_something_moves_all_the_time(
 ) -> None:
     entry = known(monkeypatch, make_entry(wheelhouse))
     monkeypatch.setenv("TERM", "xterm-256color")
+    half = r"4\d\.\d/100\.\d kB"
     with slow_index(monkeypatch, wheelhouse, hold="part0") as index:
         ours, theirs = os.openpty()
         process = start(entry, "toy", stderr=theirs)
         os.close(theirs)
-        shown, last, longest, let_go = "", 0.0, 0.0, awake() + 3
+        shown, last, longest, let_go = "", 0.0, 0.0, 0.0
         while True:
-            if awake() > let_go:
+            if not let_go and re.search(half, shown):
+                let_go = awake() + 2.5  # if nothing moved meanwhile, it would be seen
+            if let_go and awake() > let_go:
                 index.go_on.set()
             if select.select([ours], [], [], 0.1)[0]:
                 try:
@@ -283,5 +286,5 @@ def test_on_a_terminal_something_moves_all_the_time(
     assert process.returncode == 0
     assert longest < 2
     assert "downloading" in shown
-    assert re.search(r"4\d\.\d/100\.\d kB", shown), "the bar follows the bytes that have arrived"
+    assert re.search(half, shown), "the bar follows the bytes that have arrived"
     assert "pulled toy in" in shown
