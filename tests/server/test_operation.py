@@ -328,6 +328,8 @@ def test_what_runs_is_finished_when_the_server_ends(keyed):
         server.process.send_signal(signal.SIGTERM)
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]" and '"length"' in rest[-2]
+    while server.process.poll() is None:  # told again and again, it still closes what it has open
+        server.process.send_signal(signal.SIGTERM)
     assert server.end() == 0
 
 
