@@ -434,6 +434,53 @@ test('text, tree, reasons and a lens are in sight together, without scrolling th
   }
 });
 
+test('the token that the page explains is in sight in the text, however it was selected', { skip }, async () => {
+  await studio({ width: 1280, height: 720 });
+  await played(page);
+  const demo = await settled(page, server);
+  const text = page.getByRole('region', { name: 'The text, token by token' });
+  // The text, the tree and the reasons are about the same token, and the text shows it.
+  const shows = (index) =>
+    page.waitForFunction((wanted) => {
+      const [token, item] = [document.querySelector('.text .token.focused, .text .token.pinned'), document.querySelector('.item.focused')];
+      if (!token || !item || token.dataset.token !== item.dataset.index || (wanted !== null && token.dataset.token !== String(wanted))) return false;
+      if (!document.querySelector('.reasons').textContent.includes(`token ${token.dataset.token} `)) return false;
+      const [box, { top, bottom }] = [token.closest('.text').getBoundingClientRect(), token.getBoundingClientRect()];
+      return top >= box.top && bottom <= box.bottom;
+    }, index);
+  const scrollAway = async () => {
+    await text.evaluate((node) => (node.scrollTop = node.scrollHeight));
+    await page.waitForFunction(() => document.querySelector('.text .token.pinned, .text .token.focused') === null);
+  };
+  await ask(page, 'Once upon a time', { seed: 2, max_tokens: 160 });
+  const run = await settled(page, server, demo.id);
+  assert.ok(await text.evaluate((node) => node.scrollHeight > 3 * node.clientHeight), 'the text is longer than its panel');
+  await shows(null);
+  assert.ok(Number(await page.locator('.text .token.focused').getAttribute('data-token')) < run.tokens.length / 2, 'not at the end, to which the text was scrolled');
+  await page.keyboard.press('Escape'); // leave the prompt box
+  await text.focus();
+  await page.keyboard.press('End');
+  await shows(run.end ? run.tokens.length : run.tokens.length - 1);
+  await page.keyboard.press('Home');
+  await shows(0);
+  await scrollAway();
+  await page.locator('.item.focused[data-index="0"]').click(); // which is selected already
+  await shows(0);
+  await page.getByRole('tab', { name: 'Tokens', exact: true }).click();
+  await page.locator('#lens tbody button').nth(8).click();
+  await shows(8);
+  await page.locator('.spark').click({ position: { x: 300, y: 12 } });
+  await page.waitForFunction(() => Number(document.querySelector('.item.focused')?.dataset.index) > 20);
+  await shows(null);
+  await page.getByRole('button', { name: 'Collapse the text' }).click();
+  await page.getByRole('button', { name: 'Expand the text' }).click();
+  await shows(null);
+  await page.goto(`${server.address}/#run=${run.id}&at=90`);
+  await shows(90);
+  await page.reload();
+  await shows(90);
+});
+
 test('panels are resized with the mouse and the keyboard, collapsed, enlarged, and remembered', { skip }, async () => {
   await studio();
   await played(page);

@@ -55,6 +55,7 @@ class Studio {
 
   // What is shown of it.
   pin = $state<number | null>(null);
+  selections = $state(0); // counts them: the same token may be selected again to be brought into sight
   hover = $state<number | null>(null);
   choice = $state<number | null>(null); // the id of an alternative at the pinned token
   lens = $state<LensName>('Compare');
@@ -90,7 +91,7 @@ class Studio {
   /** The token the tree and the panel are about. */
   focus = $derived.by<number | null>(() => {
     if (this.pin !== null && this.pin < this.count + (this.run?.end ? 1 : 0)) return this.pin;
-    if (this.live || this.playing || this.head !== null) return this.shownCount ? this.shownCount - 1 : null;
+    if (this.live || this.playing || this.head !== null || this.run?.summary.status === 'paused') return this.shownCount ? this.shownCount - 1 : null;
     return this.suggestion?.index ?? (this.count ? this.count - 1 : null);
   });
   focusToken = $derived(this.tokenAt(this.focus));
@@ -278,6 +279,7 @@ class Studio {
     if (!this.forest.runs.has(run)) return;
     this.touch();
     const root = this.run?.summary.root;
+    this.selections++;
     this.runId = run;
     this.pin = index;
     this.choice = null;
@@ -474,6 +476,7 @@ class Studio {
     this.playback.pause();
     this.caption = false;
     if (this.head !== null && index !== null && index >= this.head) this.playback.end();
+    this.selections++;
     this.pin = index;
     this.choice = null;
     this.reason.clear();

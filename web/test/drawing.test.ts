@@ -86,9 +86,11 @@ it('a path is not pruned where a beam ended on it', () => {
 
 it('the cells of the text say where it stands', () => {
   const [one, two] = run().tokens;
-  const told: Told = { end: null, pin: 1, shown: 1, playedBack: true, moving: true, drafts: false };
+  const told: Told = { end: null, pin: 1, focus: 1, shown: 1, playedBack: true, moving: true, drafts: false };
   expect(tokenCell(one!, told).look).toBe('token sampled newest');
   expect(tokenCell(two!, told).look).toBe('token sampled pinned later');
+  expect(tokenCell(two!, { ...told, pin: null }).look).toBe('token sampled later');
+  expect(tokenCell(two!, { ...told, pin: null, moving: false }).look).toBe('token sampled focused later');
   expect(tokenCell(one!, told).title).toMatch(/^token 0: .* %, rank \d+$/);
   expect(promptCell(run().prompt_tokens[0]!, -1, { ...told, shown: 0 }).look).toBe('token given last');
 });
