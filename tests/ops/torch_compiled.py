@@ -142,7 +142,7 @@ def variants(
                     yield kernel, settings | about, options | types
             if early and count > 128:
                 yield _wide(architecture, count, width, gated)
-    about = {"UNIT": UNIT, "HEAD": 128, "GROUP": 4, "WINDOWED": True}
+    about = {"UNIT": UNIT, "HEAD": 128, "SHARING": 4, "WINDOWED": True}
     for queries, split, reaching in (
         *(
             (FEW, True, False),

@@ -332,7 +332,7 @@ class Launcher:
                 "UNIT": UNIT,
                 "QUERIES": tiles.queries,
                 "HEAD": head_block(head_dim),
-                "GROUP": heads // kv_heads,
+                "SHARING": heads // kv_heads,
                 "WINDOWED": window > 0,
                 "REACHING": step.reach is not None,
             }
