@@ -6,7 +6,7 @@ import { Forest } from '../src/lib/forest';
 import { Keeper } from '../src/lib/keep';
 import { layoutTree, type Layout } from '../src/lib/layout';
 import { Pace, TABLES, TREE } from '../src/lib/pace';
-import { intoSight } from '../src/lib/scroll';
+import { beyond, intoSight } from '../src/lib/scroll';
 import { beams, events, fork, run } from './recorded';
 
 const ALL = { left: -Infinity, right: Infinity, top: -Infinity, bottom: Infinity };
@@ -149,6 +149,12 @@ it('scrolls only to what is not in sight, and not beyond the end', () => {
   expect(intoSight(at(1000), { left: 0, top: 0 }, window, all)).toEqual({ left: 692, top: 0 });
   expect(intoSight(at(1990, 590), { left: 0, top: 0 }, window, all)).toEqual({ left: 1200, top: 300 });
   expect(intoSight(at(0), { left: 700, top: 0 }, window, all)).toEqual({ left: 0, top: 0 });
+});
+
+it('scrolls a row into sight, no further, and a high one to its beginning', () => {
+  const box = { top: 100, bottom: 200 };
+  const by = (top: number, height: number) => beyond({ top, bottom: top + height }, box);
+  expect([by(100, 20), by(180, 20), by(190, 20), by(250, 20), by(60, 20), by(130, 300)]).toEqual([0, 0, 10, 70, -40, 30]);
 });
 
 it('does not guess how many tokens a prompt has', () => {
