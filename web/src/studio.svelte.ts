@@ -87,11 +87,12 @@ class Studio {
   live = $derived(isLive(this.run));
   count = $derived(this.run?.tokens.length ?? 0);
   shownCount = $derived(this.playback.shown(this.count));
-  suggestion = $derived.by(() => (this.run && !this.live && !this.playing && this.head === null ? suggest(this.run.tokens) : null));
+  /** A fork that the page suggests for a run that has ended. */
+  suggestion = $derived.by(() => (this.run && !this.live && this.run.summary.status !== 'paused' && !this.playing && this.head === null ? suggest(this.run.tokens) : null));
   /** The token the tree and the panel are about. */
   focus = $derived.by<number | null>(() => {
     if (this.pin !== null && this.pin < this.count + (this.run?.end ? 1 : 0)) return this.pin;
-    if (this.live || this.playing || this.head !== null || this.run?.summary.status === 'paused') return this.shownCount ? this.shownCount - 1 : null;
+    if (this.live || this.playing || this.head !== null) return this.shownCount ? this.shownCount - 1 : null;
     return this.suggestion?.index ?? (this.count ? this.count - 1 : null);
   });
   focusToken = $derived(this.tokenAt(this.focus));
