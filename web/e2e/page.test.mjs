@@ -481,6 +481,33 @@ test('the token that the page explains is in sight in the text, however it was s
   await shows(90);
 });
 
+test('while a text is written one can read its beginning', { skip }, async () => {
+  await studio({ width: 1280, height: 720 });
+  await played(page);
+  await page.getByRole('button', { name: 'settings' }).click();
+  await page.locator('#option-ignore_eos').check();
+  await page.keyboard.press('Escape');
+  await ask(page, 'A long story about a fox:', { seed: 21, max_tokens: 1000 });
+  // Returns the number of tokens once it is larger, and where the text is scrolled to.
+  const more = async (than) => {
+    const found = await page.waitForFunction((least) => {
+      const count = Number(/^writing … ([\d,]+) token/.exec(document.querySelector('.state').textContent.trim())?.[1].replace(',', ''));
+      return count > least && [count, document.querySelector('.text').scrollTop];
+    }, than, { timeout: 60_000 });
+    return found.jsonValue();
+  };
+  const [count, followed] = await more(60);
+  assert.ok(followed > 0, 'the text follows what is written');
+  const text = page.getByRole('region', { name: 'The text, token by token' });
+  await text.evaluate((node) => (node.scrollTop = 0));
+  const [later, at] = await more(count + 30);
+  assert.equal(at, 0);
+  await text.evaluate((node) => (node.scrollTop = node.scrollHeight)); // back to the end: it follows again
+  const [, there] = await more(later + 30);
+  assert.ok(there > followed);
+  await server.post(`/api/runs/${(await current(page, server)).id}/stop`, {});
+});
+
 test('panels are resized with the mouse and the keyboard, collapsed, enlarged, and remembered', { skip }, async () => {
   await studio();
   await played(page);
