@@ -4,7 +4,6 @@ compares their bits."""
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import torch
 
@@ -12,9 +11,8 @@ from bench.gpu import tiles
 from bench.gpu.shapes import SHAPES, random_packed
 from bench.gpu.timing import graph_seconds
 from glassloop.ops.torch import few_rows
-from glassloop.ops.torch.device import shared_memory, tma_processors
+from glassloop.ops.torch.launcher import Launcher
 from glassloop.ops.torch.matrix import Packed
-from glassloop.ops.torch.program import Program
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +22,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(given: argparse.Namespace) -> None:
-    program: Any = Program.__new__(Program)  # only its products are used
-    program._early, program._processors, program._shared_memory = True, tma_processors(), shared_memory()
+    launcher = Launcher()
+    launcher._early = True
     for kind in given.weights.split(","):
         for name, (width, columns, gated) in tiles.matrices(given.shape).items():
             weights = _weights(kind, 2 * width if gated else width, columns)
@@ -39,7 +37,7 @@ def main(given: argparse.Namespace) -> None:
                     out = torch.empty(
                         rows, width, device="cuda", dtype=torch.bfloat16 if gated else torch.float32
                     )
-                    times.append(_seconds(program, few, rows, out, x, residual, weights, gated))
+                    times.append(_seconds(launcher, few, rows, out, x, residual, weights, gated))
                     made.append(out)
                 same = torch.equal(made[0].view(torch.uint8), made[1].view(torch.uint8))
                 before, now = times
@@ -64,7 +62,7 @@ def _bytes(weight: Packed) -> int:
 
 
 def _seconds(
-    program: Program,
+    launcher: Launcher,
     few: bool,
     rows: int,
     out: torch.Tensor,
@@ -76,12 +74,10 @@ def _seconds(
     most = few_rows.MOST_ROWS
     few_rows.MOST_ROWS = most if few else 0
     try:
-        silu = 2
+        silu, linear = 2, launcher.method("linear")
 
         def compute(weight: Packed) -> None:
-            program._linear(  # type: ignore[call-arg]
-                None, rows, out, x, residual, weight=weight, bias=None, gated=gated, activation=silu
-            )
+            linear(None, rows, out, x, residual, weight=weight, bias=None, gated=gated, activation=silu)
 
         compute(weights[0])
         torch.cuda.synchronize()

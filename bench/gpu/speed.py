@@ -15,6 +15,7 @@ from bench.gpu.timing import graph_seconds
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch, pages_for
 from glassloop.ops.kv_cache import Pages
+from glassloop.ops.torch import launcher as torch_launcher
 from glassloop.ops.torch import program as torch_program
 
 
@@ -52,7 +53,7 @@ def main(given: argparse.Namespace) -> None:
             flush=True,
         )
     for warps, stages in itertools.product((1, 2, 4, 8), (2, 3, 4)) if given.sweep else ():
-        torch_program.ATTENTION.update(num_warps=warps, num_stages=stages)
+        torch_launcher.ATTENTION.update(num_warps=warps, num_stages=stages)
         _program(model)._graphs.clear()
         found = []
         for count, step in steps.items():

@@ -12,7 +12,7 @@ from triton.compiler import ASTSource
 
 from glassloop.ops.torch import rows as device_rows
 from glassloop.ops.torch.kernels import adapter, attention, linear, pointwise
-from glassloop.ops.torch.program import ATTENTION, BLOCK, KEPT_HEADS
+from glassloop.ops.torch.launcher import ATTENTION, BLOCK, KEPT_HEADS
 from glassloop.ops.torch.step import ADAPTER_ROWS, FEW, MANY, UNIT
 from glassloop.ops.torch.tiles import tile_for
 
@@ -142,7 +142,7 @@ def variants(
                     yield kernel, settings | about, options | types
             if early and count > 128:
                 yield _wide(architecture, count, width, gated)
-    about = {"UNIT": UNIT, "HEAD": 128, "GROUP": 4, "WINDOWED": True}
+    about = {"UNIT": UNIT, "HEAD": 128, "SHARING": 4, "WINDOWED": True}
     for queries, split, reaching in (
         *(
             (FEW, True, False),

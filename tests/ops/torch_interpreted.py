@@ -48,6 +48,7 @@ from glassloop.ops.native import chooser as native_chooser
 from glassloop.ops.quant import FORMATS, Float32
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.torch import device, few_rows
+from glassloop.ops.torch import launcher as torch_launcher
 from glassloop.ops.torch import program as torch_program
 from glassloop.ops.torch import step as torch_step
 from glassloop.ops.torch.kernels import linear
@@ -193,7 +194,7 @@ def check_units() -> None:
         for programs in (0, 10**6):
             with (
                 patch.multiple(torch_step, UNIT=16, _PROGRAMS=programs),
-                patch.multiple(torch_program, UNIT=16, BLOCK=16),
+                patch.multiple(torch_launcher, UNIT=16, BLOCK=16),
             ):
                 cache = Branches(model, 96)
                 rows = [cache.forward([(0, 0, text[:37])], every_logit=True)]
@@ -215,7 +216,7 @@ def check_holes() -> None:
         for programs in (0, 10**6):
             with (
                 patch.multiple(torch_step, UNIT=16, _PROGRAMS=programs),
-                patch.multiple(torch_program, UNIT=16, BLOCK=16),
+                patch.multiple(torch_launcher, UNIT=16, BLOCK=16),
             ):
                 cache = Branches(model, 96, branches=2)
                 first = hole_logits(cache, model, [(0, hole, 0, 27)], [(1, 0, tokens(3, 4))])
@@ -286,7 +287,7 @@ class RecordedGraph:
             launch()
 
 
-LAUNCH = torch_program.Program._launch
+LAUNCH = torch_launcher.Launcher._launch
 
 
 def check_graphs() -> None:
@@ -306,10 +307,10 @@ def check_graphs() -> None:
     with ExitStack() as patches:
         for where, name, value in (
             (torch_step, "UNIT", 16),
-            (torch_program, "UNIT", 16),
-            (torch_program, "BLOCK", 16),
+            (torch_launcher, "UNIT", 16),
+            (torch_launcher, "BLOCK", 16),
             (
-                torch_program.Program,
+                torch_launcher.Launcher,
                 "_launch",
                 lambda self, *rest, **more: RecordedGraph.launch(self, *rest, **more),
             ),
@@ -512,10 +513,9 @@ def check_packed() -> None:
         others = [pack(random_tensor(rng, "other", (6, 256), each)) for each in formats]
         for each in (packed, packed.like([packed, *others])):
             assert each.expanded().equal(expected), format.name
-            out, settings = torch.zeros(6, 256), torch_program._packed_settings(each)
-            scales, minimums = settings.pop("scales"), settings.pop("minimums")
+            out = torch.zeros(6, 256)
             linear.expand_kernel[(2, 2)](
-                each.codes, scales, minimums, out, 6, 256, ROWS=4, STEP=128, **settings
+                each.codes, out=out, rows=6, columns=256, ROWS=4, STEP=128, **each.arguments()
             )
             assert out.equal(expected), format.name
     shape = config(dim=32, ffn_dim=64, tied=True)
@@ -532,7 +532,7 @@ def check_packed() -> None:
         is_packed = [isinstance(each.get("weight"), Packed) for each in program._settings]
         assert sum(is_packed) == (0 if stored == "expanded" else 5), is_packed
         for least in (1 << 30, 1):
-            with patch.object(torch_program, "_EXPANDED", least):
+            with patch.object(torch_launcher, "_EXPANDED", least):
                 cache = Branches(model, 64, branches=2)
                 rows = [cache.forward([(0, 0, tokens(7)), (1, 0, tokens(3, 1))], every_logit=True)]
                 rows.append(cache.forward([(0, 7, tokens(1, 2)), (1, 3, tokens(1, 3))]))
@@ -619,12 +619,14 @@ def check_few_rows() -> None:
             scale = torch.empty((matrix[0], columns // group), dtype=kind, device="meta")
             weight = Packed(codes, scale, scale if minimum else None, bits, 0, group)
             x = torch.empty((rows, columns), device="meta")
+            out = torch.empty((rows, width), dtype=torch.bfloat16, device="meta")
+            silu = 2
+            few = few_rows.FewRows(rows, out, x, None, weight, None, gated, silu)
             with patch.object(few_rows, "_nvrtc", lambda: 1):
-                if not few_rows.can_compute(132, rows, x, None, weight, gated, 2):
+                if not few.can_launch():
                     assert rows * columns > 2 * 14336
                     continue
-            out = torch.empty((rows, width), dtype=torch.bfloat16, device="meta")
-            settings = few_rows.settings_for(132, rows, out, None, weight, None, gated, 2, True)
+            settings = few.settings(132, early=True)
             assert settings["STAGES"] >= 2 and 1 <= settings["WARPS"] <= 16, settings
             assert few_rows.shared_bytes(settings, columns) <= 227 << 10, settings
             if compiles and (columns, width) == (4096, 4096) and rows in (1, 9):

@@ -21,6 +21,13 @@ test('strategies are compared on one tree', { skip }, async () => {
     assert.equal(Number(cells[2]), run.usage.completion_tokens);
     assert.equal(cells[4], run.logprob.toFixed(2).replace('-', '−'));
   }
+  await page.setViewportSize({ width: 1280, height: 720 });
+  await page.keyboard.press('c');
+  await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 7);
+  await page.waitForFunction(() => {
+    const [row, box] = ['#lens tr.on', '#lens'].map((each) => document.querySelector(each).getBoundingClientRect());
+    return row.top >= box.top && row.bottom <= box.bottom + 1; // the run that is shown, below those that were there
+  });
 });
 
 test('beams that were pruned stay, dashed, with their scores', { skip }, async () => {
@@ -94,8 +101,13 @@ test('the lenses that the server offers say what it says', { skip }, async (t) =
     return t.diagnostic('this server offers no lenses');
   }
   const run = await current(page, server);
+  let go;
+  const held = new Promise((resolve) => (go = resolve));
+  await page.route('**/lens/attention?*', (route) => held.then(() => route.continue()));
   await page.keyboard.press('Home');
   await page.keyboard.press('6');
+  await page.getByText('Computing what is inside …').waitFor();
+  go();
   const place = run.prompt_tokens.length;
   const layers = await server.get(`/api/runs/${run.id}/lens/layers?token=${place - 1}&count=3`);
   await page.locator('tr[data-layer]').first().waitFor();
@@ -105,6 +117,7 @@ test('the lenses that the server offers say what it says', { skip }, async (t) =
   assert.deepEqual(await page.locator('[data-neighbour] .number').allTextContents(), neighbours.map((each) => each.cosine.toFixed(2)));
   const { mean } = await server.get(`/api/runs/${run.id}/lens/attention?token=${place - 1}`);
   assert.equal(await page.locator('[data-seen]').count(), mean.length);
+  await page.getByText('computing …').waitFor({ state: 'detached' });
 });
 
 test('a text that is cut says so, and is whole by mouse and by keyboard', { skip }, async () => {

@@ -349,8 +349,10 @@ test('a token has the same number on the page, in the link and over HTTP', { ski
   assert.match(await page.locator('section[aria-label="Why this token"] .token').textContent(), new RegExp(`token ${at} · id ${told.actual.id} `));
   assert.match(await page.locator('.item.focused').getAttribute('aria-label'), new RegExp(`token ${at}\\b`));
   assert.match(await page.locator(`[data-token="${at}"]`).getAttribute('title'), new RegExp(`^token ${at}:`));
+  // The reason follows what is spoken, soon or late: everything that is spoken is noted.
+  await page.locator('[role=status]').first().evaluate((node) => new MutationObserver(() => (window.spoken ??= []).push(node.textContent)).observe(node, { childList: true, characterData: true, subtree: true }));
   await page.keyboard.press('ArrowRight');
-  assert.match(await page.locator('[role=status]').first().textContent(), new RegExp(`^Token ${at + 1}: `), 'spoken');
+  await page.waitForFunction((begin) => window.spoken?.some((text) => text.startsWith(begin)), `Token ${at + 1}: `);
   await page.keyboard.press('ArrowLeft');
   await page.keyboard.press('4');
   const cells = await page.locator(`tr[data-row="${at}"] td`).allTextContents();
@@ -432,6 +434,80 @@ test('text, tree, reasons and a lens are in sight together, without scrolling th
     assert.equal(await page.evaluate(() => document.querySelector('main').scrollHeight - document.querySelector('main').clientHeight), 0);
     assert.ok((await page.locator('.item.also').count()) > 8, 'the tokens in sight have their alternatives');
   }
+});
+
+test('the token that the page explains is in sight in the text, however it was selected', { skip }, async () => {
+  await studio({ width: 1280, height: 720 });
+  await played(page);
+  const demo = await settled(page, server);
+  const text = page.getByRole('region', { name: 'The text, token by token' });
+  // The text, the tree and the reasons are about the same token, and the text shows it.
+  const shows = (index) =>
+    page.waitForFunction((wanted) => {
+      const [token, item] = [document.querySelector('.text .token.focused, .text .token.pinned'), document.querySelector('.item.focused')];
+      if (!token || !item || token.dataset.token !== item.dataset.index || (wanted !== null && token.dataset.token !== String(wanted))) return false;
+      if (!document.querySelector('.reasons').textContent.includes(`token ${token.dataset.token} `)) return false;
+      const [box, { top, bottom }] = [token.closest('.text').getBoundingClientRect(), token.getBoundingClientRect()];
+      return top >= box.top && bottom <= box.bottom;
+    }, index);
+  const scrollAway = async () => {
+    await text.evaluate((node) => (node.scrollTop = node.scrollHeight));
+    await page.waitForFunction(() => document.querySelector('.text .token.pinned, .text .token.focused') === null);
+  };
+  await ask(page, 'Once upon a time', { seed: 2, max_tokens: 160 });
+  const run = await settled(page, server, demo.id);
+  assert.ok(await text.evaluate((node) => node.scrollHeight > 3 * node.clientHeight), 'the text is longer than its panel');
+  await shows(null);
+  assert.ok(Number(await page.locator('.text .token.focused').getAttribute('data-token')) < run.tokens.length / 2, 'not at the end, to which the text was scrolled');
+  await page.keyboard.press('Escape'); // leave the prompt box
+  await text.focus();
+  await page.keyboard.press('End');
+  await shows(run.end ? run.tokens.length : run.tokens.length - 1);
+  await page.keyboard.press('Home');
+  await shows(0);
+  await scrollAway();
+  await page.locator('.item.focused[data-index="0"]').click(); // which is selected already
+  await shows(0);
+  await page.getByRole('tab', { name: 'Tokens', exact: true }).click();
+  await page.locator('#lens tbody button').nth(8).click();
+  await shows(8);
+  await page.locator('.spark').click({ position: { x: 300, y: 12 } });
+  await page.waitForFunction(() => Number(document.querySelector('.item.focused')?.dataset.index) > 20);
+  await shows(null);
+  await page.getByRole('button', { name: 'Collapse the text' }).click();
+  await page.getByRole('button', { name: 'Expand the text' }).click();
+  await shows(null);
+  await page.goto(`${server.address}/#run=${run.id}&at=90`);
+  await shows(90);
+  await page.reload();
+  await shows(90);
+});
+
+test('while a text is written one can read its beginning', { skip }, async () => {
+  await studio({ width: 1280, height: 720 });
+  await played(page);
+  await page.getByRole('button', { name: 'settings' }).click();
+  await page.locator('#option-ignore_eos').check();
+  await page.keyboard.press('Escape');
+  await ask(page, 'A long story about a fox:', { seed: 21, max_tokens: 1000 });
+  // Returns the number of tokens once it is larger, and where the text is scrolled to.
+  const more = async (than) => {
+    const found = await page.waitForFunction((least) => {
+      const count = Number(/^writing … ([\d,]+) token/.exec(document.querySelector('.state').textContent.trim())?.[1].replace(',', ''));
+      return count > least && [count, document.querySelector('.text').scrollTop];
+    }, than, { timeout: 60_000 });
+    return found.jsonValue();
+  };
+  const [count, followed] = await more(60);
+  assert.ok(followed > 0, 'the text follows what is written');
+  const text = page.getByRole('region', { name: 'The text, token by token' });
+  await text.evaluate((node) => (node.scrollTop = 0));
+  const [later, at] = await more(count + 30);
+  assert.equal(at, 0);
+  await text.evaluate((node) => (node.scrollTop = node.scrollHeight)); // back to the end: it follows again
+  const [, there] = await more(later + 30);
+  assert.ok(there > followed);
+  await server.post(`/api/runs/${(await current(page, server)).id}/stop`, {});
 });
 
 test('panels are resized with the mouse and the keyboard, collapsed, enlarged, and remembered', { skip }, async () => {

@@ -10,7 +10,14 @@ test('a run that another client stops is shown as paused, and goes on', { skip }
   await played(page);
   const first = await current(page, server);
   await ask(page, 'The wind blew, and then', { seed: 9, max_tokens: 300 });
-  await page.waitForFunction((id) => /^writing/.test(document.querySelector('.state').textContent.trim()) && document.querySelector('.item.path')?.dataset.run !== id, first.id);
+  const written = await page.waitForFunction((id) => {
+    if (!/^writing/.test(document.querySelector('.state').textContent.trim()) || document.querySelector('.item.path')?.dataset.run === id) return false;
+    const row = [...document.querySelectorAll('#lens tr.on td')].map((cell) => cell.textContent);
+    return row.at(-1) === 'writing …' && [...row.slice(4, 6), document.querySelector('footer .times').textContent];
+  }, first.id);
+  const [logprob, pairs, prefill] = await written.jsonValue();
+  assert.deepEqual([logprob, pairs], ['–', '–'], 'they are known when it has ended');
+  assert.doesNotMatch(prefill, / 0\.0 ms/);
   const { id } = await current(page, server);
   await server.post(`/api/runs/${id}/stop`, {});
   await page.waitForFunction(() => /^paused/.test(document.querySelector('.state').textContent.trim()));
@@ -32,6 +39,7 @@ test('a run is paused, stepped and resumed, and has the tokens it would have had
   assert.equal(before.status, 'paused');
   await page.getByRole('button', { name: 'step', exact: true }).click();
   await page.waitForFunction((count) => document.querySelector('.state').textContent.includes(`paused after ${count} tokens`), before.tokens.length + 1);
+  await page.locator(`.item.focused[data-index="${before.tokens.length}"]`).waitFor(); // the newest token is explained
   await page.keyboard.press('Escape');
   await page.getByRole('button', { name: 'Play' }).click();
   const run = await settled(page, server);

@@ -38,6 +38,14 @@ test('what another engine told is shown, all else is unknown, and an alternative
   await page.getByText('entropy, nats: unknown').waitFor();
   const found = await page.evaluate(() => window.axe.run(document, { runOnly: ['wcag2a', 'wcag2aa'] }));
   assert.deepEqual(found.violations.filter(({ impact }) => ['serious', 'critical'].includes(impact)).map(({ id }) => id), []);
+  for (const [key, row, columns] of [['5', 'tr.on', [8]], ['x', 'tr[data-replica]', [6, 9]]]) {
+    await page.keyboard.press(key);
+    await page.locator(`#lens ${row}`).waitFor();
+    const cells = await page.locator(`#lens ${row} td`).allTextContents();
+    assert.deepEqual(columns.map((column) => cells[column]), columns.map(() => 'unknown'), row);
+  }
+  await page.keyboard.press('3');
+  assert.deepEqual(await page.locator('#lens .facts b').allTextContents().then((all) => all.map((text) => text.trim())), Array(5).fill('unknown'));
   const other = token.alternatives.find(({ id }) => id !== token.id);
   await why.locator(`tr[data-candidate="${other.id}"] button`).click();
   const fork = await settled(page, server, run.id);

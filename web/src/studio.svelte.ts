@@ -55,6 +55,7 @@ class Studio {
 
   // What is shown of it.
   pin = $state<number | null>(null);
+  selections = $state(0); // counts them: the same token may be selected again to be brought into sight
   hover = $state<number | null>(null);
   choice = $state<number | null>(null); // the id of an alternative at the pinned token
   lens = $state<LensName>('Compare');
@@ -86,7 +87,8 @@ class Studio {
   live = $derived(isLive(this.run));
   count = $derived(this.run?.tokens.length ?? 0);
   shownCount = $derived(this.playback.shown(this.count));
-  suggestion = $derived.by(() => (this.run && !this.live && !this.playing && this.head === null ? suggest(this.run.tokens) : null));
+  /** A fork that the page suggests for a run that has ended. */
+  suggestion = $derived.by(() => (this.run && !this.live && this.run.summary.status !== 'paused' && !this.playing && this.head === null ? suggest(this.run.tokens) : null));
   /** The token the tree and the panel are about. */
   focus = $derived.by<number | null>(() => {
     if (this.pin !== null && this.pin < this.count + (this.run?.end ? 1 : 0)) return this.pin;
@@ -278,6 +280,7 @@ class Studio {
     if (!this.forest.runs.has(run)) return;
     this.touch();
     const root = this.run?.summary.root;
+    this.selections++;
     this.runId = run;
     this.pin = index;
     this.choice = null;
@@ -474,6 +477,7 @@ class Studio {
     this.playback.pause();
     this.caption = false;
     if (this.head !== null && index !== null && index >= this.head) this.playback.end();
+    this.selections++;
     this.pin = index;
     this.choice = null;
     this.reason.clear();

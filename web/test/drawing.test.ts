@@ -6,7 +6,7 @@ import { Forest } from '../src/lib/forest';
 import { Keeper } from '../src/lib/keep';
 import { layoutTree, type Layout } from '../src/lib/layout';
 import { Pace, TABLES, TREE } from '../src/lib/pace';
-import { intoSight } from '../src/lib/scroll';
+import { beyond, intoSight } from '../src/lib/scroll';
 import { beams, events, fork, run } from './recorded';
 
 const ALL = { left: -Infinity, right: Infinity, top: -Infinity, bottom: Infinity };
@@ -86,9 +86,11 @@ it('a path is not pruned where a beam ended on it', () => {
 
 it('the cells of the text say where it stands', () => {
   const [one, two] = run().tokens;
-  const told: Told = { end: null, pin: 1, shown: 1, playedBack: true, moving: true, drafts: false };
+  const told: Told = { end: null, pin: 1, focus: 1, shown: 1, playedBack: true, moving: true, drafts: false };
   expect(tokenCell(one!, told).look).toBe('token sampled newest');
   expect(tokenCell(two!, told).look).toBe('token sampled pinned later');
+  expect(tokenCell(two!, { ...told, pin: null }).look).toBe('token sampled later');
+  expect(tokenCell(two!, { ...told, pin: null, moving: false }).look).toBe('token sampled focused later');
   expect(tokenCell(one!, told).title).toMatch(/^token 0: .* %, rank \d+$/);
   expect(promptCell(run().prompt_tokens[0]!, -1, { ...told, shown: 0 }).look).toBe('token given last');
 });
@@ -147,6 +149,12 @@ it('scrolls only to what is not in sight, and not beyond the end', () => {
   expect(intoSight(at(1000), { left: 0, top: 0 }, window, all)).toEqual({ left: 692, top: 0 });
   expect(intoSight(at(1990, 590), { left: 0, top: 0 }, window, all)).toEqual({ left: 1200, top: 300 });
   expect(intoSight(at(0), { left: 700, top: 0 }, window, all)).toEqual({ left: 0, top: 0 });
+});
+
+it('scrolls a row into sight, no further, and a high one to its beginning', () => {
+  const box = { top: 100, bottom: 200 };
+  const by = (top: number, height: number) => beyond({ top, bottom: top + height }, box);
+  expect([by(100, 20), by(180, 20), by(190, 20), by(250, 20), by(60, 20), by(130, 300)]).toEqual([0, 0, 10, 70, -40, 30]);
 });
 
 it('does not guess how many tokens a prompt has', () => {

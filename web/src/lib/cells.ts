@@ -16,6 +16,7 @@ export interface Cell {
 export interface Told {
   end: Token | null; // the token that ended the run
   pin: number | null;
+  focus: number | null; // the token that the other panels are about
   shown: number; // how many tokens a playback has reached
   playedBack: boolean;
   moving: boolean; // the run is being generated or played back
@@ -34,6 +35,7 @@ export function tokenCell(token: Token, told: Told): Cell {
   if (token === told.end) look.push('end');
   if (source === 'draft' && told.drafts) look.push('guessed');
   if (index === told.pin) look.push('pinned');
+  else if (index === told.focus && !told.moving) look.push('focused');
   if (index >= told.shown && (told.playedBack || token !== told.end)) look.push('later');
   if (index === told.shown - 1 && told.moving) look.push('newest');
   return { key: index, piece, bytes, look: look.join(' '), ...surpriseOf(token) };

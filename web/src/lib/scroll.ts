@@ -20,4 +20,9 @@ export function intoSight(box: Point & Size, scrolled: Point, window: Size, all:
   };
 }
 
+/** Returns how far a box has to scroll down, or up if negative, until an item in it is in sight. */
+export function beyond(item: { top: number; bottom: number }, box: { top: number; bottom: number }): number {
+  return item.top < box.top ? item.top - box.top : Math.max(0, Math.min(item.bottom - box.bottom, item.top - box.top));
+}
+
 const within = (value: number, most: number): number => Math.round(Math.max(0, Math.min(value, most)));

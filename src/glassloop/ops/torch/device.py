@@ -15,11 +15,12 @@ import triton
 
 from glassloop.errors import GlassloopError
 from glassloop.ops.memory import format_bytes, free_host_memory
+from glassloop.ops.torch import interpreted
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = interpreted()
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-_WIDE_BYTES = 200 << 10
 HALF = torch.float32 if INTERPRETED else torch.bfloat16
+_WIDE_BYTES = 200 << 10  # of shared memory that the tiles of `wide_linear_kernel` need
 
 
 def describe() -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,27 +26,69 @@ _MOST_STAGES = 32
 _GELU = 0  # the activation that the kernel does not have
 
 
-def can_compute(
-    processors: int,
-    rows: int,
-    x: torch.Tensor,
-    added: torch.Tensor | None,
-    weight: torch.Tensor | Packed,
-    gated: bool,
-    activation: int,
-) -> bool:
-    """Returns whether the kernel computes a product of these arrays and is the fastest that does.
-    `processors` is the number of multiprocessors, 0 for a device that lacks what the kernel needs."""
-    if not processors or not isinstance(weight, Packed) or rows > MOST_ROWS or _nvrtc() is None:
-        return False
-    columns = weight.shape[1]
-    whole_steps = columns % (_ROW_BYTES * 8 // weight.bits) == 0 and x.stride(0) % 8 == 0
-    wide = added is None or added.dtype is torch.float32
-    return whole_steps and wide and bool(_cell(rows, columns)) and not (gated and activation == _GELU)
+class FewRows(NamedTuple):
+    """A product of a few rows with a packed matrix: x @ weight.T + bias + added or, if gated,
+    activated(x @ gate.T) * (x @ up.T) for a weight that has the rows of gate and of up in turn."""
+
+    rows: int  # of x, out and added, which may have more
+    out: torch.Tensor
+    x: torch.Tensor
+    added: torch.Tensor | None
+    weight: Packed
+    bias: torch.Tensor | None = None
+    gated: bool = False
+    activation: int = 0  # an index of `ACTIVATIONS`
+
+    def can_launch(self) -> bool:
+        """Returns whether the kernel computes this product, and computes it faster than `linear_kernel`."""
+        if self.rows > MOST_ROWS or _nvrtc() is None:
+            return False
+        columns = self.weight.shape[1]
+        whole_steps = columns % (_ROW_BYTES * 8 // self.weight.bits) == 0 and self.x.stride(0) % 8 == 0
+        wide = self.added is None or self.added.dtype is torch.float32
+        has_activation = not (self.gated and self.activation == _GELU)
+        return whole_steps and wide and bool(_cell(self.rows, columns)) and has_activation
+
+    def launch(self, processors: int, early: bool) -> None:
+        """Computes the product on the current stream, with the bits of `linear_kernel`. `processors` is the
+        number of multiprocessors; `early` is whether the kernel starts before the previous one has ended."""
+        out, x, weight = self.out, self.x, self.weight
+        settings = self.settings(processors, early)
+        kernel = _compiled(tuple(settings.items()), torch.cuda.current_device())
+        # An argument that the kernel does not read is any array.
+        minimums = weight.scale if weight.minimum is None else weight.minimum
+        bias, residual = (out if each is None else each for each in (self.bias, self.added))
+        arrays = (x, weight.codes, weight.scale, minimums, bias, residual, out)
+        sizes = (self.rows, out.shape[1], weight.shape[1], x.stride(0), residual.stride(0), out.stride(0))
+        arguments = [ctypes.c_void_p(each.data_ptr()) for each in arrays] + [*map(ctypes.c_int, sizes)]
+        blocks = min(-(-out.shape[1] // 8), processors)
+        _driver_launch(kernel, blocks, shared_bytes(settings, weight.shape[1]), arguments, early)
+
+    def settings(self, processors: int, early: bool) -> dict[str, int]:
+        """Returns the constants that the kernel is compiled with."""
+        weight, out = self.weight, self.out
+        settings = {
+            "BITS": weight.bits,
+            "MINIMUM": int(weight.minimum is not None),
+            "WIDE_SCALES": int(weight.scale.dtype is torch.float32),
+            "ZERO": weight.zero,
+            "GROUP": weight.group,
+            "GATED": int(self.gated),
+            "ACTIVATION": self.activation,
+            "BIASED": int(self.bias is not None),
+            "ADDED": int(self.added is not None),
+            "HALF_OUT": int(out.dtype is torch.bfloat16),
+            "MANY": int(self.rows > 8),
+            "X_ROWS": _x_rows(self.rows),
+            "CELL": _cell(self.rows, weight.shape[1]),
+            "EARLY": int(early),
+        }
+        return settings | _division(out.shape[1], settings, processors)
 
 
 def _x_rows(rows: int) -> int:
-    """Returns the rows of x that are kept in shared memory; each has the place of two if there are many."""
+    """Returns the rows of cells that x has in shared memory. If there are more than 8, a cell has the columns
+    of two rows."""
     return 1 << (min(rows, 8) - 1).bit_length()
 
 
@@ -56,63 +98,6 @@ def _cell(rows: int, columns: int) -> int:
     cells = _x_rows(rows) * columns // 4
     sizes = (16,) if rows > 8 else (16, 8)
     return next((size for size in sizes if cells * size <= _SHARED - _RING), 0)
-
-
-def launch(
-    processors: int,
-    rows: int,
-    out: torch.Tensor,
-    x: torch.Tensor,
-    added: torch.Tensor | None,
-    weight: Packed,
-    bias: torch.Tensor | None,
-    gated: bool,
-    activation: int,
-    early: bool,
-) -> None:
-    """Computes x @ weight.T + bias + added or, if gated, activated(x @ gate.T) * (x @ up.T), as
-    `linear_kernel` does, on the current stream."""
-    settings = settings_for(processors, rows, out, added, weight, bias, gated, activation, early)
-    kernel = _compiled(tuple(settings.items()), torch.cuda.current_device())
-    # An argument that the kernel does not read is any array.
-    minimums = weight.scale if weight.minimum is None else weight.minimum
-    bias, residual = out if bias is None else bias, out if added is None else added
-    arrays = (x, weight.codes, weight.scale, minimums, bias, residual, out)
-    sizes = (rows, out.shape[1], weight.shape[1], x.stride(0), residual.stride(0), out.stride(0))
-    arguments = [ctypes.c_void_p(each.data_ptr()) for each in arrays] + [*map(ctypes.c_int, sizes)]
-    blocks = min(-(-out.shape[1] // 8), processors)
-    _driver_launch(kernel, blocks, shared_bytes(settings, weight.shape[1]), arguments, early)
-
-
-def settings_for(
-    processors: int,
-    rows: int,
-    out: torch.Tensor,
-    added: torch.Tensor | None,
-    weight: Packed,
-    bias: torch.Tensor | None,
-    gated: bool,
-    activation: int,
-    early: bool,
-) -> dict[str, int]:
-    """Returns what the kernel for a product is compiled with."""
-    settings = {
-        "BITS": weight.bits,
-        "MINIMUM": int(weight.minimum is not None),
-        "WIDE_SCALES": int(weight.scale.dtype is torch.float32),
-        "ZERO": weight.zero,
-        "GROUP": weight.group,
-        "GATED": int(gated),
-        "ACTIVATION": activation,
-        "BIASED": int(bias is not None),
-        "ADDED": int(added is not None),
-        "HALF_OUT": int(out.dtype is torch.bfloat16),
-        "MANY": int(rows > 8),
-        "X_ROWS": _x_rows(rows),
-        "CELL": _cell(rows, weight.shape[1]),
-        "EARLY": int(early),
-    }
-    return settings | _division(out.shape[1], settings, processors)
 
 
 def shared_bytes(settings: dict[str, int], columns: int) -> int:
@@ -125,19 +110,19 @@ def _stage_bytes(settings: dict[str, int]) -> int:
     """Returns the bytes of a stage, as the kernel computes them."""
     scales = _ROW_BYTES * 8 // settings["BITS"] // settings["GROUP"]
     scale_bytes = scales * (4 if settings["WIDE_SCALES"] else 2) * (1 + settings["MINIMUM"])
-    return 8 * (_ROW_BYTES + scale_bytes) * settings["CHAINS"]
+    return 8 * (_ROW_BYTES + scale_bytes) * (2 if settings["GATED"] else 1)
 
 
 def _division(width: int, settings: dict[str, int], processors: int) -> dict[str, int]:
-    """Returns how a product is divided: chains of a warp, warps of a multiprocessor, stages of a warp."""
-    each = -(-width // (8 * processors))  # tiles of a multiprocessor
-    found = {"CHAINS": 2 if settings["GATED"] else 1}
-    for turns in range(-(-each // (_THREADS // 32)), each + 1):
-        found["WARPS"] = -(-each // turns)
-        found["STAGES"] = min(_MOST_STAGES, _RING // (found["WARPS"] * _stage_bytes(settings | found)))
-        if found["STAGES"] >= 2:
+    """Returns how a product is divided: as many warps of a multiprocessor as have two stages each."""
+    tiles, stage_bytes = -(-width // (8 * processors)), _stage_bytes(settings)  # of a multiprocessor
+    warps = stages = 0
+    for turns in range(-(-tiles // (_THREADS // 32)), tiles + 1):
+        warps = -(-tiles // turns)
+        stages = min(_MOST_STAGES, _RING // (warps * stage_bytes))
+        if stages >= 2:
             break
-    return found
+    return {"WARPS": warps, "STAGES": stages}
 
 
 # ── the compiler and the driver ────────────────────────────────────────────────────────────────────────────

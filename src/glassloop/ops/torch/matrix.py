@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -17,9 +17,7 @@ class Packed(NamedTuple):
     """A quantized matrix [out, in]. A value is `scale * (code - zero) + minimum`, computed in float32 and
     rounded to half precision, so that its bits are those of the matrix in half precision."""
 
-    codes: (
-        torch.Tensor
-    )  # [out, in] int8 or, with 4 bits, [out, in / 2] uint8: the first of two in the low bits
+    codes: torch.Tensor  # [out, in] int8; of 4 bits, [out, in / 2] uint8: the first of two in the low bits
     scale: torch.Tensor  # [out, in / group], float16 if that is exact, else float32
     minimum: torch.Tensor | None  # likewise
     bits: int  # 8 or 4
@@ -46,6 +44,17 @@ class Packed(NamedTuple):
         if self.minimum is not None:
             values += self.minimum.float()[..., None]
         return values.flatten(1).to(HALF)
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments besides the codes by which a kernel reads the matrix."""
+        return {
+            "scales": self.scale,
+            "minimums": self.scale if self.minimum is None else self.minimum,  # not read if there is none
+            "BITS": self.bits,
+            "ZERO": self.zero,
+            "GROUP": self.group,
+            "MINIMUM": self.minimum is not None,
+        }
 
     def _wide(self) -> torch.Tensor:
         """Returns the codes as int8, less the zero."""
@@ -109,6 +118,7 @@ class TorchMatrix:
 
     @property
     def stored(self) -> Stored:
+        """The matrix on the device, to which the first use copies it."""
         if self._tensor is not None:
             if self.stays_packed and self._tensor.format.take_apart is not None:
                 self._stored = pack(self._tensor).to(DEVICE)
@@ -185,6 +195,7 @@ _WITH_MINIMUM = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
 
 
 def _group(name: str) -> int:
+    """Returns how many values of a quantized format share a scale."""
     return 16 if name == "Q6_K" else 32
 
 

@@ -39,6 +39,8 @@ class _AdaptedPlaceholder(_Placeholder):
 
 
 class TorchOps:
+    """The op set on a GPU; implements `ops/protocol.py:Ops`."""
+
     name = "torch"
     step_rows = 2048
     rows_beside = 2048  # fewer save little: a step of 1,164 rows takes 0.7 of the time
@@ -69,7 +71,7 @@ class TorchOps:
         return page_bytes(spec)
 
     def cache_memory(self) -> int:
-        """Two thirds of what is free: the rest is for the buffers of programs and a draft model."""
+        """Returns two thirds of the free memory; the rest is for buffers of programs and a draft model."""
         return free_memory() * 2 // 3
 
     def cache(self, specs: Sequence[CacheSpec], memory: int) -> list[Pages]:

@@ -44,4 +44,5 @@ class TorchPages:
 
 
 def page_bytes(spec: CacheSpec) -> int:
+    """Returns the bytes of a page: keys and values of PAGE tokens in all layers of a pool."""
     return int(2 * HALF.itemsize * PAGE * spec.layers * spec.kv_heads * spec.head_dim)

@@ -21,17 +21,21 @@ if TYPE_CHECKING:
     from glassloop.ops.torch.matrix import TorchMatrix
 
 
-RANK_STEP = 16
+RANK_STEP = 16  # columns in which a sum over the rank of adapters is computed at a time
 
 
 class Value(NamedTuple):
-    id: int
+    """The output of a call: an array [rows, width]."""
+
+    id: int  # the number of the call
     width: int
     wanted: bool  # has the wanted rows only
     half: bool  # in half precision; else float32
 
 
 class Norm(NamedTuple):
+    """How rows or heads are normalized."""
+
     weight: torch.Tensor
     bias: torch.Tensor | None  # None: by root mean square; else a layer norm
     eps: float
@@ -39,6 +43,8 @@ class Norm(NamedTuple):
 
 @dataclass(eq=False)
 class Normed:
+    """A norm of x, which is computed in the precision in which it is used."""
+
     x: Value
     norm: Norm
     made: dict[bool, Value] = field(default_factory=dict)  # by `half`
@@ -69,6 +75,8 @@ Lazy = Value | Normed | Product
 
 
 class Call(NamedTuple):
+    """One call of the forward pass; `kind` names a method of `Launcher`, which takes the settings."""
+
     kind: str
     out: Value
     inputs: tuple[Value, ...]
@@ -84,6 +92,8 @@ class Buffer(NamedTuple):
 
 
 class Recorder:
+    """The calls of a forward pass, in order, and the buffers for their outputs."""
+
     def __init__(self) -> None:
         self.calls: list[Call] = []
 

@@ -226,7 +226,7 @@ class DeviceChooser:
     def _start(self, rows: DeviceRows, lines: Sequence[Line]) -> StartedChoices:
         logits, (_, width) = rows.values, rows.shape
         asked = [_asked(request, width) for request, _, _ in lines]
-        packed, edits = _packed(lines, asked, len(rows))
+        packed, edits = _packed_lines(lines, asked, len(rows))
         size, count, pieces = native.found_bytes(width), len(lines), len(packed)
         # The memory of the host is that of every second call: the device may still read or write the other.
         self._turn = 1 - self._turn
@@ -319,12 +319,14 @@ def _asked(request: RowRequest, width: int) -> Asked:
     fit: a kernel would write to memory that is not its own."""
     prepared = native.prepared(request)
     if prepared.edits is None or prepared.edits.width != width:
-        prepared.edits = _ask(request, bytes(prepared.memory), width)
+        prepared.edits = _divided(request, bytes(prepared.memory), width)
     found: Asked = prepared.edits
     return found
 
 
-def _ask(request: RowRequest, memory: bytes, width: int) -> Asked:
+def _divided(request: RowRequest, memory: bytes, width: int) -> Asked:
+    """Returns a request divided into its edits and what is asked before and after them. `memory` has the
+    request and its rules as C reads them."""
     if not request.rules or request.rules[0][0] > _KEEP:
         return Asked(width, memory[:_ASKED_BYTES].ljust(_ASKED_BYTES, b"\0"))
     edits = [*takewhile(lambda rule: rule[0] <= _KEEP, request.rules)]
@@ -384,7 +386,9 @@ def _pack_edits(
     return b"".join((header, *arrays))
 
 
-def _packed(lines: Sequence[Line], asked: Sequence[Asked], rows: int) -> tuple[NDArray[np.int64], bytes]:
+def _packed_lines(
+    lines: Sequence[Line], asked: Sequence[Asked], rows: int
+) -> tuple[NDArray[np.int64], bytes]:
     """Returns lines as the kernels read them, those about rows after their edits last, and the edits."""
     places = [row for _, row, _ in lines]
     if min(places) < 0 or max(places) >= rows:

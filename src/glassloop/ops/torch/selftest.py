@@ -24,7 +24,7 @@ from glassloop.ops.torch.matrix import Packed
 from glassloop.ops.torch.tiles import WIDE, tile_for
 
 _LOG = logging.getLogger(__name__)
-_ROWS = (1, 8, 17, 64, 100, 256, 300)  # one of each kind of tile, from the last two on by descriptors too
+_ROWS = (1, 8, 17, 64, 100, 256, 300)  # one of each kind of tile, the last two by descriptors too
 _WIDTH, _COLUMNS = 1024, 2048
 _FILE = "glassloop-selftest"
 
@@ -85,7 +85,8 @@ def _packed_rows_differing(x: torch.Tensor, added: torch.Tensor) -> int:
     expected, differing = _product(x, weight.expanded(), added, False), 0
     for rows in (1, len(x)):
         out = torch.empty_like(added[:rows])
-        few_rows.launch(tma_processors(), rows, out, x[:rows], added[:rows], weight, None, False, 0, False)
+        product = few_rows.FewRows(rows, out, x[:rows], added[:rows], weight)
+        product.launch(tma_processors(), early=False)
         differing += int((out != expected[:rows]).any(1).sum())
     return differing
 
@@ -106,11 +107,7 @@ def _product(x: torch.Tensor, weight: torch.Tensor, added: torch.Tensor, wide: b
         weights = TensorDescriptor(weight, [_WIDTH, _COLUMNS], [_COLUMNS, 1], [tile.width, tile.step])
         linear.wide_linear_kernel[(min(tiles, tma_processors()),)](read, weights, *sizes, **settings)
     else:
-        more = {
-            "SWAPPED": tile.swapped,
-            "EVEN": _COLUMNS % tile.step == 0,
-            "EARLY": False,
-        }
+        more = {"SWAPPED": tile.swapped, "EVEN": _COLUMNS % tile.step == 0, "EARLY": False}
         linear.linear_kernel[(tiles,)](x, weight, *sizes, _COLUMNS, **settings, **more)
     return out
 

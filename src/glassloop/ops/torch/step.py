@@ -26,7 +26,7 @@ _ALIGNMENT = 32
 class Heads(NamedTuple):
     """What the cut of a batch into tiles depends on; the largest numbers of all layers."""
 
-    group: int  # query heads that share a key-value head
+    sharing: int  # query heads that share a key-value head
     kv_heads: int
     columns: int  # of a head, as attention computes them
 
@@ -36,7 +36,7 @@ class TileGroup(NamedTuple):
 
     rows: Any  # the first row of each tile
     counts: Any  # how many rows it has
-    queries: int  # rows times the heads of a group, at most
+    queries: int  # rows times the query heads that share a key-value head, at most
     units: int  # how many each program computes on its own, to be merged; 0: a program computes all of them
 
 
@@ -87,6 +87,7 @@ def check_batch(batch: Batch, groups: int, tables: dict[str, int]) -> None:
 
 
 def _slots(batch: Batch) -> list[int]:
+    """Returns the slot of each row: adjacent ones for the rows of a span, from its first on."""
     if len(batch.spans) == len(batch.tokens):
         return [span.first for span in batch.spans]
     return [
@@ -185,6 +186,7 @@ class Numbers:
         )
 
     def _copy(self, parts: list[Any]) -> None:
+        """Places the parts one behind the other, aligned, and copies them to the device."""
         at, self._parts = 0, []
         for part in parts:
             self._parts.append(slice(at, at + len(part)))
@@ -200,6 +202,7 @@ class Numbers:
             self._copied.record()
 
     def _grow(self, size: int) -> None:
+        """Replaces the arrays by ones of this size."""
         self.moves += 1
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=not INTERPRETED)
         self._device = torch.zeros(size, dtype=torch.int32, device=DEVICE)
@@ -247,7 +250,7 @@ def _one_each(size: int) -> tuple[Int32, Int32]:
 
 def _tiles(batch: Batch, size: int, heads: Heads) -> list[TileGroup]:
     """Cuts the rows of short and of long spans into tiles."""
-    few, many = (max(most, 1 << (heads.group - 1).bit_length()) for most in (FEW, MANY))
+    few, many = (max(most, 1 << (heads.sharing - 1).bit_length()) for most in (FEW, MANY))
     longest = max([span.length for span in batch.spans]) if batch.reach else 1 + max(batch.positions)
     # A power of two, so that a graph serves a range of lengths.
     units = 1 << (-(-longest // UNIT) - 1).bit_length()
@@ -260,10 +263,10 @@ def _tiles(batch: Batch, size: int, heads: Heads) -> list[TileGroup]:
 
     if len(batch.spans) == len(batch.tokens):
         return [group(*_one_each(size), few)]
-    short = [(span.stop - span.start) * heads.group <= few for span in batch.spans]
+    short = [(span.stop - span.start) * heads.sharing <= few for span in batch.spans]
     groups = []
     for queries, is_short in ((few, True), (many, False)):
-        at_once = queries // heads.group
+        at_once = queries // heads.sharing
         spans = [span for span, each in zip(batch.spans, short, strict=True) if each is is_short]
         tiles = [
             (row, min(at_once, span.stop - row))

@@ -7,18 +7,20 @@ from typing import NamedTuple
 
 
 class Tile(NamedTuple):
-    rows: int
-    width: int
+    """The part of a product that one program computes, and how."""
+
+    rows: int  # of x
+    width: int  # rows of the matrix
     step: int  # columns that are read at a time
     swapped: bool  # whether the transpose is computed
     warps: int
     stages: int
 
 
-# By the number of rows, up to the first that is not exceeded; then by the rows of the matrix, likewise. Found
-# by `python -m bench.gpu tiles` on an H200.
 _ANY = 1 << 40
 _MARGIN = 1024  # bytes of shared memory besides the tiles: barriers
+# By the number of rows, up to the first that is not exceeded; then by the rows of the matrix, likewise. Found
+# by `python -m bench.gpu tiles` on an H200.
 _TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
     (
         16,

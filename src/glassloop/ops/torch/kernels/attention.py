@@ -130,14 +130,16 @@ def merged(most, sums, mixed, other_most, other_sums, other_mixed):
 
 
 @triton.jit
-def tile_places(query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, GROUP, REACHING):
+def tile_places(
+    query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, SHARING, REACHING
+):
     """Returns the queries of a tile: their offsets in the array, slots, how many slots they see, and the mask
     of the values that exist."""
     tile, head = tl.program_id(0), tl.program_id(1)
     number = tl.arange(0, QUERIES)
-    row = tl.load(tile_row + tile) + number // GROUP
-    is_query = number < tl.load(tile_count + tile) * GROUP
-    place = row.to(tl.int64) * query_stride + (head * GROUP + number % GROUP) * head_dim
+    row = tl.load(tile_row + tile) + number // SHARING
+    is_query = number < tl.load(tile_count + tile) * SHARING
+    place = row.to(tl.int64) * query_stride + (head * SHARING + number % SHARING) * head_dim
     column = tl.arange(0, HEAD)
     inside = is_query[:, None] & (column < head_dim)[None, :]
     slot = tl.load(slots + row, mask=is_query, other=-1)
@@ -174,19 +176,19 @@ def attend_kernel(
     BLOCK: tl.constexpr,
     QUERIES: tl.constexpr,
     HEAD: tl.constexpr,
-    GROUP: tl.constexpr,
+    SHARING: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
     REACHING: tl.constexpr,
     SPLIT: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Computes attention for the queries of a tile: adjacent rows of a branch, in the GROUP heads that share
+    """Computes attention for the queries of a tile: adjacent rows of a branch, in the SHARING query heads of
     one key-value head. A query sees the slots up to its own or, if REACHING, as many as `reaches` says. If
     SPLIT, each program computes one unit, and `merge_kernel` merges them; else a program computes all."""
     tile, head = tl.program_id(0), tl.program_id(1)
     place, slot, reach, inside = tile_places(
-        query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, GROUP, REACHING
+        query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, SHARING, REACHING
     )
     row = tl.load(tile_row + tile)
     count = tl.load(tile_count + tile)
@@ -253,7 +255,7 @@ def merge_kernel(
     UNIT: tl.constexpr,
     QUERIES: tl.constexpr,
     HEAD: tl.constexpr,
-    GROUP: tl.constexpr,
+    SHARING: tl.constexpr,
     WINDOWED: tl.constexpr,
     REACHING: tl.constexpr,
     EARLY: tl.constexpr,
@@ -261,7 +263,7 @@ def merge_kernel(
     """Merges the units that `attend_kernel` has computed with SPLIT, in ascending order."""
     tile, head = tl.program_id(0), tl.program_id(1)
     place, _, reach, inside = tile_places(
-        query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, GROUP, REACHING
+        query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, SHARING, REACHING
     )
     first = tl.load(slots + tl.load(tile_row + tile))
     last = first + tl.load(tile_count + tile)

@@ -1,13 +1,12 @@
 // The product of a few rows with a packed matrix, in the order of `linear_kernel` of linear.py: each sum runs over the columns
 // in ascending steps of 16 in one float32 accumulator. Few rows should take no longer than reading the matrix.
 //
-// A block runs on each multiprocessor. A warp computes 8 outputs at a time, or 16 in two CHAINS of sums. It copies its rows of
-// the matrix into a ring of STAGES stages in shared memory, and that already while the previous kernel still runs: only x has to
-// wait for it. No warp waits for another one.
+// A block runs on each multiprocessor. A warp computes a tile at a time: 8 outputs, in one chain of sums or, if GATED, in two
+// (gate and up). It copies its rows of the matrix into a ring of STAGES stages in shared memory, and that already while the
+// previous kernel still runs: only x has to wait for it. No warp waits for another one.
 //
-// few_rows.py defines: BITS (8 or 4, of a code), CHAINS, GATED, ACTIVATION, BIASED, ADDED,
-// HALF_OUT, MINIMUM, WIDE_SCALES, ZERO, GROUP, MANY (more than 8 rows), X_ROWS (their number, or the next power of two, up to
-// 8), CELL, EARLY, WARPS, STAGES.
+// few_rows.py defines: BITS (8 or 4, of a code), GATED, ACTIVATION, BIASED, ADDED, HALF_OUT, MINIMUM, WIDE_SCALES, ZERO, GROUP,
+// MANY (more than 8 rows), X_ROWS (their number, or the next power of two, up to 8), CELL, EARLY, WARPS, STAGES.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -23,8 +22,8 @@ constexpr int COPIES = CODES / (32 * 16);          // by each lane for one chain
 constexpr int SCALE_SIZE = WIDE_SCALES ? 4 : 2;
 constexpr int SCALE_BYTES = STEP / GROUP * SCALE_SIZE;  // of a row in a stage
 constexpr int CHAIN_BYTES = CODES + 8 * SCALE_BYTES * (1 + MINIMUM);
+constexpr int CHAINS = GATED ? 2 : 1;
 constexpr int STAGE_BYTES = CHAINS * CHAIN_BYTES;
-constexpr int OUTPUTS = GATED ? 8 : 8 * CHAINS;    // of a tile
 
 __device__ __forceinline__ u32 halves(float low, float high) {
     u32 both;
@@ -104,11 +103,11 @@ few_rows(const u16* __restrict__ x, const char* __restrict__ weight, const char*
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     // This lane's part of a tensor core instruction: a row of x and of the matrix, and 4 of 16 columns.
     const int own = lane / 4, part = lane % 4;
-    const int steps = columns / STEP, tiles = (width + OUTPUTS - 1) / OUTPUTS;
+    const int steps = columns / STEP, tiles = (width + 7) / 8;
     const long long row_bytes = (long long)columns * BITS / 8, scale_row_bytes = (long long)(columns / GROUP) * SCALE_SIZE;
     // The rows of the matrix: if GATED, those of gate and of up in turn.
     const int last_row = (GATED ? 2 * width : width) - 1;
-    auto row_of = [&](int tile, int chain, int i) { return GATED ? (tile * 8 + i) * 2 + chain : (tile * CHAINS + chain) * 8 + i; };
+    auto row_of = [&](int tile, int chain, int i) { return (tile * 8 + i) * CHAINS + chain; };
     auto tile_at = [&](int turn) { return warp < WARPS ? (turn * WARPS + warp) * (int)gridDim.x + (int)blockIdx.x : tiles; };
     char* const ring = shared + warp * (STAGES * STAGE_BYTES);
     const u32 ring_address = (u32)__cvta_generic_to_shared(ring);
@@ -204,15 +203,14 @@ few_rows(const u16* __restrict__ x, const char* __restrict__ weight, const char*
         const int tile = tile_at(turn);
         // Of the row `own` two outputs, and then of the row 8 further on.
         float sum[CHAINS][4] = {};
-        float added[CHAINS][4] = {};  // the residual, read before it is needed
+        float added[4] = {};  // the residual, read before it is needed
         auto row_at = [&](int i) { return own + i / 2 * 8; };
-        auto output_at = [&](int chain, int i) { return GATED ? tile * 8 + part * 2 + i % 2 : row_of(tile, chain, part * 2 + i % 2); };
-        auto is_used = [&](int chain, int i) { return (MANY || i < 2) && row_at(i) < rows && output_at(chain, i) < width; };
+        auto output_at = [&](int i) { return tile * 8 + part * 2 + i % 2; };
+        auto is_used = [&](int i) { return (MANY || i < 2) && row_at(i) < rows && output_at(i) < width; };
         if (ADDED) {
 #pragma unroll
-            for (int i = 0; i < CHAINS * 4; i++)
-                if (is_used(i / 4, i % 4))
-                    added[i / 4][i % 4] = residual[(long long)row_at(i % 4) * residual_stride + output_at(i / 4, i % 4)];
+            for (int i = 0; i < 4; i++)
+                if (is_used(i)) added[i] = residual[(long long)row_at(i) * residual_stride + output_at(i)];
         }
         const char* cell = own_cell;
 #pragma unroll 1
@@ -250,18 +248,17 @@ few_rows(const u16* __restrict__ x, const char* __restrict__ weight, const char*
             end_copies();
         }
 #pragma unroll
-        for (int n = 0; n < (GATED ? 1 : CHAINS) * 4; n++) {
-            const int chain = n / 4, i = n % 4;
-            if (!is_used(chain, i)) continue;
-            const int output = output_at(chain, i);
-            float total = sum[chain][i];
+        for (int i = 0; i < 4; i++) {
+            if (!is_used(i)) continue;
+            const int output = output_at(i);
+            float total = sum[0][i];
             if (BIASED) total = __fadd_rn(total, bias[GATED ? 2 * output : output]);
             if (GATED) {
                 float up = sum[CHAINS - 1][i];
                 if (BIASED) up = __fadd_rn(up, bias[2 * output + 1]);
                 total = __fmul_rn(activated(total), up);
             }
-            if (ADDED) total = __fadd_rn(added[chain][i], total);
+            if (ADDED) total = __fadd_rn(added[i], total);
             const long long at = (long long)row_at(i) * out_stride + output;
             if (HALF_OUT) ((u16*)out)[at] = (u16)halves(total, 0.0f);
             else ((float*)out)[at] = total;

@@ -28,8 +28,8 @@ ACTION, AMOUNT = tl.constexpr(0), tl.constexpr(2)
 # amount do (0: there are none). Places are counted from the first of these numbers.
 KEPT, EDIT_COUNT, FIRST_EDIT = (tl.constexpr(place) for place in range(3))
 EDIT, EDIT_IDS, EDIT_NUMBERS = tl.constexpr(5), tl.constexpr(3), tl.constexpr(4)
+# Numbers of `enum gl_action`.
 RULE_LESS, RULE_REMOVE = tl.constexpr(1), tl.constexpr(2)
-# `enum gl_action`
 RULE_SCALE, RULE_FIRST, RULE_MASS, RULE_SHARE, RULE_PROBABILITY = (tl.constexpr(n) for n in range(4, 9))
 # Places of the fields of `gl_found` in 32-bit numbers, and of its bound in doubles.
 COUNT, OTHERS, WINNER, RANK, MOST, LEAST = (tl.constexpr(place) for place in range(6))

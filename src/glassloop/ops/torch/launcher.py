@@ -1,0 +1,407 @@
+"""Launches the kernels of a recorded forward pass: a method of `Launcher` for each kind of call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from glassloop.ops.batch import PAGE
+from glassloop.ops.exact import sin_cos
+from glassloop.ops.torch import few_rows
+from glassloop.ops.torch.device import DEVICE, HALF, shared_memory, tma_processors
+from glassloop.ops.torch.kernels import adapter, attention, linear, pointwise
+from glassloop.ops.torch.kernels import rows as rows_kernels
+from glassloop.ops.torch.matrix import Packed
+from glassloop.ops.torch.recorder import RANK_STEP, Angles, Norm, Product
+from glassloop.ops.torch.step import ADAPTER_ROWS, UNIT, Heads, Step, partial_room
+from glassloop.ops.torch.tiles import WIDE, tile_for
+
+BLOCK = 64  # keys that attention adds at a time; like UNIT it decides the bits
+ATTENTION = {"num_warps": 4, "num_stages": 2}
+KEPT_HEADS = 8  # that one program normalizes and rotates
+_AHEAD = 256  # columns of a step up to which a product reads its first weights while the previous kernel runs
+_EARLY = 64  # rows up to which a kernel is launched before the previous one has ended
+_COLUMNS = 1024  # of one program of an elementwise kernel
+_EXPANDED = 512  # rows from which a packed matrix is written in half precision before it is multiplied
+_EXPANDED_ROWS = 4  # of a matrix that one program then writes
+_POSITIONS = 2048  # whose angles are computed at first
+
+
+class Launcher:
+    """Launches the kernels of calls on the device, and has the memory that several calls use: tables of
+    angles, the sums of attention over single units, an expanded matrix."""
+
+    def __init__(self) -> None:
+        self._processors = tma_processors()
+        self._shared_memory = shared_memory()
+        self._early = False  # whether kernels are launched before the previous one has ended
+        self._partial = torch.empty(0, device=DEVICE)  # sums of attention over one unit each
+        self._expanded = torch.empty(0, dtype=HALF, device=DEVICE)  # a packed matrix in half precision
+        self._angles: dict[Angles, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._positions = 0  # that the angles are computed for
+
+    def make_angles(self, positions: int) -> bool:
+        """Makes the tables of angles long enough for this many positions. Returns whether they move."""
+        if positions <= self._positions:
+            return False
+        self._positions = max(_POSITIONS, 2 * positions)
+        self._angles.clear()
+        return True
+
+    def begin(self, step: Step, heads: Heads) -> bool:
+        """Prepares for the calls of a step. Returns whether memory moves that earlier calls have used."""
+        self._early = self._processors > 0 and step.rows <= _EARLY
+        needed = max([partial_room(tiles, heads) for tiles in step.tiles])
+        if needed <= self._partial.numel():
+            return False
+        self._partial = torch.empty(needed, device=DEVICE)
+        return True
+
+    def method(self, kind: str) -> Callable[..., None]:
+        """Returns the method that launches calls of a kind. It is given the step, the number of rows, the
+        buffers of the output and the inputs, and the settings of the call."""
+        if kind in pointwise.ELEMENTWISE:
+            return partial(self._elementwise, kind=pointwise.ELEMENTWISE.index(kind))
+        found: Callable[..., None] = getattr(self, f"_{kind}")
+        return found
+
+    def fill_tokens(self, tokens: torch.Tensor, predicted: torch.Tensor, rows: int) -> None:
+        """Replaces the tokens -1 - n of a batch by the prediction for line n of the previous choice."""
+        grid = (triton.cdiv(rows, _COLUMNS),)
+        self._launch(rows_kernels.fill_kernel, grid, tokens, predicted, rows, BLOCK=_COLUMNS)
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
+        """Launches a kernel, compiled without contraction of a product and a sum."""
+        if "EARLY" in kernel.arg_names:
+            settings["EARLY"] = self._early
+            if self._early:
+                settings["launch_pdl"] = True
+        kernel[grid](*arguments, enable_fp_fusion=False, **settings)
+
+    def _embed(self, step: Step, rows: int, out: Any, *, table: Any, ids: str) -> None:
+        width = out.shape[1]
+        grid = (rows, triton.cdiv(width, _COLUMNS))
+        settings = {"BLOCK": _COLUMNS}
+        if isinstance(table, Packed):
+            settings |= table.arguments() | {"HALVED": HALF is torch.bfloat16}
+            table = table.codes
+        self._launch(pointwise.embed_kernel, grid, step.ids[ids], table, out, width, **settings)
+
+    def _take(self, step: Step, rows: int, out: Any, x: Any) -> None:
+        width = out.shape[1]
+        grid = (rows, triton.cdiv(width, _COLUMNS))
+        wanted = step.ids["wanted"]
+        self._launch(pointwise.take_kernel, grid, x, wanted, out, width, x.stride(0), BLOCK=_COLUMNS)
+
+    def _norm(self, step: Step, rows: int, out: Any, x: Any, *, norm: Norm) -> None:
+        width = out.shape[1]
+        block = triton.next_power_of_2(width)
+        self._launch(
+            pointwise.norm_kernel,
+            (rows,),
+            x,
+            norm.weight,
+            norm.weight if norm.bias is None else norm.bias,
+            out,
+            width,
+            x.stride(0),
+            norm.eps,
+            BLOCK=block,
+            CENTRED=norm.bias is not None,
+            num_warps=8 if block >= 4096 else 4,
+        )
+
+    def _linear(
+        self,
+        step: Step,
+        rows: int,
+        out: Any,
+        x: Any,
+        added: Any = None,
+        *,
+        weight: Any,
+        bias: Any,
+        gated: bool = False,
+        activation: int = 0,
+    ) -> None:
+        """Computes x @ weight.T + bias + added or, if gated, activated(x @ gate.T) * (x @ up.T), by the
+        kernel that is the fastest for so many rows."""
+        if isinstance(weight, Packed):
+            product = few_rows.FewRows(rows, out, x, added, weight, bias, gated, activation)
+            if self._processors and product.can_launch():
+                product.launch(self._processors, self._early)
+                return
+        width, columns = out.shape[1], weight.shape[1]
+        packed: dict[str, Any] = {}
+        if isinstance(weight, Packed):
+            if rows >= _EXPANDED:
+                weight = self._expand(weight)
+            else:
+                packed, weight = weight.arguments(), weight.codes
+        weight_rows = 2 * width if gated else width
+        tile = tile_for(rows, weight_rows, gated, self._shared_memory, bool(packed))
+        tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(weight_rows, tile.width)
+        settings = {
+            "ROWS": tile.rows,
+            "WIDTH": tile.width,
+            "STEP": tile.step,
+            "BIASED": bias is not None,
+            "ADDED": added is not None,
+            "GATED": gated,
+            "ACTIVATION": activation,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+        }
+        # An argument that a kernel does not read is any array.
+        bias, residual = weight if bias is None else bias, out if added is None else added
+        sizes = (bias, residual, out, rows, width, columns, residual.stride(0), out.stride(0))
+        if self._processors and rows >= WIDE and columns % 8 == 0 and not packed:
+            self._launch(
+                linear.wide_linear_kernel,
+                (min(tiles, self._processors),),
+                TensorDescriptor(x, [rows, columns], [x.stride(0), 1], [tile.rows, tile.step]),
+                TensorDescriptor(weight, list(weight.shape), [columns, 1], [tile.width, tile.step]),
+                *sizes,
+                **settings,
+            )
+        else:
+            even = columns % tile.step == 0
+            ahead = self._early and even and rows <= 16 and tile.step <= _AHEAD and not packed
+            settings |= {"SWAPPED": tile.swapped, "EVEN": even, "AHEAD": ahead, **packed}
+            self._launch(linear.linear_kernel, (tiles,), x, weight, *sizes, x.stride(0), **settings)
+
+    def _expand(self, weight: Packed) -> torch.Tensor:
+        """Returns a packed matrix in half precision, until the next call. For many rows, this costs less than
+        unpacking it for each tile of rows."""
+        rows, columns = weight.shape
+        if self._expanded.numel() < rows * columns:
+            self._expanded = torch.empty(rows * columns, dtype=HALF, device=DEVICE)
+        out = self._expanded[: rows * columns].view(rows, columns)
+        grid = triton.cdiv(rows, _EXPANDED_ROWS), triton.cdiv(columns, _COLUMNS)
+        self._launch(
+            linear.expand_kernel,
+            grid,
+            codes=weight.codes,
+            out=out,
+            rows=rows,
+            columns=columns,
+            ROWS=_EXPANDED_ROWS,
+            STEP=_COLUMNS,
+            **weight.arguments(),
+        )
+        return out
+
+    def _down(self, step: Step, rows: int, out: Any, x: Any, *, weight: Any, places: Any) -> None:
+        self._low_rank(step, x, weight, None, out, places)
+
+    def _up(
+        self, step: Step, rows: int, out: Any, onto: Any, x: Any, *, weight: Any, scales: Any, places: Any
+    ) -> None:
+        """Adds the product to `out`. The recorder names it twice, as the input `onto` and the output."""
+        self._low_rank(step, x, weight, scales, out, places)
+
+    def _low_rank(self, step: Step, x: Any, weight: Any, scales: Any, out: Any, places: Any) -> None:
+        """Computes the product with one of the matrices of the adapters: with scales, the second one."""
+        tiles, up = step.adapter_tiles, scales is not None
+        assert tiles is not None
+        width, columns = weight.shape[1:]
+        outputs = 64 if up else RANK_STEP
+        self._launch(
+            adapter.low_rank_kernel,
+            (len(tiles.rows), triton.cdiv(width, outputs)),
+            x,
+            weight,
+            scales if up else weight,  # an argument that a kernel does not read is any array
+            out,
+            step.ids["adapters"],
+            places,
+            *tiles,
+            width,
+            columns,
+            x.stride(0),
+            out.stride(0),
+            ROWS=ADAPTER_ROWS,
+            WIDTH=outputs,
+            STEP=RANK_STEP if up else 128,
+            UP=up,
+            num_warps=4 if up else 1,
+        )
+
+    def _heads(self, step: Step, rows: int, out: Any, x: Any, *, product: Product) -> None:
+        self._launch(
+            pointwise.heads_kernel,
+            (rows, product.heads),
+            x=x,
+            positions=step.ids["positions"],
+            out=out,
+            x_stride=x.stride(0),
+            out_stride=out.stride(0),
+            num_warps=1,
+            **self._head_settings(product, x),
+        )
+
+    def _keep(
+        self, step: Step, rows: int, out: Any, x: Any, *, query: Product, key: Product, group: int, layer: int
+    ) -> None:
+        pages, key_norm = step.pages[group], key.norm
+        self._launch(
+            pointwise.keep_kernel,
+            (rows, triton.cdiv(query.heads, KEPT_HEADS) + triton.cdiv(key.heads, KEPT_HEADS)),
+            x=x,
+            queries=out,
+            key_weight=x if key_norm is None else key_norm.weight,
+            key_bias=x if key_norm is None or key_norm.bias is None else key_norm.bias,
+            positions=step.ids["positions"],
+            slots=step.slots,
+            row_table=step.row_table,
+            row_stride=step.row_stride,
+            tables=step.tables,
+            keys=pages.keys,
+            values=pages.values,
+            x_stride=x.stride(0),
+            query_stride=out.stride(0),
+            heads=query.heads,
+            kv_heads=key.heads,
+            page_stride=pages.keys.stride(0),
+            layer_offset=layer * pages.keys.stride(1),
+            group=group,
+            PAGE=PAGE,
+            HEADS=KEPT_HEADS,
+            REACHING=step.reach is not None,
+            num_warps=KEPT_HEADS,
+            **self._head_settings(query, x),
+        )
+
+    def _head_settings(self, product: Product, x: Any) -> dict[str, Any]:
+        """Returns the arguments that kernels of heads take from a product: the width of a head, its norm and
+        its rotation."""
+        norm, head_dim = product.norm, product.matrix.out // product.heads
+        cosines, sines = (x, x) if product.angles is None else self._angles_of(product.angles)
+        return {
+            "weight": x if norm is None else norm.weight,
+            "bias": x if norm is None or norm.bias is None else norm.bias,
+            "cosines": cosines,
+            "sines": sines,
+            "head_dim": head_dim,
+            "half": 0 if product.angles is None else cosines.shape[1],
+            "eps": 0.0 if norm is None else norm.eps,
+            "BLOCK": triton.next_power_of_2(head_dim),
+            "NORM": 0 if norm is None else 1 if norm.bias is None else 2,
+            "ROTATED": product.angles is not None,
+        }
+
+    def _angles_of(self, angles: Angles) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns cosines and sines by position: each [positions, half of the rotated width]."""
+        if angles not in self._angles:
+            turns = np.arange(self._positions, dtype=np.float32)[:, None] * angles.frequencies
+            # NumPy's own sine and cosine differ between processors; the record names the GPU alone.
+            turned = reversed(sin_cos(turns.astype(np.float64)))
+            cosines, sines = (
+                torch.from_numpy(each.astype(np.float32) * np.float32(angles.factor)).to(DEVICE)
+                for each in turned
+            )
+            self._angles[angles] = cosines, sines
+        return self._angles[angles]
+
+    def _attend(
+        self,
+        step: Step,
+        rows: int,
+        out: Any,
+        queries: Any,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        group: int,
+        layer: int,
+        scale: float,
+        window: int,
+        softcap: float,
+    ) -> None:
+        pages, reach = step.pages[group], step.slots if step.reach is None else step.reach
+        for tiles in step.tiles:
+            grid = (len(tiles.rows), kv_heads)
+            settings = {
+                "UNIT": UNIT,
+                "QUERIES": tiles.queries,
+                "HEAD": head_block(head_dim),
+                "SHARING": heads // kv_heads,
+                "WINDOWED": window > 0,
+                "REACHING": step.reach is not None,
+            }
+            cut = (step.slots, reach, tiles.rows, tiles.counts, queries.stride(0), head_dim, window)
+            self._launch(
+                attention.attend_kernel,
+                (*grid, tiles.units) if tiles.units else grid,
+                queries,
+                out,
+                self._partial,
+                *cut,
+                pages.keys,
+                pages.values,
+                step.row_table,
+                step.row_stride,
+                step.tables,
+                pages.keys.stride(0),
+                layer * pages.keys.stride(1),
+                group,
+                scale,
+                softcap,
+                PAGE=PAGE,
+                BLOCK=BLOCK,
+                CAPPED=softcap > 0,
+                SPLIT=tiles.units > 0,
+                **ATTENTION,
+                **settings,
+            )
+            if tiles.units:
+                merge = attention.merge_kernel
+                self._launch(
+                    merge, grid, queries, out, self._partial, *cut, tiles.units, num_warps=4, **settings
+                )
+
+    def _elementwise(
+        self,
+        step: Step,
+        rows: int,
+        out: Any,
+        x: Any,
+        y: Any = None,
+        *,
+        kind: int,
+        factor: float = 0.0,
+        activation: int = 0,
+        both: bool = False,
+    ) -> None:
+        """Computes an operation on x and perhaps y. If `both`, x has the columns of both in turn."""
+        width = out.shape[1]
+        if both:
+            x, y = x[:, 0::2], x[:, 1::2]
+        y = x if y is None else y
+        self._launch(
+            pointwise.elementwise_kernel,
+            (rows, triton.cdiv(width, _COLUMNS)),
+            x,
+            y,
+            out,
+            width,
+            x.stride(0),
+            y.stride(0),
+            factor,
+            SPACING=2 if both else 1,
+            KIND=kind,
+            ACTIVATION=activation,
+            BLOCK=_COLUMNS,
+        )
+
+
+def head_block(head_dim: int) -> int:
+    """Returns the columns of a head in attention: a power of two, as large as the tensor cores need."""
+    return int(max(16, triton.next_power_of_2(head_dim)))
