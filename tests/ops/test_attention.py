@@ -1,5 +1,5 @@
-"""Attention of the native op set is what docs/ops.md defines, bit for bit: the definition in NumPy is the oracle,
-for random sizes, windows, soft caps, chunks and pages.
+"""Attention of the native op set is what docs/ops.md defines, bit for bit. The oracle is the
+definition in NumPy, for random sizes, windows, soft caps, chunks and pages.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def defined(case: Case, row: int, head: int) -> Float32:
 
 
 class Attention:
-    """Attention alone, on a branch with a page table: a token stands for the query, key and value of its row."""
+    """Attention alone, on one branch: a token stands for the query, key and value of its row."""
 
     def __init__(self, case: Case, table: list[int]) -> None:
         ops = NativeOps()

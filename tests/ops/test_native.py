@@ -25,7 +25,7 @@ from glassloop.ops.kv_cache import CacheSpec
 from glassloop.ops.native import library, program
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.quant import FORMATS
-from glassloop.ops.reference import ReferenceOps, ReferencePages
+from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.tensor import Tensor
 
 

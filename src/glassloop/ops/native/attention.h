@@ -53,16 +53,16 @@ INLINE float largest_of(const float *x, int32_t head_dim) {
 
 /* Quantizes a vector such that a number as large as `whole` becomes LARGEST_CODE. Two codes that follow each other are
  * stored `apart`, and each two of them `stride` after the two before. Returns the scale: NaN if `whole` is not finite. */
-INLINE float quantize_vector(const float *x, int32_t head_dim, float whole, int16_t *codes, int32_t stride,
+INLINE float quantize_vector(const float *x, int32_t head_dim, float whole, code *codes, int32_t stride,
                              const int apart) {
     const int finite = whole < INFINITY;
     vf inverse = vf_set(finite && whole > 1e-15f ? LARGEST_CODE / whole : 0.0f);
     for (int32_t d = 0; d < head_dim; d += LANES) {
-        int16_t words[LANES];
+        code words[LANES];
         store_words(words, finite ? vf_round(vf_mul(numbers_from(x, d, head_dim), inverse)) : vf_set(0.0f));
         int32_t count = MIN(LANES, 2 * gl_pairs(head_dim - d));
         for (int32_t i = 0; i < count; i += 2) {
-            int16_t *to = codes + (d + i) / 2 * stride;
+            code *to = codes + (d + i) / 2 * stride;
             to[0] = words[i], to[apart] = words[i + 1];
         }
     }
@@ -83,8 +83,8 @@ static void keep(const gl_program *p, const gl_op *op, int64_t unit) {
             int64_t at = (row * c->kv_heads + head) * c->head_dim;
             const float *k = p->buffers[op->a].values + at, *v = p->buffers[op->b].values + at;
             int32_t own = slot - start;
-            int16_t *key = (int16_t *)(here.keys + own);
-            int16_t *value = (int16_t *)(here.values + own / 2 * c->padded_head_dim) + own % 2;
+            code *key = (code *)(here.keys + own);
+            code *value = (code *)(here.values + own / 2 * c->padded_head_dim) + own % 2;
             float length = length_of(k, c->head_dim), largest = largest_of(v, c->head_dim);
             here.key_scales[own] = quantize_vector(k, c->head_dim, length, key, 2 * GL_PAGE, 1);
             here.value_scales[own] = quantize_vector(v, c->head_dim, largest, value, 4, 2);
@@ -169,7 +169,7 @@ INLINE void quantize_weights(const vf *products, page_weights *out) {
     const int any = sum > 1e-30f;
     vf inverse = vf_set(LARGEST_CODE / sum);
     for (int i = 0; i < GL_PAGE / LANES; i++)
-        store_words((int16_t *)out->codes + i * LANES, any ? vf_round(vf_mul(products[i], inverse)) : vf_set(0.0f));
+        store_words((code *)out->codes + i * LANES, any ? vf_round(vf_mul(products[i], inverse)) : vf_set(0.0f));
     out->scale = sum / LARGEST_CODE;
 }
 
@@ -246,7 +246,7 @@ INLINE void attend_queries(const gl_program *p, const gl_op *op, const gl_span *
     for (int t = 0; t < count; t++) {
         largest[t] = vf_set(-INFINITY);
         float length = length_of(queries[t].q, c->head_dim);
-        int16_t *codes = (int16_t *)(turned + t);
+        code *codes = (code *)(turned + t);
         scales[t] = op->f0 * quantize_vector(queries[t].q, c->head_dim, length, codes, 2 * count, 1);
     }
     for (int32_t index = first; index <= last; index++) {

@@ -167,7 +167,7 @@ static inline uint64_t gl_mix(uint64_t h) { return gl_end_mix(gl_nearly_mix(h));
 
 /* What `gl_multiply` measures: products of bytes alone, with the scale of each block, with scale and minimum, or
  * products of floats. */
-enum gl_limit { GL_PRODUCTS, GL_SCALED, GL_WITH_MINIMUM, GL_FLOATS };
+enum gl_limit { GL_PRODUCTS, GL_SCALED, GL_WITH_MINIMUM, GL_WORDS };
 
 /* A chain of drafts of one branch: tokens that are drawn one after another, each from what was computed with the one
  * before it. It stops when the chance that all of its drafts are right becomes too small. */

@@ -49,6 +49,8 @@ static inline uint16_t float_to_half(float f) {
     return sign | (uint16_t)((bits - 0x38000000) >> 13);
 }
 
+typedef int16_t code __attribute__((may_alias)); /* in 16 bits; two of them are also used as a word of 32 bits */
+
 /* vf_times_if_any is a * b, and 0 where a is 0, whatever b is. store_codes of each instruction set stores 16 whole numbers from -127 to 127 as bytes, and returns their sum;
  * store_words stores LANES whole numbers from -32767 to 32767 in 16 bits each. dot_pairs_at adds, in each lane, the two
  * products of a pair of such numbers in `pairs`, which was loaded by load_pairs, with the pair at `x`. */
@@ -120,7 +122,7 @@ static inline int32_t store_codes(int8_t *p, const vf *whole) {
     _mm_storeu_si128((__m128i *)p, codes);
     return sum_of_codes(codes);
 }
-static inline void store_words(int16_t *p, vf whole) {
+static inline void store_words(code *p, vf whole) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(whole)));
 }
 #define load_pairs vi_load
@@ -210,7 +212,7 @@ static inline int32_t store_codes(int8_t *p, const vf *whole) {
     _mm_storeu_si128((__m128i *)p, codes);
     return sum_of_codes(codes);
 }
-static inline void store_words(int16_t *p, vf whole) { _mm_storeu_si128((__m128i *)p, eight_words(whole)); }
+static inline void store_words(code *p, vf whole) { _mm_storeu_si128((__m128i *)p, eight_words(whole)); }
 
 #elif defined(GL_NEON)
 #include <arm_neon.h>
@@ -322,10 +324,13 @@ static inline int32_t store_codes(int8_t *p, const vf *whole) {
     vst1q_s8(p, codes);
     return vaddlvq_s8(codes);
 }
-static inline void store_words(int16_t *p, vf whole) { vst1q_s16(p, eight_words(whole)); }
+static inline void store_words(code *p, vf whole) {
+    int16x8_t words = eight_words(whole);
+    memcpy(p, &words, sizeof words);
+}
 /* The first numbers of eight pairs, and the second ones. */
 static inline vi load_pairs(const int32_t *p) {
-    int16x8x2_t both = vld2q_s16((const int16_t *)p);
+    int16x8x2_t both = vld2q_s16((const code *)p);
     return (vi){vreinterpretq_s32_s16(both.val[0]), vreinterpretq_s32_s16(both.val[1])};
 }
 static inline vi dot_pairs_at(vi sum, vi pairs, const int32_t *x) {
@@ -419,7 +424,7 @@ static inline int32_t store_codes(int8_t *p, const vf *whole) {
     for (int i = 0; i < 2; i++) EACH_LANE sum += p[i * LANES + lane] = (int8_t)whole[i][lane];
     return sum;
 }
-static inline void store_words(int16_t *p, vf whole) { EACH_LANE p[lane] = (int16_t)whole[lane]; }
+static inline void store_words(code *p, vf whole) { EACH_LANE p[lane] = (code)whole[lane]; }
 #define load_pairs vi_load
 static inline vi dot_pairs_at(vi sum, vi pairs, const int32_t *x) {
     typedef uint32_t words __attribute__((vector_size(32))); /* whose sums may pass the largest number on their way */
