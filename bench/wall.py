@@ -72,7 +72,7 @@ class Speeds(NamedTuple):
     products: float  # products alone: the int8 peak
     scaled: float  # with the scale of each block, as docs/ops.md defines it
     with_minimum: float  # with scale and minimum
-    floats: float  # products of floats
+    words: float  # products of 16-bit integers
     read: float
 
     def best(self, other: Speeds) -> Speeds:
@@ -84,7 +84,7 @@ class Cost(NamedTuple):
 
     scaled: int = 0  # products with matrices that have scales
     with_minimum: int = 0  # with those that have scales and minimums
-    attention: int = 0  # products of floats
+    attention: int = 0  # products of 16-bit integers
     bytes: int = 0  # of weights to read
 
     @property
@@ -94,7 +94,7 @@ class Cost(NamedTuple):
     def seconds(self, speeds: Speeds) -> float:
         """Returns how long it takes at least: reading the weights, or the arithmetic."""
         linear = self.scaled / speeds.scaled + self.with_minimum / speeds.with_minimum
-        return max(self.bytes / speeds.read, linear + self.attention / speeds.floats)
+        return max(self.bytes / speeds.read, linear + self.attention / speeds.words)
 
 
 @dataclass

@@ -16,7 +16,7 @@ from glassloop.ops import choose_ops
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "exercises.md"
 LONG = 600  # seconds for all of it; about half a minute on a machine that is free
-WRITTEN_WITH = "native arithmetic 1"  # the op set of the document
+WRITTEN_WITH = "native arithmetic 2"  # the op set of the document
 # What no two readers see alike.
 _OWN = (
     (r"^seed +\d+$", "SEED"),  # drawn where none is given; before the ids, as it may look like one

@@ -21,7 +21,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
 from glassloop.ops.batch import PAGE
 
-SAME = Identity("0" * 64, "native arithmetic 1")
+SAME = Identity("0" * 64, "native arithmetic 2")
 tokens = st.lists(st.integers(0, 200), max_size=5 * PAGE)
 
 

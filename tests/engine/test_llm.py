@@ -14,7 +14,7 @@ from glassloop import LLM, GlassloopError, Sampling, TextError
 from glassloop.decode.partial_json import partial_json
 from glassloop.decode.stage import REGISTER, stage
 
-CHAT = "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n"
+CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.fixture(scope="module")

@@ -86,8 +86,8 @@ int main(int count, char **arguments) {
     gl_cache *cache = take(groups * (int64_t)sizeof *cache);
     for (int64_t i = 0; i < groups; i++) {
         int64_t heads = (int64_t)cache[i].pages * cache[i].layers * cache[i].kv_heads * GL_PAGE;
-        cache[i].keys = calloc((size_t)(heads * cache[i].head_dim) + 64, 2);
-        cache[i].values = calloc((size_t)(heads * cache[i].padded_head_dim) + 64, 2);
+        cache[i].keys = calloc((size_t)(heads * gl_key_rows(cache[i].head_dim)), 4);
+        cache[i].values = calloc((size_t)(heads * cache[i].padded_head_dim), 2);
     }
     int64_t widest = 0;
     for (int64_t i = 0; i < buffers; i++) widest = MAX(widest, room[i].width);

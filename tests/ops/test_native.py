@@ -25,7 +25,7 @@ from glassloop.ops.kv_cache import CacheSpec
 from glassloop.ops.native import library, program
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.quant import FORMATS
-from glassloop.ops.reference import ReferenceOps, ReferencePages
+from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.tensor import Tensor
 
 
@@ -40,20 +40,6 @@ def instructions(request):
     native.gl_select_kernels(best)
 
 
-class _HalfPages(ReferencePages):
-    """Keys and values rounded to float16, as the native op set keeps them. What is left is rounding, and now
-    and then a value that rounds to the next float16.
-    """
-
-    def write(self, layer, span, keys, values):
-        super().write(layer, span, keys.astype(np.float16), values.astype(np.float16))
-
-
-class _HalfReference(ReferenceOps):
-    def cache(self, specs, memory):
-        return [_HalfPages(specs[0], memory // self.page_bytes(specs[0]))] * len(specs)
-
-
 def _ids(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
 
@@ -62,7 +48,7 @@ def _ids(length: int, seed: int = 0) -> list[int]:
 def test_logits_equal_the_reference_up_to_rounding(tiny, tmp_path, instructions):
     make(tiny, tmp_path)
     files = ModelFiles(tmp_path)
-    native, reference = files.transformer(NativeOps()), files.transformer(_HalfReference())
+    native, reference = files.transformer(NativeOps()), files.transformer(ReferenceOps())
     for length in (1, 5, 45):
         work = [(0, 0, _ids(length))]
         ours = Branches(native, 64).forward(work, every_logit=True)

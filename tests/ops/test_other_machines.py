@@ -41,7 +41,7 @@ _SOURCES = Path(library.__file__).parent
 _WITH_AVX512 = {
     "kernels_avxvnni.c": {"f16c,avxvnni": "f16c,avx512vnni,avx512vl"},
     "program.c": {"avx2 && has_avxvnni()": "avx2 + 0 * has_avxvnni()"},
-    "simd.h": {"_mm256_dpbusd_avx_epi32": "_mm256_dpbusd_epi32"},
+    "simd.h": {f"_mm256_{name}_avx_epi32": f"_mm256_{name}_epi32" for name in ("dpbusd", "dpwssd")},
 }
 
 
@@ -199,5 +199,5 @@ def test_a_glass_file_of_this_machine_replays_identical_on_arm(instructions, gla
         capture_output=True,
         text=True,
     )
-    verdict = f"aarch64, {instructions}, native arithmetic 1, identical, {TOKENS} of {TOKENS} tokens\n"
+    verdict = f"aarch64, {instructions}, native arithmetic 2, identical, {TOKENS} of {TOKENS} tokens\n"
     assert done.stdout == verdict, done.stderr[-2000:]

@@ -60,7 +60,7 @@ def test_a_program_that_did_not_run_is_not_in_the_profile(model):
 def test_the_limits_count_what_they_do(what):
     native = library.library()
     one = native.gl_multiply(1, 10, what)
-    assert one == 10 * 8 * native.gl_lanes() * (8 if library.LIMITS[what] == "floats" else 32)
+    assert one == 10 * 8 * native.gl_lanes() * (16 if library.LIMITS[what] == "words" else 32)
     assert native.gl_multiply(7, 10, what) == 7 * one
     array = np.ones((1 << 20) + 5, np.float32)
     assert native.gl_read(library.address(array), len(array)) == 4 << 20

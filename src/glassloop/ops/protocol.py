@@ -38,7 +38,7 @@ class Ops(Protocol):
 
     @property
     def description(self) -> str:
-        """The name and, if results depend on it, the arithmetic or the machine: "native arithmetic 1"."""
+        """The name and, if results depend on it, the arithmetic or the machine: "native arithmetic 2"."""
 
     @property
     def rows(self) -> RowOps:

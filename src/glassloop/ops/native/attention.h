@@ -5,7 +5,8 @@
  */
 
 typedef struct {
-    uint16_t *keys, *values;
+    int32_t *keys, *values;
+    float *key_scales, *value_scales;
 } page;
 
 /* The cache of the group of layers that an op belongs to, and an entry of the group's page table. */
@@ -16,11 +17,56 @@ INLINE int32_t page_at(const gl_span *span, const gl_op *op, int32_t index) {
 
 INLINE page page_of(const gl_cache *c, int32_t layer, int32_t index, int32_t head) {
     int64_t at = ((int64_t)index * c->layers + layer) * c->kv_heads + head;
-    return (page){c->keys + at * c->head_dim * GL_PAGE, c->values + at * GL_PAGE * c->padded_head_dim};
+    int32_t *keys = c->keys + at * gl_key_rows(c->head_dim) * GL_PAGE;
+    float *scales = (float *)(keys + gl_pairs(c->head_dim) * GL_PAGE);
+    return (page){keys, c->values + at * GL_PAGE / 2 * c->padded_head_dim, scales, scales + GL_PAGE};
 }
 
 INLINE int64_t span_pages(const gl_span *span) {
     return (span->first_slot + span->rows - 1) / GL_PAGE - span->first_slot / GL_PAGE + 1;
+}
+
+/* Queries, keys and values are vectors of `head_dim` numbers, and become integers of 16 bits with a scale. For queries and
+ * keys, LARGEST_CODE is the length of the vector, so that the product of two of them always fits 32 bits; for values it is
+ * the largest of the numbers. */
+#define LARGEST_CODE 32767.0f
+
+INLINE float length_of(const float *x, int32_t head_dim) { return sqrtf(sum_of_powers(x, head_dim, 0.0f, 2)); }
+
+/* Some numbers of a vector, padded with zeros. */
+INLINE vf numbers_from(const float *x, int32_t d, int32_t head_dim) {
+    if (d + LANES <= head_dim) return vf_load(x + d);
+    float padded[LANES] = {0};
+    memcpy(padded, x + d, (head_dim - d) * sizeof(float));
+    return vf_load(padded);
+}
+
+INLINE float largest_of(const float *x, int32_t head_dim) {
+    vf largest = vf_set(0.0f), sum = vf_set(0.0f);
+    for (int32_t d = 0; d < head_dim; d += LANES) {
+        vf size = vf_abs(numbers_from(x, d, head_dim));
+        largest = vf_max(largest, size);
+        sum = vf_add(sum, size);
+    }
+    return vf_has_nan(sum) ? NAN : vf_largest(largest);
+}
+
+/* Quantizes a vector such that a number as large as `whole` becomes LARGEST_CODE. Two codes that follow each other are
+ * stored `apart`, and each two of them `stride` after the two before. Returns the scale: NaN if `whole` is not finite. */
+INLINE float quantize_vector(const float *x, int32_t head_dim, float whole, code *codes, int32_t stride,
+                             const int apart) {
+    const int finite = whole < INFINITY;
+    vf inverse = vf_set(finite && whole > 1e-15f ? LARGEST_CODE / whole : 0.0f);
+    for (int32_t d = 0; d < head_dim; d += LANES) {
+        code words[LANES];
+        store_words(words, finite ? vf_round(vf_mul(numbers_from(x, d, head_dim), inverse)) : vf_set(0.0f));
+        int32_t count = MIN(LANES, 2 * gl_pairs(head_dim - d));
+        for (int32_t i = 0; i < count; i += 2) {
+            code *to = codes + (d + i) / 2 * stride;
+            to[0] = words[i], to[apart] = words[i + 1];
+        }
+    }
+    return finite ? whole / LARGEST_CODE : NAN;
 }
 
 /* Writes keys and values to the cache. A unit is the rows of one branch that fall into one page. */
@@ -36,19 +82,12 @@ static void keep(const gl_program *p, const gl_op *op, int64_t unit) {
             int64_t row = span->first_row + slot - span->first_slot;
             int64_t at = (row * c->kv_heads + head) * c->head_dim;
             const float *k = p->buffers[op->a].values + at, *v = p->buffers[op->b].values + at;
-            uint16_t *key = here.keys + (slot - start);
-            uint16_t *value = here.values + (slot - start) * c->padded_head_dim;
-            int32_t d = 0;
-            for (; d + LANES <= c->head_dim; d += LANES) {
-                uint16_t half[LANES];
-                vf_store_half(half, vf_load(k + d));
-                for (int lane = 0; lane < LANES; lane++) key[(d + lane) * GL_PAGE] = half[lane];
-                vf_store_half(value + d, vf_load(v + d));
-            }
-            for (; d < c->head_dim; d++) {
-                key[d * GL_PAGE] = float_to_half(k[d]);
-                value[d] = float_to_half(v[d]);
-            }
+            int32_t own = slot - start;
+            code *key = (code *)(here.keys + own);
+            code *value = (code *)(here.values + own / 2 * c->padded_head_dim) + own % 2;
+            float length = length_of(k, c->head_dim), largest = largest_of(v, c->head_dim);
+            here.key_scales[own] = quantize_vector(k, c->head_dim, length, key, 2 * GL_PAGE, 1);
+            here.value_scales[own] = quantize_vector(v, c->head_dim, largest, value, 4, 2);
         }
     }
 }
@@ -59,6 +98,7 @@ static void keep(const gl_program *p, const gl_op *op, int64_t unit) {
 #define QUERIES 6
 #endif
 #define QUERY_ROWS 8 /* rows in a unit of work */
+#define LINE 16      /* words in a cache line */
 
 typedef struct {
     const float *q; /* [head dim] */
@@ -67,29 +107,32 @@ typedef struct {
     int32_t reach; /* how many slots it sees, from slot 0 on */
 } query;
 
-/* Scores of `count` queries against the keys of one page: [count, GL_PAGE]. `turned` are the queries, scaled: [head dim,
- * count]. Asks for the page's values, and for the keys of the next page. */
-INLINE void score(const page here, const page next, int32_t head_dim, const float *turned, const int count,
-                  float *scores) {
+/* Scores of `count` queries against the keys of one page: [count, GL_PAGE]. `turned` are the codes of the queries, in
+ * pairs: [pairs, count]; `scales` are theirs. Asks for the page's values, and for the keys of the next page. */
+INLINE void score(const page here, const page next, int32_t pairs, const int32_t *turned, const float *scales,
+                  const int count, float *scores) {
+    for (int i = 0; i < 2 * GL_PAGE; i += LINE) __builtin_prefetch(next.key_scales + i); /* and of values */
     for (int at = 0; at < GL_PAGE; at += 2 * LANES) {
-        vf sum[QUERIES][2];
-        for (int t = 0; t < count; t++) sum[t][0] = sum[t][1] = vf_set(0.0f);
-        for (int32_t d = 0; d < head_dim; d++) {
-            if (at == 0) { /* a cache line each; a page has one for each dimension */
-                __builtin_prefetch(next.keys + d * GL_PAGE);
-                __builtin_prefetch(here.values + d * GL_PAGE);
+        vi sum[QUERIES][2];
+        for (int t = 0; t < count; t++) sum[t][0] = sum[t][1] = vi_zero();
+        for (int32_t pair = 0; pair < pairs; pair++) {
+            const int32_t *keys = here.keys + pair * GL_PAGE + at;
+            for (int i = 0; at == 0 && i < GL_PAGE; i += LINE) {
+                __builtin_prefetch(next.keys + pair * GL_PAGE + i);
+                __builtin_prefetch(here.values + pair * GL_PAGE + i);
             }
-            const uint16_t *keys = here.keys + d * GL_PAGE + at;
-            vf low = vf_load_half(keys), high = vf_load_half(keys + LANES);
+            vi low = load_pairs(keys), high = load_pairs(keys + LANES);
             #pragma GCC unroll 12
             for (int t = 0; t < count; t++) {
-                sum[t][0] = vf_fma_at(turned + d * count + t, low, sum[t][0]);
-                sum[t][1] = vf_fma_at(turned + d * count + t, high, sum[t][1]);
+                sum[t][0] = dot_pairs_at(sum[t][0], low, turned + pair * count + t);
+                sum[t][1] = dot_pairs_at(sum[t][1], high, turned + pair * count + t);
             }
         }
+        vf low = vf_load(here.key_scales + at), high = vf_load(here.key_scales + at + LANES);
         for (int t = 0; t < count; t++) {
-            vf_store(scores + t * GL_PAGE + at, sum[t][0]);
-            vf_store(scores + t * GL_PAGE + at + LANES, sum[t][1]);
+            vf scale = vf_set(scales[t]);
+            vf_store(scores + t * GL_PAGE + at, vf_mul(vf_mul(vf_from_vi(sum[t][0]), low), scale));
+            vf_store(scores + t * GL_PAGE + at + LANES, vf_mul(vf_mul(vf_from_vi(sum[t][1]), high), scale));
         }
     }
 }
@@ -108,85 +151,115 @@ INLINE void finish_scores(const gl_op *op, const query *queries, const int count
     }
 }
 
+/* A weight for each value of a page, with its scale in it, as codes with a scale of their own. A query's scores of a page
+ * are overwritten with them. */
+typedef struct {
+    int32_t codes[GL_PAGE / 2]; /* in pairs */
+    float scale;
+    float unused[GL_PAGE / 2 - 1];
+} page_weights;
+
+/* Quantizes the products of weights with the scales of their values. The sum of the codes is about LARGEST_CODE, so the
+ * sum of the weighted codes of a page fits 32 bits. */
+INLINE void quantize_weights(const vf *products, page_weights *out) {
+    vf sums[VECTORS];
+    for (int i = 0; i < GL_PAGE / LANES; i++)
+        sums[i % VECTORS] = i < VECTORS ? products[i] : vf_add(sums[i % VECTORS], products[i]);
+    float sum = vf_sum(sums);
+    const int any = sum > 1e-30f;
+    vf inverse = vf_set(LARGEST_CODE / sum);
+    for (int i = 0; i < GL_PAGE / LANES; i++)
+        store_words((code *)out->codes + i * LANES, any ? vf_round(vf_mul(products[i], inverse)) : vf_set(0.0f));
+    out->scale = sum / LARGEST_CODE;
+}
+
 /* Turns scores into weights, in place: softmax without its division. `sums` receives the sum of each query's weights. Page
  * by page, so that the exponentials of all queries are under way together. */
-INLINE void soften(float *scores, int64_t pages, const int count, const vf *largest, float *sums) {
+INLINE void soften(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, int32_t first,
+                   int32_t last, const int count, const vf *largest, float *scores, float *sums) {
     vf most[QUERIES], sum[QUERIES][VECTORS];
     for (int t = 0; t < count; t++) {
         most[t] = vf_set(vf_largest(largest[t]));
         for (int v = 0; v < VECTORS; v++) sum[t][v] = vf_set(0.0f);
     }
-    for (int64_t page = 0; page < pages; page++)
-        for (int t = 0; t < count; t++, scores += GL_PAGE)
-            for (int i = 0; i < GL_PAGE; i += LANES) {
-                vf weight = vf_exp(vf_sub(vf_load(scores + i), most[t]));
-                vf_store(scores + i, weight);
-                sum[t][i / LANES % VECTORS] = vf_add(sum[t][i / LANES % VECTORS], weight);
+    for (int32_t index = first; index <= last; index++) {
+        const float *scales = page_of(cache_of(p, op), op->i0, page_at(span, op, index), kv_head).value_scales;
+        for (int t = 0; t < count; t++, scores += GL_PAGE) {
+            vf products[GL_PAGE / LANES];
+            for (int i = 0; i < GL_PAGE / LANES; i++) {
+                vf weight = vf_exp(vf_sub(vf_load(scores + i * LANES), most[t]));
+                products[i] = vf_times_if_any(weight, vf_load(scales + i * LANES));
+                sum[t][i % VECTORS] = vf_add(sum[t][i % VECTORS], weight);
             }
+            quantize_weights(products, (page_weights *)scores);
+        }
+    }
     for (int t = 0; t < count; t++) sums[t] = vf_sum(sum[t]);
 }
 
-/* Sums up the weighted values of one or two vectors of dimensions from `d` on, over all keys in order: from page `first`
- * to below slot `end`. */
-INLINE void mix_dims(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
-                     const int count, int32_t first, int32_t end, const float *weight, const float *sums, int32_t d,
-                     const int both) {
-    const gl_cache *c = cache_of(p, op);
-    vf out[QUERIES][2];
-    #pragma GCC unroll 12
-    for (int t = 0; t < count; t++) out[t][0] = out[t][1] = vf_set(0.0f);
-    for (int32_t index = first; index * GL_PAGE < end; index++, weight += count * GL_PAGE) {
-        const uint16_t *values = page_of(c, op->i0, page_at(span, op, index), kv_head).values + d;
-        /* Slots after the last key may hold values of another branch, and are never read. */
-        int slots = MIN(GL_PAGE, end - index * GL_PAGE);
-        for (int slot = 0; slot < slots; slot++, values += c->padded_head_dim) {
-            vf low = vf_load_half(values), high = both ? vf_load_half(values + LANES) : vf_set(0.0f);
-            #pragma GCC unroll 12
-            for (int t = 0; t < count; t++) {
-                out[t][0] = vf_fma_at(weight + t * GL_PAGE + slot, low, out[t][0]);
-                if (both) out[t][1] = vf_fma_at(weight + t * GL_PAGE + slot, high, out[t][1]);
-            }
+/* Adds the weighted values of a page to a few vectors of sums for each query: [count, width]. */
+INLINE void mix_dims(const int32_t *values, int32_t width, const int pairs, const page_weights *weights, const int count,
+                     float *out, const int vectors) {
+    vi sum[QUERIES][4];
+    for (int t = 0; t < count; t++)
+        for (int v = 0; v < vectors; v++) sum[t][v] = vi_zero();
+    for (int pair = 0; pair < pairs; pair++, values += width) {
+        vi some[4];
+        for (int v = 0; v < vectors; v++) some[v] = load_pairs(values + v * LANES);
+        #pragma GCC unroll 12
+        for (int t = 0; t < count; t++)
+            for (int v = 0; v < vectors; v++) sum[t][v] = dot_pairs_at(sum[t][v], some[v], weights[t].codes + pair);
+    }
+    for (int t = 0; t < count; t++)
+        for (int v = 0; v < vectors; v++) {
+            float *to = out + t * width + v * LANES;
+            vf_store(to, vf_fma(vf_from_vi(sum[t][v]), vf_set(weights[t].scale), vf_load(to)));
         }
-    }
-    #pragma GCC unroll 12 /* all three loops, or the sums would lie in memory */
-    for (int t = 0; t < count; t++) {
-        float lane[2 * LANES];
-        vf share = vf_set(1.0f / sums[t]);
-        vf_store(lane, vf_mul(out[t][0], share));
-        vf_store(lane + LANES, vf_mul(out[t][1], share));
-        memcpy(queries[t].out + d, lane, MIN(2 * LANES, c->head_dim - d) * sizeof(float));
+}
+
+/* Sums up the weighted values, page by page: `out` is [count, padded head dim]. */
+INLINE void mix(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const int count,
+                int32_t first, int32_t end, const page_weights *weights, float *out) {
+    const gl_cache *c = cache_of(p, op);
+    int32_t width = c->padded_head_dim;
+    const int vectors = 2 * count <= QUERIES ? 4 : 2; /* that fit the registers */
+    memset(out, 0, count * width * sizeof(float));
+    for (int32_t index = first; index * GL_PAGE < end; index++, weights += count) {
+        const int32_t *values = page_of(c, op->i0, page_at(span, op, index), kv_head).values;
+        int pairs = (MIN(GL_PAGE, end - index * GL_PAGE) + 1) / 2;
+        int32_t d = 0;
+        for (; d + vectors * LANES <= width; d += vectors * LANES)
+            mix_dims(values + d, width, pairs, weights, count, out + d, vectors);
+        for (; d < width; d += LANES) mix_dims(values + d, width, pairs, weights, count, out + d, 1);
     }
 }
 
-INLINE void mix(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head, const query *queries,
-                const int count, int32_t first, int32_t end, const float *weights, const float *sums) {
-    int32_t d = 0, dims = cache_of(p, op)->padded_head_dim;
-    for (; d + 2 * LANES <= dims; d += 2 * LANES)
-        mix_dims(p, op, span, kv_head, queries, count, first, end, weights, sums, d, 1);
-    if (d < dims) mix_dims(p, op, span, kv_head, queries, count, first, end, weights, sums, d, 0);
-}
-
-/* Attention of `count` queries over the slots from page `first` to below `end`. `scratch` has room for each query's values
- * and a score for each key. */
+/* Attention of `count` queries over the slots from page `first` to below `end`. `scratch` has room for each query, its
+ * output, and a score for each key. */
 INLINE void attend_queries(const gl_program *p, const gl_op *op, const gl_span *span, int32_t kv_head,
                            const query *queries, const int count, int32_t first, int32_t end, float *scratch) {
     const gl_cache *c = cache_of(p, op);
-    int32_t last = (end - 1) / GL_PAGE;
-    float sums[QUERIES], *scores = scratch + count * c->head_dim;
+    int32_t last = (end - 1) / GL_PAGE, pairs = gl_pairs(c->head_dim), *turned = (int32_t *)scratch;
+    float *out = scratch + count * pairs, *scores = out + count * c->padded_head_dim;
+    float scales[QUERIES], sums[QUERIES];
     vf largest[QUERIES];
     for (int t = 0; t < count; t++) {
         largest[t] = vf_set(-INFINITY);
-        for (int32_t d = 0; d < c->head_dim; d++) scratch[d * count + t] = queries[t].q[d] * op->f0;
+        float length = length_of(queries[t].q, c->head_dim);
+        code *codes = (code *)(turned + t);
+        scales[t] = op->f0 * quantize_vector(queries[t].q, c->head_dim, length, codes, 2 * count, 1);
     }
     for (int32_t index = first; index <= last; index++) {
         page here = page_of(c, op->i0, page_at(span, op, index), kv_head);
         page next = index < last ? page_of(c, op->i0, page_at(span, op, index + 1), kv_head) : here;
         float *own = scores + (index - first) * count * GL_PAGE;
-        score(here, next, c->head_dim, scratch, count, own);
+        score(here, next, pairs, turned, scales, count, own);
         finish_scores(op, queries, count, index * GL_PAGE, own, largest);
     }
-    soften(scores, last - first + 1, count, largest, sums);
-    mix(p, op, span, kv_head, queries, count, first, end, scores, sums);
+    soften(p, op, span, kv_head, first, last, count, largest, scores, sums);
+    mix(p, op, span, kv_head, count, first, end, (const page_weights *)scores, out);
+    for (int t = 0; t < count; t++)
+        for (int32_t d = 0; d < c->head_dim; d++) queries[t].out[d] = out[t * c->padded_head_dim + d] * (1.0f / sums[t]);
 }
 
 /* The same for a fixed number of queries. */

@@ -49,7 +49,7 @@ OP_KINDS = (
 )
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
 IDS = ("tokens", "positions", "adapters")
-LIMITS = ("products", "scaled", "with_minimum", "floats")
+LIMITS = ("products", "scaled", "with_minimum", "words")
 SELECTIONS = ("nothing", "ids", "mask")
 FAILURES = {"none_left": -1, "wrong_rule": -2, "no_memory": -3, "needs_row": -4}
 # How many tokens are stored of what another device has found in a row.

@@ -20,7 +20,7 @@ static void read_some(void *work, int64_t unit) {
     gl_active()->read(l->from + unit * READ_AT_ONCE, READ_AT_ONCE);
 }
 
-/* Multiplies bytes or floats (enum gl_limit) in `units` units of `blocks` blocks. Returns how many products that were. */
+/* Multiplies integers of 8 or 16 bits (enum gl_limit) in `units` units of `blocks` blocks. Returns how many products that were. */
 int64_t gl_multiply(int64_t units, int64_t blocks, int32_t what) {
     limits l = {.blocks = blocks, .what = what};
     gl_run_units(multiply_some, &l, units);

@@ -1,4 +1,4 @@
-/* What the machine allows at most, for `bench.wall`: products of bytes, and bytes read. Included by kernels.h. */
+/* What the machine allows at most, for `bench.wall`: products, and bytes read. Included by kernels.h. */
 
 #define SUMS 8 /* enough to hide the latency of the instructions */
 
@@ -42,28 +42,28 @@ INLINE int64_t multiply_blocks(int64_t blocks, const int scales) {
     return blocks * SUMS * LANES * GL_BLOCK;
 }
 
-/* The same number of instructions with floats, as attention does them. */
-static int64_t multiply_floats(int64_t blocks) {
-    static volatile float never;
-    float weights[SUMS * LANES], x[8];
-    vf weight[SUMS], out[SUMS];
+/* The same number of instructions with integers of 16 bits, as attention does them. */
+static int64_t multiply_words(int64_t blocks) {
+    static volatile int32_t never;
+    int32_t weights[SUMS * LANES], x[8];
+    vi weight[SUMS], sum[SUMS];
     for (int i = 0; i < SUMS * LANES; i++) weights[i] = never;
     for (int i = 0; i < 8; i++) x[i] = never;
     #pragma GCC unroll 8
-    for (int i = 0; i < SUMS; i++) weight[i] = vf_load(weights + i * LANES), out[i] = vf_set(0.0f);
+    for (int i = 0; i < SUMS; i++) weight[i] = load_pairs(weights + i * LANES), sum[i] = vi_zero();
     for (int64_t block = 0; block < blocks; block++) {
         #pragma GCC unroll 8
         for (int j = 0; j < 8; j++) {
-            vf one = vf_set(x[j]);
             #pragma GCC unroll 8
-            for (int i = 0; i < SUMS; i++) out[i] = vf_fma(weight[i], one, out[i]);
+            for (int i = 0; i < SUMS; i++) sum[i] = dot_pairs_at(sum[i], weight[i], x + j);
         }
         __asm__ volatile("" : : "r"(x) : "memory");
     }
+    vf out = vf_set(0.0f);
     #pragma GCC unroll 8
-    for (int i = 1; i < SUMS; i++) out[0] = vf_add(out[0], out[i]);
-    never = vf_largest(out[0]);
-    return blocks * SUMS * LANES * 8;
+    for (int i = 0; i < SUMS; i++) out = vf_add(out, vf_from_vi(sum[i]));
+    never = vf_largest(out) > 0;
+    return blocks * SUMS * LANES * 8 * 2;
 }
 
 static int64_t multiply(int64_t blocks, int32_t what) {
@@ -71,7 +71,7 @@ static int64_t multiply(int64_t blocks, int32_t what) {
     case GL_PRODUCTS: return multiply_blocks(blocks, 0);
     case GL_SCALED: return multiply_blocks(blocks, 1);
     case GL_WITH_MINIMUM: return multiply_blocks(blocks, 2);
-    default: return multiply_floats(blocks);
+    default: return multiply_words(blocks);
     }
 }
 

@@ -105,13 +105,18 @@ typedef struct {
     const int32_t *pages; /* [groups, stride] page table of the branch, from slot 0 */
 } gl_span;
 
-/* Keys are stored transposed within a page, so that a vector holds one dimension of many keys. */
+/* Keys and values are integers of 16 bits, two in a word, with a scale for each key and each value. A word of keys has two
+ * dimensions of a key, and a word of values has one dimension of two values, so that a vector of words holds what many
+ * sums need next. */
 typedef struct {
-    uint16_t *keys;   /* [pages, layers, kv heads, head dim, GL_PAGE] */
-    uint16_t *values; /* [pages, layers, kv heads, GL_PAGE, padded head dim] */
+    int32_t *keys;   /* [pages, layers, kv heads, gl_key_rows, GL_PAGE]; the last rows are the scales of keys and values */
+    int32_t *values; /* [pages, layers, kv heads, GL_PAGE / 2, padded head dim] */
     int32_t layers, kv_heads, head_dim, padded_head_dim;
     int32_t pages; /* number of pages */
 } gl_cache;
+
+static inline int32_t gl_pairs(int32_t head_dim) { return (head_dim + 1) / 2; }
+static inline int32_t gl_key_rows(int32_t head_dim) { return gl_pairs(head_dim) + 2; }
 
 typedef struct {
     int32_t rows, wanted_rows, spans;
@@ -162,7 +167,7 @@ static inline uint64_t gl_mix(uint64_t h) { return gl_end_mix(gl_nearly_mix(h));
 
 /* What `gl_multiply` measures: products of bytes alone, with the scale of each block, with scale and minimum, or
  * products of floats. */
-enum gl_limit { GL_PRODUCTS, GL_SCALED, GL_WITH_MINIMUM, GL_FLOATS };
+enum gl_limit { GL_PRODUCTS, GL_SCALED, GL_WITH_MINIMUM, GL_WORDS };
 
 /* A chain of drafts of one branch: tokens that are drawn one after another, each from what was computed with the one
  * before it. It stops when the chance that all of its drafts are right becomes too small. */

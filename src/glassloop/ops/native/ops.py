@@ -48,7 +48,7 @@ class NativeOps:
     step_rows, rows_beside, most_running = 512, 128, 64
     # The arithmetic that docs/ops.md defines; the same bits on every instruction set. A change of any bit of
     # a result is a new version.
-    description = "native arithmetic 1"
+    description = "native arithmetic 2"
     rows: RowOps = native_rows
 
     def __init__(self) -> None:

@@ -16,14 +16,15 @@ from glassloop.ops.quant import Float32
 
 
 class NativePages:
-    """Keys and values in float16; native.h says how a page is laid out."""
+    """Keys and values in integers of 16 bits; native.h says how a page is laid out."""
 
     def __init__(self, spec: CacheSpec, count: int) -> None:
         self.count = count
         padded, heads = _padded(spec.head_dim), spec.layers * spec.kv_heads
         # `zeros` takes memory from the system only when a page is first written.
-        self.keys = aligned(np.zeros, count * heads * spec.head_dim * PAGE, np.uint16).reshape(count, -1)
-        self.values = aligned(np.zeros, count * heads * PAGE * padded, np.uint16).reshape(count, -1)
+        words = _key_rows(spec) * PAGE
+        self.keys = aligned(np.zeros, count * heads * words, np.int32).reshape(count, -1)
+        self.values = aligned(np.zeros, count * heads * PAGE // 2 * padded, np.int32).reshape(count, -1)
         self.page_bytes = page_bytes(spec)
         self.layout = lib.Cache(
             self.keys.ctypes.data,
@@ -45,15 +46,22 @@ class NativePages:
         group, layer = place
         pages = span.pages[group, : pages_for(span.length)]
         check_page(int(pages.min()), self.count)
-        shape = (-1, self.layout.layers, self.layout.kv_heads, self.layout.head_dim, PAGE)
-        keys = self.keys.reshape(shape)[pages, layer]  # [pages, kv heads, head dim, PAGE]
-        rows = keys.view(np.float16).transpose(0, 3, 1, 2).reshape(-1, *shape[2:4])
-        found: Float32 = rows[: span.length].astype(np.float32)
+        layout = self.layout
+        shape = (self.count, layout.layers, layout.kv_heads, -1, PAGE)
+        words = self.keys.reshape(shape)[pages, layer].transpose(0, 3, 1, 2)  # [pages, PAGE, kv heads, words]
+        words = words.reshape(-1, *words.shape[2:])[: span.length]
+        pairs, scales = words[..., :-2].copy(), words[..., -2:-1].copy()
+        found: Float32 = pairs.view(np.int16)[..., : layout.head_dim] * scales.view(np.float32)
         return found
 
 
 def page_bytes(spec: CacheSpec) -> int:
-    return 2 * PAGE * spec.layers * spec.kv_heads * (spec.head_dim + _padded(spec.head_dim))
+    return PAGE * spec.layers * spec.kv_heads * (4 * _key_rows(spec) + 2 * _padded(spec.head_dim))
+
+
+def _key_rows(spec: CacheSpec) -> int:
+    """Returns how many words are kept for a key: one for two dimensions, its scale, and that of its value."""
+    return (spec.head_dim + 1) // 2 + 2
 
 
 def _padded(head_dim: int) -> int:

@@ -105,9 +105,10 @@ class Program:
         for home, result in zip(self._results, results, strict=True):
             self._buffers[home].values = lib.address(result)
         longest = max([span.length for span in batch.spans])
-        # Up to twelve queries attend together; each is copied and has a score for every key of every page.
-        largest = max([group.layout.head_dim for group in pages])
-        scratch = max(12 * (largest + pages_for(longest) * PAGE), self._widest)
+        # Up to twelve queries attend together; each is copied, and has an output and a score for every key of
+        # every page.
+        largest = max([group.layout.padded_head_dim for group in pages])
+        scratch = max(12 * (2 * largest + pages_for(longest) * PAGE), self._widest)
         if len(self._scratch) < scratch * self._threads:
             self._scratch = np.empty(2 * scratch * self._threads, np.float32)
         return (

@@ -49,7 +49,11 @@ static inline uint16_t float_to_half(float f) {
     return sign | (uint16_t)((bits - 0x38000000) >> 13);
 }
 
-/* store_codes of each instruction set stores 16 whole numbers from -127 to 127 as bytes, and returns their sum. */
+typedef int16_t code __attribute__((may_alias)); /* in 16 bits; two of them are also used as a word of 32 bits */
+
+/* vf_times_if_any is a * b, and 0 where a is 0, whatever b is. store_codes of each instruction set stores 16 whole numbers from -127 to 127 as bytes, and returns their sum;
+ * store_words stores LANES whole numbers from -32767 to 32767 in 16 bits each. dot_pairs_at adds, in each lane, the two
+ * products of a pair of such numbers in `pairs`, which was loaded by load_pairs, with the pair at `x`. */
 #if defined(GL_AVX512) || defined(GL_AVX2) || defined(GL_AVXVNNI)
 #include <immintrin.h>
 static inline int32_t sum_of_codes(__m128i codes) { /* as numbers from 1 to 255, since only such are added at once */
@@ -93,6 +97,9 @@ static inline vf vf_round(vf x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_N
 static inline vf vf_times_power_of_two(vf x, vf n, vf where, float least) {
     return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(where, _mm512_set1_ps(least), _CMP_NLT_UQ), x, n);
 }
+static inline vf vf_times_if_any(vf a, vf b) {
+    return _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NEQ_UQ), a, b);
+}
 static inline vf vf_abs(vf x) { return _mm512_abs_ps(x); }
 static inline vi low_nibbles(vi packed) { return _mm512_and_si512(packed, _mm512_set1_epi8(15)); }
 static inline vi high_nibbles(vi packed) {
@@ -114,6 +121,14 @@ static inline int32_t store_codes(int8_t *p, const vf *whole) {
     __m128i codes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(*whole));
     _mm_storeu_si128((__m128i *)p, codes);
     return sum_of_codes(codes);
+}
+static inline void store_words(code *p, vf whole) {
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(whole)));
+}
+#define load_pairs vi_load
+static inline vi dot_pairs_at(vi sum, vi pairs, const int32_t *x) { /* as in vf_fma_at */
+    __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(pairs), "m"(*x));
+    return sum;
 }
 
 #elif defined(GL_AVX2) || defined(GL_AVXVNNI)
@@ -146,6 +161,9 @@ static inline vf vf_times_power_of_two(vf x, vf n, vf where, float least) {
     vf product = _mm256_mul_ps(x, _mm256_castsi256_ps(exponent));
     return _mm256_and_ps(product, _mm256_cmp_ps(where, _mm256_set1_ps(least), _CMP_NLT_UQ));
 }
+static inline vf vf_times_if_any(vf a, vf b) {
+    return _mm256_and_ps(_mm256_mul_ps(a, b), _mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NEQ_UQ));
+}
 static inline vf vf_abs(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 static inline vi low_nibbles(vi packed) { return _mm256_and_si256(packed, _mm256_set1_epi8(15)); }
 static inline vi high_nibbles(vi packed) {
@@ -162,6 +180,9 @@ static inline vi dot_small_sum(vi sum) { return sum; }
 static inline vi signed_weights(vi raw) { return _mm256_xor_si256(raw, _mm256_set1_epi8((char)0x80)); }
 static inline vi dot_signed(vi sum, vi weights, vi x) { return _mm256_dpbusd_avx_epi32(sum, weights, x); }
 static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return _mm256_sub_epi32(sum, _mm256_set1_epi32(x_sum)); }
+static inline vi dot_pairs_at(vi sum, vi pairs, const int32_t *x) {
+    return _mm256_dpwssd_avx_epi32(sum, pairs, _mm256_set1_epi32(*x));
+}
 #else
 /* Codes up to 15: eight products of two pairs, 8 * 2 * 15 * 127 = 30480, still fit a 16-bit sum. */
 static inline vi dot_small(vi sum, vi codes, vi x) {
@@ -176,18 +197,22 @@ static inline vi dot_signed(vi sum, vi weights, vi x) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return (void)x_sum, sum; }
+static inline vi dot_pairs_at(vi sum, vi pairs, const int32_t *x) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi32(*x)));
+}
 #endif
+#define load_pairs vi_load
 static inline int vf_has_nan(vf x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
+static inline __m128i eight_words(vf whole) {
+    vi wide = _mm256_cvtps_epi32(whole);
+    return _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+}
 static inline int32_t store_codes(int8_t *p, const vf *whole) {
-    __m128i words[2];
-    for (int i = 0; i < 2; i++) {
-        vi wide = _mm256_cvtps_epi32(whole[i]);
-        words[i] = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
-    }
-    __m128i codes = _mm_packs_epi16(words[0], words[1]);
+    __m128i codes = _mm_packs_epi16(eight_words(whole[0]), eight_words(whole[1]));
     _mm_storeu_si128((__m128i *)p, codes);
     return sum_of_codes(codes);
 }
+static inline void store_words(code *p, vf whole) { _mm_storeu_si128((__m128i *)p, eight_words(whole)); }
 
 #elif defined(GL_NEON)
 #include <arm_neon.h>
@@ -236,6 +261,10 @@ static inline float32x4_t half_times_power(float32x4_t x, float32x4_t n, float32
 static inline vf vf_times_power_of_two(vf x, vf n, vf where, float least) {
     return (vf){half_times_power(x.low, n.low, where.low, least), half_times_power(x.high, n.high, where.high, least)};
 }
+static inline float32x4_t half_times_if_any(float32x4_t a, float32x4_t b) {
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(vmulq_f32(a, b)), vceqzq_f32(a)));
+}
+EACH_HALF(vf_times_if_any, half_times_if_any)
 static inline vf vf_abs(vf x) { return (vf){vabsq_f32(x.low), vabsq_f32(x.high)}; }
 static inline vi vi_load(const void *p) {
     const int8_t *bytes = p;
@@ -287,14 +316,29 @@ static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return (void)x_sum, sum
 static inline int vf_has_nan(vf x) {
     return vminvq_u32(vandq_u32(vceqq_f32(x.low, x.low), vceqq_f32(x.high, x.high))) == 0;
 }
-static inline int8x8_t eight_codes(vf whole) {
-    int16x4_t low = vqmovn_s32(vcvtnq_s32_f32(whole.low)), high = vqmovn_s32(vcvtnq_s32_f32(whole.high));
-    return vqmovn_s16(vcombine_s16(low, high));
+static inline int16x8_t eight_words(vf whole) {
+    return vcombine_s16(vqmovn_s32(vcvtnq_s32_f32(whole.low)), vqmovn_s32(vcvtnq_s32_f32(whole.high)));
 }
 static inline int32_t store_codes(int8_t *p, const vf *whole) {
-    int8x16_t codes = vcombine_s8(eight_codes(whole[0]), eight_codes(whole[1]));
+    int8x16_t codes = vcombine_s8(vqmovn_s16(eight_words(whole[0])), vqmovn_s16(eight_words(whole[1])));
     vst1q_s8(p, codes);
     return vaddlvq_s8(codes);
+}
+static inline void store_words(code *p, vf whole) {
+    int16x8_t words = eight_words(whole);
+    memcpy(p, &words, sizeof words);
+}
+/* The first numbers of eight pairs, and the second ones. */
+static inline vi load_pairs(const int32_t *p) {
+    int16x8x2_t both = vld2q_s16((const code *)p);
+    return (vi){vreinterpretq_s32_s16(both.val[0]), vreinterpretq_s32_s16(both.val[1])};
+}
+static inline vi dot_pairs_at(vi sum, vi pairs, const int32_t *x) {
+    int16x8_t first = vreinterpretq_s16_s32(pairs.low), second = vreinterpretq_s16_s32(pairs.high);
+    int16_t a = (int16_t)*x, b = (int16_t)(*x >> 16);
+    sum.low = vmlal_n_s16(vmlal_n_s16(sum.low, vget_low_s16(first), a), vget_low_s16(second), b);
+    sum.high = vmlal_high_n_s16(vmlal_high_n_s16(sum.high, first, a), second, b);
+    return sum;
 }
 
 #else
@@ -346,6 +390,7 @@ static inline vf vf_times_power_of_two(vf x, vf n, vf where, float least) {
     vi exponent = (vi)(n + vf_set(12582912.0f + 127)) << 23; /* the low bits of the sum are n + 127 */
     return (vf)((vi)(x * (vf)exponent) & ~(where < vf_set(least)));
 }
+static inline vf vf_times_if_any(vf a, vf b) { return (vf)((vi)(a * b) & (a != vf_set(0.0f))); }
 static inline vf vf_abs(vf x) { return (vf)((vi)x & 0x7fffffff); }
 static inline vi vi_load(const void *p) { vi x; memcpy(&x, p, sizeof x); return x; }
 static inline vi vi_zero(void) { return (vi){0}; }
@@ -378,6 +423,13 @@ static inline int32_t store_codes(int8_t *p, const vf *whole) {
     int32_t sum = 0;
     for (int i = 0; i < 2; i++) EACH_LANE sum += p[i * LANES + lane] = (int8_t)whole[i][lane];
     return sum;
+}
+static inline void store_words(code *p, vf whole) { EACH_LANE p[lane] = (code)whole[lane]; }
+#define load_pairs vi_load
+static inline vi dot_pairs_at(vi sum, vi pairs, const int32_t *x) {
+    typedef uint32_t words __attribute__((vector_size(32))); /* whose sums may pass the largest number on their way */
+    words first = (words)((vi)((words)pairs << 16) >> 16), second = (words)(pairs >> 16);
+    return (vi)((words)sum + first * (uint32_t)(int16_t)*x + second * (uint32_t)(*x >> 16));
 }
 #endif
 
