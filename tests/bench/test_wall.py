@@ -21,7 +21,7 @@ from glassloop.model.registry import DEFAULT_MODEL, fetch
 from glassloop.ops.native import library
 from glassloop.ops.native.ops import NativeOps
 
-SPEEDS = Speeds(products=100.0, scaled=80.0, with_minimum=50.0, floats=25.0, read=10.0)
+SPEEDS = Speeds(products=100.0, scaled=80.0, with_minimum=50.0, words=25.0, read=10.0)
 
 
 def test_a_pass_is_limited_by_reading_or_by_arithmetic():
