@@ -95,7 +95,7 @@ def test_a_conversation_on_a_terminal(tmp_path):
     chat.type("/set min_tokens 0\n")
     chat.wait_for("› ")
     chat.type('"""\nAnd now\nstop.\n"""\n')
-    chat.wait_for(r"\d+ \+ \d+ tokens.*\n\n› ")
+    chat.wait_for(r"\d+ \+ \d+ tokens[^›]*\n\n› ")
     chat.type("/tree\n")
     tree = chat.wait_for("← here")
     assert "(stopped)" in tree and "from token" in tree and "› And now stop." in tree
