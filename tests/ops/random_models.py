@@ -131,7 +131,7 @@ def check(seed: int) -> None:
     assert rest.tobytes() == expected.tobytes(), f"seed {seed}: depends on the batch"
     reference = Transformer(config, weights, ReferenceOps())
     exact = Branches(reference, 128).forward([(0, 0, prompts[0])], every_logit=True)
-    # Float weights differ by rounding and float16 keys, quantized ones by 8-bit activations as well.
+    # Float weights differ by rounding and 16-bit attention, quantized ones by 8-bit activations as well.
     error = np.abs(alone[0] - exact).max() / np.abs(exact).max()
     assert error < (0.01 if format.name in FLOATS else 0.12), f"seed {seed}: off by {error} ({format.name})"
     check_hole(rng, config, native, reference, 0.01 if format.name in FLOATS else 0.12)

@@ -160,6 +160,26 @@ def test_a_limit_that_is_late_begins_again():
         assert rung == expected
 
 
+def test_a_server_that_is_always_late_still_ends_requests():
+    class Loop:
+        now, rings = 0.0, 0
+
+        def time(self) -> float:
+            return self.now
+
+        def call_later(self, seconds: float, ring: Callable[[], None]) -> None:
+            self.now += seconds + 1
+            self.rings += 1
+            if self.rings < 10:
+                self.ring = ring
+
+    loop, rung = Loop(), []
+    Alarm(loop, 30.0, lambda: rung.append(loop.rings))
+    while not rung and loop.rings < 10:
+        loop.ring()
+    assert rung == [4]
+
+
 def test_an_idle_connection_cannot_be_kept_by_empty_lines(served):
     port, _ = served
     with socket.create_connection(("127.0.0.1", port), timeout=120) as client:

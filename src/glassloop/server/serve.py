@@ -142,8 +142,8 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handles signals as uvicorn does, but leaves SIGTERM ignored at the end: what is open is closed in
-        order, however often the process is told to end."""
+        """Handles signals as uvicorn does, but leaves SIGTERM ignored until the process ends, which it does
+        next: what is open is closed in order, however often it is told to end."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
