@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from bench.gpu import tiles
 from bench.gpu.shapes import SHAPES
 from bench.gpu.timing import graph_seconds
-from glassloop.ops.torch.device import shared_memory
-from glassloop.ops.torch.tiles import tile_for
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +23,7 @@ def main(given: argparse.Namespace) -> None:
             if name == "head" and rows > 256:
                 continue
             product = tiles.Product(rows, name, width, columns, gated)
-            ours = tiles.seconds(product, tile_for(rows, product.weights[0], gated, shared_memory()))
+            ours = tiles.seconds(product, tiles.tile_now(product))
             theirs = _cublas_seconds(rows, *product.weights)
             print(
                 f"{rows:5} {name:8} {ours * 1e6:7.1f} µs, cuBLAS {theirs * 1e6:7.1f} µs"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from functools import cache
 from multiprocessing import get_context
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from bench.gpu.shapes import SHAPES
 from bench.gpu.timing import graph_seconds
 from glassloop.ops.torch.device import shared_memory, tma_processors
 from glassloop.ops.torch.kernels.linear import linear_kernel, wide_linear_kernel
-from glassloop.ops.torch.tiles import WIDE, Tile, tile_for
+from glassloop.ops.torch.tiles import WIDE, Tile, tile_for, wide_tile_for
 
 
 class Product(NamedTuple):
@@ -33,6 +34,11 @@ class Product(NamedTuple):
     def weights(self) -> tuple[int, int]:
         """The shape of the matrix; a gated one has the rows of gate and up in turn."""
         return self.width * (2 if self.gated else 1), self.columns
+
+    @property
+    def added(self) -> bool:
+        """Whether the product is added to the residual stream."""
+        return self.name in ("o", "down")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +59,7 @@ def main(given: argparse.Namespace) -> None:
     if given.compile:
         # Products that differ in their sizes alone have the same kernels.
         work = {
-            (product.rows >= WIDE, product.gated, tile): (product, tile)
+            (product.rows >= WIDE, product.gated, product.added, tile): (product, tile)
             for product in products
             for tile in candidates(product)
         }
@@ -69,7 +75,7 @@ def main(given: argparse.Namespace) -> None:
                 if "out of resource" not in str(error):
                     print("failed:", tile, str(error)[:100])
         found.sort(key=lambda each: each[0])
-        now = seconds(product, tile_for(product.rows, product.weights[0], product.gated, shared_memory()))
+        now = seconds(product, tile_now(product))
         bytes_read = 2 * product.weights[0] * product.columns
         best = found[0][0]
         print(
@@ -92,6 +98,13 @@ def matrices(shape: str) -> dict[str, tuple[int, int, bool]]:
     }
 
 
+def tile_now(product: Product) -> Tile:
+    """Returns the tile that programs take."""
+    if product.rows >= WIDE and tma_processors():
+        return wide_tile_for(product.rows, product.weights[0], product.gated, shared_memory())
+    return tile_for(product.rows, product.weights[0], shared_memory())
+
+
 def candidates(product: Product) -> list[Tile]:
     """Returns the tiles to try: those that fit into the shared memory."""
     rows = product.rows
@@ -112,15 +125,19 @@ def candidates(product: Product) -> list[Tile]:
     else:
         sizes = [(64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 64), (256, 128)]
         found = [
-            Tile(r, w, step, False, warps, stages)
-            for (r, w), step, warps, stages in itertools.product(sizes, (64, 128), (4, 8), (2, 3, 4, 5))
-            if r * w * (2 if product.gated else 1) <= 8192 * warps
+            Tile(r, w, step, False, warps, stages, pieces)
+            for (r, w), step, warps, stages, pieces in itertools.product(
+                sizes, (64, 128), (4, 8), (2, 3, 4, 5), (1, 2, 4)
+            )
+            if r * w <= 4096 * warps
         ]
-    return [
-        tile
-        for tile in found
-        if 2 * tile.step * tile.stages * (tile.rows + tile.width) < shared_memory() - 1024
-    ]
+    return [tile for tile in found if _bytes(product, tile) < shared_memory() - 1024]
+
+
+def _bytes(product: Product, tile: Tile) -> int:
+    """Returns the shared memory of a tile: its stages and, of many rows, a piece of its outputs."""
+    outputs = tile.width // (2 if product.gated else 1) // tile.pieces if product.rows >= WIDE else 0
+    return 2 * tile.step * tile.stages * (tile.rows + tile.width) + 4 * tile.rows * outputs
 
 
 def _launch(
@@ -128,13 +145,15 @@ def _launch(
 ) -> None:
     """Launches a product as a program does; if `warm`, compiles its kernel only."""
     rows, _, width, columns, gated = product
+    residual = torch.empty(0, device="cuda") if warm else _residual(rows, width)
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(product.weights[0], tile.width)
     settings = {
-        "ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "BIASED": False, "ADDED": False,
-        "GATED": gated, "ACTIVATION": 2, "num_warps": tile.warps, "num_stages": tile.stages,
+        "ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "BIASED": False,
+        "ADDED": product.added, "GATED": gated, "ACTIVATION": 2,
+        "num_warps": tile.warps, "num_stages": tile.stages,
         "enable_fp_fusion": False,
     }  # fmt: skip
-    sizes = weight, out, out, rows, width, columns, width, width
+    sizes = weight, residual, out, rows, width, columns, width, width
     if rows >= WIDE:
         kernel, grid = wide_linear_kernel, (min(tiles, tma_processors()),)
         arguments = (
@@ -142,6 +161,7 @@ def _launch(
             TensorDescriptor(weight, list(product.weights), [columns, 1], [tile.width, tile.step]),
             *sizes,
         )
+        settings["PIECES"] = tile.pieces
     else:
         kernel, grid, arguments = linear_kernel, (tiles,), (x, weight, *sizes, columns)
         settings |= {"SWAPPED": tile.swapped, "EVEN": columns % tile.step == 0, "EARLY": False}
@@ -154,14 +174,24 @@ def _launch(
 def _compile(product: Product, tile: Tile) -> None:
     """Compiles the kernel of a product, so that it is in Triton's cache."""
     any_array = torch.empty(64, device="cuda", dtype=torch.bfloat16)  # it is not read
-    _launch(product, tile, any_array, any_array, any_array, warm=True)
+    out = torch.empty(64, device="cuda", dtype=_out_type(product))
+    _launch(product, tile, any_array, any_array, out, warm=True)
+
+
+def _out_type(product: Product) -> torch.dtype:
+    return torch.bfloat16 if product.gated else torch.float32
+
+
+@cache
+def _residual(rows: int, width: int) -> torch.Tensor:
+    return torch.randn(rows, width, device="cuda")
 
 
 def seconds(product: Product, tile: Tile) -> float:
     """Returns the median time of a product, by a graph of several with weights that do not fit the cache."""
     weights = random_weights(*product.weights)
     x = torch.randn(product.rows, product.columns, device="cuda", dtype=torch.bfloat16)
-    out = torch.empty(product.rows, product.width, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty(product.rows, product.width, device="cuda", dtype=_out_type(product))
     _launch(product, tile, x, weights[0], out)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

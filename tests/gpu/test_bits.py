@@ -18,7 +18,8 @@ import torch
 
 from bench.gpu.bits import Found, Texts
 from bench.gpu.shapes import random_model
-from glassloop.ops.torch.program import SIZES, Program
+from glassloop.ops.torch.launcher import Launcher
+from glassloop.ops.torch.program import SIZES
 
 ROWS = int(os.environ.get("GLASSLOOP_GPU_ROWS", "20000"))
 
@@ -46,7 +47,7 @@ def test_no_row_of_a_small_model_depends_on_its_batch():
 
 def test_another_order_of_a_sum_is_noticed(model, monkeypatch):
     """Large batches sum the columns in two halves: the comparison must see it."""
-    whole = Program._linear
+    whole = Launcher._linear
 
     def halved(self, step, rows, out, x, added=None, *, weight, bias, gated=False, activation=0):
         if gated or rows <= 64:
@@ -61,7 +62,7 @@ def test_another_order_of_a_sum_is_noticed(model, monkeypatch):
         own = {"weight": weight[:, middle:].contiguous(), "bias": None}
         whole(self, step, rows, out, x[:, middle:], first, **own)
 
-    monkeypatch.setattr(Program, "_linear", halved)
+    monkeypatch.setattr(Launcher, "_linear", halved)
     broken = random_model("8b-3-layers")  # its program knows the method above
     assert compared(broken, 1).differ > 0
 

@@ -22,7 +22,7 @@ if not has_device():
 
 from engine.test_one_answer import scenario
 
-from glassloop.ops.torch import program, step
+from glassloop.ops.torch import launcher, step
 from glassloop.ops.torch.tiles import Tile
 
 SCENARIOS = int(os.environ.get("GLASSLOOP_GPU_SCENARIOS", "12"))
@@ -30,9 +30,9 @@ SECONDS = 40.0  # after which no further scenario begins, if all that has to hap
 
 
 def test_every_run_is_what_the_naive_loop_gives_on_the_device(monkeypatch):
-    monkeypatch.setattr(program, "tile_for", lambda *_: Tile(16, 16, 32, False, 1, 2))
-    monkeypatch.setattr(program, "WIDE", 1 << 30)
-    monkeypatch.setattr(program, "_EARLY", 1 << 30)
+    monkeypatch.setattr(launcher, "tile_for", lambda *_: Tile(16, 16, 32, False, 1, 2))
+    monkeypatch.setattr(launcher, "WIDE", 1 << 30)
+    monkeypatch.setattr(launcher, "_EARLY", 1 << 30)
     monkeypatch.setattr(step, "MANY", step.FEW)
     gc.freeze()  # capturing a graph collects garbage, among all objects of torch and Triton
     happened: Counter[str] = Counter()

@@ -14,7 +14,7 @@ from glassloop.ops.torch import rows as device_rows
 from glassloop.ops.torch.kernels import adapter, attention, linear, pointwise
 from glassloop.ops.torch.launcher import ATTENTION, BLOCK, KEPT_HEADS
 from glassloop.ops.torch.step import ADAPTER_ROWS, FEW, MANY, UNIT
-from glassloop.ops.torch.tiles import tile_for
+from glassloop.ops.torch.tiles import tile_for, wide_tile_for
 
 SHARED_MEMORY = {
     80: 166_912,
@@ -26,7 +26,7 @@ SHARED_MEMORY = {
 _INTEGERS = {
     "rows", "width", "columns", "x_stride", "y_stride", "residual_stride", "out_stride", "query_stride",
     "page_stride", "layer_offset", "group", "head_dim", "half", "window", "units", "heads", "kv_heads",
-    "stride", "parts", "found_bytes", "first",
+    "stride", "parts", "found_bytes", "first", "summing", "listing",
 }  # fmt: skip
 _FLOATS = {"eps", "scale", "softcap", "factor"}
 _INTEGER_ARRAYS = {
@@ -57,6 +57,7 @@ _FLOAT_ARRAYS = {
     "logits",
     "edited",
     "maxima",
+    "scores",
     "scales",
     "floats",
 }
@@ -158,9 +159,9 @@ def variants(
     yield attention.merge_kernel, about | {"EARLY": early}, {"num_warps": 4}
     yield device_rows.kernels.fill_kernel, {"BLOCK": 1024}, {}
     for kernel in (*device_rows.EDITING, *device_rows.KERNELS):
-        constants = device_rows.SETTINGS | {"MOST_PARTS": 32}
-        settings = {name: value for name, value in constants.items() if name in kernel.arg_names}
-        yield kernel, settings, device_rows.LAUNCH.get(kernel, {})
+        for few in ({}, {"SOME": device_rows.FEW_GROUPS}):
+            constants = device_rows.SETTINGS | {"MOST_PARTS": 32, "EARLY": early} | few
+            yield kernel, {name: value for name, value in constants.items() if name in kernel.arg_names}, {}
 
 
 # What kernels are given of a matrix that is not packed; and kinds of packed ones: bits, whether they have a
@@ -177,7 +178,7 @@ def _packed(bits: int, minimum: bool, kind: str, name: str) -> tuple[dict[str, A
 
 def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool, packed: bool = False) -> Any:
     weight_rows = 2 * width if gated else width
-    tile = tile_for(rows, weight_rows, gated, SHARED_MEMORY[architecture], packed)
+    tile = tile_for(rows, weight_rows, SHARED_MEMORY[architecture], packed)
     constants = {
         "ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "SWAPPED": tile.swapped, "EVEN": True,
         "BIASED": False, "ADDED": not gated, "GATED": gated, "ACTIVATION": 2, "EARLY": early,
@@ -189,7 +190,9 @@ def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool, 
 
 def _wide(architecture: int, rows: int, width: int, gated: bool) -> Any:
     _, constants, options = _linear(architecture, rows, width, gated, False)
-    tile = tile_for(rows, 2 * width if gated else width, gated, SHARED_MEMORY[architecture])
+    tile = wide_tile_for(rows, 2 * width if gated else width, gated, SHARED_MEMORY[architecture])
+    constants |= {"ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "PIECES": tile.pieces}
+    options |= {"num_warps": tile.warps, "num_stages": tile.stages}
     options["x"] = f"tensordesc<bf16[{tile.rows}, {tile.step}]>"
     options["weight"] = f"tensordesc<bf16[{tile.width}, {tile.step}]>"
     wanted = linear.wide_linear_kernel.arg_names

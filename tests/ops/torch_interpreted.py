@@ -599,8 +599,12 @@ def check_wide() -> None:
             **settings,
         )
         descriptors = [TensorDescriptor(each, list(each.shape), [40, 1], [16, 16]) for each in (x, weight)]
-        linear.wide_linear_kernel[(3,)](*descriptors, *before, found[1], *after, **settings)
-        close(found[1].numpy(), found[0].numpy(), "a wide product")
+        for pieces in (1, 2, 4):
+            found[1].fill_(np.nan)
+            linear.wide_linear_kernel[(3,)](
+                *descriptors, *before, found[1], *after, PIECES=pieces, **settings
+            )
+            close(found[1].numpy(), found[0].numpy(), f"a wide product in {pieces} pieces")
         gate, up = (x @ weight[at::2].T + bias[at::2] for at in (0, 1))  # their rows in turn
         expected = torch.nn.functional.silu(gate) * up if gated else x @ weight.T + bias
         close(found[0].numpy(), (expected + residual).numpy(), "a product")

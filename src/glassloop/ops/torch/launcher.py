@@ -20,7 +20,7 @@ from glassloop.ops.torch.kernels import rows as rows_kernels
 from glassloop.ops.torch.matrix import Packed
 from glassloop.ops.torch.recorder import RANK_STEP, Angles, Norm, Product
 from glassloop.ops.torch.step import ADAPTER_ROWS, UNIT, Heads, Step, partial_room
-from glassloop.ops.torch.tiles import WIDE, tile_for
+from glassloop.ops.torch.tiles import WIDE, tile_for, wide_tile_for
 
 BLOCK = 64  # keys that attention adds at a time; like UNIT it decides the bits
 ATTENTION = {"num_warps": 4, "num_stages": 2}
@@ -145,7 +145,11 @@ class Launcher:
             else:
                 packed, weight = weight.arguments(), weight.codes
         weight_rows = 2 * width if gated else width
-        tile = tile_for(rows, weight_rows, gated, self._shared_memory, bool(packed))
+        wide = self._processors > 0 and rows >= WIDE and columns % 8 == 0 and not packed
+        if wide:
+            tile = wide_tile_for(rows, weight_rows, gated, self._shared_memory)
+        else:
+            tile = tile_for(rows, weight_rows, self._shared_memory, bool(packed))
         tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(weight_rows, tile.width)
         settings = {
             "ROWS": tile.rows,
@@ -161,13 +165,14 @@ class Launcher:
         # An argument that a kernel does not read is any array.
         bias, residual = weight if bias is None else bias, out if added is None else added
         sizes = (bias, residual, out, rows, width, columns, residual.stride(0), out.stride(0))
-        if self._processors and rows >= WIDE and columns % 8 == 0 and not packed:
+        if wide:
             self._launch(
                 linear.wide_linear_kernel,
                 (min(tiles, self._processors),),
                 TensorDescriptor(x, [rows, columns], [x.stride(0), 1], [tile.rows, tile.step]),
                 TensorDescriptor(weight, list(weight.shape), [columns, 1], [tile.width, tile.step]),
                 *sizes,
+                PIECES=tile.pieces,
                 **settings,
             )
         else:

@@ -26,7 +26,9 @@ from glassloop.ops.native import rows as native_rows
 from glassloop.ops.native.library import MOST_HIGH, MOST_OTHERS, REQUEST
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import Chooser, Line, RowRequest, RuleError
-from glassloop.ops.torch.device import DEVICE, INTERPRETED, memory_errors
+from glassloop.ops.torch.device import DEVICE, INTERPRETED, memory_errors, tma_processors
+from glassloop.ops.torch.kernels import edits as edit_kernels
+from glassloop.ops.torch.kernels import lines as line_layout
 from glassloop.ops.torch.kernels import rows as kernels
 
 # The constants of the kernels: groups of a row, and how many one program looks through, some steps at a time;
@@ -35,7 +37,7 @@ SETTINGS = {
     "GROUPS": 1024,
     "SOME": 128,
     "STEPS": 16,
-    "PARTS": 4,
+    "PARTS": 16,
     "BLOCK": 2048,
     "HIGH": MOST_HIGH,
     "OTHER": MOST_OTHERS,
@@ -43,14 +45,14 @@ SETTINGS = {
 KERNELS = (
     kernels.maxima_kernel,
     kernels.bounds_kernel,
-    kernels.find_kernel,
-    kernels.sums_kernel,
+    kernels.search_kernel,
     kernels.winner_kernel,
     kernels.predict_kernel,
     kernels.rank_kernel,
 )
-EDITING = (kernels.copy_kernel, kernels.edit_kernel)
-LAUNCH = {kernels.sums_kernel: {"num_warps": 1}}
+EDITING = (edit_kernels.copy_kernel, edit_kernels.edit_kernel)
+FEW_LINES, FEW_GROUPS = 16, 16  # up to so many lines, one program looks through so many groups
+EARLY_LINES = 64  # up to which a kernel is launched before the previous one has ended
 
 
 class Timer:
@@ -212,6 +214,7 @@ class DeviceChooser:
     def __init__(self) -> None:
         self._memory: dict[str, torch.Tensor] = {}
         self._turn = 0
+        self._launches_early = tma_processors() > 0
 
     def choose(self, logits: Any, lines: Sequence[Line], record: np.dtype[np.void]) -> bytes | bytearray:
         if not isinstance(logits, DeviceRows):
@@ -240,6 +243,10 @@ class DeviceChooser:
         found = self._array("found", tokens_at // 8 + (count + 1) // 2, torch.float64)
         predicted = found.view(torch.int32)[tokens_at // 4 :][:count]
         stride = logits.stride(0)
+        settings = SETTINGS if pieces > FEW_LINES else SETTINGS | {"SOME": FEW_GROUPS}
+        parts, blocks = -(-width // line_layout.PART.value), -(-width // settings["BLOCK"])
+        is_drawing = any(request.branch_key is not None for request, _, _ in lines)
+        chunks, summing = settings["GROUPS"] // settings["SOME"], -(-parts // settings["PARTS"])
         arrays = {
             "logits": logits,
             "edited": logits
@@ -248,29 +255,31 @@ class DeviceChooser:
             "lines": wanted,
             "words": wanted.view(torch.int32),
             "first": count,
-            "maxima": self._array("maxima", pieces * SETTINGS["GROUPS"], torch.float32),
-            "places": self._array("places", pieces * SETTINGS["GROUPS"], torch.int32),
+            "maxima": self._array("maxima", pieces * settings["GROUPS"], torch.float32),
+            "places": self._array("places", pieces * settings["GROUPS"], torch.int32),
+            "scores": self._array("scores", pieces * settings["GROUPS"], torch.float32),
             "ints": found.view(torch.int32),
             "floats": found.view(torch.float32),
             "doubles": found,
             "predicted": predicted,
             "stride": stride,
             "width": width,
-            "parts": (parts := -(-width // kernels.PART.value)),
+            "parts": parts,
             "found_bytes": size,
+            "summing": summing,
+            "listing": blocks,
             "MOST_PARTS": 1 << (parts - 1).bit_length(),
-            **SETTINGS,
+            "EARLY": self._launches_early and pieces <= EARLY_LINES,
+            **settings,
         }
-        blocks = -(-width // SETTINGS["BLOCK"])
         programs = {
-            kernels.copy_kernel: blocks,
-            kernels.maxima_kernel: SETTINGS["GROUPS"] // SETTINGS["SOME"],
-            kernels.sums_kernel: -(-parts // SETTINGS["PARTS"]),
-            kernels.find_kernel: blocks,
+            edit_kernels.copy_kernel: blocks,
+            kernels.maxima_kernel: chunks,
+            kernels.search_kernel: summing + blocks + (chunks if is_drawing else 0),
             kernels.rank_kernel: blocks,
         }
         skipped: set[Any] = set()
-        if all(request.branch_key is None for request, _, _ in lines):
+        if not is_drawing:
             skipped.add(kernels.winner_kernel)
             if pieces == count:
                 skipped.add(kernels.rank_kernel)
@@ -309,9 +318,9 @@ class Asked(NamedTuple):
     scale: float = 1.0  # at which the logits after the edits are summed
 
 
-_ASKED_BYTES = 8 * (kernels.OF.value - kernels.HEAD.value)
+_ASKED_BYTES = 8 * (line_layout.OF.value - line_layout.HEAD.value)
 # The numbers of `Action` in decode/rules.py, which the native chooser compares with its own.
-_KEEP, _SCALE = 3, kernels.RULE_SCALE.value
+_KEEP, _SCALE = 3, line_layout.RULE_SCALE.value
 
 
 def _asked(request: RowRequest, width: int) -> Asked:
@@ -338,7 +347,7 @@ def _divided(request: RowRequest, memory: bytes, width: int) -> Asked:
     plain = REQUEST.pack(request.head, request.scale, 0, 0, 0, 0, 0)
     key, count = request.branch_key, len(request.rules) - len(edits)
     after = REQUEST.pack(request.head, scale, 0, count, key or 0, key is not None, 0)
-    after += memory[REQUEST.size + 8 * kernels.RULE.value * len(edits) :]
+    after += memory[REQUEST.size + 8 * line_layout.RULE.value * len(edits) :]
     return Asked(
         width,
         plain.ljust(_ASKED_BYTES, b"\0"),
@@ -366,7 +375,7 @@ def _pack_edits(
             if which.view(np.uint32).max() >= width:
                 raise RuleError(f"rule {action!r} has ids that do not fit a row of {width} logits")
             moves.append((action, amount, which, numbers))
-    at: int = kernels.FIRST_EDIT.value + kernels.EDIT.value * len(moves)
+    at: int = line_layout.FIRST_EDIT.value + line_layout.EDIT.value * len(moves)
     header, arrays = bytearray(), list[bytes]()
 
     def place(data: bytes) -> int:
@@ -395,30 +404,32 @@ def _packed_lines(
         raise IndexError(f"rows {min(places)} to {max(places)} of {rows} are asked for")
     count, after = len(lines), [number for number, each in enumerate(asked) if each.edited is not None]
     requests = [each.plain for each in asked] + [asked[number].edited or b"" for number in after]
-    packed = np.empty((len(requests), kernels.LINE.value), np.int64)
-    packed[:, kernels.HEAD.value : kernels.OF.value] = np.frombuffer(b"".join(requests), np.int64).reshape(
-        len(requests), -1
-    )
-    packed[:count, kernels.ROW.value] = places
-    packed[:count, kernels.POSITION.value] = [position for _, _, position in lines]
-    packed[:count, kernels.OF.value] = range(count)
+    packed = np.empty((len(requests), line_layout.LINE.value), np.int64)
+    packed[:, line_layout.HEAD.value : line_layout.OF.value] = np.frombuffer(
+        b"".join(requests), np.int64
+    ).reshape(len(requests), -1)
+    packed[:count, line_layout.ROW.value] = places
+    packed[:count, line_layout.POSITION.value] = [position for _, _, position in lines]
+    packed[:count, line_layout.OF.value] = range(count)
     if not after:
         return packed, b""
     edits = [asked[number].edits for number in after]
     sizes = np.array([len(each) // 8 for each in edits])
-    packed[after, kernels.OF.value] = -1
-    packed[count:, kernels.OF.value] = after
-    packed[count:, kernels.ROW.value] = range(len(after))
-    packed[count:, kernels.POSITION.value] = packed[after, kernels.POSITION.value]
-    packed[count:, kernels.SOURCE.value] = packed[after, kernels.ROW.value]
-    packed[count:, kernels.EDITS.value] = packed.size + np.cumsum(sizes) - sizes
+    packed[after, line_layout.OF.value] = -1
+    packed[count:, line_layout.OF.value] = after
+    packed[count:, line_layout.ROW.value] = range(len(after))
+    packed[count:, line_layout.POSITION.value] = packed[after, line_layout.POSITION.value]
+    packed[count:, line_layout.SOURCE.value] = packed[after, line_layout.ROW.value]
+    packed[count:, line_layout.EDITS.value] = packed.size + np.cumsum(sizes) - sizes
     return packed, b"".join(edits)
 
 
 def _launch(kernel: Any, grid: tuple[int, int], arguments: dict[str, Any]) -> None:
     """Launches a kernel with those of the arguments that it has, without fusing products and sums."""
     given = {name: arguments[name] for name in kernel.arg_names}
-    kernel[grid](**given, enable_fp_fusion=False, **LAUNCH.get(kernel, {}))
+    if given.get("EARLY"):
+        given["launch_pdl"] = True
+    kernel[grid](**given, enable_fp_fusion=False)
 
 
 class DeviceRowOps:

@@ -21,7 +21,7 @@ from glassloop.ops.torch import few_rows
 from glassloop.ops.torch.device import DEVICE, HALF, INTERPRETED, describe, shared_memory, tma_processors
 from glassloop.ops.torch.kernels import linear
 from glassloop.ops.torch.matrix import Packed
-from glassloop.ops.torch.tiles import WIDE, tile_for
+from glassloop.ops.torch.tiles import WIDE, tile_for, wide_tile_for
 
 _LOG = logging.getLogger(__name__)
 _ROWS = (1, 8, 17, 64, 100, 256, 300)  # one of each kind of tile, the last two by descriptors too
@@ -94,7 +94,10 @@ def _packed_rows_differing(x: torch.Tensor, added: torch.Tensor) -> int:
 def _product(x: torch.Tensor, weight: torch.Tensor, added: torch.Tensor, wide: bool) -> torch.Tensor:
     """Returns x @ weight.T + added, computed as by a program with so many rows."""
     rows, out = len(x), torch.empty_like(added)
-    tile = tile_for(rows, _WIDTH, False, shared_memory())
+    if wide:
+        tile = wide_tile_for(rows, _WIDTH, False, shared_memory())
+    else:
+        tile = tile_for(rows, _WIDTH, shared_memory())
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(_WIDTH, tile.width)
     sizes = (weight, added, out, rows, _WIDTH, _COLUMNS, _WIDTH, _WIDTH)
     settings = {
@@ -105,7 +108,9 @@ def _product(x: torch.Tensor, weight: torch.Tensor, added: torch.Tensor, wide: b
     if wide:
         read = TensorDescriptor(x, [rows, _COLUMNS], [_COLUMNS, 1], [tile.rows, tile.step])
         weights = TensorDescriptor(weight, [_WIDTH, _COLUMNS], [_COLUMNS, 1], [tile.width, tile.step])
-        linear.wide_linear_kernel[(min(tiles, tma_processors()),)](read, weights, *sizes, **settings)
+        linear.wide_linear_kernel[(min(tiles, tma_processors()),)](
+            read, weights, *sizes, PIECES=tile.pieces, **settings
+        )
     else:
         more = {"SWAPPED": tile.swapped, "EVEN": _COLUMNS % tile.step == 0, "EARLY": False}
         linear.linear_kernel[(tiles,)](x, weight, *sizes, _COLUMNS, **settings, **more)

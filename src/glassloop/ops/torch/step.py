@@ -268,11 +268,12 @@ def _tiles(batch: Batch, size: int, heads: Heads) -> list[TileGroup]:
     for queries, is_short in ((few, True), (many, False)):
         at_once = queries // heads.sharing
         spans = [span for span, each in zip(batch.spans, short, strict=True) if each is is_short]
-        tiles = [
-            (row, min(at_once, span.stop - row))
+        # Tiles that see many keys take long, so they come first: none of them is left to the end.
+        tiles = sorted(
+            (-(span.first + row - span.start), row, min(at_once, span.stop - row))
             for span in spans
             for row in range(span.start, span.stop, at_once)
-        ]
+        )
         if tiles:
-            groups.append(group([row for row, _ in tiles], [count for _, count in tiles], queries))
+            groups.append(group([row for _, row, _ in tiles], [count for _, _, count in tiles], queries))
     return groups

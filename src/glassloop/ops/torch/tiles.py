@@ -15,6 +15,7 @@ class Tile(NamedTuple):
     swapped: bool  # whether the transpose is computed
     warps: int
     stages: int
+    pieces: int = 1  # in which `wide_linear_kernel` writes the outputs
 
 
 _ANY = 1 << 40
@@ -43,7 +44,12 @@ _TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
     (256, ((5120, Tile(64, 128, 128, False, 4, 4)), (_ANY, Tile(128, 128, 64, False, 4, 5)))),
     (_ANY, ((_ANY, Tile(128, 128, 64, False, 4, 5)),)),
 )
-_GATED = Tile(128, 256, 64, False, 8, 4)  # of many rows; it needs no room for the residual stream
+# Of products whose tiles are copied by descriptors: by the number of rows, without and with a gate, whose
+# outputs are half as many.
+_WIDE: tuple[tuple[int, Tile, Tile], ...] = (
+    (256, Tile(64, 128, 128, False, 4, 4), Tile(128, 128, 64, False, 4, 5)),
+    (_ANY, Tile(128, 256, 64, False, 8, 4, pieces=4), Tile(128, 256, 64, False, 8, 4, pieces=2)),
+)
 # Of packed matrices, whose values are computed in registers. There the instructions for fewer than 64 rows
 # (`mma.sync`) take columns in another order, since Triton lays out values differently that were stored in 8
 # bits or less. The transpose with 64 outputs (`wgmma`) takes them one after the other.
@@ -57,15 +63,27 @@ WIDE = 129  # rows from which tiles are copied by descriptors
 
 
 @cache
-def tile_for(rows: int, weight_rows: int, gated: bool, shared_memory: int, packed: bool = False) -> Tile:
+def tile_for(rows: int, weight_rows: int, shared_memory: int, packed: bool = False) -> Tile:
     """Returns the tile of a product of this many rows with a matrix, with as many stages as fit into the
     shared memory."""
     if packed:
         tile = next(tile for most, tile in _PACKED if rows <= most)
-    elif gated and rows > 256:
-        tile = _GATED
     else:
         by_width = next(widths for most, widths in _TABLE if rows <= most)
         tile = next(tile for most, tile in by_width if weight_rows <= most)
+    return _fitted(tile, 0, shared_memory)
+
+
+@cache
+def wide_tile_for(rows: int, weight_rows: int, gated: bool, shared_memory: int) -> Tile:
+    """Returns the tile of a product of many rows by `wide_linear_kernel`, likewise."""
+    plain, with_gate = next(each[1:] for each in _WIDE if rows <= each[0])
+    tile = with_gate if gated else plain
+    outputs = tile.width // 2 if gated else tile.width
+    return _fitted(tile, 4 * tile.rows * outputs // tile.pieces, shared_memory)
+
+
+def _fitted(tile: Tile, besides: int, shared_memory: int) -> Tile:
+    """Returns a tile with as many stages as fit into the shared memory besides this many bytes."""
     stage = 2 * tile.step * (tile.rows + tile.width)
-    return tile._replace(stages=max(1, min(tile.stages, (shared_memory - _MARGIN) // stage)))
+    return tile._replace(stages=max(1, min(tile.stages, (shared_memory - _MARGIN - besides) // stage)))

@@ -9,10 +9,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from glassloop.ops.torch import interpreted
 from glassloop.ops.torch.kernels.pointwise import tanh, wait_for_previous
 
+COMPILED = tl.constexpr(not interpreted())
 NOTHING = tl.constexpr(-1e30)  # the maximum over no keys; minus infinity would make NaN
 LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def settled(x):
+    """Returns the result of a product once it is computed. Triton does not wait for a product that is read
+    inside of an `if` (seen in 3.6 and 3.7), but for one that an instruction reads, though it does nothing."""
+    if COMPILED:
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
+    return x
 
 
 @triton.jit
@@ -35,14 +46,17 @@ def block_sums(
     softcap,
     window,
     PAGE: tl.constexpr,
+    UNIT: tl.constexpr,
     BLOCK: tl.constexpr,
     HEAD: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Adds the keys of a block to the sums of `unit_sums`. If WHOLE, every query sees all of them, and
-    nothing is masked, which changes no bit."""
+    """Adds the keys of a block to the sums of `unit_sums`, which begin anew with the first block of a unit.
+    If WHOLE, every query sees all of them, and nothing is masked, which changes no bit."""
+    is_first = start % UNIT == 0
+    most = tl.where(is_first, NOTHING, most)
     column = tl.arange(0, HEAD)
     ones = tl.full([BLOCK, 16], 1.0, tl.float32).to(query.dtype)
     key_at = start + tl.arange(0, BLOCK)
@@ -71,8 +85,8 @@ def block_sums(
         higher = tl.maximum(most, tl.max(score, 1))
         weight = tl.where(seen, tl.exp2(score - higher[:, None]), 0.0).to(query.dtype)
     kept = tl.exp2(most - higher)
-    sums = tl.dot(weight, ones, sums * kept[:, None])
-    mixed = tl.dot(weight, value, mixed * kept[:, None])
+    sums = tl.dot(weight, ones, tl.where(is_first, 0.0, sums * kept[:, None]))
+    mixed = tl.dot(weight, value, tl.where(is_first, 0.0, mixed * kept[:, None]))
     return higher, sums, mixed
 
 
@@ -94,6 +108,7 @@ def unit_sums(
     softcap,
     window,
     PAGE: tl.constexpr,
+    UNIT: tl.constexpr,
     BLOCK: tl.constexpr,
     QUERIES: tl.constexpr,
     HEAD: tl.constexpr,
@@ -103,18 +118,18 @@ def unit_sums(
     """Returns for the keys `first` to `last` the maximum score of each query, the sum of the weights (in each
     of 16 columns) and the weighted sum of the values. Every query sees all keys before `whole`, which is a
     multiple of BLOCK."""
-    most = tl.full([QUERIES], NOTHING, tl.float32)
-    sums = tl.zeros([QUERIES, 16], tl.float32)
-    mixed = tl.zeros([QUERIES, HEAD], tl.float32)
+    most, sums, mixed = no_keys(QUERIES, HEAD)
     for start in range(first, whole, BLOCK):
         most, sums, mixed = block_sums(
             most, sums, mixed, query, keys, values, table, page_stride, place, head_dim,
-            start, last, slot, reach, scale, softcap, window, PAGE, BLOCK, HEAD, CAPPED, WINDOWED, True,
+            start, last, slot, reach, scale, softcap, window,
+            PAGE, UNIT, BLOCK, HEAD, CAPPED, WINDOWED, True,
         )  # fmt: skip
     for start in range(tl.maximum(first, whole), last, BLOCK):
         most, sums, mixed = block_sums(
             most, sums, mixed, query, keys, values, table, page_stride, place, head_dim,
-            start, last, slot, reach, scale, softcap, window, PAGE, BLOCK, HEAD, CAPPED, WINDOWED, False,
+            start, last, slot, reach, scale, softcap, window,
+            PAGE, UNIT, BLOCK, HEAD, CAPPED, WINDOWED, False,
         )  # fmt: skip
     return most, sums, mixed
 
@@ -127,6 +142,65 @@ def merged(most, sums, mixed, other_most, other_sums, other_mixed):
     sums = sums * own[:, None] + other_sums * other[:, None]
     mixed = mixed * own[:, None] + other_mixed * other[:, None]
     return higher, sums, mixed
+
+
+@triton.jit
+def no_keys(QUERIES: tl.constexpr, HEAD: tl.constexpr):
+    """Returns the sums of `unit_sums` over no keys."""
+    most = tl.full([QUERIES], NOTHING, tl.float32)
+    return most, tl.zeros([QUERIES, 16], tl.float32), tl.zeros([QUERIES, HEAD], tl.float32)
+
+
+@triton.jit
+def all_units(
+    query,
+    keys,
+    values,
+    table,
+    page_stride,
+    place,
+    head_dim,
+    first,
+    whole,
+    last,
+    slot,
+    reach,
+    scale,
+    softcap,
+    window,
+    PAGE: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    QUERIES: tl.constexpr,
+    HEAD: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):
+    """Returns the sums of `unit_sums` of all units from key `first` on, merged. Blocks of all units are in
+    one loop, so that keys and values of the next block are loaded while one is added, across units too."""
+    most, sums, mixed = no_keys(QUERIES, HEAD)
+    unit_most, unit_sums, unit_mixed = no_keys(QUERIES, HEAD)
+    for start in range(first, whole, BLOCK):
+        unit_most, unit_sums, unit_mixed = block_sums(
+            unit_most, unit_sums, unit_mixed, query, keys, values, table, page_stride, place, head_dim,
+            start, last, slot, reach, scale, softcap, window,
+            PAGE, UNIT, BLOCK, HEAD, CAPPED, WINDOWED, True,
+        )  # fmt: skip
+        unit_sums, unit_mixed = settled(unit_sums), settled(unit_mixed)
+        if (start + BLOCK) % UNIT == 0:
+            most, sums, mixed = merged(most, sums, mixed, unit_most, unit_sums, unit_mixed)
+    for start in range(tl.maximum(first, whole), last, BLOCK):
+        unit_most, unit_sums, unit_mixed = block_sums(
+            unit_most, unit_sums, unit_mixed, query, keys, values, table, page_stride, place, head_dim,
+            start, last, slot, reach, scale, softcap, window,
+            PAGE, UNIT, BLOCK, HEAD, CAPPED, WINDOWED, False,
+        )  # fmt: skip
+        unit_sums, unit_mixed = settled(unit_sums), settled(unit_mixed)
+        if (start + BLOCK) % UNIT == 0:
+            most, sums, mixed = merged(most, sums, mixed, unit_most, unit_sums, unit_mixed)
+    if tl.cdiv(last, BLOCK) * BLOCK % UNIT != 0:  # the last unit has fewer blocks
+        most, sums, mixed = merged(most, sums, mixed, unit_most, unit_sums, unit_mixed)
+    return most, sums, mixed
 
 
 @triton.jit
@@ -214,7 +288,7 @@ def attend_kernel(
                 query, keys, values, table, page_stride, at, head_dim,
                 unit * UNIT, tl.minimum((unit + 1) * UNIT, whole), tl.minimum((unit + 1) * UNIT, last),
                 slot, reach, scale, softcap, window,
-                PAGE, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
+                PAGE, UNIT, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
             )  # fmt: skip
             number = (tile * tl.num_programs(1) + head) * tl.num_programs(2) + tl.program_id(2)
             base = partial + number.to(tl.int64) * QUERIES * (HEAD + 17)
@@ -223,17 +297,11 @@ def attend_kernel(
             tl.store(base + QUERIES + index[:, None] * 16 + tl.arange(0, 16)[None, :], sums)
             tl.store(base + QUERIES * 17 + index[:, None] * HEAD + tl.arange(0, HEAD)[None, :], mixed)
     else:
-        most = tl.full([QUERIES], NOTHING, tl.float32)
-        sums = tl.zeros([QUERIES, 16], tl.float32)
-        mixed = tl.zeros([QUERIES, HEAD], tl.float32)
-        for unit in range(begin, end):
-            unit_most, unit_total, unit_mixed = unit_sums(
-                query, keys, values, table, page_stride, at, head_dim,
-                unit * UNIT, tl.minimum((unit + 1) * UNIT, whole), tl.minimum((unit + 1) * UNIT, last),
-                slot, reach, scale, softcap, window,
-                PAGE, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
-            )  # fmt: skip
-            most, sums, mixed = merged(most, sums, mixed, unit_most, unit_total, unit_mixed)
+        most, sums, mixed = all_units(
+            query, keys, values, table, page_stride, at, head_dim, begin * UNIT, whole, last,
+            slot, reach, scale, softcap, window,
+            PAGE, UNIT, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
+        )  # fmt: skip
         total = tl.max(sums, 1)  # the columns are equal
         result = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
         tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
@@ -274,9 +342,7 @@ def merge_kernel(
         begin = tl.maximum(first - window + 1, 0) // UNIT
     end = tl.cdiv(last, UNIT)
     wait_for_previous(EARLY)
-    most = tl.full([QUERIES], NOTHING, tl.float32)
-    sums = tl.zeros([QUERIES, 16], tl.float32)
-    mixed = tl.zeros([QUERIES, HEAD], tl.float32)
+    most, sums, mixed = no_keys(QUERIES, HEAD)
     index = tl.arange(0, QUERIES)
     for unit in range(end - begin):
         number = (tile * tl.num_programs(1) + head) * units + unit

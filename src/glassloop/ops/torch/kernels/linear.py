@@ -194,6 +194,25 @@ def linear_kernel(
     tl.store(place, total.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def store_outputs(
+    total, row, output, rows, width, residual, residual_stride, out, out_stride, ADDED: tl.constexpr
+):
+    """Writes outputs of some rows, plus the residual if ADDED."""
+    inside = (row < rows)[:, None] & (output < width)[None, :]
+    if ADDED:
+        place = residual + (row.to(tl.int64) * residual_stride)[:, None] + output[None, :]
+        total = tl.load(place, mask=inside, other=0.0).to(tl.float32) + total
+    place = out + (row.to(tl.int64) * out_stride)[:, None] + output[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def halves(total, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Returns the first and the second half of the columns."""
+    return tl.split(tl.permute(tl.reshape(total, [ROWS, 2, WIDTH // 2]), [0, 2, 1]))
+
+
 @triton.jit(do_not_specialize=["rows"])
 def wide_linear_kernel(
     x,
@@ -213,11 +232,15 @@ def wide_linear_kernel(
     ADDED: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    PIECES: tl.constexpr,
 ):
     """Computes the same as `linear_kernel`, to the last bit, for many rows: x and weight are descriptors, by
-    which the device copies whole tiles (TMA), and each program computes several tiles."""
+    which the device copies whole tiles (TMA), and each program computes several tiles. The outputs of a tile
+    are written in PIECES (1, 2 or 4): each passes through shared memory, and the registers would not hold the
+    residual of a whole tile."""
     tiles = tl.cdiv(width * 2 if GATED else width, WIDTH)
     row_tiles = tl.cdiv(rows, ROWS)
+    OUTPUTS: tl.constexpr = WIDTH // 2 if GATED else WIDTH
     for number in tl.range(tl.program_id(0), tiles * row_tiles, tl.num_programs(0), flatten=True):
         group = number // (8 * tiles)
         together = tl.minimum(row_tiles - group * 8, 8)
@@ -235,12 +258,19 @@ def wide_linear_kernel(
             )
         if GATED:
             total = gated(total, ROWS, WIDTH, ACTIVATION)
-            output = at_width * (WIDTH // 2) + tl.arange(0, WIDTH // 2)
+        output = at_width * OUTPUTS + tl.arange(0, OUTPUTS // PIECES)
+        about = rows, width, residual, residual_stride, out, out_stride, ADDED
+        if PIECES == 1:
+            store_outputs(total, row, output, *about)
         else:
-            output = at_width * WIDTH + tl.arange(0, WIDTH)
-        inside = (row < rows)[:, None] & (output < width)[None, :]
-        if ADDED:
-            place = residual + (row.to(tl.int64) * residual_stride)[:, None] + output[None, :]
-            total = tl.load(place, mask=inside, other=0.0).to(tl.float32) + total
-        place = out + (row.to(tl.int64) * out_stride)[:, None] + output[None, :]
-        tl.store(place, total.to(out.dtype.element_ty), mask=inside)
+            left, right = halves(total, ROWS, OUTPUTS)
+            if PIECES == 2:
+                store_outputs(left, row, output, *about)
+                store_outputs(right, row, output + OUTPUTS // 2, *about)
+            else:
+                first, second = halves(left, ROWS, OUTPUTS // 2)
+                store_outputs(first, row, output, *about)
+                store_outputs(second, row, output + OUTPUTS // 4, *about)
+                first, second = halves(right, ROWS, OUTPUTS // 2)
+                store_outputs(first, row, output + OUTPUTS // 2, *about)
+                store_outputs(second, row, output + OUTPUTS // 2 + OUTPUTS // 4, *about)

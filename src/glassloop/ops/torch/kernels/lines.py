@@ -1,0 +1,48 @@
+"""How lines, the choices that kernels find tokens for, lie in memory."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from glassloop.ops.torch.kernels.luck import position_key
+
+# Of an array of 64-bit numbers, for each line: the row, the position, a `gl_request`, its first rules after
+# the edits, and the line whose token it predicts: itself; -1 for a row before its edits; for one after them,
+# the line of the row before them. The fields of a `gl_request` that kernels do not read have, for a row after
+# its edits, the row before them, and where the edits begin.
+MOST_RULES = tl.constexpr(6)
+LINE = tl.constexpr(2 + 7 + 5 * 6 + 1)
+ROW, POSITION, HEAD, SCALE, SOURCE, RULE_COUNT, BRANCH, LUCKY, EDITS = (tl.constexpr(n) for n in range(9))
+RULES, RULE, OF = tl.constexpr(9), tl.constexpr(5), tl.constexpr(39)
+ACTION, AMOUNT = tl.constexpr(0), tl.constexpr(2)
+# Edits are 64-bit numbers too: where the bits of the tokens that are kept begin (0: all are), how many edits
+# follow, and for each its action, how many ids, the amount, where the ids begin, and where the factors of the
+# amount do (0: there are none). Places are counted from the first of these numbers.
+KEPT, EDIT_COUNT, FIRST_EDIT = (tl.constexpr(place) for place in range(3))
+EDIT, EDIT_IDS, EDIT_NUMBERS = tl.constexpr(5), tl.constexpr(3), tl.constexpr(4)
+# Numbers of `enum gl_action`.
+RULE_LESS, RULE_REMOVE = tl.constexpr(1), tl.constexpr(2)
+RULE_SCALE, RULE_FIRST, RULE_MASS, RULE_SHARE, RULE_PROBABILITY = (tl.constexpr(n) for n in range(4, 9))
+# Places of the fields of `gl_found` in 32-bit numbers, and of its bound in doubles.
+COUNT, OTHERS, WINNER, RANK, MOST, LEAST = (tl.constexpr(place) for place in range(6))
+BOUND, OWN, HEADER = tl.constexpr(3), tl.constexpr(8), tl.constexpr(10)
+PART = tl.constexpr(4096)  # logits that are summed on their own
+
+
+@triton.jit
+def key_of(line):
+    """Returns the key of the luck at the position of a line."""
+    return position_key(tl.load(line + BRANCH), tl.load(line + POSITION))
+
+
+@triton.jit
+def scale_of(line):
+    return tl.load(line + SCALE).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def row_of(logits, edited, line, number, stride):
+    """Returns the address of the row of a line."""
+    of = tl.load(line + OF)
+    return tl.where((of < 0) | (of == number), logits, edited) + tl.load(line + ROW) * stride
