@@ -22,7 +22,7 @@ MOST_NORMED_ROWS = 2
 MOST_NORMED_COLUMNS = 4096
 
 # How it divides them, which decides the speed alone; few_rows.cu says what the words mean.
-MOST_CHAINS = 4  # tiles that a block adds up at a time
+MOST_CHAINS = 3  # tiles that a block adds up at a time
 GROUPS = {1: 6, 2: 6, 3: 6, 4: 8}  # of 2 warps that unpack, by the number of chains
 MOST_SLOTS = 24
 DEPTHS = {4: 2, 8: 1, 16: 1}  # slots for which a warp reads codes ahead, by their bits
@@ -73,7 +73,7 @@ class FewRows(NamedTuple):
         whole_steps = columns % _STEP == 0 and self.x.stride(0) % 8 == 0
         is_wide = self.added is None or self.added.dtype is torch.float32
         has_activation = not (self.gated and self.activation == _GELU)
-        return whole_steps and is_wide and has_activation and bool(self._slots(_MULTIPLIERS))
+        return whole_steps and is_wide and has_activation and bool(self._slots(MOST_CHAINS))
 
     def launch(self, processors: int, early: bool) -> None:
         """Computes the product on the current stream, with the bits of `linear_kernel` (and `norm_kernel`).
@@ -141,7 +141,8 @@ class FewRows(NamedTuple):
         """Returns the slots of a block, a multiple of the groups; 0 if x leaves no room."""
         for most in (SHARED_OF_TWO, MOST_SHARED):
             room = (most - self.shared_bytes(0)) // _SLOT_BYTES
-            if (slots := min(room, MOST_SLOTS) // GROUPS[chains] * GROUPS[chains]) > 0:
+            slots = min(room, MOST_SLOTS) // GROUPS[chains] * GROUPS[chains]
+            if slots >= 2 * chains:  # a multiplier waits for the next one before it releases one
                 return slots
         return 0
 
