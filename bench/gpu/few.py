@@ -1,24 +1,60 @@
-"""Times products of a few rows with packed matrices by the kernel made for them and by the others, and
-compares their bits."""
+"""Times products of a few rows by the kernel made for them, few_rows.cu, and by Triton's, and compares their
+bits. Kernels are launched early, in a graph of several products, as a program does."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 
 from bench.gpu import tiles
-from bench.gpu.shapes import SHAPES, random_packed
+from bench.gpu.shapes import SHAPES, WEIGHTS, random_packed
 from bench.gpu.timing import graph_seconds
 from glassloop.ops.torch import few_rows
 from glassloop.ops.torch.launcher import Launcher
-from glassloop.ops.torch.matrix import Packed
+from glassloop.ops.torch.matrix import Packed, Stored
+from glassloop.ops.torch.recorder import Norm
+
+_SILU = 2
+_NORMED = ("qkv", "gate-up", "head")  # products that read a norm
+# What `--sweep` tries: the chains and the groups, the slots read ahead (by bits), whether two blocks share a
+# multiprocessor.
+_CHAINS = ((2, 2), (2, 4), (2, 6), (2, 8), (3, 3), (3, 6), (4, 4), (4, 8))
+_DEPTHS = {"q4": (1, 2, 3, 4), "q8": (1, 2), "bf16": (1,)}
+_SHARED = (113 << 10, 0)
+
+
+class Case(NamedTuple):
+    """A product of a model with some rows, and the matrices of several layers."""
+
+    name: str
+    rows: int
+    width: int
+    gated: bool
+    weights: list[Stored]
+
+    @property
+    def columns(self) -> int:
+        return self.weights[0].shape[1]
+
+    @property
+    def bytes(self) -> int:
+        weight = self.weights[0]
+        parts = [weight.codes, weight.scale, weight.minimum] if isinstance(weight, Packed) else [weight]
+        return sum(part.nbytes for part in parts if part is not None)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", default="8b", choices=SHAPES)
-    parser.add_argument("--rows", default="1,2,4,8,16")
-    parser.add_argument("--weights", default="q8,q4")
+    parser.add_argument("--rows", default="1,4,8,16")
+    parser.add_argument("--weights", default=",".join(reversed(WEIGHTS)))
+    parser.add_argument("--names", default="qkv,o,gate-up,down,head")
+    parser.add_argument("--sweep", action="store_true", help="time other divisions of the kernel's work")
+    parser.add_argument("--replays", type=int, default=200, help="of each graph, compared with the first")
 
 
 def main(given: argparse.Namespace) -> None:
@@ -26,65 +62,167 @@ def main(given: argparse.Namespace) -> None:
     launcher._early = True
     for kind in given.weights.split(","):
         for name, (width, columns, gated) in tiles.matrices(given.shape).items():
+            if name not in given.names.split(","):
+                continue
             weights = _weights(kind, 2 * width if gated else width, columns)
-            size = _bytes(weights[0])
             for rows in [int(each) for each in given.rows.split(",")]:
-                x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
-                # The residual stream is added where a model adds it.
-                residual = torch.randn(rows, width, device="cuda") if name in ("o", "down") else None
-                made, times = [], []
-                for few in (False, True):
-                    out = torch.empty(
-                        rows, width, device="cuda", dtype=torch.bfloat16 if gated else torch.float32
-                    )
-                    times.append(_seconds(launcher, few, rows, out, x, residual, weights, gated))
-                    made.append(out)
-                same = torch.equal(made[0].view(torch.uint8), made[1].view(torch.uint8))
-                before, now = times
-                bits = "the same bits" if same else "OTHER BITS"
-                print(
-                    f"{kind:5} {rows:3} rows {name:8} {before * 1e6:7.1f} µs,"
-                    f" by few_rows.cu {now * 1e6:7.1f} µs ({size / now / 1e12:.2f} TB/s), {bits}",
-                    flush=True,
-                )
+                case = Case(name, rows, width, gated, weights)
+                (_sweep if given.sweep else _compare)(launcher, kind, case, given.replays)
+            del weights
 
 
-def _weights(kind: str, width: int, columns: int) -> list[Packed]:
-    """Returns several random matrices, which together do not fit the cache."""
-    bits = 8 if kind == "q8" else 4
-    copies = max(2, min(16, 400_000_000 // (width * columns * bits // 8)))
-    return [random_packed(width, columns, columns**-0.5, bits) for _ in range(copies)]
+def _compare(launcher: Launcher, kind: str, case: Case, replays: int) -> None:
+    """Prints times and bits of a product, with the norm of its input beside it and in it."""
+    norms = (None, Norm(torch.rand(case.columns, device="cuda") + 0.5, None, 1e-5))
+    for norm in norms if case.name in _NORMED else norms[:1]:
+        with _tried(f"{kind:5} {case.rows:3} rows {case.name:8}{' normed' if norm else '':7}") as say:
+            before, expected = _measured(launcher, case, _by_triton(launcher, case, norm), 0)
+            say(f"{before * 1e6:7.1f} µs")
+            with _limits(MOST_ROWS=16, MOST_HALF_ROWS=16, MOST_NORMED_ROWS=16):
+                if not _product(launcher, case, 0, norm).can_launch():
+                    say("not by few_rows.cu")
+                    continue
+                launch = _by_few_rows(launcher, case, norm)
+                now, found = _measured(launcher, case, launch, replays)
+            say(f"by few_rows.cu {now * 1e6:7.1f} µs ({case.bytes / now / 1e12:.2f} TB/s)")
+            same = torch.equal(expected.view(torch.uint8), found.view(torch.uint8))
+            say("the same bits" if same else "OTHER BITS")
 
 
-def _bytes(weight: Packed) -> int:
-    parts = [weight.codes, weight.scale, weight.minimum]
-    return sum(part.nbytes for part in parts if part is not None)
+def _sweep(launcher: Launcher, kind: str, case: Case, replays: int) -> None:
+    """Prints the fastest divisions of a product."""
+    found: list[tuple[float, str]] = []
+    bits = {"q4": 4, "q8": 8, "bf16": 16}[kind]
+    for (chains, groups), depth, shared in itertools.product(_CHAINS, _DEPTHS[kind], _SHARED):
+        limits = {"MOST_CHAINS": chains, "SHARED_OF_TWO": shared, "MOST_ROWS": 16, "MOST_HALF_ROWS": 16}
+        tables = {"GROUPS": few_rows.GROUPS | {chains: groups}, "DEPTHS": few_rows.DEPTHS | {bits: depth}}
+        about = f"{chains} chains, {groups} groups, depth {depth}, {'two' if shared else 'one'}"
+        with _limits(**limits, **tables):
+            try:
+                product = _product(launcher, case, 0, None)
+                if not product.can_launch():
+                    continue
+                settings = product.settings(launcher._processors, early=True)
+                about += f", {settings['CHAINS']} used, {settings['SLOTS']} slots"
+                seconds, _ = _measured(launcher, case, _by_few_rows(launcher, case, None), 0)
+                found.append((seconds, about))
+            except Exception as error:
+                print("failed:", about, str(error)[:200], flush=True)
+    for seconds, about in sorted(found)[:6]:
+        rate = f"{case.bytes / seconds / 1e12:.2f} TB/s"
+        print(
+            f"{kind:5} {case.rows:3} rows {case.name:8} {seconds * 1e6:7.1f} µs ({rate}) {about}", flush=True
+        )
 
 
-def _seconds(
-    launcher: Launcher,
-    few: bool,
-    rows: int,
-    out: torch.Tensor,
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    weights: list[Packed],
-    gated: bool,
-) -> float:
-    most = few_rows.MOST_ROWS
-    few_rows.MOST_ROWS = most if few else 0
+@contextmanager
+def _tried(about: str) -> Iterator[Callable[[str], None]]:
+    """Gives a function that adds words to a line, which is printed at the end, with the error if there is
+    one."""
+    words = [about]
     try:
-        silu, linear = 2, launcher.method("linear")
+        yield words.append
+    except Exception as error:
+        words.append(f"FAILED: {type(error).__name__}: {str(error)[:300]}")
+    print(", ".join(words), flush=True)
 
-        def compute(weight: Packed) -> None:
-            linear(None, rows, out, x, residual, weight=weight, bias=None, gated=gated, activation=silu)
 
-        compute(weights[0])
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for weight in weights:
-                compute(weight)
-        return graph_seconds(graph, 7) / len(weights)
+@contextmanager
+def _limits(**limits: Any) -> Iterator[None]:
+    """Sets constants of few_rows.py for a while."""
+    before = {name: getattr(few_rows, name) for name in limits}
+    try:
+        for name, value in limits.items():
+            setattr(few_rows, name, value)
+        yield
     finally:
-        few_rows.MOST_ROWS = most
+        for name, value in before.items():
+            setattr(few_rows, name, value)
+
+
+def _inputs(case: Case) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Returns x in float32, the residual stream where a model adds it, and an array for the outputs."""
+    generator = torch.Generator("cuda").manual_seed(case.rows)
+    x = torch.randn(case.rows, case.columns, device="cuda", generator=generator)
+    residual = torch.randn(case.rows, case.width, device="cuda") if case.name in ("o", "down") else None
+    kind = torch.bfloat16 if case.gated else torch.float32
+    return x, residual, torch.zeros(case.rows, case.width, device="cuda", dtype=kind)
+
+
+def _product(launcher: Launcher, case: Case, layer: int, norm: Norm | None) -> few_rows.FewRows:
+    x, residual, out = _ARRAYS.setdefault(case.name + str(case.rows), _inputs(case))
+    x = x if norm is not None else _HALVES.setdefault(case.name + str(case.rows), x.bfloat16())
+    weight = case.weights[layer]
+    return few_rows.FewRows(case.rows, out, x, residual, weight, None, case.gated, _SILU, norm)
+
+
+_ARRAYS: dict[str, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]] = {}
+_HALVES: dict[str, torch.Tensor] = {}
+
+
+def _by_few_rows(launcher: Launcher, case: Case, norm: Norm | None) -> Callable[[int], torch.Tensor]:
+    def compute(layer: int) -> torch.Tensor:
+        product = _product(launcher, case, layer, norm)
+        product.launch(launcher._processors, early=True)
+        return product.out
+
+    return compute
+
+
+def _by_triton(launcher: Launcher, case: Case, norm: Norm | None) -> Callable[[int], torch.Tensor]:
+    """Returns what computes a product by Triton's kernels; of a packed matrix, for the first layer, with the
+    expanded one."""
+    expanded = case.weights[0].expanded() if isinstance(case.weights[0], Packed) else case.weights[0]
+    product = _product(launcher, case, 0, norm)
+    x, residual, out = product.x, product.added, product.out
+    half = torch.empty(x.shape, dtype=torch.bfloat16, device="cuda")
+
+    def compute(layer: int) -> torch.Tensor:
+        if norm is not None:
+            launcher.method("norm")(None, case.rows, half, x, norm=norm)
+        weight = expanded if layer == 0 else case.weights[layer]
+        linear = launcher.method("linear")
+        source = x if norm is None else half
+        with _limits(MOST_ROWS=0, MOST_HALF_ROWS=0):
+            linear(
+                None, case.rows, out, source, residual,
+                weight=weight, bias=None, gated=case.gated, activation=_SILU,
+            )  # fmt: skip
+        return out
+
+    return compute
+
+
+def _measured(
+    launcher: Launcher, case: Case, compute: Callable[[int], torch.Tensor], replays: int
+) -> tuple[float, torch.Tensor]:
+    """Returns the time of a product, in a graph of one for each layer but the first, and the output for the
+    first. Raises if the outputs of the last layer are not always the same."""
+    found = compute(0).clone()
+    compute(1)
+    torch.cuda.synchronize()
+    graph, layers = torch.cuda.CUDAGraph(), range(1, len(case.weights))
+    with torch.cuda.graph(graph):
+        for layer in layers:
+            out = compute(layer)
+    seconds = graph_seconds(graph, 7) / len(layers)
+    first = out.clone()
+    differing = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(replays):
+        graph.replay()
+        differing += (out.view(torch.uint8) != first.view(torch.uint8)).any()
+    if count := int(differing):
+        raise RuntimeError(f"{count} of {replays} replays differ")
+    return seconds, found
+
+
+def _weights(kind: str, width: int, columns: int) -> list[Stored]:
+    """Returns several random matrices, which together do not fit the cache."""
+    bits = {"q4": 4, "q8": 8, "bf16": 16}[kind]
+    copies = max(3, min(17, 400_000_000 // (width * columns * bits // 8)))
+    if bits < 16:
+        return [random_packed(width, columns, columns**-0.5, bits) for _ in range(copies)]
+    return [
+        torch.randn(width, columns, device="cuda", dtype=torch.bfloat16).mul_(columns**-0.5)
+        for _ in range(copies)
+    ]

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
+from subprocess import run
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import triton
@@ -102,6 +106,19 @@ def compiled(kernel: Any, architecture: int, constants: dict[str, Any], **option
     source = ASTSource(kernel, signature, constants, aligned)
     target = GPUTarget("cuda", architecture, 32)
     return triton.compile(source, target=target, options={"enable_fp_fusion": False, **options})
+
+
+def stack_bytes(code: bytes) -> int:
+    """Returns how many bytes a thread of the kernel in a file of code needs for registers that are spilled
+    and arrays that are not in registers."""
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        told = run([program, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    found = re.search(r"STACK:(\d+)", told.stdout)
+    assert found is not None, told.stdout
+    return int(found[1])
 
 
 def variants(

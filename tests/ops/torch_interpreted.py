@@ -28,6 +28,7 @@ from ops.holes import Hole, hole_alone, hole_logits
 from ops.random_adapters import random_adapter
 from ops.random_choices import random_lines, random_rows
 from ops.random_models import random_tensor
+from ops.torch_compiled import stack_bytes
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -47,13 +48,14 @@ from glassloop.ops.memory import format_bytes
 from glassloop.ops.native import chooser as native_chooser
 from glassloop.ops.quant import FORMATS, Float32
 from glassloop.ops.reference import ReferenceOps
-from glassloop.ops.torch import device, few_rows
+from glassloop.ops.torch import device, few_rows, nvrtc
 from glassloop.ops.torch import launcher as torch_launcher
 from glassloop.ops.torch import program as torch_program
 from glassloop.ops.torch import step as torch_step
 from glassloop.ops.torch.kernels import linear
 from glassloop.ops.torch.matrix import Packed, TorchMatrix, pack
 from glassloop.ops.torch.ops import TorchOps
+from glassloop.ops.torch.recorder import Norm
 from glassloop.ops.torch.rows import DeviceChooser, DeviceRows
 
 CHOICE_WIDTHS = (50, 700, 4100)
@@ -611,30 +613,53 @@ def check_wide() -> None:
 
 
 def check_few_rows() -> None:
-    """The kernel for few rows with a packed matrix always fits the shared memory, and its warps share out
-    all outputs. Where NVIDIA's compiler is installed, it compiles."""
+    """The kernel for few rows always fits the shared memory, and its slots belong to the same warps. Where
+    NVIDIA's compiler is installed, it compiles, and no register is spilled."""
     kinds = [(4, True, torch.float16, 32), (4, False, torch.float16, 32), (4, True, torch.float32, 32)]
-    kinds += [(8, False, torch.float16, 32), (8, True, torch.float32, 16)]
-    compiles = few_rows._nvrtc() is not None
-    for (bits, minimum, kind, group), columns in product(kinds, (256, 2048, 4096, 14336, 28672)):
+    kinds += [(8, False, torch.float16, 32), (8, True, torch.float32, 16), (16, False, torch.float16, 32)]
+    compiles, silu = nvrtc.is_available(), 2
+    for kind, columns in product(kinds, (256, 2048, 4096, 14336, 28672)):
         for rows, width, gated in product((1, 3, 8, 9, 16), (8, 1000, 4096, 128256), (False, True)):
-            matrix = (2 * width if gated else width, columns)
-            codes = torch.empty((matrix[0], columns * bits // 8), dtype=torch.uint8, device="meta")
-            scale = torch.empty((matrix[0], columns // group), dtype=kind, device="meta")
-            weight = Packed(codes, scale, scale if minimum else None, bits, 0, group)
-            x = torch.empty((rows, columns), device="meta")
-            out = torch.empty((rows, width), dtype=torch.bfloat16, device="meta")
-            silu = 2
-            few = few_rows.FewRows(rows, out, x, None, weight, None, gated, silu)
-            with patch.object(few_rows, "_nvrtc", lambda: 1):
-                if not few.can_launch():
-                    assert rows * columns > 2 * 14336
-                    continue
-            settings = few.settings(132, early=True)
-            assert settings["STAGES"] >= 2 and 1 <= settings["WARPS"] <= 16, settings
-            assert few_rows.shared_bytes(settings, columns) <= 227 << 10, settings
-            if compiles and (columns, width) == (4096, 4096) and rows in (1, 9):
-                assert few_rows.translate(settings, "sm_90")
+            for normed in (0, 1, 2):
+                few = _few_rows(rows, width, columns, gated, *kind)._replace(activation=silu)
+                vector = torch.empty(columns, device="meta")
+                if normed:
+                    wide, norm = few.x.float(), Norm(vector, vector if normed == 2 else None, 1e-5)
+                    few = few._replace(x=wide, norm=norm)
+                with (
+                    patch.object(nvrtc, "is_available", lambda: True),
+                    patch.object(few_rows, "MOST_HALF_ROWS", 16),
+                ):
+                    if not few.can_launch():
+                        assert normed or rows * columns > 4 * 14336
+                        continue
+                settings = few.settings(132, early=True)
+                slots, groups, chains = (settings[name] for name in ("SLOTS", "GROUPS", "CHAINS"))
+                assert slots >= 2 * chains and slots % groups == 0 and groups % chains == 0, settings
+                assert few.shared_bytes(slots) <= 227 << 10, settings
+                assert settings["BLOCKS"] == 1 or few.shared_bytes(slots) <= 113 << 10, settings
+                if compiles and (columns, width) == (4096, 4096) and rows in (1, 9):
+                    code = nvrtc.translate(few_rows.SOURCE, tuple(settings.items()), "sm_90")
+                    assert stack_bytes(code) == 0, settings
+
+
+def _few_rows(
+    rows: int, width: int, columns: int, gated: bool, bits: int, minimum: bool, kind: torch.dtype, group: int
+) -> few_rows.FewRows:
+    """Returns a product of arrays that have shapes alone."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    height, half = 2 * width if gated else width, torch.bfloat16
+    weight: torch.Tensor | Packed = empty(height, columns, dtype=half)
+    if bits < 16:
+        scale = empty(height, columns // group, dtype=kind)
+        codes = empty(height, columns * bits // 8, dtype=torch.uint8)
+        weight = Packed(codes, scale, scale if minimum else None, bits, 0, group)
+    return few_rows.FewRows(
+        rows, empty(rows, width, dtype=half), empty(rows, columns, dtype=half), None, weight, None, gated
+    )
 
 
 CHECKS = {name.removeprefix("check_"): each for name, each in globals().items() if name.startswith("check_")}

@@ -100,21 +100,8 @@ class Launcher:
         self._launch(pointwise.take_kernel, grid, x, wanted, out, width, x.stride(0), BLOCK=_COLUMNS)
 
     def _norm(self, step: Step, rows: int, out: Any, x: Any, *, norm: Norm) -> None:
-        width = out.shape[1]
-        block = triton.next_power_of_2(width)
         self._launch(
-            pointwise.norm_kernel,
-            (rows,),
-            x,
-            norm.weight,
-            norm.weight if norm.bias is None else norm.bias,
-            out,
-            width,
-            x.stride(0),
-            norm.eps,
-            BLOCK=block,
-            CENTRED=norm.bias is not None,
-            num_warps=8 if block >= 4096 else 4,
+            pointwise.norm_kernel, (rows,), *norm_arguments(out, x, norm), **norm_settings(out, norm)
         )
 
     def _linear(
@@ -129,14 +116,16 @@ class Launcher:
         bias: Any,
         gated: bool = False,
         activation: int = 0,
+        norm: Norm | None = None,
     ) -> None:
         """Computes x @ weight.T + bias + added or, if gated, activated(x @ gate.T) * (x @ up.T), by the
-        kernel that is the fastest for so many rows."""
-        if isinstance(weight, Packed):
-            product = few_rows.FewRows(rows, out, x, added, weight, bias, gated, activation)
-            if self._processors and product.can_launch():
-                product.launch(self._processors, self._early)
-                return
+        kernel that is the fastest for so many rows. With a norm, which `can_normalize` has allowed, x is
+        normalized first."""
+        few = few_rows.FewRows(rows, out, x, added, weight, bias, gated, activation, norm)
+        if self._processors and few.can_launch():
+            few.launch(self._processors, self._early)
+            return
+        assert norm is None
         width, columns = out.shape[1], weight.shape[1]
         packed: dict[str, Any] = {}
         if isinstance(weight, Packed):
@@ -180,6 +169,10 @@ class Launcher:
             ahead = self._early and even and rows <= 16 and tile.step <= _AHEAD and not packed
             settings |= {"SWAPPED": tile.swapped, "EVEN": even, "AHEAD": ahead, **packed}
             self._launch(linear.linear_kernel, (tiles,), x, weight, *sizes, x.stride(0), **settings)
+
+    def can_normalize(self, rows: int, out: Any, x: Any, added: Any = None, **settings: Any) -> bool:
+        """Returns whether a product with these settings, a norm among them, normalizes x itself."""
+        return self._processors > 0 and few_rows.FewRows(rows, out, x, added, **settings).can_launch()
 
     def _expand(self, weight: Packed) -> torch.Tensor:
         """Returns a packed matrix in half precision, until the next call. For many rows, this costs less than
@@ -405,6 +398,18 @@ class Launcher:
             ACTIVATION=activation,
             BLOCK=_COLUMNS,
         )
+
+
+def norm_arguments(out: torch.Tensor, x: torch.Tensor, norm: Norm) -> tuple[Any, ...]:
+    """Returns the arguments of `norm_kernel`."""
+    bias = norm.weight if norm.bias is None else norm.bias  # not read if there is none
+    return x, norm.weight, bias, out, out.shape[1], x.stride(0), norm.eps
+
+
+def norm_settings(out: torch.Tensor, norm: Norm) -> dict[str, Any]:
+    """Returns the constants of `norm_kernel` for rows as wide as these."""
+    block = triton.next_power_of_2(out.shape[1])
+    return {"BLOCK": block, "CENTRED": norm.bias is not None, "num_warps": 8 if block >= 4096 else 4}
 
 
 def head_block(head_dim: int) -> int:

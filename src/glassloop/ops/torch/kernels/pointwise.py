@@ -88,6 +88,36 @@ def scaled(x, centre, factor, weight, bias, CENTRED: tl.constexpr):
 
 
 @triton.jit
+def power_of_two(exponent):
+    """Returns 2 to an integer power, in float64, from -1022 on."""
+    return ((exponent + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def row_moments(x, inside, width, eps, CENTRED: tl.constexpr):
+    """Returns the moments of a whole row, as `moments`, with sums that do not depend on any order, since
+    `few_rows.cu` computes them too: of integers. A value is divided by the power of two that is larger than
+    all, so that it and its square are less than 1, and becomes the whole number of 2^-46 in it. If a value is
+    not finite, the result is not a number."""
+    bits = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)  # the largest without its sign
+    exponent = (bits >> 23) - 126
+    grid = 70368744177664.0  # 2^46
+    wide = x.to(tl.float64)
+    centre = tl.full([], 0.0, tl.float64)
+    if CENTRED:
+        total = tl.sum((wide * (power_of_two(-exponent) * grid)).to(tl.int64), 0)
+        centre = total.to(tl.float64) * power_of_two(exponent - 46) / width
+        wide = tl.where(inside, wide - centre, 0.0)
+        exponent += 1
+    part = wide * power_of_two(-exponent)
+    total = tl.sum((part * part * grid).to(tl.int64), 0)
+    mean = total.to(tl.float64) * power_of_two(2 * exponent - 46) / width
+    factor = 1.0 / tl.sqrt(mean + eps)
+    factor = tl.where(bits < 0x7F800000, factor, float("nan"))
+    return centre.to(tl.float32), factor.to(tl.float32)
+
+
+@triton.jit
 def norm_kernel(
     x,
     weight,
@@ -109,7 +139,7 @@ def norm_kernel(
     biases = tl.load(bias + columns, mask=inside, other=0.0)
     wait_for_previous(EARLY)
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    centre, factor = moments(values, inside, width, eps, CENTRED)
+    centre, factor = row_moments(values, inside, width, eps, CENTRED)
     values = scaled(values, centre, factor, weights, biases, CENTRED)
     tl.store(out + row * width + columns, values.to(out.dtype.element_ty), mask=inside)
 
