@@ -7,6 +7,7 @@ import argparse
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -140,24 +141,23 @@ def _limits(**limits: Any) -> Iterator[None]:
             setattr(few_rows, name, value)
 
 
-def _inputs(case: Case) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Returns x in float32, the residual stream where a model adds it, and an array for the outputs."""
-    generator = torch.Generator("cuda").manual_seed(case.rows)
-    x = torch.randn(case.rows, case.columns, device="cuda", generator=generator)
-    residual = torch.randn(case.rows, case.width, device="cuda") if case.name in ("o", "down") else None
-    kind = torch.bfloat16 if case.gated else torch.float32
-    return x, residual, torch.zeros(case.rows, case.width, device="cuda", dtype=kind)
+@cache
+def _inputs(
+    name: str, rows: int, width: int, columns: int, gated: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Returns x in float32 and in half precision, the residual stream where a model adds it, and an array for
+    the outputs."""
+    x = torch.randn(rows, columns, device="cuda", generator=torch.Generator("cuda").manual_seed(rows))
+    residual = torch.randn(rows, width, device="cuda") if name in ("o", "down") else None
+    kind = torch.bfloat16 if gated else torch.float32
+    return x, x.bfloat16(), residual, torch.zeros(rows, width, device="cuda", dtype=kind)
 
 
 def _product(launcher: Launcher, case: Case, layer: int, norm: Norm | None) -> few_rows.FewRows:
-    x, residual, out = _ARRAYS.setdefault(case.name + str(case.rows), _inputs(case))
-    x = x if norm is not None else _HALVES.setdefault(case.name + str(case.rows), x.bfloat16())
+    x, half, residual, out = _inputs(case.name, case.rows, case.width, case.columns, case.gated)
+    x = half if norm is None else x
     weight = case.weights[layer]
     return few_rows.FewRows(case.rows, out, x, residual, weight, None, case.gated, _SILU, norm)
-
-
-_ARRAYS: dict[str, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]] = {}
-_HALVES: dict[str, torch.Tensor] = {}
 
 
 def _by_few_rows(launcher: Launcher, case: Case, norm: Norm | None) -> Callable[[int], torch.Tensor]:

@@ -44,12 +44,20 @@ _TABLE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
     (256, ((5120, Tile(64, 128, 128, False, 4, 4)), (_ANY, Tile(128, 128, 64, False, 4, 5)))),
     (_ANY, ((_ANY, Tile(128, 128, 64, False, 4, 5)),)),
 )
-# Of products whose tiles are copied by descriptors: by the number of rows, without and with a gate, whose
-# outputs are half as many.
-_WIDE: tuple[tuple[int, Tile, Tile], ...] = (
-    (256, Tile(64, 128, 128, False, 4, 4), Tile(128, 128, 64, False, 4, 5)),
-    (_ANY, Tile(128, 256, 64, False, 8, 4, pieces=4), Tile(128, 256, 64, False, 8, 4, pieces=2)),
+# Of products whose tiles are copied by descriptors, likewise.
+_LARGE = Tile(128, 256, 64, False, 8, 4, pieces=4)
+_WIDE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
+    (
+        256,
+        (
+            (5120, Tile(64, 128, 128, False, 4, 4)),
+            (8192, Tile(128, 128, 64, False, 4, 5)),
+            (_ANY, _LARGE),
+        ),
+    ),
+    (_ANY, ((_ANY, _LARGE),)),
 )
+_GATED = _LARGE._replace(pieces=2)  # a gate has half as many outputs
 # Of packed matrices, whose values are computed in registers. There the instructions for fewer than 64 rows
 # (`mma.sync`) take columns in another order, since Triton lays out values differently that were stored in 8
 # bits or less. The transpose with 64 outputs (`wgmma`) takes them one after the other.
@@ -77,8 +85,8 @@ def tile_for(rows: int, weight_rows: int, shared_memory: int, packed: bool = Fal
 @cache
 def wide_tile_for(rows: int, weight_rows: int, gated: bool, shared_memory: int) -> Tile:
     """Returns the tile of a product of many rows by `wide_linear_kernel`, likewise."""
-    plain, with_gate = next(each[1:] for each in _WIDE if rows <= each[0])
-    tile = with_gate if gated else plain
+    by_width = next(widths for most, widths in _WIDE if rows <= most)
+    tile = _GATED if gated else next(tile for most, tile in by_width if weight_rows <= most)
     outputs = tile.width // 2 if gated else tile.width
     return _fitted(tile, 4 * tile.rows * outputs // tile.pieces, shared_memory)
 

@@ -208,9 +208,9 @@ __device__ __forceinline__ u64 total_of(u64 own, u64* room) {
     return own;
 }
 
-// Computes the norm of a row as `norm_kernel` of pointwise.py: `moments` there says how.
-__device__ __forceinline__ void normalize(const float* x, const float* weight, const float* bias, float eps, int columns,
-                                          u32 to, char* room) {
+// Computes the norm of a row as `norm_kernel` of pointwise.py: `row_moments` there says how.
+__device__ __forceinline__ void normalize(const float* x, const float* weight, const float* bias, double share, float eps,
+                                          int columns, u32 to, char* room) {
     float4 value[NORM_VECTORS];
     u32 top = 0;
 #pragma unroll
@@ -226,37 +226,38 @@ __device__ __forceinline__ void normalize(const float* x, const float* weight, c
         }
     };
     each([&](float v) { top = max(top, __float_as_uint(v) & 0x7FFFFFFFu); });
-    const u64 exponent = largest(top, (u32*)room) >> 23;  // all values are less than 2^(exponent - 126)
-    constexpr double GRID = 70368744177664.0;             // 2^46
-    auto power = [](u64 biased) { return __longlong_as_double((long long)(biased << 52)); };
-    double centre = 0.0;
-    u64 sum = 0;
+    top = largest(top, (u32*)room);
+    int exponent = max((int)(top >> 23) - 126, -100);  // all values are less than this power of two
+    constexpr int UNIT_BITS = 24;
+    auto power = [](int by) { return __int_as_float((by + 127) << 23); };
+    float centre = 0.0f;
     if (NORM == 2) {
-        const double by = __dmul_rn(power(1149 - exponent), GRID);
-        each([&](float v) { sum += (u64)__double2ll_rz(__dmul_rn((double)v, by)); });
+        u64 sum = 0;
+        const float times = power(UNIT_BITS - exponent);
+        each([&](float v) { sum += (u64)(long long)__float2int_rz(__fmul_rn(v, times)); });
         const double all = __ll2double_rn((long long)total_of(sum, (u64*)(room + 32)));
-        centre = __ddiv_rn(__dmul_rn(all, power(851 + exponent)), (double)columns);
-        sum = 0;
+        centre = __double2float_rn(__dmul_rn(all, __dmul_rn((double)power(exponent - UNIT_BITS), share)));
+        exponent++;
     }
-    // Less than 1, around the mean too.
-    const double by = power(1149 - (NORM == 2) - exponent);
+    u64 sum = 0;
+    const float times = power(UNIT_BITS - exponent);
     each([&](float v) {
-        const double part = __dmul_rn(__dsub_rn((double)v, centre), by);
-        sum += (u64)__double2ll_rz(__dmul_rn(__dmul_rn(part, part), GRID));
+        const u32 units = (u32)__float2int_rz(__fadd_rn(__fmul_rn(fabsf(__fsub_rn(v, centre)), times), 0.5f));
+        sum += (u64)units * units;
     });
     const double all = __ll2double_rn((long long)total_of(sum, (u64*)(room + 32)));
-    const double mean = __ddiv_rn(__dmul_rn(all, power(725 + 2 * (NORM == 2) + 2 * exponent)), (double)columns);
-    double wide_factor = __ddiv_rn(1.0, __dsqrt_rn(__dadd_rn(mean, (double)eps)));
-    if (exponent == 255) wide_factor = __longlong_as_double(0x7FF8000000000000ll);
-    const float factor = (float)wide_factor, middle = (float)centre;
+    const double unit = (double)power(exponent - UNIT_BITS);
+    const float mean = __double2float_rn(__dmul_rn(all, __dmul_rn(__dmul_rn(unit, unit), share)));
+    float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
+    if (top >= 0x7F800000u) factor = __int_as_float(0x7FC00000);
 #pragma unroll
     for (int i = 0; i < NORM_VECTORS; i++) {
         const int at = (i * 32 * MULTIPLIERS + threadIdx.x) * 4;
         if (at >= columns) continue;
         const float4 weights = *(const float4*)(weight + at);
         const float4 biases = NORM == 2 ? *(const float4*)(bias + at) : weights;
-        auto scaled = [&](float v, float times, float plus) {
-            const float made = __fmul_rn(__fmul_rn(__fsub_rn(v, middle), factor), times);
+        auto scaled = [&](float v, float by, float plus) {
+            const float made = __fmul_rn(__fmul_rn(__fsub_rn(v, centre), factor), by);
             return NORM == 2 ? __fadd_rn(made, plus) : made;
         };
         const u32 low = halves(scaled(value[i].x, weights.x, biases.x), scaled(value[i].y, weights.y, biases.y));
@@ -397,11 +398,12 @@ few_rows(const void* __restrict__ x, const char* __restrict__ weight, const char
     }
 
     asm volatile("bar.sync 0;" ::: "memory");
+    const double share = __ddiv_rn(1.0, (double)columns);
     if (EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");
     if (NORM) {
         for (int row = 0; row < rows; row++)
-            normalize((const float*)x + (long long)row * x_stride, norm_weight, norm_bias, eps, columns, x_place + row * x_pitch,
-                      room + SLOTS * 16);
+            normalize((const float*)x + (long long)row * x_stride, norm_weight, norm_bias, share, eps, columns,
+                      x_place + row * x_pitch, room + SLOTS * 16);
     } else {
         const int chunks = columns / 8;
         for (int row = 0; row < rows; row++)
