@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from glassloop.ops.batch import PAGE
@@ -31,6 +30,18 @@ _COLUMNS = 1024  # of one program of an elementwise kernel
 _EXPANDED = 512  # rows from which a packed matrix is written in half precision before it is multiplied
 _EXPANDED_ROWS = 4  # of a matrix that one program then writes
 _POSITIONS = 2048  # whose angles are computed at first
+
+
+# Triton's own functions of these names also serve kernels, and take microseconds each; a step that is not a
+# graph calls them some 450 times.
+def cdiv(number: int, divisor: int) -> int:
+    """Returns the quotient, rounded up."""
+    return -(-number // divisor)
+
+
+def next_power_of_2(number: int) -> int:
+    """Returns the smallest power of two that is not less than a positive number."""
+    return 1 << (number - 1).bit_length()
 
 
 class Launcher:
@@ -73,7 +84,7 @@ class Launcher:
 
     def fill_tokens(self, tokens: torch.Tensor, predicted: torch.Tensor, rows: int) -> None:
         """Replaces the tokens -1 - n of a batch by the prediction for line n of the previous choice."""
-        grid = (triton.cdiv(rows, _COLUMNS),)
+        grid = (cdiv(rows, _COLUMNS),)
         self._launch(rows_kernels.fill_kernel, grid, tokens, predicted, rows, BLOCK=_COLUMNS)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
@@ -86,7 +97,7 @@ class Launcher:
 
     def _embed(self, step: Step, rows: int, out: Any, *, table: Any, ids: str) -> None:
         width = out.shape[1]
-        grid = (rows, triton.cdiv(width, _COLUMNS))
+        grid = (rows, cdiv(width, _COLUMNS))
         settings = {"BLOCK": _COLUMNS}
         if isinstance(table, Packed):
             settings |= table.arguments() | {"HALVED": HALF is torch.bfloat16}
@@ -95,13 +106,13 @@ class Launcher:
 
     def _take(self, step: Step, rows: int, out: Any, x: Any) -> None:
         width = out.shape[1]
-        grid = (rows, triton.cdiv(width, _COLUMNS))
+        grid = (rows, cdiv(width, _COLUMNS))
         wanted = step.ids["wanted"]
         self._launch(pointwise.take_kernel, grid, x, wanted, out, width, x.stride(0), BLOCK=_COLUMNS)
 
     def _norm(self, step: Step, rows: int, out: Any, x: Any, *, norm: Norm) -> None:
         width = out.shape[1]
-        block = triton.next_power_of_2(width)
+        block = next_power_of_2(width)
         self._launch(
             pointwise.norm_kernel,
             (rows,),
@@ -146,7 +157,7 @@ class Launcher:
                 packed, weight = weight.arguments(), weight.codes
         weight_rows = 2 * width if gated else width
         tile = tile_for(rows, weight_rows, gated, self._shared_memory, bool(packed))
-        tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(weight_rows, tile.width)
+        tiles = cdiv(rows, tile.rows) * cdiv(weight_rows, tile.width)
         settings = {
             "ROWS": tile.rows,
             "WIDTH": tile.width,
@@ -183,7 +194,7 @@ class Launcher:
         if self._expanded.numel() < rows * columns:
             self._expanded = torch.empty(rows * columns, dtype=HALF, device=DEVICE)
         out = self._expanded[: rows * columns].view(rows, columns)
-        grid = triton.cdiv(rows, _EXPANDED_ROWS), triton.cdiv(columns, _COLUMNS)
+        grid = cdiv(rows, _EXPANDED_ROWS), cdiv(columns, _COLUMNS)
         self._launch(
             linear.expand_kernel,
             grid,
@@ -214,7 +225,7 @@ class Launcher:
         outputs = 64 if up else RANK_STEP
         self._launch(
             adapter.low_rank_kernel,
-            (len(tiles.rows), triton.cdiv(width, outputs)),
+            (len(tiles.rows), cdiv(width, outputs)),
             x,
             weight,
             scales if up else weight,  # an argument that a kernel does not read is any array
@@ -252,7 +263,7 @@ class Launcher:
         pages, key_norm = step.pages[group], key.norm
         self._launch(
             pointwise.keep_kernel,
-            (rows, triton.cdiv(query.heads, KEPT_HEADS) + triton.cdiv(key.heads, KEPT_HEADS)),
+            (rows, cdiv(query.heads, KEPT_HEADS) + cdiv(key.heads, KEPT_HEADS)),
             x=x,
             queries=out,
             key_weight=x if key_norm is None else key_norm.weight,
@@ -291,7 +302,7 @@ class Launcher:
             "head_dim": head_dim,
             "half": 0 if product.angles is None else cosines.shape[1],
             "eps": 0.0 if norm is None else norm.eps,
-            "BLOCK": triton.next_power_of_2(head_dim),
+            "BLOCK": next_power_of_2(head_dim),
             "NORM": 0 if norm is None else 1 if norm.bias is None else 2,
             "ROTATED": product.angles is not None,
         }
@@ -387,7 +398,7 @@ class Launcher:
         y = x if y is None else y
         self._launch(
             pointwise.elementwise_kernel,
-            (rows, triton.cdiv(width, _COLUMNS)),
+            (rows, cdiv(width, _COLUMNS)),
             x,
             y,
             out,
@@ -404,4 +415,4 @@ class Launcher:
 
 def head_block(head_dim: int) -> int:
     """Returns the columns of a head in attention: a power of two, as large as the tensor cores need."""
-    return int(max(16, triton.next_power_of_2(head_dim)))
+    return int(max(16, next_power_of_2(head_dim)))
