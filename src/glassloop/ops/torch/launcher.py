@@ -54,6 +54,10 @@ class Launcher:
         self._early = False  # whether kernels are launched before the previous one has ended
         self._partial = torch.empty(0, device=DEVICE)  # sums of attention over one unit each
         self._expanded = torch.empty(0, dtype=HALF, device=DEVICE)  # a packed matrix in half precision
+        # Descriptors by the array, its shape and the tile. They keep the memory of the array, so only those
+        # of weights outlive a step.
+        self._weights: dict[tuple[int, ...], TensorDescriptor] = {}
+        self._inputs: dict[tuple[int, ...], TensorDescriptor] = {}
         self._angles: dict[Angles, tuple[torch.Tensor, torch.Tensor]] = {}
         self._positions = 0  # that the angles are computed for
 
@@ -73,6 +77,10 @@ class Launcher:
             return False
         self._partial = torch.empty(needed, device=DEVICE)
         return True
+
+    def end(self) -> None:
+        """Forgets what only the calls of one step use."""
+        self._inputs.clear()
 
     def method(self, kind: str) -> Callable[..., None]:
         """Returns the method that launches calls of a kind. It is given the step, the number of rows, the
@@ -150,9 +158,10 @@ class Launcher:
                 return
         width, columns = out.shape[1], weight.shape[1]
         packed: dict[str, Any] = {}
+        weights = self._weights
         if isinstance(weight, Packed):
             if rows >= _EXPANDED:
-                weight = self._expand(weight)
+                weight, weights = self._expand(weight), self._inputs
             else:
                 packed, weight = weight.arguments(), weight.codes
         weight_rows = 2 * width if gated else width
@@ -176,8 +185,8 @@ class Launcher:
             self._launch(
                 linear.wide_linear_kernel,
                 (min(tiles, self._processors),),
-                TensorDescriptor(x, [rows, columns], [x.stride(0), 1], [tile.rows, tile.step]),
-                TensorDescriptor(weight, list(weight.shape), [columns, 1], [tile.width, tile.step]),
+                _described(self._inputs, x, rows, columns, tile.rows, tile.step),
+                _described(weights, weight, len(weight), columns, tile.width, tile.step),
                 *sizes,
                 **settings,
             )
@@ -411,6 +420,18 @@ class Launcher:
             ACTIVATION=activation,
             BLOCK=_COLUMNS,
         )
+
+
+def _described(
+    known: dict[tuple[int, ...], TensorDescriptor], array: Any, rows: int, columns: int, *tile: int
+) -> TensorDescriptor:
+    """Returns a descriptor by which a kernel copies tiles of the first rows of an array. Most are known: the
+    products of all layers read the same few buffers."""
+    key = (array.data_ptr(), array.stride(0), rows, columns, *tile)
+    found = known.get(key)
+    if found is None:
+        found = known[key] = TensorDescriptor(array, [rows, columns], [array.stride(0), 1], [*tile])
+    return found
 
 
 def head_block(head_dim: int) -> int:

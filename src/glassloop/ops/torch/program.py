@@ -154,7 +154,10 @@ class Program:
         if self._launcher.begin(step, self._head_counts):
             self._graphs.clear()
         buffers = self._buffers
-        for (launch, wanted, homes), settings in zip(self._launches, self._settings, strict=True):
-            rows = step.wanted if wanted else step.rows
-            if rows:
-                launch(step, rows, *[buffers[home] for home in homes], **settings)
+        try:
+            for (launch, wanted, homes), settings in zip(self._launches, self._settings, strict=True):
+                rows = step.wanted if wanted else step.rows
+                if rows:
+                    launch(step, rows, *[buffers[home] for home in homes], **settings)
+        finally:
+            self._launcher.end()
