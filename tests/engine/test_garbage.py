@@ -54,7 +54,7 @@ def test_objects_that_the_program_has_frozen_stay_so():
         gc.unfreeze()
 
 
-def test_what_a_full_collection_has_left_is_left_out_of_the_next_ones(monkeypatch):
+def test_what_a_collection_has_left_is_left_out_of_the_next_ones(monkeypatch):
     class Node:
         itself: Node
 

@@ -3,9 +3,9 @@
 A full collection looks at every object of the process. torch and Triton alone have some hundred thousand,
 which takes longer than many steps of a device, and the records of new tokens set off one after another. So
 the objects that exist when an engine gets busy are left out (`gc.freeze`) until no engine is. Those that come
-later are collected as usual, and what a full collection has left is left out too: tokens live as long as
-their run, and looking at all of them again every hundred steps took longer than some steps. Once a minute, or
-after some full collections, all objects are looked at.
+later are looked at twice, as usual, and those that are left then are left out too: tokens live as long as
+their run, and looking at all of them every hundred steps took longer than several steps. Once a minute, or
+after some million objects, all of them are looked at.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from threading import Lock
 from time import monotonic
 
 _OFTEN = 60.0  # seconds after which all objects are collected, however busy the engines are
-# Full collections after which they are, too. One follows some 70,000 new objects, so what is garbage and was
-# left out stays below a few hundred megabytes.
-_MOST = 20
+# Collections of the second generation after which they are, too. One follows some 7,000 new objects, so what
+# is garbage and was left out stays below a few hundred megabytes.
+_MOST = 200
 
 
 class Garbage:
@@ -27,7 +27,7 @@ class Garbage:
     _busy = 0  # engines
     _frozen_at = 0.0
     _ours = False  # whether it was an engine that froze the objects
-    _left_out = 0  # how often the survivors of a full collection were frozen since all objects were collected
+    _left_out = 0  # how often survivors were frozen since all objects were collected
 
     def __init__(self) -> None:
         self._is_busy = False
@@ -69,7 +69,8 @@ class Garbage:
 
 
 def _freeze_survivors(phase: str, about: dict[str, int]) -> None:
-    """Leaves out what a full collection has not collected. Python calls it, on any thread."""
-    if phase == "stop" and about["generation"] == 2:
+    """Leaves out what a collection of the second generation, or of all, has left. Python calls it, on any
+    thread."""
+    if phase == "stop" and about["generation"] > 0:
         gc.freeze()
         Garbage._left_out += 1
