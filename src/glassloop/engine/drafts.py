@@ -155,7 +155,7 @@ class NgramIndex:
         return len(self._tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        self._tokens.extend(tokens)
+        self._tokens.extend(array("i", tokens))
 
     def _index(self) -> None:
         """Indexes the tokens that were added since the last call."""

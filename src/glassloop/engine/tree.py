@@ -124,7 +124,19 @@ class KVTree:
         node = self._root_of(path)
         while length < limit:
             best, shared = None, 0
-            for child in node.children.get(tokens[length], ()):
+            children = node.children.get(tokens[length], ())
+            # The usual case: a whole page, and no other begins with the same token.
+            if (
+                len(children) == 1
+                and length + PAGE <= limit
+                and children[0].ready == PAGE
+                and children[0].tokens == tokens[length : length + PAGE]
+            ):
+                node = children[0]
+                found.append(node)
+                length += PAGE
+                continue
+            for child in children:
                 same = _common(child, tokens, length, limit)
                 if same > shared or (same == shared and best is not None and GONE in best.pages):
                     best, shared = child, same
