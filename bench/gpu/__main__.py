@@ -1,18 +1,19 @@
-"""`python -m bench.gpu bits|compiled|engine|few|peers|speed|tiles`: are the bits always the same, how fast
-are compiled PyTorch, the whole engine, products of few rows, products beside cuBLAS and forward passes, which
-tiles are fastest."""
+"""`python -m bench.gpu bits|compiled|engine|few|host|peers|speed|tiles`: are the bits always the same, how
+fast are compiled PyTorch, the whole engine, products of few rows, the engine without a GPU, products beside
+cuBLAS and forward passes, which tiles are fastest."""
 
 from __future__ import annotations
 
 import argparse
 
-from bench.gpu import bits, compiled, engine, few, peers, speed, tiles
+from bench.gpu import bits, compiled, engine, few, host, peers, speed, tiles
 
 _COMMANDS = {
     "bits": bits,
     "compiled": compiled,
     "engine": engine,
     "few": few,
+    "host": host,
     "peers": peers,
     "speed": speed,
     "tiles": tiles,

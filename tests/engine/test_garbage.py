@@ -52,3 +52,29 @@ def test_objects_that_the_program_has_frozen_stay_so():
         assert gc.get_freeze_count() > 1000
     finally:
         gc.unfreeze()
+
+
+def test_what_a_collection_has_left_is_left_out_of_the_next_ones(monkeypatch):
+    class Node:
+        itself: Node
+
+    engine = Garbage()
+    engine.busy()
+    try:
+        kept, dropped = Node(), Node()
+        kept.itself, dropped.itself = kept, dropped
+        gone, later = weakref.ref(dropped), weakref.ref(kept)
+        frozen = gc.get_freeze_count()
+        del dropped
+        gc.collect()
+        assert gone() is None and gc.get_freeze_count() > frozen
+        del kept
+        gc.collect()
+        engine.busy()
+        assert later() is not None
+        monkeypatch.setattr(garbage, "_MOST", 2)
+        engine.busy()
+        assert later() is None
+    finally:
+        engine.idle()
+    assert garbage._freeze_survivors not in gc.callbacks

@@ -139,31 +139,45 @@ class AcceptanceRates:
 
 
 class NgramIndex:
-    """A sequence of tokens in which every place is found by the three tokens before it."""
+    """A sequence of tokens in which every place is found by the three tokens before it.
+
+    Tokens are indexed when something is looked for: that takes longer than all else at the end of a run, and
+    with many streams, or without drafts, nothing is looked for.
+    """
 
     def __init__(self) -> None:
         self._tokens = array("i")
         self._latest: dict[int, int] = {}  # by n-gram: the latest place that follows it
-        self._before = array("i")  # [place] the place before that with the same n-gram, or -1
+        # [place] the place before that with the same n-gram, or -1; as long as the index goes
+        self._before = array("i")
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
+        self._tokens.extend(array("i", tokens))
+
+    def _index(self) -> None:
+        """Indexes the tokens that were added since the last call."""
         known, latest, before = self._tokens, self._latest, self._before
-        for token in tokens:
-            place = len(known)
+        first = len(before)
+        third, second, last = [_BORDER] * (_GRAM - min(first, _GRAM)) + known[
+            max(first - _GRAM, 0) : first
+        ].tolist()
+        for place, token in enumerate(known[first:], first):
             if place >= _GRAM and token != _BORDER:
-                gram = ngram_of(known)
+                gram = third << 42 | second << 21 | last  # as `ngram_of`
                 before.append(latest.get(gram, -1))
                 latest[gram] = place
             else:
                 before.append(-1)
-            known.append(token)
+            third, second, last = second, last, token
 
     def longest(self, tokens: Sequence[int], gram: int) -> tuple[int, list[int]]:
         """Finds the place whose past agrees longest with the end of `tokens`; returns how many tokens agree
         and which ones follow."""
+        if len(self._before) < len(self._tokens):
+            self._index()
         place = self._latest.get(gram, -1)
         if place < 0:
             return 0, []

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
-from glassloop.engine.request import Listener, Request, draw_seed
+from glassloop.engine.request import Listener, Request, draw_seed, ignore
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import SamplingError
 from glassloop.trace.run import Run
@@ -104,6 +104,7 @@ def _listener(request: Request, ended: SimpleQueue[Request]) -> Listener:
         if token is None:
             open_runs -= 1
             if not open_runs:
+                request.listener = ignore  # else the two would keep each other until the garbage is collected
                 ended.put(request)
 
     return tell

@@ -182,6 +182,9 @@ class RequestMaker(Maker):
         """Returns the token ids as a list of plain ints; raises if one is not a token of the model."""
         if isinstance(ids, (bytes, bytearray, str)) or not isinstance(ids, (Sequence, np.ndarray)):
             raise GlassloopError.about(name, f"is {type(ids).__name__}; a list of token ids is expected")
+        # The usual case, in a tenth of the time.
+        if {*map(type, ids)} == {int} and min(ids) >= 0 and max(ids) < self.config.vocab_size:
+            return list(ids)
         for index, token in enumerate(ids):
             if not self._has_id(token):
                 self.checked_id(token, f"{name}[{index}]")

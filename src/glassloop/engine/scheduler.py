@@ -13,6 +13,7 @@ call, whose rows come out of the same budget.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 
 from glassloop.engine.masked import MaskedBranch
@@ -36,8 +37,7 @@ class Scheduler:
 
     def add(self, task: Task, running: bool = False) -> None:
         queue = self.running if running else self.waiting
-        queue.append(task)
-        queue.sort(key=lambda each: each.order)
+        insort(queue, task, key=lambda each: each.order)
         if task.masked and task not in self._masked:
             self._masked.append(task)
 
@@ -140,17 +140,20 @@ class Scheduler:
 
     def _add_prompts(self, room: int, planned: set[Task], works: list[Work]) -> None:
         """Plans `room` rows for tasks that have more than a token to compute, and admits waiting tasks."""
-        begun = len(works)
+        counted = len(works)
         short = self._shorter_than_the_first(planned)
         kept = min(room // 4, sum(map(_pending, short)))
 
         def left() -> int:
-            return room - sum([len(work.ids) for work in works[begun:]])
+            nonlocal room, counted
+            room -= sum([len(work.ids) for work in works[counted:]])
+            counted = len(works)
+            return room
 
         for task in list(self.running):
             if left() <= kept:
                 break
-            if task in self.running and task not in planned:
+            if task not in planned and task in self.running:
                 self._add_prompt(task, left() - kept, planned, works)
         while self.waiting and left() > kept:
             task = self.waiting[0]
@@ -204,9 +207,10 @@ class Scheduler:
         Returns False if the task was preempted.
         """
         program = _next_program(task)
-        other = next((work.program for work in works if work.program is not None), None)
-        if program is not None and other is not None and not (program.together and program == other):
-            return True
+        if program is not None:
+            other = next((work.program for work in works if work.program is not None), None)
+            if other is not None and not (program.together and program == other):
+                return True
         return self._add_work(task, [], room, planned, works)
 
     def _add_work(

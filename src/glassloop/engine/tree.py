@@ -74,6 +74,17 @@ class Path:
         for group, page in enumerate(pages):
             self.table[group, index] = max(page, 0)
 
+    def point_all(self, pages: Sequence[Sequence[int]]) -> None:
+        """Enters the pages of the first nodes into the page table."""
+        if not pages:
+            return
+        groups, width = self.table.shape
+        while width < len(pages):
+            width *= 2
+        if width > self.table.shape[1]:
+            self.table = np.full((groups, width), GONE, np.int32)
+        self.table[:, : len(pages)] = np.maximum(np.array(pages, np.int32).T, 0)
+
 
 class KVTree:
     def __init__(self, transformer: Transformer, memory: int) -> None:
@@ -113,7 +124,19 @@ class KVTree:
         node = self._root_of(path)
         while length < limit:
             best, shared = None, 0
-            for child in node.children.get(tokens[length], ()):
+            children = node.children.get(tokens[length], ())
+            # The usual case: a whole page, and no other begins with the same token.
+            if (
+                len(children) == 1
+                and length + PAGE <= limit
+                and children[0].ready == PAGE
+                and children[0].tokens == tokens[length : length + PAGE]
+            ):
+                node = children[0]
+                found.append(node)
+                length += PAGE
+                continue
+            for child in children:
                 same = _common(child, tokens, length, limit)
                 if same > shared or (same == shared and best is not None and GONE in best.pages):
                     best, shared = child, same
@@ -296,9 +319,16 @@ class KVTree:
         return length
 
     def _enter(self, path: Path, nodes: Sequence[Node], length: int) -> None:
+        """Gives a path that has no nodes yet those of a prefix of this length."""
         self._clock += 1
-        for node in nodes[: pages_for(length)]:
-            self._hold(path, node)
+        held = nodes[: pages_for(length)]
+        for node in held:  # the same as `_hold`, but for the page table, which is written at once
+            self.held += node.refs == 0
+            node.refs += 1
+            node.needed += 1
+            node.used = self._clock
+        path.nodes.extend(held)
+        path.point_all([node.pages for node in held])
         path.length = length
         self._look_back(path, length)
 
@@ -445,7 +475,9 @@ class KVTree:
 def _common(node: Node, tokens: Sequence[int], start: int, limit: int) -> int:
     """Returns how many computed tokens of a node are equal to those from `start` on."""
     most = min(node.ready, limit - start)
-    mine, theirs = node.tokens[:most], list(tokens[start : start + most])
+    mine, theirs = node.tokens[:most], tokens[start : start + most]
+    if not isinstance(theirs, list):
+        theirs = list(theirs)
     if mine == theirs:
         return most
     return next(index for index in range(most) if mine[index] != theirs[index])

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from glassloop.ops.batch import PAGE
@@ -33,6 +32,18 @@ _EXPANDED_ROWS = 4  # of a matrix that one program then writes
 _POSITIONS = 2048  # whose angles are computed at first
 
 
+# Triton's own functions of these names also serve kernels, and take microseconds each; a step that is not a
+# graph calls them some 450 times.
+def cdiv(number: int, divisor: int) -> int:
+    """Returns the quotient, rounded up."""
+    return -(-number // divisor)
+
+
+def next_power_of_2(number: int) -> int:
+    """Returns the smallest power of two that is not less than a positive number."""
+    return 1 << (number - 1).bit_length()
+
+
 class Launcher:
     """Launches the kernels of calls on the device, and has the memory that several calls use: tables of
     angles, the sums of attention over single units, an expanded matrix."""
@@ -43,6 +54,10 @@ class Launcher:
         self._early = False  # whether kernels are launched before the previous one has ended
         self._partial = torch.empty(0, device=DEVICE)  # sums of attention over one unit each
         self._expanded = torch.empty(0, dtype=HALF, device=DEVICE)  # a packed matrix in half precision
+        # Descriptors by the array, its shape and the tile. They keep the memory of the array, so only those
+        # of weights outlive a step.
+        self._weights: dict[tuple[int, ...], TensorDescriptor] = {}
+        self._inputs: dict[tuple[int, ...], TensorDescriptor] = {}
         self._angles: dict[Angles, tuple[torch.Tensor, torch.Tensor]] = {}
         self._positions = 0  # that the angles are computed for
 
@@ -63,6 +78,10 @@ class Launcher:
         self._partial = torch.empty(needed, device=DEVICE)
         return True
 
+    def end(self) -> None:
+        """Forgets what only the calls of one step use."""
+        self._inputs.clear()
+
     def method(self, kind: str) -> Callable[..., None]:
         """Returns the method that launches calls of a kind. It is given the step, the number of rows, the
         buffers of the output and the inputs, and the settings of the call."""
@@ -73,7 +92,7 @@ class Launcher:
 
     def fill_tokens(self, tokens: torch.Tensor, predicted: torch.Tensor, rows: int) -> None:
         """Replaces the tokens -1 - n of a batch by the prediction for line n of the previous choice."""
-        grid = (triton.cdiv(rows, _COLUMNS),)
+        grid = (cdiv(rows, _COLUMNS),)
         self._launch(rows_kernels.fill_kernel, grid, tokens, predicted, rows, BLOCK=_COLUMNS)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
@@ -86,7 +105,7 @@ class Launcher:
 
     def _embed(self, step: Step, rows: int, out: Any, *, table: Any, ids: str) -> None:
         width = out.shape[1]
-        grid = (rows, triton.cdiv(width, _COLUMNS))
+        grid = (rows, cdiv(width, _COLUMNS))
         settings = {"BLOCK": _COLUMNS}
         if isinstance(table, Packed):
             settings |= table.arguments() | {"HALVED": HALF is torch.bfloat16}
@@ -95,7 +114,7 @@ class Launcher:
 
     def _take(self, step: Step, rows: int, out: Any, x: Any) -> None:
         width = out.shape[1]
-        grid = (rows, triton.cdiv(width, _COLUMNS))
+        grid = (rows, cdiv(width, _COLUMNS))
         wanted = step.ids["wanted"]
         self._launch(pointwise.take_kernel, grid, x, wanted, out, width, x.stride(0), BLOCK=_COLUMNS)
 
@@ -128,9 +147,10 @@ class Launcher:
         assert norm is None
         width, columns = out.shape[1], weight.shape[1]
         packed: dict[str, Any] = {}
+        weights = self._weights
         if isinstance(weight, Packed):
             if rows >= _EXPANDED:
-                weight = self._expand(weight)
+                weight, weights = self._expand(weight), self._inputs
             else:
                 packed, weight = weight.arguments(), weight.codes
         weight_rows = 2 * width if gated else width
@@ -139,7 +159,7 @@ class Launcher:
             tile = wide_tile_for(rows, weight_rows, gated, self._shared_memory)
         else:
             tile = tile_for(rows, weight_rows, self._shared_memory, bool(packed))
-        tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(weight_rows, tile.width)
+        tiles = cdiv(rows, tile.rows) * cdiv(weight_rows, tile.width)
         settings = {
             "ROWS": tile.rows,
             "WIDTH": tile.width,
@@ -158,8 +178,8 @@ class Launcher:
             self._launch(
                 linear.wide_linear_kernel,
                 (min(tiles, self._processors),),
-                TensorDescriptor(x, [rows, columns], [x.stride(0), 1], [tile.rows, tile.step]),
-                TensorDescriptor(weight, list(weight.shape), [columns, 1], [tile.width, tile.step]),
+                _described(self._inputs, x, rows, columns, tile.rows, tile.step),
+                _described(weights, weight, len(weight), columns, tile.width, tile.step),
                 *sizes,
                 PIECES=tile.pieces,
                 **settings,
@@ -181,7 +201,7 @@ class Launcher:
         if self._expanded.numel() < rows * columns:
             self._expanded = torch.empty(rows * columns, dtype=HALF, device=DEVICE)
         out = self._expanded[: rows * columns].view(rows, columns)
-        grid = triton.cdiv(rows, _EXPANDED_ROWS), triton.cdiv(columns, _COLUMNS)
+        grid = cdiv(rows, _EXPANDED_ROWS), cdiv(columns, _COLUMNS)
         self._launch(
             linear.expand_kernel,
             grid,
@@ -212,7 +232,7 @@ class Launcher:
         outputs = 64 if up else RANK_STEP
         self._launch(
             adapter.low_rank_kernel,
-            (len(tiles.rows), triton.cdiv(width, outputs)),
+            (len(tiles.rows), cdiv(width, outputs)),
             x,
             weight,
             scales if up else weight,  # an argument that a kernel does not read is any array
@@ -250,7 +270,7 @@ class Launcher:
         pages, key_norm = step.pages[group], key.norm
         self._launch(
             pointwise.keep_kernel,
-            (rows, triton.cdiv(query.heads, KEPT_HEADS) + triton.cdiv(key.heads, KEPT_HEADS)),
+            (rows, cdiv(query.heads, KEPT_HEADS) + cdiv(key.heads, KEPT_HEADS)),
             x=x,
             queries=out,
             key_weight=x if key_norm is None else key_norm.weight,
@@ -289,7 +309,7 @@ class Launcher:
             "head_dim": head_dim,
             "half": 0 if product.angles is None else cosines.shape[1],
             "eps": 0.0 if norm is None else norm.eps,
-            "BLOCK": triton.next_power_of_2(head_dim),
+            "BLOCK": next_power_of_2(head_dim),
             "NORM": 0 if norm is None else 1 if norm.bias is None else 2,
             "ROTATED": product.angles is not None,
         }
@@ -385,7 +405,7 @@ class Launcher:
         y = x if y is None else y
         self._launch(
             pointwise.elementwise_kernel,
-            (rows, triton.cdiv(width, _COLUMNS)),
+            (rows, cdiv(width, _COLUMNS)),
             x,
             y,
             out,
@@ -408,10 +428,22 @@ def norm_arguments(out: torch.Tensor, x: torch.Tensor, norm: Norm) -> tuple[Any,
 
 def norm_settings(out: torch.Tensor, norm: Norm) -> dict[str, Any]:
     """Returns the constants of `norm_kernel` for rows as wide as these."""
-    block = triton.next_power_of_2(out.shape[1])
+    block = next_power_of_2(out.shape[1])
     return {"BLOCK": block, "CENTRED": norm.bias is not None, "num_warps": 8 if block >= 4096 else 4}
+
+
+def _described(
+    known: dict[tuple[int, ...], TensorDescriptor], array: Any, rows: int, columns: int, *tile: int
+) -> TensorDescriptor:
+    """Returns a descriptor by which a kernel copies tiles of the first rows of an array. Most are known: the
+    products of all layers read the same few buffers."""
+    key = (array.data_ptr(), array.stride(0), rows, columns, *tile)
+    found = known.get(key)
+    if found is None:
+        found = known[key] = TensorDescriptor(array, [rows, columns], [array.stride(0), 1], [*tile])
+    return found
 
 
 def head_block(head_dim: int) -> int:
     """Returns the columns of a head in attention: a power of two, as large as the tensor cores need."""
-    return int(max(16, triton.next_power_of_2(head_dim)))
+    return int(max(16, next_power_of_2(head_dim)))

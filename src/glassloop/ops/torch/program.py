@@ -154,6 +154,13 @@ class Program:
         """Launches the kernels of all calls."""
         if self._launcher.begin(step, self._head_counts):
             self._graphs.clear()
+        try:
+            self._launch_calls(step)
+        finally:
+            self._launcher.end()
+
+    def _launch_calls(self, step: Step) -> None:
+        """Launches the kernels of all calls, but for norms that the products which read them compute."""
         normed: dict[int, tuple[int, Norm]] = {}  # products that normalize: the home of their input, the norm
         for index, (launch, wanted, homes) in enumerate(self._launches):
             rows, settings = step.wanted if wanted else step.rows, self._settings[index]
