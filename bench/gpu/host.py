@@ -89,6 +89,18 @@ class _Event:
         return 1e3 * (other.at - self.at)
 
 
+class _Stream:
+    """`torch.cuda.Stream` by the clock. All streams are one: what runs beside a step adds to its time."""
+
+    def record_event(self) -> _Event:
+        event = _Event()
+        event.record()
+        return event
+
+    def wait_event(self, event: _Event) -> None:
+        pass
+
+
 class _Graph:
     """`torch.cuda.CUDAGraph` by the clock."""
 
@@ -169,10 +181,12 @@ def stand_in(width: int) -> None:
         "CUDAGraph": _Graph,
         "graph": _Capture,
         "synchronize": lambda: CLOCK.wait(CLOCK.done),
-        "Stream": nullcontext,
+        "Stream": _Stream,
+        "current_stream": _Stream,
         "stream": nullcontext,
     }.items():
         setattr(torch.cuda, name, value)
+    torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign,assignment,misc]
     program.INTERPRETED = rows.INTERPRETED = False  # type: ignore[attr-defined]
     loop.perf_counter = CLOCK.now  # type: ignore[attr-defined]
 

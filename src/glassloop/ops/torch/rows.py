@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import takewhile
-from struct import pack
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +21,14 @@ from numpy.typing import NDArray
 from glassloop.errors import GlassloopError
 from glassloop.ops.native import chooser as native
 from glassloop.ops.native import rows as native_rows
-from glassloop.ops.native.library import MOST_HIGH, MOST_OTHERS, REQUEST
+from glassloop.ops.native.library import MOST_HIGH, MOST_OTHERS
 from glassloop.ops.quant import Float32
-from glassloop.ops.rows import Chooser, Line, RowRequest, RuleError
+from glassloop.ops.rows import Chooser, Line
 from glassloop.ops.torch.device import DEVICE, INTERPRETED, memory_errors, tma_processors
 from glassloop.ops.torch.kernels import edits as edit_kernels
 from glassloop.ops.torch.kernels import lines as line_layout
 from glassloop.ops.torch.kernels import rows as kernels
+from glassloop.ops.torch.lines import Asked, asked_of, pack_lines
 
 # The constants of the kernels: groups of a row, and how many one program looks through, some steps at a time;
 # parts that one program sums; logits that one program looks through; tokens that are listed.
@@ -172,16 +171,13 @@ class StartedChoices:
         predicted: torch.Tensor,
         found: NDArray[np.uint8],
         tokens: NDArray[np.int32],
+        done: torch.cuda.Event | None,
     ) -> None:
-        """`found` and `tokens` are the memory of the host that the device writes to: a piece for each line,
-        then those about rows after their edits."""
+        """`found` and `tokens` are the memory of the host that the device writes to until `done`: a piece for
+        each line, then those about rows after their edits."""
         self.predicted = predicted  # on the device
         self._logits, self._lines, self._asked = logits, lines, asked
-        self._found, self._tokens = found, tokens
-        self._done: torch.cuda.Event | None = None
-        if not INTERPRETED:
-            self._done = torch.cuda.Event()
-            self._done.record()
+        self._found, self._tokens, self._done = found, tokens, done
 
     def finish(self, record: np.dtype[np.void]) -> tuple[bytearray, list[int]]:
         if self._done is not None:
@@ -214,6 +210,9 @@ class DeviceChooser:
     def __init__(self) -> None:
         self._memory: dict[str, torch.Tensor] = {}
         self._turn = 0
+        self._done: torch.cuda.Event | None = (
+            None  # when the device has read and written all of the last call
+        )
         self._launches_early = tma_processors() > 0
 
     def choose(self, logits: Any, lines: Sequence[Line], record: np.dtype[np.void]) -> bytes | bytearray:
@@ -227,9 +226,16 @@ class DeviceChooser:
             return self._start(logits, lines)
 
     def _start(self, rows: DeviceRows, lines: Sequence[Line]) -> StartedChoices:
-        logits, (_, width) = rows.values, rows.shape
-        asked = [_asked(request, width) for request, _, _ in lines]
-        packed, edits = _packed_lines(lines, asked, len(rows))
+        _, width = rows.shape
+        asked = [asked_of(request, width) for request, _, _ in lines]
+        # Sums that no prediction needs are computed beside the next step, from rows that stay.
+        beside = None if INTERPRETED or any(each.needs_sums for each in asked) else _aside()
+        if beside is not None:
+            rows.keep()
+        if self._done is not None:
+            torch.cuda.current_stream().wait_event(self._done)
+        logits = rows.values
+        packed, edits = pack_lines(lines, asked, len(rows))
         size, count, pieces = native.found_bytes(width), len(lines), len(packed)
         # The memory of the host is that of every second call: the device may still read or write the other.
         self._turn = 1 - self._turn
@@ -266,7 +272,7 @@ class DeviceChooser:
             "width": width,
             "parts": parts,
             "found_bytes": size,
-            "summing": summing,
+            "summing": 0 if beside else summing,
             "listing": blocks,
             "MOST_PARTS": 1 << (parts - 1).bit_length(),
             "EARLY": self._launches_early and pieces <= EARLY_LINES,
@@ -275,7 +281,7 @@ class DeviceChooser:
         programs = {
             edit_kernels.copy_kernel: blocks,
             kernels.maxima_kernel: chunks,
-            kernels.search_kernel: summing + blocks + (chunks if is_drawing else 0),
+            kernels.search_kernel: (0 if beside else summing) + blocks + (chunks if is_drawing else 0),
             kernels.rank_kernel: blocks,
         }
         skipped: set[Any] = set()
@@ -286,16 +292,31 @@ class DeviceChooser:
         if pieces > count:
             for kernel in EDITING:
                 _launch(kernel, (pieces - count, programs.get(kernel, 1)), arrays)
+        has_bounds: torch.cuda.Event | None = None
         for kernel in KERNELS:
             if kernel not in skipped:
                 _launch(kernel, (pieces, programs.get(kernel, 1)), arrays)
+            if beside is not None and kernel is kernels.bounds_kernel:
+                has_bounds = torch.cuda.current_stream().record_event()
         made = self._array(f"host found {self._turn}", len(found), torch.float64, on_host=True)
-        made.copy_(found, non_blocking=True)
         rows.stop_timer()
+        if beside is None or has_bounds is None:
+            made.copy_(found, non_blocking=True)
+            self._done = None if INTERPRETED else torch.cuda.current_stream().record_event()
+        else:
+            found_all = torch.cuda.current_stream().record_event()
+            with torch.cuda.stream(beside):
+                beside.wait_event(has_bounds)
+                only_sums = arrays | {"summing": summing, "listing": 0, "EARLY": False}
+                _launch(kernels.search_kernel, (pieces, summing), only_sums)
+                beside.wait_event(found_all)
+                made.copy_(found, non_blocking=True)
+                self._done = beside.record_event()
+            logits.record_stream(beside)
         view = made.numpy().view(np.uint8)
         tokens = view[tokens_at:].view(np.int32)[:count]
         return StartedChoices(
-            rows, lines, asked, predicted, view[: pieces * size].reshape(pieces, size), tokens
+            rows, lines, asked, predicted, view[: pieces * size].reshape(pieces, size), tokens, self._done
         )
 
     def _array(self, name: str, size: int, kind: torch.dtype, on_host: bool = False) -> torch.Tensor:
@@ -306,122 +327,6 @@ class DeviceChooser:
             device = torch.device("cpu") if on_host else DEVICE
             self._memory[name] = kept = torch.empty(2 * size, dtype=kind, device=device, pin_memory=pinned)
         return kept[:size]
-
-
-class Asked(NamedTuple):
-    """A request as the kernels read it."""
-
-    width: int  # of the rows that it is for
-    plain: bytes  # what a line has of the request, for the row as the model gave it
-    edited: bytes | None = None  # the same for the row after its edits; None: there are none
-    edits: bytes = b""
-    scale: float = 1.0  # at which the logits after the edits are summed
-
-
-_ASKED_BYTES = 8 * (line_layout.OF.value - line_layout.HEAD.value)
-# The numbers of `Action` in decode/rules.py, which the native chooser compares with its own.
-_KEEP, _SCALE = 3, line_layout.RULE_SCALE.value
-
-
-def _asked(request: RowRequest, width: int) -> Asked:
-    """Returns a request as the kernels read it, kept with the request. Raises `RuleError` if an edit does not
-    fit: a kernel would write to memory that is not its own."""
-    prepared = native.prepared(request)
-    if prepared.edits is None or prepared.edits.width != width:
-        prepared.edits = _divided(request, bytes(prepared.memory), width)
-    found: Asked = prepared.edits
-    return found
-
-
-def _divided(request: RowRequest, memory: bytes, width: int) -> Asked:
-    """Returns a request divided into its edits and what is asked before and after them. `memory` has the
-    request and its rules as C reads them."""
-    if not request.rules or request.rules[0][0] > _KEEP:
-        return Asked(width, memory[:_ASKED_BYTES].ljust(_ASKED_BYTES, b"\0"))
-    edits = [*takewhile(lambda rule: rule[0] <= _KEEP, request.rules)]
-    scale = 1.0
-    for action, amount, _, _ in request.rules[len(edits) :]:
-        if action != _SCALE:
-            break
-        scale *= amount
-    plain = REQUEST.pack(request.head, request.scale, 0, 0, 0, 0, 0)
-    key, count = request.branch_key, len(request.rules) - len(edits)
-    after = REQUEST.pack(request.head, scale, 0, count, key or 0, key is not None, 0)
-    after += memory[REQUEST.size + 8 * line_layout.RULE.value * len(edits) :]
-    return Asked(
-        width,
-        plain.ljust(_ASKED_BYTES, b"\0"),
-        after[:_ASKED_BYTES].ljust(_ASKED_BYTES, b"\0"),
-        _pack_edits(edits, width),
-        scale,
-    )
-
-
-def _pack_edits(
-    edits: Sequence[tuple[int, float, NDArray[Any] | None, NDArray[np.float64] | None]], width: int
-) -> bytes:
-    """Returns edits as `copy_kernel` and `edit_kernel` read them."""
-    kept: NDArray[np.bool_] | None = None
-    moves: list[tuple[int, float, NDArray[np.int32], NDArray[np.float64] | None]] = []
-    for action, amount, which, numbers in edits:
-        if which is None or which.dtype != (np.bool_ if action == _KEEP else np.int32):
-            raise RuleError(f"rule {action!r} has {which!r:.80}; ids or, for KEEP, a mask are expected")
-        if action == _KEEP:
-            if len(which) != width:
-                raise RuleError(f"a mask of {len(which)} tokens does not fit a row of {width} logits")
-            kept = which if kept is None else kept & which
-        elif len(which):
-            # As unsigned numbers, negative ones are larger than any width.
-            if which.view(np.uint32).max() >= width:
-                raise RuleError(f"rule {action!r} has ids that do not fit a row of {width} logits")
-            moves.append((action, amount, which, numbers))
-    at: int = line_layout.FIRST_EDIT.value + line_layout.EDIT.value * len(moves)
-    header, arrays = bytearray(), list[bytes]()
-
-    def place(data: bytes) -> int:
-        nonlocal at
-        begins = at
-        arrays.append(data.ljust(-(-len(data) // 8) * 8, b"\0"))
-        at += len(arrays[-1]) // 8
-        return begins
-
-    header += pack(
-        "qq", 0 if kept is None else place(np.packbits(kept, bitorder="little").tobytes()), len(moves)
-    )
-    for action, amount, ids, numbers in moves:
-        begins = place(ids.tobytes())
-        factors = 0 if numbers is None else place(numbers.tobytes())
-        header += pack("qqdqq", action, len(ids), amount, begins, factors)
-    return b"".join((header, *arrays))
-
-
-def _packed_lines(
-    lines: Sequence[Line], asked: Sequence[Asked], rows: int
-) -> tuple[NDArray[np.int64], bytes]:
-    """Returns lines as the kernels read them, those about rows after their edits last, and the edits."""
-    places = [row for _, row, _ in lines]
-    if min(places) < 0 or max(places) >= rows:
-        raise IndexError(f"rows {min(places)} to {max(places)} of {rows} are asked for")
-    count, after = len(lines), [number for number, each in enumerate(asked) if each.edited is not None]
-    requests = [each.plain for each in asked] + [asked[number].edited or b"" for number in after]
-    packed = np.empty((len(requests), line_layout.LINE.value), np.int64)
-    packed[:, line_layout.HEAD.value : line_layout.OF.value] = np.frombuffer(
-        b"".join(requests), np.int64
-    ).reshape(len(requests), -1)
-    packed[:count, line_layout.ROW.value] = places
-    packed[:count, line_layout.POSITION.value] = [position for _, _, position in lines]
-    packed[:count, line_layout.OF.value] = range(count)
-    if not after:
-        return packed, b""
-    edits = [asked[number].edits for number in after]
-    sizes = np.array([len(each) // 8 for each in edits])
-    packed[after, line_layout.OF.value] = -1
-    packed[count:, line_layout.OF.value] = after
-    packed[count:, line_layout.ROW.value] = range(len(after))
-    packed[count:, line_layout.POSITION.value] = packed[after, line_layout.POSITION.value]
-    packed[count:, line_layout.SOURCE.value] = packed[after, line_layout.ROW.value]
-    packed[count:, line_layout.EDITS.value] = packed.size + np.cumsum(sizes) - sizes
-    return packed, b"".join(edits)
 
 
 def _launch(kernel: Any, grid: tuple[int, int], arguments: dict[str, Any]) -> None:
