@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import OrderedDict
 from contextlib import suppress
 from datetime import datetime
