@@ -34,10 +34,23 @@ run: $(VENV)/.installed
 serve: $(VENV)/.installed $(STUDIO)
 	@$(BIN)/glassloop serve $(ARGS)
 
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+ifdef TESTS
 test: $(VENV)/.tested
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
-ifndef TESTS
-	@$(MAKE) --no-print-directory test-studio
+	@$(PYTEST) $(TESTS)
+else
+# The browser tests run beside the others, as both often wait for something, and are shown when these have ended.
+# Those that measure come last, alone on the machine.
+test: $(VENV)/.tested check-studio
+	@mkdir -p build; \
+	$(MAKE) --no-print-directory test-studio E2E=e2e:rest >build/browser.log 2>&1 & browser=$$!; \
+	trap "kill $$browser 2>/dev/null" INT TERM; \
+	$(PYTEST); python=$$?; \
+	wait $$browser; browser=$$?; \
+	cat build/browser.log; \
+	[ $$python = 0 ] && [ $$browser = 0 ]
+	@grep -q ^SKIPPED build/browser.log || $(MAKE) --no-print-directory test-studio E2E=e2e:measured
 endif
 
 # Types, unit tests and the build of the studio; a stamp remembers that they passed. What cannot run says so.
@@ -46,12 +59,13 @@ check-studio: $(VENV)/.installed
 	  $(MAKE) --no-print-directory web/node_modules/.checked; \
 	else echo "SKIPPED: the studio's tests (no Node 20, or npm's packages cannot be had)"; fi
 
-# In a browser against the real server, alone on the machine: some of it measures. The rest runs in three processes,
-# each with a server of one thread.
+# In a browser against the real server. First those tests that measure, alone on the machine; the rest runs in three
+# processes, each with a server of one thread. E2E: which of the scripts of web/package.json.
+E2E ?= e2e
 test-studio: check-studio
 	@if [ ! -e web/node_modules/.checked ]; then exit 0; fi; \
 	if [ -x "$${CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome >/dev/null; then \
-	  export PYTHON="$(abspath $(BIN)/python)"; $(NPM) run e2e; \
+	  export PYTHON="$(abspath $(BIN)/python)"; $(NPM) run $(E2E); \
 	else echo "SKIPPED: the studio's end-to-end tests (no Chromium: apt install chromium, or set CHROMIUM)"; fi
 
 # Clients in their newest versions, in an environment of their own: what they need does not fit the server's.
