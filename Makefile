@@ -150,7 +150,7 @@ clean:
 
 # One stamp for each set of packages; a change of the requirements installs again. The packages of an extra are
 # installed by name: `pip install -e '.[test]'` would compile the C code once more. The oracles are thousands of
-# files of which few are imported: Python compiles those that are.
+# files of which few are imported. Python compiles those that are, here for all processes of the tests.
 EXTRA = $(BIN)/python -c 'import tomllib; extras = \
   tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
   print(*extras["$(1)"], sep="\n")' >$(VENV)/$(1).txt && $(PIP) install $(2) -c constraints.txt -r $(VENV)/$(1).txt
@@ -170,6 +170,7 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(NATIVE) | $(BIN)/p
 $(VENV)/.tested: pyproject.toml constraints.txt $(VENV)/.installed
 	@echo "Installing the test oracles ..."
 	@$(call EXTRA,test,--no-compile)
+	@$(BIN)/python -c 'import openai, schemathesis, textual.app, torch, transformers.modeling_utils'
 	@touch $@
 
 $(VENV)/.gpu: pyproject.toml constraints.txt $(VENV)/.tested

@@ -231,6 +231,8 @@ def _draw_attention(seen: Attention, layer: int | None) -> str:
 
 
 def _draw_layers(seen: Layers) -> str:
+    from glassloop.decode.sentence import ordinal
+
     rows = [
         (
             f"layer {said.layer}" if said.layer else "embedding",
@@ -242,8 +244,6 @@ def _draw_layers(seen: Layers) -> str:
         for said in seen.layers
     ]
     title = f"What each layer would say after {_names(seen.tokens[-1:])} · {seen.model}"
-    from glassloop.decode.sentence import ordinal
-
     return grid(_line(title), [ordinal(number) for number in range(1, len(rows[0][1]) + 1)], rows)
 
 
