@@ -34,10 +34,23 @@ run: $(VENV)/.installed
 serve: $(VENV)/.installed $(STUDIO)
 	@$(BIN)/glassloop serve $(ARGS)
 
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+ifdef TESTS
 test: $(VENV)/.tested
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
-ifndef TESTS
-	@$(MAKE) --no-print-directory test-studio
+	@$(PYTEST) $(TESTS)
+else
+# The browser tests run beside the others, as both often wait for something, and are shown when these have ended.
+# Those that measure come last, alone on the machine.
+test: $(VENV)/.tested check-studio
+	@mkdir -p build; \
+	$(MAKE) --no-print-directory test-studio E2E=e2e:rest >build/browser.log 2>&1 & browser=$$!; \
+	trap "kill $$browser 2>/dev/null" INT TERM; \
+	$(PYTEST); python=$$?; \
+	wait $$browser; browser=$$?; \
+	cat build/browser.log; \
+	[ $$python = 0 ] && [ $$browser = 0 ]
+	@grep -q ^SKIPPED build/browser.log || $(MAKE) --no-print-directory test-studio E2E=e2e:measured
 endif
 
 # Types, unit tests and the build of the studio; a stamp remembers that they passed. What cannot run says so.
@@ -46,12 +59,13 @@ check-studio: $(VENV)/.installed
 	  $(MAKE) --no-print-directory web/node_modules/.checked; \
 	else echo "SKIPPED: the studio's tests (no Node 20, or npm's packages cannot be had)"; fi
 
-# In a browser against the real server, alone on the machine: some of it measures. The rest runs in three processes,
-# each with a server of one thread.
+# In a browser against the real server. First those tests that measure, alone on the machine; the rest runs in three
+# processes, each with a server of one thread. E2E: which of the scripts of web/package.json.
+E2E ?= e2e
 test-studio: check-studio
 	@if [ ! -e web/node_modules/.checked ]; then exit 0; fi; \
 	if [ -x "$${CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome >/dev/null; then \
-	  export PYTHON="$(abspath $(BIN)/python)"; $(NPM) run e2e; \
+	  export PYTHON="$(abspath $(BIN)/python)"; $(NPM) run $(E2E); \
 	else echo "SKIPPED: the studio's end-to-end tests (no Chromium: apt install chromium, or set CHROMIUM)"; fi
 
 # Clients in their newest versions, in an environment of their own: what they need does not fit the server's.
@@ -136,7 +150,7 @@ clean:
 
 # One stamp for each set of packages; a change of the requirements installs again. The packages of an extra are
 # installed by name: `pip install -e '.[test]'` would compile the C code once more. The oracles are thousands of
-# files of which few are imported: Python compiles those that are.
+# files of which few are imported. Python compiles those that are, here for all processes of the tests.
 EXTRA = $(BIN)/python -c 'import tomllib; extras = \
   tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
   print(*extras["$(1)"], sep="\n")' >$(VENV)/$(1).txt && $(PIP) install $(2) -c constraints.txt -r $(VENV)/$(1).txt
@@ -156,6 +170,7 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(NATIVE) | $(BIN)/p
 $(VENV)/.tested: pyproject.toml constraints.txt $(VENV)/.installed
 	@echo "Installing the test oracles ..."
 	@$(call EXTRA,test,--no-compile)
+	@$(BIN)/python -c 'import openai, schemathesis, textual.app, torch, transformers.modeling_utils'
 	@touch $@
 
 $(VENV)/.gpu: pyproject.toml constraints.txt $(VENV)/.tested

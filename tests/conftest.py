@@ -59,16 +59,18 @@ LONG = (
 # The share of the examples that each property test asks for; more than 1 for a long run (CONTRIBUTING.md).
 EXAMPLES = float(os.environ.get("GLASSLOOP_EXAMPLES", "0.35"))
 
-if EXAMPLES > 1:  # for properties that are functions inside a test, too
-    _decorate = settings.__call__
+_decorate = settings.__call__
 
-    def _more(self: settings, test: Callable[..., None]) -> object:
-        written = test.hypothesis.inner_test if is_hypothesis_test(test) else test  # below @given
-        if "<locals>" in written.__qualname__:
-            self = settings(self, max_examples=round(self.max_examples * EXAMPLES))
-        return _decorate(self, test)
 
-    settings.__call__ = _more  # type: ignore[method-assign]
+def _share(self: settings, test: Callable[..., None]) -> object:
+    """Gives a property that is a function inside a test its share of the examples."""
+    written = test.hypothesis.inner_test if is_hypothesis_test(test) else test  # below @given
+    if "<locals>" in written.__qualname__:
+        self = settings(self, max_examples=max(1, round(self.max_examples * EXAMPLES)))
+    return _decorate(self, test)
+
+
+settings.__call__ = _share  # type: ignore[method-assign]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -47,3 +47,11 @@ def map_file(path: Path, kind: type[GlassloopError]) -> mmap.mmap:
         raise kind(f"{path}: the file is empty") from None
     except OSError as error:
         raise kind(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def sha256_of(path: Path) -> str:
+    """Returns the SHA-256 of a file, in hexadecimal digits."""
+    import hashlib
+
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

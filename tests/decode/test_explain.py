@@ -15,7 +15,7 @@ from glassloop import Sampling, SamplingError
 from glassloop.cli.explain import print_reasons
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.explain import explain
-from glassloop.decode.sentence import BeamRank
+from glassloop.decode.sentence import BeamRank, ordinal
 from glassloop.ops import choose_ops
 
 LOGITS = np.log(np.array([0.05, 0.5, 0.25, 0.15, 0.05], np.float32))
@@ -250,3 +250,22 @@ def test_printed_it_cannot_steer_a_terminal():
     logits[27] = 20.0  # the byte of an escape sequence
     shown = str(explain(logits, [65], Sampling(temperature=0), 1, tokenizer=tokenizer()))
     assert "\x1b" not in shown and "\\x1b" in shown
+
+
+def test_ordinal_numbers():
+    found = [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 13, 21, 22, 23, 101, 111, 1002)]
+    assert found == [
+        "1st",
+        "2nd",
+        "3rd",
+        "4th",
+        "11th",
+        "12th",
+        "13th",
+        "21st",
+        "22nd",
+        "23rd",
+        "101st",
+        "111th",
+        "1002nd",
+    ]

@@ -16,6 +16,7 @@ from glassloop import GlassloopError, Sampling
 from glassloop.edit.accept import ended, logprob, suffix_ratio
 from glassloop.edit.power import sharpen, sharpen_all
 from glassloop.edit.record import Edit
+from glassloop.errors import TraceError
 
 PROMPT = list(b"the quick brown")
 DRAWN = Sampling(
@@ -89,6 +90,16 @@ def test_an_edit_replays_bit_for_bit(tmp_path):
     verdict = read.replay(small_llm())
     assert not verdict
     assert "first differs at proposal 3: its own_bits" in str(verdict)
+
+
+@pytest.mark.parametrize(
+    "value", [10**400, float("nan"), float("inf"), True, "1"], ids=lambda it: str(it)[:9]
+)
+def test_a_record_with_anything_but_finite_numbers_is_refused(value):
+    edit = sharpen(small_llm(), PROMPT, 3.0, steps=2, sampling=Sampling(max_tokens=4, seed=5)).to_dict()
+    assert Edit.from_dict(edit).created == edit["created"]
+    with pytest.raises(TraceError, match=r"^created .* a number is expected$"):
+        Edit.from_dict(edit | {"created": value})
 
 
 def test_the_result_is_a_run_of_the_tree_like_any_other():

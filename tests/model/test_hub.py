@@ -21,9 +21,9 @@ from model.wheelhouse import files_below
 from waiting import awake
 
 from glassloop.errors import RegistryError
+from glassloop.files import sha256_of
 from glassloop.model import registry
 from glassloop.model.fingerprint import fingerprint
-from glassloop.model.registry import store
 from glassloop.model.registry.hub_files import choose
 from glassloop.model.registry.names import HubName
 
@@ -247,7 +247,7 @@ def test_without_a_network_the_answer_comes_soon(
 def test_the_manifest_says_what_each_file_is(hub: FakeHub) -> None:
     path = pull("lab/one-gguf")
     facts = json.loads((path.parent.parent / "glassloop.json").read_text())
-    sha256 = store.sha256_of(path)
+    sha256 = sha256_of(path)
     assert facts["files"] == [{"name": "sub/only.gguf", "size": len(WEIGHTS), "sha256": sha256}]
     assert (facts["commit"], facts["main"]) == (COMMIT, "sub/only.gguf")
     assert fingerprint(path) == sha256

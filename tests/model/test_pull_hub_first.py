@@ -11,7 +11,7 @@ import pytest
 from model.fake_hub import FakeHub
 from model.wheelhouse import files_below, make_entry, point_pip, start
 
-from glassloop.model.registry import store
+from glassloop.files import sha256_of
 from glassloop.model.registry.catalog import CATALOG, Entry, HubFile
 
 
@@ -67,7 +67,7 @@ def test_the_hub_is_asked_first_and_the_hash_decides(
         process = start(made, "toy")
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert store.sha256_of(Path(out.strip())) == made.file.sha256
+    assert sha256_of(Path(out.strip())) == made.file.sha256
     assert files_below(cache) == {"models/toy/toy.gguf"}
     assert says is None or says in err
     assert bool(server.sent) == (hub in ("answers", "lies"))

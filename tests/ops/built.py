@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-_FOLDER = Path(__file__).parents[2] / "build" / "tests"
+FOLDER = Path(__file__).parents[2] / "build" / "tests"
 
 
 def built(compiler: str, flags: Sequence[str], sources: Sequence[Path], include: Sequence[Path] = ()) -> Path:
@@ -22,8 +22,8 @@ def built(compiler: str, flags: Sequence[str], sources: Sequence[Path], include:
     digest = hashlib.sha256(repr((compiler, flags)).encode())
     for file in (*sources, *headers):
         digest.update(file.name.encode() + file.read_bytes())
-    _FOLDER.mkdir(parents=True, exist_ok=True)
-    made = _FOLDER / digest.hexdigest()[:16]
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    made = FOLDER / digest.hexdigest()[:16]
     with FileLock(f"{made}.lock"):  # another worker may be at it
         if not made.exists():
             part = made.with_suffix(".part")

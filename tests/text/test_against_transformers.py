@@ -66,7 +66,7 @@ def test_smollm2_gives_the_same_ids(smollm2: Tokenizer, their_smollm2) -> None:
                 assert ids == _theirs(their_smollm2, text)
 
     check()
-    assert compared > 1000
+    assert compared > 300
 
 
 def test_smollm2_decodes_any_ids_alike(smollm2: Tokenizer, their_smollm2) -> None:
@@ -100,7 +100,7 @@ def test_gemma_gives_the_same_ids(gemma: Tokenizer, gemma_gguf: Path) -> None:
             assert gemma.encode(text, add_special=False) == _theirs(theirs, text)
 
     check()
-    assert compared > 1000
+    assert compared > 300
     assert gemma.encode(" " * 40, add_special=False) == [gemma.id_of(" " * 31), gemma.id_of(" " * 9)]
 
 

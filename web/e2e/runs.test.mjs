@@ -139,6 +139,7 @@ test('a seed of 64 bits is the same to the last digit wherever it goes', { skip 
   await page.getByTitle('Open a .glass file').locator('input').setInputFiles({ name: 'a.glass', mimeType: 'application/octet-stream', buffer: file });
   const back = await settled(page, server, fork.id);
   assert.deepEqual([back.tokens.map((token) => token.id), await told(back.id)], [run.tokens.map((token) => token.id), seed], 'it comes back from a file');
+  await page.getByRole('button', { name: 'All in sight' }).click(); // only what is in sight is drawn
   await page.locator('.tag', { hasText: `seed ${seed}` }).first().waitFor();
 });
 

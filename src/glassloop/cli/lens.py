@@ -231,6 +231,8 @@ def _draw_attention(seen: Attention, layer: int | None) -> str:
 
 
 def _draw_layers(seen: Layers) -> str:
+    from glassloop.decode.sentence import ordinal
+
     rows = [
         (
             f"layer {said.layer}" if said.layer else "embedding",
@@ -242,7 +244,7 @@ def _draw_layers(seen: Layers) -> str:
         for said in seen.layers
     ]
     title = f"What each layer would say after {_names(seen.tokens[-1:])} · {seen.model}"
-    return grid(_line(title), [_ordinal(number) for number in range(1, len(rows[0][1]) + 1)], rows)
+    return grid(_line(title), [ordinal(number) for number in range(1, len(rows[0][1]) + 1)], rows)
 
 
 def _draw_neighbours(seen: Neighbours) -> str:
@@ -261,7 +263,3 @@ def _label(piece: str) -> str:
 
 def _line(text: str) -> str:
     return visible(text, newlines=False)
-
-
-def _ordinal(number: int) -> str:
-    return {1: "1st", 2: "2nd", 3: "3rd"}.get(number, f"{number}th")

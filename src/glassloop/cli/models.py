@@ -17,9 +17,10 @@ from glassloop.cli.help import App
 from glassloop.cli.options import Json, Ops, complete_model
 from glassloop.cli.terminal import print_json, print_result, print_table, visible, working
 from glassloop.errors import RegistryError
+from glassloop.files import sha256_of
 from glassloop.model import registry
 from glassloop.model.registry.catalog import Entry
-from glassloop.model.registry.store import sha256_of, size_text, tree_size
+from glassloop.model.registry.store import size_text, tree_size
 
 if TYPE_CHECKING:
     from glassloop.model.check import Finding

@@ -49,7 +49,7 @@ def number(
     def check(name: str, value: Any) -> float | None:
         if value is None and default is None:
             return None
-        if not _is_number(value):
+        if not is_number(value):
             raise wrong(name, value, allowed)
         inside = (low < value if above else low <= value) and (value < high if below else value <= high)
         if not inside and not (or_zero and value == 0):
@@ -118,7 +118,7 @@ def biases(*, help: str) -> Any:
         for key, bias in value.items():
             written = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _DIGITS
             token = int(key) if written else key
-            if not _is_number(bias) or not -1000 <= bias <= 1000:
+            if not is_number(bias) or not -1000 <= bias <= 1000:
                 raise wrong(f"{name}[{shown(key)}]", bias, "a number from -1000 to 1000", field=name)
             if not _is_id(token):
                 raise wrong(f"a key of {name}", token, _ID, field=name)
@@ -173,7 +173,7 @@ def _scalar(name: str, value: Any) -> Scalar:
         return check_text(name, value) if value else value
     if _is_whole(value) and abs(value) < 1 << 63:
         return int(value)
-    if _is_number(value) and not _is_whole(value):
+    if is_number(value) and not _is_whole(value):
         return float(value)
     raise wrong(name, value, "a finite number, a text, True, False, None, or a list of these")
 
@@ -265,7 +265,8 @@ def hint(name: str, known: Iterable[str], what: str) -> str:
     return f"did you mean {close[0]}?" if close else f"the {what} are {', '.join(known)}"
 
 
-def _is_number(value: object) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
+    """Returns whether a value is a finite number. A Boolean is none."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     try:

@@ -53,7 +53,7 @@ def _of_prompt(taken: Racer, favourite: Racer) -> str:
         found = f"the model found it the likeliest, with {share}"
     else:
         best = f"{_quoted(favourite)} with {_percent(favourite.raw_logprob)}"
-        found = f"the model ranked it {_ordinal(taken.rank)}, with {share}; its own favourite was {best}"
+        found = f"the model ranked it {ordinal(taken.rank)}, with {share}; its own favourite was {best}"
     return f"{_quoted(taken)} is part of the prompt, so it was given and not chosen: {found}."
 
 
@@ -79,8 +79,8 @@ def _of_beam(outcome: Outcome, beam: BeamRank | None) -> str:
         if beam is None:
             which = "a beam that the search kept"
         else:
-            best = "best" if beam.result == 1 else f"{_ordinal(beam.result)} best"
-            which = f"the beam that was {best} as a whole, {_ordinal(beam.rank)} of {beam.beams} at this step"
+            best = "best" if beam.result == 1 else f"{ordinal(beam.result)} best"
+            which = f"the beam that was {best} as a whole, {ordinal(beam.rank)} of {beam.beams} at this step"
         kept = f"{_quoted(taken)} ({share}) is on {which}. "
     same = taken is not None and taken.id == winner.id
     name = "it" if same else f"{_quoted(winner)} ({_percent(winner.logprob or 0.0)})"
@@ -127,13 +127,13 @@ def _before_the_stages(outcome: Outcome) -> list[str]:
         named = f"{_quoted(favourite)} ({_percent(favourite.raw_logprob)})"
         return [f"the model's own favourite {named} had been removed by {favourite.removed_by}"]
     if winner.rank != winner.rank_after:
-        before = f"{_ordinal(winner.rank)} with {_percent(winner.raw_logprob)}"
+        before = f"{ordinal(winner.rank)} with {_percent(winner.raw_logprob)}"
         return [f"to the model itself the winner was {before}"]
     return []
 
 
 def _place(token: Racer) -> str:
-    place = "the likeliest" if token.rank_after == 1 else _ordinal(token.rank_after or 0)
+    place = "the likeliest" if token.rank_after == 1 else ordinal(token.rank_after or 0)
     return f"{place} with {_percent(token.logprob or 0.0)}"
 
 
@@ -157,6 +157,7 @@ def _percent(logprob: float) -> str:
     return f"{share:.1g} %" if share >= 1e-6 else "almost nothing"
 
 
-def _ordinal(rank: int) -> str:
+def ordinal(rank: int) -> str:
+    """Returns "1st" for 1, and so on."""
     suffix = "th" if rank % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(rank % 10, "th")
     return f"{rank}{suffix}"

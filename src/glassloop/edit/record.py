@@ -9,11 +9,11 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from glassloop.decode.option import is_number
 from glassloop.edit.proposal import DECIDED, Proposal, Work
 from glassloop.errors import TraceError
 from glassloop.files import read_at_most, write_text
@@ -224,10 +224,6 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
-
-
 def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_count, value))
 
@@ -249,8 +245,8 @@ def _or_none(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 _TEXT = ("a text", _is_text)
 _COUNT = ("a whole number from 0", _is_count)
-_NUMBER = ("a number", _is_number)
-_NUMBER_OR_NONE = ("a number or null", _or_none(_is_number))
+_NUMBER = ("a number", is_number)
+_NUMBER_OR_NONE = ("a number or null", _or_none(is_number))
 _IDS = ("a list of token ids", _is_ids)
 _Rule = tuple[str, Callable[[Any], bool]]
 

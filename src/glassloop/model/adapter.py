@@ -22,8 +22,8 @@ import numpy as np
 
 from glassloop.errors import ModelError
 from glassloop.fields import Fields
+from glassloop.files import sha256_of
 from glassloop.model.config import ModelConfig
-from glassloop.model.registry.store import sha256_of
 from glassloop.model.safetensors import Contents, Entry, parse_json, read_contents, read_file, read_json
 from glassloop.model.weights import hf_name
 from glassloop.ops.quant import FORMATS, Float32

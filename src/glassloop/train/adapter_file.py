@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from glassloop.errors import GlassloopError
+from glassloop.files import sha256_of
 from glassloop.model.adapter import MARK, UP_SCALE, VERSION
 from glassloop.model.safetensors import Entry
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
-from glassloop.train.tokens import sha256_of
 from glassloop.train.write_safetensors import write_entries
 
 _MOST_CODE = np.float32(127)

@@ -58,7 +58,6 @@ class Epoch:
     ) -> None:
         self._files = files
         self._length = length
-        self._packing = packing
         shuffled = np.arange(len(ranges)) if seed is None else order(seed, epoch, DOCUMENTS, len(ranges))
         bounds = np.array(ranges, np.int64).reshape(-1, 2)[shuffled]
         self._documents = bounds

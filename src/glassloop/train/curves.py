@@ -62,13 +62,13 @@ def svg(points: Sequence[Point]) -> str:
     chart.name_x({last * tick / 4: f"{last * tick / 4:.0f}" for tick in range(5)}, "step")
     for number, (name, line) in enumerate(lines.items()):
         if line:
-            chart.line(_thinned(line), COLOURS[number])
+            chart.line(thinned(line), COLOURS[number])
             chart.text(chart.left + 10 + 190 * number, 18, f"{name} {line[-1][1]:.4f}", COLOURS[number])
     return str(chart)
 
 
-def _thinned(line: Sequence[tuple[int, float]], most: int = 1000) -> list[tuple[float, float]]:
+def thinned(line: Sequence[tuple[int, float]], most: int = 1000) -> list[tuple[float, float]]:
     """Returns at most `most` points, each the mean of its neighbours."""
-    size = -(-len(line) // most)
+    size = -(-len(line) // most) or 1
     groups = [line[at : at + size] for at in range(0, len(line), size)]
     return [(sum(s for s, _ in g) / len(g), sum(v for _, v in g) / len(g)) for g in groups]

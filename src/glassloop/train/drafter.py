@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from glassloop.files import sha256_of
 from glassloop.model.config import ModelConfig
 from glassloop.model.drafter import ARCHITECTURE, Drafter, DrafterConfig, model_key
 from glassloop.ops.quant import FORMATS, Float32
@@ -33,7 +34,7 @@ from glassloop.train.machine import send
 from glassloop.train.network import Network
 from glassloop.train.ops import Packed, TrainMatrix, TrainOps
 from glassloop.train.order import BLOCKS, DOCUMENTS, order
-from glassloop.train.tokens import TokenFiles, sha256_of
+from glassloop.train.tokens import TokenFiles
 
 _FORMAT = FORMATS["Q4_1"]
 _STEP_WEIGHTS = 0.8  # of a step's loss, relative to the step before it

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glassloop.files import write_text
+from glassloop.files import sha256_of, write_text
 from glassloop.model.adapter import CONFIG, PREFIX, WEIGHTS, read_adapter
 from glassloop.model.config import ModelConfig
 from glassloop.model.weights import hf_name
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.train.config import TrainConfig, TrainError
-from glassloop.train.tokens import sha256_of
 from glassloop.train.write_safetensors import write_safetensors
 
 if TYPE_CHECKING:

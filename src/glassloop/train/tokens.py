@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from glassloop.errors import GlassloopError
 from glassloop.fields import Fields
-from glassloop.files import read_at_most
+from glassloop.files import read_at_most, sha256_of
 
 FORMAT, VERSION = "glassloop tokens", 1
 MANIFEST = "manifest.json"
@@ -233,8 +233,3 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 def is_token_folder(path: Path) -> bool:
     return (path / MANIFEST).is_file()
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from glassloop.errors import RegistryError
+from glassloop.files import sha256_of
 from glassloop.model.registry.catalog import CATALOG, DEFAULT_MODEL, Entry, Kind
 from glassloop.model.registry.manifest import FileFacts, damaged, read_manifest
 from glassloop.model.registry.names import HubName, resolve, slug
@@ -18,7 +19,6 @@ from glassloop.model.registry.store import (
     home,
     locked,
     models_folder,
-    sha256_of,
     staging_folder,
     storage_errors,
     tree_size,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glassloop.errors import RegistryError
+from glassloop.files import sha256_of
 from glassloop.model.registry.catalog import HubFile
 from glassloop.model.registry.hub_files import choose
 from glassloop.model.registry.manifest import FileFacts, Manifest
@@ -26,7 +27,6 @@ from glassloop.model.registry.store import (
     check_space,
     delete_tree,
     models_folder,
-    sha256_of,
     size_text,
     staging_folder,
     storage_errors,

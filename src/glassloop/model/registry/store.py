@@ -63,13 +63,6 @@ def tree_size(folder: Path) -> int:
     return total
 
 
-def sha256_of(path: Path) -> str:
-    import hashlib
-
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 @contextmanager
 def storage_errors(doing: str) -> Iterator[None]:
     """Turns an error of the file system into a RegistryError of one line."""

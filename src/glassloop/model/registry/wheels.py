@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 from glassloop.errors import RegistryError
+from glassloop.files import sha256_of
 from glassloop.model.registry import pip_download
 from glassloop.model.registry.catalog import Entry, HubFile, StoredFile, Wheel
 from glassloop.model.registry.progress import PullProgress
@@ -22,7 +23,6 @@ from glassloop.model.registry.store import (
     check_space,
     delete_tree,
     models_folder,
-    sha256_of,
     size_text,
     staging_folder,
     storage_errors,

@@ -24,7 +24,7 @@ from glassloop.files import read_at_most
 from glassloop.server.errors import ERRORS, APIError
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
-from glassloop.train.curves import Point
+from glassloop.train.curves import Point, thinned
 from glassloop.train.run_folder import RunFolder
 
 _MOST_RUNS = 100  # of a folder: the ones that changed last
@@ -170,8 +170,8 @@ def _curves(run: RunFolder, most: int) -> dict[str, Any]:
         **_summary(run, points),
         "settings": _settings(run),
         "curves": {
-            **{name: _thinned(points, name, most) for name in _AVERAGED},
-            "validation": _thinned(points, "validation", most),
+            **{name: _curve(points, name, most) for name in _AVERAGED},
+            "validation": _curve(points, "validation", most),
             "tokens_per_second": _speed(points, most),
         },
         "samples": [
@@ -203,12 +203,10 @@ def _last(points: Sequence[Point], name: str) -> Any:
     return next((point[name] for point in reversed(points) if _is_number(point.get(name))), None)
 
 
-def _thinned(points: Sequence[Point], name: str, most: int) -> list[tuple[float, float]]:
-    """Returns at most `most` points of a curve, each the mean of its neighbours."""
+def _curve(points: Sequence[Point], name: str, most: int) -> list[tuple[float, float]]:
+    """Returns at most `most` points of one of the curves, each the mean of its neighbours."""
     line = [(point["step"], point[name]) for point in points if _is_number(point.get(name))]
-    size = -(-len(line) // most) or 1
-    groups = [line[at : at + size] for at in range(0, len(line), size)]
-    return [(sum(s for s, _ in g) / len(g), sum(v for _, v in g) / len(g)) for g in groups]
+    return thinned(line, most)
 
 
 def _speed(points: Sequence[Point], most: int) -> list[tuple[float, float]]:
