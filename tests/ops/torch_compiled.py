@@ -44,6 +44,7 @@ _INTEGER_ARRAYS = {
     "tile_row",
     "tile_count",
     "places",
+    "arrived",
     "order",
     "ints",
     "tokens",
@@ -170,8 +171,9 @@ def variants(
             (MANY, False, False),
         ),
     ):
-        about |= {"QUERIES": queries, "REACHING": reaching}
+        about |= {"QUERIES": queries}
         settings = about | {"PAGE": 32, "BLOCK": BLOCK, "CAPPED": True, "SPLIT": split, "EARLY": early}
+        settings["REACHING"] = reaching
         yield attention.attend_kernel, settings, dict(ATTENTION)
     yield attention.merge_kernel, about | {"EARLY": early}, {"num_warps": 4}
     yield device_rows.kernels.fill_kernel, {"BLOCK": 1024}, {}

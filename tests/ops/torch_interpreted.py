@@ -195,7 +195,7 @@ def check_units() -> None:
         found = []
         for programs in (0, 10**6):
             with (
-                patch.multiple(torch_step, UNIT=16, _PROGRAMS=programs),
+                patch.multiple(torch_step, UNIT=16, DIVIDED=programs),
                 patch.multiple(torch_launcher, UNIT=16, BLOCK=16),
             ):
                 cache = Branches(model, 96)
@@ -217,7 +217,7 @@ def check_holes() -> None:
         found = []
         for programs in (0, 10**6):
             with (
-                patch.multiple(torch_step, UNIT=16, _PROGRAMS=programs),
+                patch.multiple(torch_step, UNIT=16, DIVIDED=programs),
                 patch.multiple(torch_launcher, UNIT=16, BLOCK=16),
             ):
                 cache = Branches(model, 96, branches=2)

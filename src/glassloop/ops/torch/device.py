@@ -32,7 +32,9 @@ def describe() -> str:
 def tma_processors() -> int:
     """Returns the number of multiprocessors, or 0 if they cannot copy tiles by descriptors (TMA) or have no
     room for the tiles of `wide_linear_kernel`, as those of GPUs for desktops."""
-    if INTERPRETED or torch.cuda.get_device_capability() < (9, 0) or shared_memory() < _WIDE_BYTES:
+    if INTERPRETED or not torch.cuda.is_available():
+        return 0
+    if torch.cuda.get_device_capability() < (9, 0) or shared_memory() < _WIDE_BYTES:
         return 0
     return int(torch.cuda.get_device_properties(DEVICE).multi_processor_count)
 

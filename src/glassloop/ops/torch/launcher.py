@@ -18,7 +18,7 @@ from glassloop.ops.torch.kernels import adapter, attention, linear, pointwise
 from glassloop.ops.torch.kernels import rows as rows_kernels
 from glassloop.ops.torch.matrix import Packed
 from glassloop.ops.torch.recorder import RANK_STEP, Angles, Norm, Product
-from glassloop.ops.torch.step import ADAPTER_ROWS, UNIT, Heads, Step, partial_room
+from glassloop.ops.torch.step import ADAPTER_ROWS, DIVIDED, UNIT, Heads, Step, partial_room
 from glassloop.ops.torch.tiles import WIDE, tile_for, wide_tile_for
 
 BLOCK = 64  # keys that attention adds at a time; like UNIT it decides the bits
@@ -53,6 +53,8 @@ class Launcher:
         self._shared_memory = shared_memory()
         self._early = False  # whether kernels are launched before the previous one has ended
         self._partial = torch.empty(0, device=DEVICE)  # sums of attention over one unit each
+        # How many programs of a tile and head have computed their units.
+        self._arrived = torch.zeros(DIVIDED, dtype=torch.int32, device=DEVICE)
         self._expanded = torch.empty(0, dtype=HALF, device=DEVICE)  # a packed matrix in half precision
         # Descriptors by the array, its shape and the tile. They keep the memory of the array, so only those
         # of weights outlive a step.
@@ -352,7 +354,6 @@ class Launcher:
                 "HEAD": head_block(head_dim),
                 "SHARING": heads // kv_heads,
                 "WINDOWED": window > 0,
-                "REACHING": step.reach is not None,
             }
             cut = (step.slots, reach, tiles.rows, tiles.counts, queries.stride(0), head_dim, window)
             self._launch(
@@ -361,6 +362,7 @@ class Launcher:
                 queries,
                 out,
                 self._partial,
+                self._arrived,
                 *cut,
                 pages.keys,
                 pages.values,
@@ -376,10 +378,11 @@ class Launcher:
                 BLOCK=BLOCK,
                 CAPPED=softcap > 0,
                 SPLIT=tiles.units > 0,
+                REACHING=step.reach is not None,
                 **ATTENTION,
                 **settings,
             )
-            if tiles.units:
+            if tiles.units and step.reach is not None:
                 merge = attention.merge_kernel
                 self._launch(
                     merge, grid, queries, out, self._partial, *cut, tiles.units, num_warps=4, **settings

@@ -11,14 +11,15 @@ import numpy as np
 import torch
 
 from glassloop.ops.batch import Batch, BatchError, Int32, check_page, check_spans, pages_for
-from glassloop.ops.torch.device import DEVICE, INTERPRETED
+from glassloop.ops.torch.device import DEVICE, INTERPRETED, tma_processors
 from glassloop.ops.torch.pages import TorchPages
 
 UNIT = 256  # positions whose attention is summed on its own; docs/ops.md
 FEW, MANY = 16, 64  # queries of one program of attention, for short and long spans
 ADAPTER_ROWS = 16  # with the same adapter that one program computes
 _MOST_PARTIAL = 1 << 28  # numbers
-_PROGRAMS = 264  # fewer programs than this leave the device idle: then each computes one unit only
+_processors = cache(tma_processors)
+DIVIDED = 264  # fewer programs than this leave the device idle: then each computes one unit only
 # In numbers. Kernels are compiled once more for pointers that are not multiples of 16 bytes.
 _ALIGNMENT = 32
 
@@ -237,7 +238,7 @@ def partial_room(tiles: TileGroup, heads: Heads) -> int:
     are divided so, and of 8 units or more, since making room again costs all graphs."""
     if not tiles.units:
         return 0
-    most = _partial_numbers(_PROGRAMS, max(tiles.units, 8), max(tiles.queries, MANY), heads)
+    most = _partial_numbers(DIVIDED, max(tiles.units, 8), max(tiles.queries, MANY), heads)
     own = _partial_numbers(len(tiles.rows) * heads.kv_heads, tiles.units, tiles.queries, heads)
     return max(own, min(most, _MOST_PARTIAL))
 
@@ -257,9 +258,12 @@ def _tiles(batch: Batch, size: int, heads: Heads) -> list[TileGroup]:
 
     def group(rows: Any, counts: Any, queries: int) -> TileGroup:
         programs = len(rows) * heads.kv_heads
-        fits = _partial_numbers(programs, units, queries, heads) <= _MOST_PARTIAL
-        divided = units > 1 and programs < _PROGRAMS and fits
-        return TileGroup(rows, counts, queries, units if divided else 0)
+        # A program for each multiprocessor at least, even without a unit: where there is none, two blocks of
+        # a product that is launched early would start, and another multiprocessor would have none of them.
+        most = max(units, -(-_processors() // programs))
+        fits = _partial_numbers(programs, most, queries, heads) <= _MOST_PARTIAL
+        divided = units > 1 and programs < DIVIDED and fits
+        return TileGroup(rows, counts, queries, most if divided else 0)
 
     if len(batch.spans) == len(batch.tokens):
         return [group(*_one_each(size), few)]

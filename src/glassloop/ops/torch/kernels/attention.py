@@ -204,6 +204,33 @@ def all_units(
 
 
 @triton.jit
+def merged_units(partial, number, count, QUERIES: tl.constexpr, HEAD: tl.constexpr):
+    """Returns the sums over units whose own sums lie one behind the other, from `number` on, merged in
+    ascending order."""
+    most, sums, mixed = no_keys(QUERIES, HEAD)
+    index = tl.arange(0, QUERIES)
+    for unit in range(count):
+        base = partial + (number + unit).to(tl.int64) * QUERIES * (HEAD + 17)
+        most, sums, mixed = merged(
+            most,
+            sums,
+            mixed,
+            tl.load(base + index),
+            tl.load(base + QUERIES + index[:, None] * 16 + tl.arange(0, 16)[None, :]),
+            tl.load(base + QUERIES * 17 + index[:, None] * HEAD + tl.arange(0, HEAD)[None, :]),
+        )
+    return sums, mixed
+
+
+@triton.jit
+def store_result(out, place, inside, sums, mixed):
+    """Writes the weighted means of the values."""
+    total = tl.max(sums, 1)  # the columns are equal
+    result = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def tile_places(
     query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, SHARING, REACHING
 ):
@@ -228,6 +255,7 @@ def attend_kernel(
     queries,
     out,
     partial,
+    arrived,
     slots,
     reaches,
     tile_row,
@@ -259,7 +287,9 @@ def attend_kernel(
 ):
     """Computes attention for the queries of a tile: adjacent rows of a branch, in the SHARING query heads of
     one key-value head. A query sees the slots up to its own or, if REACHING, as many as `reaches` says. If
-    SPLIT, each program computes one unit, and `merge_kernel` merges them; else a program computes all."""
+    SPLIT, each program computes one unit, and the last one that is ready merges them, whichever it is:
+    `arrived` counts them, and is 0 before and after. If REACHING, `merge_kernel` does, as there may be no
+    unit. Without SPLIT, a program computes all units."""
     tile, head = tl.program_id(0), tl.program_id(1)
     place, slot, reach, inside = tile_places(
         query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, SHARING, REACHING
@@ -290,21 +320,27 @@ def attend_kernel(
                 slot, reach, scale, softcap, window,
                 PAGE, UNIT, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
             )  # fmt: skip
-            number = (tile * tl.num_programs(1) + head) * tl.num_programs(2) + tl.program_id(2)
+            branch = tile * tl.num_programs(1) + head
+            number = branch * tl.num_programs(2) + tl.program_id(2)
             base = partial + number.to(tl.int64) * QUERIES * (HEAD + 17)
             index = tl.arange(0, QUERIES)
             tl.store(base + index, most)
             tl.store(base + QUERIES + index[:, None] * 16 + tl.arange(0, 16)[None, :], sums)
             tl.store(base + QUERIES * 17 + index[:, None] * HEAD + tl.arange(0, HEAD)[None, :], mixed)
+            if not REACHING:
+                tl.debug_barrier()  # all threads have written
+                if tl.atomic_add(arrived + branch, 1, sem="acq_rel") == end - begin - 1:
+                    first_number = branch * tl.num_programs(2)
+                    all_sums, all_mixed = merged_units(partial, first_number, end - begin, QUERIES, HEAD)
+                    store_result(out, place, inside, all_sums, all_mixed)
+                    tl.store(arrived + branch, 0)
     else:
         most, sums, mixed = all_units(
             query, keys, values, table, page_stride, at, head_dim, begin * UNIT, whole, last,
             slot, reach, scale, softcap, window,
             PAGE, UNIT, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
         )  # fmt: skip
-        total = tl.max(sums, 1)  # the columns are equal
-        result = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
-        tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+        store_result(out, place, inside, sums, mixed)
 
 
 @triton.jit(do_not_specialize=["window", "units"])
@@ -325,36 +361,19 @@ def merge_kernel(
     HEAD: tl.constexpr,
     SHARING: tl.constexpr,
     WINDOWED: tl.constexpr,
-    REACHING: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Merges the units that `attend_kernel` has computed with SPLIT, in ascending order."""
+    """Merges the units that `attend_kernel` has computed with SPLIT and REACHING, in ascending order."""
     tile, head = tl.program_id(0), tl.program_id(1)
     place, _, reach, inside = tile_places(
-        query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, SHARING, REACHING
+        query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, SHARING, True
     )
     first = tl.load(slots + tl.load(tile_row + tile))
-    last = first + tl.load(tile_count + tile)
-    if REACHING:
-        last = tl.max(reach, 0)
     begin = 0
     if WINDOWED:
         begin = tl.maximum(first - window + 1, 0) // UNIT
-    end = tl.cdiv(last, UNIT)
+    end = tl.cdiv(tl.max(reach, 0), UNIT)
     wait_for_previous(EARLY)
-    most, sums, mixed = no_keys(QUERIES, HEAD)
-    index = tl.arange(0, QUERIES)
-    for unit in range(end - begin):
-        number = (tile * tl.num_programs(1) + head) * units + unit
-        base = partial + number.to(tl.int64) * QUERIES * (HEAD + 17)
-        most, sums, mixed = merged(
-            most,
-            sums,
-            mixed,
-            tl.load(base + index),
-            tl.load(base + QUERIES + index[:, None] * 16 + tl.arange(0, 16)[None, :]),
-            tl.load(base + QUERIES * 17 + index[:, None] * HEAD + tl.arange(0, HEAD)[None, :]),
-        )
-    total = tl.max(sums, 1)
-    result = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
-    tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+    number = (tile * tl.num_programs(1) + head) * units
+    sums, mixed = merged_units(partial, number, end - begin, QUERIES, HEAD)
+    store_result(out, place, inside, sums, mixed)
