@@ -11,16 +11,16 @@ from glassloop.engine.garbage import Garbage
 
 def test_objects_are_frozen_while_any_engine_is_busy():
     first, second = Garbage(), Garbage()
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() < 1000  # Python 3.12 has some hundred of its own
     first.busy()
     second.busy()
     first.busy()
-    assert gc.get_freeze_count() > 1000
+    assert gc.get_freeze_count() > 10_000
     first.idle()
-    assert gc.get_freeze_count() > 1000
+    assert gc.get_freeze_count() > 10_000
     second.idle()
     second.idle()
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() < 1000  # Python 3.12 has some hundred of its own
 
 
 def test_what_dies_meanwhile_is_collected_now_and_then(monkeypatch):
@@ -38,7 +38,7 @@ def test_what_dies_meanwhile_is_collected_now_and_then(monkeypatch):
         assert gone() is not None
         monkeypatch.setattr(garbage, "_OFTEN", 0.0)
         engine.busy()
-        assert gone() is None and gc.get_freeze_count() > 1000
+        assert gone() is None and gc.get_freeze_count() > 10_000
     finally:
         engine.idle()
 
@@ -49,7 +49,7 @@ def test_objects_that_the_program_has_frozen_stay_so():
         engine = Garbage()
         engine.busy()
         engine.idle()
-        assert gc.get_freeze_count() > 1000
+        assert gc.get_freeze_count() > 10_000
     finally:
         gc.unfreeze()
 

@@ -18,6 +18,8 @@ _OFTEN = 60.0  # seconds after which all objects are collected, however busy the
 # Collections of the second generation after which they are, too. One follows some 7,000 new objects, so what
 # is garbage and was left out stays below a few hundred megabytes.
 _MOST = 200
+# Python 3.12 itself leaves out some hundred objects that never die: a program that freezes objects has more.
+_FEW = 10_000
 
 
 class Garbage:
@@ -44,7 +46,8 @@ class Garbage:
                 self._is_busy = True
                 kind._busy += 1
                 if kind._busy == 1:
-                    kind._ours = gc.get_freeze_count() == 0  # else the program itself froze objects
+                    # Else the program itself froze objects.
+                    kind._ours = gc.get_freeze_count() < _FEW
                     if kind._ours:
                         gc.callbacks.append(_freeze_survivors)
             elif kind._ours:
