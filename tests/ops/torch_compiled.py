@@ -74,6 +74,7 @@ _OWN = {
     "norm_kernel": {"x": "*fp32", "weight": "*fp32"},
     "heads_kernel": {"x": "*fp32", "weight": "*fp32"},
     "keep_kernel": {"x": "*fp32", "weight": "*fp32"},
+    "attend_kernel": {"x": "*fp32"},
     "elementwise_kernel": {"x": "*fp32", "y": "*fp32"},
 }
 
@@ -174,7 +175,9 @@ def variants(
         about |= {"QUERIES": queries}
         settings = about | {"PAGE": 32, "BLOCK": BLOCK, "CAPPED": True, "SPLIT": split, "EARLY": early}
         settings["REACHING"] = reaching
-        yield attention.attend_kernel, settings, dict(ATTENTION)
+        for keeping in (False, True) if queries == FEW and not reaching else (False,):
+            kept = {"KEEPING": keeping, "ROTATED": True}
+            yield attention.attend_kernel, settings | kept, dict(ATTENTION)
     yield attention.merge_kernel, about | {"EARLY": early}, {"num_warps": 4}
     yield device_rows.kernels.fill_kernel, {"BLOCK": 1024}, {}
     for kernel in (*device_rows.EDITING, *device_rows.KERNELS):
@@ -201,7 +204,7 @@ def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool, 
     constants = {
         "ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "SWAPPED": tile.swapped, "EVEN": True,
         "BIASED": False, "ADDED": not gated, "GATED": gated, "ACTIVATION": 2, "EARLY": early,
-        "AHEAD": early and rows <= 16 and not packed, **_PLAIN,
+        "AHEAD": 2 if early and rows <= 16 and not packed else 0, **_PLAIN,
     }  # fmt: skip
     out = "*bf16" if gated else "*fp32"
     return linear.linear_kernel, constants, {"num_warps": tile.warps, "num_stages": tile.stages, "out": out}

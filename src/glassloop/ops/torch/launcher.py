@@ -25,6 +25,7 @@ BLOCK = 64  # keys that attention adds at a time; like UNIT it decides the bits
 ATTENTION = {"num_warps": 4, "num_stages": 2}
 KEPT_HEADS = 8  # that one program normalizes and rotates
 _AHEAD = 256  # columns of a step up to which a product reads its first weights while the previous kernel runs
+_AHEAD_KIND = 2
 _EARLY = 64  # rows up to which a kernel is launched before the previous one has ended
 _COLUMNS = 1024  # of one program of an elementwise kernel
 _EXPANDED = 512  # rows from which a packed matrix is written in half precision before it is multiplied
@@ -189,6 +190,7 @@ class Launcher:
         else:
             even = columns % tile.step == 0
             ahead = self._early and even and rows <= 16 and tile.step <= _AHEAD and not packed
+            ahead = _AHEAD_KIND if ahead else 0
             settings |= {"SWAPPED": tile.swapped, "EVEN": even, "AHEAD": ahead, **packed}
             self._launch(linear.linear_kernel, (tiles,), x, weight, *sizes, x.stride(0), **settings)
 
@@ -269,6 +271,8 @@ class Launcher:
     def _keep(
         self, step: Step, rows: int, out: Any, x: Any, *, query: Product, key: Product, group: int, layer: int
     ) -> None:
+        if _attention_keeps(step, query, key):
+            return
         pages, key_norm = step.pages[group], key.norm
         self._launch(
             pointwise.keep_kernel,
@@ -335,7 +339,10 @@ class Launcher:
         rows: int,
         out: Any,
         queries: Any,
+        x: Any,
         *,
+        query: Product,
+        key: Product,
         heads: int,
         kv_heads: int,
         head_dim: int,
@@ -346,6 +353,7 @@ class Launcher:
         softcap: float,
     ) -> None:
         pages, reach = step.pages[group], step.slots if step.reach is None else step.reach
+        cosines, sines = (x, x) if query.angles is None else self._angles_of(query.angles)
         for tiles in step.tiles:
             grid = (len(tiles.rows), kv_heads)
             settings = {
@@ -374,6 +382,13 @@ class Launcher:
                 group,
                 scale,
                 softcap,
+                x,
+                cosines,
+                sines,
+                x.stride(0),
+                0 if query.angles is None else cosines.shape[1],
+                KEEPING=_attention_keeps(step, query, key),
+                ROTATED=query.angles is not None,
                 PAGE=PAGE,
                 BLOCK=BLOCK,
                 CAPPED=softcap > 0,
@@ -421,6 +436,12 @@ class Launcher:
             ACTIVATION=activation,
             BLOCK=_COLUMNS,
         )
+
+
+def _attention_keeps(step: Step, query: Product, key: Product) -> bool:
+    """Returns whether the kernel of attention rotates queries and keys and writes keys and values itself."""
+    plain = query.norm is None and key.norm is None and query.angles is key.angles
+    return step.one_each and step.reach is None and plain
 
 
 def norm_arguments(out: torch.Tensor, x: torch.Tensor, norm: Norm) -> tuple[Any, ...]:

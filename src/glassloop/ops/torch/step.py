@@ -54,6 +54,7 @@ class Step(NamedTuple):
 
     rows: int
     wanted: int
+    one_each: bool  # whether every branch has one row
     ids: dict[str, torch.Tensor]  # tokens, positions, wanted rows and adapters
     row_table: torch.Tensor  # where the page tables of the row's branch begin
     row_stride: torch.Tensor  # the number of pages in each of them
@@ -106,7 +107,7 @@ class Numbers:
         self._grow(1 << 12)
         # Of the last batch: the places of its parts, its sizes and tiles.
         self._parts: list[slice] = []
-        self._sizes = 0, 0
+        self._sizes = 0, 0, False
         self._has_reach = False
         self._tiles: list[tuple[int, int]] = []
         self._is_adapted = False
@@ -148,7 +149,7 @@ class Numbers:
             *chain.from_iterable([each[:2] for each in tiles]),
             np.append(tables, [group.count for group in pages]),
         ]
-        self._sizes, self._tiles = (size, len(parts[4])), [each[2:] for each in tiles]
+        self._sizes, self._tiles = (size, len(parts[4]), rows == len(spans)), [each[2:] for each in tiles]
         self._has_reach = bool(batch.reach)
         self._is_adapted = len(batch.adapters) > 0
         self._copy(parts)

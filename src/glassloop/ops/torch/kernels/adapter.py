@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from glassloop.ops.torch.kernels.pointwise import wait_for_previous
+from glassloop.ops.torch.kernels.pointwise import let_next_start, wait_for_previous
 
 
 @triton.jit
@@ -33,6 +33,7 @@ def low_rank_kernel(
     """Computes x @ matrix.T with the matrix of the adapter `ids[row]` of each row, which is
     `weight[places[id]]`, of [width, columns]. A place of -1 means that the adapter leaves this product as it
     is. The result is written to `out` or, if UP, times the adapter's scale added to it."""
+    let_next_start(EARLY)
     wait_for_previous(EARLY)
     tile = tl.program_id(0)
     at = tl.load(tile_row + tile) + tl.arange(0, ROWS)

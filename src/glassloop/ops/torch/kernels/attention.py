@@ -10,7 +10,13 @@ import triton
 import triton.language as tl
 
 from glassloop.ops.torch import interpreted
-from glassloop.ops.torch.kernels.pointwise import tanh, wait_for_previous
+from glassloop.ops.torch.kernels.pointwise import (
+    head_constants,
+    head_values,
+    let_next_start,
+    tanh,
+    wait_for_previous,
+)
 
 COMPILED = tl.constexpr(not interpreted())
 NOTHING = tl.constexpr(-1e30)  # the maximum over no keys; minus infinity would make NaN
@@ -250,6 +256,28 @@ def tile_places(
     return place[:, None] + column[None, :], slot, reach, inside
 
 
+@triton.jit
+def turned_heads(
+    x,
+    head,
+    there,
+    cosine,
+    sine,
+    head_dim,
+    half,
+    HEAD: tl.constexpr,
+    ROTATED: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """Returns some heads of a row, [heads, columns], rotated, in the type KIND."""
+    none = tl.zeros([HEAD], tl.float32)
+    values = head_values(
+        x + head * head_dim, there, none, none, none, none, cosine, sine, head_dim, half, 0.0,
+        HEAD, 0, ROTATED,
+    )  # fmt: skip
+    return values.to(KIND)
+
+
 @triton.jit(do_not_specialize=["group", "window"])
 def attend_kernel(
     queries,
@@ -273,6 +301,11 @@ def attend_kernel(
     group,
     scale,
     softcap,
+    x,
+    cosines,
+    sines,
+    x_stride,
+    half,
     PAGE: tl.constexpr,
     UNIT: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -283,13 +316,20 @@ def attend_kernel(
     WINDOWED: tl.constexpr,
     REACHING: tl.constexpr,
     SPLIT: tl.constexpr,
+    KEEPING: tl.constexpr,
+    ROTATED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Computes attention for the queries of a tile: adjacent rows of a branch, in the SHARING query heads of
     one key-value head. A query sees the slots up to its own or, if REACHING, as many as `reaches` says. If
     SPLIT, each program computes one unit, and the last one that is ready merges them, whichever it is:
     `arrived` counts them, and is 0 before and after. If REACHING, `merge_kernel` does, as there may be no
-    unit. Without SPLIT, a program computes all units."""
+    unit. Without SPLIT, a program computes all units.
+
+    If KEEPING, each tile has one row, and the kernel does what `keep_kernel` would have done for heads
+    without a norm: x has the queries, keys and values of the rows; it rotates them, and the program that
+    needs the key and the value of the row itself writes them to their page first."""
+    let_next_start(EARLY)
     tile, head = tl.program_id(0), tl.program_id(1)
     place, slot, reach, inside = tile_places(
         query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, SHARING, REACHING
@@ -304,13 +344,40 @@ def attend_kernel(
         last = tl.max(reach, 0)
     if REACHING or WINDOWED:
         whole = 0
-    wait_for_previous(EARLY)
-    query = tl.load(queries + place, mask=inside, other=0.0)
     begin = 0
     if WINDOWED:
         begin = tl.maximum(first - window + 1, 0) // UNIT
     end = tl.cdiv(last, UNIT)
     at = layer_offset + head * PAGE * head_dim
+    if KEEPING:
+        column, number = tl.arange(0, HEAD), tl.arange(0, QUERIES)
+        _, _, _, _, cosine, sine = head_constants(
+            x, x, cosines, sines, first, head_dim, half, HEAD, 0, ROTATED
+        )
+        page = tl.load(table + first // PAGE).to(tl.int64)
+        own = (page * page_stride + at + (first % PAGE) * head_dim + column)[None, :]
+        wait_for_previous(EARLY)
+        source, kv_heads = x + row.to(tl.int64) * x_stride, tl.num_programs(1)
+        query = turned_heads(
+            source, head * SHARING + number % SHARING, number < SHARING,
+            cosine, sine, head_dim, half, HEAD, ROTATED, keys.dtype.element_ty,
+        )  # fmt: skip
+        if not SPLIT or begin + tl.program_id(2) == end - 1:
+            key_head = kv_heads * SHARING + head + tl.arange(0, 1)
+            key = turned_heads(
+                source, key_head, key_head >= 0, cosine, sine, head_dim, half, HEAD, ROTATED,
+                keys.dtype.element_ty,
+            )  # fmt: skip
+            value = turned_heads(
+                source, key_head + kv_heads, key_head >= 0, cosine, sine, head_dim, half, HEAD, False,
+                values.dtype.element_ty,
+            )  # fmt: skip
+            tl.store(keys + own, key, mask=(column < head_dim)[None, :])
+            tl.store(values + own, value, mask=(column < head_dim)[None, :])
+            tl.debug_barrier()  # other threads of the program read them
+    else:
+        wait_for_previous(EARLY)
+        query = tl.load(queries + place, mask=inside, other=0.0)
     if SPLIT:
         unit = begin + tl.program_id(2)
         if unit < end:
@@ -364,6 +431,7 @@ def merge_kernel(
     EARLY: tl.constexpr,
 ):
     """Merges the units that `attend_kernel` has computed with SPLIT and REACHING, in ascending order."""
+    let_next_start(EARLY)
     tile, head = tl.program_id(0), tl.program_id(1)
     place, _, reach, inside = tile_places(
         query_stride, tile_row, tile_count, slots, reaches, head_dim, QUERIES, HEAD, SHARING, True

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from glassloop.ops.torch.kernels.pointwise import activated, wait_for_previous
+from glassloop.ops.torch.kernels.pointwise import activated, let_next_start, wait_for_previous
 
 
 @triton.jit
@@ -129,6 +129,7 @@ def linear_kernel(
     is packed: it is the codes, and its values are computed and rounded to half precision before they are
     multiplied. `width` is the number of outputs. AHEAD (with EVEN, without BITS): the first weights are read
     before the previous kernel has ended."""
+    let_next_start(EARLY)
     weight_rows = width * 2 if GATED else width
     tiles = tl.cdiv(weight_rows, WIDTH)
     row_tiles = tl.cdiv(rows, ROWS)
@@ -149,8 +150,13 @@ def linear_kernel(
         total = tl.zeros([WIDTH, ROWS], tl.float32)
     else:
         total = tl.zeros([ROWS, WIDTH], tl.float32)
-    first = 0
-    if AHEAD:
+    first, end = 0, columns
+    if AHEAD == 2:
+        # The weights do not depend on the previous kernel: the last ones are read while it still runs.
+        ahead = tl.load(weight_at + (columns - STEP), mask=output_in[:, None], other=0.0)
+        end = columns - STEP
+        wait_for_previous(EARLY)
+    elif AHEAD:
         # The weights do not depend on the previous kernel: the first ones are read while it still runs.
         b = tl.load(weight_at, mask=output_in[:, None], other=0.0)
         wait_for_previous(EARLY)
@@ -160,7 +166,7 @@ def linear_kernel(
         weight_at += STEP
     else:
         wait_for_previous(EARLY)
-    for start in range(first, columns, STEP):
+    for start in range(first, end, STEP):
         if EVEN:
             a = tl.load(x_at, mask=row_in[:, None], other=0.0)
         else:
@@ -178,6 +184,8 @@ def linear_kernel(
         total = added_product(a, b, total, SWAPPED)
         x_at += STEP
         weight_at += STEP
+    if AHEAD == 2:
+        total = added_product(tl.load(x_at, mask=row_in[:, None], other=0.0), ahead, total, SWAPPED)
     if SWAPPED:
         total = total.T
     if BIASED:

@@ -7,12 +7,17 @@ import triton.language as tl
 
 
 @triton.jit
-def wait_for_previous(EARLY: tl.constexpr):
-    """Waits until the previous kernel has ended, if this one was launched EARLY, and lets the next kernel be
-    launched meanwhile. What no kernel of the program writes (weights, the numbers of the batch) can be read
-    before."""
+def let_next_start(EARLY: tl.constexpr):
+    """Lets the next kernel be launched, if kernels are launched EARLY. The first statement of a kernel."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_previous(EARLY: tl.constexpr):
+    """Waits until the previous kernel has ended, if this one was launched EARLY. What no kernel of the
+    program writes (weights, the numbers of the batch) can be read before."""
+    if EARLY:
         tl.extra.cuda.gdc_wait()
 
 
@@ -56,6 +61,7 @@ def embed_kernel(
 @triton.jit
 def take_kernel(x, rows, out, width, x_stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Copies row `rows[i]` of x to row i of `out`, in float32."""
+    let_next_start(EARLY)
     wait_for_previous(EARLY)
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -125,6 +131,7 @@ def norm_kernel(
 ):
     """Normalizes each row: by its root mean square or, if CENTRED, around its mean (layer norm). A program
     computes a whole row."""
+    let_next_start(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -295,6 +302,7 @@ def keep_kernel(
     """Normalizes and rotates queries and keys. Queries are written to an array of their own, keys and values
     to the page of their slot, which is their position unless REACHING. A program computes HEADS heads of
     queries, or as many of keys and their values."""
+    let_next_start(EARLY)
     row = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + row)
     columns = tl.arange(0, BLOCK)

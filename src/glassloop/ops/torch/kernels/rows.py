@@ -42,7 +42,7 @@ from glassloop.ops.torch.kernels.lines import (
     scale_of,
 )
 from glassloop.ops.torch.kernels.luck import luck_of, rough_luck, uniform_bits
-from glassloop.ops.torch.kernels.pointwise import wait_for_previous
+from glassloop.ops.torch.kernels.pointwise import let_next_start, wait_for_previous
 from glassloop.ops.torch.kernels.sums import power_of_two, store_sums
 
 
@@ -64,6 +64,7 @@ def maxima_kernel(
     """Finds the highest logit of each group and, if luck decides, about the highest score and the id that has
     it (-1: there is none). Group g has the ids g, g + GROUPS, g + 2 GROUPS, ... so that tokens that lie
     together, and are often likely together, are in different groups."""
+    let_next_start(EARLY)
     wait_for_previous(EARLY)
     number, groups = tl.program_id(0).to(tl.int64), tl.program_id(1) * SOME + tl.arange(0, SOME)
     line = lines + number * LINE
@@ -125,6 +126,7 @@ def bounds_kernel(
 ):
     """Finds the highest logit of a line, a logit that at least as many as its head reach, and a score that
     the second in the race reaches: that of two of the groups' luckiest tokens."""
+    let_next_start(EARLY)
     wait_for_previous(EARLY)
     number, groups = tl.program_id(0).to(tl.int64), tl.arange(0, GROUPS)
     line = lines + number * LINE
@@ -236,6 +238,7 @@ def search_kernel(
     """Writes the sums of a row, and lists the tokens that are high and the others that may win the race or be
     second in it. The first `summing` programs of a line sum, the next `listing` ones list high tokens, the
     rest the others: one kernel, so that none waits for another."""
+    let_next_start(EARLY)
     wait_for_previous(EARLY)
     number, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
     line = lines + number * LINE
@@ -282,6 +285,7 @@ def winner_kernel(
     EARLY: tl.constexpr,
 ):
     """Finds the winner of the race of a line, if it is not one of the tokens that are high."""
+    let_next_start(EARLY)
     wait_for_previous(EARLY)
     number = tl.program_id(0).to(tl.int64)
     line = lines + number * LINE
@@ -318,6 +322,7 @@ def predict_kernel(
     """Predicts the token of a line from what was found, before C has chosen it: follows the rules, but does
     not care how ties at a border are broken or in which order masses are added. For a row after its edits,
     the prediction is noted as the winner of the row before them, whose rank there C needs."""
+    let_next_start(EARLY)
     wait_for_previous(EARLY)
     number = tl.program_id(0).to(tl.int64)
     line, of = lines + number * LINE, tl.load(lines + number * LINE + OF)
@@ -392,6 +397,7 @@ def rank_kernel(
     EARLY: tl.constexpr,
 ):
     """Finds the logit of the winner, and how many come before it: higher ones, equal ones of a lower id."""
+    let_next_start(EARLY)
     wait_for_previous(EARLY)
     number = tl.program_id(0).to(tl.int64)
     ints += number * (found_bytes // 4)
