@@ -350,7 +350,7 @@ def attend_kernel(
     end = tl.cdiv(last, UNIT)
     at = layer_offset + head * PAGE * head_dim
     if KEEPING:
-        column, number = tl.arange(0, HEAD), tl.arange(0, QUERIES)
+        column, query_number = tl.arange(0, HEAD), tl.arange(0, QUERIES)
         _, _, _, _, cosine, sine = head_constants(
             x, x, cosines, sines, first, head_dim, half, HEAD, 0, ROTATED
         )
@@ -359,7 +359,7 @@ def attend_kernel(
         wait_for_previous(EARLY)
         source, kv_heads = x + row.to(tl.int64) * x_stride, tl.num_programs(1)
         query = turned_heads(
-            source, head * SHARING + number % SHARING, number < SHARING,
+            source, head * SHARING + query_number % SHARING, query_number < SHARING,
             cosine, sine, head_dim, half, HEAD, ROTATED, keys.dtype.element_ty,
         )  # fmt: skip
         if not SPLIT or begin + tl.program_id(2) == end - 1:
