@@ -22,18 +22,19 @@ from glassloop.ops.torch.recorder import Norm
 
 _SILU = 2
 _NORMED = ("qkv", "gate-up", "head")  # products that read a norm
-# What `--sweep` tries: constants of few_rows.py, DEPTH for all of DEPTHS.
+_ONE, _TWO, _THREE = ({4: each, 8: each} for each in (1, 2, 3))
+# What `--sweep` tries: constants of few_rows.py.
 _VARIANTS: dict[str, dict[str, Any]] = {
     "as it is": {},
-    "depth 1": {"DEPTH": 1},
-    "depth 2": {"DEPTH": 2},
-    "depth 3": {"DEPTH": 3},
+    "span 1": {"SPANS": _ONE, "DEPTHS": _ONE},
+    "span 1, depth 2": {"SPANS": _ONE, "DEPTHS": _TWO, "LARGE_DEPTH": 2},
+    "span 1, depth 2, x ahead": {"SPANS": _ONE, "DEPTHS": _TWO, "X_AHEAD": True},
+    "span 1, depth 3": {"SPANS": _ONE, "DEPTHS": _THREE},
+    "span 2": {"SPANS": _TWO, "DEPTHS": _ONE, "LARGE_SPAN": 2},
     "4 tiles": {"MOST_TILES": 4},
     "16 tiles": {"MOST_TILES": 16},
     "2 entries": {"ENTRIES": 2},
-    "x late": {"X_AHEAD": False},
-    "span 2": {"SPAN": 2, "DEPTH": 1, "X_AHEAD": False},
-    "two blocks": {"BLOCKS": 2, "LEAST_SHARED": 0, "DEPTH": 1, "X_AHEAD": False},
+    "two blocks": {"BLOCKS": 2, "LEAST_SHARED": 0, "SPANS": _ONE, "DEPTHS": _ONE},
 }
 
 
@@ -101,9 +102,6 @@ def _sweep(launcher: Launcher, kind: str, case: Case, replays: int) -> None:
     """Prints the times of a product with other constants of few_rows.py, and whether its bits change."""
     expected = None
     for about, limits in _VARIANTS.items():
-        if "DEPTH" in limits:
-            limits = limits | {"DEPTHS": dict.fromkeys(few_rows.DEPTHS, limits["DEPTH"])}
-            del limits["DEPTH"]
         with _tried(f"{kind:3} {case.rows:3} rows {case.name:8}") as say, _limits(**limits):
             seconds, found = _measured(launcher, case, _by_few_rows(launcher, case, None), replays)
             expected = found if expected is None else expected

@@ -23,11 +23,13 @@ MOST_NORMED_COLUMNS = 4096
 
 # How it divides them, which decides the speed alone; few_rows.cu says what the words mean.
 MOST_TILES = 8  # that pass through the warps together
-SPAN = 1  # chunks of 128 columns that a warp adds up at a time
-DEPTHS = {4: 2, 8: 1}  # such parts that a warp reads ahead, by the bits of a code
-MANY_DEPTH = 1  # the most of them with more than 8 rows
+# By the bits of a code, and for products that need more registers (more than 8 rows, float32 scales):
+SPANS = {4: 2, 8: 1}  # times 128 columns that a warp adds up at a time
+DEPTHS = {4: 1, 8: 1}  # such chunks that a warp reads ahead
+LARGE_SPAN = 1
+LARGE_DEPTH = 1
 ENTRIES = 4  # of a mailbox
-X_AHEAD = True  # whether a warp reads x before the sums have come
+X_AHEAD = False  # whether a warp reads x before the sums have come
 BLOCKS = 1  # that the registers leave room for on a multiprocessor
 # A block takes at least so many bytes of shared memory, so that no two share a multiprocessor: else two
 # blocks of a kernel that is launched early could, while another multiprocessor has none.
@@ -84,8 +86,9 @@ class FewRows(NamedTuple):
         norm_bias = norm_weight if norm is None or norm.bias is None else norm.bias
         arrays = (x, weight.codes, weight.scale, minimums, bias, residual, out, norm_weight, norm_bias)
         sizes = (self.rows, out.shape[1], weight.shape[1], x.stride(0), residual.stride(0), out.stride(0))
-        eps = ctypes.c_float(0.0 if norm is None else norm.eps)
-        arguments = [*[ctypes.c_void_p(each.data_ptr()) for each in arrays], *map(ctypes.c_int, sizes), eps]
+        numbers = (ctypes.c_float(0.0 if norm is None else norm.eps), ctypes.c_double(1.0 / weight.shape[1]))
+        arguments = [*[ctypes.c_void_p(each.data_ptr()) for each in arrays], *map(ctypes.c_int, sizes)]
+        arguments += numbers
         # A block on every multiprocessor, even if it has nothing to do: where there is none, two blocks of
         # the next kernel would start, and another multiprocessor would have none of them.
         settings, shared = tuple(self.settings(processors, early).items()), self.shared_bytes()
@@ -95,12 +98,13 @@ class FewRows(NamedTuple):
         """Returns the constants that the kernel is compiled with."""
         weight, norm, columns = self.weight, self.norm, self.weight.shape[1]
         assert isinstance(weight, Packed)
-        many = self.rows > 8
+        many, wide = self.rows > 8, weight.scale.dtype is torch.float32
+        span = LARGE_SPAN if many or wide else SPANS[weight.bits]
         tiles = -(-weight.shape[0] // (16 * processors))  # of a block
         return {
             "BITS": weight.bits,
             "MINIMUM": int(weight.minimum is not None),
-            "WIDE_SCALES": int(weight.scale.dtype is torch.float32),
+            "WIDE_SCALES": int(wide),
             "ZERO": weight.zero,
             "GROUP": weight.group,
             "GATED": int(self.gated),
@@ -116,8 +120,8 @@ class FewRows(NamedTuple):
             "EARLY": int(early),
             # Groups of the same size, as far as possible.
             "TILES": -(-tiles // -(-tiles // MOST_TILES)),
-            "SPAN": SPAN if columns % (SPAN * _CHUNK) == 0 else 1,
-            "DEPTH": min(DEPTHS[weight.bits], MANY_DEPTH) if many else DEPTHS[weight.bits],
+            "SPAN": span if columns % (span * _CHUNK) == 0 else 1,
+            "DEPTH": LARGE_DEPTH if many or wide else DEPTHS[weight.bits],
             "ENTRIES": ENTRIES,
             "BLOCKS": BLOCKS,
         }

@@ -32,11 +32,11 @@ constexpr int VECTORS = SPAN * BITS / 4;                            // of 16 byt
 constexpr int SCALES = 128 * SPAN / GROUP;                          // of a row of a chunk
 constexpr int SCALE_WORDS = WIDE_SCALES ? SCALES : SCALES / 2;
 constexpr int HALVES = 1 + MANY;                                    // of 8 rows of x
-constexpr int ENTRY_BYTES = 512 * HALVES;                           // the sums of a tile
+constexpr int SUM_BYTES = 512 * HALVES;                             // of a tile
+constexpr int ENTRY_BYTES = SUM_BYTES + 16;                         // two barriers follow: of a full entry and of an empty one
 constexpr int MAIL_BYTES = WARPS * ENTRIES * ENTRY_BYTES;
-constexpr int BARRIER_BYTES = WARPS * ENTRIES * 16;
 constexpr int ROOM_BYTES = 256;                                     // what the norm needs
-static_assert((ENTRIES & (ENTRIES - 1)) == 0 && 2 * TILES <= WARPS * ENTRIES, "sums would wait for each other");
+static_assert(2 * TILES <= WARPS * ENTRIES, "sums would wait for each other");
 static_assert(GROUP == 16 || GROUP == 32, "a word of 4-bit codes has one or two scales");
 static_assert(DEPTH >= 1 && DEPTH <= 3, "each is a call");
 static_assert(BITS == 8 ? ZERO == 0 : !(MINIMUM && ZERO), "a value has one of both");
@@ -215,6 +215,7 @@ __device__ __forceinline__ void unpack(u32 (&to)[STEPS][4], const Raw& raw) {
             const u32 four = BITS == 4 ? word >> (s % 2 * 16) : word ^ 0x80808080u;
             to[s][row] = unpack_two(four, 0, by, zero, minimum);
             to[s][2 + row] = unpack_two(four, 2, by, zero, minimum);
+            asm volatile("" : "+r"(to[s][row]), "+r"(to[s][2 + row]));  // computed here, and not where it is used
         }
     }
 }
@@ -327,16 +328,27 @@ struct Cursor {
     }
 };
 
+// The next entry of the mailbox that a warp reads from, or of the one that it sends to.
+struct Mail {
+    u32 place, phase;  // the parity of the phase in which it is full
+
+    __device__ __forceinline__ void advance(u32 first) {
+        place += ENTRY_BYTES;
+        if (place == first + ENTRIES * ENTRY_BYTES) place = first, phase ^= 1;
+    }
+};
+constexpr int FULL = SUM_BYTES, EMPTY = SUM_BYTES + 8;  // barriers of an entry
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 few_rows(const void* __restrict__ x, const char* __restrict__ weight, const char* __restrict__ scales,
          const char* __restrict__ minimums, const float* __restrict__ bias, const float* residual, void* out,
          const float* __restrict__ norm_weight, const float* __restrict__ norm_bias, int rows, int width, int columns,
-         int x_stride, int residual_stride, int out_stride, float eps) {
-    extern __shared__ __align__(1024) char shared[];  // mailboxes, barriers, what the norm needs, x
+         int x_stride, int residual_stride, int out_stride, float eps, double share) {  // share: one over the columns
+    extern __shared__ __align__(1024) char shared[];  // mailboxes, what the norm needs, x
     if (EARLY) asm volatile("griddepcontrol.launch_dependents;");
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the compiler sees that it is uniform
-    const u32 mail = (u32)__cvta_generic_to_shared(shared), barriers = mail + MAIL_BYTES;
-    char* const room = shared + MAIL_BYTES + BARRIER_BYTES;
+    const u32 mail = (u32)__cvta_generic_to_shared(shared);
+    char* const room = shared + MAIL_BYTES;
     char* const x_place = room + ROOM_BYTES;
     const int x_pitch = columns * 2 + 64;  // bytes of a row of x, so that rows begin in different banks
     const int weight_rows = GATED ? 2 * width : width;
@@ -345,14 +357,9 @@ few_rows(const void* __restrict__ x, const char* __restrict__ weight, const char
     const int own_tiles = (tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
     if (own_tiles <= 0) return;
     auto tile_at = [&](int number) { return number * (int)gridDim.x + (int)blockIdx.x; };
-    // The mailbox of a warp is what it reads. A number counts what has passed through it.
-    auto full = [&](int to, u32 number) { return barriers + (to * ENTRIES + number % ENTRIES) * 16; };
-    auto empty = [&](int to, u32 number) { return full(to, number) + 8; };
-    auto parity = [&](u32 number) { return number / ENTRIES & 1; };
-    auto entry = [&](int to, u32 number) { return (to * ENTRIES + number % ENTRIES) * ENTRY_BYTES + lane * 16; };
     if (threadIdx.x < WARPS * ENTRIES) {
-        set_barrier(barriers + threadIdx.x * 16, 1);
-        set_barrier(barriers + threadIdx.x * 16 + 8, 1);
+        set_barrier(mail + threadIdx.x * ENTRY_BYTES + FULL, 1);
+        set_barrier(mail + threadIdx.x * ENTRY_BYTES + EMPTY, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 
@@ -381,7 +388,6 @@ few_rows(const void* __restrict__ x, const char* __restrict__ weight, const char
     unpack(w, raw[0]);
     load(raw[0]);
 
-    const double share = __ddiv_rn(1.0, (double)columns);
     if (EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");
     if (NORM) {
         for (int row = 0; row < rows; row++)
@@ -425,8 +431,9 @@ few_rows(const void* __restrict__ x, const char* __restrict__ weight, const char
             }
         }
     };
-    const int successor = (warp + 1) % WARPS;
-    u32 received = 0, sent = 0;
+    const u32 inbox = mail + warp * (ENTRIES * ENTRY_BYTES), outbox = mail + (warp + 1) % WARPS * (ENTRIES * ENTRY_BYTES);
+    Mail received = {inbox, 0}, sent = {outbox, 0};
+    const u32 lane_place = lane * 16;
     // Adds a chunk and unpacks the following one. Returns whether there was one.
     auto add = [&](Raw& following) {
         if (now.number >= own_tiles) return false;
@@ -442,7 +449,7 @@ few_rows(const void* __restrict__ x, const char* __restrict__ weight, const char
         };
         if (X_GLOBAL ? now.number == now.first : X_AHEAD) read_x();
         if (!ends) {
-            wait(empty(successor, sent), parity(sent) ^ 1);  // a new barrier has the parity of an emptied one
+            wait(sent.place + EMPTY, sent.phase ^ 1);  // a new barrier has the parity of an emptied one
         } else if (ADDED) {
 #pragma unroll
             for (int i = 0; i < 4 * HALVES; i++)
@@ -451,12 +458,13 @@ few_rows(const void* __restrict__ x, const char* __restrict__ weight, const char
                         read(residual + (long long)row_at(i / 4, i % 4) * residual_stride + output_at(i % 4));
         }
         if (!begins) {
-            wait(full(warp, received), parity(received));
+            wait(received.place + FULL, received.phase);
 #pragma unroll
-            for (int half = 0; half < HALVES; half++) {
-                const float4 four = *(const float4*)(shared + entry(warp, received) + half * 512);
-                sum[half][0] = four.x, sum[half][1] = four.y, sum[half][2] = four.z, sum[half][3] = four.w;
-            }
+            for (int half = 0; half < HALVES; half++)
+                asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                             : "=f"(sum[half][0]), "=f"(sum[half][1]), "=f"(sum[half][2]), "=f"(sum[half][3])
+                             : "r"(received.place + lane_place + half * 512)
+                             : "memory");
         }
         if (!X_GLOBAL && !X_AHEAD) read_x();
 #pragma unroll
@@ -466,16 +474,17 @@ few_rows(const void* __restrict__ x, const char* __restrict__ weight, const char
         if (!ends) {
 #pragma unroll
             for (int half = 0; half < HALVES; half++)
-                *(float4*)(shared + entry(successor, sent) + half * 512) =
-                    make_float4(sum[half][0], sum[half][1], sum[half][2], sum[half][3]);
+                asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(sent.place + lane_place + half * 512),
+                             "f"(sum[half][0]), "f"(sum[half][1]), "f"(sum[half][2]), "f"(sum[half][3])
+                             : "memory");
             __syncwarp();
-            if (lane == 0) arrive(full(successor, sent));
-            sent++;
+            if (lane == 0) arrive(sent.place + FULL);
+            sent.advance(outbox);
         }
         if (!begins) {
             if (ends) __syncwarp();
-            if (lane == 0) arrive(empty(warp, received));
-            received++;
+            if (lane == 0) arrive(received.place + EMPTY);
+            received.advance(inbox);
         }
         if (ends) {
 #pragma unroll
@@ -494,9 +503,9 @@ few_rows(const void* __restrict__ x, const char* __restrict__ weight, const char
                 else ((float*)out)[place] = total;
             }
         }
-        now.advance(warp, chunks, own_tiles);
         unpack(w, following);
         load(following);
+        now.advance(warp, chunks, own_tiles);
         return true;
     };
     while (add(raw[1 % DEPTH]) && (DEPTH < 2 || add(raw[2 % DEPTH])) && (DEPTH < 3 || add(raw[3 % DEPTH]))) continue;
