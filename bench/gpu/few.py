@@ -1,10 +1,10 @@
-"""Times products of a few rows by the kernel made for them, few_rows.cu, and by Triton's, and compares their
-bits. Kernels are launched early, in a graph of several products, as a program does."""
+"""Times products of a few rows with packed matrices by the kernel made for them, few_rows.cu, and by Triton's
+(which expand the matrix first), and compares their bits. Kernels are launched early, in a graph of several
+products, as a program does."""
 
 from __future__ import annotations
 
 import argparse
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -13,20 +13,29 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.gpu import tiles
-from bench.gpu.shapes import SHAPES, WEIGHTS, random_packed
+from bench.gpu.shapes import SHAPES, random_packed
 from bench.gpu.timing import graph_seconds
 from glassloop.ops.torch import few_rows
 from glassloop.ops.torch.launcher import Launcher
-from glassloop.ops.torch.matrix import Packed, Stored
+from glassloop.ops.torch.matrix import Packed
 from glassloop.ops.torch.recorder import Norm
 
 _SILU = 2
 _NORMED = ("qkv", "gate-up", "head")  # products that read a norm
-# What `--sweep` tries: the chains and the groups, the slots read ahead (by bits), whether two blocks share a
-# multiprocessor.
-_CHAINS = ((2, 2), (2, 4), (2, 6), (2, 8), (3, 3), (3, 6), (4, 4), (4, 8))
-_DEPTHS = {"q4": (1, 2, 3, 4), "q8": (1, 2), "bf16": (1,)}
-_SHARED = (113 << 10, 0)
+_ONE, _TWO, _THREE = ({4: each, 8: each} for each in (1, 2, 3))
+# What `--sweep` tries: constants of few_rows.py.
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "span 1": {"SPANS": _ONE, "DEPTHS": _ONE},
+    "span 1, depth 2": {"SPANS": _ONE, "DEPTHS": _TWO, "LARGE_DEPTH": 2},
+    "span 1, depth 2, x ahead": {"SPANS": _ONE, "DEPTHS": _TWO, "X_AHEAD": True},
+    "span 1, depth 3": {"SPANS": _ONE, "DEPTHS": _THREE},
+    "span 2": {"SPANS": _TWO, "DEPTHS": _ONE, "LARGE_SPAN": 2},
+    "4 tiles": {"MOST_TILES": 4},
+    "16 tiles": {"MOST_TILES": 16},
+    "2 entries": {"ENTRIES": 2},
+    "two blocks": {"BLOCKS": 2, "LEAST_SHARED": 0, "SPANS": _ONE, "DEPTHS": _ONE},
+}
 
 
 class Case(NamedTuple):
@@ -36,7 +45,7 @@ class Case(NamedTuple):
     rows: int
     width: int
     gated: bool
-    weights: list[Stored]
+    weights: list[Packed]
 
     @property
     def columns(self) -> int:
@@ -45,14 +54,13 @@ class Case(NamedTuple):
     @property
     def bytes(self) -> int:
         weight = self.weights[0]
-        parts = [weight.codes, weight.scale, weight.minimum] if isinstance(weight, Packed) else [weight]
-        return sum(part.nbytes for part in parts if part is not None)
+        return sum(part.nbytes for part in (weight.codes, weight.scale, weight.minimum) if part is not None)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", default="8b", choices=SHAPES)
     parser.add_argument("--rows", default="1,4,8,16")
-    parser.add_argument("--weights", default=",".join(reversed(WEIGHTS)))
+    parser.add_argument("--weights", default="q4,q8")
     parser.add_argument("--names", default="qkv,o,gate-up,down,head")
     parser.add_argument("--sweep", action="store_true", help="time other divisions of the kernel's work")
     parser.add_argument("--replays", type=int, default=200, help="of each graph, compared with the first")
@@ -79,7 +87,7 @@ def _compare(launcher: Launcher, kind: str, case: Case, replays: int) -> None:
         with _tried(f"{kind:5} {case.rows:3} rows {case.name:8}{' normed' if norm else '':7}") as say:
             before, expected = _measured(launcher, case, _by_triton(launcher, case, norm), 0)
             say(f"{before * 1e6:7.1f} µs")
-            with _limits(MOST_ROWS=16, MOST_HALF_ROWS=16, MOST_NORMED_ROWS=16):
+            with _limits(MOST_NORMED_ROWS=16):
                 if not _product(launcher, case, 0, norm).can_launch():
                     say("not by few_rows.cu")
                     continue
@@ -91,29 +99,15 @@ def _compare(launcher: Launcher, kind: str, case: Case, replays: int) -> None:
 
 
 def _sweep(launcher: Launcher, kind: str, case: Case, replays: int) -> None:
-    """Prints the fastest divisions of a product."""
-    found: list[tuple[float, str]] = []
-    bits = {"q4": 4, "q8": 8, "bf16": 16}[kind]
-    for (chains, groups), depth, shared in itertools.product(_CHAINS, _DEPTHS[kind], _SHARED):
-        limits = {"MOST_CHAINS": chains, "SHARED_OF_TWO": shared, "MOST_ROWS": 16, "MOST_HALF_ROWS": 16}
-        tables = {"GROUPS": few_rows.GROUPS | {chains: groups}, "DEPTHS": few_rows.DEPTHS | {bits: depth}}
-        about = f"{chains} chains, {groups} groups, depth {depth}, {'two' if shared else 'one'}"
-        with _limits(**limits, **tables):
-            try:
-                product = _product(launcher, case, 0, None)
-                if not product.can_launch():
-                    continue
-                settings = product.settings(launcher._processors, early=True)
-                about += f", {settings['CHAINS']} used, {settings['SLOTS']} slots"
-                seconds, _ = _measured(launcher, case, _by_few_rows(launcher, case, None), 0)
-                found.append((seconds, about))
-            except Exception as error:
-                print("failed:", about, str(error)[:200], flush=True)
-    for seconds, about in sorted(found)[:6]:
-        rate = f"{case.bytes / seconds / 1e12:.2f} TB/s"
-        print(
-            f"{kind:5} {case.rows:3} rows {case.name:8} {seconds * 1e6:7.1f} µs ({rate}) {about}", flush=True
-        )
+    """Prints the times of a product with other constants of few_rows.py, and whether its bits change."""
+    expected = None
+    for about, limits in _VARIANTS.items():
+        with _tried(f"{kind:3} {case.rows:3} rows {case.name:8}") as say, _limits(**limits):
+            seconds, found = _measured(launcher, case, _by_few_rows(launcher, case, None), replays)
+            expected = found if expected is None else expected
+            say(f"{seconds * 1e6:7.1f} µs ({case.bytes / seconds / 1e12:.2f} TB/s) {about}")
+            if not torch.equal(expected.view(torch.uint8), found.view(torch.uint8)):
+                say("OTHER BITS")
 
 
 @contextmanager
@@ -171,8 +165,8 @@ def _by_few_rows(launcher: Launcher, case: Case, norm: Norm | None) -> Callable[
 
 def _by_triton(launcher: Launcher, case: Case, norm: Norm | None) -> Callable[[int], torch.Tensor]:
     """Returns what computes a product by Triton's kernels; of a packed matrix, for the first layer, with the
-    expanded one."""
-    expanded = case.weights[0].expanded() if isinstance(case.weights[0], Packed) else case.weights[0]
+    expanded one, then with one that is expanded each time."""
+    expanded = case.weights[0].expanded()
     product = _product(launcher, case, 0, norm)
     x, residual, out = product.x, product.added, product.out
     half = torch.empty(x.shape, dtype=torch.bfloat16, device="cuda")
@@ -183,7 +177,7 @@ def _by_triton(launcher: Launcher, case: Case, norm: Norm | None) -> Callable[[i
         weight = expanded if layer == 0 else case.weights[layer]
         linear = launcher.method("linear")
         source = x if norm is None else half
-        with _limits(MOST_ROWS=0, MOST_HALF_ROWS=0):
+        with _limits(MOST_ROWS=0):
             linear(
                 None, case.rows, out, source, residual,
                 weight=weight, bias=None, gated=case.gated, activation=_SILU,
@@ -216,13 +210,8 @@ def _measured(
     return seconds, found
 
 
-def _weights(kind: str, width: int, columns: int) -> list[Stored]:
+def _weights(kind: str, width: int, columns: int) -> list[Packed]:
     """Returns several random matrices, which together do not fit the cache."""
-    bits = {"q4": 4, "q8": 8, "bf16": 16}[kind]
+    bits = {"q4": 4, "q8": 8}[kind]
     copies = max(3, min(17, 400_000_000 // (width * columns * bits // 8)))
-    if bits < 16:
-        return [random_packed(width, columns, columns**-0.5, bits) for _ in range(copies)]
-    return [
-        torch.randn(width, columns, device="cuda", dtype=torch.bfloat16).mul_(columns**-0.5)
-        for _ in range(copies)
-    ]
+    return [random_packed(width, columns, columns**-0.5, bits) for _ in range(copies)]

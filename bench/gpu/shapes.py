@@ -10,7 +10,7 @@ from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, Mo
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
 from glassloop.ops.torch.device import DEVICE, HALF
-from glassloop.ops.torch.matrix import Packed, TorchMatrix
+from glassloop.ops.torch.matrix import COLUMNS, Packed, TorchMatrix
 from glassloop.ops.torch.ops import TorchOps
 
 # layers, dim, heads, key-value heads, head dim, feed-forward, vocabulary
@@ -43,7 +43,7 @@ class RandomOps(TorchOps):
         if not isinstance(tensor, _Shape):
             return super().matrix(tensor)
         scale = tensor.shape[1] ** -0.5
-        if self._weights != "bf16":
+        if self._weights != "bf16" and tensor.shape[1] % COLUMNS == 0:
             return TorchMatrix.of(random_packed(*tensor.shape, scale, 8 if self._weights == "q8" else 4))
         values = torch.empty(tensor.shape, dtype=HALF, device=DEVICE).normal_(0.0, scale)
         return TorchMatrix.of(values)

@@ -64,6 +64,4 @@ def test_the_kernels_compile_and_fit_the_shared_memory(architecture, rows):
         made = compiled(kernel, architecture, constants, **options)
         assert made.metadata.shared <= SHARED_MEMORY[architecture], (kernel.__name__, constants)
         # The tensor cores are given columns that follow each other, as they are in a matrix of half floats.
-        # Packed matrices are not used on GPUs on which that is not so.
-        if architecture in (90, 100) or not constants.get("BITS"):
-            assert {*re.findall(r"kWidth = (\d+)", made.asm["ttgir"])} <= {"2"}, (kernel.__name__, constants)
+        assert {*re.findall(r"kWidth = (\d+)", made.asm["ttgir"])} <= {"2"}, (kernel.__name__, constants)

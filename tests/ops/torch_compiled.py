@@ -81,7 +81,7 @@ _OWN = {
 
 def compiled(kernel: Any, architecture: int, constants: dict[str, Any], **options: Any) -> Any:
     """Compiles a kernel as for arrays that are aligned and sizes that are multiples of 16."""
-    named = ("x", "weight", "table", "codes", "scales", "minimums", "out")
+    named = ("x", "weight", "table", "words", "scales", "minimums", "out")
     own = {name: options.pop(name) for name in named if name in options}
     types: dict[str, str] = _OWN.get(kernel.__name__, {}) | own
     signature = {}
@@ -133,7 +133,7 @@ def variants(
     for bits, minimum, kind in _PACKINGS:
         about, types = _packed(bits, minimum, kind, "table")
         yield pointwise.embed_kernel, {"BLOCK": 1024, "HALVED": True} | about, types
-        about, types = _packed(bits, minimum, kind, "codes")
+        about, types = _packed(bits, minimum, kind, "words")
         yield linear.expand_kernel, {"ROWS": 4, "STEP": 1024} | about, types
     yield pointwise.take_kernel, {"BLOCK": 1024, "EARLY": early}, {}
     for centred in (False, True):
@@ -153,13 +153,6 @@ def variants(
     for count in rows:
         for width, gated in ((4096, False), (128256, False), (14336, True)):
             yield _linear(architecture, count, width, gated, early and count <= 64)
-            if count <= 256 and width < 128256:
-                for bits, minimum, kind in _PACKINGS[: 3 if count == 16 else 1]:
-                    kernel, settings, options = _linear(architecture, count, width, gated, False, packed=True)
-                    about, types = _packed(bits, minimum, kind, "weight")
-                    for absent in ("scales", "minimums"):
-                        del settings[absent]
-                    yield kernel, settings | about, options | types
             if early and count > 128:
                 yield _wide(architecture, count, width, gated)
     about = {"UNIT": UNIT, "HEAD": 128, "SHARING": 4, "WINDOWED": True}
@@ -195,16 +188,16 @@ _PACKINGS = ((4, True, "*fp16"), (8, False, "*fp16"), (8, False, "*fp32"))
 def _packed(bits: int, minimum: bool, kind: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the constants about a packed matrix, and the types of its arrays."""
     constants = {"BITS": bits, "ZERO": 0, "GROUP": 16 if kind == "*fp32" else 32, "MINIMUM": minimum}
-    return constants, {name: "*u8" if bits == 4 else "*i8", "scales": kind, "minimums": kind}
+    return constants, {name: "*i16" if bits == 4 else "*i32", "scales": kind, "minimums": kind}
 
 
-def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool, packed: bool = False) -> Any:
+def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool) -> Any:
     weight_rows = 2 * width if gated else width
-    tile = tile_for(rows, weight_rows, SHARED_MEMORY[architecture], packed)
+    tile = tile_for(rows, weight_rows, SHARED_MEMORY[architecture])
     constants = {
         "ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "SWAPPED": tile.swapped, "EVEN": True,
         "BIASED": False, "ADDED": not gated, "GATED": gated, "ACTIVATION": 2, "EARLY": early,
-        "AHEAD": 2 if early and rows <= 16 and not packed else 0, **_PLAIN,
+        "AHEAD": 2 if early and rows <= 16 else 0,
     }  # fmt: skip
     out = "*bf16" if gated else "*fp32"
     return linear.linear_kernel, constants, {"num_warps": tile.warps, "num_stages": tile.stages, "out": out}

@@ -67,19 +67,12 @@ def check_room(what: str, needed: int) -> None:
 def keeps_packed(expanded: int, packed: int) -> bool:
     """Returns whether quantized matrices stay as they are in the device's memory, where they take `packed`
     bytes: if GLASSLOOP_GPU_WEIGHTS says so or, unless it says otherwise, if the `expanded` bytes that they
-    take in half precision do not fit. The results are the same, but only on a GPU whose tensor cores read
-    packed matrices in order (`tiles.py`): Hopper's, or those of larger GPUs after it."""
+    take in half precision do not fit. The results are the same."""
     asked = os.environ.get("GLASSLOOP_GPU_WEIGHTS", "auto")
     if asked not in ("auto", "packed", "expanded"):
         raise GlassloopError(f"GLASSLOOP_GPU_WEIGHTS is {asked!r}; one of auto, packed, expanded is expected")
-    in_order = INTERPRETED or tma_processors() > 0
-    if asked == "packed" and not in_order:
-        raise GlassloopError(
-            "GLASSLOOP_GPU_WEIGHTS is 'packed', with which this GPU would give other bits than with expanded"
-            " weights; auto or expanded is expected"
-        )
     wanted = asked == "packed" or (asked == "auto" and expanded > free_memory())
-    return in_order and packed < expanded and wanted
+    return packed < expanded and wanted
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Launches the product of a few rows with a matrix, `kernels/few_rows.cu`, which is compiled on first use."""
+"""Launches the product of a few rows with a packed matrix, `kernels/few_rows.cu`, which is compiled on first
+use."""
 
 from __future__ import annotations
 
@@ -14,28 +15,31 @@ from glassloop.ops.torch.recorder import Norm
 
 SOURCE = Path(__file__).parent / "kernels" / "few_rows.cu"
 
-# Which products the kernel computes: up to so many rows, with a packed matrix and with one in half precision.
+# Which products the kernel computes: up to so many rows.
 MOST_ROWS = 16
-MOST_HALF_ROWS = 0
 # And up to so many rows and columns, it computes the norm of x too. Every block does so, of all rows.
 MOST_NORMED_ROWS = 2
 MOST_NORMED_COLUMNS = 4096
 
 # How it divides them, which decides the speed alone; few_rows.cu says what the words mean.
-MOST_CHAINS = 3  # tiles that a block adds up at a time
-GROUPS = {1: 6, 2: 6, 3: 6, 4: 8}  # of 2 warps that unpack, by the number of chains
-MOST_SLOTS = 24
-DEPTHS = {4: 2, 8: 1, 16: 1}  # slots for which a warp reads codes ahead, by their bits
-# Two blocks fit on a multiprocessor with so many bytes each: then the next kernel, launched early, can read
-# its matrix while this one ends. A product that needs more runs alone.
-SHARED_OF_TWO = 113 << 10
+MOST_TILES = 8  # that pass through the warps together
+# By the bits of a code, and for products that need more registers (more than 8 rows, float32 scales):
+SPANS = {4: 2, 8: 1}  # times 128 columns that a warp adds up at a time
+DEPTHS = {4: 1, 8: 1}  # such chunks that a warp reads ahead
+LARGE_SPAN = 1
+LARGE_DEPTH = 1
+ENTRIES = 4  # of a mailbox
+X_AHEAD = False  # whether a warp reads x before the sums have come
+BLOCKS = 1  # that the registers leave room for on a multiprocessor
+# A block takes at least so many bytes of shared memory, so that no two share a multiprocessor: else two
+# blocks of a kernel that is launched early could, while another multiprocessor has none.
+LEAST_SHARED = 116 << 10
 MOST_SHARED = 227 << 10
 
 # As in the kernel.
-_MULTIPLIERS = 4
-_STEP = 256
-_SLOT_BYTES = 16 * _STEP * 2
-_BARRIER_BYTES = 512
+_CHUNK = 128
+_WARPS = 16
+_ROOM_BYTES = 256
 _GELU = 0  # the activation that it does not have
 
 
@@ -55,98 +59,85 @@ class FewRows(NamedTuple):
     norm: Norm | None = None
 
     def can_launch(self) -> bool:
-        """Returns whether the kernel computes this product, and computes it faster than `linear_kernel`."""
+        """Returns whether the kernel computes this product."""
         weight, columns = self.weight, self.weight.shape[1]
-        most = MOST_ROWS if isinstance(weight, Packed) else MOST_HALF_ROWS
-        if self.rows > most or not nvrtc.is_available():
+        if not isinstance(weight, Packed) or self.rows > MOST_ROWS or not nvrtc.is_available():
             return False
-        if isinstance(weight, Packed):
-            one_scale = weight.group % (128 // weight.bits) == 0  # for the 16 bytes that a lane reads
-            if not one_scale or not weight.codes.is_contiguous():
-                return False
-        elif weight.dtype is not torch.bfloat16 or not weight.is_contiguous():
+        in_order = weight.codes.is_contiguous() and weight.scale.is_contiguous()
+        if not in_order or weight.group not in (16, 32) or columns % _CHUNK or self.x.stride(0) % 8:
             return False
         if self.norm is not None:
             can_normalize = self.rows <= MOST_NORMED_ROWS and columns <= MOST_NORMED_COLUMNS
-            if not can_normalize or self.x.dtype is not torch.float32:
+            if not can_normalize or self.x.dtype is not torch.float32 or not self._x_fits():
                 return False
-        whole_steps = columns % _STEP == 0 and self.x.stride(0) % 8 == 0
         is_wide = self.added is None or self.added.dtype is torch.float32
-        has_activation = not (self.gated and self.activation == _GELU)
-        return whole_steps and is_wide and has_activation and bool(self._slots(MOST_CHAINS))
+        return is_wide and not (self.gated and self.activation == _GELU)
 
     def launch(self, processors: int, early: bool) -> None:
         """Computes the product on the current stream, with the bits of `linear_kernel` (and `norm_kernel`).
         `processors` is the number of multiprocessors; `early` is whether the kernel starts before the
         previous one has ended."""
         out, x, weight, norm = self.out, self.x, self.weight, self.norm
-        settings = self.settings(processors, early)
+        assert isinstance(weight, Packed)
         # An argument that the kernel does not read is any array.
-        codes = scales = minimums = weight.codes if isinstance(weight, Packed) else weight
-        if isinstance(weight, Packed):
-            scales = weight.scale
-            minimums = scales if weight.minimum is None else weight.minimum
+        minimums = weight.scale if weight.minimum is None else weight.minimum
         bias, residual = (out if each is None else each for each in (self.bias, self.added))
         norm_weight = out if norm is None else norm.weight
         norm_bias = norm_weight if norm is None or norm.bias is None else norm.bias
-        arrays = (x, codes, scales, minimums, bias, residual, out, norm_weight, norm_bias)
+        arrays = (x, weight.codes, weight.scale, minimums, bias, residual, out, norm_weight, norm_bias)
         sizes = (self.rows, out.shape[1], weight.shape[1], x.stride(0), residual.stride(0), out.stride(0))
-        eps = ctypes.c_float(0.0 if norm is None else norm.eps)
-        arguments = [*[ctypes.c_void_p(each.data_ptr()) for each in arrays], *map(ctypes.c_int, sizes), eps]
+        numbers = (ctypes.c_float(0.0 if norm is None else norm.eps), ctypes.c_double(1.0 / weight.shape[1]))
+        arguments = [*[ctypes.c_void_p(each.data_ptr()) for each in arrays], *map(ctypes.c_int, sizes)]
+        arguments += numbers
         # A block on every multiprocessor, even if it has nothing to do: where there is none, two blocks of
         # the next kernel would start, and another multiprocessor would have none of them.
-        threads, shared = _threads(settings["CHAINS"]), self.shared_bytes(settings["SLOTS"])
-        nvrtc.launch(SOURCE, tuple(settings.items()), processors, threads, shared, arguments, early)
+        settings, shared = tuple(self.settings(processors, early).items()), self.shared_bytes()
+        nvrtc.launch(SOURCE, settings, processors, 32 * _WARPS, shared, arguments, early)
 
     def settings(self, processors: int, early: bool) -> dict[str, int]:
         """Returns the constants that the kernel is compiled with."""
-        weight, out, norm = self.weight, self.out, self.norm
-        columns, chains = weight.shape[1], self._chains(processors)
-        slots = self._slots(chains)
-        packed = weight if isinstance(weight, Packed) else None
-        bits = 16 if packed is None else packed.bits
+        weight, norm, columns = self.weight, self.norm, self.weight.shape[1]
+        assert isinstance(weight, Packed)
+        many, wide = self.rows > 8, weight.scale.dtype is torch.float32
+        span = LARGE_SPAN if many or wide else SPANS[weight.bits]
+        tiles = -(-weight.shape[0] // (16 * processors))  # of a block
         return {
-            "BITS": bits,
-            "MINIMUM": int(packed is not None and packed.minimum is not None),
-            "WIDE_SCALES": int(packed is not None and packed.scale.dtype is torch.float32),
-            "ZERO": 0 if packed is None else packed.zero,
-            "GROUP": 32 if packed is None else packed.group,
+            "BITS": weight.bits,
+            "MINIMUM": int(weight.minimum is not None),
+            "WIDE_SCALES": int(wide),
+            "ZERO": weight.zero,
+            "GROUP": weight.group,
             "GATED": int(self.gated),
             "ACTIVATION": self.activation if self.gated else 0,
             "BIASED": int(self.bias is not None),
             "ADDED": int(self.added is not None),
-            "HALF_OUT": int(out.dtype is torch.bfloat16),
-            "MANY": int(self.rows > 8),
+            "HALF_OUT": int(self.out.dtype is torch.bfloat16),
+            "MANY": int(many),
+            "X_GLOBAL": int(not self._x_fits()),
+            "X_AHEAD": int(X_AHEAD),
             "NORM": 0 if norm is None else 1 if norm.bias is None else 2,
-            "NORM_VECTORS": 1 if norm is None else -(-columns // (4 * 32 * _MULTIPLIERS)),
+            "NORM_VECTORS": 1 if norm is None else -(-columns // (4 * 32 * _WARPS)),
             "EARLY": int(early),
-            "CHAINS": chains,
-            "GROUPS": GROUPS[chains],
-            "SLOTS": slots,
-            "DEPTH": DEPTHS[bits],
-            "BLOCKS": 2 if self.shared_bytes(slots) <= SHARED_OF_TWO and _threads(chains) <= 512 else 1,
+            # Groups of the same size, as far as possible.
+            "TILES": -(-tiles // -(-tiles // MOST_TILES)),
+            "SPAN": span if columns % (span * _CHUNK) == 0 else 1,
+            "DEPTH": LARGE_DEPTH if many or wide else DEPTHS[weight.bits],
+            "ENTRIES": ENTRIES,
+            "BLOCKS": BLOCKS,
         }
 
-    def shared_bytes(self, slots: int) -> int:
-        """Returns the bytes of shared memory of a block: the slots, x and the barriers."""
-        return slots * _SLOT_BYTES + self.rows * (2 * self.weight.shape[1] + 16) + _BARRIER_BYTES
+    def shared_bytes(self) -> int:
+        """Returns the bytes of shared memory of a block: mailboxes, barriers and, if it fits, x."""
+        return max(LEAST_SHARED, self._mail_bytes() + (self._x_bytes() if self._x_fits() else 0))
 
-    def _chains(self, processors: int) -> int:
-        """Returns how many tiles a block adds up at a time, so that it has to begin anew as rarely as
-        possible."""
-        tiles = -(-self.weight.shape[0] // (16 * processors))  # of a block
-        return -(-tiles // -(-tiles // MOST_CHAINS))
+    def _x_fits(self) -> bool:
+        """Returns whether the shared memory has room for x."""
+        return self._mail_bytes() + self._x_bytes() <= MOST_SHARED
 
-    def _slots(self, chains: int) -> int:
-        """Returns the slots of a block, a multiple of the groups; 0 if x leaves no room."""
-        for most in (SHARED_OF_TWO, MOST_SHARED):
-            room = (most - self.shared_bytes(0)) // _SLOT_BYTES
-            slots = min(room, MOST_SLOTS) // GROUPS[chains] * GROUPS[chains]
-            if slots >= 2 * chains:  # a multiplier waits for the next one before it releases one
-                return slots
-        return 0
+    def _x_bytes(self) -> int:
+        return self.rows * (2 * self.weight.shape[1] + 64)
 
-
-def _threads(chains: int) -> int:
-    """Returns the threads of a block."""
-    return 32 * (_MULTIPLIERS + 2 * GROUPS[chains])
+    def _mail_bytes(self) -> int:
+        """Returns the bytes of mailboxes, of their barriers, and of what the norm needs."""
+        entry = 512 * (2 if self.rows > 8 else 1) + 16
+        return _WARPS * ENTRIES * entry + _ROOM_BYTES

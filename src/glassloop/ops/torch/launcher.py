@@ -28,8 +28,7 @@ _AHEAD = 256  # columns of a step up to which a product reads its first weights 
 _AHEAD_KIND = 2
 _EARLY = 64  # rows up to which a kernel is launched before the previous one has ended
 _COLUMNS = 1024  # of one program of an elementwise kernel
-_EXPANDED = 512  # rows from which a packed matrix is written in half precision before it is multiplied
-_EXPANDED_ROWS = 4  # of a matrix that one program then writes
+_EXPANDED_ROWS = 4  # of a packed matrix that one program writes in half precision
 _POSITIONS = 2048  # whose angles are computed at first
 
 
@@ -57,6 +56,7 @@ class Launcher:
         # How many programs of a tile and head have computed their units.
         self._arrived = torch.zeros(DIVIDED, dtype=torch.int32, device=DEVICE)
         self._expanded = torch.empty(0, dtype=HALF, device=DEVICE)  # a packed matrix in half precision
+        self._moved = False  # whether that is a larger one than before the step
         # Descriptors by the array, its shape and the tile. They keep the memory of the array, so only those
         # of weights outlive a step.
         self._weights: dict[tuple[int, ...], TensorDescriptor] = {}
@@ -81,9 +81,12 @@ class Launcher:
         self._partial = torch.empty(needed, device=DEVICE)
         return True
 
-    def end(self) -> None:
-        """Forgets what only the calls of one step use."""
+    def end(self) -> bool:
+        """Forgets what only the calls of one step use. Returns whether memory has moved that earlier calls
+        have used."""
         self._inputs.clear()
+        moved, self._moved = self._moved, False
+        return moved
 
     def method(self, kind: str) -> Callable[..., None]:
         """Returns the method that launches calls of a kind. It is given the step, the number of rows, the
@@ -112,7 +115,7 @@ class Launcher:
         settings = {"BLOCK": _COLUMNS}
         if isinstance(table, Packed):
             settings |= table.arguments() | {"HALVED": HALF is torch.bfloat16}
-            table = table.codes
+            table = table.words()
         self._launch(pointwise.embed_kernel, grid, step.ids[ids], table, out, width, **settings)
 
     def _take(self, step: Step, rows: int, out: Any, x: Any) -> None:
@@ -149,19 +152,15 @@ class Launcher:
             return
         assert norm is None
         width, columns = out.shape[1], weight.shape[1]
-        packed: dict[str, Any] = {}
-        weights = self._weights
+        weights, packed = self._weights, isinstance(weight, Packed)
         if isinstance(weight, Packed):
-            if rows >= _EXPANDED:
-                weight, weights = self._expand(weight), self._inputs
-            else:
-                packed, weight = weight.arguments(), weight.codes
+            weight, weights = self._expand(weight), self._inputs
         weight_rows = 2 * width if gated else width
-        wide = self._processors > 0 and rows >= WIDE and columns % 8 == 0 and not packed
+        wide = self._processors > 0 and rows >= WIDE and columns % 8 == 0
         if wide:
             tile = wide_tile_for(rows, weight_rows, gated, self._shared_memory)
         else:
-            tile = tile_for(rows, weight_rows, self._shared_memory, bool(packed))
+            tile = tile_for(rows, weight_rows, self._shared_memory)
         tiles = cdiv(rows, tile.rows) * cdiv(weight_rows, tile.width)
         settings = {
             "ROWS": tile.rows,
@@ -191,7 +190,7 @@ class Launcher:
             even = columns % tile.step == 0
             ahead = self._early and even and rows <= 16 and tile.step <= _AHEAD and not packed
             ahead = _AHEAD_KIND if ahead else 0
-            settings |= {"SWAPPED": tile.swapped, "EVEN": even, "AHEAD": ahead, **packed}
+            settings |= {"SWAPPED": tile.swapped, "EVEN": even, "AHEAD": ahead}
             self._launch(linear.linear_kernel, (tiles,), x, weight, *sizes, x.stride(0), **settings)
 
     def can_normalize(self, rows: int, out: Any, x: Any, added: Any = None, **settings: Any) -> bool:
@@ -199,17 +198,17 @@ class Launcher:
         return self._processors > 0 and few_rows.FewRows(rows, out, x, added, **settings).can_launch()
 
     def _expand(self, weight: Packed) -> torch.Tensor:
-        """Returns a packed matrix in half precision, until the next call. For many rows, this costs less than
-        unpacking it for each tile of rows."""
+        """Returns a packed matrix in half precision, until the next call."""
         rows, columns = weight.shape
         if self._expanded.numel() < rows * columns:
             self._expanded = torch.empty(rows * columns, dtype=HALF, device=DEVICE)
+            self._moved = True
         out = self._expanded[: rows * columns].view(rows, columns)
         grid = cdiv(rows, _EXPANDED_ROWS), cdiv(columns, _COLUMNS)
         self._launch(
             linear.expand_kernel,
             grid,
-            codes=weight.codes,
+            words=weight.words(),
             out=out,
             rows=rows,
             columns=columns,

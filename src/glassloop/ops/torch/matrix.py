@@ -12,10 +12,16 @@ from glassloop.ops.quant import BF16, F16, Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.ops.torch.device import DEVICE, HALF
 
+COLUMNS = 128  # a matrix stays packed if it has a multiple of so many
+
 
 class Packed(NamedTuple):
     """A quantized matrix [out, in]. A value is `scale * (code - zero) + minimum`, computed in float32 and
-    rounded to half precision, so that its bits are those of the matrix in half precision."""
+    rounded to half precision, so that its bits are those of the matrix in half precision.
+
+    The codes of a row are permuted within each 128 columns (of 8 bits: 64), so that a lane of `few_rows.cu`
+    finds those that it needs in 16 bytes: first the columns 0 to 3 of each 16, then 4 to 7, 8 to 11 and 12 to
+    15."""
 
     codes: torch.Tensor  # [out, in] int8; of 4 bits, [out, in / 2] uint8: the first of two in the low bits
     scale: torch.Tensor  # [out, in / group], float16 if that is exact, else float32
@@ -56,12 +62,16 @@ class Packed(NamedTuple):
             "MINIMUM": self.minimum is not None,
         }
 
+    def words(self) -> torch.Tensor:
+        """Returns the codes in words of 4, as the other kernels read them: [out, in / 4]."""
+        return self.codes.view(torch.int32 if self.bits == 8 else torch.int16)
+
     def _wide(self) -> torch.Tensor:
-        """Returns the codes as int8, less the zero."""
-        if self.bits == 8:
-            return self.codes
-        both = torch.stack([self.codes & 15, self.codes >> 4], 2).flatten(1)
-        return both.to(torch.int8) - self.zero
+        """Returns the codes as int8, less the zero, in the order of the columns."""
+        wide = self.codes
+        if self.bits == 4:
+            wide = torch.stack([self.codes & 15, self.codes >> 4], 2).flatten(1).to(torch.int8) - self.zero
+        return wide.unflatten(1, (-1, 4, 32 // self.bits, 4)).transpose(2, 3).flatten(1)
 
     def like(self, others: Sequence[Packed]) -> Packed:
         """Returns the same values in a form that these matrices can have too, so that one kernel reads all of
@@ -79,7 +89,7 @@ class Packed(NamedTuple):
             minimum = torch.full_like(scale, -0.0)
             if self.minimum is not None:
                 minimum = self.minimum.to(wide).repeat_interleave(times, 1)
-        return Packed(self._wide(), scale, minimum, 8, 0, self.group // times)
+        return Packed(_permuted(self._wide(), 8), scale, minimum, 8, 0, self.group // times)
 
 
 Stored: TypeAlias = torch.Tensor | Packed
@@ -109,7 +119,7 @@ class TorchMatrix:
         stays packed where it can."""
         if self._tensor is None:
             return 0
-        if packed and self._tensor.format.take_apart is not None:
+        if packed and can_pack(self._tensor):
             stored = self._tensor.format
             size = 4 if stored.name in _FOUR_BITS else 8
             scales = (4 if stored.block_values > 32 else 2) * (2 if stored.name in _WITH_MINIMUM else 1)
@@ -120,7 +130,7 @@ class TorchMatrix:
     def stored(self) -> Stored:
         """The matrix on the device, to which the first use copies it."""
         if self._tensor is not None:
-            if self.stays_packed and self._tensor.format.take_apart is not None:
+            if self.stays_packed and can_pack(self._tensor):
                 self._stored = pack(self._tensor).to(DEVICE)
             else:
                 self._stored = _values(self._tensor).to(DEVICE).to(HALF)
@@ -199,6 +209,16 @@ def _group(name: str) -> int:
     return 16 if name == "Q6_K" else 32
 
 
+def _permuted(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Returns codes, each in a byte, in the order that `Packed` has: the opposite of `_wide` there."""
+    return codes.unflatten(1, (-1, 32 // bits, 4, 4)).transpose(2, 3).flatten(1)
+
+
+def can_pack(tensor: Tensor) -> bool:
+    """Returns whether a tensor is a quantized one that can stay so on the device."""
+    return tensor.format.take_apart is not None and tensor.shape[1] % COLUMNS == 0
+
+
 def pack(tensor: Tensor) -> Packed:
     """Returns a quantized tensor as codes, scales and minimums, on the host."""
     out, into = tensor.shape
@@ -209,15 +229,16 @@ def pack(tensor: Tensor) -> Packed:
     zero = 0
     if stored.name in _FOUR_BITS:
         zero = 8 if codes.dtype == np.int8 else 0
-        unsigned = (codes + codes.dtype.type(zero)).astype(np.uint8)
-        codes = unsigned[:, 0::2] | (unsigned[:, 1::2] << np.uint8(4))
+        codes = (codes + codes.dtype.type(zero)).astype(np.uint8)
     else:
         codes = codes.astype(np.int8)
+    bits = 4 if stored.name in _FOUR_BITS else 8
+    permuted = _permuted(torch.from_numpy(codes), bits)
     return Packed(
-        torch.from_numpy(np.ascontiguousarray(codes)),
+        permuted if bits == 8 else permuted[:, 0::2] | (permuted[:, 1::2] << 4),
         _narrowed(scale.reshape(out, -1), stored.block_values > 32),
         None if minimum is None else _narrowed(minimum.reshape(out, -1), stored.block_values > 32),
-        4 if stored.name in _FOUR_BITS else 8,
+        bits,
         zero,
         group,
     )

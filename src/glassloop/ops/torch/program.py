@@ -157,7 +157,8 @@ class Program:
         try:
             self._launch_calls(step)
         finally:
-            self._launcher.end()
+            if self._launcher.end():
+                self._graphs.clear()
 
     def _launch_calls(self, step: Step) -> None:
         """Launches the kernels of all calls, but for norms that the products which read them compute."""

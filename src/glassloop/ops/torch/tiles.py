@@ -58,27 +58,15 @@ _WIDE: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
     (_ANY, ((_ANY, _LARGE),)),
 )
 _GATED = _LARGE._replace(pieces=2)  # a gate has half as many outputs
-# Of packed matrices, whose values are computed in registers. There the instructions for fewer than 64 rows
-# (`mma.sync`) take columns in another order, since Triton lays out values differently that were stored in 8
-# bits or less. The transpose with 64 outputs (`wgmma`) takes them one after the other.
-_PACKED: tuple[tuple[int, Tile], ...] = (
-    (16, Tile(16, 64, 128, True, 4, 4)),
-    (32, Tile(32, 64, 128, True, 4, 4)),
-    (64, Tile(64, 64, 128, False, 8, 4)),
-    (_ANY, Tile(128, 128, 64, False, 8, 4)),
-)
 WIDE = 129  # rows from which tiles are copied by descriptors
 
 
 @cache
-def tile_for(rows: int, weight_rows: int, shared_memory: int, packed: bool = False) -> Tile:
+def tile_for(rows: int, weight_rows: int, shared_memory: int) -> Tile:
     """Returns the tile of a product of this many rows with a matrix, with as many stages as fit into the
     shared memory."""
-    if packed:
-        tile = next(tile for most, tile in _PACKED if rows <= most)
-    else:
-        by_width = next(widths for most, widths in _TABLE if rows <= most)
-        tile = next(tile for most, tile in by_width if weight_rows <= most)
+    by_width = next(widths for most, widths in _TABLE if rows <= most)
+    tile = next(tile for most, tile in by_width if weight_rows <= most)
     return _fitted(tile, 0, shared_memory)
 
 

@@ -6,12 +6,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from glassloop.ops.torch.kernels.pointwise import activated, let_next_start, wait_for_previous
+from glassloop.ops.torch.kernels.pointwise import (
+    activated,
+    code_in,
+    let_next_start,
+    wait_for_previous,
+    word_at,
+)
 
 
 @triton.jit
 def unpacked(
-    codes,
+    words,
     scales,
     minimums,
     row,
@@ -27,15 +33,11 @@ def unpacked(
 ):
     """Returns the columns from `start` on of some rows of a packed matrix, in float32: `Packed` of matrix.py
     says how they are packed. Rows and columns that do not exist are zeros."""
-    if BITS == 8:
-        column = start + tl.arange(0, STEP)
-        inside = row_in[:, None] & (column < columns)[None, :]
-        code = tl.load(codes + (row * columns)[:, None] + column[None, :], mask=inside, other=0).to(tl.int32)
-    else:
-        pair = start // 2 + tl.arange(0, STEP // 2)
-        inside = row_in[:, None] & (pair < columns // 2)[None, :]
-        both = tl.load(codes + (row * (columns // 2))[:, None] + pair[None, :], mask=inside, other=0)
-        code = tl.interleave(both & 15, both >> 4).to(tl.int32) - ZERO
+    four = start // 4 + tl.arange(0, STEP // 4)
+    inside = row_in[:, None] & (four < columns // 4)[None, :]
+    place = (row * (columns // 4))[:, None] + word_at(four, BITS)[None, :]
+    word = tl.load(words + place, mask=inside, other=0).to(tl.int32)
+    code = tl.reshape(code_in(word[:, :, None], tl.arange(0, 4)[None, None, :], BITS), [ROWS, STEP]) - ZERO
     group = start // GROUP + tl.arange(0, STEP // GROUP)
     inside = row_in[:, None] & (group < columns // GROUP)[None, :]
     place = (row * (columns // GROUP))[:, None] + group[None, :]
@@ -48,7 +50,7 @@ def unpacked(
 
 @triton.jit
 def expand_kernel(
-    codes,
+    words,
     scales,
     minimums,
     out,
@@ -65,7 +67,7 @@ def expand_kernel(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     start, inside = tl.program_id(1) * STEP, row < rows
     value = unpacked(
-        codes, scales, minimums, row, inside, start, columns, STEP, ROWS, BITS, ZERO, GROUP, MINIMUM
+        words, scales, minimums, row, inside, start, columns, STEP, ROWS, BITS, ZERO, GROUP, MINIMUM
     )
     column = start + tl.arange(0, STEP)
     tl.store(
@@ -115,20 +117,12 @@ def linear_kernel(
     ACTIVATION: tl.constexpr,
     EARLY: tl.constexpr,
     AHEAD: tl.constexpr = False,
-    scales=None,
-    minimums=None,
-    BITS: tl.constexpr = 0,
-    ZERO: tl.constexpr = 0,
-    GROUP: tl.constexpr = 32,
-    MINIMUM: tl.constexpr = False,
 ):
     """Computes x @ weight.T + bias + residual or, if GATED, activated(x @ gate.T) * (x @ up.T) for a weight
     that has the rows of gate and of up in turn. A tile has ROWS rows of x and WIDTH of the weight and reads
     STEP columns at a time (EVEN: STEP divides the number of columns). If SWAPPED, the transpose is computed,
-    in which the rows of the weight fill the larger side of a tensor core instruction. With BITS, the weight
-    is packed: it is the codes, and its values are computed and rounded to half precision before they are
-    multiplied. `width` is the number of outputs. AHEAD (with EVEN, without BITS): the first weights are read
-    before the previous kernel has ended."""
+    in which the rows of the weight fill the larger side of a tensor core instruction. `width` is the number
+    of outputs. AHEAD (with EVEN): the first weights are read before the previous kernel has ended."""
     let_next_start(EARLY)
     weight_rows = width * 2 if GATED else width
     tiles = tl.cdiv(weight_rows, WIDTH)
@@ -169,18 +163,11 @@ def linear_kernel(
     for start in range(first, end, STEP):
         if EVEN:
             a = tl.load(x_at, mask=row_in[:, None], other=0.0)
+            b = tl.load(weight_at, mask=output_in[:, None], other=0.0)
         else:
             within = (start + step < columns)[None, :]
             a = tl.load(x_at, mask=row_in[:, None] & within, other=0.0)
-        if BITS:
-            b = unpacked(
-                weight, scales, minimums, output.to(tl.int64), output_in, start, columns,
-                STEP, WIDTH, BITS, ZERO, GROUP, MINIMUM,
-            ).to(a.dtype)  # fmt: skip
-        elif EVEN:
-            b = tl.load(weight_at, mask=output_in[:, None], other=0.0)
-        else:
-            b = tl.load(weight_at, mask=output_in[:, None] & (start + step < columns)[None, :], other=0.0)
+            b = tl.load(weight_at, mask=output_in[:, None] & within, other=0.0)
         total = added_product(a, b, total, SWAPPED)
         x_at += STEP
         weight_at += STEP

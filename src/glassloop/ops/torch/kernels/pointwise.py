@@ -22,6 +22,22 @@ def wait_for_previous(EARLY: tl.constexpr):
 
 
 @triton.jit
+def word_at(four, BITS: tl.constexpr):
+    """Returns the places of words of four codes in a row of a packed matrix (`Packed` of matrix.py), for the
+    numbers of four columns."""
+    STEPS: tl.constexpr = 32 // BITS  # of 16 columns, within which words are permuted
+    return four // (4 * STEPS) * (4 * STEPS) + four % 4 * STEPS + four % (4 * STEPS) // 4
+
+
+@triton.jit
+def code_in(word, number, BITS: tl.constexpr):
+    """Returns one of the four codes in a word, as an int32: signed, if it has 8 bits."""
+    if BITS == 8:
+        return (word << (24 - number * 8)) >> 24
+    return (word >> (number * 4)) & 15
+
+
+@triton.jit
 def embed_kernel(
     ids,
     table,
@@ -37,17 +53,16 @@ def embed_kernel(
     HALVED: tl.constexpr = True,
 ):
     """Copies row `ids[row]` of a table of half floats to `out` in float32. With BITS, the table is packed
-    (`Packed` of matrix.py): its values are computed and, if HALVED, rounded to half precision."""
+    (words of `Packed`, matrix.py): its values are computed and, if HALVED, rounded to half precision."""
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(ids + row).to(tl.int64)
     if BITS:
         inside = columns < width
-        code = tl.load(table + token * (width * BITS // 8) + columns * BITS // 8, mask=inside, other=0)
-        if BITS == 4:
-            code = tl.where(columns % 2 == 0, code & 15, code >> 4)
+        word = tl.load(table + token * (width // 4) + word_at(columns // 4, BITS), mask=inside, other=0)
+        code = code_in(word.to(tl.int32), columns % 4, BITS)
         place = token * (width // GROUP) + columns // GROUP
-        values = (code.to(tl.int32) - ZERO).to(tl.float32)
+        values = (code - ZERO).to(tl.float32)
         values = values * tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
         if MINIMUM:
             values = values + tl.load(minimums + place, mask=inside, other=0.0).to(tl.float32)
