@@ -22,19 +22,17 @@ from glassloop.ops.torch.recorder import Norm
 
 _SILU = 2
 _NORMED = ("qkv", "gate-up", "head")  # products that read a norm
-_ONE, _TWO, _THREE = ({4: each, 8: each} for each in (1, 2, 3))
+_ONE, _TWO = ({4: each, 8: each} for each in (1, 2))
 # What `--sweep` tries: constants of few_rows.py.
 _VARIANTS: dict[str, dict[str, Any]] = {
     "as it is": {},
-    "span 1": {"SPANS": _ONE, "DEPTHS": _ONE},
-    "span 1, depth 2": {"SPANS": _ONE, "DEPTHS": _TWO, "LARGE_DEPTH": 2},
-    "span 1, depth 2, x ahead": {"SPANS": _ONE, "DEPTHS": _TWO, "X_AHEAD": True},
-    "span 1, depth 3": {"SPANS": _ONE, "DEPTHS": _THREE},
-    "span 2": {"SPANS": _TWO, "DEPTHS": _ONE, "LARGE_SPAN": 2},
+    "span 1": {"SPANS": _ONE},
+    "span 2": {"SPANS": _TWO, "LARGE_SPAN": 2},
+    "queue of 3": {"MOST_QUEUE": 3},
+    "queue of 2": {"MOST_QUEUE": 2},
+    "x not ahead": {"X_AHEAD": False},
     "4 tiles": {"MOST_TILES": 4},
-    "16 tiles": {"MOST_TILES": 16},
     "2 entries": {"ENTRIES": 2},
-    "two blocks": {"BLOCKS": 2, "LEAST_SHARED": 0, "SPANS": _ONE, "DEPTHS": _ONE},
 }
 
 

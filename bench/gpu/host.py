@@ -100,6 +100,9 @@ class _Stream:
     def wait_event(self, event: _Event) -> None:
         pass
 
+    def wait_stream(self, stream: _Stream) -> None:
+        pass
+
 
 class _Graph:
     """`torch.cuda.CUDAGraph` by the clock."""

@@ -173,7 +173,7 @@ def variants(
             yield attention.attend_kernel, settings | kept, dict(ATTENTION)
     yield attention.merge_kernel, about | {"EARLY": early}, {"num_warps": 4}
     yield device_rows.kernels.fill_kernel, {"BLOCK": 1024}, {}
-    for kernel in (*device_rows.EDITING, *device_rows.KERNELS):
+    for kernel in (*device_rows.EDITING, *device_rows.PREDICTING, *device_rows.NOTING):
         for few in ({}, {"SOME": device_rows.FEW_GROUPS}):
             constants = device_rows.SETTINGS | {"MOST_PARTS": 32, "EARLY": early} | few
             yield kernel, {name: value for name, value in constants.items() if name in kernel.arg_names}, {}

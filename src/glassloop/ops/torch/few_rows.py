@@ -24,12 +24,11 @@ MOST_NORMED_COLUMNS = 4096
 # How it divides them, which decides the speed alone; few_rows.cu says what the words mean.
 MOST_TILES = 8  # that pass through the warps together
 # By the bits of a code, and for products that need more registers (more than 8 rows, float32 scales):
-SPANS = {4: 2, 8: 1}  # times 128 columns that a warp adds up at a time
-DEPTHS = {4: 1, 8: 1}  # such chunks that a warp reads ahead
+SPANS = {4: 1, 8: 1}  # times 128 columns that a warp adds up at a time
 LARGE_SPAN = 1
-LARGE_DEPTH = 1
+MOST_QUEUE = 6  # such chunks that a warp reads ahead
 ENTRIES = 4  # of a mailbox
-X_AHEAD = False  # whether a warp reads x before the sums have come
+X_AHEAD = True  # whether a warp reads x before the sums have come
 BLOCKS = 1  # that the registers leave room for on a multiprocessor
 # A block takes at least so many bytes of shared memory, so that no two share a multiprocessor: else two
 # blocks of a kernel that is launched early could, while another multiprocessor has none.
@@ -38,6 +37,7 @@ MOST_SHARED = 227 << 10
 
 # As in the kernel.
 _CHUNK = 128
+_LEAST_QUEUE = 2
 _WARPS = 16
 _ROOM_BYTES = 256
 _GELU = 0  # the activation that it does not have
@@ -98,13 +98,11 @@ class FewRows(NamedTuple):
         """Returns the constants that the kernel is compiled with."""
         weight, norm, columns = self.weight, self.norm, self.weight.shape[1]
         assert isinstance(weight, Packed)
-        many, wide = self.rows > 8, weight.scale.dtype is torch.float32
-        span = LARGE_SPAN if many or wide else SPANS[weight.bits]
         tiles = -(-weight.shape[0] // (16 * processors))  # of a block
         return {
             "BITS": weight.bits,
             "MINIMUM": int(weight.minimum is not None),
-            "WIDE_SCALES": int(wide),
+            "WIDE_SCALES": int(weight.scale.dtype is torch.float32),
             "ZERO": weight.zero,
             "GROUP": weight.group,
             "GATED": int(self.gated),
@@ -112,7 +110,7 @@ class FewRows(NamedTuple):
             "BIASED": int(self.bias is not None),
             "ADDED": int(self.added is not None),
             "HALF_OUT": int(self.out.dtype is torch.bfloat16),
-            "MANY": int(many),
+            "MANY": int(self.rows > 8),
             "X_GLOBAL": int(not self._x_fits()),
             "X_AHEAD": int(X_AHEAD),
             "NORM": 0 if norm is None else 1 if norm.bias is None else 2,
@@ -120,19 +118,43 @@ class FewRows(NamedTuple):
             "EARLY": int(early),
             # Groups of the same size, as far as possible.
             "TILES": -(-tiles // -(-tiles // MOST_TILES)),
-            "SPAN": span if columns % (span * _CHUNK) == 0 else 1,
-            "DEPTH": LARGE_DEPTH if many or wide else DEPTHS[weight.bits],
+            "SPAN": self._span(),
+            "QUEUE": self._queue(),
             "ENTRIES": ENTRIES,
             "BLOCKS": BLOCKS,
         }
 
     def shared_bytes(self) -> int:
-        """Returns the bytes of shared memory of a block: mailboxes, barriers and, if it fits, x."""
-        return max(LEAST_SHARED, self._mail_bytes() + (self._x_bytes() if self._x_fits() else 0))
+        """Returns the bytes of shared memory of a block: mailboxes, barriers, queues and, if it fits, x."""
+        return max(LEAST_SHARED, self._fixed_bytes() + self._queue() * self._chunk_bytes())
+
+    def _span(self) -> int:
+        """Returns how many times 128 columns a warp adds up at a time."""
+        weight = self.weight
+        assert isinstance(weight, Packed)
+        large = self.rows > 8 or weight.scale.dtype is torch.float32
+        span = LARGE_SPAN if large else SPANS[weight.bits]
+        return span if weight.shape[1] % (span * _CHUNK) == 0 else 1
+
+    def _queue(self) -> int:
+        """Returns how many chunks a warp reads ahead: as many as the shared memory has room for."""
+        return min(MOST_QUEUE, (MOST_SHARED - self._fixed_bytes()) // self._chunk_bytes())
+
+    def _chunk_bytes(self) -> int:
+        """Returns the bytes of a chunk of each warp in its queue: of codes, scales and minimums."""
+        weight = self.weight
+        assert isinstance(weight, Packed)
+        columns = _CHUNK * self._span()
+        scales = columns // weight.group * weight.scale.itemsize * (1 if weight.minimum is None else 2)
+        return int(_WARPS * 16 * (columns * weight.bits // 8 + scales))
+
+    def _fixed_bytes(self) -> int:
+        return self._mail_bytes() + (self._x_bytes() if self._x_fits() else 0)
 
     def _x_fits(self) -> bool:
-        """Returns whether the shared memory has room for x."""
-        return self._mail_bytes() + self._x_bytes() <= MOST_SHARED
+        """Returns whether the shared memory has room for x besides a short queue."""
+        least = _LEAST_QUEUE * self._chunk_bytes()
+        return self._mail_bytes() + self._x_bytes() + least <= MOST_SHARED
 
     def _x_bytes(self) -> int:
         return self.rows * (2 * self.weight.shape[1] + 64)

@@ -11,6 +11,7 @@ same record, to the last bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -41,14 +42,8 @@ SETTINGS = {
     "HIGH": MOST_HIGH,
     "OTHER": MOST_OTHERS,
 }
-KERNELS = (
-    kernels.maxima_kernel,
-    kernels.bounds_kernel,
-    kernels.search_kernel,
-    kernels.winner_kernel,
-    kernels.predict_kernel,
-    kernels.rank_kernel,
-)
+PREDICTING = (kernels.maxima_kernel, kernels.bounds_kernel, kernels.search_kernel, kernels.predict_kernel)
+NOTING = (kernels.winner_kernel, kernels.rank_kernel)  # what no prediction needs
 EDITING = (edit_kernels.copy_kernel, edit_kernels.edit_kernel)
 FEW_LINES, FEW_GROUPS = 16, 16  # up to so many lines, one program looks through so many groups
 EARLY_LINES = 64  # up to which a kernel is launched before the previous one has ended
@@ -228,12 +223,10 @@ class DeviceChooser:
     def _start(self, rows: DeviceRows, lines: Sequence[Line]) -> StartedChoices:
         _, width = rows.shape
         asked = [asked_of(request, width) for request, _, _ in lines]
-        # Sums that no prediction needs are computed beside the next step, from rows that stay.
+        # What no prediction needs is computed beside the next step, from rows that stay.
         beside = None if INTERPRETED or any(each.needs_sums for each in asked) else _aside()
         if beside is not None:
             rows.keep()
-        if self._done is not None:
-            torch.cuda.current_stream().wait_event(self._done)
         logits = rows.values
         packed, edits = pack_lines(lines, asked, len(rows))
         size, count, pieces = native.found_bytes(width), len(lines), len(packed)
@@ -244,7 +237,7 @@ class DeviceChooser:
         host = self._array(f"host lines {self._turn}", length, torch.int64, on_host=True)
         host.numpy()[: packed.size] = packed.ravel()
         host.numpy()[packed.size :] = np.frombuffer(edits, np.int64)
-        wanted.copy_(host, non_blocking=True)
+        self._upload(wanted, host, beside)
         tokens_at = -(-pieces * size // 64) * 64  # kernels are compiled once more for other alignments
         found = self._array("found", tokens_at // 8 + (count + 1) // 2, torch.float64)
         predicted = found.view(torch.int32)[tokens_at // 4 :][:count]
@@ -293,31 +286,44 @@ class DeviceChooser:
             for kernel in EDITING:
                 _launch(kernel, (pieces - count, programs.get(kernel, 1)), arrays)
         has_bounds: torch.cuda.Event | None = None
-        for kernel in KERNELS:
-            if kernel not in skipped:
-                _launch(kernel, (pieces, programs.get(kernel, 1)), arrays)
+        for kernel in PREDICTING:
+            _launch(kernel, (pieces, programs.get(kernel, 1)), arrays)
             if beside is not None and kernel is kernels.bounds_kernel:
                 has_bounds = torch.cuda.current_stream().record_event()
-        made = self._array(f"host found {self._turn}", len(found), torch.float64, on_host=True)
         rows.stop_timer()
-        if beside is None or has_bounds is None:
+        predicted_all = None if beside is None else torch.cuda.current_stream().record_event()
+        with nullcontext() if beside is None else torch.cuda.stream(beside):
+            arrays["EARLY"] = False
+            if beside is not None:
+                beside.wait_event(has_bounds)
+                _launch(kernels.search_kernel, (pieces, summing), arrays | {"summing": summing, "listing": 0})
+                beside.wait_event(predicted_all)
+                logits.record_stream(beside)
+            for kernel in NOTING:
+                if kernel not in skipped:
+                    _launch(kernel, (pieces, programs.get(kernel, 1)), arrays)
+            made = self._array(f"host found {self._turn}", len(found), torch.float64, on_host=True)
             made.copy_(found, non_blocking=True)
             self._done = None if INTERPRETED else torch.cuda.current_stream().record_event()
-        else:
-            found_all = torch.cuda.current_stream().record_event()
-            with torch.cuda.stream(beside):
-                beside.wait_event(has_bounds)
-                only_sums = arrays | {"summing": summing, "listing": 0, "EARLY": False}
-                _launch(kernels.search_kernel, (pieces, summing), only_sums)
-                beside.wait_event(found_all)
-                made.copy_(found, non_blocking=True)
-                self._done = beside.record_event()
-            logits.record_stream(beside)
         view = made.numpy().view(np.uint8)
         tokens = view[tokens_at:].view(np.int32)[:count]
         return StartedChoices(
             rows, lines, asked, predicted, view[: pieces * size].reshape(pieces, size), tokens, self._done
         )
+
+    def _upload(self, to: torch.Tensor, host: torch.Tensor, beside: torch.cuda.Stream | None) -> None:
+        """Copies lines to the device, beside the step whose rows they are about, if there is a stream for
+        that. What the last call has left to the device is done before."""
+        if INTERPRETED:
+            to.copy_(host)
+            return
+        stream = torch.cuda.current_stream()
+        with torch.cuda.stream(stream if beside is None else beside):
+            if self._done is not None:
+                torch.cuda.current_stream().wait_event(self._done)
+            to.copy_(host, non_blocking=True)
+            if beside is not None:
+                stream.wait_event(beside.record_event())
 
     def _array(self, name: str, size: int, kind: torch.dtype, on_host: bool = False) -> torch.Tensor:
         """Returns an array that is kept for the next call."""
@@ -326,6 +332,9 @@ class DeviceChooser:
             pinned = on_host and not INTERPRETED
             device = torch.device("cpu") if on_host else DEVICE
             self._memory[name] = kept = torch.empty(2 * size, dtype=kind, device=device, pin_memory=pinned)
+            if not INTERPRETED and not on_host:
+                # The memory may be that of an array which kernels that are under way still use.
+                _aside().wait_stream(torch.cuda.current_stream())
         return kept[:size]
 
 
