@@ -18,21 +18,21 @@ from bench.gpu.timing import graph_seconds
 from glassloop.ops.torch import few_rows
 from glassloop.ops.torch.launcher import Launcher
 from glassloop.ops.torch.matrix import Packed
-from glassloop.ops.torch.recorder import Norm
 
 _SILU = 2
-_NORMED = ("qkv", "gate-up", "head")  # products that read a norm
-_ONE, _TWO = ({4: each, 8: each} for each in (1, 2))
+_ONE, _TWO, _THREE = ({4: each, 8: each} for each in (1, 2, 3))
 # What `--sweep` tries: constants of few_rows.py.
 _VARIANTS: dict[str, dict[str, Any]] = {
     "as it is": {},
-    "span 1": {"SPANS": _ONE},
-    "span 2": {"SPANS": _TWO, "LARGE_SPAN": 2},
-    "queue of 3": {"MOST_QUEUE": 3},
-    "queue of 2": {"MOST_QUEUE": 2},
-    "x not ahead": {"X_AHEAD": False},
+    "span 1": {"SPANS": _ONE, "DEPTHS": _ONE},
+    "span 1, depth 2": {"SPANS": _ONE, "DEPTHS": _TWO, "LARGE_DEPTH": 2},
+    "span 1, depth 2, x ahead": {"SPANS": _ONE, "DEPTHS": _TWO, "X_AHEAD": True},
+    "span 1, depth 3": {"SPANS": _ONE, "DEPTHS": _THREE},
+    "span 2": {"SPANS": _TWO, "DEPTHS": _ONE, "LARGE_SPAN": 2},
     "4 tiles": {"MOST_TILES": 4},
+    "16 tiles": {"MOST_TILES": 16},
     "2 entries": {"ENTRIES": 2},
+    "two blocks": {"BLOCKS": 2, "LEAST_SHARED": 0, "SPANS": _ONE, "DEPTHS": _ONE},
 }
 
 
@@ -79,21 +79,14 @@ def main(given: argparse.Namespace) -> None:
 
 
 def _compare(launcher: Launcher, kind: str, case: Case, replays: int) -> None:
-    """Prints times and bits of a product, with the norm of its input beside it and in it."""
-    norms = (None, Norm(torch.rand(case.columns, device="cuda") + 0.5, None, 1e-5))
-    for norm in norms if case.name in _NORMED else norms[:1]:
-        with _tried(f"{kind:5} {case.rows:3} rows {case.name:8}{' normed' if norm else '':7}") as say:
-            before, expected = _measured(launcher, case, _by_triton(launcher, case, norm), 0)
-            say(f"{before * 1e6:7.1f} µs")
-            with _limits(MOST_NORMED_ROWS=16):
-                if not _product(launcher, case, 0, norm).can_launch():
-                    say("not by few_rows.cu")
-                    continue
-                launch = _by_few_rows(launcher, case, norm)
-                now, found = _measured(launcher, case, launch, replays)
-            say(f"by few_rows.cu {now * 1e6:7.1f} µs ({case.bytes / now / 1e12:.2f} TB/s)")
-            same = torch.equal(expected.view(torch.uint8), found.view(torch.uint8))
-            say("the same bits" if same else "OTHER BITS")
+    """Prints times and bits of a product."""
+    with _tried(f"{kind:5} {case.rows:3} rows {case.name:8}") as say:
+        before, expected = _measured(launcher, case, _by_triton(launcher, case), 0)
+        say(f"{before * 1e6:7.1f} µs")
+        now, found = _measured(launcher, case, _by_few_rows(launcher, case), replays)
+        say(f"by few_rows.cu {now * 1e6:7.1f} µs ({case.bytes / now / 1e12:.2f} TB/s)")
+        same = torch.equal(expected.view(torch.uint8), found.view(torch.uint8))
+        say("the same bits" if same else "OTHER BITS")
 
 
 def _sweep(launcher: Launcher, kind: str, case: Case, replays: int) -> None:
@@ -101,7 +94,7 @@ def _sweep(launcher: Launcher, kind: str, case: Case, replays: int) -> None:
     expected = None
     for about, limits in _VARIANTS.items():
         with _tried(f"{kind:3} {case.rows:3} rows {case.name:8}") as say, _limits(**limits):
-            seconds, found = _measured(launcher, case, _by_few_rows(launcher, case, None), replays)
+            seconds, found = _measured(launcher, case, _by_few_rows(launcher, case), replays)
             expected = found if expected is None else expected
             say(f"{seconds * 1e6:7.1f} µs ({case.bytes / seconds / 1e12:.2f} TB/s) {about}")
             if not torch.equal(expected.view(torch.uint8), found.view(torch.uint8)):
@@ -136,51 +129,42 @@ def _limits(**limits: Any) -> Iterator[None]:
 @cache
 def _inputs(
     name: str, rows: int, width: int, columns: int, gated: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Returns x in float32 and in half precision, the residual stream where a model adds it, and an array for
-    the outputs."""
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Returns x, the residual stream where a model adds it, and an array for the outputs."""
     x = torch.randn(rows, columns, device="cuda", generator=torch.Generator("cuda").manual_seed(rows))
     residual = torch.randn(rows, width, device="cuda") if name in ("o", "down") else None
     kind = torch.bfloat16 if gated else torch.float32
-    return x, x.bfloat16(), residual, torch.zeros(rows, width, device="cuda", dtype=kind)
+    return x.bfloat16(), residual, torch.zeros(rows, width, device="cuda", dtype=kind)
 
 
-def _product(launcher: Launcher, case: Case, layer: int, norm: Norm | None) -> few_rows.FewRows:
-    x, half, residual, out = _inputs(case.name, case.rows, case.width, case.columns, case.gated)
-    x = half if norm is None else x
-    weight = case.weights[layer]
-    return few_rows.FewRows(case.rows, out, x, residual, weight, None, case.gated, _SILU, norm)
+def _product(case: Case, layer: int) -> few_rows.FewRows:
+    x, residual, out = _inputs(case.name, case.rows, case.width, case.columns, case.gated)
+    return few_rows.FewRows(case.rows, out, x, residual, case.weights[layer], None, case.gated, _SILU)
 
 
-def _by_few_rows(launcher: Launcher, case: Case, norm: Norm | None) -> Callable[[int], torch.Tensor]:
+def _by_few_rows(launcher: Launcher, case: Case) -> Callable[[int], torch.Tensor]:
     def compute(layer: int) -> torch.Tensor:
-        product = _product(launcher, case, layer, norm)
+        product = _product(case, layer)
         product.launch(launcher._processors, early=True)
         return product.out
 
     return compute
 
 
-def _by_triton(launcher: Launcher, case: Case, norm: Norm | None) -> Callable[[int], torch.Tensor]:
+def _by_triton(launcher: Launcher, case: Case) -> Callable[[int], torch.Tensor]:
     """Returns what computes a product by Triton's kernels; of a packed matrix, for the first layer, with the
     expanded one, then with one that is expanded each time."""
-    expanded = case.weights[0].expanded()
-    product = _product(launcher, case, 0, norm)
-    x, residual, out = product.x, product.added, product.out
-    half = torch.empty(x.shape, dtype=torch.bfloat16, device="cuda")
+    expanded, product = case.weights[0].expanded(), _product(case, 0)
 
     def compute(layer: int) -> torch.Tensor:
-        if norm is not None:
-            launcher.method("norm")(None, case.rows, half, x, norm=norm)
         weight = expanded if layer == 0 else case.weights[layer]
         linear = launcher.method("linear")
-        source = x if norm is None else half
         with _limits(MOST_ROWS=0):
             linear(
-                None, case.rows, out, source, residual,
+                None, case.rows, product.out, product.x, product.added,
                 weight=weight, bias=None, gated=case.gated, activation=_SILU,
             )  # fmt: skip
-        return out
+        return product.out
 
     return compute
 

@@ -1,5 +1,5 @@
 """On a GPU: the kernel for products of a few rows with a packed matrix gives the bits of Triton's kernels
-with the expanded one, with the norm in it and beside it, however often it runs."""
+with the expanded one, however often it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from glassloop.ops.torch.device import tma_processors
 from glassloop.ops.torch.launcher import Launcher
 from glassloop.ops.torch.matrix import Packed
 from glassloop.ops.torch.ops import TorchOps
-from glassloop.ops.torch.recorder import Norm
 
 if not tma_processors() or not nvrtc.is_available():
     pytest.skip("needs a GPU of compute capability 9.0 and NVRTC", allow_module_level=True)
@@ -62,27 +61,20 @@ def random_matrix(bits, zero, minimum, kind, group, height, columns):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_products_have_the_bits_of_the_other_kernels(kind, monkeypatch):
-    monkeypatch.setattr(few_rows, "MOST_NORMED_ROWS", 16)
+def test_products_have_the_bits_of_the_other_kernels(kind):
     launcher = Launcher()
-    for number, ((rows, width, columns), gated) in enumerate(product(SIZES, (False, True))):
-        # Every product is normalized in every way for some kind.
-        normed = (number + KINDS.index(kind)) % 3 if columns <= few_rows.MOST_NORMED_COLUMNS else 0
+    for (rows, width, columns), gated in product(SIZES, (False, True)):
         weight = random_matrix(*kind, 2 * width if gated else width, columns)
         whole = weight.expanded()
         x = torch.randn(rows, columns, device="cuda") * torch.randn(rows, columns, device="cuda").exp()
         bias = torch.randn(len(whole), device="cuda") if gated == (rows % 2 == 0) else None
         added = None if gated else torch.randn(rows, width, device="cuda")
-        half, norm = x.bfloat16(), None
-        if normed:
-            vectors = torch.randn(2, columns, device="cuda")
-            norm = Norm(vectors[0], vectors[1] if normed == 2 else None, 1e-5)
-            launcher.method("norm")(None, rows, half, x, norm=norm)
+        half = x.bfloat16()
         out, expected = (
             torch.zeros(rows, width, device="cuda", dtype=torch.bfloat16 if gated else torch.float32)
             for _ in range(2)
         )
-        few = few_rows.FewRows(rows, out, x if normed else half, added, weight, bias, gated, 2, norm)
+        few = few_rows.FewRows(rows, out, half, added, weight, bias, gated, 2)
         assert few.can_launch()
         launcher.method("linear")(
             None, rows, expected, half, added, weight=whole, bias=bias, gated=gated, activation=2
@@ -90,17 +82,12 @@ def test_products_have_the_bits_of_the_other_kernels(kind, monkeypatch):
         for early in (False, True, True):
             out.zero_()
             few.launch(tma_processors(), early)
-            assert torch.equal(out.view(torch.uint8), expected.view(torch.uint8)), (
-                rows,
-                width,
-                gated,
-                normed,
-            )
+            assert torch.equal(out.view(torch.uint8), expected.view(torch.uint8)), (rows, width, gated)
 
 
 @pytest.mark.parametrize("kinds", [("Q4_0",), ("Q4_1", "Q8_0")])
 @pytest.mark.parametrize("norm", [NormConfig(1e-5), NormConfig(1e-5, "layer")])
-def test_a_model_has_the_same_bits_with_norms_in_products_and_beside_them(kinds, norm, monkeypatch):
+def test_a_model_has_the_same_bits_with_packed_and_with_expanded_matrices(kinds, norm, monkeypatch):
     layer = LayerConfig(AttentionConfig(8, 2, 64, 0.125, None, Rope(10000.0, 64)), DenseConfig(1024), norm)
     config = ModelConfig("random", 3000, 512, 1024, (layer,) * 2, norm)
     rng = np.random.default_rng(0)
@@ -112,9 +99,8 @@ def test_a_model_has_the_same_bits_with_norms_in_products_and_beside_them(kinds,
     }
     monkeypatch.setenv("GLASSLOOP_GPU_WEIGHTS", "packed")
     found, text = [], rng.integers(0, 3000, 20).tolist()
-    for most_rows, normed_rows in ((0, 0), (16, 0), (16, 16)):
+    for most_rows in (0, 16):
         monkeypatch.setattr(few_rows, "MOST_ROWS", most_rows)
-        monkeypatch.setattr(few_rows, "MOST_NORMED_ROWS", normed_rows)
         model = Transformer(config, weights, TorchOps())
         cache, rows = Branches(model, 1024, branches=4), []
         rows.append(cache.forward([(0, 0, text[:5])], every_logit=True))

@@ -197,7 +197,7 @@ def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool) 
     constants = {
         "ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "SWAPPED": tile.swapped, "EVEN": True,
         "BIASED": False, "ADDED": not gated, "GATED": gated, "ACTIVATION": 2, "EARLY": early,
-        "AHEAD": 2 if early and rows <= 16 else 0,
+        "AHEAD": early and rows <= 16,
     }  # fmt: skip
     out = "*bf16" if gated else "*fp32"
     return linear.linear_kernel, constants, {"num_warps": tile.warps, "num_stages": tile.stages, "out": out}

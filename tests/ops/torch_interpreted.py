@@ -55,7 +55,6 @@ from glassloop.ops.torch import step as torch_step
 from glassloop.ops.torch.kernels import linear
 from glassloop.ops.torch.matrix import Packed, TorchMatrix, pack
 from glassloop.ops.torch.ops import TorchOps
-from glassloop.ops.torch.recorder import Norm
 from glassloop.ops.torch.rows import DeviceChooser, DeviceRows
 
 CHOICE_WIDTHS = (50, 700, 4100)
@@ -610,24 +609,17 @@ def check_few_rows() -> None:
     compiles, silu = nvrtc.is_available(), 2
     for kind, columns in product(kinds, (128, 2048, 4096, 14336, 28672)):
         for rows, width, gated in product((1, 3, 8, 9, 16), (8, 1000, 4096, 128256), (False, True)):
-            for normed in (0, 1, 2):
-                few = _few_rows(rows, width, columns, gated, *kind)._replace(activation=silu)
-                vector = torch.empty(columns, device="meta")
-                if normed:
-                    wide, norm = few.x.float(), Norm(vector, vector if normed == 2 else None, 1e-5)
-                    few = few._replace(x=wide, norm=norm)
-                with patch.object(nvrtc, "is_available", lambda: True):
-                    if not few.can_launch():
-                        assert normed and (rows > 2 or columns > 4096)
-                        continue
-                settings = few.settings(132, early=True)
-                assert few.shared_bytes() <= 227 << 10, settings
-                assert settings["X_GLOBAL"] == (rows * columns > 7 * 14336), settings
-                # The sums that are on the way have places in the mailboxes.
-                assert settings["TILES"] <= 8 and settings["ENTRIES"] == 4, settings
-                if compiles and width == 4096 and (rows, columns) in ((1, 4096), (9, 4096), (16, 28672)):
-                    code = nvrtc.translate(few_rows.SOURCE, tuple(settings.items()), "sm_90")
-                    assert stack_bytes(code) == 0, settings
+            few = _few_rows(rows, width, columns, gated, *kind)._replace(activation=silu)
+            with patch.object(nvrtc, "is_available", lambda: True):
+                assert few.can_launch()
+            settings = few.settings(132, early=True)
+            assert few.shared_bytes() <= 227 << 10, settings
+            assert settings["X_GLOBAL"] == (rows * columns > 7 * 14336), settings
+            # The sums that are on the way have places in the mailboxes.
+            assert settings["TILES"] <= 8 and settings["ENTRIES"] == 4, settings
+            if compiles and width == 4096 and (rows, columns) in ((1, 4096), (9, 4096), (16, 28672)):
+                code = nvrtc.translate(few_rows.SOURCE, tuple(settings.items()), "sm_90")
+                assert stack_bytes(code) == 0, settings
 
 
 def _few_rows(

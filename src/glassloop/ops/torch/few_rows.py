@@ -11,24 +11,21 @@ import torch
 
 from glassloop.ops.torch import nvrtc
 from glassloop.ops.torch.matrix import Packed, Stored
-from glassloop.ops.torch.recorder import Norm
 
 SOURCE = Path(__file__).parent / "kernels" / "few_rows.cu"
 
 # Which products the kernel computes: up to so many rows.
 MOST_ROWS = 16
-# And up to so many rows and columns, it computes the norm of x too. Every block does so, of all rows.
-MOST_NORMED_ROWS = 2
-MOST_NORMED_COLUMNS = 4096
 
 # How it divides them, which decides the speed alone; few_rows.cu says what the words mean.
 MOST_TILES = 8  # that pass through the warps together
 # By the bits of a code, and for products that need more registers (more than 8 rows, float32 scales):
 SPANS = {4: 1, 8: 1}  # times 128 columns that a warp adds up at a time
+DEPTHS = {4: 1, 8: 1}  # such chunks that a warp reads ahead
 LARGE_SPAN = 1
-MOST_QUEUE = 6  # such chunks that a warp reads ahead
+LARGE_DEPTH = 1
 ENTRIES = 4  # of a mailbox
-X_AHEAD = True  # whether a warp reads x before the sums have come
+X_AHEAD = False  # whether a warp reads x before the sums have come
 BLOCKS = 1  # that the registers leave room for on a multiprocessor
 # A block takes at least so many bytes of shared memory, so that no two share a multiprocessor: else two
 # blocks of a kernel that is launched early could, while another multiprocessor has none.
@@ -37,16 +34,13 @@ MOST_SHARED = 227 << 10
 
 # As in the kernel.
 _CHUNK = 128
-_LEAST_QUEUE = 2
 _WARPS = 16
-_ROOM_BYTES = 256
 _GELU = 0  # the activation that it does not have
 
 
 class FewRows(NamedTuple):
     """A product of a few rows with a matrix: x @ weight.T + bias + added or, if gated,
-    activated(x @ gate.T) * (x @ up.T) for a weight that has the rows of gate and of up in turn. With a norm,
-    x is float32 and is normalized first."""
+    activated(x @ gate.T) * (x @ up.T) for a weight that has the rows of gate and of up in turn."""
 
     rows: int  # of x, out and added, which may have more
     out: torch.Tensor
@@ -56,7 +50,6 @@ class FewRows(NamedTuple):
     bias: torch.Tensor | None = None
     gated: bool = False
     activation: int = 0  # an index of `ACTIVATIONS`
-    norm: Norm | None = None
 
     def can_launch(self) -> bool:
         """Returns whether the kernel computes this product."""
@@ -66,29 +59,21 @@ class FewRows(NamedTuple):
         in_order = weight.codes.is_contiguous() and weight.scale.is_contiguous()
         if not in_order or weight.group not in (16, 32) or columns % _CHUNK or self.x.stride(0) % 8:
             return False
-        if self.norm is not None:
-            can_normalize = self.rows <= MOST_NORMED_ROWS and columns <= MOST_NORMED_COLUMNS
-            if not can_normalize or self.x.dtype is not torch.float32 or not self._x_fits():
-                return False
         is_wide = self.added is None or self.added.dtype is torch.float32
         return is_wide and not (self.gated and self.activation == _GELU)
 
     def launch(self, processors: int, early: bool) -> None:
-        """Computes the product on the current stream, with the bits of `linear_kernel` (and `norm_kernel`).
+        """Computes the product on the current stream, with the bits of `linear_kernel`.
         `processors` is the number of multiprocessors; `early` is whether the kernel starts before the
         previous one has ended."""
-        out, x, weight, norm = self.out, self.x, self.weight, self.norm
+        out, x, weight = self.out, self.x, self.weight
         assert isinstance(weight, Packed)
         # An argument that the kernel does not read is any array.
         minimums = weight.scale if weight.minimum is None else weight.minimum
         bias, residual = (out if each is None else each for each in (self.bias, self.added))
-        norm_weight = out if norm is None else norm.weight
-        norm_bias = norm_weight if norm is None or norm.bias is None else norm.bias
-        arrays = (x, weight.codes, weight.scale, minimums, bias, residual, out, norm_weight, norm_bias)
+        arrays = (x, weight.codes, weight.scale, minimums, bias, residual, out)
         sizes = (self.rows, out.shape[1], weight.shape[1], x.stride(0), residual.stride(0), out.stride(0))
-        numbers = (ctypes.c_float(0.0 if norm is None else norm.eps), ctypes.c_double(1.0 / weight.shape[1]))
         arguments = [*[ctypes.c_void_p(each.data_ptr()) for each in arrays], *map(ctypes.c_int, sizes)]
-        arguments += numbers
         # A block on every multiprocessor, even if it has nothing to do: where there is none, two blocks of
         # the next kernel would start, and another multiprocessor would have none of them.
         settings, shared = tuple(self.settings(processors, early).items()), self.shared_bytes()
@@ -96,13 +81,15 @@ class FewRows(NamedTuple):
 
     def settings(self, processors: int, early: bool) -> dict[str, int]:
         """Returns the constants that the kernel is compiled with."""
-        weight, norm, columns = self.weight, self.norm, self.weight.shape[1]
+        weight, columns = self.weight, self.weight.shape[1]
         assert isinstance(weight, Packed)
+        many, wide = self.rows > 8, weight.scale.dtype is torch.float32
+        span = LARGE_SPAN if many or wide else SPANS[weight.bits]
         tiles = -(-weight.shape[0] // (16 * processors))  # of a block
         return {
             "BITS": weight.bits,
             "MINIMUM": int(weight.minimum is not None),
-            "WIDE_SCALES": int(weight.scale.dtype is torch.float32),
+            "WIDE_SCALES": int(wide),
             "ZERO": weight.zero,
             "GROUP": weight.group,
             "GATED": int(self.gated),
@@ -110,56 +97,30 @@ class FewRows(NamedTuple):
             "BIASED": int(self.bias is not None),
             "ADDED": int(self.added is not None),
             "HALF_OUT": int(self.out.dtype is torch.bfloat16),
-            "MANY": int(self.rows > 8),
+            "MANY": int(many),
             "X_GLOBAL": int(not self._x_fits()),
             "X_AHEAD": int(X_AHEAD),
-            "NORM": 0 if norm is None else 1 if norm.bias is None else 2,
-            "NORM_VECTORS": 1 if norm is None else -(-columns // (4 * 32 * _WARPS)),
             "EARLY": int(early),
             # Groups of the same size, as far as possible.
             "TILES": -(-tiles // -(-tiles // MOST_TILES)),
-            "SPAN": self._span(),
-            "QUEUE": self._queue(),
+            "SPAN": span if columns % (span * _CHUNK) == 0 else 1,
+            "DEPTH": LARGE_DEPTH if many or wide else DEPTHS[weight.bits],
             "ENTRIES": ENTRIES,
             "BLOCKS": BLOCKS,
         }
 
     def shared_bytes(self) -> int:
-        """Returns the bytes of shared memory of a block: mailboxes, barriers, queues and, if it fits, x."""
-        return max(LEAST_SHARED, self._fixed_bytes() + self._queue() * self._chunk_bytes())
-
-    def _span(self) -> int:
-        """Returns how many times 128 columns a warp adds up at a time."""
-        weight = self.weight
-        assert isinstance(weight, Packed)
-        large = self.rows > 8 or weight.scale.dtype is torch.float32
-        span = LARGE_SPAN if large else SPANS[weight.bits]
-        return span if weight.shape[1] % (span * _CHUNK) == 0 else 1
-
-    def _queue(self) -> int:
-        """Returns how many chunks a warp reads ahead: as many as the shared memory has room for."""
-        return min(MOST_QUEUE, (MOST_SHARED - self._fixed_bytes()) // self._chunk_bytes())
-
-    def _chunk_bytes(self) -> int:
-        """Returns the bytes of a chunk of each warp in its queue: of codes, scales and minimums."""
-        weight = self.weight
-        assert isinstance(weight, Packed)
-        columns = _CHUNK * self._span()
-        scales = columns // weight.group * weight.scale.itemsize * (1 if weight.minimum is None else 2)
-        return int(_WARPS * 16 * (columns * weight.bits // 8 + scales))
-
-    def _fixed_bytes(self) -> int:
-        return self._mail_bytes() + (self._x_bytes() if self._x_fits() else 0)
+        """Returns the bytes of shared memory of a block: mailboxes, barriers and, if it fits, x."""
+        return max(LEAST_SHARED, self._mail_bytes() + (self._x_bytes() if self._x_fits() else 0))
 
     def _x_fits(self) -> bool:
-        """Returns whether the shared memory has room for x besides a short queue."""
-        least = _LEAST_QUEUE * self._chunk_bytes()
-        return self._mail_bytes() + self._x_bytes() + least <= MOST_SHARED
+        """Returns whether the shared memory has room for x."""
+        return self._mail_bytes() + self._x_bytes() <= MOST_SHARED
 
     def _x_bytes(self) -> int:
         return self.rows * (2 * self.weight.shape[1] + 64)
 
     def _mail_bytes(self) -> int:
-        """Returns the bytes of mailboxes, of their barriers, and of what the norm needs."""
+        """Returns the bytes of mailboxes and their barriers."""
         entry = 512 * (2 if self.rows > 8 else 1) + 16
-        return _WARPS * ENTRIES * entry + _ROOM_BYTES
+        return _WARPS * ENTRIES * entry

@@ -25,7 +25,6 @@ BLOCK = 64  # keys that attention adds at a time; like UNIT it decides the bits
 ATTENTION = {"num_warps": 4, "num_stages": 2}
 KEPT_HEADS = 8  # that one program normalizes and rotates
 _AHEAD = 256  # columns of a step up to which a product reads its first weights while the previous kernel runs
-_AHEAD_KIND = 2
 _EARLY = 64  # rows up to which a kernel is launched before the previous one has ended
 _COLUMNS = 1024  # of one program of an elementwise kernel
 _EXPANDED_ROWS = 4  # of a packed matrix that one program writes in half precision
@@ -125,8 +124,21 @@ class Launcher:
         self._launch(pointwise.take_kernel, grid, x, wanted, out, width, x.stride(0), BLOCK=_COLUMNS)
 
     def _norm(self, step: Step, rows: int, out: Any, x: Any, *, norm: Norm) -> None:
+        width = out.shape[1]
+        block = next_power_of_2(width)
         self._launch(
-            pointwise.norm_kernel, (rows,), *norm_arguments(out, x, norm), **norm_settings(out, norm)
+            pointwise.norm_kernel,
+            (rows,),
+            x,
+            norm.weight,
+            norm.weight if norm.bias is None else norm.bias,
+            out,
+            width,
+            x.stride(0),
+            norm.eps,
+            BLOCK=block,
+            CENTRED=norm.bias is not None,
+            num_warps=8 if block >= 4096 else 4,
         )
 
     def _linear(
@@ -141,16 +153,13 @@ class Launcher:
         bias: Any,
         gated: bool = False,
         activation: int = 0,
-        norm: Norm | None = None,
     ) -> None:
         """Computes x @ weight.T + bias + added or, if gated, activated(x @ gate.T) * (x @ up.T), by the
-        kernel that is the fastest for so many rows. With a norm, which `can_normalize` has allowed, x is
-        normalized first."""
-        few = few_rows.FewRows(rows, out, x, added, weight, bias, gated, activation, norm)
+        kernel that is the fastest for so many rows."""
+        few = few_rows.FewRows(rows, out, x, added, weight, bias, gated, activation)
         if self._processors and few.can_launch():
             few.launch(self._processors, self._early)
             return
-        assert norm is None
         width, columns = out.shape[1], weight.shape[1]
         weights, packed = self._weights, isinstance(weight, Packed)
         if isinstance(weight, Packed):
@@ -189,13 +198,8 @@ class Launcher:
         else:
             even = columns % tile.step == 0
             ahead = self._early and even and rows <= 16 and tile.step <= _AHEAD and not packed
-            ahead = _AHEAD_KIND if ahead else 0
             settings |= {"SWAPPED": tile.swapped, "EVEN": even, "AHEAD": ahead}
             self._launch(linear.linear_kernel, (tiles,), x, weight, *sizes, x.stride(0), **settings)
-
-    def can_normalize(self, rows: int, out: Any, x: Any, added: Any = None, **settings: Any) -> bool:
-        """Returns whether a product with these settings, a norm among them, normalizes x itself."""
-        return self._processors > 0 and few_rows.FewRows(rows, out, x, added, **settings).can_launch()
 
     def _expand(self, weight: Packed) -> torch.Tensor:
         """Returns a packed matrix in half precision, until the next call."""
@@ -441,18 +445,6 @@ def _attention_keeps(step: Step, query: Product, key: Product) -> bool:
     """Returns whether the kernel of attention rotates queries and keys and writes keys and values itself."""
     plain = query.norm is None and key.norm is None and query.angles is key.angles
     return step.one_each and step.reach is None and plain
-
-
-def norm_arguments(out: torch.Tensor, x: torch.Tensor, norm: Norm) -> tuple[Any, ...]:
-    """Returns the arguments of `norm_kernel`."""
-    bias = norm.weight if norm.bias is None else norm.bias  # not read if there is none
-    return x, norm.weight, bias, out, out.shape[1], x.stride(0), norm.eps
-
-
-def norm_settings(out: torch.Tensor, norm: Norm) -> dict[str, Any]:
-    """Returns the constants of `norm_kernel` for rows as wide as these."""
-    block = next_power_of_2(out.shape[1])
-    return {"BLOCK": block, "CENTRED": norm.bias is not None, "num_warps": 8 if block >= 4096 else 4}
 
 
 def _described(

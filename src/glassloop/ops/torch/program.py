@@ -18,7 +18,7 @@ from glassloop.ops.quant import Float32
 from glassloop.ops.torch.device import DEVICE, HALF, INTERPRETED, memory_errors
 from glassloop.ops.torch.launcher import Launcher, head_block
 from glassloop.ops.torch.pages import TorchPages
-from glassloop.ops.torch.recorder import Norm, Recorder, Value
+from glassloop.ops.torch.recorder import Recorder, Value
 from glassloop.ops.torch.rows import DeviceRows, Timer
 from glassloop.ops.torch.step import Heads, Numbers, Step, check_batch
 from glassloop.ops.torch.weights import prepare_weights
@@ -44,7 +44,6 @@ class Program:
             )
             for call in calls
         ]
-        self._norms = recorder.norms_of_products(results)
         attends = [call.settings for call in calls if call.kind == "attend"]
         self._head_counts = Heads(
             max([each["heads"] // each["kv_heads"] for each in attends], default=1),
@@ -154,37 +153,12 @@ class Program:
         """Launches the kernels of all calls."""
         if self._launcher.begin(step, self._head_counts):
             self._graphs.clear()
+        buffers = self._buffers
         try:
-            self._launch_calls(step)
+            for (launch, wanted, homes), settings in zip(self._launches, self._settings, strict=True):
+                rows = step.wanted if wanted else step.rows
+                if rows:
+                    launch(step, rows, *[buffers[home] for home in homes], **settings)
         finally:
             if self._launcher.end():
                 self._graphs.clear()
-
-    def _launch_calls(self, step: Step) -> None:
-        """Launches the kernels of all calls, but for norms that the products which read them compute."""
-        normed: dict[int, tuple[int, Norm]] = {}  # products that normalize: the home of their input, the norm
-        for index, (launch, wanted, homes) in enumerate(self._launches):
-            rows, settings = step.wanted if wanted else step.rows, self._settings[index]
-            if not rows:
-                continue
-            if index in normed:
-                source, norm = normed[index]
-                homes, settings = [homes[0], source, *homes[2:]], settings | {"norm": norm}
-            elif products := self._normalizing(index, rows):
-                normed |= dict.fromkeys(products, (homes[1], settings["norm"]))
-                continue
-            launch(step, rows, *[self._buffers[home] for home in homes], **settings)
-
-    def _normalizing(self, index: int, rows: int) -> list[int]:
-        """Returns the products that compute a norm themselves, so that it is not launched: all that read it,
-        or none."""
-        products = self._norms.get(index, [])
-        source, norm = self._launches[index][2][-1], self._settings[index].get("norm")
-        for product in products:
-            out, _, *added = [self._buffers[home] for home in self._launches[product][2]]
-            settings = self._settings[product]
-            if not self._launcher.can_normalize(
-                rows, out, self._buffers[source], *added, norm=norm, **settings
-            ):
-                return []
-        return products

@@ -153,30 +153,11 @@ class Recorder:
             "linear", width, x, half=True, products=[gate, up], gated=True, activation=activation
         )
 
-    def norms_of_products(self, results: Sequence[Value]) -> dict[int, list[int]]:
-        """Returns the numbers of the norms that products alone read, with the numbers of these products."""
-        readers: dict[int, list[int]] = {
-            call.out.id: [] for call in self.calls if call.kind == "norm" and call.out.half
-        }
-        for result in results:
-            readers.pop(result.id, None)
-        for index, call in enumerate(self.calls):
-            for place, value in enumerate(call.inputs):
-                if value.id in readers and call.kind == "linear" and place == 0:
-                    readers[value.id].append(index)
-                else:
-                    readers.pop(value.id, None)
-        return {norm: products for norm, products in readers.items() if products}
-
     def lay_out(self, results: Sequence[Value]) -> tuple[dict[int, int], list[Buffer]]:
         """Assigns a buffer to each value. A buffer is used again after the last read of its value; a result
         has a buffer to itself."""
         kept = {result.id for result in results}
         last = {value.id: index for index, call in enumerate(self.calls) for value in call.inputs}
-        for call in self.calls:
-            if call.kind == "norm":  # a product may read the input in its place, and normalize it itself
-                source = call.inputs[0].id
-                last[source] = max(last[source], last.get(call.out.id, 0))
         homes: dict[int, int] = {}
         buffers: list[Buffer] = []
         free: list[int] = []

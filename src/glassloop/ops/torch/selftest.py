@@ -19,17 +19,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from glassloop.ops.torch import few_rows, nvrtc
 from glassloop.ops.torch.device import DEVICE, HALF, INTERPRETED, describe, shared_memory, tma_processors
-from glassloop.ops.torch.kernels import linear, pointwise
-from glassloop.ops.torch.launcher import norm_arguments, norm_settings
+from glassloop.ops.torch.kernels import linear
 from glassloop.ops.torch.matrix import Packed
-from glassloop.ops.torch.recorder import Norm
 from glassloop.ops.torch.tiles import WIDE, tile_for, wide_tile_for
 
 _LOG = logging.getLogger(__name__)
 _ROWS = (1, 8, 17, 64, 100, 256, 300)  # one of each kind of tile, the last two by descriptors too
 _WIDTH, _COLUMNS = 1024, 2048
 _FILE = "glassloop-selftest"
-_FILES = (__file__, linear.__file__, pointwise.__file__, few_rows.__file__, few_rows.SOURCE)  # what it tests
+_FILES = (__file__, linear.__file__, few_rows.__file__, few_rows.SOURCE)  # what it tests
 
 
 @cache
@@ -90,21 +88,6 @@ def _packed_rows_differing(x: torch.Tensor, added: torch.Tensor) -> int:
         out = torch.empty_like(added[:rows])
         few_rows.FewRows(rows, out, x[:rows], added[:rows], weight).launch(tma_processors(), early=False)
         differing += int((out != expected[:rows]).any(1).sum())
-    return differing + _normed_rows_differing(x[:2].float(), added[:2], weight)
-
-
-def _normed_rows_differing(x: torch.Tensor, added: torch.Tensor, weight: Packed) -> int:
-    """Returns how many rows differ between products that normalize x and products of a norm."""
-    rows, differing = len(x), 0
-    factors = x[0].sin()
-    for bias in (None, x[1].sin()):
-        norm = Norm(factors, bias, 1e-5)
-        half, out = torch.empty_like(x, dtype=HALF), torch.empty_like(added)
-        settings = {**norm_settings(half, norm), "EARLY": False, "enable_fp_fusion": False}
-        pointwise.norm_kernel[(rows,)](*norm_arguments(half, x, norm), **settings)
-        few_rows.FewRows(rows, out, x, added, weight, norm=norm).launch(tma_processors(), early=False)
-        expected = _product(half, weight.expanded(), added, False)
-        differing += int((out != expected).any(1).sum())
     return differing
 
 

@@ -2,9 +2,9 @@
 // ascending steps of 16 in one float32 accumulator. Few rows should take no longer than reading the matrix.
 //
 // A block of 16 warps runs on each multiprocessor and computes tiles of 16 rows of the matrix. A chunk is 128 * SPAN columns of a
-// tile. Warp w has the chunks c of every tile with c % 16 == w: it copies their codes, which do not depend on the previous kernel,
-// to a queue of its own in shared memory and unpacks them to operands of the tensor cores, before it needs the sums. These pass
-// through the warps in a ring: warp c % 16 gets the sums of a tile over the chunks before c from its predecessor by a mailbox in shared
+// tile. Warp w has the chunks c of every tile with c % 16 == w: it reads their codes, which do not depend on the previous kernel,
+// straight into registers and unpacks them to operands of the tensor cores, before it needs the sums. These pass through the
+// warps in a ring: warp c % 16 gets the sums of a tile over the chunks before c from its predecessor by a mailbox in shared
 // memory, adds its chunk and sends them on. Chunk 0 begins with zeros; the warp that has the last chunk writes the outputs.
 //
 // All warps take their chunks in the same order: for each TILES tiles of the block, for each 16 chunks, for each of these tiles.
@@ -17,9 +17,8 @@
 // `Packed` of matrix.py says how.
 //
 // few_rows.py defines: BITS (8 or 4), MINIMUM, WIDE_SCALES, ZERO, GROUP, GATED, ACTIVATION, BIASED, ADDED, HALF_OUT, MANY (more
-// than 8 rows), X_GLOBAL (x does not fit the shared memory), X_AHEAD (x is read before the sums have come), NORM (0: x is in half
-// precision; else it is float32 and normalized here, 1: by its root mean square, 2: around its mean), NORM_VECTORS, EARLY, TILES,
-// SPAN, QUEUE (chunks that a warp reads ahead), ENTRIES (of a mailbox), BLOCKS (that a multiprocessor has room for).
+// than 8 rows), X_GLOBAL (x does not fit the shared memory), X_AHEAD (x is read before the sums have come), EARLY, TILES,
+// SPAN, DEPTH (chunks that a warp reads ahead), ENTRIES (of a mailbox), BLOCKS (that a multiprocessor has room for).
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -35,17 +34,10 @@ constexpr int HALVES = 1 + MANY;                                    // of 8 rows
 constexpr int SUM_BYTES = 512 * HALVES;                             // of a tile
 constexpr int ENTRY_BYTES = SUM_BYTES + 16;                         // two barriers follow: of a full entry and of an empty one
 constexpr int MAIL_BYTES = WARPS * ENTRIES * ENTRY_BYTES;
-constexpr int ROOM_BYTES = 256;                                     // what the norm needs
-// Of a chunk in a queue: for each lane the codes of two rows; then the scales of all rows, and their minimums.
-constexpr int CODE_BYTES = 2 * VECTORS * 512;
-constexpr int SCALE_ROW = 4 * SCALE_WORDS;                          // bytes of the scales of a row
-constexpr int CHUNK_BYTES = CODE_BYTES + 16 * SCALE_ROW * (1 + MINIMUM);
-constexpr int QUEUE_BYTES = QUEUE * CHUNK_BYTES;                    // of a warp
 static_assert(2 * TILES <= WARPS * ENTRIES, "sums would wait for each other");
 static_assert(GROUP == 16 || GROUP == 32, "a word of 4-bit codes has one or two scales");
-static_assert(QUEUE >= 1, "a chunk is unpacked from the queue");
+static_assert(DEPTH >= 1 && DEPTH <= 3, "each is a call");
 static_assert(BITS == 8 ? ZERO == 0 : !(MINIMUM && ZERO), "a value has one of both");
-static_assert(!X_GLOBAL || !NORM, "the norm is in shared memory");
 
 __device__ __forceinline__ u32 halves(float low, float high) {
     u32 both;
@@ -73,7 +65,7 @@ __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
     u32 done;
     do {
         asm volatile("{ .reg .pred done;\n"
-                     "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
                      "selp.u32 %0, 1, 0, done; }"
                      : "=r"(done)
                      : "r"(barrier), "r"(parity)
@@ -85,15 +77,6 @@ __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
 __device__ __forceinline__ float read(const float* place) {
     float value;
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(place) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ float4 read(const float4* place) {
-    float4 value;
-    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-                 : "l"(place)
-                 : "memory");
     return value;
 }
 
@@ -150,30 +133,23 @@ struct Raw {
 };
 
 // A part of the matrix, which no kernel writes; it is read when the instruction is reached, though nothing depends on it.
-// Copies some bytes of the matrix to shared memory, as part of the group that `end_copies` ends.
-template <int SIZE>
-__device__ __forceinline__ void copy(u32 to, const char* from) {
-    if constexpr (SIZE == 16)
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+__device__ __forceinline__ uint4 read_codes(const char* place) {
+    uint4 value;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(place));
+    return value;
 }
 
-__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-constexpr int SCALE_SIZE = SCALE_WORDS % 4 == 0 ? 16 : 8;           // bytes of scales that are copied at a time
-constexpr int SCALE_COPIES = 16 * SCALE_ROW / SCALE_SIZE * (1 + MINIMUM);  // of a chunk, by all lanes
-
-__device__ __forceinline__ void take_scales(u32* to, u32 from) {
+__device__ __forceinline__ void read_scales(u32* to, const char* place) {
+    if constexpr (SCALE_WORDS % 4 == 0) {
 #pragma unroll
-    for (int i = 0; i < SCALE_WORDS; i += SCALE_SIZE / 4) {
-        if constexpr (SCALE_SIZE == 16)
-            asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+        for (int i = 0; i < SCALE_WORDS; i += 4)
+            asm volatile("ld.global.nc.v4.b32 {%0,%1,%2,%3}, [%4];"
                          : "=r"(to[i]), "=r"(to[i + 1]), "=r"(to[i + 2]), "=r"(to[i + 3])
-                         : "r"(from + i * 4)
-                         : "memory");
-        else
-            asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(to[i]), "=r"(to[i + 1]) : "r"(from + i * 4) : "memory");
+                         : "l"(place + 4 * i));
+    } else {
+        asm volatile("ld.global.nc.v2.b32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(place));
     }
 }
 
@@ -243,87 +219,6 @@ __device__ __forceinline__ u32 stretched(u32 two) {
 // The place of four columns of a row of x in shared memory: a lane finds those of two steps in a row.
 __device__ __forceinline__ u32 x_at(int column) { return column / 32 * 64 + column / 4 % 4 * 16 + column / 16 % 2 * 8; }
 
-// ── the norm ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-// Returns the largest of all threads, and then their sum (modulo 2^64), in parts of 22, 21 and 21 bits.
-__device__ __forceinline__ u32 largest(u32 own, u32* room) {
-    own = __reduce_max_sync(~0u, own);
-    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = own;
-    __syncthreads();
-    return __reduce_max_sync(~0u, room[threadIdx.x % WARPS]);
-}
-
-__device__ __forceinline__ u64 total_of(u64 own, u64* room) {
-    const u64 low = __reduce_add_sync(~0u, (u32)own & 0x3FFFFFu);
-    const u64 middle = __reduce_add_sync(~0u, (u32)(own >> 22) & 0x1FFFFFu);
-    const u64 high = __reduce_add_sync(~0u, (u32)(own >> 43));
-    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = low + (middle << 22) + (high << 43);
-    __syncthreads();
-    own = 0;
-#pragma unroll
-    for (int i = 0; i < WARPS; i++) own += room[i];
-    __syncthreads();  // before the room is used again
-    return own;
-}
-
-// Computes the norm of a row as `norm_kernel` of pointwise.py: `row_moments` there says how.
-__device__ __forceinline__ void normalize(const float* x, const float* weight, const float* bias, double share, float eps,
-                                          int columns, u32 to, char* room) {
-    float4 value[NORM_VECTORS];
-    u32 top = 0;
-#pragma unroll
-    for (int i = 0; i < NORM_VECTORS; i++) {
-        const int at = (i * THREADS + threadIdx.x) * 4;
-        value[i] = at < columns ? read((const float4*)(x + at)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-    auto each = [&](auto&& use) {
-#pragma unroll
-        for (int i = 0; i < NORM_VECTORS; i++) {
-            if ((i * THREADS + (int)threadIdx.x) * 4 >= columns) continue;
-            use(value[i].x), use(value[i].y), use(value[i].z), use(value[i].w);
-        }
-    };
-    each([&](float v) { top = max(top, __float_as_uint(v) & 0x7FFFFFFFu); });
-    top = largest(top, (u32*)room);
-    int exponent = max((int)(top >> 23) - 126, -100);  // all values are less than this power of two
-    constexpr int UNIT_BITS = 24;
-    auto power = [](int by) { return __int_as_float((by + 127) << 23); };
-    float centre = 0.0f;
-    if (NORM == 2) {
-        u64 sum = 0;
-        const float times = power(UNIT_BITS - exponent);
-        each([&](float v) { sum += (u64)(long long)__float2int_rz(__fmul_rn(v, times)); });
-        const double all = __ll2double_rn((long long)total_of(sum, (u64*)(room + 64)));
-        centre = __double2float_rn(__dmul_rn(all, __dmul_rn((double)power(exponent - UNIT_BITS), share)));
-        exponent++;
-    }
-    u64 sum = 0;
-    const float times = power(UNIT_BITS - exponent);
-    each([&](float v) {
-        const u32 units = (u32)__float2int_rz(__fadd_rn(__fmul_rn(fabsf(__fsub_rn(v, centre)), times), 0.5f));
-        sum += (u64)units * units;
-    });
-    const double all = __ll2double_rn((long long)total_of(sum, (u64*)(room + 64)));
-    const double unit = (double)power(exponent - UNIT_BITS);
-    const float mean = __double2float_rn(__dmul_rn(all, __dmul_rn(__dmul_rn(unit, unit), share)));
-    float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
-    if (top >= 0x7F800000u) factor = __int_as_float(0x7FC00000);
-#pragma unroll
-    for (int i = 0; i < NORM_VECTORS; i++) {
-        const int at = (i * THREADS + threadIdx.x) * 4;
-        if (at >= columns) continue;
-        const float4 weights = *(const float4*)(weight + at);
-        const float4 biases = NORM == 2 ? *(const float4*)(bias + at) : weights;
-        auto scaled = [&](float v, float by, float plus) {
-            const float made = __fmul_rn(__fmul_rn(__fsub_rn(v, centre), factor), by);
-            return NORM == 2 ? __fadd_rn(made, plus) : made;
-        };
-        const u32 low = halves(scaled(value[i].x, weights.x, biases.x), scaled(value[i].y, weights.y, biases.y));
-        const u32 high = halves(scaled(value[i].z, weights.z, biases.z), scaled(value[i].w, weights.w, biases.w));
-        store_8(to + x_at(at), stretched(low), stretched(high));
-    }
-}
-
 // ── the kernel ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 // A chunk of a tile of the block; the tiles from `first` to `end` are taken together.
@@ -353,15 +248,13 @@ constexpr int FULL = SUM_BYTES, EMPTY = SUM_BYTES + 8;  // barriers of an entry
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 few_rows(const void* __restrict__ x, const char* __restrict__ weight, const char* __restrict__ scales,
-         const char* __restrict__ minimums, const float* __restrict__ bias, const float* residual, void* out,
-         const float* __restrict__ norm_weight, const float* __restrict__ norm_bias, int rows, int width, int columns,
-         int x_stride, int residual_stride, int out_stride, float eps, double share) {  // share: one over the columns
-    extern __shared__ __align__(1024) char shared[];  // mailboxes, what the norm needs, queues, x
+         const char* __restrict__ minimums, const float* __restrict__ bias, const float* residual, void* out, int rows,
+         int width, int columns, int x_stride, int residual_stride, int out_stride) {
+    extern __shared__ __align__(1024) char shared[];  // mailboxes, x
     if (EARLY) asm volatile("griddepcontrol.launch_dependents;");
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the compiler sees that it is uniform
     const u32 mail = (u32)__cvta_generic_to_shared(shared);
-    char* const room = shared + MAIL_BYTES;
-    char* const x_place = room + ROOM_BYTES + WARPS * QUEUE_BYTES;
+    char* const x_place = shared + MAIL_BYTES;
     const int x_pitch = columns * 2 + 64;  // bytes of a row of x, so that rows begin in different banks
     const int weight_rows = GATED ? 2 * width : width;
     const int tiles = (weight_rows + 15) / 16, chunks = columns / (128 * SPAN);
@@ -380,70 +273,28 @@ few_rows(const void* __restrict__ x, const char* __restrict__ weight, const char
     const Cursor first = {warp < chunks ? 0 : own_tiles, warp, 0, min(TILES, own_tiles)};
     Cursor next = first;  // to be read
     const char* const codes = weight + part * 16;
-    const u32 queue = mail + MAIL_BYTES + ROOM_BYTES + warp * QUEUE_BYTES;
-    u32 place = queue;  // of the chunk to be taken next, which the one QUEUE further on then takes
-    auto pass_place = [&]() {
-        place += CHUNK_BYTES;
-        if (place == queue + QUEUE_BYTES) place = queue;
-    };
-    // Begins to copy the next chunk to a place of the queue.
-    auto load = [&]() {
-        if (next.number < own_tiles) {
-            // A row that does not exist is any row: its sums are not used.
-            auto item_at = [&](int row) {
-                return (u64)((u32)min(tile_at(next.number) * 16 + row, weight_rows - 1) * chunks + next.chunk);
-            };
+    auto load = [&](Raw& to) {
+        if (next.number >= own_tiles) return;
+        const int row = tile_at(next.number) * 16 + own;
 #pragma unroll
-            for (int i = 0; i < 2; i++)
+        for (int i = 0; i < 2; i++) {  // a row that does not exist is any row: its sums are not used
+            const u32 item = (u32)min(row + i * 8, weight_rows - 1) * chunks + next.chunk;
 #pragma unroll
-                for (int v = 0; v < VECTORS; v++)
-                    copy<16>(place + (i * VECTORS + v) * 512 + lane * 16, codes + item_at(own + i * 8) * (64 * VECTORS) + v * 64);
-#pragma unroll
-            for (int i = lane; i < (SCALE_COPIES + 31) / 32 * 32; i += 32) {
-                const int at = i * SCALE_SIZE, row = at / SCALE_ROW % 16;
-                const char* const from = (at < 16 * SCALE_ROW ? scales : minimums) + item_at(row) * SCALE_ROW + at % SCALE_ROW;
-                if (i < SCALE_COPIES) copy<SCALE_SIZE>(place + CODE_BYTES + at, from);
-            }
-            next.advance(warp, chunks, own_tiles);
+            for (int v = 0; v < VECTORS; v++) to.codes[i][v] = read_codes(codes + (u64)item * (64 * VECTORS) + v * 64);
+            read_scales(to.scales[i], scales + (u64)item * (4 * SCALE_WORDS));
+            if (MINIMUM) read_scales(to.minimums[i], minimums + (u64)item * (4 * SCALE_WORDS));
         }
-        end_copies();
+        next.advance(warp, chunks, own_tiles);
     };
+    Raw raw[DEPTH] = {};
+#pragma unroll
+    for (int i = 0; i < DEPTH; i++) load(raw[i]);
     u32 w[STEPS][4];
-    // Unpacks the oldest chunk of the queue and begins to copy another one to its place.
-    auto take = [&]() {
-        asm volatile("cp.async.wait_group %0;" ::"n"(QUEUE - 1) : "memory");
-        __syncwarp();  // what other lanes have copied is there too
-        Raw raw;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-#pragma unroll
-            for (int v = 0; v < VECTORS; v++)
-                asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                             : "=r"(raw.codes[i][v].x), "=r"(raw.codes[i][v].y), "=r"(raw.codes[i][v].z), "=r"(raw.codes[i][v].w)
-                             : "r"(place + (i * VECTORS + v) * 512 + lane * 16)
-                             : "memory");
-            const u32 row_place = place + CODE_BYTES + (own + i * 8) * SCALE_ROW;
-            take_scales(raw.scales[i], row_place);
-            if (MINIMUM) take_scales(raw.minimums[i], row_place + 16 * SCALE_ROW);
-        }
-        unpack(w, raw);
-        __syncwarp();  // all lanes have read
-        load();
-        pass_place();
-    };
-#pragma unroll
-    for (int i = 0; i < QUEUE; i++) {
-        load();
-        pass_place();
-    }
-    take();
+    unpack(w, raw[0]);
+    load(raw[0]);
 
     if (EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");
-    if (NORM) {
-        for (int row = 0; row < rows; row++)
-            normalize((const float*)x + (long long)row * x_stride, norm_weight, norm_bias, share, eps, columns,
-                      (u32)__cvta_generic_to_shared(x_place) + row * x_pitch, room);
-    } else if (!X_GLOBAL) {
+    if (!X_GLOBAL) {
         for (int row = 0; row < rows; row++)
             for (int i = threadIdx.x; i < columns / 8; i += THREADS) {
                 const uint4 eight = read((const uint4*)((const u16*)x + (long long)row * x_stride) + i);
@@ -484,8 +335,9 @@ few_rows(const void* __restrict__ x, const char* __restrict__ weight, const char
     const u32 inbox = mail + warp * (ENTRIES * ENTRY_BYTES), outbox = mail + (warp + 1) % WARPS * (ENTRIES * ENTRY_BYTES);
     Mail received = {inbox, 0}, sent = {outbox, 0};
     const u32 lane_place = lane * 16;
-    // Adds the chunk that is unpacked, and unpacks the following one.
-    while (now.number < own_tiles) {
+    // Adds a chunk and unpacks the following one. Returns whether there was one.
+    auto add = [&](Raw& following) {
+        if (now.number >= own_tiles) return false;
         const bool begins = now.chunk == 0, ends = now.chunk == chunks - 1;
         const int tile = tile_at(now.number);
         float sum[HALVES][4] = {};
@@ -552,8 +404,10 @@ few_rows(const void* __restrict__ x, const char* __restrict__ weight, const char
                 else ((float*)out)[place] = total;
             }
         }
-        take();
+        unpack(w, following);
+        load(following);
         now.advance(warp, chunks, own_tiles);
-    }
-    asm volatile("cp.async.wait_all;" ::: "memory");
+        return true;
+    };
+    while (add(raw[1 % DEPTH]) && (DEPTH < 2 || add(raw[2 % DEPTH])) && (DEPTH < 3 || add(raw[3 % DEPTH]))) continue;
 }

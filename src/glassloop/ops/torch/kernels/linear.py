@@ -144,13 +144,8 @@ def linear_kernel(
         total = tl.zeros([WIDTH, ROWS], tl.float32)
     else:
         total = tl.zeros([ROWS, WIDTH], tl.float32)
-    first, end = 0, columns
-    if AHEAD == 2:
-        # The weights do not depend on the previous kernel: the last ones are read while it still runs.
-        ahead = tl.load(weight_at + (columns - STEP), mask=output_in[:, None], other=0.0)
-        end = columns - STEP
-        wait_for_previous(EARLY)
-    elif AHEAD:
+    first = 0
+    if AHEAD:
         # The weights do not depend on the previous kernel: the first ones are read while it still runs.
         b = tl.load(weight_at, mask=output_in[:, None], other=0.0)
         wait_for_previous(EARLY)
@@ -160,7 +155,7 @@ def linear_kernel(
         weight_at += STEP
     else:
         wait_for_previous(EARLY)
-    for start in range(first, end, STEP):
+    for start in range(first, columns, STEP):
         if EVEN:
             a = tl.load(x_at, mask=row_in[:, None], other=0.0)
             b = tl.load(weight_at, mask=output_in[:, None], other=0.0)
@@ -171,8 +166,6 @@ def linear_kernel(
         total = added_product(a, b, total, SWAPPED)
         x_at += STEP
         weight_at += STEP
-    if AHEAD == 2:
-        total = added_product(tl.load(x_at, mask=row_in[:, None], other=0.0), ahead, total, SWAPPED)
     if SWAPPED:
         total = total.T
     if BIASED:

@@ -86,49 +86,26 @@ def take_kernel(x, rows, out, width, x_stride, BLOCK: tl.constexpr, EARLY: tl.co
 
 
 @triton.jit
+def moments(x, inside, width, eps, CENTRED: tl.constexpr):
+    """Returns what to subtract from x (its mean, with CENTRED; else zero) and what to multiply by: one over
+    the root of the mean square of the difference. Sums are float64; x has to be zero where it is not inside.
+    """
+    wide = x.to(tl.float64)
+    centre = tl.full([], 0.0, tl.float64)
+    if CENTRED:
+        centre = tl.sum(wide, 0) / width
+        wide = tl.where(inside, wide - centre, 0.0)
+    factor = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
+    return centre.to(tl.float32), factor.to(tl.float32)
+
+
+@triton.jit
 def scaled(x, centre, factor, weight, bias, CENTRED: tl.constexpr):
     """Returns x normalized by its moments, times a weight and, if CENTRED, plus a bias."""
     x = (x - centre) * factor * weight
     if CENTRED:
         x = x + bias
     return x
-
-
-@triton.jit
-def power_of_two(exponent):
-    """Returns 2 to an integer power from -126 to 127, in float32."""
-    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def square_sum(x, exponent, BITS: tl.constexpr):
-    """Returns the sum of the squares of values that are less than 2^exponent, each rounded to BITS bits after
-    the point if divided by that power, in units of 2^(2 (exponent - BITS)). It is a sum of integers, so no
-    order of it has other bits."""
-    units = (tl.abs(x) * power_of_two(BITS - exponent) + 0.5).to(tl.int32).to(tl.int64)
-    return tl.sum(units * units, 0)
-
-
-@triton.jit
-def row_moments(x, inside, share, eps, BLOCK: tl.constexpr, CENTRED: tl.constexpr):
-    """Returns what to subtract from a row (its mean, with CENTRED; else zero) and what to multiply by: one
-    over the root of the mean square of the difference. x has to be zero where it is not inside; `share` is
-    one over the width. Sums are those of integers, since `few_rows.cu` computes them too, in another order.
-    If a value is not finite, the result is not a number."""
-    BITS: tl.constexpr = 24 if BLOCK <= 16384 else 20
-    largest = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
-    exponent = tl.maximum((largest >> 23) - 126, -100)  # smaller values do not matter beside eps
-    centre = tl.full([], 0.0, tl.float32)
-    if CENTRED:
-        total = tl.sum((x * power_of_two(BITS - exponent)).to(tl.int32).to(tl.int64), 0)
-        unit = power_of_two(exponent - BITS).to(tl.float64)
-        centre = (total.to(tl.float64) * (unit * share)).to(tl.float32)
-        x = tl.where(inside, x - centre, 0.0)
-        exponent += 1
-    unit = power_of_two(exponent - BITS).to(tl.float64)
-    mean = (square_sum(x, exponent, BITS).to(tl.float64) * (unit * unit * share)).to(tl.float32)
-    factor = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
-    return centre, tl.where(largest < 0x7F800000, factor, float("nan"))
 
 
 @triton.jit
@@ -152,10 +129,9 @@ def norm_kernel(
     inside = columns < width
     weights = tl.load(weight + columns, mask=inside, other=0.0)
     biases = tl.load(bias + columns, mask=inside, other=0.0)
-    share = tl.full([], 1.0, tl.float64) / width
     wait_for_previous(EARLY)
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    centre, factor = row_moments(values, inside, share, eps, BLOCK, CENTRED)
+    centre, factor = moments(values, inside, width, eps, CENTRED)
     values = scaled(values, centre, factor, weights, biases, CENTRED)
     tl.store(out + row * width + columns, values.to(out.dtype.element_ty), mask=inside)
 
