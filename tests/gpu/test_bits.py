@@ -30,7 +30,8 @@ def model():
 
 
 def compared(model, rows: int) -> Found:
-    texts, found = Texts(model, 24, 300), Found()
+    # Many rows take large batches, whose logits alone need 10 GB.
+    texts, found = Texts(model, 96 if rows > 100_000 else 24, 300), Found()
     while found.rows < rows:
         texts.compute_again(found)
     return found
