@@ -24,7 +24,6 @@ LIMITS = {
     "test_choices.py": 75,
     "test_adapters.py": 75,
     "test_packed.py": 120,
-    "test_few_rows.py": 150,
     "test_llm.py": 75,
     "test_selftest.py": 45,
 }

@@ -285,24 +285,14 @@ class DeviceChooser:
         if pieces > count:
             for kernel in EDITING:
                 _launch(kernel, (pieces - count, programs.get(kernel, 1)), arrays)
-        has_bounds: torch.cuda.Event | None = None
-        for kernel in PREDICTING:
-            _launch(kernel, (pieces, programs.get(kernel, 1)), arrays)
-            if beside is not None and kernel is kernels.bounds_kernel:
-                has_bounds = torch.cuda.current_stream().record_event()
-        rows.stop_timer()
-        predicted_all = None if beside is None else torch.cuda.current_stream().record_event()
+        grids = {
+            kernel: (pieces, programs.get(kernel, 1))
+            for kernel in (*PREDICTING, *NOTING)
+            if kernel not in skipped
+        }
+        self._find(rows, arrays, grids, summing, beside)
+        made = self._array(f"host found {self._turn}", len(found), torch.float64, on_host=True)
         with nullcontext() if beside is None else torch.cuda.stream(beside):
-            arrays["EARLY"] = False
-            if beside is not None:
-                beside.wait_event(has_bounds)
-                _launch(kernels.search_kernel, (pieces, summing), arrays | {"summing": summing, "listing": 0})
-                beside.wait_event(predicted_all)
-                logits.record_stream(beside)
-            for kernel in NOTING:
-                if kernel not in skipped:
-                    _launch(kernel, (pieces, programs.get(kernel, 1)), arrays)
-            made = self._array(f"host found {self._turn}", len(found), torch.float64, on_host=True)
             made.copy_(found, non_blocking=True)
             self._done = None if INTERPRETED else torch.cuda.current_stream().record_event()
         view = made.numpy().view(np.uint8)
@@ -310,6 +300,37 @@ class DeviceChooser:
         return StartedChoices(
             rows, lines, asked, predicted, view[: pieces * size].reshape(pieces, size), tokens, self._done
         )
+
+    def _find(
+        self,
+        rows: DeviceRows,
+        arrays: dict[str, Any],
+        grids: dict[Any, tuple[int, int]],
+        summing: int,
+        beside: torch.cuda.Stream | None,
+    ) -> None:
+        """Launches the kernels: those that predict tokens, and the others on the stream beside, if there is
+        one. There the sums come too, by `summing` programs for each piece."""
+        has_bounds: torch.cuda.Event | None = None
+        predicted: torch.cuda.Event | None = None
+        for kernel in PREDICTING:
+            _launch(kernel, grids[kernel], arrays)
+            if beside is not None and kernel is kernels.bounds_kernel:
+                has_bounds = torch.cuda.current_stream().record_event()
+        rows.stop_timer()
+        if beside is not None:
+            predicted = torch.cuda.current_stream().record_event()
+        with nullcontext() if beside is None else torch.cuda.stream(beside):
+            late = arrays | {"EARLY": False}
+            if beside is not None:
+                beside.wait_event(has_bounds)
+                grid = (grids[kernels.search_kernel][0], summing)
+                _launch(kernels.search_kernel, grid, late | {"summing": summing, "listing": 0})
+                beside.wait_event(predicted)
+                arrays["logits"].record_stream(beside)
+            for kernel in NOTING:
+                if kernel in grids:
+                    _launch(kernel, grids[kernel], late)
 
     def _upload(self, to: torch.Tensor, host: torch.Tensor, beside: torch.cuda.Stream | None) -> None:
         """Copies lines to the device, beside the step whose rows they are about, if there is a stream for
