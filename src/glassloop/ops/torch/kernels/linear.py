@@ -93,6 +93,19 @@ def gated(total, ROWS: tl.constexpr, WIDTH: tl.constexpr, ACTIVATION: tl.constex
     return activated(gate, ACTIVATION) * up
 
 
+@triton.jit
+def store_outputs(
+    total, row, output, rows, width, residual, residual_stride, out, out_stride, ADDED: tl.constexpr
+):
+    """Writes outputs of some rows, plus the residual if ADDED."""
+    inside = (row < rows)[:, None] & (output < width)[None, :]
+    if ADDED:
+        place = residual + (row.to(tl.int64) * residual_stride)[:, None] + output[None, :]
+        total = tl.load(place, mask=inside, other=0.0).to(tl.float32) + total
+    place = out + (row.to(tl.int64) * out_stride)[:, None] + output[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=inside)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def linear_kernel(
     x,
@@ -173,26 +186,7 @@ def linear_kernel(
     if GATED:
         total = gated(total, ROWS, WIDTH, ACTIVATION)
         output = at_width * (WIDTH // 2) + tl.arange(0, WIDTH // 2)
-        output_in = output < width
-    inside = row_in[:, None] & output_in[None, :]
-    if ADDED:
-        place = residual + (row.to(tl.int64) * residual_stride)[:, None] + output[None, :]
-        total = tl.load(place, mask=inside, other=0.0).to(tl.float32) + total
-    place = out + (row.to(tl.int64) * out_stride)[:, None] + output[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def store_outputs(
-    total, row, output, rows, width, residual, residual_stride, out, out_stride, ADDED: tl.constexpr
-):
-    """Writes outputs of some rows, plus the residual if ADDED."""
-    inside = (row < rows)[:, None] & (output < width)[None, :]
-    if ADDED:
-        place = residual + (row.to(tl.int64) * residual_stride)[:, None] + output[None, :]
-        total = tl.load(place, mask=inside, other=0.0).to(tl.float32) + total
-    place = out + (row.to(tl.int64) * out_stride)[:, None] + output[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=inside)
+    store_outputs(total, row, output, rows, width, residual, residual_stride, out, out_stride, ADDED)
 
 
 @triton.jit
