@@ -17,7 +17,19 @@ pytestmark = pytest.mark.skipif(
     find_spec("torch") is None or find_spec("triton") is None, reason="needs torch and Triton: make test-gpu"
 )
 CHECKS = (
-    *("models", "batches", "adapters", "units", "holes", "filled", "graphs", "lenses", "refused", "choices"),
+    *(
+        "models",
+        "batches",
+        "adapters",
+        "units",
+        "keeping",
+        "holes",
+        "filled",
+        "graphs",
+        "lenses",
+        "refused",
+        "choices",
+    ),
     "beyond",
     "ahead",
     "memory",

@@ -53,6 +53,7 @@ from glassloop.ops.torch import launcher as torch_launcher
 from glassloop.ops.torch import program as torch_program
 from glassloop.ops.torch import step as torch_step
 from glassloop.ops.torch.kernels import linear
+from glassloop.ops.torch.launcher import _attention_keeps
 from glassloop.ops.torch.matrix import Packed, TorchMatrix, pack
 from glassloop.ops.torch.ops import TorchOps
 from glassloop.ops.torch.rows import DeviceChooser, DeviceRows
@@ -204,6 +205,25 @@ def check_units() -> None:
             found.append(np.concatenate(rows))
         close(found[0], expected, f"units with windows {windows}")
         assert found[0].tobytes() == found[1].tobytes(), f"splitting changes bits with windows {windows}"
+
+
+def check_keeping() -> None:
+    """Attention that rotates and keeps keys and values itself gives the bits of the kernel made for that."""
+    for name in ("plain", "odd sizes", "biases and layer norms"):
+        _, model = models(MODELS[name])
+        text, found = tokens(20), []
+        for keeps in (True, False):
+            asked = Mock(side_effect=_attention_keeps) if keeps else Mock(return_value=False)
+            with patch.object(torch_launcher, "_attention_keeps", asked):
+                cache = Branches(model, 64, branches=3)
+                cache.forward([(0, 0, text[:14]), (1, 0, text[:3]), (2, 0, text[:1])])
+                rows = [cache.forward([(0, at, text[at : at + 1])]) for at in range(14, 18)]
+                rows += [cache.forward([(0, 18, text[18:19]), (1, 3, text[3:4]), (2, 1, text[1:2])])]
+            found.append(np.concatenate(rows))
+            if keeps:
+                kept = [_attention_keeps(*call.args) for call in asked.call_args_list]
+                assert any(kept) and not all(kept)
+        assert found[0].tobytes() == found[1].tobytes(), f"other bits: {name}"
 
 
 def check_holes() -> None:
